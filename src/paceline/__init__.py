@@ -1,0 +1,1 @@
+"""Straggler-proof data-parallel training for PyTorch."""
