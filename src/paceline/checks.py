@@ -1,0 +1,26 @@
+"""The one way in which arguments are checked: an interval that is both the test and the message."""
+
+from numbers import Integral, Real
+
+from paceline.errors import UsageError
+
+
+def check(interval: str, kind: type = Real, /, **values: object) -> None:
+    """Raise a UsageError unless every value is a number (or ``Integral``) inside the interval.
+
+    >>> check("(0, inf)", mean_s=1.5)
+    >>> check("[1, inf)", Integral, n=0)
+    Traceback (most recent call last):
+    paceline.errors.UsageError: n=0 is not a whole number in [1, inf)
+    """
+    for name, value in values.items():
+        if not (isinstance(value, kind) and not isinstance(value, bool) and _inside(float(value), interval)):
+            noun = "a whole number" if kind is Integral else "a number"
+            raise UsageError(f"{name}={value!r} is not {noun} in {interval}")
+
+
+def _inside(value: float, interval: str) -> bool:
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    return (
+        low < value < high or (interval[0] == "[" and value == low) or (interval[-1] == "]" and value == high)
+    )

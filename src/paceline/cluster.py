@@ -1,0 +1,197 @@
+"""Who computes: a simulated cluster with its times, or worker processes on this machine."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral
+from typing import NamedTuple
+
+from paceline.checks import check
+from paceline.errors import UsageError, did_you_mean
+from paceline.streams import stream
+from paceline.timing import Exponential, Law, Network, ServerTime, Slowdown, Timeline, Transient
+from paceline.timing.scenario import ALWAYS_NORMAL
+
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """n simulated workers and one parameter server.
+
+    ``round trip = pull_s + draw of timing / speed, slowed down by the scenario + push_s``
+
+    Args:
+        n: Workers, >= 1.
+        timing: Law of the seconds that one gradient takes to compute; one for all workers or a list of n.
+        speed: The compute time is divided by it, > 0; one for all workers or a list of n.
+        slowdowns: Workers that are slower from some moment on.
+        transient: Workers that are slower now and then.
+        network: Cost of a pull and a push.
+        server: Seconds the parameter server is busy.
+
+    >>> cluster = Cluster(4, timing=Exponential(mean_s=1.0))
+    >>> cluster.round_trips(seed=0).duration_s(worker=2, draw=1, start_s=0.0) > 0
+    True
+
+    Source: Xu et al., "Dynamic Backup Workers", 2020, Sect. 3.2 and 4 (round-trip times drawn from a law).
+    """
+
+    n: int
+    timing: Law | Sequence[Law] = Exponential(mean_s=1.0)
+    _: KW_ONLY
+    speed: float | Sequence[float] = 1.0
+    slowdowns: Sequence[Slowdown] = ()
+    transient: Transient | None = None
+    network: Network = Network()
+    server: ServerTime = ServerTime()
+
+    def __post_init__(self) -> None:
+        check("[1, inf)", Integral, n=self.n)
+        for name in ("timing", "speed"):
+            object.__setattr__(self, name, _one_or_n(name, getattr(self, name), self.n))
+        object.__setattr__(self, "slowdowns", tuple(self.slowdowns))
+        for law in self.timing if isinstance(self.timing, tuple) else (self.timing,):
+            if not isinstance(law, Law):
+                raise UsageError(f"timing={law!r} is not a law: type for example timing=Exponential(mean_s=1.0)")
+        for speed in self.speed if isinstance(self.speed, tuple) else (self.speed,):
+            check("(0, inf)", speed=speed)
+        for scenario in (*self.slowdowns, *([self.transient] if self.transient else [])):
+            for worker in scenario.workers if isinstance(scenario.workers, tuple) else ():
+                check(f"[0, {self.n})", Integral, workers=worker)
+
+    def law_of(self, worker: int) -> Law:
+        """Return the law of the worker's compute times at speed 1."""
+        return self.timing[worker] if isinstance(self.timing, Sequence) else self.timing
+
+    def speed_of(self, worker: int) -> float:
+        """Return the factor by which the worker's compute times are divided."""
+        return self.speed[worker] if isinstance(self.speed, Sequence) else self.speed
+
+    def timeline_of(self, worker: int, seed: int) -> Timeline:
+        """Return the worker's slowness over virtual time."""
+        transient, periods = self.transient, iter(ALWAYS_NORMAL)
+        if transient and transient.affects(worker, self.n):
+            periods = transient.periods(stream(seed, "transient straggler", worker))
+        return Timeline([each for each in self.slowdowns if each.affects(worker, self.n)], periods)
+
+    def round_trips(self, seed: int, payload_bytes: float = 0) -> "RoundTrips":
+        """Return the round-trip times of a run.
+
+        Args:
+            seed: The run's seed; a draw depends on (seed, worker, draw) and nothing else.
+            payload_bytes: Size of the parameters, and of a gradient, >= 0.
+        """
+        return RoundTrips(self, seed, payload_bytes)
+
+
+class RoundTrip(NamedTuple):
+    """One round trip, in seconds."""
+
+    pull_s: float
+    compute_s: float
+    push_s: float
+
+    @property
+    def total_s(self) -> float:
+        """From being given a version to the gradient's arrival."""
+        return self.pull_s + self.push_s + self.compute_s
+
+
+class RoundTrips:
+    """Round-trip times of one run: any draw of any worker, fastest when a worker's draws are asked in order."""
+
+    def __init__(self, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
+        check("[0, inf)", payload_bytes=payload_bytes)
+        self._cluster = cluster
+        self._seed = seed
+        self._pull_s = cluster.network.pull_s(payload_bytes)
+        self._push_s = cluster.network.push_s(payload_bytes)
+        self._network_s = self._pull_s + self._push_s
+        self._steady = not cluster.slowdowns and cluster.transient is None
+        self._timelines: dict[int, Timeline] = {}
+        self._first_draws = [1] * cluster.n
+        self._blocks: list[list[float]] = [[]] * cluster.n
+
+    def times(self, worker: int, draw: int, start_s: float) -> RoundTrip:
+        """Return the parts of the round trip that begins at virtual second ``start_s``; draws count from 1."""
+        compute_s = self._work_s(worker, draw)
+        if not self._steady:
+            compute_s = self._timeline(worker).duration_s(compute_s, start_s + self._pull_s)
+        return RoundTrip(self._pull_s, compute_s, self._push_s)
+
+    def duration_s(self, worker: int, draw: int, start_s: float) -> float:
+        """Return ``times(worker, draw, start_s).total_s``, fast: the simulator asks once for every event."""
+        if self._steady:
+            return self._network_s + self._work_s(worker, draw)
+        return self.times(worker, draw, start_s).total_s
+
+    def _work_s(self, worker: int, draw: int) -> float:
+        offset = draw - self._first_draws[worker]
+        block = self._blocks[worker]
+        if 0 <= offset < len(block):
+            return block[offset]
+        return self._load(worker, draw)
+
+    def _load(self, worker: int, draw: int) -> float:
+        """Make the block that holds the draw the worker's current one: draws 1-8, 9-16, 17-32, ..., then 256s."""
+        check("[1, inf)", Integral, draw=draw)
+        index = draw - 1
+        size = min(max(1 << index.bit_length() >> 1, 8), 256)
+        first = index - index % size
+        uniforms = stream(self._seed, "compute time", worker)
+        uniforms.bit_generator.advance(first // 4)  # Philox counts in steps of four draws
+        times_s = self._cluster.law_of(worker).quantile(uniforms.random(size)) / self._cluster.speed_of(worker)
+        self._first_draws[worker] = first + 1
+        self._blocks[worker] = times_s.tolist()
+        return self._blocks[worker][index - first]
+
+    def _timeline(self, worker: int) -> Timeline:
+        if worker not in self._timelines:
+            self._timelines[worker] = self._cluster.timeline_of(worker, self._seed)
+        return self._timelines[worker]
+
+
+@dataclass(frozen=True)
+class LocalCluster:
+    """n worker processes on this machine.
+
+    Args:
+        n: Workers, >= 1.
+        device: ``"cpu"`` or ``"cuda"``.
+        slowness: Injected slowness: the seconds slept for each gradient are the compute times of this cluster
+            of n simulated workers.
+        respawn: Whether a worker that was lost is started again.
+        threads: Threads of each worker, >= 1; None shares this machine's cores among the workers.
+    """
+
+    n: int
+    _: KW_ONLY
+    device: str = "cpu"
+    slowness: Cluster | None = None
+    respawn: bool = False
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        check("[1, inf)", Integral, n=self.n)
+        if self.threads is not None:
+            check("[1, inf)", Integral, threads=self.threads)
+        if self.device not in DEVICES:
+            raise UsageError(f"device={self.device!r} is not known{did_you_mean(str(self.device), DEVICES)}")
+        if not isinstance(self.respawn, bool):
+            raise UsageError(f"respawn={self.respawn!r} is neither true nor false")
+        if self.slowness is not None and self.slowness.n != self.n:
+            raise UsageError(f"slowness has {self.slowness.n} workers, the cluster {self.n}: type {self.n} in both")
+
+    @property
+    def worker_threads(self) -> int:
+        """Threads of each worker: as given, or an equal share of this machine's cores, at least one."""
+        return self.threads or max(1, (os.cpu_count() or 1) // self.n)
+
+
+def _one_or_n(name: str, given: object, n: int) -> object:
+    if not isinstance(given, (list, tuple)):
+        return given
+    if len(given) != n:
+        raise UsageError(f"{name} lists {len(given)} values for {n} workers: type one for all, or {n}")
+    return tuple(given)

@@ -1,0 +1,115 @@
+"""The contract of a controller: numbers in, decisions with their reasons out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+from paceline.events import Arrival
+from paceline.protocols import Protocol
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a controller sees when it is asked.
+
+    Attributes:
+        asked: at the "open" of an update, at an "arrival", or at a "timer" that a controller asked for.
+        now: seconds since the run began.
+        version: updates made so far.
+        opened_s: when the open update was opened.
+        live: workers that take part.
+        held: gradients accepted for the open update.
+        quorum: gradients it waits for; inf when it waits for every worker.
+        protocol: the protocol in force.
+        workload: gradients applied so far.
+        arrival: what has just arrived, else None.
+        staleness: of that arrival.
+        accepted: whether it entered the update.
+    """
+
+    asked: Literal["open", "arrival", "timer"]
+    now: float
+    version: int
+    opened_s: float
+    live: int
+    held: int
+    quorum: float
+    protocol: Protocol
+    workload: int
+    arrival: Arrival | None = None
+    staleness: int = 0
+    accepted: bool = False
+
+
+class SetQuorum(NamedTuple):
+    """Wait for k gradients in the open update."""
+
+    k: int
+    reason: str
+
+
+class CloseUpdate(NamedTuple):
+    """Make the update now of what is held."""
+
+    reason: str
+
+
+class ChangeProtocol(NamedTuple):
+    """Go on with another protocol, under the same controllers."""
+
+    protocol: Protocol
+    reason: str
+
+
+class SetAside(NamedTuple):
+    """Take a live worker out; it stays connected and idle."""
+
+    worker: int
+    reason: str
+
+
+class TakeBack(NamedTuple):
+    """Let a worker that was set aside take part again."""
+
+    worker: int
+    reason: str
+
+
+class AskAgain(NamedTuple):
+    """Ask again at this moment."""
+
+    at_s: float
+
+
+Action = SetQuorum | CloseUpdate | ChangeProtocol | SetAside | TakeBack | AskAgain
+
+# Where several controllers speak: membership before protocol before quorum.
+PRECEDENCE: tuple[type[Action], ...] = (
+    SetAside,
+    TakeBack,
+    ChangeProtocol,
+    SetQuorum,
+    CloseUpdate,
+    AskAgain,
+)
+
+
+class Controller(ABC, Generic[State]):
+    """Changes the knobs while training runs.
+
+    A controller itself never changes: its state goes in and comes out, so that one controller can serve many
+    runs, and a run can be stopped and continued.
+    """
+
+    @abstractmethod
+    def begin(self, n: int) -> State:
+        """Return the state at the beginning of a phase with n workers."""
+
+    @abstractmethod
+    def decide(self, state: State, moment: Moment) -> tuple[State, Sequence[Action]]:
+        """Answer with the next state and what to do, possibly nothing."""

@@ -1,0 +1,578 @@
+"""The one state machine: events in, commands out. It reads no clock and touches no gradient."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum, auto
+from math import inf
+from typing import Any
+
+from paceline.controllers import base as control
+from paceline.events import (
+    Accept,
+    Apply,
+    Arrival,
+    Command,
+    Compute,
+    Decision,
+    Drop,
+    Evaluate,
+    Evaluated,
+    Event,
+    Interrupt,
+    Joined,
+    Lost,
+    Minibatch,
+    Outcome,
+    Quit,
+    Stop,
+    Timer,
+    Wake,
+)
+from paceline.lead import Lead
+from paceline.learning_rate import LearningRate
+from paceline.minibatches import Minibatches
+from paceline.patience import Patience
+from paceline.protocols import Extent, Plan, Protocol
+from paceline.stop import Stop as StopRule
+
+STALE = "too stale"
+NOT_FINITE = "not finite"
+OLD_DRAW = "finished after its interrupt"
+LATE_RETURN = "its worker had been declared lost"
+REJECTIONS_IN_A_ROW = 10
+LEAST_LOSS_WINDOW = 10
+
+
+class Status(Enum):
+    """What a worker is doing, as far as the coordinator knows."""
+
+    IDLE = auto()
+    BUSY = auto()
+    ASIDE = auto()
+    LOST = auto()
+
+
+@dataclass(slots=True)
+class _Worker:
+    """One worker's part of the state."""
+
+    status: Status = Status.LOST
+    draw: int = 0
+    version: int = 0
+    started_s: float = 0.0
+    minibatch: Minibatch | None = None
+    contributed_to: int = -1  # version that was open when its latest gradient was accepted
+    rejections: int = 0  # gradients in a row that were not finite
+
+
+class Coordinator:
+    """Decides who computes what, which gradients count, and when an update is made.
+
+    Events must come in the order of their times. Every command of the returned list is to be carried out, in
+    order, before the next event is handed in.
+
+    Args:
+        plan: phases of protocols, already checked against the workers and the workload.
+        workers: that the run begins with, numbered from 0.
+        stop: when to end.
+        per_epoch: gradients of one epoch, if the data have a length.
+        minibatches: deals out the data; None where the workers draw for themselves.
+        learning_rate: its scale for an update of k gradients.
+        worker_timeout_s: silence after which a worker is declared lost; None to derive it from observed round
+            trips.
+        evaluate_every: updates, gradients or seconds between evaluations; None for no evaluation.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        workers: int,
+        stop: StopRule,
+        per_epoch: float | None = None,
+        minibatches: Minibatches | None = None,
+        learning_rate: LearningRate | None = None,
+        worker_timeout_s: float | None = None,
+        evaluate_every: Extent | None = None,
+    ) -> None:
+        self.version = 0
+        self.workload = 0
+        self.stopped = False
+        self._plan = plan
+        self._phase = -1
+        self._protocol: Protocol = plan.phases[0].protocol
+        self._controllers: list[tuple[control.Controller[Any], Any]] = []
+        self._stop = stop
+        self._stop_gradients = stop.workload(per_epoch) or inf
+        self._minibatches = minibatches
+        self._learning_rate = learning_rate or LearningRate()
+        self._patience = Patience(worker_timeout_s)
+        self._evaluate_every = evaluate_every
+        self._evaluated_at = 0.0
+        self._evaluating = False
+
+        self._workers: dict[int, _Worker] = {}
+        self._live = 0
+        self._idle: dict[int, None] = {}  # in the order in which they became idle
+        self._in_flight: dict[int, _Worker] = {}  # in the order in which they were given work
+        self._newcomers: set[int] = set()  # joined since the open update was opened
+        self._owing = 0  # workers in flight that count and have not contributed to the open update
+        self._lead: Lead | None = None
+        self._recheck_idle = False  # whether an idle worker may have become free to start
+
+        self._held: list[Accept] = []
+        self._quorum: float = inf
+        self._quorum_reason = ""
+        self._protocol_quorum = (self._quorum, self._quorum_reason)
+        self._close_reason = ""
+        self._opened_s = 0.0
+        self._losses: deque[float] = deque(maxlen=max(workers, LEAST_LOSS_WINDOW))
+        self._asked_for: set[float] = set()
+
+        self._now = 0.0
+        self._commands: list[Command] = []
+        self._expected_workers = workers
+
+    # --- what engines ask ---------------------------------------------------------------------------------
+
+    def begin(self, now: float = 0.0) -> list[Command]:
+        """Open the first update with all workers and return the first commands."""
+        self._commands = []
+        self._now = now
+        for worker in range(self._expected_workers):
+            self._enlist(worker)
+        self._deal_out()
+        if self._stop.seconds is not None:
+            self._wake(self._stop.seconds)
+        for phase in self._plan.phases:
+            if phase.end is not None and phase.end.unit == "seconds":
+                self._wake(phase.end.amount)
+        self._enter_next_phase()
+        self._open()
+        return self._commands
+
+    def wants(self, worker: int, draw: int) -> bool:
+        """Return whether this gradient would be accepted if it arrived now and were finite."""
+        state = self._workers[worker]
+        current = state.status is Status.BUSY and state.draw == draw
+        return current and self.version - state.version <= self._protocol.max_staleness
+
+    def handle(self, event: Event) -> list[Command]:
+        """Take one event and return what is to be done, in order."""
+        commands: list[Command] = []
+        self._commands = commands
+        if self.stopped:
+            return commands
+        self._now = event.now
+        match event:
+            case Arrival():
+                self._arrival(event)
+            case Timer():
+                self._timer()
+            case Joined():
+                self._join(event.worker)
+            case Lost():
+                self._lose(event.worker)
+            case Evaluated():
+                self._evaluated(event)
+            case Quit():
+                self._end(event.outcome, event.reason)
+        if not self.stopped:
+            self._settle()
+        return commands
+
+    # --- arrivals -----------------------------------------------------------------------------------------
+
+    def _arrival(self, event: Arrival) -> None:
+        worker = self._workers[event.worker]
+        staleness = self.version - worker.version
+        if event.draw != worker.draw or worker.status is not Status.BUSY:
+            self._unexpected(event, worker, staleness)
+            return
+        self._observe(event.now - worker.started_s)
+        self._release(event.worker, worker)
+        released = self._lead is not None and self._lead.deliver(event.worker)
+        accepted = False
+        if not event.finite:
+            self._reject(event, worker, staleness)
+        elif staleness > self._protocol.max_staleness:
+            self._drop(event, worker, staleness, STALE)
+        else:
+            accepted = True
+            self._accept(event, worker, staleness)
+        if self.stopped:
+            return
+        if self._controllers:
+            self._consult("arrival", event, staleness, accepted)
+        self._recheck_idle = self._recheck_idle or released
+        if not self._is_complete():
+            self._give_if_allowed(event.worker, worker)
+
+    def _accept(self, event: Arrival, worker: _Worker, staleness: int) -> None:
+        command = Accept(event.worker, event.draw, staleness, event.samples)
+        self._commands.append(command)
+        self._held.append(command)
+        worker.contributed_to = self.version
+        worker.rejections = 0
+        self._losses.append(event.loss)
+
+    def _drop(self, event: Arrival, worker: _Worker, staleness: int, reason: str) -> None:
+        self._commands.append(Drop(event.worker, event.draw, staleness, reason))
+        self._give_back(worker)
+
+    def _reject(self, event: Arrival, worker: _Worker, staleness: int) -> None:
+        # Not given back: a minibatch that breaks one gradient would break the next one too.
+        self._commands.append(Drop(event.worker, event.draw, staleness, NOT_FINITE))
+        worker.rejections += 1
+        if worker.rejections >= REJECTIONS_IN_A_ROW:
+            self._end(
+                Outcome.NOT_FINITE,
+                f"{worker.rejections} gradients in a row of worker {event.worker} were not finite, the last at "
+                f"update {self.version}; lower the learning rate, clip gradients (clip_norm=) or check the data",
+            )
+
+    def _unexpected(self, event: Arrival, worker: _Worker, staleness: int) -> None:
+        late = worker.status is Status.LOST and event.draw == worker.draw
+        self._commands.append(
+            Drop(event.worker, event.draw, staleness, LATE_RETURN if late else OLD_DRAW)
+        )
+        if late:
+            self._observe(event.now - worker.started_s)
+            self._join(event.worker)
+
+    # --- updates ------------------------------------------------------------------------------------------
+
+    def _is_complete(self) -> bool:
+        """Whether the quorum is reached, apart from workers that turn out unable to contribute."""
+        held = len(self._held)
+        if held >= self._quorum or self._close_reason:
+            return True
+        return held > 0 and self._quorum == inf and not self._owing
+
+    def _settle(self) -> None:
+        """Make the update if its quorum, min(K, held + workers that can still contribute), is reached."""
+        if self._is_complete():
+            self._update(self._close_reason or self._quorum_reason)
+        elif self._recheck_idle:
+            self._refill()
+        if self._held and not self._awaited():
+            self._update("no other live worker can contribute")
+
+    def _awaited(self) -> int:
+        """Count the live workers that can still contribute to the open update."""
+        if self._quorum == inf:
+            return self._owing
+        return len(self._in_flight) - sum(worker in self._in_flight for worker in self._newcomers)
+
+    def _update(self, reason: str) -> None:
+        held = self._held
+        self._held = []
+        self._close_reason = ""
+        self.version += 1
+        self.workload += len(held)
+        scale = self._learning_rate.scale(len(held), max(1, self._live))
+        self._commands.append(Apply(self.version, tuple(held), scale, reason))
+        self._check_stop()
+        if self.stopped:
+            return
+        self._check_evaluation()
+        self._check_phase()
+        if self._newcomers:
+            self._newcomers.clear()
+        if self._protocol.on_update == "interrupt":
+            self._interrupt_stale()
+        self._owing = len(self._in_flight)
+        self._open()
+
+    def _open(self) -> None:
+        self._opened_s = self._now
+        self._quorum, self._quorum_reason = self._protocol_quorum
+        if self._controllers:
+            self._consult("open")
+        self._refill()
+
+    def _check_stop(self) -> None:
+        stop = self._stop
+        if stop.loss is not None and len(self._losses) == self._losses.maxlen:
+            mean = sum(self._losses) / len(self._losses)
+            if mean <= stop.loss:
+                self._end(Outcome.LOSS, f"mean loss {mean:.6g} reached the target {stop.loss:g}")
+                return
+        if stop.updates is not None and self.version >= stop.updates:
+            self._end(Outcome.UPDATES, f"{self.version} updates made")
+        elif self.workload >= self._stop_gradients:
+            by_epochs = stop.gradients is None or self._stop_gradients < stop.gradients
+            self._end(
+                Outcome.EPOCHS if by_epochs else Outcome.GRADIENTS,
+                f"{stop.epochs:g} epochs, {self.workload} gradients, applied"
+                if by_epochs
+                else f"{self.workload} gradients applied",
+            )
+
+    def _end(self, outcome: Outcome, reason: str) -> None:
+        self.stopped = True
+        self._commands.append(Stop(outcome, reason))
+
+    # --- giving work --------------------------------------------------------------------------------------
+
+    def _refill(self) -> None:
+        """Give work to every idle worker that may have some."""
+        self._recheck_idle = False
+        for worker in list(self._idle):
+            state = self._workers[worker]
+            if self._may_start(worker, state):
+                del self._idle[worker]
+                self._give(worker, state)
+
+    def _give_if_allowed(self, worker: int, state: _Worker) -> None:
+        if self._may_start(worker, state):
+            del self._idle[worker]
+            self._give(worker, state)
+
+    def _may_start(self, worker: int, state: _Worker) -> bool:
+        if self._protocol.refill == "update" and state.contributed_to == self.version:
+            return False
+        return self._lead is None or self._lead.may_start(worker)
+
+    def _give(self, worker: int, state: _Worker) -> None:
+        state.draw += 1
+        state.version = self.version
+        state.started_s = self._now
+        state.status = Status.BUSY
+        if self._minibatches is not None:
+            state.minibatch = self._minibatches.next(worker)
+        self._in_flight[worker] = state
+        if self._owes(worker, state):
+            self._owing += 1
+        self._commands.append(Compute(worker, self.version, state.draw, state.minibatch))
+        if self._patience.is_due_to_arm:
+            self._arm_timeout()
+
+    def _release(self, worker: int, state: _Worker) -> None:
+        """Take a worker out of flight: it has delivered, or its work is abandoned."""
+        if self._owes(worker, state):
+            self._owing -= 1
+        del self._in_flight[worker]
+        state.status = Status.IDLE
+        self._idle[worker] = None
+
+    def _owes(self, worker: int, state: _Worker) -> bool:
+        return state.contributed_to != self.version and worker not in self._newcomers
+
+    def _give_back(self, state: _Worker) -> None:
+        if self._minibatches is not None and state.minibatch is not None:
+            self._minibatches.give_back(state.minibatch)
+
+    def _interrupt(self, worker: int, state: _Worker) -> None:
+        self._commands.append(Interrupt(worker, state.draw))
+        self._release(worker, state)
+        self._give_back(state)
+
+    def _interrupt_stale(self) -> None:
+        """Interrupt work that could no longer be accepted."""
+        oldest = self.version - self._protocol.max_staleness
+        for worker, state in list(self._in_flight.items()):
+            if state.version >= oldest:
+                break  # given later, so on this version or a newer one
+            self._interrupt(worker, state)
+
+    # --- membership ---------------------------------------------------------------------------------------
+
+    def _enlist(self, worker: int) -> None:
+        state = self._workers.setdefault(worker, _Worker())
+        state.status = Status.IDLE
+        state.contributed_to = -1
+        state.rejections = 0
+        self._live += 1
+        self._idle[worker] = None
+        if self._lead is not None:
+            self._lead.join(worker)
+
+    def _join(self, worker: int) -> None:
+        state = self._workers.get(worker)
+        if state is not None and state.status in {Status.IDLE, Status.BUSY}:
+            self._lose(worker)  # it came back before its loss was noticed
+        self._enlist(worker)
+        self._deal_out()
+        self._newcomers.add(worker)
+        self._give_if_allowed(worker, self._workers[worker])
+
+    def _lose(self, worker: int) -> None:
+        state = self._workers.get(worker)
+        if state is not None and state.status is not Status.LOST:
+            self._take_out(worker, state)
+            state.status = Status.LOST
+
+    def _take_out(self, worker: int, state: _Worker) -> None:
+        if state.status is Status.ASIDE:
+            return
+        if state.status is Status.BUSY:
+            self._release(worker, state)
+            self._give_back(state)
+        del self._idle[worker]
+        self._newcomers.discard(worker)
+        self._live -= 1
+        self._deal_out()
+        if self._lead is not None and self._lead.leave(worker):
+            self._recheck_idle = True
+
+    def _set_aside(self, worker: int) -> None:
+        state = self._workers[worker]
+        if state.status is Status.BUSY:
+            self._interrupt(worker, state)
+        if state.status is Status.IDLE:
+            self._take_out(worker, state)
+            state.status = Status.ASIDE
+
+    def _take_back(self, worker: int) -> None:
+        if self._workers[worker].status is Status.ASIDE:
+            self._join(worker)
+
+    def _deal_out(self) -> None:
+        if self._minibatches is not None:
+            self._minibatches.deal_out([*self._in_flight, *self._idle])
+
+    # --- time ---------------------------------------------------------------------------------------------
+
+    def _wake(self, at_s: float) -> None:
+        self._commands.append(Wake(at_s))
+
+    def _timer(self) -> None:
+        now = self._now
+        if self._stop.seconds is not None and now >= self._stop.seconds:
+            self._end(Outcome.SECONDS, f"{self._stop.seconds:g} seconds have passed")
+            return
+        self._check_phase()
+        self._declare_lost()
+        due = {at for at in self._asked_for if at <= now}
+        if due:
+            self._asked_for -= due
+            self._consult("timer")
+
+    def _observe(self, round_trip_s: float) -> None:
+        if self._patience.observe(round_trip_s):
+            self._arm_timeout()
+
+    def _arm_timeout(self) -> None:
+        oldest = next(iter(self._in_flight.values()), None)
+        if oldest is not None:
+            self._wake(self._patience.arm(oldest.started_s))
+
+    def _declare_lost(self) -> None:
+        if not self._patience.is_over(self._now):
+            return
+        for worker, state in list(self._in_flight.items()):
+            if not self._patience.is_exceeded(state.started_s, self._now):
+                break
+            self._commands.append(Decision("lost", f"worker {worker}: {self._patience}"))
+            self._lose(worker)
+        self._arm_timeout()
+
+    # --- phases and controllers ---------------------------------------------------------------------------
+
+    def _check_phase(self) -> None:
+        while (end := self._plan.phases[self._phase].end) is not None and self._reached(end) >= end.amount:
+            self._enter_next_phase()
+
+    def _reached(self, extent: Extent) -> float:
+        match extent.unit:
+            case "updates":
+                return self.version
+            case "seconds":
+                return self._now
+            case _:
+                return self.workload
+
+    def _enter_next_phase(self) -> None:
+        ended = self._plan.phases[self._phase].end if self._phase >= 0 else None
+        self._phase += 1
+        phase = self._plan.phases[self._phase]
+        self._controllers = [(c, c.begin(self._live)) for c in phase.controllers]
+        self._asked_for.clear()
+        self._change_protocol(phase.protocol, f"{ended} reached" if ended else "the run begins")
+
+    def _change_protocol(self, protocol: Protocol, reason: str) -> None:
+        self._commands.append(Decision("protocol", f"{protocol.name}: {reason}"))
+        self._protocol = protocol
+        self._protocol_quorum = _quorum(protocol)
+        self._quorum, self._quorum_reason = self._protocol_quorum
+        self._recheck_idle = True
+        self._lead = None
+        if protocol.max_lead != inf:
+            self._lead = Lead(protocol.max_lead)
+            for worker in [*self._in_flight, *self._idle]:
+                self._lead.join(worker)
+
+    def _consult(
+        self, asked: Any, arrival: Arrival | None = None, staleness: int = 0, accepted: bool = False
+    ) -> None:
+        moment = control.Moment(
+            asked=asked,
+            now=self._now,
+            version=self.version,
+            opened_s=self._opened_s,
+            live=self._live,
+            held=len(self._held),
+            quorum=self._quorum,
+            protocol=self._protocol,
+            workload=self.workload,
+            arrival=arrival,
+            staleness=staleness,
+            accepted=accepted,
+        )
+        actions: list[control.Action] = []
+        for i, (controller, state) in enumerate(self._controllers):
+            state, answer = controller.decide(state, moment)
+            self._controllers[i] = (controller, state)
+            actions += answer
+        for action in sorted(actions, key=lambda action: control.PRECEDENCE.index(type(action))):
+            self._obey(action)
+
+    def _obey(self, action: control.Action) -> None:
+        match action:
+            case control.SetAside(worker, reason):
+                self._commands.append(Decision("set_aside", f"worker {worker}: {reason}"))
+                self._set_aside(worker)
+            case control.TakeBack(worker, reason):
+                self._commands.append(Decision("take_back", f"worker {worker}: {reason}"))
+                self._take_back(worker)
+            case control.ChangeProtocol(protocol, reason):
+                self._change_protocol(protocol, reason)
+            case control.SetQuorum(k, reason):
+                self._commands.append(Decision("quorum", f"k={k}: {reason}"))
+                self._quorum, self._quorum_reason = k, f"quorum of {k} reached: {reason}"
+            case control.CloseUpdate(reason):
+                self._close_reason = reason if self._held else ""
+            case control.AskAgain(at_s):
+                self._asked_for.add(at_s)
+                self._wake(at_s)
+
+    # --- evaluation ---------------------------------------------------------------------------------------
+
+    def _check_evaluation(self) -> None:
+        every = self._evaluate_every
+        if every is None or self._evaluating:
+            return
+        reached = self._reached(every)
+        if reached - self._evaluated_at >= every.amount:
+            self._evaluated_at = every.amount * (reached // every.amount)
+            self._evaluating = True
+            self._commands.append(Evaluate(self.version))
+
+    def _evaluated(self, event: Evaluated) -> None:
+        self._evaluating = False
+        target = self._stop.accuracy
+        accuracy = event.metrics.get("accuracy", -inf)
+        if target is not None and accuracy >= target:
+            self._end(
+                Outcome.ACCURACY,
+                f"accuracy {accuracy:.4f} of version {event.version} reached the target {target:g}",
+            )
+
+
+def _quorum(protocol: Protocol) -> tuple[float, str]:
+    if protocol.quorum == "all":
+        return inf, "every live worker has contributed"
+    return protocol.quorum, f"quorum of {protocol.quorum} reached"

@@ -1,0 +1,195 @@
+"""What engines tell the coordinator (events) and what it tells them to do (commands): plain, immutable data."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from math import nan
+from typing import Any, NamedTuple
+
+
+class Minibatch(NamedTuple):
+    """Which samples a worker is to use, as numbers that the job turns into indices.
+
+    Attributes:
+        shard: part of the data set, 0 when all workers share it.
+        epoch: pass over the shard, or None when samples are drawn with replacement.
+        index: position of the minibatch in its shuffled epoch, or None likewise.
+    """
+
+    shard: int
+    epoch: int | None
+    index: int | None
+
+
+class Outcome(StrEnum):
+    """Why a run ended."""
+
+    LOSS = "loss"
+    ACCURACY = "accuracy"
+    UPDATES = "updates"
+    GRADIENTS = "gradients"
+    EPOCHS = "epochs"
+    SECONDS = "seconds"
+    INTERRUPTED = "interrupted"
+    NO_WORKERS = "no_workers"
+    NOT_FINITE = "not_finite"
+    FAILED = "failed"
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the run could not go on, as opposed to: reached its end or was told to stop."""
+        return self in {Outcome.NO_WORKERS, Outcome.NOT_FINITE, Outcome.FAILED}
+
+
+# --- events -----------------------------------------------------------------------------------------------
+
+
+class Arrival(NamedTuple):
+    """A worker finished a gradient.
+
+    Attributes:
+        now: seconds since the run began.
+        worker: who.
+        draw: which piece of work, as numbered by its `Compute`.
+        loss: mean loss of the minibatch.
+        samples: size of the minibatch.
+        squared_norm: of the gradient.
+        finite: whether loss and gradient are.
+        pull_s: seconds to receive the parameters.
+        compute_s: seconds of forward and backward, measured before any waiting.
+        push_s: seconds to hand in the gradient.
+        handle: the engine's own reference to the gradient.
+    """
+
+    now: float
+    worker: int
+    draw: int
+    loss: float = nan
+    samples: int = 1
+    squared_norm: float = nan
+    finite: bool = True
+    pull_s: float = 0.0
+    compute_s: float = 0.0
+    push_s: float = 0.0
+    handle: Any = None
+
+
+class Joined(NamedTuple):
+    """A worker is there and can be given work."""
+
+    now: float
+    worker: int
+
+
+class Lost(NamedTuple):
+    """A worker is gone; what it was computing will not come."""
+
+    now: float
+    worker: int
+    reason: str
+
+
+class Timer(NamedTuple):
+    """A moment that a `Wake` asked for has come."""
+
+    now: float
+
+
+class Evaluated(NamedTuple):
+    """The evaluation of a version is done."""
+
+    now: float
+    version: int
+    metrics: Mapping[str, float]
+
+
+class Quit(NamedTuple):
+    """The run has to end for a reason outside the coordinator: a signal, a full disk, no worker left."""
+
+    now: float
+    outcome: Outcome
+    reason: str
+
+
+Event = Arrival | Joined | Lost | Timer | Evaluated | Quit
+
+
+# --- commands ---------------------------------------------------------------------------------------------
+
+
+class Compute(NamedTuple):
+    """Give a worker one piece of work: the gradient of a minibatch at a version."""
+
+    worker: int
+    version: int
+    draw: int
+    minibatch: Minibatch | None = None
+
+
+class Interrupt(NamedTuple):
+    """Let a worker abandon its work."""
+
+    worker: int
+    draw: int
+
+
+class Accept(NamedTuple):
+    """Add the gradient that just arrived to the open update."""
+
+    worker: int
+    draw: int
+    staleness: int
+    samples: int
+
+
+class Drop(NamedTuple):
+    """Forget the gradient that just arrived."""
+
+    worker: int
+    draw: int
+    staleness: int
+    reason: str
+
+
+class Apply(NamedTuple):
+    """Make one update of the accepted gradients and publish it as a version.
+
+    Attributes:
+        version: the new version.
+        gradients: those that enter, in the order of their arrival.
+        lr_scale: what the optimizer's learning rate is multiplied by for this step.
+        reason: why the update is made now.
+    """
+
+    version: int
+    gradients: tuple[Accept, ...]
+    lr_scale: float
+    reason: str
+
+
+class Evaluate(NamedTuple):
+    """Measure a version on the evaluation data."""
+
+    version: int
+
+
+class Wake(NamedTuple):
+    """Send a `Timer` at this moment."""
+
+    at_s: float
+
+
+class Decision(NamedTuple):
+    """Something was decided; for the record."""
+
+    kind: str
+    reason: str
+
+
+class Stop(NamedTuple):
+    """End the run."""
+
+    outcome: Outcome
+    reason: str
+
+
+Command = Compute | Interrupt | Accept | Drop | Apply | Evaluate | Wake | Decision | Stop

@@ -1,0 +1,124 @@
+"""Download the public data sets that the jobs read, and trust only what has the known SHA-256."""
+
+import hashlib
+import shutil
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.request import urlopen
+
+from paceline.errors import RunError, UsageError, did_you_mean
+
+TIMEOUT_S = 30
+_MNIST_MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+    "https://storage.googleapis.com/cvdf-datasets/mnist",
+)
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file that each of ``mirrors`` (URLs of folders) offers under ``name``."""
+
+    name: str
+    sha256: str
+    mirrors: tuple[str, ...]
+
+
+SOURCES: Mapping[str, tuple[RemoteFile, ...]] = {
+    "mnist": (
+        RemoteFile(
+            "train-images-idx3-ubyte.gz",
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            _MNIST_MIRRORS,
+        ),
+        RemoteFile(
+            "train-labels-idx1-ubyte.gz",
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            _MNIST_MIRRORS,
+        ),
+        RemoteFile(
+            "t10k-images-idx3-ubyte.gz",
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            _MNIST_MIRRORS,
+        ),
+        RemoteFile(
+            "t10k-labels-idx1-ubyte.gz",
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+            _MNIST_MIRRORS,
+        ),
+    ),
+    "cifar10": (
+        RemoteFile(
+            "cifar-10-binary.tar.gz",
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            ("https://www.cs.toronto.edu/~kriz",),
+        ),
+    ),
+}
+
+
+def fetch(name: str, folder: str | Path, sources: Mapping[str, tuple[RemoteFile, ...]] = SOURCES) -> None:
+    """Download a data set into ``folder``, where the job of the same name then reads it.
+
+    Every file is checked against its known SHA-256 before anything appears in the folder; a ``.tar.gz`` is
+    unpacked, without the folders inside it.
+
+    Args:
+        name: "mnist" (11 MB) or "cifar10" (170 MB).
+        folder: created where it is missing.
+        sources: the files of each data set and where they are.
+
+    Raises:
+        UsageError: there is no such data set, or the folder cannot be written.
+        RunError: no mirror gave a file with the known SHA-256.
+    """
+    if name not in sources:
+        raise UsageError(f"no data set is called '{name}'{did_you_mean(name, sources)}")
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Inside the folder, so that a file is moved to its name in one step.
+        scratch = TemporaryDirectory(prefix=".fetch-", dir=folder)
+    except OSError as error:
+        raise UsageError(f"cannot write to '{folder}': {error.strerror}; give another folder") from error
+    with scratch:
+        _fill(Path(scratch.name), sources[name])
+        for path in [path for path in Path(scratch.name).rglob("*") if path.is_file()]:
+            path.replace(folder / path.name)
+
+
+def _fill(scratch: Path, files: tuple[RemoteFile, ...]) -> None:
+    for file in files:
+        target = scratch / file.name
+        _download(file, target)
+        if file.name.endswith(".tar.gz"):
+            with tarfile.open(target) as archive:
+                archive.extractall(scratch, filter="data")
+            target.unlink()
+
+
+def _download(file: RemoteFile, target: Path) -> None:
+    failures = []
+    for mirror in file.mirrors:
+        url = f"{mirror}/{file.name}"
+        try:
+            found = _copy(url, target)
+        except (OSError, HTTPException) as error:
+            failures.append(f"{url}: {error}")
+            continue
+        if found == file.sha256:
+            return
+        failures.append(f"{url}: its SHA-256 is {found}, expected {file.sha256}")
+    raise RunError(f"cannot fetch {file.name}; " + "; ".join(failures))
+
+
+def _copy(url: str, target: Path) -> str:
+    """Write what ``url`` offers to ``target`` and return its SHA-256 in hexadecimal."""
+    with urlopen(url, timeout=TIMEOUT_S) as response, target.open("w+b") as out:
+        shutil.copyfileobj(response, out)
+        out.seek(0)
+        return hashlib.file_digest(out, "sha256").hexdigest()

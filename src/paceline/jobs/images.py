@@ -1,0 +1,85 @@
+"""Images held as bytes and turned into a normalised float batch when they are asked for."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from paceline.errors import UsageError
+
+PADDING = 4
+
+
+class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
+    """Labelled images in memory, one byte a pixel; a sample is ``(pixel / 255 - mean) / std`` and its label.
+
+    Args:
+        images: uint8 ``[N, C, H, W]``.
+        labels: int64 ``[N]``.
+        mean: one value a channel, on the scale [0, 1].
+        std: one value a channel, on the scale [0, 1], > 0.
+        augment: changes a batch of bytes ``[B, C, H, W]`` each time that it is drawn.
+
+    Raises:
+        UsageError: the tensors have other types or shapes than these.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        mean: Sequence[float],
+        std: Sequence[float],
+        augment: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        if images.dtype != torch.uint8 or images.dim() != 4:
+            raise UsageError(f"images are {_describe(images)}; give uint8 [N, C, H, W]")
+        if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
+            raise UsageError(f"labels are {_describe(labels)}; give int64 [{len(images)}], one an image")
+        self.images = images
+        self.labels = labels
+        self.mean = torch.tensor(mean).view(-1, 1, 1)
+        self.std = torch.tensor(std).view(-1, 1, 1)
+        self.augment = augment
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return one image, float32 ``[C, H, W]``, and its label, int64 ``[]``."""
+        images, labels = self.batch(torch.tensor([index]))
+        return images[0], labels[0]
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the samples at ``indices``, int64 ``[B]``: float32 ``[B, C, H, W]`` and int64 ``[B]``.
+
+        The loader calls this instead of collating single samples.
+        """
+        images = self.images[indices]
+        if self.augment:
+            images = self.augment(images)
+        return (images / 255).sub_(self.mean).div_(self.std), self.labels[indices]
+
+
+def crop_and_flip(images: Tensor) -> Tensor:
+    """Shift each image by up to 4 pixels a side, with black beyond the border, and mirror every other one.
+
+    Maps ``[B, C, H, W]`` to the same shape. Draws from torch's global generator, which the loader seeds for
+    each draw, so that a minibatch does not depend on who draws it or when.
+
+    Reference: the augmentation of He et al. 2016, section 4.2.
+    """
+    size, _, height, width = images.shape
+    top, left = torch.randint(2 * PADDING + 1, (2, size, 1))
+    mirrored = torch.rand(size, 1) < 0.5
+    rows = top + torch.arange(height)
+    columns = left + torch.where(mirrored, torch.arange(width - 1, -1, -1), torch.arange(width))
+    padded = F.pad(images, (PADDING,) * 4).permute(0, 2, 3, 1)
+    sample = torch.arange(size)[:, None, None]
+    return padded[sample, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,46 @@
+from torch import nn
+
+
+class SoftmaxRegression(nn.Sequential):
+    """Multinomial logistic regression: one linear layer on the flattened input.
+
+    Maps ``[batch, ...]`` with ``features`` values a sample to logits ``[batch, classes]``. The parameters
+    start at zero: the problem is convex, so no start is better, and the first loss is ln(classes) for every
+    seed.
+    """
+
+    def __init__(self, features: int, classes: int) -> None:
+        linear = nn.Linear(features, classes)
+        nn.init.zeros_(linear.weight)
+        nn.init.zeros_(linear.bias)
+        super().__init__(nn.Flatten(), linear)
+
+
+class SmallNet(nn.Sequential):
+    """A network with one hidden layer of ReLU units.
+
+    Maps ``[batch, ...]`` with ``features`` values a sample to logits ``[batch, classes]``.
+    """
+
+    def __init__(self, features: int, hidden: int, classes: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+class DBWNet(nn.Sequential):
+    """The convolutional network of DBW's MNIST experiments: 21,840 parameters.
+
+    Maps images ``[batch, 1, 28, 28]`` to logits ``[batch, classes]``.
+
+    Reference: Xu, Neglia, Sebastianelli, "Dynamic Backup Workers for Parallel Machine Learning", 2020,
+    section 4: two convolutional layers with 5x5 filters and two fully connected layers. The paper gives no
+    widths; 10 and 20 channels and 50 hidden units are those of PyTorch's first MNIST example, with its
+    2x2 max-pooling and without its dropout.
+    """
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__(
+            *(nn.Conv2d(1, 10, kernel_size=5), nn.MaxPool2d(2), nn.ReLU()),
+            *(nn.Conv2d(10, 20, kernel_size=5), nn.MaxPool2d(2), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(20 * 4 * 4, 50), nn.ReLU()),
+            nn.Linear(50, classes),
+        )

@@ -1,0 +1,67 @@
+"""How long a silent worker is waited for before it is declared lost."""
+
+from math import inf
+
+from paceline.errors import UsageError
+
+ROUND_TRIPS = 20
+LEAST_S = 10.0
+
+
+class Patience:
+    """A timeout on silence, given or derived from observed round trips, and the one alarm that watches it.
+
+    timeout_s = max(20 * longest round trip, 10 s): long enough for a worker that has become 20 times slower
+    than the slowest yet seen, and never so short that a pause of the operating system looks like a death.
+
+    Args:
+        timeout_s: seconds > 0, or None to derive it.
+
+    Example:
+        >>> patience = Patience(None)
+        >>> patience.observe(3.0)  # the first round trip makes the timeout known
+        True
+        >>> patience.timeout_s
+        60.0
+    """
+
+    def __init__(self, timeout_s: float | None) -> None:
+        if timeout_s is not None and not 0 < timeout_s < inf:
+            raise UsageError(f"worker_timeout_s = {timeout_s!r}, expected seconds > 0")
+        self._is_derived = timeout_s is None
+        self._longest_s = 0.0
+        self._alarm_s: float | None = None
+        self.timeout_s = inf if timeout_s is None else timeout_s
+
+    def __str__(self) -> str:
+        if self._is_derived:
+            return f"silent for {self.timeout_s:.3g} s, {ROUND_TRIPS} x the longest round trip or {LEAST_S:g} s"
+        return f"silent for worker_timeout_s = {self.timeout_s:g} s"
+
+    @property
+    def is_due_to_arm(self) -> bool:
+        """Whether the timeout is known and no alarm is set."""
+        return self._alarm_s is None and self.timeout_s < inf
+
+    def observe(self, round_trip_s: float) -> bool:
+        """Take in a round trip; return whether an alarm has to be set now."""
+        if self._is_derived and round_trip_s > self._longest_s:
+            self._longest_s = round_trip_s
+            self.timeout_s = max(ROUND_TRIPS * round_trip_s, LEAST_S)
+        return self.is_due_to_arm
+
+    def arm(self, started_s: float) -> float:
+        """Set the alarm for work started at this moment and return when it rings."""
+        self._alarm_s = started_s + self.timeout_s
+        return self._alarm_s
+
+    def is_over(self, now: float) -> bool:
+        """Return whether the alarm rings at this moment; if so it is off again."""
+        if self._alarm_s is None or now < self._alarm_s:
+            return False
+        self._alarm_s = None
+        return True
+
+    def is_exceeded(self, started_s: float, now: float) -> bool:
+        """Return whether a worker that began then counts as lost by now."""
+        return started_s + self.timeout_s <= now

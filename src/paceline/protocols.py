@@ -1,0 +1,261 @@
+"""A protocol is five knobs; a phase is a protocol for a part of the run; a plan is phases in sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING, Literal
+
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.controllers.base import Controller
+
+Unit = Literal["fraction", "updates", "gradients", "epochs", "seconds"]
+UNITS: tuple[Unit, ...] = ("fraction", "updates", "gradients", "epochs", "seconds")
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The rule by which a parameter server and its workers synchronize.
+
+    Args:
+        quorum: gradients that make an update, at least 1, or "all" live workers.
+        max_staleness: versions that may have been made since a gradient's own for it to be accepted;
+            0 accepts fresh ones only, inf any.
+        refill: when a worker whose gradient was accepted gets new work: at the next "update", or at once,
+            on "arrival".
+        on_update: what workers still computing do when an update is made: "finish" and deliver late, or
+            "interrupt" work that could no longer be accepted and restart on the new version.
+        max_lead: a worker may start only if it has delivered at most this many gradients more than the
+            live worker that has delivered fewest; inf for no bound.
+        name: for people.
+
+    Raises:
+        UsageError: a knob is out of its range, or two knobs contradict each other.
+
+    Example:
+        >>> Protocol(quorum=4, max_staleness=0, refill="update", on_update="interrupt", name="k_sync(k=4)")
+        k_sync(k=4)
+    """
+
+    quorum: int | Literal["all"]
+    max_staleness: float
+    refill: Literal["update", "arrival"]
+    on_update: Literal["finish", "interrupt"] = "finish"
+    max_lead: float = inf
+    name: str = "protocol"
+
+    def __post_init__(self) -> None:
+        if self.quorum != "all" and not _is_count(self.quorum, least=1):
+            raise UsageError(f"{self.name}: quorum k = {self.quorum!r}, expected a whole number >= 1 or 'all'")
+        for knob in ("max_staleness", "max_lead"):
+            value = getattr(self, knob)
+            if value != inf and not _is_count(value, least=0):
+                raise UsageError(f"{self.name}: {knob} = {value!r}, expected a whole number >= 0 or inf")
+        if self.refill not in {"update", "arrival"}:
+            raise UsageError(f"{self.name}: refill = {self.refill!r}, expected 'update' or 'arrival'")
+        if self.on_update not in {"finish", "interrupt"}:
+            raise UsageError(f"{self.name}: on_update = {self.on_update!r}, expected 'finish' or 'interrupt'")
+        if self.on_update == "interrupt" and self.max_staleness == inf:
+            raise UsageError(
+                f"{self.name}: on_update = 'interrupt' with max_staleness = inf never interrupts, because no work "
+                "becomes too stale; give a finite max_staleness or on_update = 'finish'"
+            )
+        if self.quorum == "all" and self.max_lead != inf:
+            raise UsageError(
+                f"{self.name}: max_lead = {self.max_lead} where every worker is waited for binds nobody; "
+                "give a number as quorum or max_lead = inf"
+            )
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def check_workers(self, n: int) -> None:
+        """Refuse a quorum that n workers can never fill."""
+        if self.quorum != "all" and self.refill == "update" and self.quorum > n:
+            raise UsageError(
+                f"{self.name}: waits for k = {self.quorum} gradients of {n} workers that deliver one each per "
+                f"update; give k <= {n}, or a protocol that refills on arrival such as k_batch_sync(k={self.quorum})"
+            )
+
+    def controlled_by(self, *controllers: Controller) -> Phase:
+        """Return a phase in which these controllers may change the knobs."""
+        return Phase(self, controllers)
+
+    def until(
+        self,
+        fraction: float | None = None,
+        *,
+        updates: int | None = None,
+        gradients: int | None = None,
+        epochs: float | None = None,
+        seconds: float | None = None,
+    ) -> Phase:
+        """Return a phase that ends at this point of the run, counted from the run's beginning."""
+        return Phase(self).until(
+            fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds
+        )
+
+    def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
+        return as_plan(self) >> other
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A point of a run, or a stretch of it, in one unit.
+
+    A fraction is one of the run's whole workload; gradients and epochs are workload too.
+    """
+
+    unit: Unit
+    amount: float
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise UsageError(f"unit {self.unit!r}, expected one of {', '.join(UNITS)}")
+        if not 0 < self.amount < inf or (self.unit == "fraction" and self.amount >= 1):
+            limits = "0 < fraction < 1 (or 0% < x < 100%)" if self.unit == "fraction" else "a number > 0"
+            raise UsageError(f"{self.unit} = {self.amount!r}, expected {limits}")
+
+    def __str__(self) -> str:
+        if self.unit == "fraction":
+            return f"{self.amount:.12g} of the workload"
+        return f"{self.amount:.12g} {self.unit}"
+
+    @classmethod
+    def of(cls, **amounts: float | None) -> Extent:
+        """Build the extent that exactly one of the keyword arguments gives."""
+        given = {unit: amount for unit, amount in amounts.items() if amount is not None}
+        if len(given) != 1:
+            raise UsageError(f"given {given or 'nothing'}, expected exactly one of {', '.join(UNITS)}")
+        [(unit, amount)] = given.items()
+        return cls(unit, amount)  # type: ignore[arg-type]  # checked when built
+
+    def in_gradients(self, total: float | None, per_epoch: float | None) -> Extent:
+        """Express workload units in gradients; leave updates and seconds as they are.
+
+        Args:
+            total: gradients of the whole run, None if its stop does not fix them.
+            per_epoch: gradients of one epoch, None if the data have no length.
+        """
+        if self.unit == "fraction":
+            if total is None:
+                raise UsageError(
+                    f"{self}: the stop does not fix the workload; add gradients= or epochs= to the stop, "
+                    "or end the phase at updates=, gradients=, epochs= or seconds="
+                )
+            return Extent("gradients", self.amount * total)
+        if self.unit == "epochs":
+            if per_epoch is None:
+                raise UsageError(f"{self}: these data have no length; give gradients= instead")
+            return Extent("gradients", self.amount * per_epoch)
+        return self
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A protocol with its controllers, up to a point of the run (None: to its end)."""
+
+    protocol: Protocol
+    controllers: tuple[Controller, ...] = ()
+    end: Extent | None = None
+
+    def until(
+        self,
+        fraction: float | None = None,
+        *,
+        updates: int | None = None,
+        gradients: int | None = None,
+        epochs: float | None = None,
+        seconds: float | None = None,
+    ) -> Phase:
+        """Return the same phase, ending at this point of the run, counted from the run's beginning.
+
+        Updates, gradients, epochs and fractions are looked at when an update is made: the phase ends with the
+        update that reaches them. Seconds end it between two events.
+        """
+        end = Extent.of(
+            fraction=fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds
+        )
+        return replace(self, end=end)
+
+    def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
+        return as_plan(self) >> other
+
+    def __str__(self) -> str:
+        return f"{self.protocol.name} until {self.end}" if self.end else self.protocol.name
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Phases in sequence.
+
+    Raises:
+        UsageError: a phase has no end though another follows, the last one has an end, or an end is not after
+            the one before it.
+
+    Example:
+        >>> from paceline.catalogue import bsp, asp
+        >>> print(bsp().until(0.0625) >> asp())
+        bsp until 0.0625 of the workload >> asp
+    """
+
+    phases: tuple[Phase, ...]
+
+    def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
+        return Plan(self.phases + as_plan(other).phases)
+
+    def __str__(self) -> str:
+        return " >> ".join(str(phase) for phase in self.phases)
+
+    def checked(self, n: int, total: float | None, per_epoch: float | None) -> Plan:
+        """Return this plan with workload in gradients, or refuse what cannot run on n workers."""
+        phases = []
+        for phase in self.phases:
+            phase.protocol.check_workers(n)
+            end = phase.end and phase.end.in_gradients(total, per_epoch)
+            phases.append(replace(phase, end=end))
+        _check_ends(self.phases)
+        _check_ends(phases)
+        return Plan(tuple(phases))
+
+
+def as_plan(given: Protocol | Phase | Plan) -> Plan:
+    """Return the plan that a protocol, a phase or a plan is."""
+    match given:
+        case Protocol():
+            return Plan((Phase(given),))
+        case Phase():
+            return Plan((given,))
+        case Plan():
+            return given
+    raise UsageError(f"{given!r} is no protocol; expected a protocol such as pl.bsp(), a phase or a plan")
+
+
+def _check_ends(phases: Sequence[Phase]) -> None:
+    *firsts, last = phases
+    for phase, follower in zip(firsts, phases[1:], strict=True):
+        if phase.end is None:
+            raise UsageError(
+                f"{phase} has no end, so {follower.protocol.name} is never reached; "
+                f"end it, as in {phase.protocol.name}@25% or .until(0.25)"
+            )
+    if last.end is not None:
+        raise UsageError(f"{last}: the last part of a plan runs to the end of the run; leave its end out")
+    reached: dict[Unit, Phase] = {}
+    for phase in firsts:
+        assert phase.end is not None
+        before = reached.get(phase.end.unit)
+        if before is not None and before.end is not None and phase.end.amount <= before.end.amount:
+            raise UsageError(
+                f"the parts overlap: {before} is followed by {phase}; "
+                "ends count from the beginning of the run and must grow"
+            )
+        reached[phase.end.unit] = phase
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,0 +1,84 @@
+"""When a run ends."""
+
+from dataclasses import dataclass, fields
+from math import inf
+
+from paceline.errors import UsageError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The conditions of which the first to be reached ends the run; they are looked at when an update is made.
+
+    Args:
+        loss: mean training loss of the last max(n, 10) accepted gradients, at or below.
+        accuracy: of an evaluation, at or above, in (0, 1].
+        updates: updates made.
+        gradients: workload, in accepted gradients.
+        epochs: workload, in passes over the training data.
+        seconds: of the run's clock; the one condition that ends a run between updates.
+
+    Raises:
+        UsageError: no condition is given, or one is out of its range.
+
+    Example:
+        >>> Stop.parse("loss=0.2,seconds=600")
+        Stop(loss=0.2, seconds=600)
+    """
+
+    loss: float | None = None
+    accuracy: float | None = None
+    updates: int | None = None
+    gradients: int | None = None
+    epochs: float | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.given:
+            raise UsageError(f"a run needs an end; give Stop({'= or '.join(f.name for f in fields(self))}=)")
+        for name, value in self.given.items():
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < inf:
+                raise UsageError(f"stop {name} = {value!r}, expected a number > 0")
+        for name in ("updates", "gradients"):
+            if not isinstance(self.given.get(name, 1), int):
+                raise UsageError(f"stop {name} = {self.given[name]!r}, expected a whole number")
+        if self.accuracy is not None and self.accuracy > 1:
+            raise UsageError(f"stop accuracy = {self.accuracy!r}, expected a share, as 0.97")
+
+    def __repr__(self) -> str:
+        return f"Stop({', '.join(f'{name}={value}' for name, value in self.given.items())})"
+
+    @property
+    def given(self) -> dict[str, float]:
+        """The conditions that are set."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def workload(self, per_epoch: float | None) -> float | None:
+        """Return the gradients of the whole run if these conditions fix them.
+
+        Args:
+            per_epoch: gradients of one epoch, None if the data have no length.
+        """
+        if self.epochs is not None and per_epoch is None:
+            raise UsageError(f"stop epochs = {self.epochs}: these data have no length; give gradients= instead")
+        limits = [self.gradients, self.epochs and per_epoch and self.epochs * per_epoch]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @classmethod
+    def parse(cls, text: str) -> "Stop":
+        """Read conditions such as ``loss=0.2,seconds=60``."""
+        known = [f.name for f in fields(cls)]
+        conditions: dict[str, float] = {}
+        for part in text.split(","):
+            name, equals, number = (piece.strip() for piece in part.partition("="))
+            if name not in known:
+                raise UsageError(f"stop condition {name!r} is not known{did_you_mean(name, known)}")
+            try:
+                value = float(number)
+            except ValueError:
+                raise UsageError(f"stop {part.strip()!r}, expected a number, as in {name}=10") from None
+            if name in conditions:
+                raise UsageError(f"stop {name} is given twice in {text!r}; expected once")
+            conditions[name] = int(value) if value.is_integer() else value
+        return cls(**conditions)  # type: ignore[arg-type]  # checked when built
