@@ -14,7 +14,12 @@ def check(interval: str, kind: type = Real, /, **values: object) -> None:
     paceline.errors.UsageError: n=0 is not a whole number in [1, inf)
     """
     for name, value in values.items():
-        if not (isinstance(value, kind) and not isinstance(value, bool) and _inside(float(value), interval)):
+        if (
+            not isinstance(value, Real)
+            or not isinstance(value, kind)
+            or isinstance(value, bool)
+            or not _inside(float(value), interval)
+        ):
             noun = "a whole number" if kind is Integral else "a number"
             raise UsageError(f"{name}={value!r} is not {noun} in {interval}")
 

@@ -1,18 +1,21 @@
 """Who computes: a simulated cluster with its times, or worker processes on this machine."""
 
 import os
+from array import array
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from numbers import Integral
 from typing import NamedTuple
 
 from paceline.checks import check
 from paceline.errors import UsageError, did_you_mean
-from paceline.streams import stream
+from paceline.faults import Fault
+from paceline.streams import stream, uniforms
 from paceline.timing import Exponential, Law, Network, ServerTime, Slowdown, Timeline, Transient
 from paceline.timing.scenario import ALWAYS_NORMAL
 
 DEVICES = ("cpu", "cuda")
+FIRST_BLOCK, LAST_BLOCK = 32, 256  # draws: few enough for 10,000 workers, enough for speed in a long run
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Cluster:
         transient: Workers that are slower now and then.
         network: Cost of a pull and a push.
         server: Seconds the parameter server is busy.
+        device: Where the gradients are really computed, ``"cpu"`` or ``"cuda"``.
+        faults: Failures by script.
 
     >>> cluster = Cluster(4, timing=Exponential(mean_s=1.0))
     >>> cluster.round_trips(seed=0).duration_s(worker=2, draw=1, start_s=0.0) > 0
@@ -38,26 +43,32 @@ class Cluster:
     """
 
     n: int
-    timing: Law | Sequence[Law] = Exponential(mean_s=1.0)
+    timing: Law | Sequence[Law] = field(default=Exponential(mean_s=1.0))
     _: KW_ONLY
     speed: float | Sequence[float] = 1.0
     slowdowns: Sequence[Slowdown] = ()
     transient: Transient | None = None
-    network: Network = Network()
-    server: ServerTime = ServerTime()
+    network: Network = field(default=Network())
+    server: ServerTime = field(default=ServerTime())
+    device: str = "cpu"
+    faults: Sequence[Fault] = ()
 
     def __post_init__(self) -> None:
         check("[1, inf)", Integral, n=self.n)
         for name in ("timing", "speed"):
             object.__setattr__(self, name, _one_or_n(name, getattr(self, name), self.n))
         object.__setattr__(self, "slowdowns", tuple(self.slowdowns))
-        for law in self.timing if isinstance(self.timing, tuple) else (self.timing,):
+        _check_device(self.device)
+        _check_faults(self.faults, self.n)
+        for law in _each(self.timing):
             if not isinstance(law, Law):
-                raise UsageError(f"timing={law!r} is not a law: type for example timing=Exponential(mean_s=1.0)")
-        for speed in self.speed if isinstance(self.speed, tuple) else (self.speed,):
+                raise UsageError(
+                    f"timing={law!r} is not a law: type for example timing=Exponential(mean_s=1.0)"
+                )
+        for speed in _each(self.speed):
             check("(0, inf)", speed=speed)
-        for scenario in (*self.slowdowns, *([self.transient] if self.transient else [])):
-            for worker in scenario.workers if isinstance(scenario.workers, tuple) else ():
+        for selection in [each.workers for each in (*self.slowdowns, self.transient) if each]:
+            for worker in selection if isinstance(selection, tuple) else ():
                 check(f"[0, {self.n})", Integral, workers=worker)
 
     def law_of(self, worker: int) -> Law:
@@ -99,7 +110,7 @@ class RoundTrip(NamedTuple):
 
 
 class RoundTrips:
-    """Round-trip times of one run: any draw of any worker, fastest when a worker's draws are asked in order."""
+    """Round-trip times of one run: any draw of any worker, fast where a worker's draws are asked in order."""
 
     def __init__(self, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
         check("[0, inf)", payload_bytes=payload_bytes)
@@ -111,10 +122,10 @@ class RoundTrips:
         self._steady = not cluster.slowdowns and cluster.transient is None
         self._timelines: dict[int, Timeline] = {}
         self._first_draws = [1] * cluster.n
-        self._blocks: list[list[float]] = [[]] * cluster.n
+        self._blocks = [array("d")] * cluster.n
 
     def times(self, worker: int, draw: int, start_s: float) -> RoundTrip:
-        """Return the parts of the round trip that begins at virtual second ``start_s``; draws count from 1."""
+        """Return the parts of a round trip begun at virtual second ``start_s``; draws count from 1."""
         compute_s = self._work_s(worker, draw)
         if not self._steady:
             compute_s = self._timeline(worker).duration_s(compute_s, start_s + self._pull_s)
@@ -134,16 +145,15 @@ class RoundTrips:
         return self._load(worker, draw)
 
     def _load(self, worker: int, draw: int) -> float:
-        """Make the block that holds the draw the worker's current one: draws 1-8, 9-16, 17-32, ..., then 256s."""
+        """Make the worker's block the one that holds the draw: 1-32, 33-64, 65-128, 129-256, 257-512, ..."""
         check("[1, inf)", Integral, draw=draw)
         index = draw - 1
-        size = min(max(1 << index.bit_length() >> 1, 8), 256)
+        size = min(max(1 << index.bit_length() >> 1, FIRST_BLOCK), LAST_BLOCK)
         first = index - index % size
-        uniforms = stream(self._seed, "compute time", worker)
-        uniforms.bit_generator.advance(first // 4)  # Philox counts in steps of four draws
-        times_s = self._cluster.law_of(worker).quantile(uniforms.random(size)) / self._cluster.speed_of(worker)
+        u = uniforms(self._seed, "compute time", worker, first=first, count=size)
+        times_s = self._cluster.law_of(worker).quantile(u) / self._cluster.speed_of(worker)
         self._first_draws[worker] = first + 1
-        self._blocks[worker] = times_s.tolist()
+        self._blocks[worker] = array("d", times_s.tolist())
         return self._blocks[worker][index - first]
 
     def _timeline(self, worker: int) -> Timeline:
@@ -163,6 +173,7 @@ class LocalCluster:
             of n simulated workers.
         respawn: Whether a worker that was lost is started again.
         threads: Threads of each worker, >= 1; None shares this machine's cores among the workers.
+        faults: Failures by script, to rehearse what a run does about them.
     """
 
     n: int
@@ -171,22 +182,40 @@ class LocalCluster:
     slowness: Cluster | None = None
     respawn: bool = False
     threads: int | None = None
+    faults: Sequence[Fault] = ()
 
     def __post_init__(self) -> None:
         check("[1, inf)", Integral, n=self.n)
         if self.threads is not None:
             check("[1, inf)", Integral, threads=self.threads)
-        if self.device not in DEVICES:
-            raise UsageError(f"device={self.device!r} is not known{did_you_mean(str(self.device), DEVICES)}")
+        _check_device(self.device)
+        _check_faults(self.faults, self.n)
         if not isinstance(self.respawn, bool):
             raise UsageError(f"respawn={self.respawn!r} is neither true nor false")
         if self.slowness is not None and self.slowness.n != self.n:
-            raise UsageError(f"slowness has {self.slowness.n} workers, the cluster {self.n}: type {self.n} in both")
+            raise UsageError(
+                f"slowness has {self.slowness.n} workers, the cluster {self.n}: type {self.n} in both"
+            )
 
     @property
     def worker_threads(self) -> int:
         """Threads of each worker: as given, or an equal share of this machine's cores, at least one."""
         return self.threads or max(1, (os.cpu_count() or 1) // self.n)
+
+
+def _check_device(device: str) -> None:
+    if device not in DEVICES:
+        raise UsageError(f"device={device!r} is not known{did_you_mean(str(device), DEVICES)}")
+
+
+def _check_faults(faults: Sequence[Fault], n: int) -> None:
+    for fault in faults:
+        if fault.worker >= n:
+            raise UsageError(f"{fault}: the cluster has workers 0 to {n - 1}")
+
+
+def _each(given: object) -> tuple[object, ...]:
+    return given if isinstance(given, tuple) else (given,)
 
 
 def _one_or_n(name: str, given: object, n: int) -> object:

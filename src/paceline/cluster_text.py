@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,19 @@ from paceline.errors import UsageError, did_you_mean
 from paceline.text import Call, bind, split_top
 from paceline.timing import Law, Network, ServerTime, Slowdown, Transient, parse_law
 
-_TABLES: Mapping[str, Callable[..., Any]] = {
+Schema = Mapping[str, "Schema"]
+
+_TABLES: Mapping[str, Callable[..., object]] = {
     "slowdown": Slowdown,
     "transient": Transient,
     "network": Network,
     "server": ServerTime,
 }
-_FIELDS = {name: {field.name: {} for field in fields(table)} for name, table in _TABLES.items()}  # type: ignore[arg-type]
-_SLOWNESS = {"timing": {}, "speed": {}, **_FIELDS}
-_CLUSTER = {"workers": {}, **_SLOWNESS}
-_LOCAL = {"local": dict.fromkeys(("workers", "device", "respawn", "threads"), {}), "slowness": _SLOWNESS}
+_ARGUMENTS = {"workers": "n", "slowdown": "slowdowns"}
+_KNOBS: Schema = {name: {knob: {} for knob in signature(table).parameters} for name, table in _TABLES.items()}
+_SLOWNESS: Schema = {"timing": {}, "speed": {}, **_KNOBS}
+_CLUSTER: Schema = {"workers": {}, "device": {}, **_SLOWNESS}
+_LOCAL: Schema = {"local": {"workers": {}, "device": {}, "respawn": {}, "threads": {}}, "slowness": _SLOWNESS}
 
 
 def parse_cluster(text: str) -> Cluster | LocalCluster:
@@ -29,6 +32,119 @@ def parse_cluster(text: str) -> Cluster | LocalCluster:
 
     >>> parse_cluster("4*exp(mean=1) + 4*exp(mean=5)").n
     8
-    >>> parse_cluster("local:4")
-    LocalCluster(n=4, device='cpu', slowness=None, respawn=False, threads=None)
+    >>> parse_cluster("local:4").n
+    4
     """
+    if text.endswith(".toml"):
+        return load_cluster(text)
+    if text.startswith("local:"):
+        return LocalCluster(_count(text.removeprefix("local:"), text))
+    groups = [_group(part, text) for part in split_top(text, "+")]
+    if len(groups) == 1:
+        return Cluster(*groups[0])
+    laws = [law for count, law in groups for _ in range(count)]
+    return Cluster(len(laws), laws)
+
+
+def _group(part: str, text: str) -> tuple[int, Law]:
+    count, star, law = part.partition("*")
+    if not star:
+        raise UsageError(
+            f"{part.strip()!r} is not a group of workers: type 16*exp(mean=1), local:4, or a file.toml"
+        )
+    return _count(count, text), parse_law(law)
+
+
+def _count(count: str, text: str) -> int:
+    if not count.strip().isdecimal() or int(count) == 0:
+        raise UsageError(
+            f"{count.strip()!r} in {text!r} is not a number of workers: type 1 or more, as in 16*exp(mean=1)"
+            " or local:4"
+        )
+    return int(count)
+
+
+def load_cluster(path: str | Path) -> Cluster | LocalCluster:
+    """Read a cluster from a TOML file; one with a ``[local]`` table is a `LocalCluster`.
+
+    The keys are the arguments of `Cluster`: ``workers`` (its ``n``), ``timing`` and ``speed`` (one, or a list
+    of n), and the tables ``[[slowdown]]``, ``[transient]``, ``[network]``, ``[server]``. Beside ``[local]``
+    (workers, device, respawn, threads) a table ``[slowness]`` holds the same without ``workers``.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        tables = tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the cluster file {path}: {error}") from error
+    is_local = "local" in tables
+    for header, key, known in _unknown_keys(tables, _LOCAL if is_local else _CLUSTER):
+        where = f"{path}, line {_line(text, header, key)}"
+        raise UsageError(f"{where}: {key!r} is not known{did_you_mean(key, known)}")
+    try:
+        return _local(tables) if is_local else _cluster(tables)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _cluster(tables: Mapping[str, Any]) -> Cluster:
+    if "workers" not in tables:
+        raise UsageError("the number of workers is missing: type workers = 16")
+    given: dict[str, Any] = {_ARGUMENTS.get(key, key): _read(key, value) for key, value in tables.items()}
+    return Cluster(**given)
+
+
+def _local(tables: Mapping[str, Any]) -> LocalCluster:
+    local = _table("local", tables["local"])
+    if "workers" not in local:
+        raise UsageError("the number of workers is missing: type workers = 4 under [local]")
+    given = {_ARGUMENTS.get(key, key): value for key, value in local.items()}
+    if "slowness" in tables:
+        given["slowness"] = _cluster({**_table("slowness", tables["slowness"]), "workers": given["n"]})
+    return LocalCluster(**given)
+
+
+def _read(key: str, value: Any) -> object:
+    if key == "timing":
+        return [_law(each) for each in value] if isinstance(value, list) else _law(value)
+    if key == "slowdown":
+        if not isinstance(value, list):
+            raise UsageError("slowdown may be repeated: type [[slowdown]]")
+        return [bind(Call(key, _table(key, each)), _TABLES) for each in value]
+    return bind(Call(key, _table(key, value)), _TABLES) if key in _TABLES else value
+
+
+def _law(value: object) -> Law:
+    if not isinstance(value, str):
+        raise UsageError(f'timing={value!r} is not text: type timing = "exp(mean=1)"')
+    return parse_law(value)
+
+
+def _table(key: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{key} is not a table: type [{key}] and its keys below")
+    return value
+
+
+def _unknown_keys(
+    table: Mapping[str, Any], schema: Schema, header: str = ""
+) -> Iterator[tuple[str, str, Schema]]:
+    for key, value in table.items():
+        if key not in schema:
+            yield header, key, schema
+        elif schema[key]:
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, dict):
+                    yield from _unknown_keys(child, schema[key], f"{header}.{key}".lstrip("."))
+
+
+def _line(text: str, header: str, key: str) -> int:
+    """Find the line of the first such key below its header, since tomllib tells no line numbers.
+
+    The first is the right one: an earlier table of this header with this key would have been reported itself.
+    """
+    table = re.search(rf"^\s*\[+\s*{re.escape(header)}\s*\]", text, re.MULTILINE)
+    start = table.start() if table and header else 0
+    found = re.compile(rf"(?:^|[{{,\[.])\s*[\"']?{re.escape(key)}[\"']?\s*[=.\]]", re.MULTILINE).search(
+        text, start
+    )
+    return text.count("\n", 0, found.end() if found else start) + 1

@@ -121,6 +121,7 @@ class Coordinator:
         self._owing = 0  # workers in flight that count and have not contributed to the open update
         self._lead: Lead | None = None
         self._recheck_idle = False  # whether an idle worker may have become free to start
+        self._delivered: int | None = None  # the worker of the arrival being handled
 
         self._held: list[Accept] = []
         self._quorum: float = inf
@@ -166,9 +167,16 @@ class Coordinator:
         if self.stopped:
             return commands
         self._now = event.now
+        if type(event) is Arrival:
+            self._arrival(event)
+        else:
+            self._rarer_event(event)
+        if not self.stopped:
+            self._settle()
+        return commands
+
+    def _rarer_event(self, event: Event) -> None:
         match event:
-            case Arrival():
-                self._arrival(event)
             case Timer():
                 self._timer()
             case Joined():
@@ -179,9 +187,6 @@ class Coordinator:
                 self._evaluated(event)
             case Quit():
                 self._end(event.outcome, event.reason)
-        if not self.stopped:
-            self._settle()
-        return commands
 
     # --- arrivals -----------------------------------------------------------------------------------------
 
@@ -193,7 +198,8 @@ class Coordinator:
             return
         self._observe(event.now - worker.started_s)
         self._release(event.worker, worker)
-        released = self._lead is not None and self._lead.deliver(event.worker)
+        if self._lead is not None and self._lead.deliver(event.worker):
+            self._recheck_idle = True
         accepted = False
         if not event.finite:
             self._reject(event, worker, staleness)
@@ -202,13 +208,9 @@ class Coordinator:
         else:
             accepted = True
             self._accept(event, worker, staleness)
-        if self.stopped:
-            return
-        if self._controllers:
+        self._delivered = event.worker
+        if self._controllers and not self.stopped:
             self._consult("arrival", event, staleness, accepted)
-        self._recheck_idle = self._recheck_idle or released
-        if not self._is_complete():
-            self._give_if_allowed(event.worker, worker)
 
     def _accept(self, event: Arrival, worker: _Worker, staleness: int) -> None:
         command = Accept(event.worker, event.draw, staleness, event.samples)
@@ -235,9 +237,7 @@ class Coordinator:
 
     def _unexpected(self, event: Arrival, worker: _Worker, staleness: int) -> None:
         late = worker.status is Status.LOST and event.draw == worker.draw
-        self._commands.append(
-            Drop(event.worker, event.draw, staleness, LATE_RETURN if late else OLD_DRAW)
-        )
+        self._commands.append(Drop(event.worker, event.draw, staleness, LATE_RETURN if late else OLD_DRAW))
         if late:
             self._observe(event.now - worker.started_s)
             self._join(event.worker)
@@ -257,6 +257,9 @@ class Coordinator:
             self._update(self._close_reason or self._quorum_reason)
         elif self._recheck_idle:
             self._refill()
+        elif self._delivered is not None:
+            self._give_if_allowed(self._delivered)
+        self._delivered = None
         if self._held and not self._awaited():
             self._update("no other live worker can contribute")
 
@@ -321,20 +324,15 @@ class Coordinator:
         """Give work to every idle worker that may have some."""
         self._recheck_idle = False
         for worker in list(self._idle):
-            state = self._workers[worker]
-            if self._may_start(worker, state):
-                del self._idle[worker]
-                self._give(worker, state)
+            self._give_if_allowed(worker)
 
-    def _give_if_allowed(self, worker: int, state: _Worker) -> None:
-        if self._may_start(worker, state):
+    def _give_if_allowed(self, worker: int) -> None:
+        state = self._workers[worker]
+        if state.contributed_to == self.version and self._protocol.refill == "update":
+            return
+        if self._lead is None or self._lead.may_start(worker):
             del self._idle[worker]
             self._give(worker, state)
-
-    def _may_start(self, worker: int, state: _Worker) -> bool:
-        if self._protocol.refill == "update" and state.contributed_to == self.version:
-            return False
-        return self._lead is None or self._lead.may_start(worker)
 
     def _give(self, worker: int, state: _Worker) -> None:
         state.draw += 1
@@ -397,7 +395,7 @@ class Coordinator:
         self._enlist(worker)
         self._deal_out()
         self._newcomers.add(worker)
-        self._give_if_allowed(worker, self._workers[worker])
+        self._give_if_allowed(worker)
 
     def _lose(self, worker: int) -> None:
         state = self._workers.get(worker)

@@ -50,7 +50,9 @@ class Protocol:
 
     def __post_init__(self) -> None:
         if self.quorum != "all" and not _is_count(self.quorum, least=1):
-            raise UsageError(f"{self.name}: quorum k = {self.quorum!r}, expected a whole number >= 1 or 'all'")
+            raise UsageError(
+                f"{self.name}: quorum k = {self.quorum!r}, expected a whole number >= 1 or 'all'"
+            )
         for knob in ("max_staleness", "max_lead"):
             value = getattr(self, knob)
             if value != inf and not _is_count(value, least=0):

@@ -61,7 +61,9 @@ class Stop:
             per_epoch: gradients of one epoch, None if the data have no length.
         """
         if self.epochs is not None and per_epoch is None:
-            raise UsageError(f"stop epochs = {self.epochs}: these data have no length; give gradients= instead")
+            raise UsageError(
+                f"stop epochs = {self.epochs}: these data have no length; give gradients= instead"
+            )
         limits = [self.gradients, self.epochs and per_epoch and self.epochs * per_epoch]
         return min((limit for limit in limits if limit is not None), default=None)
 

@@ -39,7 +39,7 @@ def test_a_sample_is_normalised_by_channel(folder):
     assert label.item() == 9
 
 
-@pytest.mark.parametrize("model", ["resnet18", "resnet20", "resnet32", "softmax"])
+@pytest.mark.parametrize("model", ["resnet20", "softmax"])
 def test_the_job_trains_and_can_be_sent_to_a_process(folder, model):
     job = pickle.loads(pickle.dumps(cifar10(model=model, folder=folder)))
     network = job.model()
@@ -76,7 +76,9 @@ def test_only_training_images_are_augmented_and_by_default_only_for_a_resnet(fol
 )
 def test_a_damaged_file_is_named_with_what_was_found_and_expected(folder, content, said):
     (folder / "data_batch_4.bin").write_bytes(content)
-    with pytest.raises(UsageError, match=rf"data_batch_4.bin' {said}.*; run 'paceline data fetch cifar10 --to "):
+    with pytest.raises(
+        UsageError, match=rf"data_batch_4.bin' {said}.*; run 'paceline data fetch cifar10 --to "
+    ):
         cifar10(folder=folder)
 
 

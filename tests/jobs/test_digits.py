@@ -30,15 +30,14 @@ def test_the_split_loses_no_image_and_holds_every_digit_on_both_sides():
     assert min(counts[1]) > 20
 
 
-@pytest.mark.parametrize("staleness", [0, 3, 7])
 @pytest.mark.parametrize("model", ["softmax", "net"])
-def test_plain_sgd_with_the_default_rate_is_quick_and_stable_with_stale_gradients(model, staleness):
+def test_plain_sgd_with_the_default_rate_is_quick_and_stable_with_stale_gradients(model):
     torch.manual_seed(0)
     job = pickle.loads(pickle.dumps(digits(model)))
     network = job.model()
     optimizer = job.optimizer(network.parameters())
     images, labels = job.data.tensors
-    late = deque()
+    late, staleness = deque(), 3
     for _ in range(600 + staleness):
         drawn = torch.randint(len(images), (job.batch_size,))
         loss = job.loss(network(images[drawn]), labels[drawn])

@@ -15,6 +15,11 @@ class QuietHandler(SimpleHTTPRequestHandler):
         pass
 
 
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
 @pytest.fixture
 def site(tmp_path):
     """A folder and the address of a local server that offers what is in it."""
@@ -60,7 +65,10 @@ def test_an_archive_is_unpacked_without_its_folder(site, tmp_path):
             archive.addfile(info, io.BytesIO(name[-8:-4].encode()))
     file = RemoteFile(*offer(root, "c.tar.gz", buffer.getvalue()), (url,))
     fetch("tiny", tmp_path / "data", sources={"tiny": (file,)})
-    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["data_batch_1.bin", "test_batch.bin"]
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [
+        "data_batch_1.bin",
+        "test_batch.bin",
+    ]
     assert (tmp_path / "data/test_batch.bin").read_bytes() == b"atch"
 
 
@@ -97,7 +105,9 @@ def test_an_unknown_name_is_answered_with_the_nearest(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"cannot write to '.*file/data': Not a directory; give another folder"):
+    with pytest.raises(
+        UsageError, match=r"cannot write to '.*file/data': Not a directory; give another folder"
+    ):
         fetch("mnist", tmp_path / "file/data")
 
 

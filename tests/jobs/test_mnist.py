@@ -60,7 +60,10 @@ def test_one_label_too_few_is_refused(folder):
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({"model": "sofmax"}, "no model 'sofmax'; did you mean 'softmax'"), ({"lr": 0}, "lr is 0; give a number > 0")],
+    [
+        ({"model": "sofmax"}, "no model 'sofmax'; did you mean 'softmax'"),
+        ({"lr": 0}, r"lr=0 is not a number in \(0, inf\)"),
+    ],
 )
 def test_a_wrong_setting_is_refused(folder, settings, said):
     with pytest.raises(UsageError, match=said):

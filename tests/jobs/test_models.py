@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from paceline.jobs.models import DBWNet, SmallNet, SoftmaxRegression, resnet18, resnet20, resnet32
@@ -34,9 +35,9 @@ def test_has_the_published_number_of_parameters(make_model, parameters):
 @pytest.mark.parametrize(("make_model", "sample_shape"), SHAPES)
 def test_maps_a_batch_to_logits_and_every_parameter_learns(make_model, sample_shape):
     model = pickle.loads(pickle.dumps(make_model))()
-    logits = model(torch.rand(4, *sample_shape))
-    assert logits.shape == (4, 3)
-    F.cross_entropy(logits, torch.tensor([0, 1, 2, 0])).backward()
+    logits = model(torch.rand(2, *sample_shape))
+    assert logits.shape == (2, 3)
+    F.cross_entropy(logits, torch.tensor([0, 2])).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
@@ -49,5 +50,5 @@ def test_softmax_regression_starts_at_the_loss_of_a_uniform_guess():
 def test_cifar_resnets_halve_the_image_twice_and_resnet18_three_times():
     image = torch.rand(1, 3, 32, 32)
     for make_model, size, channels in [(resnet20, 8, 64), (resnet32, 8, 64), (resnet18, 4, 512)]:
-        features = make_model()[:-3](image)
+        features = nn.Sequential(*list(make_model())[:-3])(image)
         assert features.shape == (1, channels, size, size)

@@ -1,0 +1,22 @@
+"""Ready-made jobs, the models that they train, and the loading of a job by name."""
+
+from paceline.jobs.cifar10 import cifar10
+from paceline.jobs.digits import digits
+from paceline.jobs.load import JobLoadError, load_job
+from paceline.jobs.mnist import mnist
+from paceline.jobs.models import DBWNet, ResNet, SmallNet, SoftmaxRegression, resnet18, resnet20, resnet32
+
+__all__ = [
+    "DBWNet",
+    "JobLoadError",
+    "ResNet",
+    "SmallNet",
+    "SoftmaxRegression",
+    "cifar10",
+    "digits",
+    "load_job",
+    "mnist",
+    "resnet18",
+    "resnet20",
+    "resnet32",
+]

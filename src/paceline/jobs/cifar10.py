@@ -50,8 +50,10 @@ def cifar10(
     Reference: He et al., "Deep Residual Learning", 2016, section 4.2, whose settings Sync-Switch
     (Li et al., ICDCS 2021) takes over.
     """
-    folder = Path(folder)
+    folder = Path(str(folder))  # the command line reads a folder called 2024 as a number
     make_model, optimizer = choose_model(model, _MODELS), sgd(lr, momentum, weight_decay=1e-4)
+    if augment not in (None, True, False):
+        raise UsageError(f"augment={augment!r} is not true or false")
     if augment is None:
         augment = model != "softmax"
     with fetch_advice("cifar10", folder):

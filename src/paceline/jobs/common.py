@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import nn, optim
 
+from paceline.checks import check
 from paceline.errors import UsageError, did_you_mean
 
 MakeModel = Callable[[], nn.Module]
@@ -18,19 +19,20 @@ def choose_model(name: str, models: Mapping[str, MakeModel]) -> MakeModel:
     Raises:
         UsageError: there is no such model; the text names the nearest one.
     """
-    if name not in models:
-        raise UsageError(f"this job has no model '{name}'{did_you_mean(name, models)}")
-    return models[name]
+    typed = str(name)  # the command line reads a word of digits as a number
+    if typed not in models:
+        raise UsageError(f"this job has no model '{typed}'{did_you_mean(typed, models)}")
+    return models[typed]
 
 
 def sgd(lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> partial[optim.SGD]:
     """Return stochastic gradient descent, to be given the parameters.
 
     Raises:
-        UsageError: ``lr`` is not a positive number.
+        UsageError: ``lr`` is not > 0, or ``momentum`` is not in [0, 1).
     """
-    if not lr > 0:
-        raise UsageError(f"lr is {lr}; give a number > 0")
+    check("(0, inf)", lr=lr)
+    check("[0, 1)", momentum=momentum)
     return partial(optim.SGD, lr=lr, momentum=momentum, weight_decay=weight_decay)
 
 

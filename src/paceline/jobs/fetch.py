@@ -108,7 +108,7 @@ def _download(file: RemoteFile, target: Path) -> None:
         try:
             found = _copy(url, target)
         except (OSError, HTTPException) as error:
-            failures.append(f"{url}: {error}")
+            failures.append(f"{url}: {getattr(error, 'reason', error)}")
             continue
         if found == file.sha256:
             return

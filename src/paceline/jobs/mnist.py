@@ -34,7 +34,7 @@ def mnist(
     Reference: Xu, Neglia, Sebastianelli, "Dynamic Backup Workers for Parallel Machine Learning", 2020,
     section 4.
     """
-    folder = Path(folder)
+    folder = Path(str(folder))  # the command line reads a folder called 2024 as a number
     make_model, optimizer = choose_model(model, _MODELS), sgd(lr)
     with fetch_advice("mnist", folder):
         train, test = _read(folder, "train"), _read(folder, "t10k")

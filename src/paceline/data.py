@@ -1,0 +1,158 @@
+"""From the number of a minibatch to its samples: the same ones in every process and under every timing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import count, islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+
+from paceline.errors import RunError
+from paceline.events import Minibatch
+from paceline.job import Batch, Job
+from paceline.streams import derived_seed, stream
+
+WHOLE = Minibatch(0, None, None)
+
+
+class Loader:
+    """Makes the batch that a worker is to use for a draw.
+
+    Args:
+        job: with the data and how to sample them.
+        seed: of the run.
+        n: workers of the run.
+    """
+
+    def __init__(self, job: Job, seed: int, n: int) -> None:
+        self._job = job
+        self._seed = seed
+        self._n = n
+        self._shards = shards = n if job.sharding == "partitioned" else 1
+        self._streams: dict[int, _Stream] = {}
+        self._order = lru_cache(maxsize=2 * shards)(self._epoch_order)
+
+    def batch(self, worker: int, draw: int, minibatch: Minibatch | None) -> Batch:
+        """Return the batch of this worker's draw; a numbered minibatch is the same for every worker."""
+        if self._job.is_iterable:
+            reader = self._streams.get(worker)
+            if reader is None or reader.position >= draw:
+                reader = self._streams[worker] = _Stream(self._job, worker % self._n, self._n, self._seed)
+            return reader.batch(draw)
+        return fetch(self._job, self._indices(worker, draw, minibatch or WHOLE))
+
+    def _indices(self, worker: int, draw: int, minibatch: Minibatch) -> NDArray[np.int64]:
+        size = self._job.batch_size
+        if minibatch.epoch is not None and minibatch.index is not None:
+            order = self._order(minibatch.shard, minibatch.epoch)
+            return order[minibatch.index * size : (minibatch.index + 1) * size]
+        shard = self._shard(minibatch.shard)
+        return shard[stream(self._seed, "minibatch", worker, draw).integers(len(shard), size=size)]
+
+    def _epoch_order(self, shard: int, epoch: int) -> NDArray[np.int64]:
+        if self._job.sampler is None:
+            return stream(self._seed, "epoch", shard, epoch).permutation(self._shard(shard))
+        if hasattr(self._job.sampler, "set_epoch"):
+            self._job.sampler.set_epoch(epoch)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derived_seed(self._seed, "sampler", epoch))
+            return np.fromiter(self._job.sampler, dtype=np.int64)
+
+    def _shard(self, shard: int) -> NDArray[np.int64]:
+        samples = np.arange(len(self._job.data))  # type: ignore[arg-type]  # not iterable here
+        if self._shards == 1:
+            return samples
+        per_shard = len(samples) // self._shards
+        shuffled = stream(self._seed, "shards").permutation(samples)
+        return shuffled[shard * per_shard : (shard + 1) * per_shard]
+
+
+def fetch(job: Job, indices: NDArray[np.int64], data: Dataset[Any] | None = None) -> Batch:
+    """Return the batch of these samples of map-style data, the job's training data unless others are given."""
+    data = job.data if data is None else data
+    index = torch.from_numpy(np.ascontiguousarray(indices))
+    if job.collate is None:
+        if hasattr(data, "batch"):
+            return data.batch(index)
+        if type(data) is TensorDataset:
+            return [tensor[index] for tensor in data.tensors]
+    if hasattr(data, "__getitems__"):
+        samples = data.__getitems__(index.tolist())
+    else:
+        samples = [data[i] for i in index.tolist()]
+    return (job.collate or default_collate)(samples)
+
+
+def eval_batches(job: Job) -> Iterator[Batch]:
+    """Go through the evaluation data once, in batches of the training size; the last one may be smaller."""
+    data, size = job.eval_data, job.batch_size
+    assert data is not None
+    if isinstance(data, IterableDataset):
+        yield from _batched(job, iter(data), size)
+        return
+    samples = np.arange(len(data))  # type: ignore[arg-type]  # map-style
+    for start in range(0, len(samples), size):
+        yield fetch(job, samples[start : start + size], data)
+
+
+def batch_len(batch: Batch) -> int:
+    """Return the number of samples in a batch: the length of the first tensor found in it.
+
+    >>> batch_len({"x": torch.zeros(3, 2), "y": torch.zeros(3)})
+    3
+    """
+    for tensor in _tensors(batch):
+        return len(tensor) if tensor.ndim else 1
+    return len(batch) if hasattr(batch, "__len__") else 1
+
+
+def _tensors(batch: Batch) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, dict):
+        for value in batch.values():
+            yield from _tensors(value)
+    elif isinstance(batch, tuple | list):
+        for value in batch:
+            yield from _tensors(value)
+
+
+class _Stream:
+    """One worker's way through iterable data; a draw is its draw-th batch, whatever became of those before."""
+
+    def __init__(self, job: Job, worker: int, n: int, seed: int) -> None:
+        self.position = 0
+        self._job = job
+        self._samples = islice(_endless(job, seed), worker, None, n)
+
+    def batch(self, draw: int) -> Batch:
+        while True:
+            batch = next(_batched(self._job, self._samples, self._job.batch_size))
+            self.position += 1
+            if self.position == draw:
+                return batch
+
+
+def _endless(job: Job, seed: int) -> Iterator[Any]:
+    """Read iterable data over and over, each time in an order that all workers have in common."""
+    for epoch in count():
+        samples = iter(job.data)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derived_seed(seed, "iterable", epoch))
+            first = next(samples, None)
+        if first is None:
+            raise RunError(f"job {job.name}: the iterable data gave no sample; expected at least a batch")
+        yield first
+        yield from samples
+
+
+def _batched(job: Job, samples: Iterator[Any], size: int) -> Iterator[Batch]:
+    collate = job.collate or default_collate
+    while held := list(islice(samples, size)):
+        yield collate(held)

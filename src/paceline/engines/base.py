@@ -1,0 +1,103 @@
+"""What every engine does: carry commands out, report events. Nothing that decides lives here."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from paceline.coordinator import Coordinator
+from paceline.events import (
+    Accept,
+    Apply,
+    Command,
+    Compute,
+    Decision,
+    Drop,
+    Evaluate,
+    Event,
+    Interrupt,
+    Stop,
+    Wake,
+)
+
+Observer = Callable[[float, Event | None, Sequence[Command]], None]
+
+
+class Engine(ABC):
+    """Moves data and time for one run.
+
+    A subclass carries out each command and hands in events in the order of their times, a `Timer` no earlier
+    than it was asked for.
+    """
+
+    now: float = 0.0
+
+    def __enter__(self) -> Self:
+        """Get ready to run."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """Let go of whatever the run needed."""
+
+    @abstractmethod
+    def next_event(self) -> Event:
+        """Wait for the next event and return it."""
+
+    @abstractmethod
+    def compute(self, command: Compute) -> None:
+        """Give a worker work."""
+
+    @abstractmethod
+    def interrupt(self, command: Interrupt) -> None:
+        """Let a worker abandon its work."""
+
+    @abstractmethod
+    def accept(self, command: Accept) -> None:
+        """Add the gradient that has just arrived."""
+
+    @abstractmethod
+    def apply(self, command: Apply) -> None:
+        """Make an update and publish it."""
+
+    @abstractmethod
+    def evaluate(self, command: Evaluate) -> None:
+        """Measure a version; an `Evaluated` will tell."""
+
+    @abstractmethod
+    def wake(self, command: Wake) -> None:
+        """Send a `Timer` at that moment."""
+
+    def run(self, coordinator: Coordinator, observe: Observer | None = None) -> Stop:
+        """Run to the end and return what ended it.
+
+        Args:
+            coordinator: decides.
+            observe: sees the time, each event and the commands that answered it, once they are carried out.
+        """
+        carry_out: dict[type[Any], Callable[[Any], None]] = {
+            Compute: self.compute,
+            Interrupt: self.interrupt,
+            Accept: self.accept,
+            Apply: self.apply,
+            Evaluate: self.evaluate,
+            Wake: self.wake,
+        }
+        for_the_record = {Drop, Decision, Stop}
+        event: Event | None = None
+        commands = coordinator.begin(self.now)
+        while True:
+            for command in commands:
+                kind = type(command)
+                if kind not in for_the_record:
+                    carry_out[kind](command)
+            if observe is not None:
+                observe(self.now, event, commands)
+            if coordinator.stopped:
+                break
+            event = self.next_event()
+            commands = coordinator.handle(event)
+        return next(command for command in commands if isinstance(command, Stop))

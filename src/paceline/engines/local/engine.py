@@ -1,0 +1,371 @@
+"""Runs worker processes on this machine and reports what they do."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import selectors
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from heapq import heappop, heappush
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from types import TracebackType
+from typing import Any, Self
+
+from paceline.cluster import LocalCluster
+from paceline.engines.base import Engine
+from paceline.engines.local import worker as processes
+from paceline.engines.local.memory import SharedMemory, SharedVectors
+from paceline.engines.local.messages import (
+    Abandoned,
+    Evaluation,
+    Failed,
+    Finished,
+    Measurement,
+    Ready,
+    Work,
+)
+from paceline.engines.versions import Versions
+from paceline.errors import RunError, UsageError
+from paceline.events import (
+    Accept,
+    Apply,
+    Arrival,
+    Compute,
+    Evaluate,
+    Evaluated,
+    Event,
+    Interrupt,
+    Joined,
+    Lost,
+    Outcome,
+    Quit,
+    Timer,
+    Wake,
+)
+from paceline.job import Job
+from paceline.server import ParameterServer
+from paceline.vectors import Layout
+
+NO_MAIN_GUARD = 97  # exit status of a process whose script trains while it is being imported
+RESPAWNS_WITHOUT_A_GRADIENT = 3
+GRACE_S = 2.0
+
+
+class _Peer:
+    """A process of the run, with the versions that it may be reading."""
+
+    def __init__(self, process: ForkServerProcess, connection: Connection) -> None:
+        self.process = process
+        self.connection = connection
+        self.reading: dict[int, int] = {}  # draw -> version
+
+    def send(self, message: Work | Evaluation | None) -> None:
+        """Send, or notice later, when its end is read, that the process is gone."""
+        try:
+            self.connection.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+
+
+class LocalEngine(Engine):
+    """One process a worker, and one that evaluates, on memory that they share.
+
+    A worker writes its gradient only between being given work and handing it in; the server reads it only
+    between that and giving work again. A version is written before it is handed out, and its place is used
+    again only when every process has said that it is done with it.
+
+    Args:
+        job: what to train.
+        cluster: how many workers, on what, and how slow.
+        seed: of the run.
+        server: owns the parameters.
+        layout: of the model.
+    """
+
+    def __init__(
+        self, job: Job, cluster: LocalCluster, seed: int, server: ParameterServer, layout: Layout
+    ) -> None:
+        self.now = 0.0
+        self._job = job
+        self._cluster = cluster
+        self._seed = seed
+        self._server = server
+        self._layout = layout
+        n = cluster.n
+        # Each worker may hold what it computes on and what it has not yet said to have abandoned.
+        self._memory = SharedMemory(layout, workers=n, places=2 * n + 4)
+        self._places = iter(range(2 * n + 4))
+        self._versions = Versions(self._new_place)
+        self._gradients = [self._memory.gradient(layout, worker) for worker in range(n)]
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([processes.__name__])
+        self._selector = selectors.DefaultSelector()
+        self._workers: dict[int, _Peer] = {}
+        self._evaluator: _Peer | None = None
+        self._respawns = [0] * n
+        self._events: deque[Event] = deque()
+        self._timers: list[float] = []
+        self._signals = _Signals()
+        self._begun = 0.0
+
+    def __enter__(self) -> Self:
+        """Start every process and wait until all are ready."""
+        try:
+            self._server.publish(self._versions.publish(0))
+            for worker in range(self._cluster.n):
+                self._workers[worker] = self._start(worker)
+            if self._job.eval_data is not None:
+                self._evaluator = self._start(self._cluster.n)
+            for peer in self._peers():
+                self._await_ready(peer)
+        except BaseException:
+            self._close()
+            raise
+        self._signals.install()
+        self._selector.register(self._signals.reader, selectors.EVENT_READ)
+        self._begun = time.monotonic()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """End every process."""
+        self._close()
+
+    # --- commands -----------------------------------------------------------------------------------------
+
+    def compute(self, command: Compute) -> None:
+        """Send the worker to the version's place."""
+        peer = self._workers[command.worker]
+        version = self._versions.hold(command.version)
+        assert isinstance(version, SharedVectors)
+        peer.reading[command.draw] = command.version
+        peer.send(Work(command.draw, version.place, command.minibatch, self._elapsed_s(), time.monotonic()))
+
+    def interrupt(self, command: Interrupt) -> None:
+        """Raise the worker's flag, which it looks at between layers."""
+        self._memory.interrupt(command.worker, command.draw)
+
+    def accept(self, command: Accept) -> None:
+        """Add the gradient where the worker left it."""
+        self._server.accumulate(self._gradients[command.worker], command.samples)
+
+    def apply(self, command: Apply) -> None:
+        """Make the update and publish it in a place that nobody reads."""
+        self._server.apply(len(command.gradients), command.lr_scale)
+        self._server.publish(self._versions.publish(command.version))
+
+    def evaluate(self, command: Evaluate) -> None:
+        """Send the version to the process that evaluates."""
+        assert self._evaluator is not None
+        version = self._versions.hold(command.version)
+        assert isinstance(version, SharedVectors)
+        self._evaluator.send(Evaluation(command.version, version.place))
+
+    def wake(self, command: Wake) -> None:
+        """Send a timer at that moment."""
+        heappush(self._timers, command.at_s)
+
+    # --- events -------------------------------------------------------------------------------------------
+
+    def next_event(self) -> Event:
+        """Wait for a process, a timer or a signal."""
+        while not self._events:
+            self._wait()
+        event = self._events.popleft()
+        self.now = event.now
+        return event
+
+    def _wait(self) -> None:
+        now = self._elapsed_s()
+        if self._timers and self._timers[0] <= now:
+            heappop(self._timers)
+            self._events.append(Timer(now))
+            return
+        for key, _ in self._selector.select(self._timers[0] - now if self._timers else None):
+            if key.fileobj is self._signals.reader:
+                self._events.append(Quit(self._elapsed_s(), Outcome.INTERRUPTED, self._signals.read()))
+            else:
+                self._read(key.data)
+
+    def _read(self, worker: int) -> None:
+        peer = self._evaluator if worker == self._cluster.n else self._workers[worker]
+        assert peer is not None
+        try:
+            reply = peer.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self._gone(worker, peer)
+            return
+        now = self._elapsed_s()
+        match reply:
+            case Finished():
+                self._respawns[worker] = 0
+                self._let_go(peer, reply.draw)
+                self._events.append(self._arrival(now, worker, reply))
+            case Abandoned():
+                self._let_go(peer, reply.draw)
+            case Ready():
+                self._events.append(Joined(now, worker))
+            case Measurement():
+                self._versions.release(reply.version)
+                self._events.append(Evaluated(now, reply.version, reply.metrics))
+            case Failed():
+                if reply.is_usage:
+                    raise UsageError(reply.message)
+                print(f"worker {worker} failed:\n{reply.details}", file=sys.stderr)
+
+    def _arrival(self, now: float, worker: int, reply: Finished) -> Arrival:
+        measured = reply.measured
+        return Arrival(
+            now=now,
+            worker=worker,
+            draw=reply.draw,
+            loss=measured.loss,
+            samples=measured.samples,
+            squared_norm=measured.squared_norm,
+            finite=measured.finite,
+            pull_s=reply.pull_s,
+            compute_s=measured.compute_s,
+            push_s=time.monotonic() - reply.sent_s,
+        )
+
+    def _gone(self, worker: int, peer: _Peer) -> None:
+        reason = self._bury(peer)
+        if worker == self._cluster.n:
+            raise RunError(f"the process that evaluates ended: {reason}")
+        for draw in list(peer.reading):
+            self._let_go(peer, draw)
+        self._events.append(Lost(self._elapsed_s(), worker, reason))
+        if self._cluster.respawn and self._respawns[worker] < RESPAWNS_WITHOUT_A_GRADIENT:
+            self._respawns[worker] += 1
+            self._workers[worker] = self._start(worker)
+            return
+        del self._workers[worker]
+        if not self._workers:
+            self._events.append(Quit(self._elapsed_s(), Outcome.NO_WORKERS, "every worker process is gone"))
+
+    def _let_go(self, peer: _Peer, draw: int) -> None:
+        """Release the versions of this draw and of those before it, which the worker has left behind."""
+        for old in [each for each in peer.reading if each <= draw]:
+            self._versions.release(peer.reading.pop(old))
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._begun
+
+    # --- processes ----------------------------------------------------------------------------------------
+
+    def _peers(self) -> list[_Peer]:
+        return [*self._workers.values(), *([self._evaluator] if self._evaluator else [])]
+
+    def _new_place(self) -> SharedVectors:
+        return self._memory.version(self._layout, next(self._places))
+
+    def _start(self, worker: int) -> _Peer:
+        ours, theirs = self._context.Pipe()
+        target = processes.evaluate if worker == self._cluster.n else processes.work
+        assignment = processes.Assignment(self._job, self._cluster, self._seed, worker, self._memory, theirs)
+        process = self._context.Process(target=target, args=(assignment,), daemon=True)
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"job {self._job.name} cannot be sent to worker processes ({error}); define its functions and "
+                "classes at the top of a module, and use functools.partial instead of lambda"
+            ) from error
+        finally:
+            theirs.close()
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+        return _Peer(process, ours)
+
+    def _await_ready(self, peer: _Peer) -> None:
+        try:
+            reply = peer.connection.recv()
+        except (EOFError, ConnectionResetError):
+            reason = self._bury(peer)
+            if peer.process.exitcode == NO_MAIN_GUARD:
+                raise UsageError(
+                    "this script trains while it is imported, and every worker process imports it; put the "
+                    "call under if __name__ == '__main__':"
+                ) from None
+            raise RunError(f"a worker process ended while it started: {reason}") from None
+        if isinstance(reply, Failed):
+            if reply.is_usage:
+                raise UsageError(reply.message)
+            print(reply.details, file=sys.stderr)
+            raise RunError(f"a worker process failed while it started: {reply.message}")
+
+    def _bury(self, peer: _Peer) -> str:
+        """Take the remains of a process away and say how it ended."""
+        self._selector.unregister(peer.connection)
+        peer.connection.close()
+        peer.process.join(GRACE_S)
+        code = peer.process.exitcode
+        if code is None:
+            peer.process.kill()
+            return "its pipe closed"
+        if code < 0:
+            hint = ", out of memory or kill -9" if -code == signal.SIGKILL else ""
+            return f"killed by {signal.Signals(-code).name}{hint}"
+        return f"ended with status {code}"
+
+    def _close(self) -> None:
+        self._signals.remove()
+        for worker, peer in self._workers.items():
+            self._memory.interrupt(worker, sys.maxsize)
+            peer.send(None)
+        if self._evaluator is not None:
+            self._evaluator.process.kill()
+        deadline = time.monotonic() + GRACE_S
+        for peer in self._peers():
+            peer.process.join(max(0.0, deadline - time.monotonic()))
+            if peer.process.is_alive():
+                peer.process.kill()
+                peer.process.join()
+            peer.connection.close()
+        self._selector.close()
+        self._memory.close()
+
+
+class _Signals:
+    """Turns the first Ctrl-C or SIGTERM into something to select on; the second one acts as usual."""
+
+    def __init__(self) -> None:
+        self.reader, self._writer = os.pipe()
+        self._name = ""
+        self._previous: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """Begin to listen, in the main thread, which alone may."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._caught)
+
+    def read(self) -> str:
+        """Return which signal it was."""
+        os.read(self.reader, 1)
+        return f"interrupted by {self._name}"
+
+    def remove(self) -> None:
+        """Put the previous handlers back."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+        os.close(self.reader)
+        os.close(self._writer)
+
+    def _caught(self, number: int, frame: object) -> None:
+        signal.signal(number, self._previous.get(number, signal.SIG_DFL))
+        self._name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        os.write(self._writer, b"x")
+
+
+def refuse_while_importing() -> None:
+    """End this process if it is a worker that is only importing the user's script."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        os._exit(NO_MAIN_GUARD)

@@ -1,0 +1,68 @@
+"""What the engine and its processes say to each other over their pipes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from paceline.engines.replica import Measured
+from paceline.events import Minibatch
+
+
+class Work(NamedTuple):
+    """Compute the gradient of a minibatch at the version in a place."""
+
+    draw: int
+    place: int
+    minibatch: Minibatch | None
+    run_s: float  # seconds since the run began
+    sent_s: float  # monotonic clock, common to all processes of a machine
+
+
+class Evaluation(NamedTuple):
+    """Measure the version in a place."""
+
+    version: int
+    place: int
+
+
+class Ready(NamedTuple):
+    """The process has built its model and can be given work."""
+
+
+class Finished(NamedTuple):
+    """The gradient of a draw stands in shared memory."""
+
+    draw: int
+    measured: Measured
+    pull_s: float
+    sent_s: float
+
+
+class Abandoned(NamedTuple):
+    """The work was interrupted; its version is not read any more."""
+
+    draw: int
+
+
+class Measurement(NamedTuple):
+    """The metrics of a version."""
+
+    version: int
+    metrics: dict[str, float]
+
+
+class Failed(NamedTuple):
+    """The process had an exception and ends.
+
+    Attributes:
+        message: one line.
+        details: the traceback.
+        is_usage: whether the whole run cannot work.
+    """
+
+    message: str
+    details: str
+    is_usage: bool
+
+
+Reply = Ready | Finished | Abandoned | Measurement | Failed

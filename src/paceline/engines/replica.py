@@ -1,0 +1,235 @@
+"""A worker's model: turns a version and a minibatch into a gradient."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from paceline.data import Loader, batch_len, eval_batches
+from paceline.errors import RunError, UsageError
+from paceline.events import Minibatch
+from paceline.job import Batch, Job
+from paceline.streams import derived_seed
+from paceline.vectors import Layout, Vectors, bind, trainable
+
+
+class Interrupted(Exception):  # noqa: N818  # not an error: the coordinator asked for it
+    """The work was abandoned."""
+
+
+class Measured(NamedTuple):
+    """Scalars of one gradient, as in `Arrival`."""
+
+    loss: float
+    samples: int
+    squared_norm: float
+    finite: bool
+    compute_s: float
+
+
+class Replica:
+    """One model, its loader, and where it reads parameters from and writes gradients to.
+
+    Args:
+        job: what to compute.
+        seed: of the run.
+        n: workers of the run.
+        device: where to compute. On the device of the version, the model reads the version itself and autograd
+            writes into the gradient itself; elsewhere both are copied.
+        check: called between layers, forward and backward, on the CPU, and between microbatches; it raises
+            `Interrupted` when the work is to be abandoned.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        seed: int,
+        n: int,
+        *,
+        device: torch.device | str = "cpu",
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        self._job = job
+        self._seed = seed
+        self._device = torch.device(device)
+        self._loader = Loader(job, seed, n)
+        self._check = check
+        self.model = build_model(job, seed).to(self._device)
+        self.layout = Layout(self.model)
+        self._parameters = trainable(self.model)
+        self._buffers = list(self.model.buffers())
+        self._own: dict[str, Vectors] = {}
+        self._has_found_sparse_free = False
+        if check is not None and self._device.type == "cpu":
+            _check_between_layers(self.model, check)
+
+    def gradient(
+        self, worker: int, draw: int, minibatch: Minibatch | None, version: Vectors, gradient: Vectors
+    ) -> Measured:
+        """Compute the gradient of a minibatch at a version.
+
+        Raises:
+            Interrupted: the check said so; what stands in `gradient` is of no use.
+        """
+        with _seeded(derived_seed(self._seed, "gradient", worker, draw)):
+            batch = self._loader.batch(worker, draw, minibatch)
+            begun = perf_counter()
+            ours = self._local("gradient", gradient)
+            at = self._read(version)
+            loss = self._forward_backward(batch, ours)
+            for change, buffer, before in zip(ours.buffers, self._buffers, at.buffers, strict=True):
+                change.copy_(buffer)
+                if change.dtype != torch.bool:
+                    change.sub_(before)
+            squared_norm = sum(float(_norm(flat)) ** 2 for flat in ours.flat_parameters)
+            if ours is not gradient:
+                gradient.copy_(ours)
+                torch.cuda.synchronize(self._device)
+        finite = bool(np.isfinite(loss) and np.isfinite(squared_norm))
+        return Measured(loss, batch_len(batch), squared_norm, finite, perf_counter() - begun)
+
+    def evaluate(self, version: Vectors) -> dict[str, float]:
+        """Return the mean loss and the mean of every metric over the evaluation data at a version."""
+        self._read(version)
+        return evaluate(self._job, self.model, self._seed)
+
+    def _forward_backward(self, batch: Batch, gradient: Vectors) -> float:
+        for flat in gradient.flat_parameters:
+            flat.zero_()
+        for parameter, view in zip(self._parameters, gradient.parameters, strict=True):
+            parameter.grad = view
+        loss_sum = 0.0
+        size = batch_len(batch)
+        with self._refusing_sparse():
+            for part, share in _parts(batch, size, self._job.microbatches):
+                if self._check is not None:
+                    self._check()
+                loss, _ = self._job.loss_of(self.model, to_device(part, self._device))
+                if loss.requires_grad:
+                    (loss * share if share != 1.0 else loss).backward()
+                loss_sum += float(loss.detach()) * share
+        return loss_sum
+
+    def _read(self, version: Vectors) -> Vectors:
+        """Bind the parameters to a version and copy its buffers, which every draw may change for itself."""
+        ours = self._local("version", version)
+        if ours is not version:
+            ours.copy_(version)
+        bind(self._parameters, ours.parameters)
+        for buffer, value in zip(self._buffers, ours.buffers, strict=True):
+            buffer.copy_(value)
+        return ours
+
+    def _local(self, use: str, vectors: Vectors) -> Vectors:
+        if vectors.memory.device.type == self._device.type:
+            return vectors
+        if use not in self._own:
+            self._own[use] = self.layout.allocate(self._device)
+        return self._own[use]
+
+    @contextmanager
+    def _refusing_sparse(self) -> Iterator[None]:
+        """Look at the gradients of the first minibatch: adding a sparse one to a vector would hide it."""
+        if self._has_found_sparse_free:
+            yield
+            return
+        hooks = [parameter.register_hook(self._refuse_sparse) for parameter in self._parameters]
+        yield
+        for hook in hooks:
+            hook.remove()
+        self._has_found_sparse_free = True
+
+    def _refuse_sparse(self, gradient: Tensor) -> None:
+        if gradient.is_sparse:
+            raise UsageError(
+                f"job {self._job.name}: the model makes sparse gradients, which do not fit in a flat vector; "
+                "use sparse=False"
+            )
+
+
+def build_model(job: Job, seed: int) -> nn.Module:
+    """Return the job's model as every process of the run builds it."""
+    return job.build_model(derived_seed(seed, "model"))
+
+
+def evaluate(job: Job, model: nn.Module, seed: int) -> dict[str, float]:
+    """Return the mean loss and the mean of every metric over the evaluation data, in evaluation mode."""
+    device = next(model.parameters()).device
+    sums: dict[str, float] = {}
+    samples = 0
+    model.eval()
+    with torch.no_grad(), _seeded(derived_seed(seed, "evaluation")):
+        for batch in eval_batches(job):
+            loss, metrics = job.loss_of(model, to_device(batch, device))
+            size = batch_len(batch)
+            samples += size
+            for name, value in {"loss": loss, **metrics}.items():
+                sums[name] = sums.get(name, 0.0) + float(value) * size
+    model.train()
+    if not samples:
+        raise RunError(f"job {job.name}: the evaluation data are empty; expected at least a sample")
+    return {name: total / samples for name, total in sums.items()}
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Move every tensor of a batch to a device."""
+    if device.type == "cpu":
+        return batch
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
+
+
+def _parts(batch: Batch, size: int, parts: int) -> Iterator[tuple[Batch, float]]:
+    """Split a batch into parts of nearly equal size along the first dimension of its tensors."""
+    if parts == 1:
+        yield batch, 1.0
+        return
+    ends = [size * i // parts for i in range(parts + 1)]
+    for start, end in zip(ends, ends[1:], strict=False):
+        if end > start:
+            part = pytree.tree_map_only(Tensor, lambda tensor, s=start, e=end: tensor[s:e], batch)
+            yield part, (end - start) / size
+
+
+def _norm(flat: Tensor) -> Tensor:
+    low_precision = flat.dtype in {torch.float16, torch.bfloat16}
+    return torch.linalg.vector_norm(flat, dtype=torch.float32 if low_precision else None)
+
+
+def _check_between_layers(model: nn.Module, check: Callable[[], None]) -> None:
+    def before_forward(module: nn.Module, inputs: object) -> None:
+        check()
+
+    def after_forward(module: nn.Module, inputs: object, output: object) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(before_backward)
+
+    def before_backward(gradient: Tensor) -> None:
+        check()
+
+    for module in model.modules():
+        if not any(module.children()):
+            module.register_forward_pre_hook(before_forward)
+            module.register_forward_hook(after_forward)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed every global generator that a data set or a layer may use, and leave the caller's as they were."""
+    states: Mapping[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(states["python"])
+            np.random.set_state(states["numpy"])

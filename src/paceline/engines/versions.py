@@ -1,0 +1,54 @@
+"""Published versions, kept as long as somebody computes on them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from paceline.vectors import Vectors
+
+
+class Versions:
+    """Storage of versions by reference count; what nobody holds any more is used again.
+
+    Storage is written only when it is handed out by `publish`, and handed out only when nobody holds it: no
+    reader can see a version change.
+
+    Args:
+        allocate: makes storage for one more version.
+    """
+
+    def __init__(self, allocate: Callable[[], Vectors]) -> None:
+        self._allocate = allocate
+        self._free: list[Vectors] = []
+        self._stored: dict[int, Vectors] = {}
+        self._holders: Counter[int] = Counter()
+        self._newest: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def __getitem__(self, version: int) -> Vectors:
+        return self._stored[version]
+
+    def publish(self, version: int) -> Vectors:
+        """Return storage to write the new version into; the one before is let go."""
+        storage = self._free.pop() if self._free else self._allocate()
+        self._stored[version] = storage
+        self.hold(version)
+        if self._newest is not None:
+            self.release(self._newest)
+        self._newest = version
+        return storage
+
+    def hold(self, version: int) -> Vectors:
+        """Keep a version until it is released."""
+        self._holders[version] += 1
+        return self._stored[version]
+
+    def release(self, version: int) -> None:
+        """Let a version go."""
+        self._holders[version] -= 1
+        if not self._holders[version]:
+            del self._holders[version]
+            self._free.append(self._stored.pop(version))

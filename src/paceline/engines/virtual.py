@@ -1,0 +1,239 @@
+"""Discrete events in virtual seconds: the timing alone, or with real gradients at the right version."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from math import nan
+from typing import Any
+
+from paceline.cluster import Cluster, RoundTrip
+from paceline.coordinator import Coordinator
+from paceline.engines.base import Engine, Observer
+from paceline.engines.replica import Measured, Replica
+from paceline.engines.versions import Versions
+from paceline.events import (
+    Accept,
+    Apply,
+    Arrival,
+    Compute,
+    Evaluate,
+    Evaluated,
+    Event,
+    Interrupt,
+    Joined,
+    Lost,
+    Minibatch,
+    Outcome,
+    Quit,
+    Stop,
+    Timer,
+    Wake,
+)
+from paceline.faults import Fault
+from paceline.history import Totals
+from paceline.server import ParameterServer
+
+NOT_A_WORKER = -1
+
+
+class TimingEngine(Engine):
+    """Simulates when things happen, without computing anything.
+
+    `now` is the parameter server's clock: an arrival is handled when the server is free.
+
+    Args:
+        cluster: workers and their times.
+        seed: of the run.
+        payload_bytes: of the parameters, and of a gradient.
+    """
+
+    def __init__(self, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
+        self.now = 0.0
+        self._round_trips = cluster.round_trips(seed, payload_bytes)
+        self._duration_s = self._round_trips.duration_s
+        self._gradient_s = cluster.server.gradient_s
+        self._update_s = cluster.server.update_s
+        self._heap: list[tuple[float, int, int, Any]] = []
+        self._sequence = 0
+        self._current = [0] * cluster.n  # the draw each worker is computing
+        self._started_s = [0.0] * cluster.n
+        self._busy_s = 0.0
+        self._arrivals = 0
+        self._totals = Totals()
+        self.fired: list[Fault] = []
+        self._faults = {(fault.worker, fault.draw): fault for fault in cluster.faults}
+
+    def next_event(self) -> Event:
+        """Return the earliest event that still counts."""
+        while self._heap:
+            at_s, _, worker, what = heappop(self._heap)
+            if worker == NOT_A_WORKER:
+                if at_s > self.now:
+                    self.now = at_s
+                return what._replace(now=self.now)
+            if self._current[worker] != what:
+                continue  # interrupted
+            self.now = (at_s if at_s > self.now else self.now) + self._gradient_s
+            self._busy_s += self.now - self._started_s[worker]
+            fault = self._faults.get((worker, what)) if self._faults else None
+            event = self._arrival(worker, what) if fault is None else self._befall(fault)
+            if event is not None:
+                return event
+        return Quit(self.now, Outcome.NO_WORKERS, "no live worker will ever deliver a gradient again")
+
+    def compute(self, command: Compute) -> None:
+        """Let the gradient arrive after a round trip."""
+        worker, _, draw, _ = command
+        self._current[worker] = draw
+        self._started_s[worker] = self.now
+        self._sequence += 1
+        at_s = self.now + self._duration_s(worker, draw, self.now)
+        heappush(self._heap, (at_s, self._sequence, worker, draw))
+
+    def interrupt(self, command: Interrupt) -> None:
+        """Forget the arrival that was to come."""
+        worker = command.worker
+        self._totals.interrupted += 1
+        self._current[worker] = 0
+        self._busy_s += self.now - self._started_s[worker]
+
+    def accept(self, command: Accept) -> None:
+        """Count the gradient."""
+        self._totals.staleness[command.staleness] += 1
+
+    def apply(self, command: Apply) -> None:
+        """Let the server be busy for the time of an update."""
+        self._totals.updates += 1
+        self.now += self._update_s
+
+    def evaluate(self, command: Evaluate) -> None:
+        """Nothing to measure."""
+
+    def wake(self, command: Wake) -> None:
+        """Send a timer at that moment."""
+        self._at(command.at_s, Timer(command.at_s))
+
+    def totals(self) -> Totals:
+        """Return what happened so far; a sample stands for a gradient."""
+        totals = self._totals
+        totals.used = totals.samples_used = totals.staleness.total()
+        totals.dropped = self._arrivals - totals.used
+        totals.samples_dropped = totals.dropped + totals.interrupted
+        working_s = sum(
+            self.now - self._started_s[worker] for worker, draw in enumerate(self._current) if draw
+        )
+        worker_s = len(self._current) * self.now
+        totals.idle_share = 1 - (self._busy_s + working_s) / worker_s if worker_s else 0.0
+        return totals
+
+    def _arrival(self, worker: int, draw: int) -> Arrival:
+        self._arrivals += 1
+        self._current[worker] = 0
+        return Arrival(self.now, worker, draw)
+
+    def _at(self, at_s: float, event: Event) -> None:
+        self._sequence += 1
+        heappush(self._heap, (at_s, self._sequence, NOT_A_WORKER, event))
+
+    def _befall(self, fault: Fault) -> Event | None:
+        self.fired.append(fault)
+        if fault.kind == "hang":
+            return None
+        if fault.kind == "not_finite":
+            return Arrival(self.now, fault.worker, fault.draw, finite=False)
+        self._current[fault.worker] = 0
+        if fault.back_after_s is not None:
+            self._at(self.now + fault.back_after_s, Joined(self.now, fault.worker))
+        return Lost(self.now, fault.worker, f"scripted fault at draw {fault.draw}")
+
+
+class VirtualEngine(TimingEngine):
+    """Simulates the times and computes the gradients: each at its version, and only if it will be accepted.
+
+    Args:
+        cluster: workers and their times.
+        seed: of the run.
+        replica: computes every worker's gradients and the evaluations.
+        server: owns the parameters.
+    """
+
+    def __init__(self, cluster: Cluster, seed: int, replica: Replica, server: ParameterServer) -> None:
+        super().__init__(cluster, seed, payload_bytes=replica.layout.gradient_nbytes)
+        device = server.device
+        self._replica = replica
+        self._server = server
+        self._versions = Versions(lambda: replica.layout.allocate(device))
+        self._gradient = replica.layout.allocate(device)
+        self._work: dict[int, Compute] = {}
+        self._times: dict[int, RoundTrip] = {}
+        self._duration_s = self._remembered_duration_s
+        server.publish(self._versions.publish(0))
+
+    def run(self, coordinator: Coordinator, observe: Observer | None = None) -> Stop:
+        """Run to the end and return what ended it."""
+        self._coordinator = coordinator
+        return super().run(coordinator, observe)
+
+    def compute(self, command: Compute) -> None:
+        """Keep the version until the gradient arrives."""
+        silent = self._work.pop(command.worker, None)
+        if silent is not None:  # declared lost, and joined again without a word about its old work
+            self._versions.release(silent.version)
+        self._versions.hold(command.version)
+        self._work[command.worker] = command
+        super().compute(command)
+
+    def interrupt(self, command: Interrupt) -> None:
+        """Forget the work and let its version go."""
+        super().interrupt(command)
+        self._versions.release(self._work.pop(command.worker).version)
+
+    def accept(self, command: Accept) -> None:
+        """Add the gradient that was computed for the arrival."""
+        self._server.accumulate(self._gradient, command.samples)
+
+    def apply(self, command: Apply) -> None:
+        """Make the update and publish it."""
+        super().apply(command)
+        self._server.apply(len(command.gradients), command.lr_scale)
+        self._server.publish(self._versions.publish(command.version))
+
+    def evaluate(self, command: Evaluate) -> None:
+        """Measure the version at once; the run's clock does not notice."""
+        metrics = self._replica.evaluate(self._versions[command.version])
+        self._at(self.now, Evaluated(self.now, command.version, metrics))
+
+    def _befall(self, fault: Fault) -> Event | None:
+        event = super()._befall(fault)
+        if event is not None:
+            self._versions.release(self._work.pop(fault.worker).version)
+        return event
+
+    def _arrival(self, worker: int, draw: int) -> Arrival:
+        work = self._work.pop(worker)
+        measured = Measured(loss=nan, samples=0, squared_norm=nan, finite=True, compute_s=0.0)
+        if self._coordinator.wants(worker, draw):
+            measured = self._compute_gradient(work.worker, work.draw, work.minibatch, work.version)
+        self._versions.release(work.version)
+        times = self._times[worker]
+        return Arrival(
+            now=self.now,
+            worker=worker,
+            draw=draw,
+            loss=measured.loss,
+            samples=measured.samples,
+            squared_norm=measured.squared_norm,
+            finite=measured.finite,
+            pull_s=times.pull_s,
+            compute_s=times.compute_s,
+            push_s=times.push_s,
+        )
+
+    def _compute_gradient(
+        self, worker: int, draw: int, minibatch: Minibatch | None, version: int
+    ) -> Measured:
+        return self._replica.gradient(worker, draw, minibatch, self._versions[version], self._gradient)
+
+    def _remembered_duration_s(self, worker: int, draw: int, start_s: float) -> float:
+        self._times[worker] = times = self._round_trips.times(worker, draw, start_s)
+        return times.total_s

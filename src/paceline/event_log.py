@@ -1,0 +1,126 @@
+"""A run's folder: `run.json` says what was run, `events.jsonl` what happened, a line each, as it happens."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from importlib.metadata import version
+from math import isfinite
+from pathlib import Path
+from typing import Any, TextIO
+
+from paceline.callbacks import Callback
+from paceline.errors import RunError, UsageError
+from paceline.history import Record
+
+RUN = "run.json"
+EVENTS = "events.jsonl"
+MODEL = "model.safetensors"
+
+
+class RunFolder(Callback):
+    """Writes a run down while it goes on.
+
+    Each line of the log is complete before the next one begins, so that a crash costs at most the last line.
+
+    Args:
+        path: of the folder, which must not exist yet.
+        configuration: what was asked for; versions are added.
+        overwrite: whether the files of an earlier run in this folder may be replaced.
+
+    Raises:
+        UsageError: the folder exists, or cannot be made.
+        RunError: while running, when nothing more can be written.
+    """
+
+    def __init__(self, path: Path, configuration: Mapping[str, Any], overwrite: bool = False) -> None:
+        self.path = path
+        try:
+            if path.exists() and not overwrite:
+                raise UsageError(
+                    f"{path} exists already; give another folder, or --overwrite (overwrite=True)"
+                )
+            path.mkdir(parents=True, exist_ok=True)
+            (path / MODEL).unlink(missing_ok=True)
+            self._log: TextIO = (path / EVENTS).open("w", buffering=1, encoding="utf-8")
+            text = json.dumps({**configuration, "versions": versions()}, indent=2, default=str)
+            (path / RUN).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to {path}: {error.strerror}; give a folder that can be written"
+            ) from error
+
+    def on_record(self, record: Record) -> None:
+        """Write one line."""
+        try:
+            self._log.write(to_line(record))
+        except OSError as error:
+            raise self._cannot_write(EVENTS, error) from error
+
+    def save_model(self, tensors: Mapping[str, Any]) -> None:
+        """Write the final parameters and buffers."""
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        try:
+            save_file(dict(tensors), self.path / MODEL)
+        except (OSError, SafetensorError) as error:
+            raise self._cannot_write(MODEL, error) from error
+
+    def close(self) -> None:
+        """End the log."""
+        try:
+            self._log.close()
+        except OSError as error:
+            raise self._cannot_write(EVENTS, error) from error
+
+    def _cannot_write(self, name: str, error: Exception) -> RunError:
+        reason = getattr(error, "strerror", None) or error
+        return RunError(
+            f"cannot write {self.path / name}: {reason}; the run stopped, and what was written before is kept"
+        )
+
+
+def to_line(record: Record) -> str:
+    """Return a record as one line of JSON; what is not a number becomes null."""
+    content = {"event": _event_name(type(record))}
+    for name in _field_names(type(record)):
+        content[name] = _plain(getattr(record, name))
+    return json.dumps(content, allow_nan=False) + "\n"
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the complete lines of a log; a last one that a crash cut short is left out."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1]]
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions that a run depends on."""
+    packages = {name: version(name) for name in ("paceline", "torch", "numpy")}
+    return {"python": platform.python_version(), **packages}
+
+
+@cache
+def _event_name(kind: type[Record]) -> str:
+    """Return ``gradient_arrived`` for ``GradientArrived``."""
+    name = kind.__name__
+    return "".join("_" + letter.lower() if letter.isupper() else letter for letter in name).lstrip("_")
+
+
+@cache
+def _field_names(kind: type[Record]) -> tuple[str, ...]:
+    assert is_dataclass(kind)
+    return tuple(field.name for field in fields(kind))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value

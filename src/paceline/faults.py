@@ -1,0 +1,33 @@
+"""Failures by script: what goes wrong at which draw of which worker, on any engine."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.errors import UsageError
+
+KINDS = ("die", "raise", "hang", "not_finite")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong, once.
+
+    Args:
+        worker: whom it befalls.
+        draw: during which piece of its work, counted from 1.
+        kind: the worker is killed ("die"), has an exception ("raise"), falls silent ("hang"), or hands in a
+            gradient that is not a number ("not_finite").
+        back_after_s: simulated seconds after which a dead worker joins again, None for never; on real processes
+            `LocalCluster(respawn=True)` brings it back.
+    """
+
+    worker: int
+    draw: int
+    kind: Literal["die", "raise", "hang", "not_finite"] = "die"
+    back_after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UsageError(f"fault kind {self.kind!r}, expected {', '.join(KINDS)}")
+        if self.worker < 0 or self.draw < 1:
+            raise UsageError(f"{self}: expected worker >= 0 and draw >= 1")

@@ -1,0 +1,282 @@
+"""What happened: one record an event, and columns of them by update and by second."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isnan, nan
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.events import Outcome
+
+Column = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """The run has begun."""
+
+    now_s: float
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class GradientArrived:
+    """A gradient arrived, and was used or dropped."""
+
+    now_s: float
+    worker: int
+    draw: int
+    version: int
+    started_s: float
+    staleness: int
+    used: bool
+    reason: str
+    loss: float
+    samples: int
+    squared_norm: float
+    pull_s: float
+    compute_s: float
+    push_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkInterrupted:
+    """A worker was told to abandon its work."""
+
+    now_s: float
+    worker: int
+    draw: int
+    version: int
+    started_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMade:
+    """An update was made of k gradients.
+
+    Attributes:
+        loss: mean over those gradients, each at its own version.
+        learning_rate: that the optimizer stepped with, of its first parameter group.
+        staleness: mean over those gradients.
+        busy_s: worker-seconds spent so far on work that is finished or abandoned.
+        live_s: worker-seconds so far that workers were there.
+    """
+
+    now_s: float
+    version: int
+    k: int
+    workload: int
+    samples: int
+    loss: float
+    learning_rate: float
+    staleness: float
+    max_staleness: int
+    reason: str
+    busy_s: float
+    live_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class VersionEvaluated:
+    """A version was measured on the evaluation data.
+
+    Attributes:
+        published_s: when the version was made, which is the time that its metrics count for.
+    """
+
+    now_s: float
+    version: int
+    published_s: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionMade:
+    """A protocol, a quorum or a membership was changed."""
+
+    now_s: float
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A worker came, or came back."""
+
+    now_s: float
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker is gone."""
+
+    now_s: float
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """The run is over."""
+
+    now_s: float
+    outcome: Outcome
+    reason: str
+
+
+Record = (
+    RunStarted
+    | GradientArrived
+    | WorkInterrupted
+    | UpdateMade
+    | VersionEvaluated
+    | DecisionMade
+    | WorkerJoined
+    | WorkerLost
+    | RunEnded
+)
+
+
+@dataclass
+class Totals:
+    """Counts and times of a whole run.
+
+    Attributes:
+        used: gradients that entered an update.
+        dropped: gradients that arrived and were not used.
+        interrupted: pieces of work that were abandoned.
+        samples_used: in the used gradients.
+        samples_dropped: in the dropped ones and in abandoned work.
+        staleness: how many used gradients had which staleness.
+        idle_share: worker time spent waiting for work, of all worker time.
+    """
+
+    updates: int = 0
+    used: int = 0
+    dropped: int = 0
+    interrupted: int = 0
+    samples_used: int = 0
+    samples_dropped: int = 0
+    staleness: Counter[int] = field(default_factory=Counter)
+    idle_share: float = nan
+
+    @property
+    def mean_staleness(self) -> float:
+        """Mean over the used gradients."""
+        return sum(tau * count for tau, count in self.staleness.items()) / max(1, self.staleness.total())
+
+    @property
+    def mean_k(self) -> float:
+        """Used gradients per update."""
+        return self.used / max(1, self.updates)
+
+
+@dataclass
+class History:
+    """Everything that happened in a run, in order.
+
+    Attributes:
+        records: one an event.
+        totals: their sums.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    totals: Totals = field(default_factory=Totals)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        """Return the records of one kind."""
+        return [record for record in self.records if type(record) is kind]
+
+    def columns(self, by: Literal["update", "second"] = "update", step_s: float = 1.0) -> dict[str, Column]:
+        """Return columns of equal length.
+
+        Args:
+            by: one row an update, or one every `step_s` seconds with the state at that moment.
+            step_s: seconds between rows, > 0.
+
+        Returns:
+            time_s, version, k, workload, samples_applied, samples_dropped, loss, learning_rate, staleness,
+            used, dropped, interrupted (running totals) and idle_share (so far).
+        """
+        rows = self._rows()
+        columns = {
+            name: np.array([row[i] for row in rows], dtype=kind)
+            for i, (name, kind) in enumerate(_COLUMNS.items())
+        }
+        if by == "update" or not rows:
+            return columns
+        end_s = max(record.now_s for record in self.records[-1:])
+        times = np.arange(0.0, end_s + step_s, step_s)
+        latest = np.searchsorted(columns["time_s"], times, side="right") - 1
+        reached = latest >= 0
+        sampled = {name: column[latest[reached]] for name, column in columns.items()}
+        sampled["time_s"] = times[reached]
+        return sampled
+
+    def to_pandas(self, by: Literal["update", "second"] = "update", step_s: float = 1.0) -> Any:
+        """Return the columns as a pandas.DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.columns(by, step_s))
+
+    def _rows(self) -> list[tuple[Any, ...]]:
+        rows = []
+        used = dropped = interrupted = applied_samples = dropped_samples = 0
+        for record in self.records:
+            match record:
+                case GradientArrived(used=True):
+                    used += 1
+                case GradientArrived():
+                    dropped += 1
+                    dropped_samples += record.samples
+                case WorkInterrupted():
+                    interrupted += 1
+                case UpdateMade():
+                    applied_samples += record.samples
+                    rows.append(
+                        (
+                            record.now_s,
+                            record.version,
+                            record.k,
+                            record.workload,
+                            applied_samples,
+                            dropped_samples,
+                            record.loss,
+                            record.learning_rate,
+                            record.staleness,
+                            used,
+                            dropped,
+                            interrupted,
+                            1 - record.busy_s / record.live_s if record.live_s else nan,
+                        )
+                    )
+        return rows
+
+
+_COLUMNS: dict[str, type] = {
+    "time_s": float,
+    "version": int,
+    "k": int,
+    "workload": int,
+    "samples_applied": int,
+    "samples_dropped": int,
+    "loss": float,
+    "learning_rate": float,
+    "staleness": float,
+    "used": int,
+    "dropped": int,
+    "interrupted": int,
+    "idle_share": float,
+}
+
+
+def mean_loss(losses: Sequence[float]) -> float:
+    """Return the mean of the losses that are known, nan if none is."""
+    known = [loss for loss in losses if not isnan(loss)]
+    return sum(known) / len(known) if known else nan

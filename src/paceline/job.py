@@ -1,0 +1,209 @@
+"""Job: what to train. The model, its loss, its optimizer and its data, and how they are used."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset, IterableDataset, Sampler
+
+from paceline.errors import UsageError
+from paceline.learning_rate import LearningRate
+from paceline.vectors import trainable
+
+Batch = Any
+Metrics = Mapping[str, float | Tensor]
+Step = Callable[[nn.Module, Batch], "Tensor | tuple[Tensor, Metrics]"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to train.
+
+    Args:
+        model: a module, which is left as it is, or a function that makes one.
+        optimizer: from the parameters to a `torch.optim` optimizer, as `partial(torch.optim.SGD, lr=0.1)`.
+        data: map-style or iterable; a map-style one may offer `batch(indices)` to make a whole batch at once.
+        batch_size: samples in a worker's minibatch, always.
+        loss: `loss(output, target)`, for data of plain (input, target) pairs.
+        step: `step(model, batch) -> loss` or `(loss, metrics)`, for anything else; give loss or step.
+        eval_data: what `accuracy` and other metrics are measured on.
+        scheduler: from the optimizer to a `torch.optim.lr_scheduler`; it is stepped by workload.
+        schedule_unit: one step of the scheduler for each "gradient" or for each "epoch" of workload.
+        clip_norm: largest norm of the mean gradient, None for no clipping.
+        lr_rule: "constant" or "proportional" to the gradients in an update; see `LearningRate`.
+        lr_is: whether the optimizer's rate is the "total" one or "per_worker".
+        sampling: minibatches drawn with "replacement", or each "epoch" every sample once.
+        sharding: "shared" by all workers, or "partitioned" among them.
+        on_drop: what happens to the minibatch of a gradient that was not used: "requeue" or "discard".
+        collate: makes a batch of a list of samples.
+        sampler: the order of the samples of an epoch, for sampling="epoch" on shared data.
+        microbatches: parts in which a minibatch is computed, one after the other.
+        name: for people.
+
+    Raises:
+        UsageError: a part is missing, of the wrong kind, or contradicts another.
+    """
+
+    model: nn.Module | Callable[[], nn.Module]
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    data: Dataset[Any]
+    batch_size: int
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    step: Step | None = None
+    eval_data: Dataset[Any] | None = None
+    scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
+    schedule_unit: Literal["gradient", "epoch"] = "gradient"
+    clip_norm: float | None = None
+    lr_rule: Literal["constant", "proportional"] = "constant"
+    lr_is: Literal["total", "per_worker"] = "total"
+    sampling: Literal["replacement", "epoch"] = "replacement"
+    sharding: Literal["shared", "partitioned"] = "shared"
+    on_drop: Literal["requeue", "discard"] = "requeue"
+    collate: Callable[[list[Any]], Batch] | None = None
+    sampler: Sampler[int] | None = field(default=None, repr=False)
+    microbatches: int = 1
+    name: str = "job"
+
+    def __post_init__(self) -> None:
+        for option, choices in _CHOICES.items():
+            value = getattr(self, option)
+            if value not in choices:
+                raise UsageError(f"job {self.name}: {option} = {value!r}, expected {' or '.join(choices)}")
+        for count in ("batch_size", "microbatches"):
+            value = getattr(self, count)
+            if not isinstance(value, int) or value < 1:
+                raise UsageError(f"job {self.name}: {count} = {value!r}, expected a whole number >= 1")
+        if (self.loss is None) == (self.step is None):
+            raise UsageError(
+                f"job {self.name}: expected either loss=, for (input, target) pairs, or step= for anything else"
+            )
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise UsageError(f"job {self.name}: clip_norm = {self.clip_norm!r}, expected a number > 0")
+        if self.microbatches > self.batch_size:
+            raise UsageError(
+                f"job {self.name}: {self.microbatches} microbatches of a minibatch of {self.batch_size}; "
+                f"expected at most {self.batch_size}"
+            )
+        self._check_sampling()
+
+    def _check_sampling(self) -> None:
+        if self.is_iterable and self.sampling == "epoch":
+            raise UsageError(
+                f"job {self.name}: iterable data have no numbered samples; give sampling='replacement'"
+            )
+        if self.is_iterable and self.sharding == "partitioned":
+            raise UsageError(
+                f"job {self.name}: every worker reads its own part of iterable data already; give sharding='shared'"
+            )
+        if self.sampler is not None and (self.sampling, self.sharding) != ("epoch", "shared"):
+            raise UsageError(
+                f"job {self.name}: a sampler orders epochs of shared data; give sampling='epoch' and "
+                "sharding='shared' with it"
+            )
+
+    @property
+    def is_iterable(self) -> bool:
+        """Whether the training data can only be read in sequence."""
+        return isinstance(self.data, IterableDataset)
+
+    @property
+    def learning_rate(self) -> LearningRate:
+        """How the learning rate follows the number of gradients."""
+        return LearningRate(self.lr_rule, self.lr_is)
+
+    def minibatches_per_epoch(self, shards: int = 1) -> int | None:
+        """Return the whole minibatches in one pass over a shard, None for iterable data.
+
+        The samples beyond the last whole minibatch are left out of this epoch; the shuffle makes them others
+        in the next.
+        """
+        if self.is_iterable:
+            return None
+        samples = len(self.sampler) if self.sampler is not None else len(self.data)  # type: ignore[arg-type]
+        per_shard = samples // shards // self.batch_size
+        if per_shard == 0:
+            of = f"one of {shards} shards of {samples} samples" if shards > 1 else f"a data set of {samples}"
+            raise UsageError(
+                f"job {self.name}: {of} is smaller than a batch of {self.batch_size}; give a smaller batch_size"
+            )
+        return per_shard
+
+    def build_model(self, seed: int) -> nn.Module:
+        """Return a model of its own for the caller, the same one for the same seed."""
+        if isinstance(self.model, nn.Module):
+            model = copy.deepcopy(self.model)
+        else:
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                model = self.model()
+        if not isinstance(model, nn.Module):
+            raise UsageError(
+                f"job {self.name}: model() returned {type(model).__name__}, expected an nn.Module"
+            )
+        _check_model(self.name, model)
+        return model
+
+    def loss_of(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Return the mean loss of a batch, a scalar, with the metrics of the same batch."""
+        if self.step is not None:
+            answer = self.step(model, batch)
+            loss, metrics = answer if isinstance(answer, tuple) else (answer, {})
+        else:
+            assert self.loss is not None
+            inputs, target = self._pair(batch)
+            output = model(inputs)
+            loss = self.loss(output, target)
+            metrics = {} if model.training else _accuracy(output, target)
+        if not isinstance(loss, Tensor) or loss.ndim != 0:
+            got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise UsageError(
+                f"job {self.name}: the loss is no scalar (given {got}); reduce it, as with .mean()"
+            )
+        return loss, metrics
+
+    def _pair(self, batch: Batch) -> tuple[Any, Tensor]:
+        if isinstance(batch, tuple | list) and len(batch) == 2:
+            return batch[0], batch[1]
+        raise UsageError(
+            f"job {self.name}: loss= needs batches of (input, target), given {type(batch).__name__}; "
+            "give step= for other batches"
+        )
+
+
+_CHOICES = {
+    "schedule_unit": ("gradient", "epoch"),
+    "sampling": ("replacement", "epoch"),
+    "sharding": ("shared", "partitioned"),
+    "on_drop": ("requeue", "discard"),
+}
+
+
+def _check_model(name: str, model: nn.Module) -> None:
+    if not trainable(model):
+        raise UsageError(
+            f"job {name}: the model has no parameters to train; expected at least one that requires a gradient"
+        )
+    for path, module in model.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise UsageError(
+                f"job {name}: {path or type(module).__name__} makes sparse gradients, which do not fit in a flat "
+                "vector; build it with sparse=False"
+            )
+
+
+def _accuracy(output: Any, target: Tensor) -> Metrics:
+    is_classification = (
+        isinstance(output, Tensor)
+        and output.ndim == 2
+        and target.ndim == 1
+        and not target.is_floating_point()
+    )
+    if not is_classification:
+        return {}
+    return {"accuracy": (output.argmax(dim=1) == target).float().mean()}

@@ -1,0 +1,150 @@
+"""The parameter server: accumulate -> step -> publish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import UsageError
+from paceline.job import Job
+from paceline.vectors import Layout, Vectors, bind, trainable
+
+
+class ParameterServer:
+    """Owns the parameters; adds each gradient as it arrives, so that the last one costs one addition.
+
+    With gradients g_1 ... g_k of s_1 ... s_k samples, an update steps the job's optimizer with the mean over
+    the samples received, sum(s_j g_j) / sum(s_j). Floating-point buffers move by the mean of their changes,
+    integer ones by the sum, boolean ones take the newest value: under BSP that is the average.
+
+    Args:
+        job: optimizer, scheduler and clipping.
+        model: the server's own; its parameters are moved into flat vectors.
+        layout: of that model.
+        per_epoch: gradients of one epoch, if the data have a length.
+    """
+
+    def __init__(self, job: Job, model: nn.Module, layout: Layout, per_epoch: float | None) -> None:
+        self.model = model
+        self._job = job
+        self._parameters = trainable(model)
+        self.device = self._parameters[0].device
+        self._state = layout.allocate(self.device)
+        self._mean = layout.allocate(self.device)
+        for ours, theirs in (
+            (self._state.parameters, self._parameters),
+            (self._state.buffers, list(model.buffers())),
+        ):
+            for view, tensor in zip(ours, theirs, strict=True):
+                view.copy_(tensor.detach())
+            bind(theirs, ours)
+        for parameter, gradient in zip(self._parameters, self._mean.parameters, strict=True):
+            parameter.grad = gradient
+        self._samples = 0
+        self._workload = 0
+        self._scheduled = 0
+        self._per_step = 1.0 if job.schedule_unit == "gradient" else per_epoch
+        self.optimizer = _optimizer(job, self._parameters)
+        self._scheduler = job.scheduler(self.optimizer) if job.scheduler is not None else None
+        if self._scheduler is not None and self._per_step is None:
+            raise UsageError(
+                f"job {job.name}: these data have no epochs to schedule by; give schedule_unit='gradient'"
+            )
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's own rate now, of its first parameter group."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def accumulate(self, gradient: Vectors, samples: int) -> None:
+        """Add one gradient to the open update.
+
+        Args:
+            gradient: of the mean loss, with the changes of the buffers.
+            samples: of its minibatch, >= 1.
+        """
+        first = self._samples == 0
+        self._samples += samples
+        weight = samples / self._samples
+        for mean, new in zip(self._mean.flat_parameters, gradient.flat_parameters, strict=True):
+            _move(mean, new, weight, first)
+        for mean, new in zip(self._mean.flat_buffers, gradient.flat_buffers, strict=True):
+            if mean.dtype.is_floating_point or mean.dtype.is_complex:
+                _move(mean, new, weight, first)
+            elif first or mean.dtype == torch.bool:
+                mean.copy_(new)
+            else:
+                mean.add_(new)
+
+    def apply(self, gradients: int, lr_scale: float) -> None:
+        """Make one update of what was accumulated.
+
+        Args:
+            gradients: that were accumulated, >= 1.
+            lr_scale: factor on the optimizer's learning rates for this step.
+        """
+        if self._job.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self._job.clip_norm)
+        with _scaled(self.optimizer, lr_scale):
+            self.optimizer.step()
+        for buffers, change in zip(self._state.flat_buffers, self._mean.flat_buffers, strict=True):
+            if buffers.dtype == torch.bool:
+                buffers.copy_(change)
+            else:
+                buffers.add_(change)
+        self._samples = 0
+        self._workload += gradients
+        self._advance_schedule()
+
+    def publish(self, version: Vectors) -> None:
+        """Copy the parameters and buffers into the storage of a version."""
+        version.copy_(self._state)
+
+    def _advance_schedule(self) -> None:
+        if self._scheduler is None or self._per_step is None:
+            return
+        due = int(self._workload / self._per_step)
+        for _ in range(due - self._scheduled):
+            self._scheduler.step()
+        self._scheduled = due
+
+
+def _move(mean: Tensor, new: Tensor, weight: float, first: bool) -> None:
+    """Keep a running mean: one pass over both vectors, and nothing left to divide at the update."""
+    if first:
+        mean.copy_(new)
+    else:
+        mean.lerp_(new, weight)
+
+
+def _optimizer(job: Job, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    optimizer = job.optimizer(parameters)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"job {job.name}: optimizer() returned {type(optimizer).__name__}, expected a torch.optim.Optimizer; "
+            "for example optimizer=partial(torch.optim.SGD, lr=0.1)"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError(
+            f"job {job.name}: LBFGS evaluates the loss within a step, which a parameter server cannot do; "
+            "give an optimizer whose step() needs gradients only"
+        )
+    return optimizer
+
+
+@contextmanager
+def _scaled(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
+    if factor == 1.0:
+        yield
+        return
+    own = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * factor
+    try:
+        yield
+    finally:
+        for group, lr in zip(optimizer.param_groups, own, strict=True):
+            group["lr"] = lr

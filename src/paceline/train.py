@@ -1,0 +1,260 @@
+"""`train` and `simulate`: from what the user says to a run and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import nan
+from pathlib import Path
+
+import psutil
+from torch import nn
+
+from paceline.callbacks import Callback
+from paceline.catalogue import parse_plan
+from paceline.cluster import Cluster, LocalCluster
+from paceline.cluster_text import parse_cluster
+from paceline.coordinator import Coordinator
+from paceline.engines.base import Engine
+from paceline.engines.local import LocalEngine
+from paceline.engines.local.engine import refuse_while_importing
+from paceline.engines.replica import Replica, build_model, evaluate
+from paceline.engines.virtual import TimingEngine, VirtualEngine
+from paceline.errors import UsageError
+from paceline.event_log import RunFolder
+from paceline.events import Outcome
+from paceline.history import History, Totals, VersionEvaluated
+from paceline.job import Job
+from paceline.minibatches import Minibatches
+from paceline.protocols import Extent, Phase, Plan, Protocol, as_plan
+from paceline.recorder import Recorder
+from paceline.server import ParameterServer
+from paceline.stop import Stop
+from paceline.vectors import Layout
+
+AnyProtocol = str | Protocol | Phase | Plan
+AnyCluster = str | Cluster | LocalCluster
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has brought.
+
+    Attributes:
+        model: trained, on the CPU.
+        history: everything that happened.
+        time_s: seconds of the run's clock until the version that met the stop was made.
+        stopped_by: which condition ended the run.
+        reason: the same in a sentence.
+        metrics: of the last version on the evaluation data; empty without any.
+        folder: where the run is written down, if anywhere.
+    """
+
+    model: nn.Module
+    history: History
+    time_s: float
+    stopped_by: Outcome
+    reason: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    folder: Path | None = None
+
+
+def train(
+    job: Job,
+    *,
+    protocol: AnyProtocol,
+    cluster: AnyCluster,
+    stop: str | Stop,
+    seed: int = 0,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    callbacks: Sequence[Callback] = (),
+    evaluate_every: Extent | None = None,
+    worker_timeout_s: float | None = None,
+) -> Result:
+    """Train a job with a protocol on a cluster.
+
+    Args:
+        job: what to train.
+        protocol: such as `pl.k_sync(k=12)`, a phase, a plan, or their text: "bsp@25% >> asp".
+        cluster: a simulated `Cluster`, a `LocalCluster` of processes, or their text: "local:4".
+        stop: when to end, as `Stop(loss=0.2)` or "loss=0.2,seconds=600".
+        seed: of everything that is drawn, >= 0.
+        out: folder to write the run down in; nothing is written without it.
+        overwrite: whether an earlier run in that folder may be replaced.
+        callbacks: that hear what happens.
+        evaluate_every: how often to measure `job.eval_data`; once an epoch (or 100 updates, for data without a
+            length) if there are any and nothing is given.
+        worker_timeout_s: silence after which a worker is taken for lost; derived from round trips if not given.
+
+    Raises:
+        UsageError: what was asked for cannot work; nothing has run.
+        RunError: the run could not go on.
+    """
+    refuse_while_importing()
+    plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
+    cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    stop = Stop.parse(stop) if isinstance(stop, str) else stop
+    n = cluster.n
+    shards = n if job.sharding == "partitioned" else 1
+    per_shard = job.minibatches_per_epoch(shards)
+    per_epoch = per_shard and per_shard * shards
+    plan = plan.checked(n, total=stop.workload(per_epoch), per_epoch=per_epoch)
+    coordinator = Coordinator(
+        plan,
+        workers=n,
+        stop=stop,
+        per_epoch=per_epoch,
+        minibatches=_minibatches(job, n, per_shard),
+        learning_rate=job.learning_rate,
+        worker_timeout_s=worker_timeout_s,
+        evaluate_every=_evaluations(job, stop, evaluate_every, per_epoch),
+    )
+    model = build_model(job, seed)
+    if isinstance(cluster, Cluster):
+        model = model.to(cluster.device)
+    layout = Layout(model)
+    _check_memory(layout, n)
+    server = ParameterServer(job, model, layout, per_epoch)
+    configuration = {
+        "job": job.name,
+        "protocol": str(plan),
+        "cluster": str(cluster),
+        "stop": str(stop),
+        "seed": seed,
+        "batch_size": job.batch_size,
+        "workers": n,
+        "parameters": sum(view.numel() for view in layout.allocate().parameters),
+        "memory": memory_note(layout, n),
+    }
+    folder = RunFolder(Path(out), configuration, overwrite) if out is not None else None
+    heard = [*([folder] if folder else []), *callbacks]
+    recorder = Recorder(n, job.batch_size, lambda: server.learning_rate, heard)
+    try:
+        with _engine(job, cluster, seed, server, layout) as engine:
+            end = engine.run(coordinator, recorder.observe)
+        metrics = evaluate(job, model, seed) if job.eval_data is not None else {}
+        recorder.end(end, coordinator.version, metrics)
+        model = model.cpu()
+        if folder is not None:
+            folder.save_model({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    finally:
+        if folder is not None:
+            folder.close()
+    return Result(
+        model=model,
+        history=recorder.history,
+        time_s=_reached_s(recorder.history, end.outcome, engine.now),
+        stopped_by=end.outcome,
+        reason=end.reason,
+        metrics=metrics,
+        folder=folder.path if folder else None,
+    )
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulation of the timing alone has brought.
+
+    Attributes:
+        time_s: virtual seconds.
+        totals: counts; samples stand for gradients here.
+    """
+
+    time_s: float
+    totals: Totals
+
+    @property
+    def seconds_per_update(self) -> float:
+        """Virtual seconds per update."""
+        return self.time_s / self.totals.updates if self.totals.updates else nan
+
+
+def simulate(
+    protocol: AnyProtocol,
+    cluster: str | Cluster,
+    *,
+    updates: int,
+    seed: int = 0,
+    payload_bytes: float = 0,
+) -> Simulated:
+    """Simulate the timing of a protocol on a cluster, without any gradient.
+
+    Args:
+        protocol: as for `train`.
+        cluster: a simulated one.
+        updates: to make, >= 1.
+        seed: of the simulated times.
+        payload_bytes: size of the parameters, and of a gradient, for the cluster's network.
+
+    Example:
+        >>> import paceline as pl
+        >>> simulated = pl.simulate(pl.asp(), pl.Cluster(4, pl.Deterministic(1.0)), updates=100)
+        >>> simulated.time_s, simulated.totals.used
+        (25.0, 100)
+    """
+    plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
+    cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    if not isinstance(cluster, Cluster):
+        raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster such as '4*exp(mean=1)'")
+    stop = Stop(updates=updates)
+    coordinator = Coordinator(plan.checked(cluster.n, None, None), workers=cluster.n, stop=stop)
+    engine = TimingEngine(cluster, seed, payload_bytes)
+    engine.run(coordinator)
+    return Simulated(engine.now, engine.totals())
+
+
+def memory_note(layout: Layout, n: int) -> str:
+    """Say how much memory the versions of n workers may take."""
+    return (
+        f"up to {n + 1} versions of {layout.nbytes / 2**20:.3g} MiB for {n} workers: "
+        f"{(n + 1) * layout.nbytes / 2**20:.3g} MiB"
+    )
+
+
+def _engine(
+    job: Job, cluster: Cluster | LocalCluster, seed: int, server: ParameterServer, layout: Layout
+) -> Engine:
+    if isinstance(cluster, LocalCluster):
+        return LocalEngine(job, cluster, seed, server, layout)
+    replica = Replica(job, seed, cluster.n, device=cluster.device)
+    return VirtualEngine(cluster, seed, replica, server)
+
+
+def _minibatches(job: Job, n: int, per_shard: int | None) -> Minibatches | None:
+    if job.sampling == "replacement" and job.sharding == "shared":
+        return None
+    return Minibatches(
+        n,
+        per_epoch=per_shard if job.sampling == "epoch" else None,
+        partitioned=job.sharding == "partitioned",
+        requeue=job.on_drop == "requeue",
+    )
+
+
+def _evaluations(job: Job, stop: Stop, every: Extent | None, per_epoch: float | None) -> Extent | None:
+    if job.eval_data is None:
+        if stop.accuracy is not None or every is not None:
+            raise UsageError(f"job {job.name} has nothing to evaluate on; give it eval_data")
+        return None
+    if every is None:
+        return Extent("gradients", per_epoch) if per_epoch else Extent("updates", 100)
+    return every.in_gradients(stop.workload(per_epoch), per_epoch)
+
+
+def _check_memory(layout: Layout, n: int) -> None:
+    needed = (n + 1) * layout.nbytes
+    available = psutil.virtual_memory().available
+    if needed > available:
+        raise UsageError(
+            f"{memory_note(layout, n)}, but {available / 2**20:.3g} MiB are available; "
+            "use fewer workers or a smaller model"
+        )
+
+
+def _reached_s(history: History, outcome: Outcome, now: float) -> float:
+    if outcome is not Outcome.ACCURACY:
+        return now
+    *evaluations, _last = history.of(VersionEvaluated)
+    published_s: float = evaluations[-1].published_s
+    return published_s
