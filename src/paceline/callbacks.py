@@ -33,16 +33,16 @@ class Callback:
                 self.on_end(record)
 
     def on_update(self, update: UpdateMade) -> None:
-        """An update was made."""
+        """Hear of an update."""
 
     def on_arrival(self, arrival: GradientArrived) -> None:
-        """A gradient arrived, used or dropped."""
+        """Hear of a gradient that arrived, used or dropped."""
 
     def on_evaluate(self, evaluation: VersionEvaluated) -> None:
-        """A version was evaluated."""
+        """Hear of an evaluation."""
 
     def on_switch(self, decision: DecisionMade) -> None:
-        """Another protocol is in force."""
+        """Hear that another protocol is in force."""
 
     def on_end(self, end: RunEnded) -> None:
-        """The run is over."""
+        """Hear that the run is over."""

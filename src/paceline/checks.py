@@ -26,6 +26,4 @@ def check(interval: str, kind: type = Real, /, **values: object) -> None:
 
 def _inside(value: float, interval: str) -> bool:
     low, high = (float(end) for end in interval[1:-1].split(","))
-    return (
-        low < value < high or (interval[0] == "[" and value == low) or (interval[-1] == "]" and value == high)
-    )
+    return low < value < high or (interval[0] == "[" and value == low) or (interval[-1] == "]" and value == high)

@@ -62,9 +62,7 @@ class Cluster:
         _check_faults(self.faults, self.n)
         for law in _each(self.timing):
             if not isinstance(law, Law):
-                raise UsageError(
-                    f"timing={law!r} is not a law: type for example timing=Exponential(mean_s=1.0)"
-                )
+                raise UsageError(f"timing={law!r} is not a law: type for example timing=Exponential(mean_s=1.0)")
         for speed in _each(self.speed):
             check("(0, inf)", speed=speed)
         for selection in [each.workers for each in (*self.slowdowns, self.transient) if each]:
@@ -193,9 +191,7 @@ class LocalCluster:
         if not isinstance(self.respawn, bool):
             raise UsageError(f"respawn={self.respawn!r} is neither true nor false")
         if self.slowness is not None and self.slowness.n != self.n:
-            raise UsageError(
-                f"slowness has {self.slowness.n} workers, the cluster {self.n}: type {self.n} in both"
-            )
+            raise UsageError(f"slowness has {self.slowness.n} workers, the cluster {self.n}: type {self.n} in both")
 
     @property
     def worker_threads(self) -> int:

@@ -49,17 +49,14 @@ def parse_cluster(text: str) -> Cluster | LocalCluster:
 def _group(part: str, text: str) -> tuple[int, Law]:
     count, star, law = part.partition("*")
     if not star:
-        raise UsageError(
-            f"{part.strip()!r} is not a group of workers: type 16*exp(mean=1), local:4, or a file.toml"
-        )
+        raise UsageError(f"{part.strip()!r} is not a group of workers: type 16*exp(mean=1), local:4, or a file.toml")
     return _count(count, text), parse_law(law)
 
 
 def _count(count: str, text: str) -> int:
     if not count.strip().isdecimal() or int(count) == 0:
         raise UsageError(
-            f"{count.strip()!r} in {text!r} is not a number of workers: type 1 or more, as in 16*exp(mean=1)"
-            " or local:4"
+            f"{count.strip()!r} in {text!r} is not a number of workers: type 1 or more, as in 16*exp(mean=1) or local:4"
         )
     return int(count)
 
@@ -125,9 +122,7 @@ def _table(key: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def _unknown_keys(
-    table: Mapping[str, Any], schema: Schema, header: str = ""
-) -> Iterator[tuple[str, str, Schema]]:
+def _unknown_keys(table: Mapping[str, Any], schema: Schema, header: str = "") -> Iterator[tuple[str, str, Schema]]:
     for key, value in table.items():
         if key not in schema:
             yield header, key, schema
@@ -144,7 +139,5 @@ def _line(text: str, header: str, key: str) -> int:
     """
     table = re.search(rf"^\s*\[+\s*{re.escape(header)}\s*\]", text, re.MULTILINE)
     start = table.start() if table and header else 0
-    found = re.compile(rf"(?:^|[{{,\[.])\s*[\"']?{re.escape(key)}[\"']?\s*[=.\]]", re.MULTILINE).search(
-        text, start
-    )
+    found = re.compile(rf"(?:^|[{{,\[.])\s*[\"']?{re.escape(key)}[\"']?\s*[=.\]]", re.MULTILINE).search(text, start)
     return text.count("\n", 0, found.end() if found else start) + 1

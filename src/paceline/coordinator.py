@@ -503,9 +503,7 @@ class Coordinator:
             for worker in [*self._in_flight, *self._idle]:
                 self._lead.join(worker)
 
-    def _consult(
-        self, asked: Any, arrival: Arrival | None = None, staleness: int = 0, accepted: bool = False
-    ) -> None:
+    def _consult(self, asked: Any, arrival: Arrival | None = None, staleness: int = 0, accepted: bool = False) -> None:
         moment = control.Moment(
             asked=asked,
             now=self._now,

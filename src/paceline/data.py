@@ -49,9 +49,9 @@ class Loader:
 
     def _indices(self, worker: int, draw: int, minibatch: Minibatch) -> NDArray[np.int64]:
         size = self._job.batch_size
-        if minibatch.epoch is not None and minibatch.index is not None:
+        if minibatch.epoch is not None and minibatch.number is not None:
             order = self._order(minibatch.shard, minibatch.epoch)
-            return order[minibatch.index * size : (minibatch.index + 1) * size]
+            return order[minibatch.number * size : (minibatch.number + 1) * size]
         shard = self._shard(minibatch.shard)
         return shard[stream(self._seed, "minibatch", worker, draw).integers(len(shard), size=size)]
 

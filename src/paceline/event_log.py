@@ -40,18 +40,14 @@ class RunFolder(Callback):
         self.path = path
         try:
             if path.exists() and not overwrite:
-                raise UsageError(
-                    f"{path} exists already; give another folder, or --overwrite (overwrite=True)"
-                )
+                raise UsageError(f"{path} exists already; give another folder, or --overwrite (overwrite=True)")
             path.mkdir(parents=True, exist_ok=True)
             (path / MODEL).unlink(missing_ok=True)
             self._log: TextIO = (path / EVENTS).open("w", buffering=1, encoding="utf-8")
             text = json.dumps({**configuration, "versions": versions()}, indent=2, default=str)
             (path / RUN).write_text(text + "\n", encoding="utf-8")
         except OSError as error:
-            raise UsageError(
-                f"cannot write to {path}: {error.strerror}; give a folder that can be written"
-            ) from error
+            raise UsageError(f"cannot write to {path}: {error.strerror}; give a folder that can be written") from error
 
     def on_record(self, record: Record) -> None:
         """Write one line."""
@@ -86,7 +82,7 @@ class RunFolder(Callback):
 
 def to_line(record: Record) -> str:
     """Return a record as one line of JSON; what is not a number becomes null."""
-    content = {"event": _event_name(type(record))}
+    content: dict[str, Any] = {"event": _event_name(type(record))}
     for name in _field_names(type(record)):
         content[name] = _plain(getattr(record, name))
     return json.dumps(content, allow_nan=False) + "\n"
@@ -106,14 +102,14 @@ def versions() -> dict[str, str]:
 
 
 @cache
-def _event_name(kind: type[Record]) -> str:
+def _event_name(kind: type) -> str:
     """Return ``gradient_arrived`` for ``GradientArrived``."""
     name = kind.__name__
     return "".join("_" + letter.lower() if letter.isupper() else letter for letter in name).lstrip("_")
 
 
 @cache
-def _field_names(kind: type[Record]) -> tuple[str, ...]:
+def _field_names(kind: type) -> tuple[str, ...]:
     assert is_dataclass(kind)
     return tuple(field.name for field in fields(kind))
 

@@ -12,12 +12,12 @@ class Minibatch(NamedTuple):
     Attributes:
         shard: part of the data set, 0 when all workers share it.
         epoch: pass over the shard, or None when samples are drawn with replacement.
-        index: position of the minibatch in its shuffled epoch, or None likewise.
+        number: position of the minibatch in its shuffled epoch, or None likewise.
     """
 
     shard: int
     epoch: int | None
-    index: int | None
+    number: int | None
 
 
 class Outcome(StrEnum):

@@ -205,9 +205,8 @@ class History:
             used, dropped, interrupted (running totals) and idle_share (so far).
         """
         rows = self._rows()
-        columns = {
-            name: np.array([row[i] for row in rows], dtype=kind)
-            for i, (name, kind) in enumerate(_COLUMNS.items())
+        columns: dict[str, Column] = {
+            name: np.array([row[i] for row in rows], dtype=kind) for i, (name, kind) in enumerate(_COLUMNS.items())
         }
         if by == "update" or not rows:
             return columns

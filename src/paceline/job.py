@@ -94,9 +94,7 @@ class Job:
 
     def _check_sampling(self) -> None:
         if self.is_iterable and self.sampling == "epoch":
-            raise UsageError(
-                f"job {self.name}: iterable data have no numbered samples; give sampling='replacement'"
-            )
+            raise UsageError(f"job {self.name}: iterable data have no numbered samples; give sampling='replacement'")
         if self.is_iterable and self.sharding == "partitioned":
             raise UsageError(
                 f"job {self.name}: every worker reads its own part of iterable data already; give sharding='shared'"
@@ -143,9 +141,7 @@ class Job:
                 torch.manual_seed(seed)
                 model = self.model()
         if not isinstance(model, nn.Module):
-            raise UsageError(
-                f"job {self.name}: model() returned {type(model).__name__}, expected an nn.Module"
-            )
+            raise UsageError(f"job {self.name}: model() returned {type(model).__name__}, expected an nn.Module")
         _check_model(self.name, model)
         return model
 
@@ -162,9 +158,7 @@ class Job:
             metrics = {} if model.training else _accuracy(output, target)
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise UsageError(
-                f"job {self.name}: the loss is no scalar (given {got}); reduce it, as with .mean()"
-            )
+            raise UsageError(f"job {self.name}: the loss is no scalar (given {got}); reduce it, as with .mean()")
         return loss, metrics
 
     def _pair(self, batch: Batch) -> tuple[Any, Tensor]:
@@ -199,10 +193,7 @@ def _check_model(name: str, model: nn.Module) -> None:
 
 def _accuracy(output: Any, target: Tensor) -> Metrics:
     is_classification = (
-        isinstance(output, Tensor)
-        and output.ndim == 2
-        and target.ndim == 1
-        and not target.is_floating_point()
+        isinstance(output, Tensor) and output.ndim == 2 and target.ndim == 1 and not target.is_floating_point()
     )
     if not is_classification:
         return {}

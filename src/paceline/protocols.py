@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.errors import UsageError
 
@@ -50,9 +50,7 @@ class Protocol:
 
     def __post_init__(self) -> None:
         if self.quorum != "all" and not _is_count(self.quorum, least=1):
-            raise UsageError(
-                f"{self.name}: quorum k = {self.quorum!r}, expected a whole number >= 1 or 'all'"
-            )
+            raise UsageError(f"{self.name}: quorum k = {self.quorum!r}, expected a whole number >= 1 or 'all'")
         for knob in ("max_staleness", "max_lead"):
             value = getattr(self, knob)
             if value != inf and not _is_count(value, least=0):
@@ -83,7 +81,7 @@ class Protocol:
                 f"update; give k <= {n}, or a protocol that refills on arrival such as k_batch_sync(k={self.quorum})"
             )
 
-    def controlled_by(self, *controllers: Controller) -> Phase:
+    def controlled_by(self, *controllers: Controller[Any]) -> Phase:
         """Return a phase in which these controllers may change the knobs."""
         return Phase(self, controllers)
 
@@ -97,9 +95,7 @@ class Protocol:
         seconds: float | None = None,
     ) -> Phase:
         """Return a phase that ends at this point of the run, counted from the run's beginning."""
-        return Phase(self).until(
-            fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds
-        )
+        return Phase(self).until(fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds)
 
     def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
         return as_plan(self) >> other
@@ -162,7 +158,7 @@ class Phase:
     """A protocol with its controllers, up to a point of the run (None: to its end)."""
 
     protocol: Protocol
-    controllers: tuple[Controller, ...] = ()
+    controllers: tuple[Controller[Any], ...] = ()
     end: Extent | None = None
 
     def until(
@@ -179,9 +175,7 @@ class Phase:
         Updates, gradients, epochs and fractions are looked at when an update is made: the phase ends with the
         update that reaches them. Seconds end it between two events.
         """
-        end = Extent.of(
-            fraction=fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds
-        )
+        end = Extent.of(fraction=fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds)
         return replace(self, end=end)
 
     def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:

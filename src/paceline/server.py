@@ -50,9 +50,7 @@ class ParameterServer:
         self.optimizer = _optimizer(job, self._parameters)
         self._scheduler = job.scheduler(self.optimizer) if job.scheduler is not None else None
         if self._scheduler is not None and self._per_step is None:
-            raise UsageError(
-                f"job {job.name}: these data have no epochs to schedule by; give schedule_unit='gradient'"
-            )
+            raise UsageError(f"job {job.name}: these data have no epochs to schedule by; give schedule_unit='gradient'")
 
     @property
     def learning_rate(self) -> float:

@@ -61,9 +61,7 @@ class Stop:
             per_epoch: gradients of one epoch, None if the data have no length.
         """
         if self.epochs is not None and per_epoch is None:
-            raise UsageError(
-                f"stop epochs = {self.epochs}: these data have no length; give gradients= instead"
-            )
+            raise UsageError(f"stop epochs = {self.epochs}: these data have no length; give gradients= instead")
         limits = [self.gradients, self.epochs and per_epoch and self.epochs * per_epoch]
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -73,7 +71,7 @@ class Stop:
         known = [f.name for f in fields(cls)]
         conditions: dict[str, float] = {}
         for part in text.split(","):
-            name, equals, number = (piece.strip() for piece in part.partition("="))
+            name, _, number = (piece.strip() for piece in part.partition("="))
             if name not in known:
                 raise UsageError(f"stop condition {name!r} is not known{did_you_mean(name, known)}")
             try:

@@ -50,9 +50,7 @@ def parse_call(text: str) -> Call:
 def _argument(name: str, text: str) -> tuple[str, Value]:
     knob, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not knob.isidentifier():
-        raise UsageError(
-            f"{text.strip()!r} has no name in {name}(...): type it as knob=value, as in k_sync(k=12)"
-        )
+        raise UsageError(f"{text.strip()!r} has no name in {name}(...): type it as knob=value, as in k_sync(k=12)")
     return knob, _value(value)
 
 

@@ -194,12 +194,12 @@ def simulate(
         (25.0, 100)
     """
     plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
-    cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
-    if not isinstance(cluster, Cluster):
+    simulated = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    if not isinstance(simulated, Cluster):
         raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster such as '4*exp(mean=1)'")
-    stop = Stop(updates=updates)
-    coordinator = Coordinator(plan.checked(cluster.n, None, None), workers=cluster.n, stop=stop)
-    engine = TimingEngine(cluster, seed, payload_bytes)
+    plan = plan.checked(simulated.n, total=None, per_epoch=None)
+    coordinator = Coordinator(plan, workers=simulated.n, stop=Stop(updates=updates))
+    engine = TimingEngine(simulated, seed, payload_bytes)
     engine.run(coordinator)
     return Simulated(engine.now, engine.totals())
 
@@ -212,9 +212,7 @@ def memory_note(layout: Layout, n: int) -> str:
     )
 
 
-def _engine(
-    job: Job, cluster: Cluster | LocalCluster, seed: int, server: ParameterServer, layout: Layout
-) -> Engine:
+def _engine(job: Job, cluster: Cluster | LocalCluster, seed: int, server: ParameterServer, layout: Layout) -> Engine:
     if isinstance(cluster, LocalCluster):
         return LocalEngine(job, cluster, seed, server, layout)
     replica = Replica(job, seed, cluster.n, device=cluster.device)

@@ -82,9 +82,7 @@ def test_bind_calls_the_factory():
 
 
 def test_the_unit_of_a_knob_may_be_left_out():
-    assert bind(parse_call("k_sync(k=2, wait=3)"), FACTORIES) == bind(
-        parse_call("k_sync(k=2, wait_s=3)"), FACTORIES
-    )
+    assert bind(parse_call("k_sync(k=2, wait=3)"), FACTORIES) == bind(parse_call("k_sync(k=2, wait_s=3)"), FACTORIES)
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,7 @@ def test_only_training_images_are_augmented_and_by_default_only_for_a_resnet(fol
 )
 def test_a_damaged_file_is_named_with_what_was_found_and_expected(folder, content, said):
     (folder / "data_batch_4.bin").write_bytes(content)
-    with pytest.raises(
-        UsageError, match=rf"data_batch_4.bin' {said}.*; run 'paceline data fetch cifar10 --to "
-    ):
+    with pytest.raises(UsageError, match=rf"data_batch_4.bin' {said}.*; run 'paceline data fetch cifar10 --to "):
         cifar10(folder=folder)
 
 

@@ -105,9 +105,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        UsageError, match=r"cannot write to '.*file/data': Not a directory; give another folder"
-    ):
+    with pytest.raises(UsageError, match=r"cannot write to '.*file/data': Not a directory; give another folder"):
         fetch("mnist", tmp_path / "file/data")
 
 

@@ -52,9 +52,7 @@ def test_the_folder_is_a_setting(tmp_path):
         load_job("cifar10", folder=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "batch_size"), [("mine:own", 4), ("mine:make", 4), ("mine:make(batch_size=2)", 2)]
-)
+@pytest.mark.parametrize(("text", "batch_size"), [("mine:own", 4), ("mine:make", 4), ("mine:make(batch_size=2)", 2)])
 def test_a_job_from_a_module_in_the_current_directory(write, text, batch_size):
     write("mine", OWN_JOB)
     job = load_job(text)
@@ -100,9 +98,7 @@ def test_a_setting_given_twice_is_refused():
 
 def test_an_error_of_the_users_function_comes_with_the_users_traceback(write):
     write("mine", OWN_JOB)
-    with pytest.raises(
-        JobLoadError, match=r"^'mine:fails' raised ZeroDivisionError: division by zero$"
-    ) as caught:
+    with pytest.raises(JobLoadError, match=r"^'mine:fails' raised ZeroDivisionError: division by zero$") as caught:
         load_job("mine:fails")
     details = caught.value.details
     assert details.startswith('Traceback (most recent call last):\n  File "')

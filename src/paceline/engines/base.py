@@ -38,7 +38,7 @@ class Engine(ABC):
         """Get ready to run."""
         return self
 
-    def __exit__(
+    def __exit__(  # noqa: B027  # not every engine has something to let go of
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         """Let go of whatever the run needed."""

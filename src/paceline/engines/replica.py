@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
+from operator import itemgetter
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -89,7 +91,7 @@ class Replica:
                 change.copy_(buffer)
                 if change.dtype != torch.bool:
                     change.sub_(before)
-            squared_norm = sum(float(_norm(flat)) ** 2 for flat in ours.flat_parameters)
+            squared_norm = sum(_norm(flat) ** 2 for flat in ours.flat_parameters)
             if ours is not gradient:
                 gradient.copy_(ours)
                 torch.cuda.synchronize(self._device)
@@ -192,15 +194,14 @@ def _parts(batch: Batch, size: int, parts: int) -> Iterator[tuple[Batch, float]]
         yield batch, 1.0
         return
     ends = [size * i // parts for i in range(parts + 1)]
-    for start, end in zip(ends, ends[1:], strict=False):
+    for start, end in pairwise(ends):
         if end > start:
-            part = pytree.tree_map_only(Tensor, lambda tensor, s=start, e=end: tensor[s:e], batch)
-            yield part, (end - start) / size
+            yield pytree.tree_map_only(Tensor, itemgetter(slice(start, end)), batch), (end - start) / size
 
 
-def _norm(flat: Tensor) -> Tensor:
+def _norm(flat: Tensor) -> float:
     low_precision = flat.dtype in {torch.float16, torch.bfloat16}
-    return torch.linalg.vector_norm(flat, dtype=torch.float32 if low_precision else None)
+    return float(torch.linalg.vector_norm(flat, dtype=torch.float32 if low_precision else None))
 
 
 def _check_between_layers(model: nn.Module, check: Callable[[], None]) -> None:

@@ -70,15 +70,16 @@ class TimingEngine(Engine):
             if worker == NOT_A_WORKER:
                 if at_s > self.now:
                     self.now = at_s
-                return what._replace(now=self.now)
+                event: Event = what._replace(now=self.now)
+                return event
             if self._current[worker] != what:
                 continue  # interrupted
             self.now = (at_s if at_s > self.now else self.now) + self._gradient_s
             self._busy_s += self.now - self._started_s[worker]
             fault = self._faults.get((worker, what)) if self._faults else None
-            event = self._arrival(worker, what) if fault is None else self._befall(fault)
-            if event is not None:
-                return event
+            arrived = self._arrival(worker, what) if fault is None else self._befall(fault)
+            if arrived is not None:
+                return arrived
         return Quit(self.now, Outcome.NO_WORKERS, "no live worker will ever deliver a gradient again")
 
     def compute(self, command: Compute) -> None:
@@ -119,9 +120,7 @@ class TimingEngine(Engine):
         totals.used = totals.samples_used = totals.staleness.total()
         totals.dropped = self._arrivals - totals.used
         totals.samples_dropped = totals.dropped + totals.interrupted
-        working_s = sum(
-            self.now - self._started_s[worker] for worker, draw in enumerate(self._current) if draw
-        )
+        working_s = sum(self.now - self._started_s[worker] for worker, draw in enumerate(self._current) if draw)
         worker_s = len(self._current) * self.now
         totals.idle_share = 1 - (self._busy_s + working_s) / worker_s if worker_s else 0.0
         return totals
@@ -229,9 +228,7 @@ class VirtualEngine(TimingEngine):
             push_s=times.push_s,
         )
 
-    def _compute_gradient(
-        self, worker: int, draw: int, minibatch: Minibatch | None, version: int
-    ) -> Measured:
+    def _compute_gradient(self, worker: int, draw: int, minibatch: Minibatch | None, version: int) -> Measured:
         return self._replica.gradient(worker, draw, minibatch, self._versions[version], self._gradient)
 
     def _remembered_duration_s(self, worker: int, draw: int, start_s: float) -> float:

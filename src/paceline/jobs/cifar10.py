@@ -81,9 +81,7 @@ def _records(path: Path) -> Tensor:
     except OSError as error:
         raise UsageError(f"cannot read '{path}': {error.strerror}") from error
     if not content or len(content) % RECORD_BYTES:
-        raise UsageError(
-            f"'{path}' holds {len(content)} bytes; expected a multiple of {RECORD_BYTES}, one record"
-        )
+        raise UsageError(f"'{path}' holds {len(content)} bytes; expected a multiple of {RECORD_BYTES}, one record")
     records = torch.frombuffer(content, dtype=torch.uint8).view(-1, RECORD_BYTES)
     if records[:, 0].max() >= CLASSES:
         raise UsageError(f"'{path}' holds label {records[:, 0].max()}; expected 0 to {CLASSES - 1}")

@@ -67,9 +67,7 @@ def _load_own(text: str, module: str, call: Call) -> Job:
         found = _find(module, call.name)
         job = bind(call, {call.name: found if isfunction(found) else lambda: found})
     if not isinstance(job, Job):
-        raise UsageError(
-            f"'{text}' is of type {type(job).__name__}; expected a Job or a function that returns one"
-        )
+        raise UsageError(f"'{text}' is of type {type(job).__name__}; expected a Job or a function that returns one")
     return job
 
 

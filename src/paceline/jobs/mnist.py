@@ -14,9 +14,7 @@ CLASSES = 10
 _MODELS: dict[str, MakeModel] = {"dbw": DBWNet, "softmax": partial(SoftmaxRegression, 28 * 28, CLASSES)}
 
 
-def mnist(
-    model: str = "dbw", batch_size: int = 500, lr: float = 0.08, folder: str | Path = "data/mnist"
-) -> Job:
+def mnist(model: str = "dbw", batch_size: int = 500, lr: float = 0.08, folder: str | Path = "data/mnist") -> Job:
     """Return the job of DBW's MNIST experiments: 60,000 training images, 10,000 for evaluation.
 
     A sample is float32 ``[1, 28, 28]``, normalised to the training set's mean 0.1307 and standard deviation

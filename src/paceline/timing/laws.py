@@ -293,9 +293,7 @@ class Empirical:
             with open(path, newline="", encoding="utf-8") as file:
                 rows = csv.DictReader(file)
                 if column not in (rows.fieldnames or ()):
-                    raise UsageError(
-                        f"{path} has no column {column!r}{did_you_mean(column, rows.fieldnames or ())}"
-                    )
+                    raise UsageError(f"{path} has no column {column!r}{did_you_mean(column, rows.fieldnames or ())}")
                 return cls(tuple(_seconds(row[column], f"{path}, line {rows.line_num}") for row in rows))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise UsageError(f"cannot read the measured times: {error}") from error

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from heapq import heappop, heappush
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
@@ -67,10 +68,8 @@ class _Peer:
 
     def send(self, message: Work | Evaluation | None) -> None:
         """Send, or notice later, when its end is read, that the process is gone."""
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send(message)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
 
 
 class LocalEngine(Engine):
@@ -88,9 +87,7 @@ class LocalEngine(Engine):
         layout: of the model.
     """
 
-    def __init__(
-        self, job: Job, cluster: LocalCluster, seed: int, server: ParameterServer, layout: Layout
-    ) -> None:
+    def __init__(self, job: Job, cluster: LocalCluster, seed: int, server: ParameterServer, layout: Layout) -> None:
         self.now = 0.0
         self._job = job
         self._cluster = cluster

@@ -93,9 +93,7 @@ class _Worker:
         self._memory = assignment.memory
         self._connection = assignment.connection
         self._draw = 0
-        self._replica = Replica(
-            job, seed, cluster.n, device=_device(cluster, self._worker), check=self._check
-        )
+        self._replica = Replica(job, seed, cluster.n, device=_device(cluster, self._worker), check=self._check)
         self._gradient = self._memory.gradient(self._replica.layout, self._worker)
         self._versions: dict[int, Vectors] = {}
         self._slowness = cluster.slowness.round_trips(seed) if cluster.slowness is not None else None
@@ -114,9 +112,7 @@ class _Worker:
         try:
             self._sleep(request)
             slept_s = time.monotonic() - begun
-            measured = self._replica.gradient(
-                self._worker, request.draw, request.minibatch, version, self._gradient
-            )
+            measured = self._replica.gradient(self._worker, request.draw, request.minibatch, version, self._gradient)
             measured = self._befall(request.draw, measured)
         except Interrupted:
             return Abandoned(request.draw)
@@ -152,9 +148,7 @@ class _Evaluator:
     def __init__(self, assignment: Assignment) -> None:
         cluster = assignment.cluster
         self._memory = assignment.memory
-        self._replica = Replica(
-            assignment.job, assignment.seed, cluster.n, device=_device(cluster, cluster.n)
-        )
+        self._replica = Replica(assignment.job, assignment.seed, cluster.n, device=_device(cluster, cluster.n))
 
     def answer(self, request: Work | Evaluation) -> Measurement:
         assert isinstance(request, Evaluation)
