@@ -5,7 +5,7 @@ from math import inf
 from typing import TypeVar
 
 from paceline.errors import UsageError
-from paceline.protocols import Extent, Phase, Plan, Protocol, Unit
+from paceline.protocols import Extent, Phase, Plan, Protocol
 from paceline.text import bind, parse_call, split_top
 
 F = TypeVar("F", bound=Callable[..., Protocol])
@@ -129,20 +129,4 @@ def _parse_phase(text: str) -> Phase:
     if len(ends) > 1:
         raise UsageError(f"{text!r} has two ends; expected one, as in bsp@25%")
     protocol = bind(parse_call(call), CATALOGUE)
-    return Phase(protocol, end=_parse_extent(ends[0]) if ends else None)
-
-
-def _parse_extent(text: str) -> Extent:
-    try:
-        if text.endswith("%"):
-            return Extent("fraction", float(text[:-1]) / 100)
-        unit, _, amount = text.partition("=")
-        return Extent(_unit(unit.strip()), float(amount))
-    except ValueError as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"{text!r} after '@', expected 25%, updates=100, epochs=2 or seconds=60") from None
-
-
-def _unit(text: str) -> Unit:
-    return text  # type: ignore[return-value]  # Extent checks it
+    return Phase(protocol, end=Extent.parse(ends[0]) if ends else None)

@@ -82,10 +82,8 @@ def fetch(job: Job, indices: NDArray[np.int64], data: Dataset[Any] | None = None
             return data.batch(index)
         if type(data) is TensorDataset:
             return [tensor[index] for tensor in data.tensors]
-    if hasattr(data, "__getitems__"):
-        samples = data.__getitems__(index.tolist())
-    else:
-        samples = [data[i] for i in index.tolist()]
+    chosen = index.tolist()
+    samples = data.__getitems__(chosen) if hasattr(data, "__getitems__") else [data[i] for i in chosen]
     return (job.collate or default_collate)(samples)
 
 

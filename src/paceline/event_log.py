@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib.metadata import version
@@ -82,8 +82,9 @@ class RunFolder(Callback):
 
 def to_line(record: Record) -> str:
     """Return a record as one line of JSON; what is not a number becomes null."""
-    content: dict[str, Any] = {"event": _event_name(type(record))}
-    for name in _field_names(type(record)):
+    kind: Hashable = type(record)
+    content: dict[str, Any] = {"event": _event_name(kind)}
+    for name in _field_names(kind):
         content[name] = _plain(getattr(record, name))
     return json.dumps(content, allow_nan=False) + "\n"
 
@@ -104,7 +105,7 @@ def versions() -> dict[str, str]:
 @cache
 def _event_name(kind: type) -> str:
     """Return ``gradient_arrived`` for ``GradientArrived``."""
-    name = kind.__name__
+    name: str = kind.__name__
     return "".join("_" + letter.lower() if letter.isupper() else letter for letter in name).lstrip("_")
 
 

@@ -124,6 +124,23 @@ class Extent:
         return f"{self.amount:.12g} {self.unit}"
 
     @classmethod
+    def parse(cls, text: str) -> Extent:
+        """Read ``25%`` (of the workload), ``updates=100``, ``gradients=6400``, ``epochs=2`` or ``seconds=60``."""
+        unit, _, amount = (part.strip() for part in text.partition("="))
+        percent = text.strip().removesuffix("%")
+        try:
+            if percent != text.strip():
+                return cls("fraction", float(percent) / 100)
+            value = float(amount)
+        except ValueError as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(
+                f"{text!r} is no point of a run; expected 25%, updates=100, epochs=2 or seconds=60"
+            ) from None
+        return cls(unit, value)  # type: ignore[arg-type]  # checked when built
+
+    @classmethod
     def of(cls, **amounts: float | None) -> Extent:
         """Build the extent that exactly one of the keyword arguments gives."""
         given = {unit: amount for unit, amount in amounts.items() if amount is not None}

@@ -1,0 +1,159 @@
+"""The program `paceline`. Exit status: 0 done, 1 the run failed, 2 it cannot work as asked, 130 interrupted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from inspect import getdoc, signature
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.errors import PacelineError, RunError, UsageError
+
+app = typer.Typer(
+    help="Straggler-proof data-parallel training for PyTorch.",
+    epilog="Exit status: 0 done, 1 the run failed, 2 it cannot work as asked, 130 interrupted.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+data_app = typer.Typer(help="Data sets of the jobs mnist and cifar10.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+_DATA_FOLDERS = {"mnist": "data/mnist", "cifar10": "data/cifar-10-batches-bin"}  # where the jobs look
+
+
+class Format(StrEnum):
+    """How results are printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@app.command()
+def train(
+    job: Annotated[str, typer.Argument(help="digits, mnist, cifar10, mnist(folder=DIR), or module:object.")],
+    protocol: Annotated[str, typer.Option(help="As bsp, k_sync(k=12) or 'bsp@25% >> asp'.")],
+    cluster: Annotated[str, typer.Option(help="As local:4, '16*exp(mean=1)' or cluster.toml.")],
+    stop: Annotated[str, typer.Option(help="As loss=0.2,seconds=60; the first to be reached.")],
+    seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/JOB-1, -2, ... if left out.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run there.")] = False,
+    evaluate_every: Annotated[str | None, typer.Option(help="As epochs=1 or updates=100.")] = None,
+    worker_timeout_s: Annotated[
+        float | None, typer.Option(help="Silence after which a worker is taken for lost.")
+    ] = None,
+    output: Annotated[Format, typer.Option("--format", help="What is printed at the end.")] = Format.TEXT,
+) -> None:
+    """Train a job with a protocol on a cluster."""
+    from rich.console import Console
+
+    from paceline import train as run
+    from paceline.cluster_text import parse_cluster
+    from paceline.jobs import load_job
+    from paceline.progress import ProgressLine
+    from paceline.protocols import Extent
+    from paceline.stop import Stop
+    from paceline.summary import summary
+
+    until = Stop.parse(stop)
+    workers = parse_cluster(cluster)
+    loaded = load_job(job)
+    with ProgressLine(protocol, until, Console(stderr=True)) as progress:
+        result = run(
+            loaded,
+            protocol=protocol,
+            cluster=workers,
+            stop=until,
+            seed=seed,
+            out=out or _free_folder(loaded.name),
+            overwrite=overwrite,
+            callbacks=[progress],
+            evaluate_every=Extent.parse(evaluate_every) if evaluate_every else None,
+            worker_timeout_s=worker_timeout_s,
+        )
+    figures = summary(result)
+    if output is Format.JSON:
+        print(json.dumps(figures))
+    else:
+        _print_figures(figures)
+    if result.stopped_by.is_failure:
+        raise RunError(result.reason)
+    if result.stopped_by == "interrupted":
+        raise typer.Exit(130)
+
+
+@app.command()
+def protocols() -> None:
+    """List the protocols with their knobs and papers."""
+    from paceline.catalogue import CATALOGUE
+
+    for name, factory in CATALOGUE.items():
+        knobs = ", ".join(str(knob).replace("'", "") for knob in signature(factory).parameters.values())
+        what, _, paper = (getdoc(factory) or "").partition("\n\n")
+        print(f"{name}({knobs})" if knobs else name)
+        for line in (what, paper):
+            print(_wrapped(line))
+
+
+@data_app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="mnist or cifar10.")],
+    to: Annotated[Path | None, typer.Option(help="Folder; data/NAME if left out.")] = None,
+) -> None:
+    """Download a data set from its public mirrors and check its SHA-256."""
+    from paceline.jobs.fetch import fetch as download
+
+    folder = to or Path(_DATA_FOLDERS.get(name, "data"))
+    download(name, folder)
+    print(f"{name} is in {folder}")
+
+
+def main() -> None:
+    """Run the program; every error that paceline raises on purpose is one line."""
+    try:
+        status = app(standalone_mode=False)
+    except UsageError as error:
+        _say(error)
+        status = 2
+    except PacelineError as error:
+        _say(error)
+        status = 1
+    except typer.TyperException as error:
+        print(f"paceline: {error} (paceline --help tells more)", file=sys.stderr)
+        status = 2
+    except (KeyboardInterrupt, typer.Abort):
+        status = 130
+    sys.exit(status)
+
+
+def _say(error: PacelineError) -> None:
+    details = getattr(error, "details", None)
+    if details:
+        print(details, file=sys.stderr)
+    print(f"paceline: {error}", file=sys.stderr)
+
+
+def _print_figures(figures: dict[str, object]) -> None:
+    metrics = figures.pop("metrics")
+    assert isinstance(metrics, dict)
+    for name, value in {**figures, **{f"test {name}": value for name, value in metrics.items()}}.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else value
+        print(f"{name.replace('_', ' '):16} {shown}")
+
+
+def _free_folder(job: str) -> Path:
+    name = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in job)
+    number = 1
+    while (folder := Path("runs") / f"{name}-{number}").exists():
+        number += 1
+    return folder
+
+
+def _wrapped(text: str) -> str:
+    from textwrap import fill
+
+    return fill(" ".join(text.split()), 80, initial_indent="    ", subsequent_indent="    ")
