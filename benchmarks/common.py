@@ -1,0 +1,98 @@
+"""What all benchmarks share: options, the machine, medians with their spread, and where results are kept."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def options(description: str, *, rounds: int = 5) -> argparse.ArgumentParser:
+    """Return a parser with the options that every benchmark has."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"rounds, alternating (default {rounds})")
+    parser.add_argument("--save", action="store_true", help="keep the result in benchmarks/results/")
+    return parser
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Return the median of some values with the smallest, the largest and all of them in order."""
+    return {
+        "median": rounded(median(values)),
+        "min": rounded(min(values)),
+        "max": rounded(max(values)),
+        "rounds": [rounded(value) for value in values],
+    }
+
+
+def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> dict[str, Any]:
+    """Return the spread of the ratios taken round by round."""
+    return spread([above / below for above, below in zip(numerators, denominators, strict=True)])
+
+
+def rounded(value: float) -> float:
+    """Round to five significant digits."""
+    return float(f"{value:.5g}")
+
+
+def report(name: str, args: argparse.Namespace, results: Mapping[str, Any], *peers: str) -> None:
+    """Print a result as JSON, and keep it if asked to.
+
+    Args:
+        name: of the benchmark.
+        args: its options, which are its configuration.
+        results: what was measured, with the bars.
+        peers: packages to name the versions of, besides torch.
+    """
+    config = {option: str(value) if isinstance(value, Path) else value for option, value in vars(args).items()}
+    del config["save"]
+    text = json.dumps(
+        {"benchmark": name, "config": config, "machine": machine(), "versions": versions(*peers), "results": results},
+        indent=2,
+    )
+    print(text)
+    if args.save:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.json").write_text(text + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """Return what this machine is."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "load_average": [rounded(load) for load in os.getloadavg()],
+    }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Return the versions of Python and of installed packages."""
+    return {"python": platform.python_version()} | {
+        package: _version(package) for package in ("paceline", "torch", "numpy", *packages)
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
