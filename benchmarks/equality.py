@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from paceline.data import Loader
+from paceline.engines.replica import build_model
 
 BAR = 1e-12
 SAMPLES, FEATURES, HIDDEN, CLASSES, BATCH = 2000, 20, 50, 10, 32
@@ -59,7 +60,7 @@ def make_model() -> nn.Module:
 def plain_loop(job: pl.Job, n: int, updates: int, seed: int) -> nn.Module:
     """Train in one process: an update is one large batch, the minibatches of all workers."""
     loader = Loader(job, seed, n)
-    model = initial_model(job, seed)
+    model = build_model(job, seed)
     optimizer = job.optimizer(model.parameters())
     for draw in range(1, updates + 1):
         batches = [loader.batch(worker, draw, None) for worker in range(n)]
@@ -70,18 +71,10 @@ def plain_loop(job: pl.Job, n: int, updates: int, seed: int) -> nn.Module:
     return model
 
 
-def initial_model(job: pl.Job, seed: int) -> nn.Module:
-    from paceline.engines.replica import build_model
-
-    return build_model(job, seed)
-
-
 def difference(expected: nn.Module, got: nn.Module) -> float:
     """Return the largest difference of a parameter, relative to the largest entry of its tensor."""
-    return max(
-        float((a - b).abs().max() / a.abs().max())
-        for a, b in zip(expected.parameters(), got.parameters(), strict=True)
-    )
+    pairs = zip(expected.state_dict().values(), got.state_dict().values(), strict=True)
+    return max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,8 @@ def bare_loop(job: pl.Job, n: int, updates: list[list[Work]]) -> nn.Module:
 
 
 def difference(ours: nn.Module, bare: nn.Module) -> float:
-    return max(float((a - b).abs().max()) for a, b in zip(ours.parameters(), bare.parameters(), strict=True))
+    pairs = zip(ours.state_dict().values(), bare.state_dict().values(), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
 
 
 if __name__ == "__main__":

@@ -67,8 +67,8 @@ class _Peer:
         self.reading: dict[int, int] = {}  # draw -> version
 
     def send(self, message: Work | Evaluation | None) -> None:
-        """Send, or notice later, when its end is read, that the process is gone."""
-        with suppress(BrokenPipeError, ConnectionResetError):
+        """Send, or notice later, when the end of the pipe is read, that the process is gone."""
+        with suppress(OSError):
             self.connection.send(message)
 
 

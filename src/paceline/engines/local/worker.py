@@ -25,7 +25,7 @@ from paceline.engines.local.messages import (
     Ready,
     Work,
 )
-from paceline.engines.replica import Interrupted, Measured, Replica
+from paceline.engines.replica import Interrupted, Replica
 from paceline.errors import UsageError
 from paceline.job import Job
 from paceline.vectors import Vectors
@@ -109,14 +109,15 @@ class _Worker:
         if version is None:
             version = self._memory.version(self._replica.layout, request.place)
             self._versions[request.place] = version
+        self._befall(request.draw)
         try:
             self._sleep(request)
             slept_s = time.monotonic() - begun
             measured = self._replica.gradient(self._worker, request.draw, request.minibatch, version, self._gradient)
-            measured = self._befall(request.draw, measured)
         except Interrupted:
             return Abandoned(request.draw)
-        measured = measured._replace(compute_s=measured.compute_s + slept_s)
+        finite = measured.finite and self._faults.get(request.draw) != "not_finite"
+        measured = measured._replace(compute_s=measured.compute_s + slept_s, finite=finite)
         return Finished(request.draw, measured, begun - request.sent_s, time.monotonic())
 
     def _check(self) -> None:
@@ -131,7 +132,7 @@ class _Worker:
         if self._connection.poll(seconds):
             raise Interrupted
 
-    def _befall(self, draw: int, measured: Measured) -> Measured:
+    def _befall(self, draw: int) -> None:
         match self._faults.get(draw):
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -139,9 +140,6 @@ class _Worker:
                 raise RuntimeError(f"scripted fault at draw {draw}")
             case "hang":
                 threading.Event().wait()
-            case "not_finite":
-                return measured._replace(finite=False)
-        return measured
 
 
 class _Evaluator:

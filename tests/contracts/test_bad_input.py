@@ -1,0 +1,213 @@
+"""Each wrong input gives one clear line and a status, never a traceback, a hang, or something else quietly."""
+
+import gzip
+import struct
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import paceline as pl
+from paceline.cli import main
+from tiny_jobs import dataset, tiny_job
+
+TRAIN = {"--protocol": "bsp", "--cluster": "4*exp(mean=1)", "--stop": "updates=3"}
+
+
+@pytest.fixture
+def paceline(monkeypatch, capsys, tmp_path):
+    """Run the program in an empty folder; return its status and what it says on standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["paceline", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code or 0, capsys.readouterr().err
+
+    return run
+
+
+def train(paceline, job="digits", **options):
+    given = {**TRAIN, **{f"--{name.replace('_', '-')}": value for name, value in options.items()}}
+    return paceline("train", job, *[word for option in given.items() for word in option])
+
+
+USAGE = [
+    ({"protocol": "k_sink(k=2)"}, "'k_sink' is not known; did you mean 'k_sync'?"),
+    ({"protocol": "ssp(leed=2)"}, "ssp has no knob 'leed'; did you mean 'lead'?"),
+    ({"protocol": "k_sync"}, "k"),
+    ({"protocol": "k_sync(k=0)"}, "quorum k = 0, expected a whole number >= 1"),
+    ({"protocol": "k_sync(k=2.5)"}, "quorum k = 2.5, expected a whole number >= 1"),
+    ({"protocol": "k_async(k=5)"}, "give k <= 4, or a protocol that refills on arrival"),
+    ({"protocol": "bsp@50% >> asp"}, "add gradients= or epochs= to the stop"),
+    ({"protocol": "bsp@50% >> k_sync(k=2)@25% >> asp", "stop": "epochs=1"}, "the parts overlap"),
+    ({"protocol": "bsp@updates=5 >> asp@updates=9"}, "the last part of a plan runs to the end"),
+    ({"protocol": "bsp >> asp"}, "bsp has no end, so asp is never reached"),
+    ({"protocol": "bsp@120% >> asp"}, "0% < x < 100%"),
+    ({"protocol": "bsp@sometime >> asp"}, "expected 25%, updates=100"),
+    ({"protocol": "ssp(lead=-1)"}, "max_lead = -1, expected a whole number >= 0"),
+    ({"protocol": "ringmaster(r=0)"}, "r = 0, expected a whole number >= 1"),
+    ({"cluster": "local:0"}, "is not a number of workers"),
+    ({"cluster": "4*normal(mean=1)"}, "'normal' is not known"),
+    ({"cluster": "missing.toml"}, "cannot read the cluster file missing.toml"),
+    ({"stop": "los=0.2"}, "stop condition 'los' is not known; did you mean 'loss'?"),
+    ({"stop": "loss=low"}, "expected a number, as in loss=10"),
+    ({"stop": "accuracy=97"}, "expected a share, as 0.97"),
+    ({"stop": "updates=-1"}, "expected a number > 0"),
+    ({"job": "digit"}, "no job is called 'digit'; did you mean 'digits'?"),
+    ({"job": "nowhere:job"}, "no module 'nowhere'"),
+    ({"job": "mnist"}, "run 'paceline data fetch mnist"),
+    ({"evaluate_every": "sometimes"}, "expected 25%, updates=100"),
+    ({"worker_timeout_s": "-1"}, "worker_timeout_s = -1.0, expected seconds > 0"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), USAGE, ids=[words for _, words in USAGE])
+def test_usage_errors_are_one_line_and_status_2(paceline, options, words):
+    status, said = train(paceline, **options)
+    assert status == 2
+    assert words in said
+    assert said.startswith("paceline: ")
+    assert said.count("\n") == 1
+
+
+def test_an_unknown_option_is_one_line(paceline):
+    status, said = paceline("train", "digits", "--protocl", "bsp")
+    assert status == 2
+    assert "--protocl" in said
+
+
+def test_an_unknown_toml_key_is_named_with_its_line(paceline, tmp_path):
+    (tmp_path / "cluster.toml").write_text('workers = 4\ntimming = "exp(mean=1)"\n')
+    status, said = train(paceline, cluster="cluster.toml")
+    assert status == 2
+    assert "cluster.toml, line 2: 'timming' is not known; did you mean 'timing'?" in said
+
+
+def test_the_users_own_traceback_is_shown(paceline, tmp_path):
+    (tmp_path / "mine.py").write_text("def job():\n    return 1 / 0\n")
+    status, said = train(paceline, job="mine:job")
+    assert status == 2
+    assert "mine.py" in said
+    assert "ZeroDivisionError" in said
+    assert said.splitlines()[-1] == "paceline: 'mine:job' raised ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"not gzip", "train-images"), (gzip.compress(struct.pack(">4I", 2051, 60000, 28, 28)), "train-images")],
+    ids=["wrong magic", "truncated"],
+)
+def test_damaged_data_files_are_named(paceline, tmp_path, content, words):
+    folder = tmp_path / "data/mnist"
+    folder.mkdir(parents=True)
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(content)
+    status, said = train(paceline, job="mnist")
+    assert status == 2
+    assert words in said
+    assert said.count("\n") == 1
+
+
+def test_an_existing_folder_is_refused_unless_overwritten(paceline, tmp_path):
+    assert train(paceline, out="run")[0] == 0
+    status, said = train(paceline, out="run")
+    assert (status, "run exists already; give another folder, or --overwrite" in said) == (2, True)
+    arguments = [word for option in {**TRAIN, "--out": "run"}.items() for word in option]
+    assert paceline("train", "digits", *arguments, "--overwrite")[0] == 0
+
+
+def simulate_training(protocol="bsp", stop="updates=3", n=2, **changes):
+    return pl.train(tiny_job(**changes), protocol=protocol, cluster=pl.Cluster(n), stop=stop)
+
+
+class Frozen(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 3).requires_grad_(False)
+
+
+JOBS = [
+    ({"model": Frozen}, "the model has no parameters to train"),
+    ({"model": lambda: nn.EmbeddingBag(9, 3, sparse=True)}, "makes sparse gradients"),
+    ({"loss": nn.CrossEntropyLoss(reduction="none")}, "the loss is no scalar"),
+    ({"batch_size": 97}, "a data set of 96 is smaller than a batch of 97"),
+    ({"batch_size": 0}, "batch_size = 0, expected a whole number >= 1"),
+    ({"sharding": "partitioned", "batch_size": 60}, "one of 2 shards of 96 samples is smaller than a batch of 60"),
+    ({"loss": None}, "expected either loss="),
+    ({"lr_rule": "linear"}, "lr_rule = 'linear', expected 'constant' or 'proportional'"),
+    ({"sampling": "random"}, "sampling = 'random', expected replacement or epoch"),
+    ({"optimizer": torch.optim.LBFGS}, "LBFGS evaluates the loss within a step"),
+    ({"optimizer": lambda parameters: None}, "optimizer() returned NoneType"),
+    ({"clip_norm": 0}, "clip_norm = 0, expected a number > 0"),
+    ({"microbatches": 9}, "9 microbatches of a minibatch of 8"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), JOBS, ids=[words for _, words in JOBS])
+def test_jobs_that_cannot_work_are_refused(changes, words):
+    with pytest.raises(pl.UsageError) as refusal:
+        simulate_training(**changes)
+    assert words in str(refusal.value)
+
+
+def test_sparse_gradients_of_a_function_are_refused():
+    with pytest.raises(pl.UsageError, match="makes sparse gradients"):
+        simulate_training(model=SparseFunction, data=indexed(), loss=F.cross_entropy)
+
+
+class SparseFunction(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(9, 3))
+
+    def forward(self, indices):
+        return F.embedding(indices, self.table, sparse=True)
+
+
+def indexed():
+    return torch.utils.data.TensorDataset(torch.arange(64) % 9, torch.arange(64) % 3)
+
+
+def test_accuracy_without_evaluation_data_is_refused():
+    with pytest.raises(pl.UsageError, match="has nothing to evaluate on"):
+        simulate_training(stop="accuracy=0.9")
+
+
+@pytest.mark.parametrize("knobs", [{"max_staleness": float("inf"), "on_update": "interrupt"}, {"max_lead": 2}])
+def test_contradicting_knobs_are_refused(knobs):
+    with pytest.raises(pl.UsageError, match=r"never interrupts|binds nobody"):
+        pl.Protocol(**{"quorum": "all", "max_staleness": 0, "refill": "update", **knobs})
+
+
+def test_gradients_that_stay_not_finite_end_the_run_with_its_events_kept(tmp_path):
+    job = tiny_job(loss=never_finite)
+    result = pl.train(job, protocol="asp", cluster=pl.Cluster(2), stop="updates=99", out=tmp_path / "run")
+    assert result.stopped_by == "not_finite"
+    assert "10 gradients in a row of worker" in result.reason
+    assert "at update 0" in result.reason
+    assert (tmp_path / "run/events.jsonl").read_text().count("not finite") >= 10
+
+
+def never_finite(output, target):
+    return F.cross_entropy(output, target) * float("nan")
+
+
+def test_a_full_disk_stops_the_run_and_says_so(tmp_path):
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(pl.RunError, match=r"cannot write .*events\.jsonl: .*; the run stopped"):
+            pl.train(tiny_job(), protocol="asp", cluster=pl.Cluster(2), stop="updates=9999", out=tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len((tmp_path / "run/events.jsonl").read_text().splitlines()) > 20
+
+
+def test_a_data_set_with_nothing_to_train_on():
+    with pytest.raises(pl.UsageError, match="smaller than a batch"):
+        simulate_training(data=dataset(samples=0))

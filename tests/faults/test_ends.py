@@ -1,0 +1,94 @@
+"""However a run ends, its processes end with it, and what it wrote can be read."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.event_log import EVENTS, read_events
+
+SCRIPT = """
+import paceline as pl
+from tiny_jobs import tiny_job
+
+class Announce(pl.Callback):
+    def on_update(self, update):
+        if update.version == 5:
+            print("training", flush=True)
+
+if __name__ == "__main__":
+    slow = pl.Cluster(2, timing=pl.Deterministic(0.01))
+    pl.train(tiny_job(), protocol="asp", cluster=pl.LocalCluster(2, slowness=slow),
+             stop="updates=1000000", out="run", callbacks=[Announce()])
+"""
+LIMIT_S = 60
+
+
+def start(folder, script=SCRIPT):
+    (folder / "script.py").write_text(script)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    return subprocess.Popen(
+        [sys.executable, "script.py"],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.fixture
+def running(tmp_path):
+    """A process that trains, the processes that it has started, and its log."""
+    with start(tmp_path) as process:
+        assert process.stdout.readline() == "training\n"
+        descendants = psutil.Process(process.pid).children(recursive=True)
+        assert len(descendants) >= 3  # two workers and the process that forks them
+        yield process, descendants, tmp_path / "run" / EVENTS
+        process.kill()
+
+
+def assert_gone(processes):
+    _, alive = psutil.wait_procs(processes, timeout=LIMIT_S)
+    assert alive == []
+
+
+def test_kill_9_of_the_parent_leaves_no_process(running):
+    process, descendants, log = running
+    process.kill()
+    process.wait()
+    assert_gone(descendants)
+    events = read_events(log)
+    assert events[0]["event"] == "run_started"
+    assert events[-1]["event"] != "run_ended"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_cleanly_with_what_was_learned(running, number):
+    process, descendants, log = running
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # a terminal sends Ctrl-C to every process
+    else:
+        process.send_signal(number)
+    _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, errors
+    assert_gone(descendants)
+    end = read_events(log)[-1]
+    assert (end["event"], end["outcome"]) == ("run_ended", "interrupted")
+    assert (log.parent / "model.safetensors").exists()
+    assert json.loads((log.parent / "run.json").read_text())["seed"] == 0
+
+
+def test_a_script_without_a_main_guard_gets_one_clear_line(tmp_path):
+    with start(tmp_path, SCRIPT.replace('if __name__ == "__main__":', "if True:")) as process:
+        _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1
+    last = errors.splitlines()[-1]
+    assert last.startswith("paceline.errors.UsageError: this script trains while it is imported")
+    assert errors.count("Traceback") == 1

@@ -1,0 +1,108 @@
+"""Failures of real processes, scripted by (worker, draw); each test asserts that its fault fired."""
+
+import multiprocessing
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.engines.local.memory import SharedMemory
+from paceline.history import DecisionMade, GradientArrived, WorkerJoined, WorkerLost, WorkInterrupted
+from paceline.vectors import Layout
+from tiny_jobs import batch_norm_net, tiny_job
+
+
+def run(protocol, faults=(), n=3, updates=60, respawn=False, **settings):
+    cluster = pl.LocalCluster(n, faults=faults, respawn=respawn, slowness=settings.pop("slowness", None))
+    job = settings.pop("job", tiny_job())
+    return pl.train(job, protocol=protocol, cluster=cluster, stop=pl.Stop(updates=updates), seed=1, **settings)
+
+
+def lost(result):
+    return [(record.worker, record.reason) for record in result.history.of(WorkerLost)]
+
+
+def used_by(result, worker):
+    return sum(record.used and record.worker == worker for record in result.history.of(GradientArrived))
+
+
+@pytest.mark.parametrize("protocol", [pl.bsp(), pl.k_sync(k=2), pl.asp(), pl.ssp(lead=2)], ids=str)
+def test_training_goes_on_without_a_killed_worker(protocol):
+    result = run(protocol, [pl.Fault(worker=1, draw=5, kind="die")])
+    assert lost(result) == [(1, "killed by SIGKILL, out of memory or kill -9")]
+    assert result.stopped_by == "updates"
+    assert used_by(result, 1) < 5 < used_by(result, 0)
+
+
+def test_the_traceback_of_a_failed_worker_is_shown(capfd):
+    result = run(pl.bsp(), [pl.Fault(worker=2, draw=3, kind="raise")])
+    assert [worker for worker, _ in lost(result)] == [2]
+    assert "RuntimeError: scripted fault at draw 3" in capfd.readouterr().err
+
+
+def test_respawn_brings_a_killed_worker_back():
+    slow = pl.Cluster(2, timing=pl.Deterministic(0.01))
+    result = run(pl.bsp(), [pl.Fault(1, 3, "die")], n=2, updates=200, respawn=True, slowness=slow)
+    assert [worker for worker, _ in lost(result)] == [1]
+    assert [record.worker for record in result.history.of(WorkerJoined)] == [1]
+    assert used_by(result, 1) > 3
+
+
+def test_a_silent_worker_is_declared_lost_by_a_timer():
+    result = run(pl.bsp(), [pl.Fault(0, 4, "hang")], worker_timeout_s=0.5)
+    reasons = [record.reason for record in result.history.of(DecisionMade) if record.kind == "lost"]
+    assert reasons == ["worker 0: silent for worker_timeout_s = 0.5 s"]
+    assert result.stopped_by == "updates"
+    assert used_by(result, 0) == 3
+
+
+def test_a_gradient_that_is_not_finite_is_rejected_and_counted():
+    result = run(pl.bsp(), [pl.Fault(0, 4, "not_finite")])
+    rejected = [record for record in result.history.of(GradientArrived) if record.reason == "not finite"]
+    assert [(record.worker, record.draw) for record in rejected] == [(0, 4)]
+    assert result.history.totals.dropped == 1
+    assert all(torch.isfinite(parameter).all() for parameter in result.model.parameters())
+
+
+def test_the_run_ends_when_every_worker_is_gone():
+    result = run(pl.asp(), [pl.Fault(worker, 2, "die") for worker in range(3)], updates=10_000)
+    assert result.stopped_by == "no_workers"
+    assert {worker for worker, _ in lost(result)} == {0, 1, 2}
+
+
+def test_a_loss_that_is_no_scalar_stops_the_run_with_one_line():
+    with pytest.raises(pl.UsageError, match=r"the loss is no scalar \(given shape \[8\]\)"):
+        run(pl.bsp(), job=tiny_job(loss=nn.CrossEntropyLoss(reduction="none")))
+
+
+def test_a_job_that_cannot_be_pickled_is_refused():
+    with pytest.raises(pl.UsageError, match="cannot be sent to worker processes"):
+        run(pl.bsp(), job=tiny_job(loss=lambda output, target: output.sum()))
+
+
+def test_a_data_set_without_evaluation_stays_silent_and_one_with_it_is_measured():
+    job = tiny_job(model=batch_norm_net, eval_data=tiny_job().data)
+    result = run(pl.bsp(), job=job)
+    assert set(result.metrics) == {"loss", "accuracy"}
+
+
+def test_interrupted_workers_abandon_sleep_at_once():
+    slow = pl.Cluster(3, timing=[pl.Deterministic(1e-6), pl.Deterministic(1e-6), pl.Deterministic(30.0)])
+    result = run(pl.k_sync(k=2), slowness=slow, updates=20)
+    assert result.time_s < 10
+    assert {record.worker for record in result.history.of(WorkInterrupted)} >= {2}
+
+
+def test_nothing_is_left_behind():
+    run(pl.asp(), [pl.Fault(1, 3, "die")])
+    assert multiprocessing.active_children() == []
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(("torch_", "paceline", "psm_"))]
+
+
+def test_shared_memory_has_no_name():
+    memory = SharedMemory(Layout(batch_norm_net()), workers=2, places=3)
+    target = os.readlink(f"/proc/self/fd/{memory._file}")
+    assert "memfd:paceline" in target
+    memory.close()
