@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import process_time
 
-from common import options, report, spread
-
 import paceline as pl
+from common import options, report, spread
 from paceline.coordinator import Coordinator
 from paceline.engines.virtual import TimingEngine
 from paceline.events import Arrival, Event

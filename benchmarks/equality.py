@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from common import options, report, rounded
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import paceline as pl
+from common import options, report, rounded
 from paceline.data import Loader
 from paceline.engines.replica import build_model
 

@@ -5,9 +5,8 @@ Source: Dutta et al., "Slow and Stale Gradients Can Win the Race", AISTATS 2018,
 
 from __future__ import annotations
 
-from common import options, report, rounded, spread
-
 import paceline as pl
+from common import options, report, rounded, spread
 
 P, K = 8, 4
 BAR = 0.01

@@ -6,11 +6,11 @@ from functools import partial
 from time import perf_counter
 
 import torch
-from common import options, ratios, report, spread
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import paceline as pl
+from common import options, ratios, report, spread
 from paceline.engines.local.memory import SharedMemory
 from paceline.engines.versions import Versions
 from paceline.server import ParameterServer

@@ -12,11 +12,11 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from common import options, ratios, report, spread
 from torch import nn
 from torch.nn import functional as F
 
 import paceline as pl
+from common import options, ratios, report, spread
 from paceline.data import Loader
 from paceline.engines.replica import build_model
 from paceline.errors import UsageError

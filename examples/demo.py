@@ -13,10 +13,10 @@ HEALTHY = pl.Deterministic(0.001)
 STRAGGLER = pl.ShiftedExponential(shift_s=0.03, mean_s=0.03)
 
 
-def main() -> None:
+def main(runs: Path = RUNS, loss: float = 0.2) -> None:
     slowness = pl.Cluster(4, timing=[HEALTHY, HEALTHY, HEALTHY, STRAGGLER])
     cluster = pl.LocalCluster(4, slowness=slowness)
-    stop = pl.Stop(loss=0.2, seconds=25)
+    stop = pl.Stop(loss=loss, seconds=25)
     console = Console()
     results = {}
     for protocol in (pl.bsp(), pl.k_sync(k=3), pl.asp()):
@@ -26,14 +26,14 @@ def main() -> None:
                 protocol=protocol,
                 cluster=cluster,
                 stop=stop,
-                out=RUNS / protocol.name,
+                out=runs / protocol.name,
                 overwrite=True,
                 callbacks=[progress],
             )
     console.print()
     console.print(comparison(results))
     console.print()
-    console.print(f"The runs are in {RUNS}/: run.json, events.jsonl and the trained model of each.")
+    console.print(f"Each run is in a folder of {runs}/: run.json, events.jsonl, the model.")
     console.print(verdict(results), style="bold")
 
 

@@ -12,7 +12,14 @@ from .catalogue import ringmaster as ringmaster
 from .catalogue import ssp as ssp
 from .cluster import Cluster as Cluster
 from .cluster import LocalCluster as LocalCluster
+from .controllers.base import AskAgain as AskAgain
+from .controllers.base import ChangeProtocol as ChangeProtocol
+from .controllers.base import CloseUpdate as CloseUpdate
 from .controllers.base import Controller as Controller
+from .controllers.base import Moment as Moment
+from .controllers.base import SetAside as SetAside
+from .controllers.base import SetQuorum as SetQuorum
+from .controllers.base import TakeBack as TakeBack
 from .controllers.quorum import FixedQuorum as FixedQuorum
 from .controllers.quorum import QuorumFunction as QuorumFunction
 from .controllers.quorum import ScheduledQuorum as ScheduledQuorum
@@ -21,7 +28,9 @@ from .errors import RunError as RunError
 from .errors import UsageError as UsageError
 from .events import Outcome as Outcome
 from .faults import Fault as Fault
+from .history import GradientArrived as GradientArrived
 from .history import History as History
+from .history import UpdateMade as UpdateMade
 from .job import Job as Job
 from .protocols import Extent as Extent
 from .protocols import Phase as Phase

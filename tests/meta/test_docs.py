@@ -1,0 +1,88 @@
+"""Everything that the documentation shows is run, and everything it names exists."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.catalogue import CATALOGUE
+from paceline.cli import main
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+EXAMPLES = ROOT / "examples"
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_the_programs_of_the_readme_run(code, capsys):
+    exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [line for block in blocks("sh") for line in block.splitlines()])
+def test_the_commands_of_the_readme_run(command, monkeypatch, tmp_path):
+    words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command.partition("#")[0])]
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        return
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+
+
+def test_the_readme_lists_every_protocol():
+    assert re.findall(r"^\| `(\w+)", README, re.MULTILINE) == list(CATALOGUE)
+
+
+def test_the_program_of_ten_lines_has_ten_lines_or_fewer():
+    assert len([line for line in blocks("python")[0].splitlines() if line]) <= 10
+
+
+def test_a_model_of_ones_own_takes_at_most_25_lines():
+    assert len((EXAMPLES / "own_model.py").read_text().splitlines()) <= 25
+
+
+@pytest.mark.parametrize("name", ["own_model.py", "own_controller.py"])
+def test_examples_run(name):
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name], capture_output=True, text=True, timeout=100, check=False, env=os.environ
+    )
+    assert done.returncode == 0, done.stderr
+    assert "reached the target" in done.stdout
+
+
+def test_the_demo_ends_with_its_table(tmp_path, capsys):
+    demo = runpy.run_path(str(EXAMPLES / "demo.py"))
+    demo["main"](runs=tmp_path, loss=1.5)
+    said = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in said.splitlines())
+    assert re.search(r"won: target loss in .* x faster than", said.replace("\n", " "))
+    assert {path.name for path in tmp_path.iterdir()} == {"bsp", "k_sync(k=3)", "asp"}
+
+
+def test_the_picture_can_be_drawn(tmp_path):
+    picture = runpy.run_path(str(EXAMPLES / "picture.py"))
+    picture["main"](tmp_path / "digits.svg", loss=1.5)
+    assert "<svg" in (tmp_path / "digits.svg").read_text()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/design.md", "docs/assumptions.md", "benchmarks/README.md"])
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / page).read_text()):
+        assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_every_place_that_the_design_names_exists():
+    table = (ROOT / "docs/design.md").read_text().partition("## Where to change what")[2].partition("##")[0]
+    for place in re.findall(r"`([\w/]+(?:\.py|/))`", table):
+        assert (ROOT / "src/paceline" / place).exists() or (ROOT / place).exists(), place
