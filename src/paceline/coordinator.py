@@ -560,8 +560,15 @@ class Coordinator:
     def _evaluated(self, event: Evaluated) -> None:
         self._evaluating = False
         target = self._stop.accuracy
-        accuracy = event.metrics.get("accuracy", -inf)
-        if target is not None and accuracy >= target:
+        if target is None:
+            return
+        if "accuracy" not in event.metrics:
+            self._end(
+                Outcome.FAILED,
+                f"the stop waits for an accuracy, but evaluation gives {', '.join(event.metrics)} only; "
+                "return it from step as (loss, {'accuracy': ...})",
+            )
+        elif (accuracy := event.metrics["accuracy"]) >= target:
             self._end(
                 Outcome.ACCURACY,
                 f"accuracy {accuracy:.4f} of version {event.version} reached the target {target:g}",

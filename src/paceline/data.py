@@ -140,9 +140,9 @@ class _Stream:
 def _endless(job: Job, seed: int) -> Iterator[Any]:
     """Read iterable data over and over, each time in an order that all workers have in common."""
     for epoch in count():
-        samples = iter(job.data)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(seed, "iterable", epoch))
+            samples = iter(job.data)
             first = next(samples, None)
         if first is None:
             raise RunError(f"job {job.name}: the iterable data gave no sample; expected at least a batch")

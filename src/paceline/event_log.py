@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Hashable, Mapping
-from dataclasses import fields, is_dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import fields
 from functools import cache
 from importlib.metadata import version
 from math import isfinite
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, get_args
 
 from paceline.callbacks import Callback
 from paceline.errors import RunError, UsageError
@@ -82,10 +83,8 @@ class RunFolder(Callback):
 
 def to_line(record: Record) -> str:
     """Return a record as one line of JSON; what is not a number becomes null."""
-    kind: Hashable = type(record)
-    content: dict[str, Any] = {"event": _event_name(kind)}
-    for name in _field_names(kind):
-        content[name] = _plain(getattr(record, name))
+    event, names = _EVENTS[type(record)]
+    content = {"event": event, **{name: _plain(getattr(record, name)) for name in names}}
     return json.dumps(content, allow_nan=False) + "\n"
 
 
@@ -102,22 +101,19 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **packages}
 
 
-@cache
-def _event_name(kind: type) -> str:
-    """Return ``gradient_arrived`` for ``GradientArrived``."""
-    name: str = kind.__name__
-    return "".join("_" + letter.lower() if letter.isupper() else letter for letter in name).lstrip("_")
-
-
-@cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    assert is_dataclass(kind)
-    return tuple(field.name for field in fields(kind))
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return value
+
+
+def _event_name(kind: type[Any]) -> str:
+    """Return ``gradient_arrived`` for ``GradientArrived``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+
+
+_EVENTS: dict[type[Any], tuple[str, list[str]]] = {
+    kind: (_event_name(kind), [field.name for field in fields(kind)]) for kind in get_args(Record)
+}

@@ -18,10 +18,15 @@ Column = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """The run has begun."""
+    """The run has begun.
+
+    Attributes:
+        memory: how much the versions may take, in words.
+    """
 
     now_s: float
     workers: int
+    memory: str
 
 
 @dataclass(frozen=True, slots=True)

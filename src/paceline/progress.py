@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from paceline.callbacks import Callback
-from paceline.history import DecisionMade, Record, RunEnded, UpdateMade, VersionEvaluated, WorkerLost
+from paceline.history import DecisionMade, Record, RunEnded, RunStarted, UpdateMade, VersionEvaluated, WorkerLost
 from paceline.stop import Stop
 
 REDRAW_S = 0.1
@@ -53,11 +53,14 @@ class ProgressLine(Callback):
             self._live.stop()
 
     def on_record(self, record: Record) -> None:
-        """Hear of lost workers too."""
-        if isinstance(record, WorkerLost):
-            self._say(f"worker {record.worker} lost: {record.reason}")
-        elif isinstance(record, DecisionMade) and record.kind == "lost":
-            self._say(f"declared lost, {record.reason}")
+        """Hear of the beginning and of lost workers too."""
+        match record:
+            case RunStarted():
+                self._say(record.memory)
+            case WorkerLost():
+                self._say(f"worker {record.worker} lost: {record.reason}")
+            case DecisionMade(kind="lost"):
+                self._say(f"declared lost, {record.reason}")
         super().on_record(record)
 
     def on_update(self, update: UpdateMade) -> None:

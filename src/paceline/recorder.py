@@ -44,6 +44,7 @@ class Recorder:
     Args:
         workers: that the run begins with.
         batch_size: samples of a minibatch, for what was never computed.
+        memory: how much the versions may take, in words.
         learning_rate: gives the optimizer's own rate now.
         callbacks: that hear every record.
     """
@@ -52,12 +53,14 @@ class Recorder:
         self,
         workers: int,
         batch_size: int,
+        memory: str,
         learning_rate: Callable[[], float],
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.history = History()
         self._workers = workers
         self._batch_size = batch_size
+        self._memory = memory
         self._learning_rate = learning_rate
         self._callbacks = callbacks
         self._work: dict[int, tuple[Compute, float]] = {}  # with when it was given
@@ -78,7 +81,7 @@ class Recorder:
         match event:
             case None:
                 self._joined_s = dict.fromkeys(range(self._workers), now)
-                self._tell(RunStarted(now, self._workers))
+                self._tell(RunStarted(now, self._workers, self._memory))
             case Evaluated():
                 published_s = self._published_s.pop(event.version, now)
                 self._tell(VersionEvaluated(now, event.version, published_s, dict(event.metrics)))

@@ -18,7 +18,7 @@ from paceline.coordinator import Coordinator
 from paceline.engines.base import Engine
 from paceline.engines.local import LocalEngine
 from paceline.engines.local.engine import refuse_while_importing
-from paceline.engines.replica import Replica, build_model, evaluate
+from paceline.engines.replica import Replica, build_model, evaluate, usable_device
 from paceline.engines.virtual import TimingEngine, VirtualEngine
 from paceline.errors import UsageError
 from paceline.event_log import RunFolder
@@ -30,7 +30,7 @@ from paceline.protocols import Extent, Phase, Plan, Protocol, as_plan
 from paceline.recorder import Recorder
 from paceline.server import ParameterServer
 from paceline.stop import Stop
-from paceline.vectors import Layout
+from paceline.vectors import Layout, trainable
 
 AnyProtocol = str | Protocol | Phase | Plan
 AnyCluster = str | Cluster | LocalCluster
@@ -112,7 +112,7 @@ def train(
     )
     model = build_model(job, seed)
     if isinstance(cluster, Cluster):
-        model = model.to(cluster.device)
+        model = model.to(usable_device(cluster.device))
     layout = Layout(model)
     _check_memory(layout, n)
     server = ParameterServer(job, model, layout, per_epoch)
@@ -124,12 +124,11 @@ def train(
         "seed": seed,
         "batch_size": job.batch_size,
         "workers": n,
-        "parameters": sum(view.numel() for view in layout.allocate().parameters),
-        "memory": memory_note(layout, n),
+        "parameters": sum(parameter.numel() for parameter in trainable(model)),
     }
     folder = RunFolder(Path(out), configuration, overwrite) if out is not None else None
     heard = [*([folder] if folder else []), *callbacks]
-    recorder = Recorder(n, job.batch_size, lambda: server.learning_rate, heard)
+    recorder = Recorder(n, job.batch_size, memory_note(layout, n), lambda: server.learning_rate, heard)
     try:
         with _engine(job, cluster, seed, server, layout) as engine:
             end = engine.run(coordinator, recorder.observe)
@@ -199,8 +198,8 @@ def simulate(
         raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster such as '4*exp(mean=1)'")
     plan = plan.checked(simulated.n, total=None, per_epoch=None)
     coordinator = Coordinator(plan, workers=simulated.n, stop=Stop(updates=updates))
-    engine = TimingEngine(simulated, seed, payload_bytes)
-    engine.run(coordinator)
+    with TimingEngine(simulated, seed, payload_bytes) as engine:
+        engine.run(coordinator)
     return Simulated(engine.now, engine.totals())
 
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from paceline.coordinator import Coordinator
+from paceline.engines.signals import Signals
 from paceline.events import (
     Accept,
     Apply,
@@ -18,6 +19,8 @@ from paceline.events import (
     Evaluate,
     Event,
     Interrupt,
+    Outcome,
+    Quit,
     Stop,
     Wake,
 )
@@ -34,14 +37,23 @@ class Engine(ABC):
 
     now: float = 0.0
 
+    def __init__(self) -> None:
+        self.signals = Signals()
+
     def __enter__(self) -> Self:
         """Get ready to run."""
+        self.signals.install()
         return self
 
-    def __exit__(  # noqa: B027  # not every engine has something to let go of
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         """Let go of whatever the run needed."""
+        self.signals.remove()
+
+    def quit_by_signal(self) -> Quit:
+        """Return the event of the signal that was caught."""
+        return Quit(self.now, Outcome.INTERRUPTED, f"interrupted by {self.signals.caught}")
 
     @abstractmethod
     def next_event(self) -> Event:
@@ -98,6 +110,6 @@ class Engine(ABC):
                 observe(self.now, event, commands)
             if coordinator.stopped:
                 break
-            event = self.next_event()
+            event = self.quit_by_signal() if self.signals.caught else self.next_event()
             commands = coordinator.handle(event)
         return next(command for command in commands if isinstance(command, Stop))

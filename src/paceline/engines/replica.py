@@ -157,6 +157,13 @@ class Replica:
             )
 
 
+def usable_device(device: str) -> str:
+    """Return the device, or refuse one that this machine does not have."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device='cuda', but this machine has no GPU that torch can use; give device='cpu'")
+    return device
+
+
 def build_model(job: Job, seed: int) -> nn.Module:
     """Return the job's model as every process of the run builds it."""
     return job.build_model(derived_seed(seed, "model"))

@@ -48,7 +48,7 @@ class TimingEngine(Engine):
     """
 
     def __init__(self, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
-        self.now = 0.0
+        super().__init__()
         self._round_trips = cluster.round_trips(seed, payload_bytes)
         self._duration_s = self._round_trips.duration_s
         self._gradient_s = cluster.server.gradient_s

@@ -8,7 +8,6 @@ import pickle
 import selectors
 import signal
 import sys
-import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -16,7 +15,7 @@ from heapq import heappop, heappush
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from paceline.cluster import LocalCluster
 from paceline.engines.base import Engine
@@ -88,7 +87,7 @@ class LocalEngine(Engine):
     """
 
     def __init__(self, job: Job, cluster: LocalCluster, seed: int, server: ParameterServer, layout: Layout) -> None:
-        self.now = 0.0
+        super().__init__()
         self._job = job
         self._cluster = cluster
         self._seed = seed
@@ -108,7 +107,6 @@ class LocalEngine(Engine):
         self._respawns = [0] * n
         self._events: deque[Event] = deque()
         self._timers: list[float] = []
-        self._signals = _Signals()
         self._begun = 0.0
 
     def __enter__(self) -> Self:
@@ -124,8 +122,8 @@ class LocalEngine(Engine):
         except BaseException:
             self._close()
             raise
-        self._signals.install()
-        self._selector.register(self._signals.reader, selectors.EVENT_READ)
+        super().__enter__()
+        self._selector.register(self.signals.reader, selectors.EVENT_READ)
         self._begun = time.monotonic()
         return self
 
@@ -134,6 +132,7 @@ class LocalEngine(Engine):
     ) -> None:
         """End every process."""
         self._close()
+        super().__exit__(kind, error, where)
 
     # --- commands -----------------------------------------------------------------------------------------
 
@@ -186,8 +185,8 @@ class LocalEngine(Engine):
             self._events.append(Timer(now))
             return
         for key, _ in self._selector.select(self._timers[0] - now if self._timers else None):
-            if key.fileobj is self._signals.reader:
-                self._events.append(Quit(self._elapsed_s(), Outcome.INTERRUPTED, self._signals.read()))
+            if key.fileobj == self.signals.reader:
+                self._events.append(self.quit_by_signal())
             else:
                 self._read(key.data)
 
@@ -312,7 +311,6 @@ class LocalEngine(Engine):
         return f"ended with status {code}"
 
     def _close(self) -> None:
-        self._signals.remove()
         for worker, peer in self._workers.items():
             self._memory.interrupt(worker, sys.maxsize)
             peer.send(None)
@@ -327,39 +325,6 @@ class LocalEngine(Engine):
             peer.connection.close()
         self._selector.close()
         self._memory.close()
-
-
-class _Signals:
-    """Turns the first Ctrl-C or SIGTERM into something to select on; the second one acts as usual."""
-
-    def __init__(self) -> None:
-        self.reader, self._writer = os.pipe()
-        self._name = ""
-        self._previous: dict[int, Any] = {}
-
-    def install(self) -> None:
-        """Begin to listen, in the main thread, which alone may."""
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._caught)
-
-    def read(self) -> str:
-        """Return which signal it was."""
-        os.read(self.reader, 1)
-        return f"interrupted by {self._name}"
-
-    def remove(self) -> None:
-        """Put the previous handlers back."""
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous.clear()
-        os.close(self.reader)
-        os.close(self._writer)
-
-    def _caught(self, number: int, frame: object) -> None:
-        signal.signal(number, self._previous.get(number, signal.SIG_DFL))
-        self._name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        os.write(self._writer, b"x")
 
 
 def refuse_while_importing() -> None:

@@ -25,7 +25,7 @@ from paceline.engines.local.messages import (
     Ready,
     Work,
 )
-from paceline.engines.replica import Interrupted, Replica
+from paceline.engines.replica import Interrupted, Replica, usable_device
 from paceline.errors import UsageError
 from paceline.job import Job
 from paceline.vectors import Vectors
@@ -157,8 +157,7 @@ class _Evaluator:
 def _device(cluster: LocalCluster, worker: int) -> str:
     if cluster.device == "cpu":
         return "cpu"
-    if not torch.cuda.is_available():
-        raise UsageError("device='cuda', but this machine has no GPU that torch can use; give device='cpu'")
+    usable_device(cluster.device)
     return f"cuda:{worker % torch.cuda.device_count()}"
 
 

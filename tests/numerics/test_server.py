@@ -1,0 +1,231 @@
+"""The parameter server against plain torch, for every kind of optimizer, parameter and buffer."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, MultiStepLR
+
+import paceline as pl
+from paceline.engines.replica import Replica, build_model
+from paceline.history import UpdateMade
+from paceline.server import ParameterServer
+from paceline.vectors import Layout
+from tiny_jobs import dataset, largest_relative_difference, parameters_of, plain_loop, sgd, small_net, tiny_job
+
+EXACT = 1e-12
+
+
+def trained(n=2, updates=20, protocol=None, **changes):
+    return pl.train(
+        tiny_job(**changes), protocol=protocol or pl.bsp(), cluster=pl.Cluster(n), stop=pl.Stop(updates=updates), seed=3
+    )
+
+
+OPTIMIZERS = {
+    "sgd": sgd(),
+    "momentum": sgd(momentum=0.9),
+    "nesterov": partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "adam": partial(torch.optim.Adam, lr=0.01),
+    "adamw": partial(torch.optim.AdamW, lr=0.01),
+    "rmsprop": partial(torch.optim.RMSprop, lr=0.01),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.05),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_any_optimizer_does_what_it_does_in_one_process(optimizer):
+    result = trained(optimizer=optimizer)
+    plain = plain_loop(tiny_job(optimizer=optimizer), seed=3, n=2, updates=20)
+    assert largest_relative_difference(parameters_of(result.model), parameters_of(plain)) < 1e-10
+
+
+def pieces(job):
+    replica = Replica(job, 0, 4)
+    server = ParameterServer(job, build_model(job, 0), replica.layout, per_epoch=10)
+    return replica, server
+
+
+def constant_gradient(layout, value):
+    gradient = layout.allocate()
+    for flat in gradient.flat_parameters:
+        flat.fill_(value)
+    return gradient
+
+
+def test_the_mean_is_over_the_samples_received():
+    _, server = pieces(tiny_job(optimizer=sgd(lr=1.0)))
+    before = parameters_of(server.model)
+    layout = Layout(server.model)
+    server.accumulate(constant_gradient(layout, 1.0), samples=8)
+    server.accumulate(constant_gradient(layout, 4.0), samples=4)
+    server.apply(gradients=2, lr_scale=1.0)
+    assert torch.allclose(before - parameters_of(server.model), torch.tensor(2.0).double(), rtol=EXACT)
+
+
+def test_the_learning_rate_is_scaled_for_one_step_only():
+    _, server = pieces(tiny_job(optimizer=sgd(lr=1.0)))
+    layout = Layout(server.model)
+    before = parameters_of(server.model)
+    server.accumulate(constant_gradient(layout, 1.0), samples=8)
+    server.apply(gradients=1, lr_scale=0.25)
+    assert torch.allclose(before - parameters_of(server.model), torch.tensor(0.25).double())
+    assert server.learning_rate == 1.0
+
+
+@pytest.mark.parametrize(
+    ("rule", "lr_is", "factor"),
+    [
+        ("constant", "total", 1.0),
+        ("proportional", "total", 3 / 4),
+        ("constant", "per_worker", 4.0),
+        ("proportional", "per_worker", 3.0),
+    ],
+)
+def test_the_learning_rate_follows_the_quorum(rule, lr_is, factor):
+    result = trained(n=4, protocol=pl.k_sync(k=3), optimizer=sgd(lr=0.01), lr_rule=rule, lr_is=lr_is)
+    assert {record.learning_rate for record in result.history.of(UpdateMade)} == {0.01 * factor}
+
+
+def test_clipping_acts_on_the_mean_gradient():
+    _, server = pieces(tiny_job(optimizer=sgd(lr=1.0), clip_norm=0.5))
+    before = parameters_of(server.model)
+    server.accumulate(constant_gradient(Layout(server.model), 3.0), samples=8)
+    server.apply(gradients=1, lr_scale=1.0)
+    assert torch.linalg.vector_norm(before - parameters_of(server.model)) == pytest.approx(0.5, rel=1e-6)
+
+
+def halve_at(*milestones):
+    return partial(MultiStepLR, milestones=list(milestones), gamma=0.5)
+
+
+@pytest.mark.parametrize(("protocol", "k"), [(pl.bsp(), 4), (pl.k_sync(k=2), 2), (pl.asp(), 1)], ids=str)
+def test_schedules_advance_by_workload(protocol, k):
+    result = trained(n=4, updates=40 // k, protocol=protocol, optimizer=sgd(lr=0.01), scheduler=halve_at(20))
+    rates = [record.learning_rate for record in result.history.of(UpdateMade)]
+    assert rates == [0.01] * (20 // k) + [0.005] * (20 // k)
+
+
+def test_schedules_by_epoch():
+    result = trained(n=1, updates=30, optimizer=sgd(lr=0.01), scheduler=halve_at(2), schedule_unit="epoch")
+    rates = [record.learning_rate for record in result.history.of(UpdateMade)]
+    assert rates == [0.01] * 24 + [0.005] * 6  # 96 samples, batches of 8: 12 gradients an epoch
+
+
+def test_a_scheduler_may_begin_below_the_optimizers_rate():
+    warm_up = partial(LambdaLR, lr_lambda=warm)
+    result = trained(n=1, updates=4, optimizer=sgd(lr=1.0), scheduler=warm_up)
+    assert [record.learning_rate for record in result.history.of(UpdateMade)] == [0.25, 0.5, 0.75, 1.0]
+
+
+def warm(step):
+    return (step + 1) / 4
+
+
+class Odd(nn.Module):
+    """A frozen layer, a tied one, one that is never used, and two dtypes."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Linear(5, 5).double().requires_grad_(False)
+        self.first = nn.Linear(5, 5).double()
+        self.tied = nn.Linear(5, 5).double()
+        self.tied.weight = self.first.weight
+        self.last = nn.Linear(5, 3)
+        self.unused = nn.Linear(2, 2)
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.bool))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+            self.seen[self.calls.item() % 3] = True
+        return self.last(self.tied(torch.tanh(self.first(self.frozen(x)))).float())
+
+
+@pytest.mark.parametrize("cluster", [pl.Cluster(2), pl.LocalCluster(2)], ids=["virtual", "local"])
+def test_frozen_tied_unused_and_mixed_parameters_and_buffers_work(cluster):
+    job = tiny_job(model=Odd, optimizer=sgd())
+    result = pl.train(job, protocol=pl.bsp(), cluster=cluster, stop=pl.Stop(updates=5), seed=3)
+    before, after = build_model(job, 3), result.model
+    plain = plain_loop(job, seed=3, n=2, updates=5)
+    assert torch.equal(before.frozen.weight, after.frozen.weight)
+    assert torch.equal(before.unused.weight, after.unused.weight)
+    assert after.tied.weight is after.first.weight
+    assert not torch.equal(before.last.weight, after.last.weight)
+    assert torch.allclose(plain.last.weight, after.last.weight, rtol=1e-5)
+    assert torch.allclose(plain.first.weight, after.first.weight, rtol=1e-6)
+    assert after.calls == 10  # integers: the sum of the changes
+    assert after.seen.any()  # booleans: the newest
+
+
+def test_each_dtype_has_one_vector():
+    layout = Layout(Odd())
+    vectors = layout.allocate()
+    assert {flat.dtype for flat in vectors.flat_parameters} == {torch.float64, torch.float32}
+    assert {flat.dtype for flat in vectors.flat_buffers} == {torch.bool, torch.int64}
+    assert sum(flat.numel() for flat in vectors.flat_parameters) == sum(
+        parameter.numel() for parameter in Odd().parameters() if parameter.requires_grad
+    )
+
+
+def test_nothing_is_copied_on_the_workers_side():
+    replica, server = pieces(tiny_job())
+    version, gradient = replica.layout.allocate(), replica.layout.allocate()
+    server.publish(version)
+    replica.gradient(0, 1, None, version, gradient)
+    for parameter, view, change in zip(
+        replica.model.parameters(), version.parameters, gradient.parameters, strict=True
+    ):
+        assert parameter.data_ptr() == view.data_ptr()
+        assert parameter.grad.data_ptr() == change.data_ptr()
+
+
+def test_microbatches_give_the_gradient_of_the_whole_batch():
+    whole, server = pieces(tiny_job())
+    parts, _ = pieces(tiny_job(microbatches=3))
+    version = whole.layout.allocate()
+    server.publish(version)
+    one, three = whole.layout.allocate(), whole.layout.allocate()
+    a = whole.gradient(0, 1, None, version, one)
+    b = parts.gradient(0, 1, None, version, three)
+    assert largest_relative_difference(one.flat_parameters[0], three.flat_parameters[0]) < EXACT
+    assert (a.loss, a.squared_norm) == (pytest.approx(b.loss), pytest.approx(b.squared_norm))
+    assert a.squared_norm == pytest.approx(float((one.flat_parameters[0] ** 2).sum()))
+
+
+def test_bfloat16_models_train():
+    job = tiny_job(model=partial(small_net, torch.bfloat16), data=dataset(dtype=torch.bfloat16), optimizer=sgd())
+    result = pl.train(job, protocol=pl.bsp(), cluster=pl.Cluster(2), stop=pl.Stop(updates=200), seed=3)
+    losses = result.history.columns()["loss"]
+    assert losses[-20:].mean() < losses[:20].mean()
+
+
+def test_a_model_that_does_not_fit_is_refused(monkeypatch):
+    class Little:
+        available = 1000
+
+    monkeypatch.setattr("psutil.virtual_memory", Little)
+    with pytest.raises(pl.UsageError, match=r"up to 3 versions of .* MiB for 2 workers.*are available"):
+        trained()
+
+
+def loss_of_dict(model, batch):
+    output = model(batch["inputs"])
+    loss = F.cross_entropy(output, batch["target"])
+    return loss, {"accuracy": (output.argmax(1) == batch["target"]).float().mean()}
+
+
+def as_dict(samples):
+    inputs, target = zip(*samples, strict=True)
+    return {"inputs": torch.stack(inputs), "target": torch.stack(target)}
+
+
+def test_a_step_function_with_dict_batches_and_metrics():
+    job = tiny_job(loss=None, step=loss_of_dict, collate=as_dict, eval_data=dataset())
+    result = pl.train(job, protocol=pl.bsp(), cluster=pl.Cluster(2), stop=pl.Stop(updates=20), seed=3)
+    pairs = trained(eval_data=dataset())
+    assert torch.equal(parameters_of(result.model), parameters_of(pairs.model))
+    assert result.metrics == pytest.approx(pairs.metrics)
