@@ -249,7 +249,8 @@ class Coordinator:
         held = len(self._held)
         if held >= self._quorum or self._close_reason:
             return True
-        return held > 0 and self._quorum == inf and not self._owing
+        owing = self._owing or any(self._owes(worker, self._workers[worker]) for worker in self._idle)
+        return held > 0 and self._quorum == inf and not owing
 
     def _settle(self) -> None:
         """Make the update if its quorum, min(K, held + workers that can still contribute), is reached."""
@@ -257,7 +258,7 @@ class Coordinator:
             self._update(self._close_reason or self._quorum_reason)
         elif self._recheck_idle:
             self._refill()
-        elif self._delivered is not None:
+        elif self._delivered is not None and self._delivered in self._idle:  # not set aside meanwhile
             self._give_if_allowed(self._delivered)
         self._delivered = None
         if self._held and not self._awaited():

@@ -1,0 +1,161 @@
+"""What is written down is what happened."""
+
+import json
+
+import numpy as np
+import pytest
+
+import paceline as pl
+from paceline.event_log import EVENTS, MODEL, RUN, read_events
+from paceline.history import DecisionMade, GradientArrived, UpdateMade, VersionEvaluated, WorkInterrupted
+from tiny_jobs import dataset, tiny_job
+
+CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
+
+
+def run(protocol="k_sync(k=2)", stop="updates=40", cluster=CLUSTER, **options):
+    job = tiny_job(**options.pop("job", {}))
+    return pl.train(job, protocol=protocol, cluster=cluster, stop=stop, seed=5, **options)
+
+
+def test_columns_by_update():
+    columns = run().history.columns()
+    assert list(columns["version"]) == list(range(1, 41))
+    assert set(columns["k"]) == {2}
+    assert list(columns["workload"]) == list(range(2, 82, 2))
+    assert list(columns["samples_applied"]) == list(range(16, 656, 16))
+    assert (np.diff(columns["time_s"]) > 0).all()
+    assert columns["loss"][-5:].mean() < columns["loss"][:5].mean()
+
+
+def test_columns_by_second_show_the_state_at_each_second():
+    history = run().history
+    by_update, by_second = history.columns(), history.columns(by="second", step_s=0.5)
+    for time_s, version in zip(by_second["time_s"], by_second["version"], strict=True):
+        assert version == (by_update["time_s"] <= time_s).sum()
+
+
+def test_columns_of_a_run_without_updates_are_empty():
+    assert run(stop="seconds=0.0001").history.columns(by="second")["version"].size == 0
+
+
+def test_pandas():
+    frame = run().history.to_pandas()
+    assert frame.shape[0] == 40
+    assert frame["used"].iloc[-1] == 80
+
+
+def test_totals_agree_with_the_records():
+    result = run()
+    totals, history = result.history.totals, result.history
+    arrivals = history.of(GradientArrived)
+    assert totals.used == sum(arrival.used for arrival in arrivals) == 80
+    assert totals.dropped == sum(not arrival.used for arrival in arrivals)
+    assert totals.interrupted == len(history.of(WorkInterrupted))
+    assert totals.samples_dropped == 8 * (totals.dropped + totals.interrupted)
+    assert totals.mean_k == 2
+
+
+def test_idle_share_by_hand():
+    # Two workers of 1 s and 3 s under BSP: the first is idle 2 s of every 3.
+    cluster = pl.Cluster(2, timing=[pl.Deterministic(1.0), pl.Deterministic(3.0)])
+    assert run("bsp", cluster=cluster).history.totals.idle_share == pytest.approx(2 / 6)
+    assert run("bsp", cluster=cluster).history.columns()["idle_share"][-1] == pytest.approx(2 / 6)
+    assert run("asp", cluster=cluster).history.totals.idle_share == pytest.approx(0.0)
+
+
+def test_the_log_holds_every_record_in_order(tmp_path):
+    result = run(out=tmp_path / "run")
+    events = read_events(tmp_path / "run" / EVENTS)
+    assert len(events) == len(result.history.records)
+    updates = [event for event in events if event["event"] == "update_made"]
+    assert [event["loss"] for event in updates] == [record.loss for record in result.history.of(UpdateMade)]
+    assert events[-1] == {
+        "event": "run_ended",
+        "now_s": result.time_s,
+        "outcome": "updates",
+        "reason": "40 updates made",
+    }
+
+
+def test_a_log_that_a_crash_cut_short_can_be_read(tmp_path):
+    run(out=tmp_path / "run")
+    log = tmp_path / "run" / EVENTS
+    whole = read_events(log)
+    log.write_text(log.read_text()[:-20])
+    assert read_events(log) == whole[:-1]
+
+
+def test_the_folder_says_what_was_run_and_holds_the_model(tmp_path):
+    from safetensors.torch import load_file
+
+    result = run(protocol="bsp@25% >> asp", stop="epochs=2", out=tmp_path / "run")
+    configuration = json.loads((tmp_path / "run" / RUN).read_text())
+    assert configuration["protocol"] == "bsp until 6 gradients >> asp"
+    assert configuration["seed"] == 5
+    assert set(configuration["versions"]) == {"paceline", "python", "torch", "numpy"}
+    saved = load_file(tmp_path / "run" / MODEL)
+    assert all((saved[name] == tensor).all() for name, tensor in result.model.state_dict().items())
+
+
+def test_callbacks_hear_everything():
+    heard = []
+
+    class Listener(pl.Callback):
+        def on_update(self, update):
+            heard.append(f"update {update.version}")
+
+        def on_arrival(self, arrival):
+            heard.append("arrival")
+
+        def on_evaluate(self, evaluation):
+            heard.append(f"evaluation {evaluation.version}")
+
+        def on_switch(self, decision):
+            heard.append(decision.reason)
+
+        def on_end(self, end):
+            heard.append(end.reason)
+
+    run("bsp@updates=1 >> asp", "updates=2", callbacks=[Listener()], job={"eval_data": dataset()})
+    begin, switch = "bsp: the run begins", "asp: 1 updates reached"
+    updates = ["arrival"] * 4 + ["update 1", switch, "arrival", "update 2"]
+    assert heard == [begin, *updates, "evaluation 2", "2 updates made"]
+
+
+def test_an_error_in_a_callback_reaches_the_caller():
+    class Broken(pl.Callback):
+        def on_update(self, update):
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        run(callbacks=[Broken()])
+
+
+def test_a_target_accuracy_is_stamped_with_the_version_that_reached_it():
+    result = run(stop="accuracy=0.5,updates=500", job={"eval_data": dataset()}, evaluate_every=pl.Extent("updates", 10))
+    evaluations = result.history.of(VersionEvaluated)
+    reaching = next(record for record in evaluations if record.metrics["accuracy"] >= 0.5)
+    published = [record.now_s for record in result.history.of(UpdateMade) if record.version == reaching.version]
+    assert result.stopped_by == "accuracy"
+    assert published == [result.time_s]
+
+
+def test_a_target_accuracy_that_cannot_be_measured_ends_the_run():
+    result = run(stop="accuracy=0.5", job={"eval_data": dataset(), "step": loss_only, "loss": None})
+    assert result.stopped_by == "failed"
+    assert "return it from step as (loss, {'accuracy': ...})" in result.reason
+
+
+def loss_only(model, batch):
+    return model(batch[0]).square().mean()
+
+
+def test_decisions_carry_their_reason():
+    grow = pl.bsp().controlled_by(pl.ScheduledQuorum({0: 1, 2: 3}))
+    reasons = [record.reason for record in run(grow, stop="updates=3").history.of(DecisionMade)]
+    assert reasons[1:] == [
+        "k=1: scheduled k=1 from version 0",
+        "k=1: scheduled k=1 from version 1",
+        "k=3: scheduled k=3 from version 2",
+    ]
