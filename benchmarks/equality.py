@@ -25,7 +25,10 @@ def main() -> None:
 
     results = {}
     for n in (1, 2, 4):
-        clusters = {"virtual": pl.Cluster(n), "local": pl.LocalCluster(n, threads=1)}
+        clusters: dict[str, pl.Cluster | pl.LocalCluster] = {
+            "virtual": pl.Cluster(n),
+            "local": pl.LocalCluster(n, threads=1),
+        }
         for engine, cluster in clusters.items():
             worst = max(
                 difference(

@@ -15,6 +15,7 @@ Each measurement is a fresh program, so that none inherits threads or memory fro
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -29,6 +30,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 from torch.utils.data import TensorDataset
 
 from common import options, ratios, report, spread
@@ -123,7 +125,7 @@ def run_paceline(parameters: int, updates: int, threads: int) -> float:
         stop=pl.Stop(updates=warm_up(updates) + updates),
     )
     times_s = [update.now_s for update in trained.history.of(UpdateMade)][-updates - 1 :]
-    return updates / (times_s[-1] - times_s[0])
+    return updates / float(times_s[-1] - times_s[0])
 
 
 # --- Ray, after the example in its documentation -----------------------------------------------------------
@@ -192,12 +194,10 @@ def run_gloo(
     parameters: int, updates: int, threads: int, *, body: Callable[[int, int, int], float], processes: int
 ) -> float:
     """Run `body(rank, parameters, updates)` in processes that form a gloo group; rank 0 returns the rate."""
-    context = torch.multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("spawn")
     answers = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(
-            _gloo_process, (processes, f"{folder}/group", parameters, updates, threads, body, answers), processes
-        )
+        spawn(_gloo_process, (processes, f"{folder}/group", parameters, updates, threads, body, answers), processes)
     return float(answers.get())
 
 
@@ -233,8 +233,8 @@ def gloo_server(parameters: int, updates: int) -> float:
     buffers = [written(parameters, 0.0) for _ in workers]
     weight.grad = written(parameters, 0.0)
     vector = weight.detach()
-    receives = [dist.irecv(buffer, worker) for buffer, worker in zip(buffers, workers, strict=True)]
-    sends = [dist.isend(vector, worker) for worker in workers]
+    receives = [receive(buffer, worker) for buffer, worker in zip(buffers, workers, strict=True)]
+    sends = [send(vector, worker) for worker in workers]
     begun = 0.0
     for update in range(warm_up(updates) + updates):
         if update == warm_up(updates):
@@ -245,22 +245,38 @@ def gloo_server(parameters: int, updates: int) -> float:
                 weight.grad.copy_(buffers[i])
             else:
                 weight.grad.add_(buffers[i])
-            receives[i] = dist.irecv(buffers[i], worker)
-        for send in sends:
-            send.wait()
+            receives[i] = receive(buffers[i], worker)
+        for sent in sends:
+            sent.wait()
         optimizer.step()
-        sends = [dist.isend(vector, worker) for worker in workers]
+        sends = [send(vector, worker) for worker in workers]
     took_s = perf_counter() - begun
     for waited_for in (*sends, *receives):
         waited_for.wait()
     return updates / took_s
 
 
+def receive(buffer: Tensor, sender: int) -> dist.Work:
+    return started(dist.irecv(buffer, sender))
+
+
+def send(vector: Tensor, receiver: int) -> dist.Work:
+    return started(dist.isend(vector, receiver))
+
+
+def started(work: dist.Work | None) -> dist.Work:
+    assert work is not None  # it is where this process is no member of the group
+    return work
+
+
 def gloo_worker(parameters: int, updates: int) -> float:
     gradient, vector = written(parameters, 1e-3), written(parameters, 0.0)
-    for _ in range(warm_up(updates) + updates + 1):
-        dist.irecv(vector, 0).wait()
-        dist.isend(gradient, 0).wait()
+    receiving = receive(vector, 0)
+    for left in reversed(range(warm_up(updates) + updates + 1)):
+        receiving.wait()
+        if left:
+            receiving = receive(vector, 0)
+        send(gradient, 0).wait()
     return 0.0
 
 

@@ -4,18 +4,23 @@ import os
 from array import array
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import lru_cache
 from numbers import Integral
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from paceline.checks import check
 from paceline.errors import UsageError, did_you_mean
 from paceline.faults import Fault
-from paceline.streams import stream, uniforms
+from paceline.streams import stream
 from paceline.timing import Exponential, Law, Network, ServerTime, Slowdown, Timeline, Transient
 from paceline.timing.scenario import ALWAYS_NORMAL
 
 DEVICES = ("cpu", "cuda")
-FIRST_BLOCK, LAST_BLOCK = 32, 256  # draws: few enough for 10,000 workers, enough for speed in a long run
+TILE = 64
+RECENT_TILES = 4  # workers are seldom further apart than 256 draws; if they are, it only costs time
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,9 @@ class RoundTrips:
         self._steady = not cluster.slowdowns and cluster.transient is None
         self._timelines: dict[int, Timeline] = {}
         self._first_draws = [1] * cluster.n
-        self._blocks = [array("d")] * cluster.n
+        self._rows = [array("d")] * cluster.n
+        tiles = -(-cluster.n // TILE)
+        self._tile = lru_cache(RECENT_TILES * tiles)(self._uniforms)
 
     def times(self, worker: int, draw: int, start_s: float) -> RoundTrip:
         """Return the parts of a round trip begun at virtual second ``start_s``; draws count from 1."""
@@ -131,28 +138,32 @@ class RoundTrips:
 
     def duration_s(self, worker: int, draw: int, start_s: float) -> float:
         """Return ``times(worker, draw, start_s).total_s``, fast: the simulator asks once for every event."""
-        if self._steady:
-            return self._network_s + self._work_s(worker, draw)
-        return self.times(worker, draw, start_s).total_s
+        if not self._steady:
+            return self.times(worker, draw, start_s).total_s
+        offset = draw - self._first_draws[worker]
+        row = self._rows[worker]
+        return self._network_s + (row[offset] if 0 <= offset < len(row) else self._load(worker, draw))
 
     def _work_s(self, worker: int, draw: int) -> float:
         offset = draw - self._first_draws[worker]
-        block = self._blocks[worker]
-        if 0 <= offset < len(block):
-            return block[offset]
+        row = self._rows[worker]
+        if 0 <= offset < len(row):
+            return row[offset]
         return self._load(worker, draw)
 
     def _load(self, worker: int, draw: int) -> float:
-        """Make the worker's block the one that holds the draw: 1-32, 33-64, 65-128, 129-256, 257-512, ..."""
+        """Make the worker's row the one that holds the draw: 1-64, 65-128, ..."""
         check("[1, inf)", Integral, draw=draw)
-        index = draw - 1
-        size = min(max(1 << index.bit_length() >> 1, FIRST_BLOCK), LAST_BLOCK)
-        first = index - index % size
-        u = uniforms(self._seed, "compute time", worker, first=first, count=size)
+        tile, position = divmod(draw - 1, TILE)
+        u = self._tile(worker // TILE, tile)[worker % TILE]
         times_s = self._cluster.law_of(worker).quantile(u) / self._cluster.speed_of(worker)
-        self._first_draws[worker] = first + 1
-        self._blocks[worker] = array("d", times_s.tolist())
-        return self._blocks[worker][index - first]
+        self._first_draws[worker] = tile * TILE + 1
+        self._rows[worker] = array("d", times_s.tobytes())
+        return self._rows[worker][position]
+
+    def _uniforms(self, workers: int, draws: int) -> NDArray[np.float64]:
+        """Return the uniforms of a tile of 64 workers by 64 draws: a stream costs much more than its numbers."""
+        return stream(self._seed, "compute time", workers, draws).random((TILE, TILE))
 
     def _timeline(self, worker: int) -> Timeline:
         if worker not in self._timelines:

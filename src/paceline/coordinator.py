@@ -109,6 +109,7 @@ class Coordinator:
         self._minibatches = minibatches
         self._learning_rate = learning_rate or LearningRate()
         self._patience = Patience(worker_timeout_s)
+        self._needs_alarm = self._patience.is_due_to_arm
         self._evaluate_every = evaluate_every
         self._evaluated_at = 0.0
         self._evaluating = False
@@ -118,7 +119,7 @@ class Coordinator:
         self._idle: dict[int, None] = {}  # in the order in which they became idle
         self._in_flight: dict[int, _Worker] = {}  # in the order in which they were given work
         self._newcomers: set[int] = set()  # joined since the open update was opened
-        self._owing = 0  # workers in flight that count and have not contributed to the open update
+        self._owing: set[int] = set()  # while all are waited for: who counts and has not contributed yet
         self._lead: Lead | None = None
         self._recheck_idle = False  # whether an idle worker may have become free to start
         self._delivered: int | None = None  # the worker of the arrival being handled
@@ -196,7 +197,9 @@ class Coordinator:
         if event.draw != worker.draw or worker.status is not Status.BUSY:
             self._unexpected(event, worker, staleness)
             return
-        self._observe(event.now - worker.started_s)
+        round_trip_s = event.now - worker.started_s
+        if round_trip_s > self._patience.longest_s:
+            self._observe(round_trip_s)
         self._release(event.worker, worker)
         if self._lead is not None and self._lead.deliver(event.worker):
             self._recheck_idle = True
@@ -218,6 +221,7 @@ class Coordinator:
         self._held.append(command)
         worker.contributed_to = self.version
         worker.rejections = 0
+        self._owing.discard(event.worker)
         self._losses.append(event.loss)
 
     def _drop(self, event: Arrival, worker: _Worker, staleness: int, reason: str) -> None:
@@ -249,8 +253,7 @@ class Coordinator:
         held = len(self._held)
         if held >= self._quorum or self._close_reason:
             return True
-        owing = self._owing or any(self._owes(worker, self._workers[worker]) for worker in self._idle)
-        return held > 0 and self._quorum == inf and not owing
+        return held > 0 and self._quorum == inf and not self._owing
 
     def _settle(self) -> None:
         """Make the update if its quorum, min(K, held + workers that can still contribute), is reached."""
@@ -267,8 +270,10 @@ class Coordinator:
     def _awaited(self) -> int:
         """Count the live workers that can still contribute to the open update."""
         if self._quorum == inf:
-            return self._owing
-        return len(self._in_flight) - sum(worker in self._in_flight for worker in self._newcomers)
+            return len(self._owing)
+        if not self._newcomers:
+            return len(self._in_flight)
+        return len(self._in_flight.keys() - self._newcomers)
 
     def _update(self, reason: str) -> None:
         held = self._held
@@ -281,13 +286,12 @@ class Coordinator:
         self._check_stop()
         if self.stopped:
             return
-        self._check_evaluation()
+        if self._evaluate_every is not None:
+            self._check_evaluation(self._evaluate_every)
         self._check_phase()
-        if self._newcomers:
-            self._newcomers.clear()
+        self._newcomers.clear()
         if self._protocol.on_update == "interrupt":
             self._interrupt_stale()
-        self._owing = len(self._in_flight)
         self._open()
 
     def _open(self) -> None:
@@ -296,6 +300,8 @@ class Coordinator:
         if self._controllers:
             self._consult("open")
         self._refill()
+        if self._quorum == inf:
+            self._owing = self._in_flight.keys() - self._newcomers
 
     def _check_stop(self) -> None:
         stop = self._stop
@@ -343,22 +349,15 @@ class Coordinator:
         if self._minibatches is not None:
             state.minibatch = self._minibatches.next(worker)
         self._in_flight[worker] = state
-        if self._owes(worker, state):
-            self._owing += 1
         self._commands.append(Compute(worker, self.version, state.draw, state.minibatch))
-        if self._patience.is_due_to_arm:
+        if self._needs_alarm:
             self._arm_timeout()
 
     def _release(self, worker: int, state: _Worker) -> None:
         """Take a worker out of flight: it has delivered, or its work is abandoned."""
-        if self._owes(worker, state):
-            self._owing -= 1
         del self._in_flight[worker]
         state.status = Status.IDLE
         self._idle[worker] = None
-
-    def _owes(self, worker: int, state: _Worker) -> bool:
-        return state.contributed_to != self.version and worker not in self._newcomers
 
     def _give_back(self, state: _Worker) -> None:
         if self._minibatches is not None and state.minibatch is not None:
@@ -411,6 +410,7 @@ class Coordinator:
             self._release(worker, state)
             self._give_back(state)
         del self._idle[worker]
+        self._owing.discard(worker)
         self._newcomers.discard(worker)
         self._live -= 1
         self._deal_out()
@@ -456,6 +456,7 @@ class Coordinator:
 
     def _arm_timeout(self) -> None:
         oldest = next(iter(self._in_flight.values()), None)
+        self._needs_alarm = oldest is None
         if oldest is not None:
             self._wake(self._patience.arm(oldest.started_s))
 
@@ -498,11 +499,15 @@ class Coordinator:
         self._protocol_quorum = _quorum(protocol)
         self._quorum, self._quorum_reason = self._protocol_quorum
         self._recheck_idle = True
+        live = [*self._in_flight, *self._idle]
         self._lead = None
         if protocol.max_lead != inf:
             self._lead = Lead(protocol.max_lead)
-            for worker in [*self._in_flight, *self._idle]:
+            for worker in live:
                 self._lead.join(worker)
+        if self._quorum == inf:
+            self._owing = {worker for worker in live if self._workers[worker].contributed_to != self.version}
+            self._owing -= self._newcomers
 
     def _consult(self, asked: Any, arrival: Arrival | None = None, staleness: int = 0, accepted: bool = False) -> None:
         moment = control.Moment(
@@ -548,12 +553,9 @@ class Coordinator:
 
     # --- evaluation ---------------------------------------------------------------------------------------
 
-    def _check_evaluation(self) -> None:
-        every = self._evaluate_every
-        if every is None or self._evaluating:
-            return
+    def _check_evaluation(self, every: Extent) -> None:
         reached = self._reached(every)
-        if reached - self._evaluated_at >= every.amount:
+        if not self._evaluating and reached - self._evaluated_at >= every.amount:
             self._evaluated_at = every.amount * (reached // every.amount)
             self._evaluating = True
             self._commands.append(Evaluate(self.version))

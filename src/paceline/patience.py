@@ -29,7 +29,7 @@ class Patience:
         if timeout_s is not None and not 0 < timeout_s < inf:
             raise UsageError(f"worker_timeout_s = {timeout_s!r}, expected seconds > 0")
         self._is_derived = timeout_s is None
-        self._longest_s = 0.0
+        self.longest_s = 0.0
         self._alarm_s: float | None = None
         self.timeout_s = inf if timeout_s is None else timeout_s
 
@@ -45,8 +45,8 @@ class Patience:
 
     def observe(self, round_trip_s: float) -> bool:
         """Take in a round trip; return whether an alarm has to be set now."""
-        if self._is_derived and round_trip_s > self._longest_s:
-            self._longest_s = round_trip_s
+        if self._is_derived and round_trip_s > self.longest_s:
+            self.longest_s = round_trip_s
             self.timeout_s = max(ROUND_TRIPS * round_trip_s, LEAST_S)
         return self.is_due_to_arm
 

@@ -2,9 +2,7 @@
 
 from hashlib import blake2b
 
-import numpy as np
 from numpy.random import Generator, Philox
-from numpy.typing import NDArray
 
 
 def stream(seed: int, purpose: str, *keys: int) -> Generator:
@@ -20,19 +18,7 @@ def stream(seed: int, purpose: str, *keys: int) -> Generator:
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox).
     """
-    return Generator(_philox(seed, purpose, keys))
-
-
-def uniforms(seed: int, purpose: str, *keys: int, first: int, count: int) -> NDArray[np.float64]:
-    """Return ``stream(seed, purpose, *keys).random(first + count)[first:]`` without drawing the first ones.
-
-    >>> uniforms(0, "compute time", 3, first=6, count=2) == stream(0, "compute time", 3).random(8)[6:]
-    array([ True,  True])
-    """
-    bits = _philox(seed, purpose, keys)
-    steps, rest = divmod(first, 4)  # Philox makes four numbers in a step
-    bits.advance(steps)
-    return Generator(bits).random(rest + count)[rest:]
+    return Generator(Philox(key=_digest(16, seed, purpose, keys)))
 
 
 def derived_seed(seed: int, purpose: str, *keys: int) -> int:
@@ -42,10 +28,6 @@ def derived_seed(seed: int, purpose: str, *keys: int) -> int:
     True
     """
     return _digest(8, seed, purpose, keys) >> 1
-
-
-def _philox(seed: int, purpose: str, keys: tuple[int, ...]) -> Philox:
-    return Philox(key=_digest(16, seed, purpose, keys))
 
 
 def _digest(size_bytes: int, seed: int, purpose: str, keys: tuple[int, ...]) -> int:

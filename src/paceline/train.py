@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
@@ -198,9 +200,21 @@ def simulate(
         raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster such as '4*exp(mean=1)'")
     plan = plan.checked(simulated.n, total=None, per_epoch=None)
     coordinator = Coordinator(plan, workers=simulated.n, stop=Stop(updates=updates))
-    with TimingEngine(simulated, seed, payload_bytes) as engine:
+    with TimingEngine(simulated, seed, payload_bytes) as engine, _collector_paused():
         engine.run(coordinator)
     return Simulated(engine.now, engine.totals())
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Spare a simulation the search for cycles: it makes none, and torch's objects are many to go through."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def memory_note(layout: Layout, n: int) -> str:

@@ -164,7 +164,7 @@ class Watch:
         wanted = self.driven.wants(worker, draw)
         event = Arrival(self.now, worker, draw, loss=loss, finite=finite)
         commands = self.take(event, self.driven.handle(event))
-        fate = commands[0]
+        fate = next(command for command in commands if isinstance(command, Accept | Drop))
         assert isinstance(fate, Accept if wanted and finite else Drop)
         if not current and worker in self.live:
             assert commands == [fate]

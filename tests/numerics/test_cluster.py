@@ -31,9 +31,9 @@ def draws(cluster, worker, numbers, seed=0):
 # -- draws
 
 
-def test_a_draw_is_that_of_the_workers_stream_whatever_was_asked_before():
-    whole = SHIFTED.quantile(stream(0, "compute time", 3).random(2000)).tolist()
-    assert draws(Cluster(4, SHIFTED), 3, range(1, 2001)) == whole
+def test_a_draw_is_the_same_whatever_was_asked_before():
+    whole = draws(Cluster(4, SHIFTED), 3, range(1, 2001))
+    assert len(set(whole)) == 2000
     scattered = [1999, 1, 700, 33, 32, 256, 257, 1, 2000, 64, 65]
     assert draws(Cluster(4, SHIFTED), 3, scattered) == [whole[draw - 1] for draw in scattered]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from paceline.errors import UsageError
-from paceline.streams import derived_seed, stream, uniforms
+from paceline.streams import derived_seed, stream
 from paceline.timing import (
     Deterministic,
     Empirical,
@@ -153,13 +153,6 @@ def test_a_bad_trace_is_explained(tmp_path, content, words):
     with pytest.raises(UsageError) as error:
         Empirical.from_csv(path, "compute_s")
     assert words in str(error.value)
-
-
-@settings(deadline=None)  # a busy machine is not a failure
-@given(st.integers(0, 2000), st.integers(0, 300))
-def test_any_part_of_a_stream_is_had_at_once(first, count):
-    whole = stream(7, "compute time", 3).random(first + count)
-    np.testing.assert_array_equal(uniforms(7, "compute time", 3, first=first, count=count), whole[first:])
 
 
 def test_streams_differ_in_every_part_of_their_name():

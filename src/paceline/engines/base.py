@@ -14,8 +14,6 @@ from paceline.events import (
     Apply,
     Command,
     Compute,
-    Decision,
-    Drop,
     Evaluate,
     Event,
     Interrupt,
@@ -98,14 +96,13 @@ class Engine(ABC):
             Evaluate: self.evaluate,
             Wake: self.wake,
         }
-        for_the_record = {Drop, Decision, Stop}
         event: Event | None = None
         commands = coordinator.begin(self.now)
         while True:
             for command in commands:
-                kind = type(command)
-                if kind not in for_the_record:
-                    carry_out[kind](command)
+                action = carry_out.get(type(command))  # the others are for the record
+                if action is not None:
+                    action(command)
             if observe is not None:
                 observe(self.now, event, commands)
             if coordinator.stopped:

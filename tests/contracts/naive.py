@@ -1,0 +1,159 @@
+"""The rules of docs/design.md once more, word by word and with no thought for speed; no timeouts, no controllers."""
+
+from dataclasses import dataclass
+from math import inf
+
+from paceline.events import Accept, Apply, Arrival, Compute, Drop, Interrupt, Joined
+
+
+@dataclass
+class Worker:
+    live: bool = False
+    version: int | None = None  # that it computes on, None when idle
+    draw: int = 0
+    since: int = 0  # sequence number of when it became idle or was given work
+    deliveries: int = 0  # since the phase began
+    contributed: bool = False  # to the open update
+    counts: bool = True  # False until the next update for one that joined
+
+
+class NaiveCoordinator:
+    """phases: (protocol, version at which the phase ends)."""
+
+    def __init__(self, phases, n):
+        self.phases = list(phases)
+        self.protocol = self.phases[0][0]
+        self.version = 0
+        self.sequence = 0
+        self.held = []
+        self.workers = [Worker(live=True, since=i - n) for i in range(n)]
+        self.fewest = 0
+
+    def begin(self):
+        self.commands = []
+        self.refill()
+        return self.commands
+
+    def handle(self, event):
+        self.commands = []
+        while event.worker >= len(self.workers):
+            self.workers.append(Worker())
+        worker = self.workers[event.worker]
+        self.sequence += 1
+        if isinstance(event, Arrival):
+            if not worker.live or worker.version is None or event.draw != worker.draw:
+                self.commands.append(Drop(event.worker, event.draw, 0, "an old draw"))
+                return self.commands
+            self.deliver(event, worker)
+        elif isinstance(event, Joined):
+            self.workers[event.worker] = Worker(
+                live=True, draw=worker.draw, since=self.sequence, deliveries=self.lowest(without=worker), counts=False
+            )
+            self.give(self.workers[event.worker])  # a joiner is given work at once
+        else:
+            worker.live = False
+            worker.version = None
+        self.go_on()
+        return self.commands
+
+    def deliver(self, event, worker):
+        staleness = self.version - worker.version
+        worker.version = None
+        worker.since = self.sequence
+        worker.deliveries += 1
+        if not event.finite or staleness > self.protocol.max_staleness:
+            self.commands.append(Drop(event.worker, event.draw, staleness, "rejected"))
+        else:
+            accepted = Accept(event.worker, event.draw, staleness, event.samples)
+            self.commands.append(accepted)
+            self.held.append(accepted)
+            worker.contributed = True
+
+    def go_on(self):
+        """The quorum that counts is min(K, accepted so far + live workers that can still contribute)."""
+        if self.protocol.quorum == "all":
+            if self.held and not self.able():
+                self.update()
+        elif len(self.held) >= self.protocol.quorum:
+            self.update()
+        self.refill()
+        if self.held and not self.able():
+            self.update()
+            self.refill()
+
+    def able(self):
+        """Those that can still contribute: for "all" it has to be their first gradient of this update."""
+        everybody = self.protocol.quorum == "all"
+        return [
+            worker
+            for worker in self.workers
+            if worker.live
+            and worker.counts
+            and (worker.version is not None or self.may_start(worker))
+            and not (everybody and worker.contributed)
+        ]
+
+    def may_start(self, worker):
+        waits_for_the_update = self.protocol.refill == "update" and worker.contributed
+        return not waits_for_the_update and worker.deliveries - self.lowest() <= self.protocol.max_lead
+
+    def lowest(self, without=None):
+        counts = [worker.deliveries for worker in self.workers if worker.live and worker is not without]
+        self.fewest = min(counts, default=self.fewest)
+        return self.fewest
+
+    def refill(self):
+        """Workers are given work in the order of (time, sequence number)."""
+        for worker in self.in_order(idle=True):
+            if self.may_start(worker):
+                self.give(worker)
+
+    def give(self, worker):
+        self.sequence += 1
+        worker.since = self.sequence
+        worker.version = self.version
+        worker.draw += 1
+        self.commands.append(Compute(self.number(worker), self.version, worker.draw))
+
+    def update(self):
+        self.version += 1
+        self.commands.append(Apply(self.version, tuple(self.held), 1.0, "complete"))
+        self.held = []
+        for worker in self.workers:
+            worker.contributed = False
+            worker.counts = True
+        while self.phases[0][1] is not None and self.version >= self.phases[0][1]:
+            self.phases.pop(0)
+            self.protocol = self.phases[0][0]
+            self.fewest = 0
+            for worker in self.workers:
+                worker.deliveries = 0
+        if self.protocol.on_update == "interrupt":
+            for worker in self.in_order(idle=False):
+                if self.version - worker.version > self.protocol.max_staleness:
+                    self.commands.append(Interrupt(self.number(worker), worker.draw))
+                    self.sequence += 1
+                    worker.since = self.sequence
+                    worker.version = None
+
+    def number(self, worker):
+        return next(i for i, other in enumerate(self.workers) if other is worker)
+
+    def in_order(self, idle):
+        chosen = [worker for worker in self.workers if worker.live and (worker.version is None) == idle]
+        return sorted(chosen, key=lambda worker: worker.since)
+
+
+def told(commands):
+    """Return what both coordinators have to tell alike: everything but scales and reasons."""
+    kept = []
+    for command in commands:
+        match command:
+            case Drop(worker, draw, staleness, reason):
+                old = "finished after" in reason or "old draw" in reason
+                kept.append(("drop", worker, draw, inf if old else staleness))
+            case Apply(version, gradients):
+                kept.append(("apply", version, gradients))
+            case Compute() | Interrupt() | Accept():
+                kept.append((type(command).__name__, *command))
+    return kept

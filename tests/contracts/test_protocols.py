@@ -1,0 +1,114 @@
+"""One suite for every protocol of the catalogue."""
+
+import re
+from random import Random
+
+import pytest
+
+from contracts.catalogue_table import TABLE
+from contracts.harness import Watch, coordinator, run
+from paceline.catalogue import CATALOGUE, parse_plan
+from paceline.events import Accept, Apply, Interrupt
+
+N = 5
+UPDATES = 100
+
+LAWS = {
+    "all alike": lambda worker, draw: 1.0,
+    "one slow": lambda worker, draw: 50.0 if worker == 0 else 1.0 + worker / 100,
+    "exponential": lambda worker, draw: Random(f"{worker} {draw}").expovariate(1.0),
+    "heavy tail": lambda worker, draw: Random(f"{worker} {draw}").paretovariate(0.8),
+}
+
+each_protocol = pytest.mark.parametrize("protocol", [protocol for _, protocol, _ in TABLE], ids=repr)
+each_law = pytest.mark.parametrize("law", LAWS)
+
+
+def made(protocol, law, updates=UPDATES):
+    watch = Watch(coordinator(protocol, N, worker_timeout_s=1e9), N, [protocol])
+    return run(watch, LAWS[law], updates)  # and the watch checks every command
+
+
+def all_commands(watch, kind):
+    return [command for commands in watch.commands for command in commands if isinstance(command, kind)]
+
+
+def test_the_table_has_every_protocol_of_the_catalogue():
+    assert {name for name, _, _ in TABLE} == set(CATALOGUE)
+
+
+@pytest.mark.parametrize(("name", "protocol", "knobs"), TABLE)
+def test_knobs_are_those_of_the_design(name, protocol, knobs):
+    found = (protocol.quorum, protocol.max_staleness, protocol.refill, protocol.on_update, protocol.max_lead)
+    assert found == knobs
+
+
+@pytest.mark.parametrize("factory", CATALOGUE.values(), ids=CATALOGUE)
+def test_every_protocol_says_what_it_is_and_names_its_paper_and_year(factory):
+    summary, _, rest = factory.__doc__.partition("\n")
+    assert summary.endswith(".")
+    assert re.search(r"Paper: .* \d{4}", rest)
+
+
+@each_protocol
+def test_a_protocol_is_read_back_from_its_name(protocol):
+    [phase] = parse_plan(repr(protocol)).phases
+    assert phase.protocol == protocol
+
+
+@each_law
+@each_protocol
+def test_updates_are_made_one_version_at_a_time(protocol, law):
+    versions = [update.version for update in made(protocol, law).updates]
+    assert versions == list(range(1, UPDATES + 1))
+
+
+@each_law
+@each_protocol
+def test_every_update_has_its_quorum(protocol, law):
+    quorum = N if protocol.quorum == "all" else protocol.quorum
+    for update in made(protocol, law).updates:
+        assert len(update.gradients) == quorum
+        if protocol.refill == "update":
+            assert len({accepted.worker for accepted in update.gradients}) == quorum
+
+
+@each_law
+@each_protocol
+def test_accepted_gradients_enter_one_update_each_in_order_and_within_the_bound(protocol, law):
+    watch = made(protocol, law)
+    applied = [accepted for update in all_commands(watch, Apply) for accepted in update.gradients]
+    accepted = all_commands(watch, Accept)
+    assert applied == accepted[: len(applied)]
+    assert len({(a.worker, a.draw) for a in accepted}) == len(accepted)
+    assert max(a.staleness for a in accepted) <= protocol.max_staleness
+
+
+@each_law
+@each_protocol
+def test_work_is_interrupted_where_the_protocol_says_so_and_nowhere_else(protocol, law):
+    interrupted = all_commands(made(protocol, law), Interrupt)
+    assert bool(interrupted) == (protocol.on_update == "interrupt")
+
+
+@each_protocol
+def test_the_same_durations_lead_to_the_same_commands(protocol):
+    assert made(protocol, "exponential").commands == made(protocol, "exponential").commands
+
+
+@each_protocol
+def test_updates_go_on_when_all_but_one_worker_are_lost(protocol):
+    watch = made(protocol, "exponential")
+    for worker in range(1, N):
+        watch.lose(worker)
+    before = len(watch.updates)
+    for _ in range(10):
+        watch.arrive(0)
+    assert len(watch.updates) >= before + 3
+
+
+@each_protocol
+def test_nobody_gets_further_ahead_than_the_lead(protocol):
+    watch = made(protocol, "one slow")
+    fewest, *_, most = sorted(watch.deliveries.values())
+    assert most - fewest <= protocol.max_lead + 1  # one more is delivered by who started at the bound

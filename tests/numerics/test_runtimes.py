@@ -1,0 +1,177 @@
+"""Simulated seconds against closed forms. H_n is the n-th harmonic number."""
+
+import pytest
+
+import paceline as pl
+from paceline.coordinator import Coordinator
+from paceline.engines.virtual import TimingEngine
+from paceline.events import Apply, Drop, Joined, Lost
+from paceline.protocols import as_plan
+
+P, K = 8, 4
+UNIT_EXPONENTIAL = pl.Exponential(1.0)
+
+
+def harmonic(n):
+    return sum(1 / i for i in range(1, n + 1))
+
+
+def seconds_per_update(protocol, cluster, updates, **knobs):
+    return pl.simulate(protocol, cluster, updates=updates, **knobs).seconds_per_update
+
+
+# -- exponential times: the lemmas of Dutta et al. 2018, Sect. 3
+
+THEORY = [
+    (pl.bsp(), harmonic(P)),
+    (pl.k_sync(K), harmonic(P) - harmonic(P - K)),
+    (pl.k_async(K), harmonic(P) - harmonic(P - K)),
+    (pl.k_batch_sync(K), K / P),
+    (pl.k_batch_async(K), K / P),
+    (pl.asp(), 1 / P),
+]
+
+
+@pytest.mark.parametrize(("protocol", "expected_s"), THEORY, ids=repr)
+def test_seconds_per_update_with_exponential_times(protocol, expected_s):
+    found_s = seconds_per_update(protocol, pl.Cluster(P, UNIT_EXPONENTIAL), updates=20_000)
+    assert found_s == pytest.approx(expected_s, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("protocol", "expected_s"), THEORY, ids=repr)
+def test_seconds_per_update_with_exponential_times_in_a_long_run(protocol, expected_s):
+    found_s = seconds_per_update(protocol, pl.Cluster(P, UNIT_EXPONENTIAL), updates=100_000)
+    assert found_s == pytest.approx(expected_s, rel=0.01)
+
+
+@pytest.mark.parametrize("n", [2, 8])
+def test_the_idle_share_of_bsp(n):
+    # A worker computes for a mean of 1 out of every H_n seconds.
+    simulated = pl.simulate(pl.bsp(), pl.Cluster(n, UNIT_EXPONENTIAL), updates=5_000)
+    assert simulated.totals.idle_share == pytest.approx(1 - 1 / harmonic(n), rel=0.02)
+
+
+# A worker's versions go up by staleness + 1 from one of its gradients to the next, where it waits for the update
+# that its gradient enters (or causes); and by P / K on average, as it brings one of P gradients, K an update. On
+# arrival only every K-th gradient causes an update: staleness + 1 / K on average. Both hold for any law of times.
+@pytest.mark.parametrize("law", [UNIT_EXPONENTIAL, pl.Uniform(0.5, 3.0)], ids=repr)
+@pytest.mark.parametrize(
+    ("protocol", "expected"),
+    [(pl.asp(), P - 1), (pl.k_async(K), P / K - 1), (pl.k_async(3), P / 3 - 1), (pl.k_batch_async(K), (P - 1) / K)],
+    ids=repr,
+)
+def test_the_mean_staleness(protocol, expected, law):
+    simulated = pl.simulate(protocol, pl.Cluster(P, law), updates=5_000)
+    assert simulated.totals.mean_staleness == pytest.approx(expected, rel=0.01)
+
+
+# -- constant times
+
+FOUR_SPEEDS = pl.Cluster(4, [pl.Deterministic(seconds) for seconds in (1.0, 2.0, 4.0, 5.0)])
+
+
+@pytest.mark.parametrize(
+    ("protocol", "cluster", "updates", "expected_s"),
+    [
+        (pl.bsp(), FOUR_SPEEDS, 100, 500.0),
+        (pl.k_sync(3), FOUR_SPEEDS, 100, 400.0),
+        (pl.backup(1), FOUR_SPEEDS, 100, 100.0),
+        (pl.k_batch_sync(6), pl.Cluster(2, pl.Deterministic(1.0)), 100, 300.0),
+        (pl.asp(), FOUR_SPEEDS, 20 + 10 + 5 + 4, 20.0),
+        (pl.ssp(lead=0), FOUR_SPEEDS, 4 * 10, 50.0),  # in lockstep with the slowest
+        (pl.asp(), pl.Cluster(4, pl.Deterministic(1.0), speed=[1.0, 2.0, 4.0, 0.5]), 2 * (1 + 2 + 4) + 1, 2.0),
+    ],
+)
+def test_virtual_time_with_constant_times(protocol, cluster, updates, expected_s):
+    assert pl.simulate(protocol, cluster, updates=updates).time_s == pytest.approx(expected_s, rel=1e-12)
+
+
+# -- network and server
+
+
+def test_the_network_costs_a_pull_and_a_push_per_round_trip():
+    network = pl.Network(latency_s=0.5, up_bytes_per_s=50, down_bytes_per_s=100)
+    cluster = pl.Cluster(3, pl.Deterministic(1.0), network=network)
+    found_s = seconds_per_update(pl.bsp(), cluster, updates=10, payload_bytes=100)
+    assert found_s == pytest.approx((0.5 + 1) + 1 + (0.5 + 2))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "expected_s"),
+    [
+        (pl.bsp(), 1 + 4 * 0.1 + 0.05),  # four arrive at once and are received one after the other
+        (pl.k_sync(2), 1 + 2 * 0.1 + 0.05),
+        (pl.asp(), (1 + 0.1 + 0.05) / 4),  # the server is busy for 0.6 s of the 1.15 s of a round trip
+    ],
+    ids=repr,
+)
+def test_the_server_receives_gradients_one_by_one_and_makes_updates(protocol, expected_s):
+    cluster = pl.Cluster(4, pl.Deterministic(1.0), server=pl.ServerTime(update_s=0.05, gradient_s=0.1))
+    assert seconds_per_update(protocol, cluster, updates=2_000) == pytest.approx(expected_s, rel=1e-3)
+
+
+def test_a_busy_server_sets_the_pace():
+    cluster = pl.Cluster(4, pl.Deterministic(1.0), server=pl.ServerTime(update_s=0.5, gradient_s=0.5))
+    assert seconds_per_update(pl.asp(), cluster, updates=2_000) == pytest.approx(1.0, rel=1e-3)
+
+
+# -- failures by script
+
+
+def simulated_with(*faults, updates, n=2, protocol=None, **knobs):
+    """Return the engine, its events but arrivals, its drops, and (seconds, gradients) of each update."""
+    plan = as_plan(protocol or pl.bsp()).checked(n, total=None, per_epoch=None)
+    coordinator = Coordinator(plan, workers=n, stop=pl.Stop(updates=updates), **knobs)
+    engine = TimingEngine(pl.Cluster(n, pl.Deterministic(1.0), faults=faults), seed=0)
+    events, drops, made = [], [], []
+
+    def observe(now, event, commands):
+        if isinstance(event, Lost | Joined):
+            events.append((now, type(event), event.worker))
+        drops.extend((now, command.worker, command.reason) for command in commands if isinstance(command, Drop))
+        made.extend((now, len(command.gradients)) for command in commands if isinstance(command, Apply))
+
+    engine.end = engine.run(coordinator, observe)
+    return engine, events, drops, made
+
+
+@pytest.mark.parametrize("kind", ["die", "raise"])
+def test_a_worker_that_dies_is_lost(kind):
+    fault = pl.Fault(worker=1, draw=2, kind=kind)
+    engine, events, _, made = simulated_with(fault, updates=4)
+    assert engine.fired == [fault]
+    assert events == [(2.0, Lost, 1)]
+    assert made == [(1.0, 2), (2.0, 1), (3.0, 1), (4.0, 1)]
+
+
+def test_a_worker_that_comes_back_joins():
+    fault = pl.Fault(worker=1, draw=2, back_after_s=3.5)
+    engine, events, drops, made = simulated_with(fault, updates=7)
+    assert engine.fired == [fault]
+    assert events == [(2.0, Lost, 1), (5.5, Joined, 1)]
+    assert drops == [(6.5, 1, "too stale")]
+    assert made == [(1.0, 2), (2.0, 1), (3.0, 1), (4.0, 1), (5.0, 1), (6.0, 1), (7.5, 2)]
+
+
+def test_a_worker_that_hangs_is_lost_after_the_timeout():
+    fault = pl.Fault(worker=1, draw=1, kind="hang")
+    engine, events, _, made = simulated_with(fault, updates=2, worker_timeout_s=10.0)
+    assert engine.fired == [fault]
+    assert events == []
+    assert made == [(10.0, 1), (11.0, 1)]
+
+
+def test_a_gradient_that_is_not_finite_is_computed_again():
+    fault = pl.Fault(worker=0, draw=1, kind="not_finite")
+    engine, _, drops, made = simulated_with(fault, updates=2)
+    assert engine.fired == [fault]
+    assert drops == [(1.0, 0, "not finite")]
+    assert made == [(2.0, 2), (3.0, 2)]
+
+
+def test_a_run_without_workers_ends():
+    engine, _, _, made = simulated_with(pl.Fault(0, 2), pl.Fault(1, 2), updates=5)
+    assert engine.end.outcome is pl.Outcome.NO_WORKERS
+    assert made == [(1.0, 2)]
+    assert len(engine.fired) == 2
