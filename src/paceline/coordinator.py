@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
@@ -36,13 +35,13 @@ from paceline.minibatches import Minibatches
 from paceline.patience import Patience
 from paceline.protocols import Extent, Plan, Protocol
 from paceline.stop import Stop as StopRule
+from paceline.stop import StopWatch
 
 STALE = "too stale"
 NOT_FINITE = "not finite"
 OLD_DRAW = "finished after its interrupt"
 LATE_RETURN = "its worker had been declared lost"
 REJECTIONS_IN_A_ROW = 10
-LEAST_LOSS_WINDOW = 10
 
 
 class Status(Enum):
@@ -104,8 +103,7 @@ class Coordinator:
         self._phase = -1
         self._protocol: Protocol = plan.phases[0].protocol
         self._controllers: list[tuple[control.Controller[Any], Any]] = []
-        self._stop = stop
-        self._stop_gradients = stop.workload(per_epoch) or inf
+        self._watch = StopWatch(stop, workers, per_epoch)
         self._minibatches = minibatches
         self._learning_rate = learning_rate or LearningRate()
         self._patience = Patience(worker_timeout_s)
@@ -130,7 +128,6 @@ class Coordinator:
         self._protocol_quorum = (self._quorum, self._quorum_reason)
         self._close_reason = ""
         self._opened_s = 0.0
-        self._losses: deque[float] = deque(maxlen=max(workers, LEAST_LOSS_WINDOW))
         self._asked_for: set[float] = set()
 
         self._now = 0.0
@@ -146,8 +143,8 @@ class Coordinator:
         for worker in range(self._expected_workers):
             self._enlist(worker)
         self._deal_out()
-        if self._stop.seconds is not None:
-            self._wake(self._stop.seconds)
+        if self._watch.seconds is not None:
+            self._wake(self._watch.seconds)
         for phase in self._plan.phases:
             if phase.end is not None and phase.end.unit == "seconds":
                 self._wake(phase.end.amount)
@@ -187,7 +184,7 @@ class Coordinator:
             case Evaluated():
                 self._evaluated(event)
             case Quit():
-                self._end(event.outcome, event.reason)
+                self._end(Stop(event.outcome, event.reason))
 
     # --- arrivals -----------------------------------------------------------------------------------------
 
@@ -222,7 +219,7 @@ class Coordinator:
         worker.contributed_to = self.version
         worker.rejections = 0
         self._owing.discard(event.worker)
-        self._losses.append(event.loss)
+        self._watch.accept(event.loss)
 
     def _drop(self, event: Arrival, worker: _Worker, staleness: int, reason: str) -> None:
         self._commands.append(Drop(event.worker, event.draw, staleness, reason))
@@ -233,11 +230,11 @@ class Coordinator:
         self._commands.append(Drop(event.worker, event.draw, staleness, NOT_FINITE))
         worker.rejections += 1
         if worker.rejections >= REJECTIONS_IN_A_ROW:
-            self._end(
-                Outcome.NOT_FINITE,
+            reason = (
                 f"{worker.rejections} gradients in a row of worker {event.worker} were not finite, the last at "
-                f"update {self.version}; lower the learning rate, clip gradients (clip_norm=) or check the data",
+                f"update {self.version}; lower the learning rate, clip gradients (clip_norm=) or check the data"
             )
+            self._end(Stop(Outcome.NOT_FINITE, reason))
 
     def _unexpected(self, event: Arrival, worker: _Worker, staleness: int) -> None:
         late = worker.status is Status.LOST and event.draw == worker.draw
@@ -283,7 +280,7 @@ class Coordinator:
         self.workload += len(held)
         scale = self._learning_rate.scale(len(held), max(1, self._live))
         self._commands.append(Apply(self.version, tuple(held), scale, reason))
-        self._check_stop()
+        self._end(self._watch.after_update(self.version, self.workload))
         if self.stopped:
             return
         if self._evaluate_every is not None:
@@ -303,27 +300,10 @@ class Coordinator:
         if self._quorum == inf:
             self._owing = self._in_flight.keys() - self._newcomers
 
-    def _check_stop(self) -> None:
-        stop = self._stop
-        if stop.loss is not None and len(self._losses) == self._losses.maxlen:
-            mean = sum(self._losses) / len(self._losses)
-            if mean <= stop.loss:
-                self._end(Outcome.LOSS, f"mean loss {mean:.6g} reached the target {stop.loss:g}")
-                return
-        if stop.updates is not None and self.version >= stop.updates:
-            self._end(Outcome.UPDATES, f"{self.version} updates made")
-        elif self.workload >= self._stop_gradients:
-            by_epochs = stop.gradients is None or self._stop_gradients < stop.gradients
-            self._end(
-                Outcome.EPOCHS if by_epochs else Outcome.GRADIENTS,
-                f"{stop.epochs:g} epochs, {self.workload} gradients, applied"
-                if by_epochs
-                else f"{self.workload} gradients applied",
-            )
-
-    def _end(self, outcome: Outcome, reason: str) -> None:
-        self.stopped = True
-        self._commands.append(Stop(outcome, reason))
+    def _end(self, stop: Stop | None) -> None:
+        if stop is not None:
+            self.stopped = True
+            self._commands.append(stop)
 
     # --- giving work --------------------------------------------------------------------------------------
 
@@ -440,8 +420,8 @@ class Coordinator:
 
     def _timer(self) -> None:
         now = self._now
-        if self._stop.seconds is not None and now >= self._stop.seconds:
-            self._end(Outcome.SECONDS, f"{self._stop.seconds:g} seconds have passed")
+        self._end(self._watch.at(now))
+        if self.stopped:
             return
         self._check_phase()
         self._declare_lost()
@@ -473,17 +453,10 @@ class Coordinator:
     # --- phases and controllers ---------------------------------------------------------------------------
 
     def _check_phase(self) -> None:
-        while (end := self._plan.phases[self._phase].end) is not None and self._reached(end) >= end.amount:
+        while (end := self._plan.phases[self._phase].end) is not None:
+            if end.position(self.version, self.workload, self._now) < end.amount:
+                break
             self._enter_next_phase()
-
-    def _reached(self, extent: Extent) -> float:
-        match extent.unit:
-            case "updates":
-                return self.version
-            case "seconds":
-                return self._now
-            case _:
-                return self.workload
 
     def _enter_next_phase(self) -> None:
         ended = self._plan.phases[self._phase].end if self._phase >= 0 else None
@@ -554,7 +527,7 @@ class Coordinator:
     # --- evaluation ---------------------------------------------------------------------------------------
 
     def _check_evaluation(self, every: Extent) -> None:
-        reached = self._reached(every)
+        reached = every.position(self.version, self.workload, self._now)
         if not self._evaluating and reached - self._evaluated_at >= every.amount:
             self._evaluated_at = every.amount * (reached // every.amount)
             self._evaluating = True
@@ -562,20 +535,7 @@ class Coordinator:
 
     def _evaluated(self, event: Evaluated) -> None:
         self._evaluating = False
-        target = self._stop.accuracy
-        if target is None:
-            return
-        if "accuracy" not in event.metrics:
-            self._end(
-                Outcome.FAILED,
-                f"the stop waits for an accuracy, but evaluation gives {', '.join(event.metrics)} only; "
-                "return it from step as (loss, {'accuracy': ...})",
-            )
-        elif (accuracy := event.metrics["accuracy"]) >= target:
-            self._end(
-                Outcome.ACCURACY,
-                f"accuracy {accuracy:.4f} of version {event.version} reached the target {target:g}",
-            )
+        self._end(self._watch.after_evaluation(event.version, event.metrics))
 
 
 def _quorum(protocol: Protocol) -> tuple[float, str]:

@@ -149,6 +149,10 @@ class Extent:
         [(unit, amount)] = given.items()
         return cls(unit, amount)  # type: ignore[arg-type]  # checked when built
 
+    def position(self, version: int, workload: int, now: float) -> float:
+        """Return how far a run is, in this unit; fractions and epochs have to be in gradients by then."""
+        return {"updates": version, "gradients": workload, "seconds": now}[self.unit]
+
     def in_gradients(self, total: float | None, per_epoch: float | None) -> Extent:
         """Express workload units in gradients; leave updates and seconds as they are.
 

@@ -1,9 +1,15 @@
-"""When a run ends."""
+"""When a run ends: the conditions, and what notices that one is reached."""
 
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import inf
 
+from paceline import events
 from paceline.errors import UsageError, did_you_mean
+from paceline.events import Outcome
+
+LEAST_LOSS_WINDOW = 10
 
 
 @dataclass(frozen=True)
@@ -82,3 +88,61 @@ class Stop:
                 raise UsageError(f"stop {name} is given twice in {text!r}; expected once")
             conditions[name] = int(value) if value.is_integer() else value
         return cls(**conditions)  # type: ignore[arg-type]  # checked when built
+
+
+class StopWatch:
+    """Notices the first condition to be reached; each method answers with the end of the run, or None.
+
+    Args:
+        stop: the conditions.
+        workers: n; the loss is looked at over the last max(n, 10) accepted gradients.
+        per_epoch: gradients of one epoch, None if the data have no length.
+    """
+
+    def __init__(self, stop: Stop, workers: int, per_epoch: float | None) -> None:
+        self.seconds = stop.seconds
+        self._stop = stop
+        self._updates = stop.updates or inf
+        self._gradients = stop.workload(per_epoch) or inf
+        self._losses: deque[float] = deque(maxlen=max(workers, LEAST_LOSS_WINDOW))
+
+    def accept(self, loss: float) -> None:
+        """Take in the loss of an accepted gradient."""
+        self._losses.append(loss)
+
+    def after_update(self, version: int, workload: int) -> events.Stop | None:
+        """Look at everything that an update changes."""
+        if self._stop.loss is not None and len(self._losses) == self._losses.maxlen:
+            mean = sum(self._losses) / len(self._losses)
+            if mean <= self._stop.loss:
+                return events.Stop(Outcome.LOSS, f"mean loss {mean:.6g} reached the target {self._stop.loss:g}")
+        if version >= self._updates:
+            return events.Stop(Outcome.UPDATES, f"{version} updates made")
+        if workload < self._gradients:
+            return None
+        if self._gradients == self._stop.gradients:
+            return events.Stop(Outcome.GRADIENTS, f"{workload} gradients applied")
+        return events.Stop(Outcome.EPOCHS, f"{self._stop.epochs:g} epochs, {workload} gradients, applied")
+
+    def at(self, now: float) -> events.Stop | None:
+        """Look at the clock."""
+        if self.seconds is None or now < self.seconds:
+            return None
+        return events.Stop(Outcome.SECONDS, f"{self.seconds:g} seconds have passed")
+
+    def after_evaluation(self, version: int, metrics: Mapping[str, float]) -> events.Stop | None:
+        """Look at the metrics of a version."""
+        target = self._stop.accuracy
+        if target is None:
+            return None
+        accuracy = metrics.get("accuracy")
+        if accuracy is None:
+            return events.Stop(
+                Outcome.FAILED,
+                f"the stop waits for an accuracy, but evaluation gives {', '.join(metrics)} only; "
+                "return it from step as (loss, {'accuracy': ...})",
+            )
+        if accuracy < target:
+            return None
+        reason = f"accuracy {accuracy:.4f} of version {version} reached the target {target:g}"
+        return events.Stop(Outcome.ACCURACY, reason)

@@ -18,7 +18,7 @@ from paceline.controllers.base import (
 )
 from paceline.controllers.quorum import FixedQuorum, QuorumFunction, ScheduledQuorum
 from paceline.errors import UsageError
-from paceline.events import Arrival
+from paceline.events import Arrival, Joined, Lost
 from paceline.learning_rate import LearningRate
 from paceline.minibatches import Minibatches
 from paceline.protocols import Extent, Protocol
@@ -363,6 +363,17 @@ def test_all_waits_for_the_workers_that_a_change_of_protocol_frees():
     play(Protocol(3, inf, "arrival", max_lead=0).until(seconds=5) >> bsp(), 2, script)
 
 
+def test_all_after_a_change_of_protocol_does_not_wait_for_a_joiner():
+    script = """
+        w2 joins     | compute w2.1 on v0
+        at 5 timer   | protocol: bsp: 5 seconds reached
+        w0.1 arrives | accept w0.1
+        w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (every live worker has contributed)
+                     | compute w0.2 on v1; compute w1.2 on v1
+    """
+    play(k_async(k=2).until(seconds=5) >> bsp(), 2, script)
+
+
 # -- interrupts
 
 
@@ -609,6 +620,17 @@ def test_an_accepted_gradient_ends_the_row_of_rejections():
     driven.begin()
     for draw in range(1, 40):
         driven.handle(Arrival(draw, 0, draw, finite=draw % 10 == 0))
+    assert not driven.stopped
+
+
+def test_a_worker_that_joins_again_begins_a_new_row_of_rejections():
+    driven = coordinator(asp(), 2)
+    driven.begin()
+    for draw in range(1, 19):
+        if draw == 10:
+            driven.handle(Lost(draw - 0.5, 0, "unplugged"))
+            driven.handle(Joined(draw - 0.5, 0))
+        driven.handle(Arrival(draw, 0, draw + (draw >= 10), finite=False))
     assert not driven.stopped
 
 
@@ -867,6 +889,18 @@ def test_a_controller_is_asked_again_at_the_time_it_asked_for_and_only_then():
     """
     play(bsp().controlled_by(controller), 2, script)
     assert [moment.asked for moment in controller.seen] == ["open", "arrival", "timer", "open"]
+
+
+def test_what_the_controllers_of_a_phase_asked_for_ends_with_it():
+    before, after = Scripted(arrival=((AskAgain(9.0),),)), Scripted(timer=((CloseUpdate("asked"),),))
+    script = """
+        w0.1 arrives | wake at 20; accept w0.1; wake at 9
+        w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (every live worker has contributed)
+                     | protocol: k_async(k=2): 1 updates reached; compute w0.2 on v1; compute w1.2 on v1
+        w0.2 arrives | accept w0.2
+        at 9 timer   |
+    """
+    play(bsp().controlled_by(before).until(updates=1) >> k_async(k=2).controlled_by(after), 2, script)
 
 
 def test_a_worker_set_aside_is_interrupted_not_waited_for_and_taken_back_as_a_joiner():

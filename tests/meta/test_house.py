@@ -13,10 +13,10 @@ import paceline
 SOURCE = Path(paceline.__file__).parent
 
 # Lowest first; a file may import from its own floor and from those below. A name ending in / is a folder.
+DECIDING = "events protocols catalogue timing/ stop learning_rate lead patience minibatches faults cluster cluster_text"
 FLOORS = [
     "errors checks text streams",
-    "events protocols catalogue timing/ stop learning_rate lead patience minibatches faults cluster cluster_text "
-    "theory/ estimators/ compensation/",
+    f"{DECIDING} theory/ estimators/ compensation/",
     "controllers/ coordinator",
     "vectors job data server jobs/",
     "history callbacks recorder event_log progress engines/ checkpoint",
@@ -34,10 +34,9 @@ def name_of(path):
 
 def floor_of(name):
     for floor, members in enumerate(FLOORS):
-        if any(
-            name == member or (member.endswith("/") and f"{name}/".startswith(member)) for member in members.split()
-        ):
-            return floor
+        for member in members.split():
+            if name == member or (member.endswith("/") and f"{name}/".startswith(member)):
+                return floor
     raise AssertionError(f"{name} has no floor in the house: give it one in FLOORS")
 
 
