@@ -110,7 +110,7 @@ def time_server(
     for version in range(first, first + updates):
         begun = perf_counter()
         for gradient in gradients:
-            server.accumulate(gradient, samples=1)
+            server.take(gradient, samples=1)
         accumulated = perf_counter()
         server.apply(len(gradients), lr_scale=1.0)
         applied = perf_counter()

@@ -8,6 +8,7 @@ from math import inf
 from typing import Any
 
 from paceline.controllers import base as control
+from paceline.errors import UsageError
 from paceline.events import (
     Accept,
     Apply,
@@ -40,6 +41,7 @@ from paceline.stop import StopWatch
 STALE = "too stale"
 NOT_FINITE = "not finite"
 OLD_DRAW = "finished after its interrupt"
+NOBODY_ELSE = "no other live worker can contribute"
 LATE_RETURN = "its worker had been declared lost"
 REJECTIONS_IN_A_ROW = 10
 
@@ -53,11 +55,14 @@ class Status(Enum):
     LOST = auto()
 
 
+IDLE, BUSY, ASIDE, LOST = Status  # looked up several times an event, and an enum is slow at that
+
+
 @dataclass(slots=True)
 class _Worker:
     """One worker's part of the state."""
 
-    status: Status = Status.LOST
+    status: Status = LOST
     draw: int = 0
     version: int = 0
     started_s: float = 0.0
@@ -155,7 +160,7 @@ class Coordinator:
     def wants(self, worker: int, draw: int) -> bool:
         """Return whether this gradient would be accepted if it arrived now and were finite."""
         state = self._workers[worker]
-        current = state.status is Status.BUSY and state.draw == draw
+        current = state.status is BUSY and state.draw == draw
         return current and self.version - state.version <= self._protocol.max_staleness
 
     def handle(self, event: Event) -> list[Command]:
@@ -190,10 +195,10 @@ class Coordinator:
 
     def _arrival(self, event: Arrival) -> None:
         worker = self._workers[event.worker]
-        staleness = self.version - worker.version
-        if event.draw != worker.draw or worker.status is not Status.BUSY:
-            self._unexpected(event, worker, staleness)
+        if event.draw != worker.draw or worker.status is not BUSY:
+            self._unexpected(event, worker)
             return
+        staleness = self.version - worker.version
         round_trip_s = event.now - worker.started_s
         if round_trip_s > self._patience.longest_s:
             self._observe(round_trip_s)
@@ -236,10 +241,11 @@ class Coordinator:
             )
             self._end(Stop(Outcome.NOT_FINITE, reason))
 
-    def _unexpected(self, event: Arrival, worker: _Worker, staleness: int) -> None:
-        late = worker.status is Status.LOST and event.draw == worker.draw
-        self._commands.append(Drop(event.worker, event.draw, staleness, LATE_RETURN if late else OLD_DRAW))
-        if late:
+    def _unexpected(self, event: Arrival, worker: _Worker) -> None:
+        if worker.status is not LOST or event.draw != worker.draw:
+            self._commands.append(Drop(event.worker, event.draw, None, OLD_DRAW))
+        else:
+            self._commands.append(Drop(event.worker, event.draw, self.version - worker.version, LATE_RETURN))
             self._observe(event.now - worker.started_s)
             self._join(event.worker)
 
@@ -256,21 +262,20 @@ class Coordinator:
         """Make the update if its quorum, min(K, held + workers that can still contribute), is reached."""
         if self._is_complete():
             self._update(self._close_reason or self._quorum_reason)
+        elif self._held and self._newcomers and not self._others_can_contribute():
+            self._update(NOBODY_ELSE)
         elif self._recheck_idle:
             self._refill()
         elif self._delivered is not None and self._delivered in self._idle:  # not set aside meanwhile
             self._give_if_allowed(self._delivered)
         self._delivered = None
-        if self._held and not self._awaited():
-            self._update("no other live worker can contribute")
+        if self._held and not (self._in_flight or self._owing):
+            self._update(NOBODY_ELSE)
 
-    def _awaited(self) -> int:
-        """Count the live workers that can still contribute to the open update."""
-        if self._quorum == inf:
-            return len(self._owing)
-        if not self._newcomers:
-            return len(self._in_flight)
-        return len(self._in_flight.keys() - self._newcomers)
+    def _others_can_contribute(self) -> bool:
+        """Whether a worker that was there when the update was opened is at work or may start."""
+        able = [*self._in_flight, *(worker for worker in self._idle if self._may_start(worker))]
+        return bool(self._owing) or not self._newcomers.issuperset(able)
 
     def _update(self, reason: str) -> None:
         held = self._held
@@ -314,18 +319,20 @@ class Coordinator:
             self._give_if_allowed(worker)
 
     def _give_if_allowed(self, worker: int) -> None:
-        state = self._workers[worker]
-        if state.contributed_to == self.version and self._protocol.refill == "update":
-            return
-        if self._lead is None or self._lead.may_start(worker):
+        if self._may_start(worker):
             del self._idle[worker]
-            self._give(worker, state)
+            self._give(worker, self._workers[worker])
+
+    def _may_start(self, worker: int) -> bool:
+        if self._protocol.refill == "update" and self._workers[worker].contributed_to == self.version:
+            return False
+        return self._lead is None or self._lead.may_start(worker)
 
     def _give(self, worker: int, state: _Worker) -> None:
         state.draw += 1
         state.version = self.version
         state.started_s = self._now
-        state.status = Status.BUSY
+        state.status = BUSY
         if self._minibatches is not None:
             state.minibatch = self._minibatches.next(worker)
         self._in_flight[worker] = state
@@ -336,7 +343,7 @@ class Coordinator:
     def _release(self, worker: int, state: _Worker) -> None:
         """Take a worker out of flight: it has delivered, or its work is abandoned."""
         del self._in_flight[worker]
-        state.status = Status.IDLE
+        state.status = IDLE
         self._idle[worker] = None
 
     def _give_back(self, state: _Worker) -> None:
@@ -360,8 +367,7 @@ class Coordinator:
 
     def _enlist(self, worker: int) -> None:
         state = self._workers.setdefault(worker, _Worker())
-        state.status = Status.IDLE
-        state.contributed_to = -1
+        state.status = IDLE
         state.rejections = 0
         self._live += 1
         self._idle[worker] = None
@@ -370,23 +376,23 @@ class Coordinator:
 
     def _join(self, worker: int) -> None:
         state = self._workers.get(worker)
-        if state is not None and state.status in {Status.IDLE, Status.BUSY}:
+        if state is not None and state.status in {IDLE, BUSY}:
             self._lose(worker)  # it came back before its loss was noticed
         self._enlist(worker)
         self._deal_out()
         self._newcomers.add(worker)
-        self._give_if_allowed(worker)
+        self._recheck_idle = True
 
     def _lose(self, worker: int) -> None:
         state = self._workers.get(worker)
-        if state is not None and state.status is not Status.LOST:
+        if state is not None and state.status is not LOST:
             self._take_out(worker, state)
-            state.status = Status.LOST
+            state.status = LOST
 
     def _take_out(self, worker: int, state: _Worker) -> None:
-        if state.status is Status.ASIDE:
+        if state.status is ASIDE:
             return
-        if state.status is Status.BUSY:
+        if state.status is BUSY:
             self._release(worker, state)
             self._give_back(state)
         del self._idle[worker]
@@ -399,14 +405,14 @@ class Coordinator:
 
     def _set_aside(self, worker: int) -> None:
         state = self._workers[worker]
-        if state.status is Status.BUSY:
+        if state.status is BUSY:
             self._interrupt(worker, state)
-        if state.status is Status.IDLE:
+        if state.status is IDLE:
             self._take_out(worker, state)
-            state.status = Status.ASIDE
+            state.status = ASIDE
 
     def _take_back(self, worker: int) -> None:
-        if self._workers[worker].status is Status.ASIDE:
+        if self._workers[worker].status is ASIDE:
             self._join(worker)
 
     def _deal_out(self) -> None:
@@ -423,7 +429,10 @@ class Coordinator:
         self._end(self._watch.at(now))
         if self.stopped:
             return
+        phase = self._phase
         self._check_phase()
+        if self._phase != phase and self._controllers:
+            self._consult("open")  # for them, the open update begins here
         self._declare_lost()
         due = {at for at in self._asked_for if at <= now}
         if due:
@@ -431,7 +440,10 @@ class Coordinator:
             self._consult("timer")
 
     def _observe(self, round_trip_s: float) -> None:
+        was_known = self._patience.timeout_s < inf
         if self._patience.observe(round_trip_s):
+            if not was_known:
+                self._commands.append(Decision("worker_timeout", str(self._patience)))
             self._arm_timeout()
 
     def _arm_timeout(self) -> None:
@@ -446,7 +458,7 @@ class Coordinator:
         for worker, state in list(self._in_flight.items()):
             if not self._patience.is_exceeded(state.started_s, self._now):
                 break
-            self._commands.append(Decision("lost", f"worker {worker}: {self._patience}"))
+            self._commands.append(Decision("lost", f"worker {worker}: silent for {self._patience}"))
             self._lose(worker)
         self._arm_timeout()
 
@@ -516,6 +528,8 @@ class Coordinator:
             case control.ChangeProtocol(protocol, reason):
                 self._change_protocol(protocol, reason)
             case control.SetQuorum(k, reason):
+                if k < 1:
+                    raise UsageError(f"a controller asked for a quorum of {k!r} ({reason}); expected k >= 1")
                 self._commands.append(Decision("quorum", f"k={k}: {reason}"))
                 self._quorum, self._quorum_reason = k, f"quorum of {k} reached: {reason}"
             case control.CloseUpdate(reason):

@@ -142,11 +142,15 @@ class Accept(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Forget the gradient that just arrived."""
+    """Forget the gradient that just arrived.
+
+    Attributes:
+        staleness: None for an old draw, whose version is forgotten already.
+    """
 
     worker: int
     draw: int
-    staleness: int
+    staleness: int | None
     reason: str
 
 

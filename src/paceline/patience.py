@@ -35,8 +35,8 @@ class Patience:
 
     def __str__(self) -> str:
         if self._is_derived:
-            return f"silent for {self.timeout_s:.3g} s, {ROUND_TRIPS} x the longest round trip or {LEAST_S:g} s"
-        return f"silent for worker_timeout_s = {self.timeout_s:g} s"
+            return f"{self.timeout_s:.3g} s, {ROUND_TRIPS} x the longest round trip or {LEAST_S:g} s"
+        return f"worker_timeout_s = {self.timeout_s:g} s"
 
     @property
     def is_due_to_arm(self) -> bool:

@@ -64,12 +64,14 @@ class Recorder:
         self._learning_rate = learning_rate
         self._callbacks = callbacks
         self._work: dict[int, tuple[Compute, float]] = {}  # with when it was given
+        self._abandoned: dict[int, tuple[Compute, float]] = {}  # a gradient may cross its interrupt
         self._losses: list[float] = []
         self._workload = 0
         self._samples_lost = 0
         self._rate = learning_rate()
         self._now = 0.0
         self._updated_s = 0.0
+        self._version = 0
         self._published_s: dict[int, float] = {}  # of versions that are being evaluated
         self._joined_s: dict[int, float] = {}
         self._busy_s = 0.0
@@ -115,7 +117,7 @@ class Recorder:
                 assert isinstance(event, Arrival)
                 self._arrival(now, event, command)
             case Interrupt():
-                work, started_s = self._finish(command.worker, now)
+                work, started_s = self._abandoned[command.worker] = self._finish(command.worker, now)
                 self.history.totals.interrupted += 1
                 self.history.totals.samples_dropped += self._batch_size
                 self._tell(WorkInterrupted(now, command.worker, command.draw, work.version, started_s))
@@ -130,6 +132,9 @@ class Recorder:
         work, started_s = self._work.get(command.worker, (None, now))
         if work is not None and work.draw == command.draw:
             self._finish(command.worker, now)
+        else:
+            work, started_s = self._abandoned.get(command.worker, (None, now))
+        version = work.version if work is not None else self._version
         samples = event.samples or self._batch_size
         totals = self.history.totals
         if isinstance(command, Accept):
@@ -145,9 +150,9 @@ class Recorder:
                 now_s=now,
                 worker=event.worker,
                 draw=event.draw,
-                version=work.version if work is not None else -1,
+                version=version,
                 started_s=started_s,
-                staleness=command.staleness,
+                staleness=self._version - version,
                 used=isinstance(command, Accept),
                 reason=command.reason if isinstance(command, Drop) else "",
                 loss=event.loss,
@@ -165,6 +170,7 @@ class Recorder:
         self._workload += k
         self.history.totals.updates += 1
         self._updated_s = now
+        self._version = command.version
         self._tell(
             UpdateMade(
                 now_s=now,

@@ -14,7 +14,7 @@ from paceline.vectors import Layout, Vectors, bind, trainable
 
 
 class ParameterServer:
-    """Owns the parameters; adds each gradient as it arrives, so that the last one costs one addition.
+    """Owns the parameters; adds gradients as they arrive, those that arrive together in one pass.
 
     With gradients g_1 ... g_k of s_1 ... s_k samples, an update steps the job's optimizer with the mean over
     the samples received, sum(s_j g_j) / sum(s_j). Floating-point buffers move by the mean of their changes,
@@ -41,9 +41,8 @@ class ParameterServer:
             for view, tensor in zip(ours, theirs, strict=True):
                 view.copy_(tensor.detach())
             bind(theirs, ours)
-        for parameter, gradient in zip(self._parameters, self._mean.parameters, strict=True):
-            parameter.grad = gradient
-        self._samples = 0
+        self._taken: list[tuple[Vectors, int]] = []  # with their samples, not yet added
+        self._samples = 0  # in the mean
         self._workload = 0
         self._scheduled = 0
         self._per_step = 1.0 if job.schedule_unit == "gradient" else per_epoch
@@ -57,38 +56,54 @@ class ParameterServer:
         """The optimizer's own rate now, of its first parameter group."""
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def accumulate(self, gradient: Vectors, samples: int) -> None:
-        """Add one gradient to the open update.
+    def take(self, gradient: Vectors, samples: int) -> None:
+        """Take one gradient into the open update; it must stay as it is until `add` or `apply`.
 
         Args:
             gradient: of the mean loss, with the changes of the buffers.
             samples: of its minibatch, >= 1.
         """
-        first = self._samples == 0
-        self._samples += samples
-        weight = samples / self._samples
-        for mean, new in zip(self._mean.flat_parameters, gradient.flat_parameters, strict=True):
-            _move(mean, new, weight, first)
-        for mean, new in zip(self._mean.flat_buffers, gradient.flat_buffers, strict=True):
+        self._taken.append((gradient, samples))
+
+    def add(self) -> None:
+        """Add what was taken to the mean; the gradients may be overwritten then."""
+        if not self._taken:
+            return
+        weights = []
+        for _, samples in self._taken:
+            self._samples += samples
+            weights.append(samples / self._samples)
+        for chunk, *others in zip(self._mean.chunks, *(taken.chunks for taken, _ in self._taken), strict=True):
+            for other, weight in zip(others, weights, strict=True):
+                _move(chunk, other, weight)
+        for (taken, _), weight in zip(self._taken, weights, strict=True):
+            self._add_buffers(taken, weight)
+        self._taken.clear()
+
+    def _add_buffers(self, change: Vectors, weight: float) -> None:
+        for mean, new in zip(self._mean.flat_buffers, change.flat_buffers, strict=True):
             if mean.dtype.is_floating_point or mean.dtype.is_complex:
-                _move(mean, new, weight, first)
-            elif first or mean.dtype == torch.bool:
+                _move(mean, new, weight)
+            elif weight == 1.0 or mean.dtype == torch.bool:
                 mean.copy_(new)
             else:
                 mean.add_(new)
 
     def apply(self, gradients: int, lr_scale: float) -> None:
-        """Make one update of what was accumulated.
+        """Make one update of what was taken and added.
 
         Args:
-            gradients: that were accumulated, >= 1.
+            gradients: that it is made of, >= 1.
             lr_scale: factor on the optimizer's learning rates for this step.
         """
+        mean = self._finished_mean()
+        for parameter, gradient in zip(self._parameters, mean.parameters, strict=True):
+            parameter.grad = gradient
         if self._job.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self._job.clip_norm)
         with _scaled(self.optimizer, lr_scale):
             self.optimizer.step()
-        for buffers, change in zip(self._state.flat_buffers, self._mean.flat_buffers, strict=True):
+        for buffers, change in zip(self._state.flat_buffers, mean.flat_buffers, strict=True):
             if buffers.dtype == torch.bool:
                 buffers.copy_(change)
             else:
@@ -96,6 +111,15 @@ class ParameterServer:
         self._samples = 0
         self._workload += gradients
         self._advance_schedule()
+
+    def _finished_mean(self) -> Vectors:
+        """Return the mean of the update; a single gradient is its own mean, where it lies."""
+        if len(self._taken) == 1 and not self._samples:
+            [(gradient, _)] = self._taken
+            self._taken.clear()
+            return gradient
+        self.add()
+        return self._mean
 
     def publish(self, version: Vectors) -> None:
         """Copy the parameters and buffers into the storage of a version."""
@@ -110,9 +134,9 @@ class ParameterServer:
         self._scheduled = due
 
 
-def _move(mean: Tensor, new: Tensor, weight: float, first: bool) -> None:
-    """Keep a running mean: one pass over both vectors, and nothing left to divide at the update."""
-    if first:
+def _move(mean: Tensor, new: Tensor, weight: float) -> None:
+    """Keep a running mean, so that nothing is left to divide at the update; the first one has weight 1."""
+    if weight == 1.0:
         mean.copy_(new)
     else:
         mean.lerp_(new, weight)

@@ -22,7 +22,7 @@ class Stop:
         updates: updates made.
         gradients: workload, in accepted gradients.
         epochs: workload, in passes over the training data.
-        seconds: of the run's clock; the one condition that ends a run between updates.
+        seconds: of the run's clock; which may end a run between updates, as accuracy may.
 
     Raises:
         UsageError: no condition is given, or one is out of its range.

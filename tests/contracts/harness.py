@@ -46,8 +46,8 @@ def play(plan, n, script, **knobs):
 
     A line is an event, a bar and commands with semicolons between; a line without event goes on with commands.
     `w2.1` is the first piece of work of worker 2. An event happens one second after the one before, unless it
-    says when. Unless the script begins with `begin`, the run begins with work for everybody. Wakes are compared
-    only in a script that has one: elsewhere the alarm on silent workers would be in the way.
+    says when. Unless the script begins with `begin`, the run begins with work for everybody. Wakes, and the timeout
+    on silent workers, are compared only in a script that has one: elsewhere they would be in the way.
 
         w0.1 arrives       | accept w0.1; apply v1 = w0.1 (quorum of 1 reached)
                            | compute w0.2 on v1
@@ -64,7 +64,7 @@ def play(plan, n, script, **knobs):
         else:
             now, what = _event(event, now)
             answer = driven.handle(what)
-        told = "; ".join(_told(command) for command in answer if "wake" in script or not isinstance(command, Wake))
+        told = "; ".join(_told(command) for command in answer if _is_compared(command, script))
         actual += [event, *(f"    | {command}" for command in told.split("; ") if command)]
         wanted += [event, *(f"    | {command}" for command in commands)]
     assert actual == wanted
@@ -95,6 +95,12 @@ def _event(text, now):
         return now, Quit(now, Outcome.FAILED, found[1])
     assert what == "timer", f"no event: {text}"
     return now, Timer(now)
+
+
+def _is_compared(command, script):
+    if isinstance(command, Decision) and command.kind == "worker_timeout":
+        return "worker_timeout: " in script
+    return not isinstance(command, Wake) or "wake" in script
 
 
 def _told(command):

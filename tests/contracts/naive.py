@@ -47,9 +47,13 @@ class NaiveCoordinator:
             self.deliver(event, worker)
         elif isinstance(event, Joined):
             self.workers[event.worker] = Worker(
-                live=True, draw=worker.draw, since=self.sequence, deliveries=self.lowest(without=worker), counts=False
+                live=True,
+                draw=worker.draw,
+                since=self.sequence,
+                deliveries=self.lowest(without=worker),
+                contributed=worker.contributed,
+                counts=False,
             )
-            self.give(self.workers[event.worker])  # a joiner is given work at once
         else:
             worker.live = False
             worker.version = None
@@ -71,15 +75,10 @@ class NaiveCoordinator:
 
     def go_on(self):
         """The quorum that counts is min(K, accepted so far + live workers that can still contribute)."""
-        if self.protocol.quorum == "all":
-            if self.held and not self.able():
-                self.update()
-        elif len(self.held) >= self.protocol.quorum:
+        quorum = inf if self.protocol.quorum == "all" else self.protocol.quorum
+        if self.held and (len(self.held) >= quorum or not self.able()):
             self.update()
         self.refill()
-        if self.held and not self.able():
-            self.update()
-            self.refill()
 
     def able(self):
         """Those that can still contribute: for "all" it has to be their first gradient of this update."""

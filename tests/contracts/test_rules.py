@@ -540,7 +540,8 @@ def test_a_worker_that_delivers_in_time_is_not_lost():
 
 def test_a_timeout_not_given_is_twenty_times_the_longest_round_trip():
     script = """
-        at 2 w0.1 arrives  | wake at 40; accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
+        at 2 w0.1 arrives  | worker_timeout: 40 s, 20 x the longest round trip or 10 s; wake at 40
+                           | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
         at 5 w0.2 arrives  | accept w0.2; apply v2 = w0.2 (quorum of 1 reached); compute w0.3 on v2
         at 40 timer        | wake at 60
         at 60 timer        | lost: worker 1: silent for 60 s, 20 x the longest round trip or 10 s; wake at 65
@@ -552,7 +553,8 @@ def test_a_timeout_not_given_is_twenty_times_the_longest_round_trip():
 
 def test_a_timeout_not_given_is_at_least_ten_seconds():
     script = """
-        at 0.1 w0.1 arrives | wake at 10; accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
+        at 0.1 w0.1 arrives | worker_timeout: 10 s, 20 x the longest round trip or 10 s; wake at 10
+                            | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
         at 10 timer         | lost: worker 1: silent for 10 s, 20 x the longest round trip or 10 s; wake at 10.1
     """
     play(asp(), 2, script)
@@ -912,7 +914,7 @@ def test_a_worker_set_aside_is_interrupted_not_waited_for_and_taken_back_as_a_jo
         w0.1 arrives | wake at 20; accept w0.1; set_aside: worker 2: straggler; interrupt w2.1; wake at 9
         w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (every live worker has contributed)
                      | compute w0.2 on v1; compute w1.2 on v1
-        w2.1 arrives | drop w2.1 stale 1 (finished after its interrupt)
+        w2.1 arrives | drop w2.1 (finished after its interrupt)
         at 9 timer   | take_back: worker 2: recovered; compute w2.2 on v1
         w1.2 arrives | accept w1.2
         w0.2 arrives | accept w0.2; apply v2 = w1.2 + w0.2 (every live worker has contributed)

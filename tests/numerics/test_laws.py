@@ -53,7 +53,9 @@ def test_quantile_rises_and_stays_positive(law, us):
     assert (np.diff(times_s) >= -rounding_s).all()
 
 
-@pytest.mark.parametrize(("law", "scipy_law"), [(law, other) for law, _, other in TABLE if other], ids=repr)
+@pytest.mark.parametrize(
+    ("law", "scipy_law"), [pytest.param(law, other, id=repr(law)) for law, _, other in TABLE if other]
+)
 def test_quantile_is_that_of_scipy(law, scipy_law):
     u = np.linspace(0, 1, 1000, endpoint=False)
     np.testing.assert_allclose(law.quantile(u), scipy_law.ppf(u), rtol=1e-12)

@@ -59,8 +59,8 @@ def test_the_mean_is_over_the_samples_received():
     _, server = pieces(tiny_job(optimizer=sgd(lr=1.0)))
     before = parameters_of(server.model)
     layout = Layout(server.model)
-    server.accumulate(constant_gradient(layout, 1.0), samples=8)
-    server.accumulate(constant_gradient(layout, 4.0), samples=4)
+    server.take(constant_gradient(layout, 1.0), samples=8)
+    server.take(constant_gradient(layout, 4.0), samples=4)
     server.apply(gradients=2, lr_scale=1.0)
     assert torch.allclose(before - parameters_of(server.model), torch.tensor(2.0).double(), rtol=EXACT)
 
@@ -69,7 +69,7 @@ def test_the_learning_rate_is_scaled_for_one_step_only():
     _, server = pieces(tiny_job(optimizer=sgd(lr=1.0)))
     layout = Layout(server.model)
     before = parameters_of(server.model)
-    server.accumulate(constant_gradient(layout, 1.0), samples=8)
+    server.take(constant_gradient(layout, 1.0), samples=8)
     server.apply(gradients=1, lr_scale=0.25)
     assert torch.allclose(before - parameters_of(server.model), torch.tensor(0.25).double())
     assert server.learning_rate == 1.0
@@ -92,7 +92,7 @@ def test_the_learning_rate_follows_the_quorum(rule, lr_is, factor):
 def test_clipping_acts_on_the_mean_gradient():
     _, server = pieces(tiny_job(optimizer=sgd(lr=1.0), clip_norm=0.5))
     before = parameters_of(server.model)
-    server.accumulate(constant_gradient(Layout(server.model), 3.0), samples=8)
+    server.take(constant_gradient(Layout(server.model), 3.0), samples=8)
     server.apply(gradients=1, lr_scale=1.0)
     assert torch.linalg.vector_norm(before - parameters_of(server.model)) == pytest.approx(0.5, rel=1e-6)
 

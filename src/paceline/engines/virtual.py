@@ -75,7 +75,6 @@ class TimingEngine(Engine):
             if self._current[worker] != what:
                 continue  # interrupted
             self.now = (at_s if at_s > self.now else self.now) + self._gradient_s
-            self._busy_s += self.now - self._started_s[worker]
             fault = self._faults.get((worker, what)) if self._faults else None
             arrived = self._arrival(worker, what) if fault is None else self._befall(fault)
             if arrived is not None:
@@ -93,10 +92,8 @@ class TimingEngine(Engine):
 
     def interrupt(self, command: Interrupt) -> None:
         """Forget the arrival that was to come."""
-        worker = command.worker
         self._totals.interrupted += 1
-        self._current[worker] = 0
-        self._busy_s += self.now - self._started_s[worker]
+        self._finish(command.worker)
 
     def accept(self, command: Accept) -> None:
         """Count the gradient."""
@@ -125,9 +122,13 @@ class TimingEngine(Engine):
         totals.idle_share = 1 - (self._busy_s + working_s) / worker_s if worker_s else 0.0
         return totals
 
+    def _finish(self, worker: int) -> None:
+        self._current[worker] = 0
+        self._busy_s += self.now - self._started_s[worker]
+
     def _arrival(self, worker: int, draw: int) -> Arrival:
         self._arrivals += 1
-        self._current[worker] = 0
+        self._finish(worker)
         return Arrival(self.now, worker, draw)
 
     def _at(self, at_s: float, event: Event) -> None:
@@ -139,8 +140,8 @@ class TimingEngine(Engine):
         if fault.kind == "hang":
             return None
         if fault.kind == "not_finite":
-            return Arrival(self.now, fault.worker, fault.draw, finite=False)
-        self._current[fault.worker] = 0
+            return self._arrival(fault.worker, fault.draw)._replace(finite=False)
+        self._finish(fault.worker)
         if fault.back_after_s is not None:
             self._at(self.now + fault.back_after_s, Joined(self.now, fault.worker))
         return Lost(self.now, fault.worker, f"scripted fault at draw {fault.draw}")
@@ -188,8 +189,8 @@ class VirtualEngine(TimingEngine):
         self._versions.release(self._work.pop(command.worker).version)
 
     def accept(self, command: Accept) -> None:
-        """Add the gradient that was computed for the arrival."""
-        self._server.accumulate(self._gradient, command.samples)
+        """Take the gradient that was computed for the arrival."""
+        self._server.take(self._gradient, command.samples)
 
     def apply(self, command: Apply) -> None:
         """Make the update and publish it."""
@@ -204,7 +205,7 @@ class VirtualEngine(TimingEngine):
 
     def _befall(self, fault: Fault) -> Event | None:
         event = super()._befall(fault)
-        if event is not None:
+        if isinstance(event, Lost):
             self._versions.release(self._work.pop(fault.worker).version)
         return event
 
@@ -229,6 +230,7 @@ class VirtualEngine(TimingEngine):
         )
 
     def _compute_gradient(self, worker: int, draw: int, minibatch: Minibatch | None, version: int) -> Measured:
+        self._server.add()  # what lies in the one place for a gradient
         return self._replica.gradient(worker, draw, minibatch, self._versions[version], self._gradient)
 
     def _remembered_duration_s(self, worker: int, draw: int, start_s: float) -> float:

@@ -17,6 +17,8 @@ from multiprocessing.context import ForkServerProcess
 from types import TracebackType
 from typing import Self
 
+import torch
+
 from paceline.cluster import LocalCluster
 from paceline.engines.base import Engine
 from paceline.engines.local import worker as processes
@@ -108,6 +110,7 @@ class LocalEngine(Engine):
         self._events: deque[Event] = deque()
         self._timers: list[float] = []
         self._begun = 0.0
+        self._threads = torch.get_num_threads()
 
     def __enter__(self) -> Self:
         """Start every process and wait until all are ready."""
@@ -123,6 +126,7 @@ class LocalEngine(Engine):
             self._close()
             raise
         super().__enter__()
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // (self._cluster.n + 1)))
         self._selector.register(self.signals.reader, selectors.EVENT_READ)
         self._begun = time.monotonic()
         return self
@@ -131,6 +135,7 @@ class LocalEngine(Engine):
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         """End every process."""
+        torch.set_num_threads(self._threads)
         self._close()
         super().__exit__(kind, error, where)
 
@@ -138,6 +143,7 @@ class LocalEngine(Engine):
 
     def compute(self, command: Compute) -> None:
         """Send the worker to the version's place."""
+        self._server.add()  # its gradient may be among those taken, and it will write the next one there
         peer = self._workers[command.worker]
         version = self._versions.hold(command.version)
         assert isinstance(version, SharedVectors)
@@ -149,8 +155,8 @@ class LocalEngine(Engine):
         self._memory.interrupt(command.worker, command.draw)
 
     def accept(self, command: Accept) -> None:
-        """Add the gradient where the worker left it."""
-        self._server.accumulate(self._gradients[command.worker], command.samples)
+        """Take the gradient where the worker left it."""
+        self._server.take(self._gradients[command.worker], command.samples)
 
     def apply(self, command: Apply) -> None:
         """Make the update and publish it in a place that nobody reads."""
@@ -184,7 +190,11 @@ class LocalEngine(Engine):
             heappop(self._timers)
             self._events.append(Timer(now))
             return
-        for key, _ in self._selector.select(self._timers[0] - now if self._timers else None):
+        ready = self._selector.select(timeout=0)
+        if not ready:
+            self._server.add()  # while there is nothing else to do
+            ready = self._selector.select(max(0.0, self._timers[0] - self._elapsed_s()) if self._timers else None)
+        for key, _ in ready:
             if key.fileobj == self.signals.reader:
                 self._events.append(self.quit_by_signal())
             else:
