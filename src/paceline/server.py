@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -14,7 +14,7 @@ from paceline.vectors import Layout, Vectors, bind, trainable
 
 
 class ParameterServer:
-    """Owns the parameters; adds gradients as they arrive, those that arrive together in one pass.
+    """Owns the parameters; adds each gradient as it arrives, so that the last one costs one addition.
 
     With gradients g_1 ... g_k of s_1 ... s_k samples, an update steps the job's optimizer with the mean over
     the samples received, sum(s_j g_j) / sum(s_j). Floating-point buffers move by the mean of their changes,
@@ -57,7 +57,7 @@ class ParameterServer:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def take(self, gradient: Vectors, samples: int) -> None:
-        """Take one gradient into the open update; it must stay as it is until `add` or `apply`.
+        """Take one gradient into the open update; it must stay as it is until `let_go` or `apply`.
 
         Args:
             gradient: of the mean loss, with the changes of the buffers.
@@ -66,28 +66,27 @@ class ParameterServer:
         self._taken.append((gradient, samples))
 
     def add(self) -> None:
-        """Add what was taken to the mean; the gradients may be overwritten then."""
+        """Add what was taken, but for a first one alone: adding it with the second saves copying it."""
+        if self._samples or len(self._taken) > 1:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Add everything that was taken; the gradients may be overwritten then."""
         if not self._taken:
             return
         weights = []
         for _, samples in self._taken:
             self._samples += samples
             weights.append(samples / self._samples)
-        for chunk, *others in zip(self._mean.chunks, *(taken.chunks for taken, _ in self._taken), strict=True):
-            for other, weight in zip(others, weights, strict=True):
-                _move(chunk, other, weight)
-        for (taken, _), weight in zip(self._taken, weights, strict=True):
-            self._add_buffers(taken, weight)
-        self._taken.clear()
-
-    def _add_buffers(self, change: Vectors, weight: float) -> None:
-        for mean, new in zip(self._mean.flat_buffers, change.flat_buffers, strict=True):
-            if mean.dtype.is_floating_point or mean.dtype.is_complex:
-                _move(mean, new, weight)
-            elif weight == 1.0 or mean.dtype == torch.bool:
-                mean.copy_(new)
+        taken = [gradient for gradient, _ in self._taken]
+        for mean, *new in zip(self._mean.flat_parameters, *(each.flat_parameters for each in taken), strict=True):
+            _move(mean, new, weights)
+        for mean, *changes in zip(self._mean.flat_buffers, *(each.flat_buffers for each in taken), strict=True):
+            if mean.is_floating_point() or mean.is_complex():
+                _move(mean, changes, weights)
             else:
-                mean.add_(new)
+                _sum(mean, changes, begin=weights[0] == 1.0)
+        self._taken.clear()
 
     def apply(self, gradients: int, lr_scale: float) -> None:
         """Make one update of what was taken and added.
@@ -118,7 +117,7 @@ class ParameterServer:
             [(gradient, _)] = self._taken
             self._taken.clear()
             return gradient
-        self.add()
+        self.let_go()
         return self._mean
 
     def publish(self, version: Vectors) -> None:
@@ -134,12 +133,27 @@ class ParameterServer:
         self._scheduled = due
 
 
-def _move(mean: Tensor, new: Tensor, weight: float) -> None:
-    """Keep a running mean, so that nothing is left to divide at the update; the first one has weight 1."""
-    if weight == 1.0:
-        mean.copy_(new)
-    else:
-        mean.lerp_(new, weight)
+def _move(mean: Tensor, new: Sequence[Tensor], weights: Sequence[float]) -> None:
+    """Move a running mean, so that nothing is left to divide at the update; the first one ever has weight 1."""
+    if weights[0] == 1.0 and len(new) > 1:
+        torch.lerp(new[0], new[1], weights[1], out=mean)
+        new, weights = new[2:], weights[2:]
+    elif weights[0] == 1.0:
+        mean.copy_(new[0])
+        new, weights = new[1:], weights[1:]
+    for each, weight in zip(new, weights, strict=True):
+        mean.lerp_(each, weight)
+
+
+def _sum(total: Tensor, new: Sequence[Tensor], begin: bool) -> None:
+    """Add integers; of booleans, keep the newest."""
+    if total.dtype == torch.bool:
+        total.copy_(new[-1])
+        return
+    if begin:
+        total.zero_()
+    for each in new:
+        total.add_(each)
 
 
 def _optimizer(job: Job, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 ALIGNMENT_BYTES = 64
-CHUNK = 1 << 15  # elements
 
 
 class Vectors:
@@ -19,16 +18,16 @@ class Vectors:
         memory: uint8 [nbytes], which everything else is a view of.
         flat_parameters: one 1-D tensor a dtype.
         flat_buffers: one 1-D tensor a dtype.
-        chunks: the flat parameters in pieces that stay in a core's cache while several vectors are added.
         parameters: one view a trainable parameter, in the model's order.
         buffers: one view a buffer, in the model's order.
+        written: which parameters' views may hold something other than zero.
     """
 
     def __init__(self, layout: Layout, memory: Tensor) -> None:
         self.memory = memory
         self.flat_parameters, self.parameters = layout.parameters.views(memory)
         self.flat_buffers, self.buffers = layout.buffers.views(memory)
-        self.chunks = [chunk for flat in self.flat_parameters for chunk in flat.split(CHUNK)]
+        self.written = set(range(len(self.parameters)))
 
     def copy_(self, other: Vectors) -> None:
         """Copy everything from another set of vectors, possibly on another device."""

@@ -70,6 +70,9 @@ class Replica:
         self._buffers = list(self.model.buffers())
         self._own: dict[str, Vectors] = {}
         self._has_found_sparse_free = False
+        self._written: set[int] = set()
+        for i, parameter in enumerate(self._parameters):
+            parameter.register_post_accumulate_grad_hook(lambda _, i=i: self._written.add(i))
         if check is not None and self._device.type == "cpu":
             _check_between_layers(self.model, check)
 
@@ -91,7 +94,7 @@ class Replica:
                 change.copy_(buffer)
                 if change.dtype != torch.bool:
                     change.sub_(before)
-            squared_norm = sum(_norm(flat) ** 2 for flat in ours.flat_parameters)
+            squared_norm = sum(_norm(ours.parameters[i]) ** 2 for i in ours.written)
             if ours is not gradient:
                 gradient.copy_(ours)
                 torch.cuda.synchronize(self._device)
@@ -104,8 +107,10 @@ class Replica:
         return evaluate(self._job, self.model, self._seed)
 
     def _forward_backward(self, batch: Batch, gradient: Vectors) -> float:
-        for flat in gradient.flat_parameters:
-            flat.zero_()
+        for i in gradient.written:  # an unused parameter costs nothing
+            gradient.parameters[i].zero_()
+        gradient.written.clear()
+        self._written = gradient.written
         for parameter, view in zip(self._parameters, gradient.parameters, strict=True):
             parameter.grad = view
         loss_sum = 0.0

@@ -230,7 +230,7 @@ class VirtualEngine(TimingEngine):
         )
 
     def _compute_gradient(self, worker: int, draw: int, minibatch: Minibatch | None, version: int) -> Measured:
-        self._server.add()  # what lies in the one place for a gradient
+        self._server.let_go()  # of what lies in the one place for a gradient
         return self._replica.gradient(worker, draw, minibatch, self._versions[version], self._gradient)
 
     def _remembered_duration_s(self, worker: int, draw: int, start_s: float) -> float:

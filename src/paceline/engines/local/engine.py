@@ -143,7 +143,7 @@ class LocalEngine(Engine):
 
     def compute(self, command: Compute) -> None:
         """Send the worker to the version's place."""
-        self._server.add()  # its gradient may be among those taken, and it will write the next one there
+        self._server.let_go()  # of its gradient too: it will write the next one there
         peer = self._workers[command.worker]
         version = self._versions.hold(command.version)
         assert isinstance(version, SharedVectors)
