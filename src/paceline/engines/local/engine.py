@@ -126,7 +126,6 @@ class LocalEngine(Engine):
             self._close()
             raise
         super().__enter__()
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // (self._cluster.n + 1)))
         self._selector.register(self.signals.reader, selectors.EVENT_READ)
         self._begun = time.monotonic()
         return self
@@ -160,6 +159,7 @@ class LocalEngine(Engine):
 
     def apply(self, command: Apply) -> None:
         """Make the update and publish it in a place that nobody reads."""
+        self._use_idle_cores()
         self._server.apply(len(command.gradients), command.lr_scale)
         self._server.publish(self._versions.publish(command.version))
 
@@ -192,6 +192,7 @@ class LocalEngine(Engine):
             return
         ready = self._selector.select(timeout=0)
         if not ready:
+            self._use_idle_cores()
             self._server.add()  # while there is nothing else to do
             ready = self._selector.select(max(0.0, self._timers[0] - self._elapsed_s()) if self._timers else None)
         for key, _ in ready:
@@ -260,6 +261,11 @@ class LocalEngine(Engine):
         """Release the versions of this draw and of those before it, which the worker has left behind."""
         for old in [each for each in peer.reading if each <= draw]:
             self._versions.release(peer.reading.pop(old))
+
+    def _use_idle_cores(self) -> None:
+        """Let the server compute on the cores that no worker uses: threads on a busy core only wait for each other."""
+        busy = sum(bool(peer.reading) for peer in self._workers.values()) * self._cluster.worker_threads
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) - busy))
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._begun
