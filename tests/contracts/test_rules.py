@@ -1031,3 +1031,50 @@ def test_work_is_given_in_the_order_of_becoming_idle_and_then_of_being_interrupt
                      | compute w2.3 on v2; compute w3.3 on v2; compute w1.3 on v2; compute w0.3 on v2
     """
     play(k_sync(k=2), 4, script)
+
+
+# -- edges of membership and phases
+
+
+def test_a_joiner_that_alone_could_go_on_is_not_given_stale_work_first():
+    script = """
+        w0 is lost   |
+        w0 joins     | compute w0.2 on v0
+        w0.2 arrives | accept w0.2; apply v1 = w0.2 (no other live worker can contribute); compute w0.3 on v1
+    """
+    play(k_batch_sync(k=3), 1, script)
+
+
+def test_a_worker_that_joins_before_its_loss_was_noticed_starts_on_the_version_that_its_loss_completes():
+    script = """
+        w0.1 arrives | accept w0.1
+        w1 joins     | apply v1 = w0.1 (every live worker has contributed); compute w0.2 on v1; compute w1.2 on v1
+    """
+    play(bsp(), 2, script)
+
+
+def test_a_worker_that_contributed_and_joins_again_waits_for_the_update():
+    script = """
+        w0.1 arrives | accept w0.1
+        w0 is lost   |
+        w0 joins     |
+        w1.1 arrives | accept w1.1
+        w2.1 arrives | accept w2.1; apply v1 = w0.1 + w1.1 + w2.1 (quorum of 3 reached)
+                     | compute w0.2 on v1; compute w1.2 on v1; compute w2.2 on v1
+    """
+    play(k_async(k=3), 3, script)
+
+
+def test_the_controllers_of_a_phase_that_begins_within_an_update_are_asked_at_once():
+    script = """
+        at 5 timer   | protocol: asp: 5 seconds reached; quorum: k=2: fixed k=2
+        w0.1 arrives | accept w0.1; compute w0.2 on v0
+        w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (quorum of 2 reached: fixed k=2)
+                     | quorum: k=2: fixed k=2; compute w1.2 on v1
+    """
+    play(bsp().until(seconds=5) >> asp().controlled_by(FixedQuorum(2)), 2, script)
+
+
+def test_a_quorum_below_one_is_refused():
+    with pytest.raises(UsageError, match="a controller asked for a quorum of 0"):
+        coordinator(bsp().controlled_by(Scripted(open=((SetQuorum(0, "greedy"),),))), 2).begin()

@@ -175,3 +175,17 @@ def test_a_run_without_workers_ends():
     assert engine.end.outcome is pl.Outcome.NO_WORKERS
     assert made == [(1.0, 2)]
     assert len(engine.fired) == 2
+
+
+def test_a_gradient_that_is_not_finite_counts_as_dropped():
+    fault = pl.Fault(worker=0, draw=1, kind="not_finite")
+    simulated = pl.simulate("bsp", pl.Cluster(2, timing=pl.Deterministic(1.0), faults=[fault]), updates=3)
+    assert (simulated.totals.used, simulated.totals.dropped) == (6, 1)
+
+
+def test_a_worker_that_hangs_is_busy_until_the_end():
+    # The other one makes 3 updates of its own after the timeout: 1 s of work, 9 s of waiting, 2 s of work.
+    fault = pl.Fault(worker=1, draw=1, kind="hang")
+    simulated = pl.simulate("bsp", pl.Cluster(2, timing=pl.Deterministic(1.0), faults=[fault]), updates=3)
+    worked_s = 3 + simulated.time_s
+    assert simulated.totals.idle_share == pytest.approx(1 - worked_s / (2 * simulated.time_s))
