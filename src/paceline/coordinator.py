@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import takewhile
 from math import inf
 from typing import Any
 
@@ -106,6 +107,7 @@ class Coordinator:
         self.stopped = False
         self._plan = plan
         self._phase = -1
+        self._phase_end: Extent | None = None
         self._protocol: Protocol = plan.phases[0].protocol
         self._controllers: list[tuple[control.Controller[Any], Any]] = []
         self._watch = StopWatch(stop, workers, per_epoch)
@@ -283,14 +285,16 @@ class Coordinator:
         self._close_reason = ""
         self.version += 1
         self.workload += len(held)
-        scale = self._learning_rate.scale(len(held), max(1, self._live))
+        scale = self._learning_rate.scale(len(held), self._live or 1)
         self._commands.append(Apply(self.version, tuple(held), scale, reason))
-        self._end(self._watch.after_update(self.version, self.workload))
-        if self.stopped:
+        stop = self._watch.after_update(self.version, self.workload)
+        if stop is not None:
+            self._end(stop)
             return
         if self._evaluate_every is not None:
             self._check_evaluation(self._evaluate_every)
-        self._check_phase()
+        if self._phase_end is not None:
+            self._check_phase()
         self._newcomers.clear()
         if self._protocol.on_update == "interrupt":
             self._interrupt_stale()
@@ -304,11 +308,12 @@ class Coordinator:
         self._refill()
         if self._quorum == inf:
             self._owing = self._in_flight.keys() - self._newcomers
+        elif self._owing:
+            self._owing = set()
 
-    def _end(self, stop: Stop | None) -> None:
-        if stop is not None:
-            self.stopped = True
-            self._commands.append(stop)
+    def _end(self, stop: Stop) -> None:
+        self.stopped = True
+        self._commands.append(stop)
 
     # --- giving work --------------------------------------------------------------------------------------
 
@@ -358,9 +363,9 @@ class Coordinator:
     def _interrupt_stale(self) -> None:
         """Interrupt work that could no longer be accepted."""
         oldest = self.version - self._protocol.max_staleness
-        for worker, state in list(self._in_flight.items()):
-            if state.version >= oldest:
-                break  # given later, so on this version or a newer one
+        # Who was given work later is on this version or a newer one.
+        stale = takewhile(lambda flight: flight[1].version < oldest, self._in_flight.items())
+        for worker, state in list(stale):
             self._interrupt(worker, state)
 
     # --- membership ---------------------------------------------------------------------------------------
@@ -426,8 +431,9 @@ class Coordinator:
 
     def _timer(self) -> None:
         now = self._now
-        self._end(self._watch.at(now))
-        if self.stopped:
+        stop = self._watch.at(now)
+        if stop is not None:
+            self._end(stop)
             return
         phase = self._phase
         self._check_phase()
@@ -465,15 +471,16 @@ class Coordinator:
     # --- phases and controllers ---------------------------------------------------------------------------
 
     def _check_phase(self) -> None:
-        while (end := self._plan.phases[self._phase].end) is not None:
+        while (end := self._phase_end) is not None:
             if end.position(self.version, self.workload, self._now) < end.amount:
                 break
             self._enter_next_phase()
 
     def _enter_next_phase(self) -> None:
-        ended = self._plan.phases[self._phase].end if self._phase >= 0 else None
+        ended = self._phase_end
         self._phase += 1
         phase = self._plan.phases[self._phase]
+        self._phase_end = phase.end
         self._controllers = [(c, c.begin(self._live)) for c in phase.controllers]
         self._asked_for.clear()
         self._change_protocol(phase.protocol, f"{ended} reached" if ended else "the run begins")
@@ -490,6 +497,7 @@ class Coordinator:
             self._lead = Lead(protocol.max_lead)
             for worker in live:
                 self._lead.join(worker)
+        self._owing = set()
         if self._quorum == inf:
             self._owing = {worker for worker in live if self._workers[worker].contributed_to != self.version}
             self._owing -= self._newcomers
@@ -549,7 +557,9 @@ class Coordinator:
 
     def _evaluated(self, event: Evaluated) -> None:
         self._evaluating = False
-        self._end(self._watch.after_evaluation(event.version, event.metrics))
+        stop = self._watch.after_evaluation(event.version, event.metrics)
+        if stop is not None:
+            self._end(stop)
 
 
 def _quorum(protocol: Protocol) -> tuple[float, str]:

@@ -96,12 +96,14 @@ class TimingEngine(Engine):
         self._finish(command.worker)
 
     def accept(self, command: Accept) -> None:
-        """Count the gradient."""
-        self._totals.staleness[command.staleness] += 1
+        """Leave it to `apply`."""
 
     def apply(self, command: Apply) -> None:
-        """Let the server be busy for the time of an update."""
-        self._totals.updates += 1
+        """Count what the update is made of, and let the server be busy for its time."""
+        totals = self._totals
+        totals.updates += 1
+        for gradient in command.gradients:
+            totals.staleness[gradient.staleness] += 1
         self.now += self._update_s
 
     def evaluate(self, command: Evaluate) -> None:
