@@ -14,7 +14,8 @@ class Fault:
 
     Args:
         worker: whom it befalls.
-        draw: during which piece of its work, counted from 1.
+        draw: during which piece of its work, counted from 1; one that is interrupted before it begins befalls
+            nothing, so under a protocol that interrupts only the first is sure to be reached.
         kind: the worker is killed ("die"), has an exception ("raise"), falls silent ("hang"), or hands in a
             gradient that is not a number ("not_finite").
         back_after_s: simulated seconds after which a dead worker joins again, None for never; on real processes

@@ -28,12 +28,14 @@ def used_by(result, worker):
     return sum(record.used and record.worker == worker for record in result.history.of(GradientArrived))
 
 
-@pytest.mark.parametrize("protocol", [pl.bsp(), pl.k_sync(k=2), pl.asp(), pl.ssp(lead=2)], ids=str)
-def test_training_goes_on_without_a_killed_worker(protocol):
-    result = run(protocol, [pl.Fault(worker=1, draw=5, kind="die")])
+@pytest.mark.parametrize(
+    ("protocol", "draw"), [(pl.bsp(), 5), (pl.k_sync(k=2), 1), (pl.asp(), 5), (pl.ssp(lead=2), 5)], ids=str
+)
+def test_training_goes_on_without_a_killed_worker(protocol, draw):
+    result = run(protocol, [pl.Fault(worker=1, draw=draw, kind="die")])
     assert lost(result) == [(1, "killed by SIGKILL, out of memory or kill -9")]
     assert result.stopped_by == "updates"
-    assert used_by(result, 1) < 5 < used_by(result, 0)
+    assert used_by(result, 1) == draw - 1 < used_by(result, 0)
 
 
 def test_the_traceback_of_a_failed_worker_is_shown(capfd):
@@ -93,6 +95,12 @@ def test_interrupted_workers_abandon_sleep_at_once():
     result = run(pl.k_sync(k=2), slowness=slow, updates=20)
     assert result.time_s < 10
     assert {record.worker for record in result.history.of(WorkInterrupted)} >= {2}
+
+
+def test_a_worker_that_never_notices_its_interrupts_piles_up_nothing():
+    result = run(pl.k_sync(k=2), [pl.Fault(2, 1, "hang")], updates=100)
+    assert result.stopped_by == "updates"
+    assert used_by(result, 2) == 0
 
 
 def test_nothing_is_left_behind():

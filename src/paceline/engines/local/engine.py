@@ -29,6 +29,7 @@ from paceline.engines.local.messages import (
     Failed,
     Finished,
     Measurement,
+    Nudge,
     Ready,
     Work,
 )
@@ -60,14 +61,16 @@ GRACE_S = 2.0
 
 
 class _Peer:
-    """A process of the run, with the versions that it may be reading."""
+    """A process of the run, with the work that it has, and the work that waits until it has abandoned that."""
 
     def __init__(self, process: ForkServerProcess, connection: Connection) -> None:
         self.process = process
         self.connection = connection
-        self.reading: dict[int, int] = {}  # draw -> version
+        self.is_ready = False  # built its model, and is not known to be dead
+        self.working: Compute | None = None
+        self.waiting: Compute | None = None
 
-    def send(self, message: Work | Evaluation | None) -> None:
+    def send(self, message: Work | Evaluation | Nudge | None) -> None:
         """Send, or notice later, when the end of the pipe is read, that the process is gone."""
         with suppress(OSError):
             self.connection.send(message)
@@ -107,6 +110,7 @@ class LocalEngine(Engine):
         self._workers: dict[int, _Peer] = {}
         self._evaluator: _Peer | None = None
         self._respawns = [0] * n
+        self._gone_for_good: set[int] = set()
         self._events: deque[Event] = deque()
         self._timers: list[float] = []
         self._begun = 0.0
@@ -144,14 +148,25 @@ class LocalEngine(Engine):
         """Send the worker to the version's place."""
         self._server.let_go()  # of its gradient too: it will write the next one there
         peer = self._workers[command.worker]
-        version = self._versions.hold(command.version)
-        assert isinstance(version, SharedVectors)
-        peer.reading[command.draw] = command.version
-        peer.send(Work(command.draw, version.place, command.minibatch, self._elapsed_s(), time.monotonic()))
+        if not peer.is_ready:
+            return  # its loss is among the events that the coordinator has yet to hear of
+        self._versions.hold(command.version)
+        if peer.working is None:
+            self._send(peer, command)
+        else:
+            peer.waiting = command  # a worker that is slow to notice interrupts must not pile up versions
 
     def interrupt(self, command: Interrupt) -> None:
-        """Raise the worker's flag, which it looks at between layers."""
-        self._memory.interrupt(command.worker, command.draw)
+        """Raise the worker's flag, which it looks at between layers, and wake it if it sleeps."""
+        peer = self._workers[command.worker]
+        if not peer.is_ready:
+            return
+        if peer.waiting is not None:
+            self._versions.release(peer.waiting.version)
+            peer.waiting = None
+        else:
+            self._memory.interrupt(command.worker, command.draw)
+            peer.send(Nudge())
 
     def accept(self, command: Accept) -> None:
         """Take the gradient where the worker left it."""
@@ -201,6 +216,12 @@ class LocalEngine(Engine):
             else:
                 self._read(key.data)
 
+    def _send(self, peer: _Peer, command: Compute) -> None:
+        version = self._versions[command.version]
+        assert isinstance(version, SharedVectors)
+        peer.working = command
+        peer.send(Work(command.draw, version.place, command.minibatch, self._elapsed_s(), time.monotonic()))
+
     def _read(self, worker: int) -> None:
         peer = self._evaluator if worker == self._cluster.n else self._workers[worker]
         assert peer is not None
@@ -213,11 +234,12 @@ class LocalEngine(Engine):
         match reply:
             case Finished():
                 self._respawns[worker] = 0
-                self._let_go(peer, reply.draw)
                 self._events.append(self._arrival(now, worker, reply))
+                self._next(peer)
             case Abandoned():
-                self._let_go(peer, reply.draw)
+                self._next(peer)
             case Ready():
+                peer.is_ready = True
                 self._events.append(Joined(now, worker))
             case Measurement():
                 self._versions.release(reply.version)
@@ -244,27 +266,32 @@ class LocalEngine(Engine):
 
     def _gone(self, worker: int, peer: _Peer) -> None:
         reason = self._bury(peer)
+        peer.is_ready = False
         if worker == self._cluster.n:
             raise RunError(f"the process that evaluates ended: {reason}")
-        for draw in list(peer.reading):
-            self._let_go(peer, draw)
+        for command in (peer.working, peer.waiting):
+            if command is not None:
+                self._versions.release(command.version)
         self._events.append(Lost(self._elapsed_s(), worker, reason))
         if self._cluster.respawn and self._respawns[worker] < RESPAWNS_WITHOUT_A_GRADIENT:
             self._respawns[worker] += 1
             self._workers[worker] = self._start(worker)
             return
-        del self._workers[worker]
-        if not self._workers:
+        self._gone_for_good.add(worker)
+        if len(self._gone_for_good) == self._cluster.n:
             self._events.append(Quit(self._elapsed_s(), Outcome.NO_WORKERS, "every worker process is gone"))
 
-    def _let_go(self, peer: _Peer, draw: int) -> None:
-        """Release the versions of this draw and of those before it, which the worker has left behind."""
-        for old in [each for each in peer.reading if each <= draw]:
-            self._versions.release(peer.reading.pop(old))
+    def _next(self, peer: _Peer) -> None:
+        """Release the version that the worker has left behind, and send it what has waited for that."""
+        assert peer.working is not None
+        self._versions.release(peer.working.version)
+        waiting, peer.working, peer.waiting = peer.waiting, None, None
+        if waiting is not None:
+            self._send(peer, waiting)
 
     def _use_idle_cores(self) -> None:
         """Let the server compute on the cores that no worker uses: threads on a busy core only wait for each other."""
-        busy = sum(bool(peer.reading) for peer in self._workers.values()) * self._cluster.worker_threads
+        busy = sum(peer.working is not None for peer in self._workers.values()) * self._cluster.worker_threads
         torch.set_num_threads(max(1, (os.cpu_count() or 1) - busy))
 
     def _elapsed_s(self) -> float:
@@ -311,6 +338,7 @@ class LocalEngine(Engine):
                 raise UsageError(reply.message)
             print(reply.details, file=sys.stderr)
             raise RunError(f"a worker process failed while it started: {reply.message}")
+        peer.is_ready = True
 
     def _bury(self, peer: _Peer) -> str:
         """Take the remains of a process away and say how it ended."""

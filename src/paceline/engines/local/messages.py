@@ -18,6 +18,10 @@ class Work(NamedTuple):
     sent_s: float  # monotonic clock, common to all processes of a machine
 
 
+class Nudge(NamedTuple):
+    """Look at your flag: you may be asleep."""
+
+
 class Evaluation(NamedTuple):
     """Measure the version in a place."""
 

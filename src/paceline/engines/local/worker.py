@@ -22,6 +22,7 @@ from paceline.engines.local.messages import (
     Failed,
     Finished,
     Measurement,
+    Nudge,
     Ready,
     Work,
 )
@@ -70,7 +71,8 @@ def _serve(
         answer = build()
         connection.send(Ready())
         while (request := connection.recv()) is not None:
-            connection.send(answer(request))
+            if not isinstance(request, Nudge):  # one that came too late to interrupt anything
+                connection.send(answer(request))
     except (EOFError, BrokenPipeError):
         return  # the engine is gone
     except Exception as error:
@@ -125,7 +127,7 @@ class _Worker:
             raise Interrupted
 
     def _sleep(self, request: Work) -> None:
-        """Be as slow as asked for; the next message can only follow an interrupt, or be the end."""
+        """Be as slow as asked for; a message can only be the nudge of an interrupt, or the end."""
         if self._slowness is None:
             return
         seconds = self._slowness.times(self._worker, request.draw, request.run_s).compute_s
