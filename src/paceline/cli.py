@@ -53,9 +53,9 @@ def train(
 
     from paceline import train as run
     from paceline.cluster_text import parse_cluster
+    from paceline.event_log import plain
     from paceline.jobs import load_job
     from paceline.progress import ProgressLine
-    from paceline.protocols import Extent
     from paceline.stop import Stop
     from paceline.summary import summary
 
@@ -72,12 +72,12 @@ def train(
             out=out or _free_folder(loaded.name),
             overwrite=overwrite,
             callbacks=[progress],
-            evaluate_every=Extent.parse(evaluate_every) if evaluate_every else None,
+            evaluate_every=evaluate_every,
             worker_timeout_s=worker_timeout_s,
         )
     figures = summary(result)
     if output is Format.JSON:
-        print(json.dumps(figures))
+        print(json.dumps(plain(figures), allow_nan=False))
     else:
         _print_figures(figures)
     if result.stopped_by.is_failure:

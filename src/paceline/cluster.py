@@ -207,7 +207,12 @@ class LocalCluster:
     @property
     def worker_threads(self) -> int:
         """Threads of each worker: as given, or an equal share of this machine's cores, at least one."""
-        return self.threads or max(1, (os.cpu_count() or 1) // self.n)
+        return self.threads or max(1, cores() // self.n)
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check_device(device: str) -> None:

@@ -115,6 +115,7 @@ class Coordinator:
         self._learning_rate = learning_rate or LearningRate()
         self._patience = Patience(worker_timeout_s)
         self._needs_alarm = self._patience.is_due_to_arm
+        self._deserted_until_s = inf  # when the last silent worker was lost, plus the time to come back
         self._evaluate_every = evaluate_every
         self._evaluated_at = 0.0
         self._evaluating = False
@@ -375,6 +376,7 @@ class Coordinator:
         state.status = IDLE
         state.rejections = 0
         self._live += 1
+        self._deserted_until_s = inf
         self._idle[worker] = None
         if self._lead is not None:
             self._lead.join(worker)
@@ -408,8 +410,13 @@ class Coordinator:
         if self._lead is not None and self._lead.leave(worker):
             self._recheck_idle = True
 
+    def _known(self, worker: int) -> _Worker:
+        if worker not in self._workers:
+            raise UsageError(f"a controller named worker {worker}; known are {sorted(self._workers)}")
+        return self._workers[worker]
+
     def _set_aside(self, worker: int) -> None:
-        state = self._workers[worker]
+        state = self._known(worker)
         if state.status is BUSY:
             self._interrupt(worker, state)
         if state.status is IDLE:
@@ -417,7 +424,7 @@ class Coordinator:
             state.status = ASIDE
 
     def _take_back(self, worker: int) -> None:
-        if self._workers[worker].status is ASIDE:
+        if self._known(worker).status is ASIDE:
             self._join(worker)
 
     def _deal_out(self) -> None:
@@ -439,6 +446,9 @@ class Coordinator:
         self._check_phase()
         if self._phase != phase and self._controllers:
             self._consult("open")  # for them, the open update begins here
+        if not self._live and now >= self._deserted_until_s:
+            self._end(Stop(Outcome.NO_WORKERS, "every worker is lost, and none has come back"))
+            return
         self._declare_lost()
         due = {at for at in self._asked_for if at <= now}
         if due:
@@ -464,9 +474,12 @@ class Coordinator:
         for worker, state in list(self._in_flight.items()):
             if not self._patience.is_exceeded(state.started_s, self._now):
                 break
-            self._commands.append(Decision("lost", f"worker {worker}: silent for {self._patience}"))
+            self._commands.append(Decision("lost", f"worker {worker}: silent for {self._patience}", worker))
             self._lose(worker)
         self._arm_timeout()
+        if not self._live:
+            self._deserted_until_s = self._now + self._patience.timeout_s
+            self._wake(self._deserted_until_s)
 
     # --- phases and controllers ---------------------------------------------------------------------------
 

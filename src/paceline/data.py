@@ -37,6 +37,7 @@ class Loader:
         self._shards = shards = n if job.sharding == "partitioned" else 1
         self._streams: dict[int, _Stream] = {}
         self._order = lru_cache(maxsize=2 * shards)(self._epoch_order)
+        self._shard = lru_cache(maxsize=shards)(self._samples_of_shard)
 
     def batch(self, worker: int, draw: int, minibatch: Minibatch | None) -> Batch:
         """Return the batch of this worker's draw; a numbered minibatch is the same for every worker."""
@@ -64,7 +65,7 @@ class Loader:
             torch.manual_seed(derived_seed(self._seed, "sampler", epoch))
             return np.fromiter(self._job.sampler, dtype=np.int64)
 
-    def _shard(self, shard: int) -> NDArray[np.int64]:
+    def _samples_of_shard(self, shard: int) -> NDArray[np.int64]:
         samples = np.arange(len(self._job.data))  # type: ignore[arg-type]  # not iterable here
         if self._shards == 1:
             return samples
@@ -78,8 +79,8 @@ def fetch(job: Job, indices: NDArray[np.int64], data: Dataset[Any] | None = None
     data = job.data if data is None else data
     index = torch.from_numpy(np.ascontiguousarray(indices))
     if job.collate is None:
-        if hasattr(data, "batch"):
-            return data.batch(index)
+        if hasattr(data, "minibatch"):
+            return data.minibatch(index)
         if type(data) is TensorDataset:
             return [tensor[index] for tensor in data.tensors]
     chosen = index.tolist()

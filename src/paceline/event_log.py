@@ -33,44 +33,50 @@ class RunFolder(Callback):
         overwrite: whether the files of an earlier run in this folder may be replaced.
 
     Raises:
-        UsageError: the folder exists, or cannot be made.
+        UsageError: the folder exists.
         RunError: while running, when nothing more can be written.
     """
 
     def __init__(self, path: Path, configuration: Mapping[str, Any], overwrite: bool = False) -> None:
         self.path = path
-        try:
-            if path.exists() and not overwrite:
-                raise UsageError(f"{path} exists already; give another folder, or --overwrite (overwrite=True)")
-            path.mkdir(parents=True, exist_ok=True)
-            (path / MODEL).unlink(missing_ok=True)
-            self._log: TextIO = (path / EVENTS).open("w", buffering=1, encoding="utf-8")
-            text = json.dumps({**configuration, "versions": versions()}, indent=2, default=str)
-            (path / RUN).write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write to {path}: {error.strerror}; give a folder that can be written") from error
+        self._configuration = {**configuration, "versions": versions()}
+        self._log: TextIO | None = None
+        if path.exists() and not overwrite:
+            raise UsageError(f"{path} exists already; give another folder, or --overwrite (overwrite=True)")
 
     def on_record(self, record: Record) -> None:
-        """Write one line."""
+        """Write one line; the first one makes the folder, so that a run that never began leaves none."""
         try:
+            if self._log is None:
+                self._log = self._begin()
             self._log.write(to_line(record))
         except OSError as error:
             raise self._cannot_write(EVENTS, error) from error
 
+    def _begin(self) -> TextIO:
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / MODEL).unlink(missing_ok=True)
+        text = json.dumps(self._configuration, indent=2, default=str)
+        (self.path / RUN).write_text(text + "\n", encoding="utf-8")
+        return (self.path / EVENTS).open("w", buffering=1, encoding="utf-8")
+
     def save_model(self, tensors: Mapping[str, Any]) -> None:
-        """Write the final parameters and buffers."""
+        """Write the parameters and buffers that were learned, if the run has begun."""
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
+        if self._log is None:
+            return
         try:
-            save_file(dict(tensors), self.path / MODEL)
+            save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, self.path / MODEL)
         except (OSError, SafetensorError) as error:
             raise self._cannot_write(MODEL, error) from error
 
     def close(self) -> None:
         """End the log."""
         try:
-            self._log.close()
+            if self._log is not None:
+                self._log.close()
         except OSError as error:
             raise self._cannot_write(EVENTS, error) from error
 
@@ -84,7 +90,7 @@ class RunFolder(Callback):
 def to_line(record: Record) -> str:
     """Return a record as one line of JSON; what is not a number becomes null."""
     event, names = _EVENTS[type(record)]
-    content = {"event": event, **{name: _plain(getattr(record, name)) for name in names}}
+    content = {"event": event, **{name: plain(getattr(record, name)) for name in names}}
     return json.dumps(content, allow_nan=False) + "\n"
 
 
@@ -101,11 +107,12 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **packages}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: what is not a number becomes null."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     return value
 
 

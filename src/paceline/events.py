@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from enum import StrEnum
 from math import nan
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Minibatch(NamedTuple):
@@ -55,9 +55,8 @@ class Arrival(NamedTuple):
         squared_norm: of the gradient.
         finite: whether loss and gradient are.
         pull_s: seconds to receive the parameters.
-        compute_s: seconds of forward and backward, measured before any waiting.
+        compute_s: seconds of forward and backward, injected slowness included, waiting for others not.
         push_s: seconds to hand in the gradient.
-        handle: the engine's own reference to the gradient.
     """
 
     now: float
@@ -70,7 +69,6 @@ class Arrival(NamedTuple):
     pull_s: float = 0.0
     compute_s: float = 0.0
     push_s: float = 0.0
-    handle: Any = None
 
 
 class Joined(NamedTuple):
@@ -183,10 +181,15 @@ class Wake(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Something was decided; for the record."""
+    """Something was decided; for the record.
+
+    Attributes:
+        worker: whom it takes out of the run, if anybody.
+    """
 
     kind: str
     reason: str
+    worker: int | None = None
 
 
 class Stop(NamedTuple):

@@ -31,7 +31,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class GradientArrived:
-    """A gradient arrived, and was used or dropped."""
+    """A gradient arrived, and was used or dropped; one that crossed its interrupt counts as interrupted work."""
 
     now_s: float
     worker: int
@@ -47,17 +47,19 @@ class GradientArrived:
     pull_s: float
     compute_s: float
     push_s: float
+    crossed_interrupt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WorkInterrupted:
-    """A worker was told to abandon its work."""
+    """A worker was told to abandon its work, a minibatch of that many samples."""
 
     now_s: float
     worker: int
     draw: int
     version: int
     started_s: float
+    samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,11 +238,14 @@ class History:
             match record:
                 case GradientArrived(used=True):
                     used += 1
+                case GradientArrived(crossed_interrupt=True):
+                    pass  # counted when it was interrupted
                 case GradientArrived():
                     dropped += 1
                     dropped_samples += record.samples
                 case WorkInterrupted():
                     interrupted += 1
+                    dropped_samples += record.samples
                 case UpdateMade():
                     applied_samples += record.samples
                     rows.append(

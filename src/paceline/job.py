@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from paceline.errors import UsageError
 from paceline.learning_rate import LearningRate
@@ -28,7 +28,7 @@ class Job:
     Args:
         model: a module, which is left as it is, or a function that makes one.
         optimizer: from the parameters to a `torch.optim` optimizer, as `partial(torch.optim.SGD, lr=0.1)`.
-        data: map-style or iterable; a map-style one may offer `batch(indices)` to make a whole batch at once.
+        data: map-style or iterable; a map-style one may offer `minibatch(indices)` to make a whole batch at once.
         batch_size: samples in a worker's minibatch, always.
         loss: `loss(output, target)`, for data of plain (input, target) pairs.
         step: `step(model, batch) -> loss` or `(loss, metrics)`, for anything else; give loss or step.
@@ -79,6 +79,15 @@ class Job:
             value = getattr(self, count)
             if not isinstance(value, int) or value < 1:
                 raise UsageError(f"job {self.name}: {count} = {value!r}, expected a whole number >= 1")
+        if isinstance(self.data, DataLoader) or isinstance(self.eval_data, DataLoader):
+            raise UsageError(
+                f"job {self.name}: data is a DataLoader; give its dataset, and batch_size and collate beside"
+            )
+        if not callable(self.optimizer):
+            raise UsageError(
+                f"job {self.name}: optimizer is made already; give what makes it from the parameters, for example "
+                "optimizer=partial(torch.optim.SGD, lr=0.1)"
+            )
         if (self.loss is None) == (self.step is None):
             raise UsageError(
                 f"job {self.name}: expected either loss=, for (input, target) pairs, or step= for anything else"
@@ -137,7 +146,7 @@ class Job:
         if isinstance(self.model, nn.Module):
             model = copy.deepcopy(self.model)
         else:
-            with torch.random.fork_rng():
+            with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 model = self.model()
         if not isinstance(model, nn.Module):
@@ -179,6 +188,8 @@ _CHOICES = {
 
 
 def _check_model(name: str, model: nn.Module) -> None:
+    if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
+        raise UsageError(f"job {name}: the model has lazy layers; give every layer its sizes")
     if not trainable(model):
         raise UsageError(
             f"job {name}: the model has no parameters to train; expected at least one that requires a gradient"

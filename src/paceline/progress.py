@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from paceline.callbacks import Callback
-from paceline.history import DecisionMade, Record, RunEnded, RunStarted, UpdateMade, VersionEvaluated, WorkerLost
+from paceline.history import Record, RunEnded, RunStarted, UpdateMade, VersionEvaluated, WorkerLost
 from paceline.stop import Stop
 
 REDRAW_S = 0.1
@@ -59,8 +59,6 @@ class ProgressLine(Callback):
                 self._say(record.memory)
             case WorkerLost():
                 self._say(f"worker {record.worker} lost: {record.reason}")
-            case DecisionMade(kind="lost"):
-                self._say(f"declared lost, {record.reason}")
         super().on_record(record)
 
     def on_update(self, update: UpdateMade) -> None:

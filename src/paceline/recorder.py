@@ -111,7 +111,9 @@ class Recorder:
     def _command(self, now: float, event: Event | None, command: Command) -> None:
         match command:
             case Compute():
-                self._joined_s.setdefault(command.worker, now)  # a late return is a join
+                if command.worker not in self._joined_s:  # a late return is a join
+                    self._joined_s[command.worker] = now
+                    self._tell(WorkerJoined(now, command.worker))
                 self._work[command.worker] = (command, now)
             case Accept() | Drop():
                 assert isinstance(event, Arrival)
@@ -120,12 +122,16 @@ class Recorder:
                 work, started_s = self._abandoned[command.worker] = self._finish(command.worker, now)
                 self.history.totals.interrupted += 1
                 self.history.totals.samples_dropped += self._batch_size
-                self._tell(WorkInterrupted(now, command.worker, command.draw, work.version, started_s))
+                samples = self._batch_size
+                self._tell(WorkInterrupted(now, command.worker, command.draw, work.version, started_s, samples))
             case Apply():
                 self._update(now, command)
             case Evaluate():
                 self._published_s[command.version] = now
             case Decision():
+                if command.worker is not None:
+                    self._leave(command.worker, now)
+                    self._tell(WorkerLost(now, command.worker, command.reason))
                 self._tell(DecisionMade(now, command.kind, command.reason))
 
     def _arrival(self, now: float, event: Arrival, command: Accept | Drop) -> None:
@@ -137,12 +143,13 @@ class Recorder:
         version = work.version if work is not None else self._version
         samples = event.samples or self._batch_size
         totals = self.history.totals
+        crossed_interrupt = isinstance(command, Drop) and command.reason == OLD_DRAW
         if isinstance(command, Accept):
             self._losses.append(event.loss)
             totals.used += 1
             totals.samples_used += samples
             totals.staleness[command.staleness] += 1
-        elif command.reason != OLD_DRAW:  # which was counted when it was interrupted
+        elif not crossed_interrupt:
             totals.dropped += 1
             totals.samples_dropped += samples
         self._tell(
@@ -161,6 +168,7 @@ class Recorder:
                 pull_s=event.pull_s,
                 compute_s=event.compute_s,
                 push_s=event.push_s,
+                crossed_interrupt=crossed_interrupt,
             )
         )
 

@@ -100,8 +100,11 @@ class ParameterServer:
             parameter.grad = gradient
         if self._job.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self._job.clip_norm)
+        before = [flat._version for flat in mean.flat_parameters]
         with _scaled(self.optimizer, lr_scale):
             self.optimizer.step()
+        if mean is not self._mean and before != [flat._version for flat in mean.flat_parameters]:
+            mean.memory.zero_()  # the optimizer wrote into it, and its worker takes for zero what it did not write
         for buffers, change in zip(self._state.flat_buffers, mean.flat_buffers, strict=True):
             if buffers.dtype == torch.bool:
                 buffers.copy_(change)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
+from types import UnionType
 
 import psutil
 from torch import nn
@@ -22,7 +23,7 @@ from paceline.engines.local import LocalEngine
 from paceline.engines.local.engine import refuse_while_importing
 from paceline.engines.replica import Replica, build_model, evaluate, usable_device
 from paceline.engines.virtual import TimingEngine, VirtualEngine
-from paceline.errors import UsageError
+from paceline.errors import RunError, UsageError
 from paceline.event_log import RunFolder
 from paceline.events import Outcome
 from paceline.history import History, Totals, VersionEvaluated
@@ -71,7 +72,7 @@ def train(
     out: str | Path | None = None,
     overwrite: bool = False,
     callbacks: Sequence[Callback] = (),
-    evaluate_every: Extent | None = None,
+    evaluate_every: str | Extent | None = None,
     worker_timeout_s: float | None = None,
 ) -> Result:
     """Train a job with a protocol on a cluster.
@@ -85,8 +86,8 @@ def train(
         out: folder to write the run down in; nothing is written without it.
         overwrite: whether an earlier run in that folder may be replaced.
         callbacks: that hear what happens.
-        evaluate_every: how often to measure `job.eval_data`; once an epoch (or 100 updates, for data without a
-            length) if there are any and nothing is given.
+        evaluate_every: how often to measure `job.eval_data`, as `Extent("epochs", 1)` or "epochs=1"; once an epoch
+            (or 100 updates, for data without a length) if there are any and nothing is given.
         worker_timeout_s: silence after which a worker is taken for lost; derived from round trips if not given.
 
     Raises:
@@ -97,6 +98,8 @@ def train(
     plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
+    evaluate_every = Extent.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every
+    _check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster), stop=(stop, Stop))
     n = cluster.n
     shards = n if job.sharding == "partitioned" else 1
     per_shard = job.minibatches_per_epoch(shards)
@@ -126,6 +129,7 @@ def train(
         "seed": seed,
         "batch_size": job.batch_size,
         "workers": n,
+        "memory": memory_note(layout, n),
         "parameters": sum(parameter.numel() for parameter in trainable(model)),
     }
     folder = RunFolder(Path(out), configuration, overwrite) if out is not None else None
@@ -134,13 +138,13 @@ def train(
     try:
         with _engine(job, cluster, seed, server, layout) as engine:
             end = engine.run(coordinator, recorder.observe)
-        metrics = evaluate(job, model, seed) if job.eval_data is not None else {}
-        recorder.end(end, coordinator.version, metrics)
+        measurable = job.eval_data is not None and not end.outcome.is_failure
+        recorder.end(end, coordinator.version, evaluate(job, model, seed) if measurable else {})
+    finally:  # whatever ended it, what was learned is kept
         model = model.cpu()
+        model.zero_grad(set_to_none=True)
         if folder is not None:
-            folder.save_model({name: tensor.clone() for name, tensor in model.state_dict().items()})
-    finally:
-        if folder is not None:
+            folder.save_model(model.state_dict())
             folder.close()
     return Result(
         model=model,
@@ -148,7 +152,7 @@ def train(
         time_s=_reached_s(recorder.history, end.outcome, engine.now),
         stopped_by=end.outcome,
         reason=end.reason,
-        metrics=metrics,
+        metrics=_last_metrics(recorder.history),
         folder=folder.path if folder else None,
     )
 
@@ -201,7 +205,11 @@ def simulate(
     plan = plan.checked(simulated.n, total=None, per_epoch=None)
     coordinator = Coordinator(plan, workers=simulated.n, stop=Stop(updates=updates))
     with TimingEngine(simulated, seed, payload_bytes) as engine, _collector_paused():
-        engine.run(coordinator)
+        end = engine.run(coordinator)
+    if end.outcome is Outcome.INTERRUPTED:
+        raise KeyboardInterrupt
+    if end.outcome.is_failure:
+        raise RunError(f"after {coordinator.version} of {updates} updates: {end.reason}")
     return Simulated(engine.now, engine.totals())
 
 
@@ -253,14 +261,30 @@ def _evaluations(job: Job, stop: Stop, every: Extent | None, per_epoch: float | 
     return every.in_gradients(stop.workload(per_epoch), per_epoch)
 
 
+def _check_kinds(**given: tuple[object, type | UnionType]) -> None:
+    for name, (value, kind) in given.items():
+        if not isinstance(value, kind):
+            wanted = (
+                str(kind).replace("paceline.cluster.", "pl.") if isinstance(kind, UnionType) else f"pl.{kind.__name__}"
+            )
+            raise UsageError(f"{name} = {value!r}, expected a {wanted}")
+
+
 def _check_memory(layout: Layout, n: int) -> None:
-    needed = (n + 1) * layout.nbytes
+    # Versions, a gradient a worker, the parameters, their mean gradient, and as much for the optimizer.
+    needed = (n + 1 + n + 3) * layout.nbytes
     available = psutil.virtual_memory().available
     if needed > available:
         raise UsageError(
             f"{memory_note(layout, n)}, but {available / 2**20:.3g} MiB are available; "
             "use fewer workers or a smaller model"
         )
+
+
+def _last_metrics(history: History) -> Mapping[str, float]:
+    evaluations = history.of(VersionEvaluated)
+    metrics: Mapping[str, float] = evaluations[-1].metrics if evaluations else {}
+    return metrics
 
 
 def _reached_s(history: History, outcome: Outcome, now: float) -> float:

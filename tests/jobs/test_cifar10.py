@@ -43,7 +43,7 @@ def test_a_sample_is_normalised_by_channel(folder):
 def test_the_job_trains_and_can_be_sent_to_a_process(folder, model):
     job = pickle.loads(pickle.dumps(cifar10(model=model, folder=folder)))
     network = job.model()
-    images, labels = job.data.batch(torch.arange(4))
+    images, labels = job.data.minibatch(torch.arange(4))
     job.loss(network(images), labels).backward()
     optimizer = job.optimizer(network.parameters())
     assert optimizer.defaults["lr"] == 0.1

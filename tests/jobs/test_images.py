@@ -23,7 +23,7 @@ def test_a_sample_is_normalised_channel_by_channel():
 
 def test_a_batch_is_its_samples_stacked():
     dataset = make_dataset()
-    images, labels = dataset.batch(torch.tensor([4, 0, 4]))
+    images, labels = dataset.minibatch(torch.tensor([4, 0, 4]))
     assert torch.equal(images, torch.stack([dataset[4][0], dataset[0][0], dataset[4][0]]))
     assert labels.tolist() == [4, 0, 4]
 
@@ -31,7 +31,7 @@ def test_a_batch_is_its_samples_stacked():
 def test_reading_leaves_the_stored_bytes_alone():
     dataset = make_dataset()
     before = dataset.images.clone()
-    dataset.batch(torch.arange(6))
+    dataset.minibatch(torch.arange(6))
     assert torch.equal(dataset.images, before)
 
 
@@ -42,10 +42,10 @@ def test_iterating_ends_after_the_last_sample():
 def test_augmented_batches_follow_the_global_seed():
     dataset = pickle.loads(pickle.dumps(make_dataset(augment=crop_and_flip)))
     torch.manual_seed(1)
-    first = dataset.batch(torch.arange(6))[0]
-    second = dataset.batch(torch.arange(6))[0]
+    first = dataset.minibatch(torch.arange(6))[0]
+    second = dataset.minibatch(torch.arange(6))[0]
     torch.manual_seed(1)
-    assert torch.equal(dataset.batch(torch.arange(6))[0], first)
+    assert torch.equal(dataset.minibatch(torch.arange(6))[0], first)
     assert not torch.equal(first, second)
 
 

@@ -28,7 +28,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize("model", ["dbw", "softmax"])
 def test_the_job_reads_plain_and_compressed_files_and_can_be_sent_to_a_process(folder, model):
     job = pickle.loads(pickle.dumps(mnist(model=model, batch_size=3, folder=folder)))
-    images, labels = job.data.batch(torch.tensor([3, 1]))
+    images, labels = job.data.minibatch(torch.tensor([3, 1]))
     assert images.shape == (2, 1, 28, 28)
     assert images.unique().item() == pytest.approx((7 / 255 - 0.1307) / 0.3081)
     assert labels.tolist() == [3, 1]
@@ -77,6 +77,6 @@ def test_the_real_files():
     assert job.eval_data.images.shape == (10_000, 1, 28, 28)
     assert job.data.images.dtype == torch.uint8
     assert job.data.labels.bincount().tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    everything, _ = job.data.batch(torch.arange(0, 60_000, 10))
+    everything, _ = job.data.minibatch(torch.arange(0, 60_000, 10))
     assert everything.mean().item() == pytest.approx(0, abs=0.02)
     assert everything.std().item() == pytest.approx(1, abs=0.02)

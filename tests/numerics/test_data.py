@@ -30,7 +30,7 @@ class Numbers(Dataset):
 
 
 class Batched(Numbers):
-    def batch(self, indices):
+    def minibatch(self, indices):
         return indices.float()
 
 

@@ -69,7 +69,7 @@ class Replica:
         self._parameters = trainable(self.model)
         self._buffers = list(self.model.buffers())
         self._own: dict[str, Vectors] = {}
-        self._has_found_sparse_free = False
+        self._has_checked = False
         self._written: set[int] = set()
         for i, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(lambda _, i=i: self._written.add(i))
@@ -84,7 +84,7 @@ class Replica:
         Raises:
             Interrupted: the check said so; what stands in `gradient` is of no use.
         """
-        with _seeded(derived_seed(self._seed, "gradient", worker, draw)):
+        with _seeded(derived_seed(self._seed, "gradient", worker, draw), self._device):
             batch = self._loader.batch(worker, draw, minibatch)
             begun = perf_counter()
             ours = self._local("gradient", gradient)
@@ -115,7 +115,7 @@ class Replica:
             parameter.grad = view
         loss_sum = 0.0
         size = batch_len(batch)
-        with self._refusing_sparse():
+        with self._checking_once():
             for part, share in _parts(batch, size, self._job.microbatches):
                 if self._check is not None:
                     self._check()
@@ -143,16 +143,21 @@ class Replica:
         return self._own[use]
 
     @contextmanager
-    def _refusing_sparse(self) -> Iterator[None]:
-        """Look at the gradients of the first minibatch: adding a sparse one to a vector would hide it."""
-        if self._has_found_sparse_free:
+    def _checking_once(self) -> Iterator[None]:
+        """Look at the first minibatch: a sparse gradient added to a vector, or a new `.grad`, would not be noticed."""
+        if self._has_checked:
             yield
             return
         hooks = [parameter.register_hook(self._refuse_sparse) for parameter in self._parameters]
-        yield
-        for hook in hooks:
-            hook.remove()
-        self._has_found_sparse_free = True
+        bound = [parameter.grad for parameter in self._parameters]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if any(parameter.grad is not view for parameter, view in zip(self._parameters, bound, strict=True)):
+            raise UsageError(f"job {self._job.name}: step() replaced the gradients; leave zero_grad() out of it")
+        self._has_checked = True
 
     def _refuse_sparse(self, gradient: Tensor) -> None:
         if gradient.is_sparse:
@@ -179,18 +184,28 @@ def evaluate(job: Job, model: nn.Module, seed: int) -> dict[str, float]:
     device = next(model.parameters()).device
     sums: dict[str, float] = {}
     samples = 0
-    model.eval()
-    with torch.no_grad(), _seeded(derived_seed(seed, "evaluation")):
+    with _evaluating(model), torch.no_grad(), _seeded(derived_seed(seed, "evaluation"), device):
         for batch in eval_batches(job):
             loss, metrics = job.loss_of(model, to_device(batch, device))
             size = batch_len(batch)
             samples += size
             for name, value in {"loss": loss, **metrics}.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * size
-    model.train()
     if not samples:
         raise RunError(f"job {job.name}: the evaluation data are empty; expected at least a sample")
     return {name: total / samples for name, total in sums.items()}
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and every module back into its own afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -234,10 +249,10 @@ def _check_between_layers(model: nn.Module, check: Callable[[], None]) -> None:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed every global generator that a data set or a layer may use, and leave the caller's as they were."""
     states: Mapping[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)

@@ -49,10 +49,10 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Return one image, float32 ``[C, H, W]``, and its label, int64 ``[]``."""
-        images, labels = self.batch(torch.tensor([index]))
+        images, labels = self.minibatch(torch.tensor([index]))
         return images[0], labels[0]
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def minibatch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return the samples at ``indices``, int64 ``[B]``: float32 ``[B, C, H, W]`` and int64 ``[B]``.
 
         The loader calls this instead of collating single samples.

@@ -19,7 +19,7 @@ from typing import Self
 
 import torch
 
-from paceline.cluster import LocalCluster
+from paceline.cluster import LocalCluster, cores
 from paceline.engines.base import Engine
 from paceline.engines.local import worker as processes
 from paceline.engines.local.memory import SharedMemory, SharedVectors
@@ -33,6 +33,7 @@ from paceline.engines.local.messages import (
     Ready,
     Work,
 )
+from paceline.engines.local.parcel import Parcel
 from paceline.engines.versions import Versions
 from paceline.errors import RunError, UsageError
 from paceline.events import (
@@ -111,6 +112,7 @@ class LocalEngine(Engine):
         self._evaluator: _Peer | None = None
         self._respawns = [0] * n
         self._gone_for_good: set[int] = set()
+        self._parcel: Parcel | None = None
         self._events: deque[Event] = deque()
         self._timers: list[float] = []
         self._begun = 0.0
@@ -120,6 +122,7 @@ class LocalEngine(Engine):
         """Start every process and wait until all are ready."""
         try:
             self._server.publish(self._versions.publish(0))
+            self._parcel = self._pack()
             for worker in range(self._cluster.n):
                 self._workers[worker] = self._start(worker)
             if self._job.eval_data is not None:
@@ -177,6 +180,7 @@ class LocalEngine(Engine):
         self._use_idle_cores()
         self._server.apply(len(command.gradients), command.lr_scale)
         self._server.publish(self._versions.publish(command.version))
+        self.now = self._elapsed_s()
 
     def evaluate(self, command: Evaluate) -> None:
         """Send the version to the process that evaluates."""
@@ -196,8 +200,8 @@ class LocalEngine(Engine):
         while not self._events:
             self._wait()
         event = self._events.popleft()
-        self.now = event.now
-        return event
+        self.now = max(self.now, event.now)  # it may have come while an update was made
+        return event._replace(now=self.now)
 
     def _wait(self) -> None:
         now = self._elapsed_s()
@@ -227,7 +231,7 @@ class LocalEngine(Engine):
         assert peer is not None
         try:
             reply = peer.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):
             self._gone(worker, peer)
             return
         now = self._elapsed_s()
@@ -247,6 +251,9 @@ class LocalEngine(Engine):
             case Failed():
                 if reply.is_usage:
                     raise UsageError(reply.message)
+                if worker == self._cluster.n:
+                    print(reply.details, file=sys.stderr)
+                    raise RunError(f"the evaluation failed: {reply.message}")
                 print(f"worker {worker} failed:\n{reply.details}", file=sys.stderr)
 
     def _arrival(self, now: float, worker: int, reply: Finished) -> Arrival:
@@ -292,7 +299,7 @@ class LocalEngine(Engine):
     def _use_idle_cores(self) -> None:
         """Let the server compute on the cores that no worker uses: threads on a busy core only wait for each other."""
         busy = sum(peer.working is not None for peer in self._workers.values()) * self._cluster.worker_threads
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) - busy))
+        torch.set_num_threads(max(1, cores() - busy))
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._begun
@@ -305,27 +312,30 @@ class LocalEngine(Engine):
     def _new_place(self) -> SharedVectors:
         return self._memory.version(self._layout, next(self._places))
 
-    def _start(self, worker: int) -> _Peer:
-        ours, theirs = self._context.Pipe()
-        target = processes.evaluate if worker == self._cluster.n else processes.work
-        assignment = processes.Assignment(self._job, self._cluster, self._seed, worker, self._memory, theirs)
-        process = self._context.Process(target=target, args=(assignment,), daemon=True)
+    def _pack(self) -> Parcel:
         try:
-            process.start()
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            return Parcel(self._job)
+        except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
             raise UsageError(
                 f"job {self._job.name} cannot be sent to worker processes ({error}); define its functions and "
                 "classes at the top of a module, and use functools.partial instead of lambda"
             ) from error
-        finally:
-            theirs.close()
+
+    def _start(self, worker: int) -> _Peer:
+        ours, theirs = self._context.Pipe()
+        target = processes.evaluate if worker == self._cluster.n else processes.work
+        assert self._parcel is not None
+        assignment = processes.Assignment(self._parcel, self._cluster, self._seed, worker, self._memory, theirs)
+        process = self._context.Process(target=target, args=(assignment,), daemon=True)
+        process.start()
+        theirs.close()
         self._selector.register(ours, selectors.EVENT_READ, worker)
         return _Peer(process, ours)
 
     def _await_ready(self, peer: _Peer) -> None:
         try:
             reply = peer.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):
             reason = self._bury(peer)
             if peer.process.exitcode == NO_MAIN_GUARD:
                 raise UsageError(
@@ -369,6 +379,8 @@ class LocalEngine(Engine):
             peer.connection.close()
         self._selector.close()
         self._memory.close()
+        if self._parcel is not None:
+            self._parcel.close()
 
 
 def refuse_while_importing() -> None:

@@ -42,7 +42,7 @@ class SharedMemory:
 
     def __init__(self, layout: Layout, workers: int, places: int) -> None:
         self._sizes = (workers, places, _pages(layout.nbytes))
-        self._map(_anonymous_file(self._nbytes))
+        self._map(anonymous_file(self._nbytes))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"sizes": self._sizes, "file": DupFd(self._file)}
@@ -89,7 +89,8 @@ class SharedMemory:
         return torch.frombuffer(self._memory, dtype=torch.uint8, count=layout.nbytes, offset=offset)
 
 
-def _anonymous_file(nbytes: int) -> int:
+def anonymous_file(nbytes: int) -> int:
+    """Return the descriptor of a file in memory, of this size, that has no name."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("paceline")
     else:

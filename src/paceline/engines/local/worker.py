@@ -26,9 +26,9 @@ from paceline.engines.local.messages import (
     Ready,
     Work,
 )
+from paceline.engines.local.parcel import Parcel
 from paceline.engines.replica import Interrupted, Replica, usable_device
 from paceline.errors import UsageError
-from paceline.job import Job
 from paceline.vectors import Vectors
 
 
@@ -37,11 +37,12 @@ class Assignment:
     """What a process has to know.
 
     Attributes:
+        job: packed.
         worker: its number; the process that evaluates has none of the workers'.
         connection: to the engine.
     """
 
-    job: Job
+    job: Parcel
     cluster: LocalCluster
     seed: int
     worker: int
@@ -90,7 +91,7 @@ def _end_with_parent() -> None:
 
 class _Worker:
     def __init__(self, assignment: Assignment) -> None:
-        job, cluster, seed = assignment.job, assignment.cluster, assignment.seed
+        job, cluster, seed = assignment.job.open(), assignment.cluster, assignment.seed
         self._worker = assignment.worker
         self._memory = assignment.memory
         self._connection = assignment.connection
@@ -148,7 +149,7 @@ class _Evaluator:
     def __init__(self, assignment: Assignment) -> None:
         cluster = assignment.cluster
         self._memory = assignment.memory
-        self._replica = Replica(assignment.job, assignment.seed, cluster.n, device=_device(cluster, cluster.n))
+        self._replica = Replica(assignment.job.open(), assignment.seed, cluster.n, device=_device(cluster, cluster.n))
 
     def answer(self, request: Work | Evaluation) -> Measurement:
         assert isinstance(request, Evaluation)
