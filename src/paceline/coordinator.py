@@ -471,15 +471,16 @@ class Coordinator:
     def _declare_lost(self) -> None:
         if not self._patience.is_over(self._now):
             return
-        for worker, state in list(self._in_flight.items()):
-            if not self._patience.is_exceeded(state.started_s, self._now):
-                break
+        silent = takewhile(
+            lambda flight: self._patience.is_exceeded(flight[1].started_s, self._now), self._in_flight.items()
+        )
+        for worker, _ in list(silent):
             self._commands.append(Decision("lost", f"worker {worker}: silent for {self._patience}", worker))
             self._lose(worker)
+            if not self._live:
+                self._deserted_until_s = self._now + self._patience.timeout_s
+                self._wake(self._deserted_until_s)
         self._arm_timeout()
-        if not self._live:
-            self._deserted_until_s = self._now + self._patience.timeout_s
-            self._wake(self._deserted_until_s)
 
     # --- phases and controllers ---------------------------------------------------------------------------
 

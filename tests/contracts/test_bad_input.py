@@ -211,3 +211,36 @@ def test_a_full_disk_stops_the_run_and_says_so(tmp_path):
 def test_a_data_set_with_nothing_to_train_on():
     with pytest.raises(pl.UsageError, match="smaller than a batch"):
         simulate_training(data=dataset(samples=0))
+
+
+def forgets(model, batch):
+    model.zero_grad()
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+MISUSES = [
+    ({"data": torch.utils.data.DataLoader(dataset())}, "data is a DataLoader; give its dataset"),
+    ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)}, "optimizer is made already"),
+    ({"model": lambda: nn.LazyLinear(3)}, "the model has lazy layers"),
+    ({"loss": None, "step": forgets}, "leave zero_grad() out of it"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), MISUSES, ids=[words for _, words in MISUSES])
+def test_misuses_of_a_job_are_refused(changes, words):
+    with pytest.raises(pl.UsageError) as refusal:
+        simulate_training(**changes)
+    assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize("given", [{"cluster": 4}, {"stop": 10}, {"job": "digits"}, {"protocol": 3}])
+def test_arguments_of_the_wrong_kind_are_refused(given):
+    arguments = {"job": tiny_job(), "protocol": "bsp", "cluster": pl.Cluster(2), "stop": "updates=1", **given}
+    with pytest.raises(pl.UsageError, match="expected a"):
+        pl.train(arguments.pop("job"), **arguments)
+
+
+def test_a_simulation_that_cannot_go_on_says_so():
+    cluster = pl.Cluster(1, faults=[pl.Fault(0, 3)])
+    with pytest.raises(pl.RunError, match="after 2 of 9 updates: no live worker will ever deliver"):
+        pl.simulate("asp", cluster, updates=9)

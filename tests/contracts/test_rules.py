@@ -533,7 +533,7 @@ def test_a_worker_that_delivers_in_time_is_not_lost():
         begin            | protocol: asp: the run begins; compute w0.1 on v0; wake at 5
         at 4 w0.1 arrives| accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
         at 5 timer       | wake at 9
-        at 9 timer       | lost: worker 0: silent for worker_timeout_s = 5 s
+        at 9 timer       | lost: worker 0: silent for worker_timeout_s = 5 s; wake at 14
     """
     play(asp(), 1, script, worker_timeout_s=5.0)
 
@@ -545,7 +545,7 @@ def test_a_timeout_not_given_is_twenty_times_the_longest_round_trip():
         at 5 w0.2 arrives  | accept w0.2; apply v2 = w0.2 (quorum of 1 reached); compute w0.3 on v2
         at 40 timer        | wake at 60
         at 60 timer        | lost: worker 1: silent for 60 s, 20 x the longest round trip or 10 s; wake at 65
-        at 65 timer        | lost: worker 0: silent for 60 s, 20 x the longest round trip or 10 s
+        at 65 timer        | lost: worker 0: silent for 60 s, 20 x the longest round trip or 10 s; wake at 125
         at 90 w1.1 arrives | drop w1.1 stale 2 (its worker had been declared lost); compute w1.2 on v2; wake at 1890
     """
     play(asp(), 2, script)
@@ -1078,3 +1078,17 @@ def test_the_controllers_of_a_phase_that_begins_within_an_update_are_asked_at_on
 def test_a_quorum_below_one_is_refused():
     with pytest.raises(UsageError, match="a controller asked for a quorum of 0"):
         coordinator(bsp().controlled_by(Scripted(open=((SetQuorum(0, "greedy"),),))), 2).begin()
+
+
+def test_a_run_whose_workers_are_all_silent_ends_when_none_has_come_back():
+    script = """
+        begin       | protocol: asp: the run begins; compute w0.1 on v0; wake at 5
+        at 5 timer  | lost: worker 0: silent for worker_timeout_s = 5 s; wake at 10
+        at 10 timer | stop no_workers: every worker is lost, and none has come back
+    """
+    play(asp(), 1, script, worker_timeout_s=5.0)
+
+
+def test_a_controller_that_names_a_worker_that_is_not_there_is_refused():
+    with pytest.raises(UsageError, match=r"a controller named worker 7; known are \[0, 1\]"):
+        coordinator(bsp().controlled_by(Scripted(open=((SetAside(7, "who?"),),))), 2).begin()

@@ -9,6 +9,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.engines.local.memory import SharedMemory
+from paceline.engines.local.parcel import Parcel
 from paceline.history import DecisionMade, GradientArrived, WorkerJoined, WorkerLost, WorkInterrupted
 from paceline.vectors import Layout
 from tiny_jobs import batch_norm_net, tiny_job
@@ -114,3 +115,28 @@ def test_shared_memory_has_no_name():
     target = os.readlink(f"/proc/self/fd/{memory._file}")
     assert "memfd:paceline" in target
     memory.close()
+
+
+def test_a_run_of_silent_workers_ends():
+    result = run(pl.asp(), [pl.Fault(0, 1, "hang")], n=1, worker_timeout_s=0.3)
+    assert result.stopped_by == "no_workers"
+
+
+def many_layers():
+    return nn.Sequential(*[nn.Linear(5, 5) for _ in range(150)], nn.Linear(5, 3)).double()
+
+
+def test_a_job_of_hundreds_of_tensors_can_be_sent():
+    samples = list(zip(*tiny_job().data.tensors, strict=True))
+    result = run(pl.bsp(), job=tiny_job(model=many_layers(), data=samples), updates=2)
+    assert result.stopped_by == "updates"
+
+
+def test_large_tensors_of_a_job_are_the_same_memory_in_every_process():
+    large, small = torch.arange(300_000.0), torch.arange(3.0)
+    parcel = Parcel({"a": large, "again": large, "small": small})
+    assert len(parcel._text) < 2_000
+    opened = parcel.open()
+    assert torch.equal(opened["a"], large)
+    assert opened["a"].data_ptr() == opened["again"].data_ptr()
+    assert torch.equal(opened["small"], small)

@@ -159,3 +159,32 @@ def test_decisions_carry_their_reason():
         "k=1: scheduled k=1 from version 1",
         "k=3: scheduled k=3 from version 2",
     ]
+
+
+def test_the_last_row_agrees_with_the_totals():
+    result = run()
+    last = {name: column[-1] for name, column in result.history.columns().items()}
+    totals = result.history.totals
+    assert totals.interrupted > 0
+    assert last["used"] == totals.used
+    assert last["interrupted"] <= totals.interrupted  # an update may interrupt after its row
+    later = totals.interrupted - last["interrupted"]
+    assert last["samples_dropped"] == totals.samples_dropped - 8 * later
+
+
+def test_a_run_that_never_began_leaves_no_folder(tmp_path):
+    with pytest.raises(pl.UsageError):
+        run(cluster=pl.LocalCluster(2), job={"loss": lambda output, target: output.sum()}, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_fails_keeps_its_model_and_its_events(tmp_path):
+    class Broken(pl.Callback):
+        def on_update(self, update):
+            if update.version == 5:
+                raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        run(callbacks=[Broken()], out=tmp_path / "run")
+    assert (tmp_path / "run" / MODEL).exists()
+    assert sum(event["event"] == "update_made" for event in read_events(tmp_path / "run" / EVENTS)) == 5

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, MultiStepLR
 
 import paceline as pl
-from paceline.engines.replica import Replica, build_model
+from paceline.engines.replica import Replica, build_model, evaluate
 from paceline.history import UpdateMade
 from paceline.server import ParameterServer
 from paceline.vectors import Layout
@@ -229,3 +229,41 @@ def test_a_step_function_with_dict_batches_and_metrics():
     pairs = trained(eval_data=dataset())
     assert torch.equal(parameters_of(result.model), parameters_of(pairs.model))
     assert result.metrics == pytest.approx(pairs.metrics)
+
+
+class Branches(nn.Module):
+    """Uses its second branch in the first call only."""
+
+    def __init__(self):
+        super().__init__()
+        self.always, self.once = nn.Linear(5, 3).double(), nn.Linear(5, 3).double()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.always(x) + (self.once(x) if self.calls == 1 else 0)
+
+
+def test_an_optimizer_that_writes_into_gradients_leaves_unused_ones_zero():
+    nesterov = partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=True)
+    replica, server = pieces(tiny_job(model=Branches, optimizer=nesterov))
+    version, gradient = replica.layout.allocate(), replica.layout.allocate()
+    for draw in (1, 2, 3):
+        server.publish(version)
+        replica.gradient(0, draw, None, version, gradient)
+        unused = gradient.parameters[2:]
+        assert draw == 1 or all((view == 0).all() for view in unused)
+        server.take(gradient, samples=8)
+        server.apply(gradients=1, lr_scale=1.0)
+
+
+def test_evaluation_leaves_every_module_in_its_own_mode():
+    job = tiny_job(eval_data=dataset())
+    model = build_model(job, 0)
+    model[1].eval()
+    evaluate(job, model, seed=0)
+    assert [module.training for module in model] == [True, False, True]
+
+
+def test_the_result_holds_no_gradients():
+    assert all(parameter.grad is None for parameter in trained().model.parameters())
