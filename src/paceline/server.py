@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from paceline.errors import UsageError
 from paceline.job import Job
@@ -48,6 +49,11 @@ class ParameterServer:
         self._per_step = 1.0 if job.schedule_unit == "gradient" else per_epoch
         self.optimizer = _optimizer(job, self._parameters)
         self._scheduler = job.scheduler(self.optimizer) if job.scheduler is not None else None
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            raise UsageError(
+                f"job {job.name}: ReduceLROnPlateau waits for a metric, which a schedule by workload does not have; "
+                "give another scheduler"
+            )
         if self._scheduler is not None and self._per_step is None:
             raise UsageError(f"job {job.name}: these data have no epochs to schedule by; give schedule_unit='gradient'")
 

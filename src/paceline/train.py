@@ -101,16 +101,14 @@ def train(
     evaluate_every = Extent.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every
     _check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster), stop=(stop, Stop))
     n = cluster.n
-    shards = n if job.sharding == "partitioned" else 1
-    per_shard = job.minibatches_per_epoch(shards)
-    per_epoch = per_shard and per_shard * shards
+    per_epoch = _gradients_per_epoch(job, n)
     plan = plan.checked(n, total=stop.workload(per_epoch), per_epoch=per_epoch)
     coordinator = Coordinator(
         plan,
         workers=n,
         stop=stop,
         per_epoch=per_epoch,
-        minibatches=_minibatches(job, n, per_shard),
+        minibatches=_minibatches(job, n),
         learning_rate=job.learning_rate,
         worker_timeout_s=worker_timeout_s,
         evaluate_every=_evaluations(job, stop, evaluate_every, per_epoch),
@@ -240,12 +238,22 @@ def _engine(job: Job, cluster: Cluster | LocalCluster, seed: int, server: Parame
     return VirtualEngine(cluster, seed, replica, server)
 
 
-def _minibatches(job: Job, n: int, per_shard: int | None) -> Minibatches | None:
+def _shards(job: Job, n: int) -> int:
+    return n if job.sharding == "partitioned" else 1
+
+
+def _gradients_per_epoch(job: Job, n: int) -> int | None:
+    shards = _shards(job, n)
+    per_shard = job.minibatches_per_epoch(shards)
+    return per_shard and per_shard * shards
+
+
+def _minibatches(job: Job, n: int) -> Minibatches | None:
     if job.sampling == "replacement" and job.sharding == "shared":
         return None
     return Minibatches(
         n,
-        per_epoch=per_shard if job.sampling == "epoch" else None,
+        per_epoch=job.minibatches_per_epoch(_shards(job, n)) if job.sampling == "epoch" else None,
         partitioned=job.sharding == "partitioned",
         requeue=job.on_drop == "requeue",
     )
