@@ -123,7 +123,8 @@ def main() -> None:
         _say(error)
         status = 1
     except typer.TyperException as error:
-        print(f"paceline: {error} (paceline --help tells more)", file=sys.stderr)
+        if str(error):  # without arguments, the help is all there is to say
+            print(f"paceline: {error} (paceline --help tells more)", file=sys.stderr)
         status = 2
     except (KeyboardInterrupt, typer.Abort):
         status = 130

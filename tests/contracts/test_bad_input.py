@@ -80,6 +80,10 @@ def test_an_unknown_option_is_one_line(paceline):
     assert "--protocl" in said
 
 
+def test_without_arguments_there_is_help_and_nothing_else(paceline):
+    assert paceline() == (2, "")
+
+
 def test_an_unknown_toml_key_is_named_with_its_line(paceline, tmp_path):
     (tmp_path / "cluster.toml").write_text('workers = 4\ntimming = "exp(mean=1)"\n')
     status, said = train(paceline, cluster="cluster.toml")
