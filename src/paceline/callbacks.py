@@ -46,3 +46,14 @@ class Callback:
 
     def on_end(self, end: RunEnded) -> None:
         """Hear that the run is over."""
+
+
+class Memory(Callback):
+    """Keeps every record."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def on_record(self, record: Record) -> None:
+        """Keep it."""
+        self.records.append(record)

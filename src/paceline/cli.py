@@ -53,9 +53,9 @@ def train(
 
     from paceline import train as run
     from paceline.cluster_text import parse_cluster
-    from paceline.event_log import plain
     from paceline.jobs import load_job
     from paceline.progress import ProgressLine
+    from paceline.run_folder import plain
     from paceline.stop import Stop
     from paceline.summary import summary
 

@@ -44,6 +44,8 @@ NOT_FINITE = "not finite"
 OLD_DRAW = "finished after its interrupt"
 NOBODY_ELSE = "no other live worker can contribute"
 LATE_RETURN = "its worker had been declared lost"
+SILENT = "lost"
+SET_ASIDE = "set_aside"
 REJECTIONS_IN_A_ROW = 10
 
 
@@ -475,7 +477,7 @@ class Coordinator:
             lambda flight: self._patience.is_exceeded(flight[1].started_s, self._now), self._in_flight.items()
         )
         for worker, _ in list(silent):
-            self._commands.append(Decision("lost", f"worker {worker}: silent for {self._patience}", worker))
+            self._commands.append(Decision(SILENT, f"worker {worker}: silent for {self._patience}", worker))
             self._lose(worker)
             if not self._live:
                 self._deserted_until_s = self._now + self._patience.timeout_s
@@ -542,17 +544,17 @@ class Coordinator:
     def _obey(self, action: control.Action) -> None:
         match action:
             case control.SetAside(worker, reason):
-                self._commands.append(Decision("set_aside", f"worker {worker}: {reason}"))
+                self._commands.append(Decision(SET_ASIDE, f"worker {worker}: {reason}", worker))
                 self._set_aside(worker)
             case control.TakeBack(worker, reason):
-                self._commands.append(Decision("take_back", f"worker {worker}: {reason}"))
+                self._commands.append(Decision("take_back", f"worker {worker}: {reason}", worker))
                 self._take_back(worker)
             case control.ChangeProtocol(protocol, reason):
                 self._change_protocol(protocol, reason)
             case control.SetQuorum(k, reason):
                 if k < 1:
                     raise UsageError(f"a controller asked for a quorum of {k!r} ({reason}); expected k >= 1")
-                self._commands.append(Decision("quorum", f"k={k}: {reason}"))
+                self._commands.append(Decision("quorum", f"k={k}: {reason}", k=k))
                 self._quorum, self._quorum_reason = k, f"quorum of {k} reached: {reason}"
             case control.CloseUpdate(reason):
                 self._close_reason = reason if self._held else ""

@@ -16,6 +16,10 @@ class RunError(PacelineError, RuntimeError):
     """A run could not go on; what it had learned is kept. The command line exits with 1."""
 
 
+class PacelineWarning(UserWarning):
+    """Something that the user should know and that does not stop anything."""
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the nearest known name, else the list of known names.
 

@@ -1,119 +1,159 @@
-"""A run's folder: `run.json` says what was run, `events.jsonl` what happened, a line each, as it happens."""
+"""The event log `events.jsonl`: what happened in a run, a line of JSON a record, written in the background."""
 
 from __future__ import annotations
 
-import json
-import platform
+import os
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
-from functools import cache
-from importlib.metadata import version
-from math import isfinite
+from math import nan
 from pathlib import Path
-from typing import Any, TextIO, get_args
+from queue import Empty, Queue
+from threading import Thread
+from typing import Any, get_args
 
-from paceline.callbacks import Callback
-from paceline.errors import RunError, UsageError
-from paceline.history import Record
+import orjson
 
-RUN = "run.json"
-EVENTS = "events.jsonl"
-MODEL = "model.safetensors"
+from paceline.errors import PacelineWarning, RunError
+from paceline.events import Outcome
+from paceline.history import Record, RunEnded, VersionEvaluated
+
+WAITING_RECORDS = 10_000  # at most; then the run waits for the disk
+BATCH_RECORDS = 500
 
 
-class RunFolder(Callback):
-    """Writes a run down while it goes on.
+class EventLog:
+    """Writes records without letting the run wait for the disk, in bounded memory.
 
-    Each line of the log is complete before the next one begins, so that a crash costs at most the last line.
+    Lines are written whole and in order, so that a crash costs the last few and cuts at most one short.
 
     Args:
-        path: of the folder, which must not exist yet.
-        configuration: what was asked for; versions are added.
-        overwrite: whether the files of an earlier run in this folder may be replaced.
+        path: of the file.
+        keep_bytes: how much of a file that is there already is kept.
 
     Raises:
-        UsageError: the folder exists.
-        RunError: while running, when nothing more can be written.
+        OSError: when the file cannot be opened; later, by any method, when it could not be written.
     """
 
-    def __init__(self, path: Path, configuration: Mapping[str, Any], overwrite: bool = False) -> None:
-        self.path = path
-        self._configuration = {**configuration, "versions": versions()}
-        self._log: TextIO | None = None
-        if path.exists() and not overwrite:
-            raise UsageError(f"{path} exists already; give another folder, or --overwrite (overwrite=True)")
+    def __init__(self, path: Path, keep_bytes: int = 0) -> None:
+        self._file = path.open("r+b" if keep_bytes else "wb")
+        self._file.truncate(keep_bytes)
+        self._file.seek(keep_bytes)
+        self._waiting: Queue[Record | None] = Queue(WAITING_RECORDS)
+        self._error: OSError | None = None
+        self._writer = Thread(target=self._write, name="paceline event log", daemon=True)
+        self._writer.start()
 
-    def on_record(self, record: Record) -> None:
-        """Write one line; the first one makes the folder, so that a run that never began leaves none."""
-        try:
-            if self._log is None:
-                self._log = self._begin()
-            self._log.write(to_line(record))
-        except OSError as error:
-            raise self._cannot_write(EVENTS, error) from error
+    def write(self, record: Record) -> None:
+        """Let a record be written soon."""
+        self._raise()
+        self._waiting.put(record)
 
-    def _begin(self) -> TextIO:
-        self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / MODEL).unlink(missing_ok=True)
-        text = json.dumps(self._configuration, indent=2, default=str)
-        (self.path / RUN).write_text(text + "\n", encoding="utf-8")
-        return (self.path / EVENTS).open("w", buffering=1, encoding="utf-8")
-
-    def save_model(self, tensors: Mapping[str, Any]) -> None:
-        """Write the parameters and buffers that were learned, if the run has begun."""
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-
-        if self._log is None:
-            return
-        try:
-            save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, self.path / MODEL)
-        except (OSError, SafetensorError) as error:
-            raise self._cannot_write(MODEL, error) from error
+    def settle(self) -> int:
+        """Wait until everything is on the disk and return the size of the log in bytes."""
+        self._waiting.join()
+        self._raise()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
 
     def close(self) -> None:
-        """End the log."""
+        """Write what is waiting and end the log."""
+        self._waiting.put(None)
+        self._writer.join()
         try:
-            if self._log is not None:
-                self._log.close()
+            self._file.close()
+        finally:
+            self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _write(self) -> None:
+        record: Record | None = None
+        while (record := self._waiting.get()) is not None:
+            lines = [to_line(record)]
+            while len(lines) < BATCH_RECORDS:
+                try:
+                    record = self._waiting.get_nowait()
+                except Empty:
+                    break
+                if record is None:
+                    self._waiting.put(None)  # its turn comes after these lines
+                    self._waiting.task_done()
+                    break
+                lines.append(to_line(record))
+            self._write_out(lines)
+            for _ in lines:
+                self._waiting.task_done()
+
+    def _write_out(self, lines: list[bytes]) -> None:
+        if self._error is not None:
+            return
+        try:
+            self._file.write(b"".join(lines))
+            self._file.flush()
         except OSError as error:
-            raise self._cannot_write(EVENTS, error) from error
-
-    def _cannot_write(self, name: str, error: Exception) -> RunError:
-        reason = getattr(error, "strerror", None) or error
-        return RunError(
-            f"cannot write {self.path / name}: {reason}; the run stopped, and what was written before is kept"
-        )
+            self._error = error
 
 
-def to_line(record: Record) -> str:
-    """Return a record as one line of JSON; what is not a number becomes null."""
-    event, names = _EVENTS[type(record)]
-    content = {"event": event, **{name: plain(getattr(record, name)) for name in names}}
-    return json.dumps(content, allow_nan=False) + "\n"
+def to_line(record: Record) -> bytes:
+    r"""Return a record as one line of JSON; what is not a finite number becomes null.
+
+    >>> to_line(RunEnded(1.5, Outcome.UPDATES, "3 updates made", busy_s=nan, live_s=3.0))
+    b'{"event":"run_ended","now_s":1.5,"outcome":"updates","reason":"3 updates made","busy_s":null,"live_s":3.0}\n'
+    """
+    return _BEGINNINGS[type(record)] + orjson.dumps(record, option=_OPTIONS)[1:]
+
+
+def to_record(line: bytes) -> Record:
+    """Return the record that a line of the log holds; null becomes nan again."""
+    content = orjson.loads(line)
+    kind = _KINDS[content.pop("event")]
+    if None in content.values():
+        content = {name: nan if value is None and name in _NUMBERS[kind] else value for name, value in content.items()}
+    if kind is VersionEvaluated:
+        content["metrics"] = {name: nan if value is None else value for name, value in content["metrics"].items()}
+    elif kind is RunEnded:
+        content["outcome"] = Outcome(content["outcome"])
+    record: Record = kind(**content)
+    return record
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Yield the records of a log, that of a run that is still going too.
+
+    Warns of a last line that is cut short, which is left out.
+
+    Raises:
+        RunError: the log cannot be read.
+    """
+    yield from _decoded(path, to_record)
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a log; a last one that a crash cut short is left out."""
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+    """Return the complete lines of a log as JSON has them."""
+    return list(_decoded(path, orjson.loads))
 
 
-@cache
-def versions() -> dict[str, str]:
-    """Return the versions that a run depends on."""
-    packages = {name: version(name) for name in ("paceline", "torch", "numpy")}
-    return {"python": platform.python_version(), **packages}
+def _decoded(path: Path, decode: Callable[[bytes], Any]) -> Iterator[Any]:
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.endswith(b"\n"):
+            warnings.warn(f"{path}, line {number} is cut short: it is left out", PacelineWarning, stacklevel=2)
+            return
+        try:
+            yield decode(line)
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{path}, line {number} is no record of a run ({error}): {line[:80]!r}") from error
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: what is not a number becomes null."""
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    return value
+def _lines(path: Path) -> Iterable[bytes]:
+    try:
+        with path.open("rb") as file:
+            yield from file
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror}; expected the log of a run") from error
 
 
 def _event_name(kind: type[Any]) -> str:
@@ -121,6 +161,7 @@ def _event_name(kind: type[Any]) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
-_EVENTS: dict[type[Any], tuple[str, list[str]]] = {
-    kind: (_event_name(kind), [field.name for field in fields(kind)]) for kind in get_args(Record)
-}
+_OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
+_KINDS: dict[str, type[Any]] = {_event_name(kind): kind for kind in get_args(Record)}
+_BEGINNINGS = {kind: f'{{"event":"{name}",'.encode() for name, kind in _KINDS.items()}
+_NUMBERS = {kind: {field.name for field in fields(kind) if field.type == "float"} for kind in get_args(Record)}

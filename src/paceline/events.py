@@ -108,7 +108,20 @@ class Quit(NamedTuple):
     reason: str
 
 
-Event = Arrival | Joined | Lost | Timer | Evaluated | Quit
+class Restarted(NamedTuple):
+    """The run goes on from a checkpoint, and its workers have lost what they were doing.
+
+    Attributes:
+        workers: that it goes on with, numbered from 0.
+        changes: what differs from the run before, in words; empty for nothing.
+    """
+
+    now: float
+    workers: int
+    changes: str = ""
+
+
+Event = Arrival | Joined | Lost | Timer | Evaluated | Quit | Restarted
 
 
 # --- commands ---------------------------------------------------------------------------------------------
@@ -184,12 +197,14 @@ class Decision(NamedTuple):
     """Something was decided; for the record.
 
     Attributes:
-        worker: whom it takes out of the run, if anybody.
+        worker: whom it is about, if anybody.
+        k: the quorum that was chosen, if one was.
     """
 
     kind: str
     reason: str
     worker: int | None = None
+    k: int | None = None
 
 
 class Stop(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
 from typing import Any, Literal
@@ -27,6 +27,22 @@ class RunStarted:
     now_s: float
     workers: int
     memory: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunResumed:
+    """A run that had ended goes on from a checkpoint, and what its workers were computing then is lost.
+
+    A simulated run that nothing was changed in leaves no such record: it goes on as if it had never stopped.
+
+    Attributes:
+        changes: what differs from the run before, in words; empty for nothing.
+    """
+
+    now_s: float
+    version: int
+    workers: int
+    changes: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +76,17 @@ class WorkInterrupted:
     version: int
     started_s: float
     samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkUnfinished:
+    """Work that will never be delivered: its worker is lost or set aside, or the run is over."""
+
+    now_s: float
+    worker: int
+    draw: int
+    version: int
+    started_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,48 +131,82 @@ class VersionEvaluated:
 
 @dataclass(frozen=True, slots=True)
 class DecisionMade:
-    """A protocol, a quorum or a membership was changed."""
+    """A protocol, a quorum or a membership was changed.
+
+    Attributes:
+        worker: whom it is about, if anybody.
+        k: the quorum that was chosen, if one was.
+    """
 
     now_s: float
     kind: str
     reason: str
+    worker: int | None = None
+    k: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A worker came, or came back."""
+    """A worker came, or came back.
+
+    Attributes:
+        late_return: whether it had been declared lost and then handed in a gradient after all.
+    """
 
     now_s: float
     worker: int
+    late_return: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker is gone."""
+    """A worker is gone.
+
+    Attributes:
+        silent: whether it was declared lost because nothing was heard of it.
+    """
 
     now_s: float
     worker: int
     reason: str
+    silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TimerRang:
+    """A moment came that the coordinator had asked for."""
+
+    now_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """The run is over."""
+    """The run is over.
+
+    Attributes:
+        busy_s: worker-seconds spent on work.
+        live_s: worker-seconds that workers were there.
+    """
 
     now_s: float
     outcome: Outcome
     reason: str
+    busy_s: float
+    live_s: float
 
 
 Record = (
     RunStarted
+    | RunResumed
     | GradientArrived
     | WorkInterrupted
+    | WorkUnfinished
     | UpdateMade
     | VersionEvaluated
     | DecisionMade
     | WorkerJoined
     | WorkerLost
+    | TimerRang
     | RunEnded
 )
 
@@ -173,6 +234,24 @@ class Totals:
     staleness: Counter[int] = field(default_factory=Counter)
     idle_share: float = nan
 
+    def count(self, record: Record) -> None:
+        """Take in one record."""
+        match record:
+            case UpdateMade():
+                self.updates += 1
+            case GradientArrived(used=True):
+                self.used += 1
+                self.samples_used += record.samples
+                self.staleness[record.staleness] += 1
+            case GradientArrived(crossed_interrupt=False):  # the others were counted when they were interrupted
+                self.dropped += 1
+                self.samples_dropped += record.samples
+            case WorkInterrupted():
+                self.interrupted += 1
+                self.samples_dropped += record.samples
+            case RunEnded(live_s=live_s) if live_s:
+                self.idle_share = 1 - record.busy_s / live_s
+
     @property
     def mean_staleness(self) -> float:
         """Mean over the used gradients."""
@@ -184,21 +263,38 @@ class Totals:
         return self.used / max(1, self.updates)
 
 
-@dataclass
 class History:
     """Everything that happened in a run, in order.
 
-    Attributes:
-        records: one an event.
-        totals: their sums.
+    Args:
+        read: gives the records from the first to the last; a run with a folder keeps them there, not in memory.
+        totals: their sums; made from the records if not given.
     """
 
-    records: list[Record] = field(default_factory=list)
-    totals: Totals = field(default_factory=Totals)
+    def __init__(self, read: Callable[[], Iterable[Record]], totals: Totals | None = None) -> None:
+        self._read = read
+        self._totals = totals
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._read())
+
+    @property
+    def records(self) -> list[Record]:
+        """All records, one an event."""
+        return list(self)
+
+    @property
+    def totals(self) -> Totals:
+        """Sums over the records."""
+        if self._totals is None:
+            self._totals = Totals()
+            for record in self:
+                self._totals.count(record)
+        return self._totals
 
     def of(self, kind: type[Any]) -> list[Any]:
         """Return the records of one kind."""
-        return [record for record in self.records if type(record) is kind]
+        return [record for record in self if type(record) is kind]
 
     def columns(self, by: Literal["update", "second"] = "update", step_s: float = 1.0) -> dict[str, Column]:
         """Return columns of equal length.
@@ -211,13 +307,12 @@ class History:
             time_s, version, k, workload, samples_applied, samples_dropped, loss, learning_rate, staleness,
             used, dropped, interrupted (running totals) and idle_share (so far).
         """
-        rows = self._rows()
+        rows, end_s = self._rows()
         columns: dict[str, Column] = {
             name: np.array([row[i] for row in rows], dtype=kind) for i, (name, kind) in enumerate(_COLUMNS.items())
         }
         if by == "update" or not rows:
             return columns
-        end_s = max(record.now_s for record in self.records[-1:])
         times = np.arange(0.0, end_s + step_s, step_s)
         latest = np.searchsorted(columns["time_s"], times, side="right") - 1
         reached = latest >= 0
@@ -231,41 +326,33 @@ class History:
 
         return pd.DataFrame(self.columns(by, step_s))
 
-    def _rows(self) -> list[tuple[Any, ...]]:
-        rows = []
-        used = dropped = interrupted = applied_samples = dropped_samples = 0
-        for record in self.records:
-            match record:
-                case GradientArrived(used=True):
-                    used += 1
-                case GradientArrived(crossed_interrupt=True):
-                    pass  # counted when it was interrupted
-                case GradientArrived():
-                    dropped += 1
-                    dropped_samples += record.samples
-                case WorkInterrupted():
-                    interrupted += 1
-                    dropped_samples += record.samples
-                case UpdateMade():
-                    applied_samples += record.samples
-                    rows.append(
-                        (
-                            record.now_s,
-                            record.version,
-                            record.k,
-                            record.workload,
-                            applied_samples,
-                            dropped_samples,
-                            record.loss,
-                            record.learning_rate,
-                            record.staleness,
-                            used,
-                            dropped,
-                            interrupted,
-                            1 - record.busy_s / record.live_s if record.live_s else nan,
-                        )
+    def _rows(self) -> tuple[list[tuple[Any, ...]], float]:
+        """Return a row an update, and the time of the last record."""
+        rows: list[tuple[Any, ...]] = []
+        so_far = Totals()
+        now_s = 0.0
+        for record in self:
+            now_s = record.now_s
+            so_far.count(record)
+            if type(record) is UpdateMade:
+                rows.append(
+                    (
+                        record.now_s,
+                        record.version,
+                        record.k,
+                        record.workload,
+                        so_far.samples_used,
+                        so_far.samples_dropped,
+                        record.loss,
+                        record.learning_rate,
+                        record.staleness,
+                        so_far.used,
+                        so_far.dropped,
+                        so_far.interrupted,
+                        1 - record.busy_s / record.live_s if record.live_s else nan,
                     )
-        return rows
+                )
+        return rows, now_s
 
 
 _COLUMNS: dict[str, type] = {

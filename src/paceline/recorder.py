@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from paceline.callbacks import Callback
-from paceline.coordinator import OLD_DRAW
+from paceline.coordinator import OLD_DRAW, SILENT
 from paceline.events import (
     Accept,
     Apply,
@@ -20,26 +20,31 @@ from paceline.events import (
     Interrupt,
     Joined,
     Lost,
+    Restarted,
     Stop,
+    Timer,
 )
 from paceline.history import (
     DecisionMade,
     GradientArrived,
-    History,
     Record,
     RunEnded,
+    RunResumed,
     RunStarted,
+    TimerRang,
+    Totals,
     UpdateMade,
     VersionEvaluated,
     WorkerJoined,
     WorkerLost,
     WorkInterrupted,
+    WorkUnfinished,
     mean_loss,
 )
 
 
 class Recorder:
-    """Keeps the history of a run and tells the callbacks.
+    """Counts what happens in a run and tells the callbacks.
 
     Args:
         workers: that the run begins with.
@@ -57,17 +62,19 @@ class Recorder:
         learning_rate: Callable[[], float],
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        self.history = History()
+        self.totals = Totals()
+        self.evaluation: VersionEvaluated | None = None  # the latest
+        self.reached_s = 0.0  # when the version was made that the latest event tells of
         self._workers = workers
         self._batch_size = batch_size
         self._memory = memory
         self._learning_rate = learning_rate
         self._callbacks = callbacks
+        self._has_begun = False
         self._work: dict[int, tuple[Compute, float]] = {}  # with when it was given
-        self._abandoned: dict[int, tuple[Compute, float]] = {}  # a gradient may cross its interrupt
+        self._abandoned: dict[int, tuple[Compute, float]] = {}  # a gradient may come all the same
         self._losses: list[float] = []
         self._workload = 0
-        self._samples_lost = 0
         self._rate = learning_rate()
         self._now = 0.0
         self._updated_s = 0.0
@@ -79,60 +86,80 @@ class Recorder:
 
     def observe(self, now: float, event: Event | None, commands: Sequence[Command]) -> None:
         """Take in an event with the commands that answered it."""
-        self._now = now
+        self._now = self.reached_s = now
         match event:
             case None:
-                self._joined_s = dict.fromkeys(range(self._workers), now)
-                self._tell(RunStarted(now, self._workers, self._memory))
+                self._begin(now)
+            case Restarted():
+                self._restart(event)
             case Evaluated():
-                published_s = self._published_s.pop(event.version, now)
-                self._tell(VersionEvaluated(now, event.version, published_s, dict(event.metrics)))
+                self.reached_s = self._published_s.pop(event.version, now)
+                self._evaluated(VersionEvaluated(now, event.version, self.reached_s, dict(event.metrics)))
             case Joined():
                 self._joined_s.setdefault(event.worker, now)
                 self._tell(WorkerJoined(now, event.worker))
             case Lost():
                 self._leave(event.worker, now)
                 self._tell(WorkerLost(now, event.worker, event.reason))
+            case Timer():
+                self._tell(TimerRang(now))
         for command in commands:
             self._command(now, event, command)
         self._rate = self._learning_rate()  # before the next update, which the schedule may follow
 
     def end(self, stop: Stop, version: int, metrics: Mapping[str, float]) -> None:
-        """Close the history, with the metrics of the last version where there are evaluation data."""
+        """Close the books, with the metrics of the last version where there are evaluation data."""
         now = self._now
         for worker in list(self._joined_s):
             self._leave(worker, now)
-        if self._live_s:
-            self.history.totals.idle_share = 1 - self._busy_s / self._live_s
         if metrics:
-            self._tell(VersionEvaluated(now, version, self._updated_s, dict(metrics)))
-        self._tell(RunEnded(now, stop.outcome, stop.reason))
+            self._evaluated(VersionEvaluated(now, version, self._updated_s, dict(metrics)))
+        self._tell(RunEnded(now, stop.outcome, stop.reason, self._busy_s, self._live_s))
+
+    def _begin(self, now: float) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._joined_s = dict.fromkeys(range(self._workers), now)
+            self._tell(RunStarted(now, self._workers, self._memory))
+
+    def _restart(self, event: Restarted) -> None:
+        for worker in list(self._work):
+            self._give_up(worker, event.now)
+        for worker in [worker for worker in self._joined_s if worker >= event.workers]:
+            self._leave(worker, event.now)
+        for worker in range(event.workers):
+            self._joined_s.setdefault(worker, event.now)
+        self._published_s.clear()
+        self._tell(RunResumed(event.now, self._version, event.workers, event.changes))
+
+    def _evaluated(self, record: VersionEvaluated) -> None:
+        self.evaluation = record
+        self._tell(record)
 
     def _command(self, now: float, event: Event | None, command: Command) -> None:
         match command:
             case Compute():
                 if command.worker not in self._joined_s:  # a late return is a join
                     self._joined_s[command.worker] = now
-                    self._tell(WorkerJoined(now, command.worker))
+                    self._tell(WorkerJoined(now, command.worker, late_return=True))
                 self._work[command.worker] = (command, now)
             case Accept() | Drop():
                 assert isinstance(event, Arrival)
                 self._arrival(now, event, command)
             case Interrupt():
-                work, started_s = self._abandoned[command.worker] = self._finish(command.worker, now)
-                self.history.totals.interrupted += 1
-                self.history.totals.samples_dropped += self._batch_size
-                samples = self._batch_size
-                self._tell(WorkInterrupted(now, command.worker, command.draw, work.version, started_s, samples))
+                work, started_s = self._finish(command.worker, now)
+                self._tell(
+                    WorkInterrupted(now, command.worker, command.draw, work.version, started_s, self._batch_size)
+                )
             case Apply():
                 self._update(now, command)
             case Evaluate():
                 self._published_s[command.version] = now
             case Decision():
-                if command.worker is not None:
+                if command.kind == SILENT and command.worker is not None:
                     self._leave(command.worker, now)
-                    self._tell(WorkerLost(now, command.worker, command.reason))
-                self._tell(DecisionMade(now, command.kind, command.reason))
+                    self._tell(WorkerLost(now, command.worker, command.reason, silent=True))
+                self._tell(DecisionMade(now, command.kind, command.reason, command.worker, command.k))
 
     def _arrival(self, now: float, event: Arrival, command: Accept | Drop) -> None:
         work, started_s = self._work.get(command.worker, (None, now))
@@ -142,16 +169,8 @@ class Recorder:
             work, started_s = self._abandoned.get(command.worker, (None, now))
         version = work.version if work is not None else self._version
         samples = event.samples or self._batch_size
-        totals = self.history.totals
-        crossed_interrupt = isinstance(command, Drop) and command.reason == OLD_DRAW
         if isinstance(command, Accept):
             self._losses.append(event.loss)
-            totals.used += 1
-            totals.samples_used += samples
-            totals.staleness[command.staleness] += 1
-        elif not crossed_interrupt:
-            totals.dropped += 1
-            totals.samples_dropped += samples
         self._tell(
             GradientArrived(
                 now_s=now,
@@ -168,7 +187,7 @@ class Recorder:
                 pull_s=event.pull_s,
                 compute_s=event.compute_s,
                 push_s=event.push_s,
-                crossed_interrupt=crossed_interrupt,
+                crossed_interrupt=isinstance(command, Drop) and command.reason == OLD_DRAW,
             )
         )
 
@@ -176,7 +195,6 @@ class Recorder:
         staleness = [gradient.staleness for gradient in command.gradients]
         k = len(command.gradients)
         self._workload += k
-        self.history.totals.updates += 1
         self._updated_s = now
         self._version = command.version
         self._tell(
@@ -198,16 +216,20 @@ class Recorder:
         self._losses.clear()
 
     def _finish(self, worker: int, now: float) -> tuple[Compute, float]:
-        work, started_s = self._work.pop(worker)
+        work, started_s = self._abandoned[worker] = self._work.pop(worker)
         self._busy_s += now - started_s
         return work, started_s
 
+    def _give_up(self, worker: int, now: float) -> None:
+        work, started_s = self._finish(worker, now)
+        self._tell(WorkUnfinished(now, worker, work.draw, work.version, started_s))
+
     def _leave(self, worker: int, now: float) -> None:
         if worker in self._work:
-            self._finish(worker, now)
+            self._give_up(worker, now)
         self._live_s += now - self._joined_s.pop(worker, now)
 
     def _tell(self, record: Record) -> None:
-        self.history.records.append(record)
+        self.totals.count(record)
         for callback in self._callbacks:
             callback.on_record(record)

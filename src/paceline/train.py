@@ -13,7 +13,7 @@ from types import UnionType
 import psutil
 from torch import nn
 
-from paceline.callbacks import Callback
+from paceline.callbacks import Callback, Memory
 from paceline.catalogue import parse_plan
 from paceline.cluster import Cluster, LocalCluster
 from paceline.cluster_text import parse_cluster
@@ -24,13 +24,13 @@ from paceline.engines.local.engine import refuse_while_importing
 from paceline.engines.replica import Replica, build_model, evaluate, usable_device
 from paceline.engines.virtual import TimingEngine, VirtualEngine
 from paceline.errors import RunError, UsageError
-from paceline.event_log import RunFolder
 from paceline.events import Outcome
-from paceline.history import History, Totals, VersionEvaluated
+from paceline.history import History, Totals
 from paceline.job import Job
 from paceline.minibatches import Minibatches
 from paceline.protocols import Extent, Phase, Plan, Protocol, as_plan
 from paceline.recorder import Recorder
+from paceline.run_folder import RunFolder
 from paceline.server import ParameterServer
 from paceline.stop import Stop
 from paceline.vectors import Layout, trainable
@@ -131,7 +131,8 @@ def train(
         "parameters": sum(parameter.numel() for parameter in trainable(model)),
     }
     folder = RunFolder(Path(out), configuration, overwrite) if out is not None else None
-    heard = [*([folder] if folder else []), *callbacks]
+    memory = Memory()
+    heard = [folder or memory, *callbacks]
     recorder = Recorder(n, job.batch_size, memory_note(layout, n), lambda: server.learning_rate, heard)
     try:
         with _engine(job, cluster, seed, server, layout) as engine:
@@ -146,11 +147,11 @@ def train(
             folder.close()
     return Result(
         model=model,
-        history=recorder.history,
-        time_s=_reached_s(recorder.history, end.outcome, engine.now),
+        history=folder.history if folder else History(lambda: memory.records, recorder.totals),
+        time_s=recorder.reached_s,
         stopped_by=end.outcome,
         reason=end.reason,
-        metrics=_last_metrics(recorder.history),
+        metrics=recorder.evaluation.metrics if recorder.evaluation else {},
         folder=folder.path if folder else None,
     )
 
@@ -287,17 +288,3 @@ def _check_memory(layout: Layout, n: int) -> None:
             f"{memory_note(layout, n)}, but {available / 2**20:.3g} MiB are available; "
             "use fewer workers or a smaller model"
         )
-
-
-def _last_metrics(history: History) -> Mapping[str, float]:
-    evaluations = history.of(VersionEvaluated)
-    metrics: Mapping[str, float] = evaluations[-1].metrics if evaluations else {}
-    return metrics
-
-
-def _reached_s(history: History, outcome: Outcome, now: float) -> float:
-    if outcome is not Outcome.ACCURACY:
-        return now
-    *evaluations, _last = history.of(VersionEvaluated)
-    published_s: float = evaluations[-1].published_s
-    return published_s

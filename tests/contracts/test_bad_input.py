@@ -92,10 +92,10 @@ def test_an_unknown_toml_key_is_named_with_its_line(paceline, tmp_path):
 
 
 def test_the_users_own_traceback_is_shown(paceline, tmp_path):
-    (tmp_path / "mine.py").write_text("def job():\n    return 1 / 0\n")
-    status, said = train(paceline, job="mine:job")
+    (tmp_path / "broken_job.py").write_text("def job():\n    return 1 / 0\n")
+    status, said = train(paceline, job="broken_job:job")
     assert status == 2
-    assert "mine.py" in said
+    assert "broken_job.py" in said
     assert "ZeroDivisionError" in said
     assert said.splitlines()[-1] == "paceline: 'mine:job' raised ZeroDivisionError: division by zero"
 

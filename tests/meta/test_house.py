@@ -19,7 +19,7 @@ FLOORS = [
     f"{DECIDING} theory/ estimators/ compensation/",
     "controllers/ coordinator",
     "vectors job data server jobs/",
-    "history callbacks recorder event_log progress engines/ checkpoint",
+    "history callbacks recorder event_log run_folder progress engines/ checkpoint",
     "train search/",
     "summary cli __main__ report/",
 ]

@@ -6,8 +6,19 @@ import numpy as np
 import pytest
 
 import paceline as pl
-from paceline.event_log import EVENTS, MODEL, RUN, read_events
-from paceline.history import DecisionMade, GradientArrived, UpdateMade, VersionEvaluated, WorkInterrupted
+from paceline.callbacks import Memory
+from paceline.errors import PacelineWarning
+from paceline.event_log import read_events, read_records
+from paceline.history import (
+    DecisionMade,
+    GradientArrived,
+    UpdateMade,
+    VersionEvaluated,
+    WorkerLost,
+    WorkInterrupted,
+    WorkUnfinished,
+)
+from paceline.run_folder import EVENTS, MODEL, RUN, SavedRun
 from tiny_jobs import dataset, tiny_job
 
 CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
@@ -75,15 +86,52 @@ def test_the_log_holds_every_record_in_order(tmp_path):
         "now_s": result.time_s,
         "outcome": "updates",
         "reason": "40 updates made",
+        "busy_s": pytest.approx((1 - result.history.totals.idle_share) * 4 * result.time_s),
+        "live_s": pytest.approx(4 * result.time_s),
     }
 
 
-def test_a_log_that_a_crash_cut_short_can_be_read(tmp_path):
+def test_a_log_that_a_crash_cut_short_can_be_read_and_says_so(tmp_path):
     run(out=tmp_path / "run")
     log = tmp_path / "run" / EVENTS
     whole = read_events(log)
     log.write_text(log.read_text()[:-20])
-    assert read_events(log) == whole[:-1]
+    with pytest.warns(PacelineWarning, match=f"line {len(whole)} is cut short"):
+        assert read_events(log) == whole[:-1]
+
+
+def test_a_broken_line_is_named(tmp_path):
+    run(out=tmp_path / "run")
+    log = tmp_path / "run" / EVENTS
+    log.write_text(log.read_text().replace('"event":"update_made"', '"event":"update_mode"', 1))
+    with pytest.raises(pl.RunError, match=r"events.jsonl, line \d+ is no record of a run"):
+        read_events(log) and list(read_records(log))
+
+
+def test_a_log_gives_back_the_very_records(tmp_path):
+    kept = Memory()
+    poisoned = pl.Cluster(3, faults=[pl.Fault(worker=1, draw=2, kind="not_finite"), pl.Fault(worker=2, draw=3)])
+    job = {"eval_data": dataset(), "on_drop": "discard", "sampling": "epoch"}
+    run("k_async(k=2)", "updates=12", poisoned, job=job, callbacks=[kept], out=tmp_path / "run")
+    assert {WorkerLost, VersionEvaluated, WorkUnfinished} <= {type(record) for record in kept.records}
+    assert repr(list(read_records(tmp_path / "run" / EVENTS))) == repr(kept.records)  # nan is not equal to itself
+
+
+def test_totals_can_be_had_from_the_log(tmp_path):
+    result = run(out=tmp_path / "run")
+    assert SavedRun(tmp_path / "run").history.totals == run().history.totals == result.history.totals
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(pl.UsageError, match=r"not the folder of a run"):
+        SavedRun(tmp_path)
+
+
+def test_work_in_flight_at_the_end_is_written_down():
+    history = run("asp", "updates=5").history
+    unfinished = history.of(WorkUnfinished)
+    assert {record.worker for record in unfinished} == {0, 1, 2, 3} - {history.of(GradientArrived)[-1].worker}
+    assert all(record.started_s <= record.now_s == history.records[-1].now_s for record in unfinished)
 
 
 def test_the_folder_says_what_was_run_and_holds_the_model(tmp_path):

@@ -1,0 +1,128 @@
+"""A run's folder: what was run, what happened, what was learned."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import version
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from paceline.callbacks import Callback
+from paceline.errors import RunError, UsageError
+from paceline.event_log import EventLog, read_records
+from paceline.history import History, Record
+
+RUN = "run.json"
+EVENTS = "events.jsonl"
+MODEL = "model.safetensors"
+
+
+class RunFolder(Callback):
+    """Writes a run down while it goes on.
+
+    Args:
+        path: of the folder, which must not exist yet.
+        configuration: what was asked for; versions are added.
+        overwrite: whether the files of an earlier run in this folder may be replaced.
+
+    Raises:
+        UsageError: the folder exists.
+        RunError: while running, when nothing more can be written.
+    """
+
+    def __init__(self, path: Path, configuration: Mapping[str, Any], overwrite: bool = False) -> None:
+        self.path = path
+        self._configuration = {**configuration, "versions": versions()}
+        self._log: EventLog | None = None
+        if path.exists() and not overwrite:
+            raise UsageError(f"{path} exists already; give another folder, or --overwrite (overwrite=True)")
+
+    @property
+    def history(self) -> History:
+        """What is written down."""
+        return History(lambda: read_records(self.path / EVENTS))
+
+    def on_record(self, record: Record) -> None:
+        """Write one line; the first one makes the folder, so that a run that never began leaves none."""
+        try:
+            if self._log is None:
+                self._log = self._begin()
+            self._log.write(record)
+        except OSError as error:
+            raise self._cannot_write(EVENTS, error) from error
+
+    def _begin(self) -> EventLog:
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / MODEL).unlink(missing_ok=True)
+        text = json.dumps(self._configuration, indent=2, default=str)
+        (self.path / RUN).write_text(text + "\n", encoding="utf-8")
+        return EventLog(self.path / EVENTS)
+
+    def save_model(self, tensors: Mapping[str, Any]) -> None:
+        """Write the parameters and buffers that were learned, if the run has begun."""
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        if self._log is None:
+            return
+        try:
+            save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, self.path / MODEL)
+        except (OSError, SafetensorError) as error:
+            raise self._cannot_write(MODEL, error) from error
+
+    def close(self) -> None:
+        """End the log."""
+        try:
+            if self._log is not None:
+                self._log.close()
+        except OSError as error:
+            raise self._cannot_write(EVENTS, error) from error
+
+    def _cannot_write(self, name: str, error: Exception) -> RunError:
+        reason = getattr(error, "strerror", None) or error
+        return RunError(
+            f"cannot write {self.path / name}: {reason}; the run stopped, and what was written before is kept"
+        )
+
+
+class SavedRun:
+    """A run as its folder tells of it, whether it has ended or is still going.
+
+    Args:
+        path: of the folder.
+
+    Attributes:
+        configuration: what was run, as `run.json` has it.
+        history: what happened.
+
+    Raises:
+        UsageError: there is no run in this folder.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self.configuration: dict[str, Any] = json.loads((self.path / RUN).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{self.path} is not the folder of a run ({error}); expected one with {RUN}") from error
+        self.history = History(lambda: read_records(self.path / EVENTS))
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions that a run depends on."""
+    packages = {name: version(name) for name in ("paceline", "torch", "numpy")}
+    return {"python": platform.python_version(), **packages}
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: what is not a number becomes null."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return value
