@@ -97,7 +97,7 @@ def test_the_users_own_traceback_is_shown(paceline, tmp_path):
     assert status == 2
     assert "broken_job.py" in said
     assert "ZeroDivisionError" in said
-    assert said.splitlines()[-1] == "paceline: 'mine:job' raised ZeroDivisionError: division by zero"
+    assert said.splitlines()[-1] == "paceline: 'broken_job:job' raised ZeroDivisionError: division by zero"
 
 
 @pytest.mark.parametrize(
