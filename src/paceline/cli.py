@@ -87,6 +87,18 @@ def train(
 
 
 @app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs of one job, or folders above them.")],
+    out: Annotated[Path | None, typer.Option(help="The file; report.html in the folder, if it is only one.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder for every figure as PNG and SVG.")] = None,
+) -> None:
+    """Show runs on one page that opens in a browser, without any network."""
+    from paceline.report.write import write_report
+
+    print(write_report(runs, out, figures))
+
+
+@app.command()
 def protocols() -> None:
     """List the protocols with their knobs and papers."""
     from paceline.catalogue import CATALOGUE

@@ -1,0 +1,138 @@
+"""Loss, accuracy and quorum against time, updates and workload: a line a protocol, a band over its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from paceline.report.reading import Column, RunData
+
+AXES = {"time": "seconds", "updates": "updates", "workload": "workload (accepted gradients)"}
+PANELS = {"loss": "training loss", "accuracy": "accuracy", "k": "quorum k"}
+GRID = 240  # points of a line that is a mean
+MOST_POINTS = 2_000  # of the line of a single run; above, it is drawn on the grid
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line with the smallest and largest value over the runs it is the mean of.
+
+    Attributes:
+        steps: whether a value holds from the point before until its own.
+    """
+
+    x: Column
+    mean: Column
+    low: Column
+    high: Column
+    steps: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone.
+
+    Attributes:
+        lines: by axis and panel, of those that the runs have.
+    """
+
+    label: str
+    runs: list[RunData]
+    lines: dict[str, dict[str, Line]] = field(default_factory=dict)
+
+
+def groups(runs: Sequence[RunData]) -> list[Group]:
+    """Put together the runs of one protocol on one cluster, and draw their lines."""
+    found: dict[tuple[str, Any], list[RunData]] = {}
+    for run in runs:
+        found.setdefault((run.protocol, run.run.configuration.get("cluster")), []).append(run)
+    labels = [protocol for protocol, _ in found]
+    return [
+        Group(
+            protocol if labels.count(protocol) == 1 else f"{protocol} ({members[0].run.path.name})",
+            members,
+            {axis: _panels(members, axis) for axis in AXES},
+        )
+        for (protocol, _), members in found.items()
+    ]
+
+
+def smooth_loss(run: RunData) -> Column:
+    """Return at each update the mean loss of the last gradients, as many as `Stop(loss=)` looks at.
+
+    Losses that are not finite are left out; where no other is, the mean is nan.
+    """
+    loss, k, workload = run.updates["loss"], run.updates["k"], run.updates["workload"]
+    known = np.isfinite(loss)
+    sums = np.append(0.0, np.cumsum(np.where(known, loss, 0.0) * k))
+    counts = np.append(0, np.cumsum(known * k))
+    last = np.arange(1, len(loss) + 1)
+    first = np.searchsorted(workload, workload - run.loss_window, side="right")
+    first = np.minimum(first, last - 1)
+    with np.errstate(invalid="ignore"):
+        mean: Column = (sums[last] - sums[first]) / (counts[last] - counts[first])
+    return mean
+
+
+def band(lines: Sequence[tuple[Column, Column]], steps: bool = False) -> Line | None:
+    """Return mean, minimum and maximum of some lines on a common grid, as far as all of them go.
+
+    Args:
+        lines: x in ascending order and y; points that are not finite are left out.
+        steps: whether y holds from the point before until its own; straight from point to point otherwise.
+
+    Returns:
+        None if there is nothing that they have in common.
+    """
+    finite = [(x[np.isfinite(y)], y[np.isfinite(y)]) for x, y in lines]
+    if not all(len(x) for x, _ in finite):
+        return None
+    if len(finite) == 1 and len(finite[0][0]) <= MOST_POINTS:
+        x, y = finite[0]
+        return Line(x, y, y, y, steps)
+    begin, end = max(x[0] for x, _ in finite), min(x[-1] for x, _ in finite)
+    if begin > end:
+        return None
+    grid = np.linspace(begin, end, GRID)
+    values = np.array([_on_grid(x, y, grid) for x, y in finite])
+    return Line(grid, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
+
+
+def _on_grid(x: Column, y: Column, grid: Column) -> Column:
+    """Return means of y around the grid points, or between points where they lie further apart than the grid."""
+    if len(x) < 2 * len(grid) or grid[0] == grid[-1]:
+        return np.interp(grid, x, y)
+    edges = np.append(grid, grid[-1]) - (grid[1] - grid[0]) / 2
+    edges[0], edges[-1] = grid[0], grid[-1]
+    area = np.interp(edges, x, np.append(0.0, np.cumsum(y[1:] * np.diff(x))))
+    means: Column = np.diff(area) / np.diff(edges)
+    return means
+
+
+def _panels(runs: Sequence[RunData], axis: str) -> dict[str, Line]:
+    lines = {
+        "loss": band([(_x(run, axis), smooth_loss(run)) for run in runs]),
+        "accuracy": band([_accuracy(run, axis) for run in runs]),
+        "k": band([(_x(run, axis), run.updates["k"].astype(float)) for run in runs], steps=True),
+    }
+    return {name: line for name, line in lines.items() if line is not None}
+
+
+def _x(run: RunData, axis: str) -> Column:
+    if axis == "updates":
+        return np.arange(1.0, len(run.updates["k"]) + 1)
+    return run.updates["time_s" if axis == "time" else "workload"].astype(float)
+
+
+def _accuracy(run: RunData, axis: str) -> tuple[Column, Column]:
+    measured = [evaluation for evaluation in run.evaluations if "accuracy" in evaluation.metrics]
+    accuracy = np.array([evaluation.metrics["accuracy"] for evaluation in measured], dtype=float)
+    if axis == "time":
+        return np.array([evaluation.published_s for evaluation in measured], dtype=float), accuracy
+    updates = np.array([evaluation.version for evaluation in measured], dtype=int)
+    if axis == "updates":
+        return updates.astype(float), accuracy
+    return np.append(0.0, run.updates["workload"])[np.minimum(updates, len(run.updates["k"]))], accuracy

@@ -1,0 +1,125 @@
+"""The parts of the page that need no drawing: tables, bars, legends. Everything from the user is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from paceline.report.reading import FATES, STILL_GOING, RunData
+from paceline.report.table import row
+from paceline.report.worker_time import IDLE, samples, worker_seconds
+
+TEXT_COLUMNS = {"protocol", "outcome"}
+SHARES = {"idle", "accuracy"}
+MOST_DECISIONS = 500
+
+
+def run_table(runs: Sequence[RunData]) -> str:
+    """Return a table with a row a run."""
+    rows = [row(run) for run in runs]
+    head = "".join(f"<th scope='col'{_kind(name)}>{escape(name)}</th>" for name in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td{_kind(name)}>{escape(_shown(name, value))}</td>" for name, value in cells.items())
+        + "</tr>"
+        for cells in rows
+    )
+    return f"<div class='scroll' tabindex='0' role='region' aria-label='runs'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def notices(runs: Sequence[RunData]) -> str:
+    """Say which runs are not over, or have made nothing yet."""
+    texts = [f"{run.label}: {STILL_GOING}. What its workers are computing now is not known." for run in runs if not run.end]
+    texts += [f"{run.label}: no update was made, there is nothing to show yet." for run in runs if not run.totals.updates]
+    return "".join(f"<p class='notice'>{escape(text)}</p>" for text in texts)
+
+
+def configuration(runs: Sequence[RunData]) -> str:
+    """Return all that was run, folded away."""
+    return "".join(
+        f"<details><summary>Configuration of {escape(run.label)}</summary><div class='scroll'>"
+        f"<table class='configuration'>{_pairs({'folder': run.run.path, **run.run.configuration})}</table></div></details>"
+        for run in runs
+    )
+
+
+def decisions(runs: Sequence[RunData]) -> str:
+    """Return what was decided in each run besides quorums, folded away."""
+    return "".join(
+        f"<details><summary>Decisions of {escape(run.label)} ({len(run.marks)})</summary><div class='scroll'>"
+        f"<table class='configuration'>{_marks(run)}</table></div></details>"
+        for run in runs
+        if run.marks
+    )
+
+
+def seconds_bars(runs: Sequence[RunData]) -> str:
+    """Return a bar a run with the shares of the worker-seconds."""
+    rows = [(run.label, worker_seconds(run)) for run in runs]
+    return fate_legend((*FATES, IDLE)) + _bars(rows, "worker-seconds")
+
+
+def samples_bars(runs: Sequence[RunData]) -> str:
+    """Return a bar a run with the shares of the samples."""
+    rows = [(run.label, samples(run)) for run in runs]
+    return fate_legend(FATES[:3]) + _bars(rows, "samples")
+
+
+def fate_legend(fates: Sequence[str] = (*FATES, IDLE)) -> str:
+    """Return what the colours and textures of work mean."""
+    entries = "".join(f"<span><i class='swatch {fate}'></i>{fate}</span>" for fate in fates)
+    return f"<div class='legend'>{entries}</div>"
+
+
+def run_options(runs: Sequence[RunData]) -> str:
+    """Return the entries of the choice of a run."""
+    return "".join(f"<option>{escape(run.label)}</option>" for run in runs)
+
+
+def _bars(rows: Sequence[tuple[str, Mapping[str, float]]], unit: str) -> str:
+    return f"<div class='bars'>{''.join(_bar(label, parts, unit) for label, parts in rows)}</div>"
+
+
+def _bar(label: str, parts: Mapping[str, float], unit: str) -> str:
+    total = sum(parts.values())
+    if not total:
+        return f"<div class='label'>{escape(label)}</div><div><small>nothing yet</small></div>"
+    shares = {name: value / total for name, value in parts.items() if value}
+    pieces = "".join(f"<i class='{name}' style='width:{share:.3%}' title='{name} {share:.1%}'></i>" for name, share in shares.items())
+    said = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+    return (
+        f"<div class='label'>{escape(label)}</div>"
+        f"<div><div class='bar' aria-hidden='true'>{pieces}</div><small>{said} of {total:,.6g} {unit}</small></div>"
+    )
+
+
+def _pairs(mapping: Mapping[str, Any]) -> str:
+    return "".join(f"<tr><th scope='row'>{escape(str(key))}</th><td>{_value(value)}</td></tr>" for key, value in mapping.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"<table class='configuration'>{_pairs(value)}</table>"
+    return escape(str(value))
+
+
+def _marks(run: RunData) -> str:
+    head = "<tr><th>seconds</th><th>updates</th><th>kind</th><th>reason</th></tr>"
+    rows = "".join(
+        f"<tr><td>{mark.time_s:.5g}</td><td>{mark.updates}</td><td>{escape(mark.kind)}</td><td>{escape(mark.reason)}</td></tr>"
+        for mark in run.marks[:MOST_DECISIONS]
+    )
+    left_out = len(run.marks) - MOST_DECISIONS
+    return head + rows + (f"<tr><td colspan='4'>and {left_out} more</td></tr>" if left_out > 0 else "")
+
+
+def _kind(name: str) -> str:
+    return " class='text'" if name in TEXT_COLUMNS else ""
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.1%}" if name in SHARES else f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

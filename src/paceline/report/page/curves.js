@@ -1,0 +1,250 @@
+// Loss, accuracy and quorum against one axis, which they share with the cursor.
+
+import { Chart, drawXAxis, drawYAxis, line, nothing } from "./chart.js";
+import { clamp, lastAtMost, seconds, short } from "./format.js";
+import { dash, ink, lineSample, seriesInk } from "./ink.js";
+import { linear, logarithmic } from "./scale.js";
+
+const KEY_STEPS = 240; // of the arrow keys over the whole axis
+
+/** The three panels; `updates[i]` are the unpacked updates of run i once they are there. */
+export class Curves {
+  constructor(data, updates) {
+    Object.assign(this, { groups: data.groups, runs: data.runs, titles: data.axes, updates, axis: "time", logLoss: false, x: null });
+    this.panels = [];
+    for (const [name, title] of Object.entries(data.panels)) this.add(name, title);
+    this.legend();
+    for (const radio of document.querySelectorAll("#axis input")) radio.addEventListener("change", () => this.turn(radio.value));
+    document.getElementById("log-loss").addEventListener("change", (event) => {
+      this.logLoss = event.target.checked;
+      this.redraw();
+    });
+  }
+
+  add(name, title) {
+    const host = document.getElementById(name);
+    if (this.groups.some((group) => group.lines.time[name])) this.panels.push(new Panel(host, this, name, title));
+    else nothing(host, name === "accuracy" ? "Nothing was evaluated." : "There is nothing to show yet.");
+  }
+
+  legend() {
+    const entries = this.groups.map((group, index) => {
+      const entry = document.createElement("span");
+      entry.innerHTML = lineSample(index);
+      entry.append(group.runs.length > 1 ? `${group.label} (${group.runs.length} runs)` : group.label);
+      return entry;
+    });
+    document.getElementById("protocols").replaceChildren(...entries);
+  }
+
+  turn(axis) {
+    this.axis = axis;
+    this.x = null;
+    this.redraw();
+  }
+
+  move(x) {
+    this.x = x;
+    this.redraw();
+  }
+
+  redraw() {
+    for (const panel of this.panels) panel.redraw();
+  }
+
+  get end() {
+    const lines = this.groups.flatMap((group) => Object.values(group.lines[this.axis]));
+    return Math.max(...lines.map((one) => one.x[one.x.length - 1])) || 1;
+  }
+
+  /** Where on the axis an update lies. */
+  xOf(run, update) {
+    if (this.axis === "updates") return update + 1;
+    const { time, workload } = this.updates[run];
+    return this.axis === "time" ? time[update] * this.runs[run].quantum_s : workload[update];
+  }
+
+  /** The update that was being made at x, or null. */
+  updateAt(run, x) {
+    const columns = this.updates[run];
+    if (!columns || !columns.k.length) return null;
+    const exact = { time: x / this.runs[run].quantum_s, updates: x, workload: x }[this.axis];
+    const before = this.axis === "updates" ? Math.ceil(x - 1e-9) - 2 : lastAtMost(columns[this.axis], exact - 0.5);
+    return before + 1 < columns.k.length ? Math.max(0, before + 1) : null;
+  }
+}
+
+class Panel extends Chart {
+  constructor(host, curves, name, title) {
+    super(host, `${title}; arrow keys move the cursor, with Shift by more`);
+    Object.assign(this, { curves, name });
+  }
+
+  get height() { return this.name === "loss" ? 280 : 190; }
+
+  get drawn() {
+    return this.curves.groups.map((group, index) => ({ group, index, one: group.lines[this.curves.axis][this.name] })).filter(({ one }) => one);
+  }
+
+  paint(pen) {
+    const { area } = this;
+    this.xScale = linear(0, this.curves.end, area.left, area.right);
+    this.yScale = this.scaleY(area);
+    drawYAxis(pen, area, this.yScale, (tick) => short(tick, 3));
+    drawXAxis(pen, area, this.xScale, this.curves.titles[this.curves.axis], (tick) => short(tick));
+    this.paintMarks(pen, area);
+    pen.save();
+    pen.rect(area.left, area.top - 3, area.right - area.left, area.bottom - area.top + 6);
+    pen.clip();
+    for (const { one, index } of this.drawn) this.paintBand(pen, one, index);
+    for (const { one, index } of this.drawn) this.paintLine(pen, one, index);
+    pen.restore();
+    this.paintCursor(pen, area);
+  }
+
+  scaleY({ top, bottom }) {
+    const logs = this.name === "loss" && this.curves.logLoss;
+    const values = this.drawn.flatMap(({ one }) => [...one.low, ...one.high]).filter((value) => value !== null && (!logs || value > 0));
+    const low = values.reduce((a, b) => Math.min(a, b), Infinity);
+    const high = values.reduce((a, b) => Math.max(a, b), -Infinity);
+    if (logs && low < high) return logarithmic(low, high, bottom, top);
+    return linear(Math.min(0, low), high > 0 ? high * 1.05 : high + 1, bottom, top);
+  }
+
+  paintBand(pen, one, index) {
+    if (one.low === one.mean) return;
+    pen.beginPath();
+    one.x.forEach((x, i) => pen.lineTo(this.xScale.at(x), this.yAt(one.high[i])));
+    for (let i = one.x.length - 1; i >= 0; i -= 1) pen.lineTo(this.xScale.at(one.x[i]), this.yAt(one.low[i]));
+    pen.fillStyle = seriesInk(index, 0.22);
+    pen.fill();
+  }
+
+  yAt(value) {
+    return clamp(this.yScale.at(value), -1e5, 1e5);
+  }
+
+  paintLine(pen, one, index) {
+    pen.beginPath();
+    one.x.forEach((x, i) => {
+      if (one.steps && i > 0) pen.lineTo(this.xScale.at(one.x[i - 1]), this.yAt(one.mean[i]));
+      else if (one.steps) pen.moveTo(this.xScale.at(0), this.yAt(one.mean[0]));
+      pen.lineTo(this.xScale.at(x), this.yAt(one.mean[i]));
+    });
+    Object.assign(pen, { strokeStyle: seriesInk(index), lineWidth: 2, lineJoin: "round" });
+    pen.setLineDash(dash(index));
+    pen.stroke();
+    pen.setLineDash([]);
+    pen.lineWidth = 1;
+  }
+
+  /** Where another protocol came into force, or the run was resumed, with the reason beside it. */
+  paintMarks(pen, area) {
+    for (const { group, index } of this.drawn) {
+      for (const mark of this.curves.runs[group.runs[0]].switches) {
+        const x = this.xScale.at(mark[this.curves.axis]);
+        pen.strokeStyle = seriesInk(index, 0.8);
+        pen.setLineDash([3, 3]);
+        line(pen, x, area.top, x, area.bottom);
+        pen.setLineDash([]);
+        if (this.name === "k") writeBeside(pen, area, x, area.top + 8, mark.reason);
+      }
+    }
+  }
+
+  paintCursor(pen, area) {
+    const { x } = this.curves;
+    if (x === null) return;
+    const at = this.xScale.at(x);
+    pen.strokeStyle = ink("ink", 0.7);
+    line(pen, at, area.top, at, area.bottom);
+    for (const { one, index } of this.drawn) {
+      const i = valueIndex(one, x);
+      if (i === null) continue;
+      pen.fillStyle = seriesInk(index);
+      pen.beginPath();
+      pen.arc(at, this.yAt(one.mean[i]), 4, 0, 7);
+      pen.fill();
+    }
+  }
+
+  point(x) {
+    const { area } = this;
+    this.cursor = clamp(this.xScale.value(clamp(x, area.left, area.right)), 0, this.curves.end);
+    this.curves.move(this.cursor);
+  }
+
+  leave() {
+    this.curves.move(null);
+    super.leave();
+  }
+
+  step({ key, shiftKey }) {
+    const { end, x } = this.curves;
+    const to = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[key];
+    if (to === undefined) return false;
+    this.cursor = clamp(this.next(x ?? 0, to, shiftKey ? 10 : 1), 0, end);
+    this.curves.move(this.cursor);
+    return true;
+  }
+
+  /** From update to update while there is a single run with few of them, else in small steps. */
+  next(x, direction, factor) {
+    const { curves } = this;
+    const single = curves.runs.length === 1 && curves.updates[0];
+    if (!Number.isFinite(direction) || !single || single.k.length > 10 * KEY_STEPS) {
+      return x + (direction * factor * curves.end) / KEY_STEPS;
+    }
+    const here = curves.updateAt(0, x) ?? single.k.length - 1;
+    const behind = x > 0 || curves.xOf(0, here) <= x ? here : -1;
+    return curves.xOf(0, clamp(behind + direction * factor, 0, single.k.length - 1));
+  }
+
+  place() {
+    return [this.xScale.at(this.cursor), this.area.top];
+  }
+
+  lines() {
+    const { axis } = this.curves;
+    const head = axis === "time" ? `at ${seconds(this.cursor)}` : `${axis} ${short(this.cursor)}`;
+    return [head, ...this.drawn.flatMap((one) => (this.name === "k" ? this.decision(one) : this.value(one)))];
+  }
+
+  value({ group, one }) {
+    const i = valueIndex(one, this.cursor);
+    if (i === null) return [];
+    const spread = one.low !== one.mean ? ` (${short(one.low[i])} to ${short(one.high[i])})` : "";
+    return [`${group.label}: ${short(one.mean[i])}${spread}`];
+  }
+
+  /** The update at the cursor: of how many gradients, and why. */
+  decision({ group }) {
+    const run = group.runs[0];
+    const update = this.curves.updateAt(run, this.cursor);
+    if (update === null) return [];
+    const { reasons, label, switches, first_protocol: first } = this.curves.runs[run];
+    const { k, reason, quorum_reason: quorum } = this.curves.updates[run];
+    const inForce = switches.filter((mark) => mark.updates <= update).at(-1)?.reason ?? first;
+    const lines = [`${label}, update ${update + 1}: k = ${k[update]}, ${reasons[reason[update]]}`];
+    if (quorum[update] >= 0) lines.push(`decided: ${reasons[quorum[update]]}`);
+    return inForce ? [...lines, `in force: ${inForce}`] : lines;
+  }
+}
+
+function valueIndex(one, x) {
+  const last = one.x.length - 1;
+  if (x > one.x[last] * 1.0001) return null;
+  return one.steps ? Math.min(lastAtMost(one.x, x * (1 - 1e-12)) + 1, last) : Math.max(0, lastAtMost(one.x, x));
+}
+
+function writeBeside(pen, area, x, y, text) {
+  const shown = text.length > 34 ? `${text.slice(0, 33)}…` : text;
+  const width = pen.measureText(shown).width;
+  const left = x + 6 + width < area.right ? x + 6 : x - 6 - width;
+  pen.fillStyle = ink("paper", 0.85);
+  pen.fillRect(left - 2, y - 8, width + 4, 16);
+  pen.fillStyle = ink("ink");
+  pen.textAlign = "left";
+  pen.textBaseline = "middle";
+  pen.fillText(shown, left, y);
+}

@@ -1,0 +1,76 @@
+// Puts the charts on the page.
+
+import { nothing } from "./chart.js";
+import { Curves } from "./curves.js";
+import { HeatMap } from "./heat.js";
+import { Histogram } from "./histogram.js";
+import { Strips } from "./strips.js";
+import { Timeline } from "./timeline.js";
+import { summed, unpack } from "./unpack.js";
+import { unpackWork } from "./work.js";
+
+const EMPTY = "There is nothing to show yet.";
+let shownRun = -1;
+let timeline = null;
+
+function byId(id) {
+  return document.getElementById(id);
+}
+
+function toggleTheme() {
+  const isDark = getComputedStyle(document.documentElement).colorScheme === "dark"
+    || (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
+  document.documentElement.dataset.theme = isDark ? "light" : "dark";
+  document.dispatchEvent(new Event("themechange"));
+}
+
+/** A line of one run is its own smallest and largest. */
+function fillBands(groups) {
+  for (const group of groups) {
+    for (const line of Object.values(group.lines).flatMap((panels) => Object.values(panels))) {
+      line.low ??= line.mean;
+      line.high ??= line.mean;
+    }
+  }
+}
+
+async function unpackUpdates(run) {
+  const columns = await unpack(run.updates);
+  for (const name of ["time", "workload", "reason", "quorum_reason"]) summed(columns[name]);
+  return columns;
+}
+
+/** Show the workers of one run. */
+async function showRun(data, updates, index) {
+  shownRun = index;
+  const run = data.runs[index];
+  show("round-trips", run.round_trips.some((row) => row), (host) => new Strips(host, run));
+  show("heat", run.heat.mean_s.flat().some((value) => value !== null), (host) => new HeatMap(host, run));
+  show("staleness", run.staleness.staleness.length, (host) => new Histogram(host, run));
+  const work = await unpackWork(run);
+  if (shownRun !== index) return; // another one was chosen meanwhile
+  timeline = null;
+  show("timeline", work.draw.length, (host) => { timeline = new Timeline(host, run, work, updates[index], data.fates); });
+}
+
+function show(id, isThere, make) {
+  if (isThere) make(byId(id));
+  else nothing(byId(id), EMPTY);
+}
+
+async function start() {
+  const data = JSON.parse(byId("data").textContent);
+  fillBands(data.groups);
+  const updates = [];
+  const curves = new Curves(data, updates);
+  byId("theme").addEventListener("click", toggleTheme);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => document.dispatchEvent(new Event("themechange")));
+  for (const button of document.querySelectorAll("[data-view]")) button.addEventListener("click", () => timeline?.look(button.dataset.view));
+  updates.push(...(await Promise.all(data.runs.map(unpackUpdates))));
+  curves.redraw();
+  byId("run").addEventListener("change", (event) => showRun(data, updates, event.target.selectedIndex));
+  await showRun(data, updates, 0);
+  document.documentElement.dataset.ready = "true";
+}
+
+requestAnimationFrame(() => setTimeout(start)); // once the page is painted

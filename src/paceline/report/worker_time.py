@@ -1,0 +1,97 @@
+"""Where the workers' time and samples went, how long their work took, and how stale their gradients were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from paceline.report.reading import FATES, Column, RunData
+
+QUANTILES = (5, 25, 50, 75, 95, 100)  # percent
+HEAT_COLUMNS = 120  # at most
+IDLE = "idle"
+
+
+def worker_seconds(run: RunData) -> dict[str, float]:
+    """Return the worker-seconds by what became of the work, and those without any.
+
+    Their sum is the time that workers were there.
+    """
+    spent_s = np.bincount(run.fates, weights=run.work["end_s"] - run.work["start_s"], minlength=len(FATES))
+    live_s = sum(end_s - begin_s for spans in run.live for begin_s, end_s in spans)
+    return {**dict(zip(FATES, spent_s.tolist(), strict=True)), IDLE: max(0.0, live_s - float(spent_s.sum()))}
+
+
+def samples(run: RunData) -> dict[str, int]:
+    """Return the samples by what became of the work on them; of unfinished work nothing is known."""
+    counts = np.bincount(run.fates, weights=run.work["samples"], minlength=len(FATES))
+    return {fate: int(count) for fate, count in zip(FATES, counts, strict=True) if fate != "unfinished"}
+
+
+def staleness(run: RunData) -> dict[str, list[int]]:
+    """Return how many used gradients had which staleness, in its order."""
+    ordered = sorted(run.totals.staleness.items())
+    return {"staleness": [tau for tau, _ in ordered], "gradients": [count for _, count in ordered]}
+
+
+def round_trips(run: RunData) -> list[list[float] | None]:
+    """Return `QUANTILES` of each worker's round-trip times in seconds, None for one that delivered nothing."""
+    arrived = ~np.isnan(run.work["round_trip_s"])
+    times_s, bounds = run.work["round_trip_s"][arrived], _bounds(run.work["worker"][arrived], run.workers)
+    return [
+        np.percentile(times_s[begin:end], QUANTILES).tolist() if end > begin else None
+        for begin, end in zip(bounds[:-1], bounds[1:], strict=True)
+    ]
+
+
+def heat_map(run: RunData) -> dict[str, Any]:
+    """Return the mean compute time of each worker in equal slices of time, nan where nothing arrived.
+
+    The times are of the computation alone, so a worker that waits for others does not look slow.
+    """
+    measured = run.work["compute_s"] > 0
+    compute_s, worker = run.work["compute_s"][measured], run.work["worker"][measured]
+    arrival_s = run.work["end_s"][measured]
+    columns = int(np.clip(len(compute_s) / max(1, run.workers), 1, HEAT_COLUMNS))
+    column = np.minimum((arrival_s / max(run.end_s, 1e-300) * columns).astype(int), columns - 1)
+    cell = worker * columns + column
+    counts = np.bincount(cell, minlength=run.workers * columns)
+    sums = np.bincount(cell, weights=compute_s, minlength=run.workers * columns)
+    with np.errstate(invalid="ignore"):
+        means = (sums / counts).reshape(run.workers, columns)
+    return {"columns": columns, "mean_s": means}
+
+
+def coverage(run: RunData, columns: int) -> Column:
+    """Return the share of each slice of time that each worker spent on work of each fate.
+
+    Returns:
+        shares in [0, 1], shaped workers x fates x columns.
+    """
+    edges_s = np.linspace(0, run.end_s, columns + 1)
+    shares = np.zeros((run.workers, len(FATES), columns))
+    if run.end_s <= 0:
+        return shares
+    fates, bounds = run.fates, _bounds(run.work["worker"], run.workers)
+    for worker in range(run.workers):
+        rows = slice(bounds[worker], bounds[worker + 1])
+        for fate in range(len(FATES)):
+            chosen = fates[rows] == fate
+            begin_s, end_s = run.work["start_s"][rows][chosen], run.work["end_s"][rows][chosen]
+            shares[worker, fate] = np.diff(_covered(begin_s, end_s, edges_s)) / (edges_s[1] - edges_s[0])
+    return shares
+
+
+def _covered(begin_s: Column, end_s: Column, until_s: Column) -> Column:
+    """Return how much of the time until each moment lies within intervals, which are in order."""
+    if not len(begin_s):
+        return np.zeros_like(until_s)
+    knots = np.stack([begin_s, end_s], axis=1).ravel()
+    lengths = np.stack([np.zeros_like(begin_s), end_s - begin_s], axis=1).ravel()
+    return np.interp(until_s, knots, np.cumsum(lengths), left=0.0)
+
+
+def _bounds(worker: Column, workers: int) -> Column:
+    """Return where in the ordered work each worker's part begins, and where the last one ends."""
+    return np.searchsorted(worker, np.arange(workers + 1))

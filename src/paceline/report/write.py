@@ -1,0 +1,69 @@
+"""From folders of runs to the files of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from paceline.errors import RunError, UsageError
+from paceline.report.curves import groups
+from paceline.report.page import page
+from paceline.report.reading import RunData, read_run
+from paceline.run_folder import RUN, SavedRun
+from paceline.same_job import refuse_different_jobs
+
+REPORT = "report.html"
+
+
+def write_report(folders: Sequence[Path], out: Path | None = None, figures: Path | None = None) -> Path:
+    """Write the report of some runs of one job as one HTML file.
+
+    Args:
+        folders: of runs, or folders that have folders of runs below them.
+        out: the file; report.html in the folder if only one is given, or else here.
+        figures: folder to write every figure to, as PNG and SVG; not written without it.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        UsageError: a folder holds no run, or the runs are of different jobs.
+        RunError: a log cannot be read, or the report not written.
+    """
+    runs = read_runs(folders)
+    drawn = groups(runs)
+    target = out or (folders[0] / REPORT if len(folders) == 1 else Path(REPORT))
+    text = page(runs, drawn)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error.strerror}; give another file with --out") from error
+    if figures is not None:
+        from paceline.report.figures import write_figures
+
+        write_figures(runs, drawn, figures)
+    return target
+
+
+def read_runs(folders: Sequence[Path]) -> list[RunData]:
+    """Read all runs in and below some folders."""
+    runs = [SavedRun(path) for folder in folders for path in _run_folders(folder)]
+    refuse_different_jobs(runs)
+    return [read_run(run, label) for run, label in zip(runs, _labels(runs), strict=True)]
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    if (folder / RUN).exists() or not folder.is_dir():
+        yield folder
+        return
+    below = sorted(path.parent for path in folder.rglob(RUN))
+    if not below:
+        raise UsageError(f"{folder} is not the folder of a run, nor are there any below it; expected one with {RUN}")
+    yield from below
+
+
+def _labels(runs: Sequence[SavedRun]) -> list[str]:
+    """Name the runs by what tells them apart: protocol, seed, and folder where that is not enough."""
+    names = [f"{run.configuration.get('protocol', '?')}, seed {run.configuration.get('seed', '?')}" for run in runs]
+    return [name if names.count(name) == 1 else f"{name} ({run.path})" for name, run in zip(names, runs, strict=True)]
