@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from paceline.report.reading import FATES, STILL_GOING, RunData
-from paceline.report.table import row
+from paceline.report.table import number, row
 from paceline.report.worker_time import IDLE, samples, worker_seconds
 
 TEXT_COLUMNS = {"protocol", "outcome"}
@@ -20,37 +20,47 @@ def run_table(runs: Sequence[RunData]) -> str:
     rows = [row(run) for run in runs]
     head = "".join(f"<th scope='col'{_kind(name)}>{escape(name)}</th>" for name in rows[0])
     body = "".join(
-        "<tr>" + "".join(f"<td{_kind(name)}>{escape(_shown(name, value))}</td>" for name, value in cells.items())
+        "<tr>"
+        + "".join(f"<td{_kind(name)}>{escape(_shown(name, value))}</td>" for name, value in cells.items())
         + "</tr>"
         for cells in rows
     )
-    return f"<div class='scroll' tabindex='0' role='region' aria-label='runs'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class='scroll' tabindex='0' role='region' aria-label='runs'>{table}</div>"
 
 
 def notices(runs: Sequence[RunData]) -> str:
     """Say which runs are not over, or have made nothing yet."""
-    texts = [f"{run.label}: {STILL_GOING}. What its workers are computing now is not known." for run in runs if not run.end]
-    texts += [f"{run.label}: no update was made, there is nothing to show yet." for run in runs if not run.totals.updates]
+    texts = [
+        f"{run.label}: {STILL_GOING}. What its workers are computing now is not known." for run in runs if not run.end
+    ]
+    texts += [
+        f"{run.label}: no update was made, there is nothing to show yet." for run in runs if not run.totals.updates
+    ]
     return "".join(f"<p class='notice'>{escape(text)}</p>" for text in texts)
 
 
 def configuration(runs: Sequence[RunData]) -> str:
     """Return all that was run, folded away."""
-    return "".join(
-        f"<details><summary>Configuration of {escape(run.label)}</summary><div class='scroll'>"
-        f"<table class='configuration'>{_pairs({'folder': run.run.path, **run.run.configuration})}</table></div></details>"
-        for run in runs
-    )
+    tables = [(run.label, _pairs({"folder": run.run.path, **run.run.configuration})) for run in runs]
+    return _folded("Configuration", tables)
 
 
 def decisions(runs: Sequence[RunData]) -> str:
     """Return what was decided in each run besides quorums, folded away."""
-    return "".join(
-        f"<details><summary>Decisions of {escape(run.label)} ({len(run.marks)})</summary><div class='scroll'>"
-        f"<table class='configuration'>{_marks(run)}</table></div></details>"
-        for run in runs
-        if run.marks
-    )
+    return _folded("Decisions", [(run.label, _marks(run)) for run in runs if run.marks])
+
+
+def _folded(title: str, tables: Sequence[tuple[str, str]]) -> str:
+    """Return tables under one title; several of them have their own titles below it."""
+    boxes = [f"<div class='scroll'><table class='configuration'>{table}</table></div>" for _, table in tables]
+    if len(tables) == 1:
+        return _details(f"{title} of {tables[0][0]}", boxes[0])
+    return _details(title, "".join(_details(label, box) for (label, _), box in zip(tables, boxes, strict=True)))
+
+
+def _details(summary: str, content: str) -> str:
+    return f"<details><summary>{escape(summary)}</summary>{content}</details>"
 
 
 def seconds_bars(runs: Sequence[RunData]) -> str:
@@ -85,16 +95,20 @@ def _bar(label: str, parts: Mapping[str, float], unit: str) -> str:
     if not total:
         return f"<div class='label'>{escape(label)}</div><div><small>nothing yet</small></div>"
     shares = {name: value / total for name, value in parts.items() if value}
-    pieces = "".join(f"<i class='{name}' style='width:{share:.3%}' title='{name} {share:.1%}'></i>" for name, share in shares.items())
+    pieces = "".join(
+        f"<i class='{name}' style='width:{share:.3%}' title='{name} {share:.1%}'></i>" for name, share in shares.items()
+    )
     said = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
     return (
         f"<div class='label'>{escape(label)}</div>"
-        f"<div><div class='bar' aria-hidden='true'>{pieces}</div><small>{said} of {total:,.6g} {unit}</small></div>"
+        f"<div><div class='bar' aria-hidden='true'>{pieces}</div><small>{said} of {number(total)} {unit}</small></div>"
     )
 
 
 def _pairs(mapping: Mapping[str, Any]) -> str:
-    return "".join(f"<tr><th scope='row'>{escape(str(key))}</th><td>{_value(value)}</td></tr>" for key, value in mapping.items())
+    return "".join(
+        f"<tr><th scope='row'>{escape(str(key))}</th><td>{_value(value)}</td></tr>" for key, value in mapping.items()
+    )
 
 
 def _value(value: Any) -> str:
@@ -121,5 +135,5 @@ def _shown(name: str, value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:.1%}" if name in SHARES else f"{value:,.4g}"
+        return f"{value:.1%}" if name in SHARES else number(value)
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -14,7 +14,10 @@ from paceline.report.reading import RunData
 from paceline.report.table import headline
 
 # Each uses only those before it.
-SCRIPTS = "format scale ink unpack work chart curves timeline strips heat histogram main".split()
+SCRIPTS = (
+    *("format", "scale", "ink", "unpack", "work", "chart"),
+    *("curves", "timeline", "strips", "heat", "histogram", "main"),
+)
 
 
 def page(runs: Sequence[RunData], groups: Sequence[Group]) -> str:

@@ -33,9 +33,7 @@ def _group(group: Group, runs: Sequence[RunData]) -> dict[str, Any]:
     return {
         "label": group.label,
         "runs": [next(i for i, run in enumerate(runs) if run is member) for member in group.runs],
-        "lines": {
-            axis: {name: _line(line) for name, line in panels.items()} for axis, panels in group.lines.items()
-        },
+        "lines": {axis: {name: _line(line) for name, line in panels.items()} for axis, panels in group.lines.items()},
     }
 
 
@@ -80,5 +78,3 @@ def _rounded(values: Any) -> Any:
         return float(f"{values:.6g}")
     with np.errstate(divide="ignore", invalid="ignore"):
         return [float(f"{value:.6g}") for value in np.asarray(values, dtype=float).tolist()]
-
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, nan
 from typing import Any, NamedTuple
@@ -35,8 +35,8 @@ LEAST_LOSS_WINDOW = 10  # of `Stop(loss=)`
 Column = NDArray[Any]
 Spans = list[tuple[float, float]]
 
-_WORK = "worker draw version start_s end_s staleness ending samples round_trip_s compute_s".split()
-_UPDATE = "time_s k workload loss reason quorum_reason".split()
+_WORK = ("worker", "draw", "version", "start_s", "end_s", "staleness", "ending", "samples", "round_trip_s", "compute_s")
+_UPDATE = ("time_s", "k", "workload", "loss", "reason", "quorum_reason")
 _COUNTS = {"worker", "draw", "version", "staleness", "ending", "samples", "k", "workload", "reason", "quorum_reason"}
 NO_STALENESS = -1  # of work that never arrived
 NO_REASON = -1
@@ -274,7 +274,7 @@ class _Reader:
         self.marks.append(Mark(time_s, self.totals.updates, kind, reason))
 
 
-def _columns(rows: array[float], names: list[str]) -> dict[str, Column]:
+def _columns(rows: array[float], names: Sequence[str]) -> dict[str, Column]:
     table = np.array(rows).reshape(-1, len(names))
     return {
         name: table[:, i].astype(np.int64) if name in _COUNTS else table[:, i].copy() for i, name in enumerate(names)

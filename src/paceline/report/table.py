@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.events import Outcome
 from paceline.report.curves import Group, smooth_loss
-from paceline.report.reading import RunData
+from paceline.report.reading import STILL_GOING, RunData
 
 TARGETS = (Outcome.LOSS, Outcome.ACCURACY)
 
@@ -30,7 +30,7 @@ def row(run: RunData) -> dict[str, Any]:
         "dropped": totals.dropped,
         "interrupted": totals.interrupted,
         "mean staleness": totals.mean_staleness if has_updates else None,
-        "idle": None if np.isnan(totals.idle_share) else totals.idle_share,
+        "idle": None if np.isnan(totals.idle_share) else max(0.0, totals.idle_share),
         "final loss": final_loss(run),
         "accuracy": final_accuracy(run),
     }
@@ -62,10 +62,10 @@ def headline(groups: Sequence[Group]) -> str:
 
 
 def _arrived_at(run: RunData) -> str:
-    reason = run.end.reason if run.end else STILL_SAYS
-    parts = [f"{reason} after {run.time_s:.4g} s and {_count(run.totals.updates, 'update')}"]
+    outcome = run.end.reason if run.end else f"{STILL_GOING}, with {_count(run.totals.updates, 'update')}"
+    parts = [f"{outcome} after {number(run.time_s)} s"]
     loss, accuracy = final_loss(run), final_accuracy(run)
-    parts += [f"loss {loss:.4g}"] if loss is not None else []
+    parts += [f"loss {number(loss)}"] if loss is not None else []
     parts += [f"accuracy {accuracy:.1%}"] if accuracy is not None else []
     return ", ".join(parts)
 
@@ -74,7 +74,8 @@ def _race(groups: Sequence[Group]) -> str:
     times = sorted((mean(run.time_s for run in group.runs), group.label) for group in groups)
     (best_s, winner), *others = times
     behind = ", ".join(f"{time_s / best_s:.1f} x faster than {label}" for time_s, label in others if best_s > 0)
-    return f"{winner} reached the target first, in {best_s:.4g} s, {behind}"
+    mean_of = " on average" if any(len(group.runs) > 1 for group in groups) else ""
+    return f"{winner} reached the target first, in {number(best_s)} s{mean_of}, {behind}"
 
 
 def _lowest(groups: Sequence[Group]) -> str:
@@ -85,11 +86,18 @@ def _lowest(groups: Sequence[Group]) -> str:
     if not losses:
         return ""
     loss, label = min(losses)
-    return f"; {label} ended with the lowest loss, {loss:.4g}" if len(groups) > 1 else f"; mean final loss {loss:.4g}"
+    best = f"{label} ended with the lowest mean loss" if len(groups) > 1 else "mean final loss"
+    return f"; {best}, {number(loss)}"
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'s' if number != 1 else ''}"
+def number(value: float) -> str:
+    """Return four significant digits, or all digits of a large number.
+
+    >>> number(0.123456), number(47010.2), number(3008353.78)
+    ('0.1235', '47,010', '3,008,354')
+    """
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-STILL_SAYS = "still going, or ended without a word,"
+def _count(amount: int, thing: str) -> str:
+    return f"{amount:,} {thing}{'s' if amount != 1 else ''}"

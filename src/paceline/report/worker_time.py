@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def round_trips(run: RunData) -> list[list[float] | None]:
     times_s, bounds = run.work["round_trip_s"][arrived], _bounds(run.work["worker"][arrived], run.workers)
     return [
         np.percentile(times_s[begin:end], QUANTILES).tolist() if end > begin else None
-        for begin, end in zip(bounds[:-1], bounds[1:], strict=True)
+        for begin, end in pairwise(bounds)
     ]
 
 
@@ -89,7 +90,8 @@ def _covered(begin_s: Column, end_s: Column, until_s: Column) -> Column:
         return np.zeros_like(until_s)
     knots = np.stack([begin_s, end_s], axis=1).ravel()
     lengths = np.stack([np.zeros_like(begin_s), end_s - begin_s], axis=1).ravel()
-    return np.interp(until_s, knots, np.cumsum(lengths), left=0.0)
+    covered_s: Column = np.interp(until_s, knots, np.cumsum(lengths), left=0.0)
+    return covered_s
 
 
 def _bounds(worker: Column, workers: int) -> Column:

@@ -104,7 +104,7 @@ export function drawXAxis(pen, area, scale, title, write) {
   pen.fillStyle = ink("soft");
   pen.textAlign = "center";
   pen.textBaseline = "top";
-  for (const tick of scale.ticks(Math.floor((area.right - area.left) / 80) || 1)) {
+  for (const tick of scale.ticks(Math.floor((area.right - area.left) / 64) || 1)) {
     const x = scale.at(tick);
     line(pen, x, area.bottom, x, area.bottom + 4);
     const half = pen.measureText(write(tick)).width / 2;

@@ -24,7 +24,7 @@ export class Curves {
   add(name, title) {
     const host = document.getElementById(name);
     if (this.groups.some((group) => group.lines.time[name])) this.panels.push(new Panel(host, this, name, title));
-    else nothing(host, name === "accuracy" ? "Nothing was evaluated." : "There is nothing to show yet.");
+    else nothing(host, name === "accuracy" ? "There is no accuracy to show." : "There is nothing to show yet.");
   }
 
   legend() {
@@ -108,6 +108,8 @@ class Panel extends Chart {
     const low = values.reduce((a, b) => Math.min(a, b), Infinity);
     const high = values.reduce((a, b) => Math.max(a, b), -Infinity);
     if (logs && low < high) return logarithmic(low, high, bottom, top);
+    const room = (high - low || 0.1) * 0.08;
+    if (this.name === "accuracy") return linear(Math.max(0, low - room), high + room, bottom, top);
     return linear(Math.min(0, low), high > 0 ? high * 1.05 : high + 1, bottom, top);
   }
 

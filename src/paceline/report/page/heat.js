@@ -1,4 +1,4 @@
-// Worker by time: the darker, the longer its computations took.
+// Worker by time: the further along the colour key, the longer its computations took.
 
 import { Chart, drawXAxis } from "./chart.js";
 import { clamp, seconds, short } from "./format.js";
@@ -45,13 +45,13 @@ export class HeatMap extends Chart {
   }
 
   paintKey(pen, area, stops) {
-    const width = Math.min(160, (area.right - area.left) / 2);
+    const width = Math.min(160, (area.right - area.left) / 3);
     for (let x = 0; x < width; x += 1) {
       pen.fillStyle = blend(stops, x / width);
       pen.fillRect(area.left + x, 6, 1, 10);
     }
     Object.assign(pen, { fillStyle: ink("soft"), textAlign: "left", textBaseline: "middle" });
-    pen.fillText(`${short(this.low, 3)} to ${seconds(this.high, 3)} a minibatch`, area.left + width + 8, 12);
+    pen.fillText(`${short(this.low, 3)} to ${seconds(this.high, 3)}`, area.left + width + 8, 12);
   }
 
   paintCursor(pen, area) {

@@ -118,12 +118,16 @@ export class Timeline extends Chart {
     }
   }
 
+  /** A line an update, where its neighbours leave room for it. */
   paintUpdates(pen, area) {
-    const [begin, end] = [lastAtMost(this.updates, this.view.from) + 1, lastAtMost(this.updates, this.view.to) + 1];
-    if ((area.right - area.left) / Math.max(1, end - begin) < LEAST_UPDATE_GAP) return;
+    const { updates, view } = this;
+    const [begin, end] = [lastAtMost(updates, view.from) + 1, lastAtMost(updates, view.to) + 1];
+    const room = ((view.to - view.from) / (area.right - area.left)) * LEAST_UPDATE_GAP;
+    if (end - begin > area.right - area.left) return;
     pen.strokeStyle = ink("ink", 0.75);
     for (let i = begin; i < end; i += 1) {
-      const x = this.scale.at(this.updates[i]);
+      if (updates[i] - updates[i - 1] < room || updates[i + 1] - updates[i] < room) continue;
+      const x = this.scale.at(updates[i]);
       line(pen, x, area.top - 4, x, area.bottom);
     }
   }

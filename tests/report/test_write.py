@@ -1,0 +1,140 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main
+from paceline.errors import UsageError
+from paceline.report.write import read_runs, write_report
+from paceline.run_folder import SavedRun
+from paceline.same_job import refuse_different_jobs
+from report.runs import two_updates, write_run
+
+
+@pytest.fixture
+def parent(tmp_path):
+    for protocol in ("bsp", "asp"):
+        for seed in (0, 1):
+            folder = tmp_path / "compared" / protocol / f"seed-{seed}"
+            write_run(folder, two_updates(), protocol=protocol, seed=seed)
+    return tmp_path / "compared"
+
+
+def call(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["paceline", "report", *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code
+
+
+def test_the_report_of_one_run_lies_in_its_folder(tmp_path, monkeypatch, capsys):
+    write_run(tmp_path / "run", two_updates())
+    assert not call(monkeypatch, tmp_path / "run")
+    assert capsys.readouterr().out.strip() == str(tmp_path / "run/report.html")
+    assert (tmp_path / "run/report.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_folder_above_runs_stands_for_all_of_them(parent):
+    assert [run.label for run in read_runs([parent])] == [
+        "asp, seed 0",
+        "asp, seed 1",
+        "bsp, seed 0",
+        "bsp, seed 1",
+    ]
+    assert write_report([parent]) == parent / "report.html"
+
+
+def test_several_folders_are_reported_here_or_where_it_was_asked_for(parent, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert write_report([parent / "bsp", parent / "asp"]) == Path("report.html")
+    wanted = tmp_path / "new" / "there.html"
+    assert write_report([parent], out=wanted) == wanted
+    assert wanted.exists()
+
+
+def test_runs_that_nothing_else_tells_apart_are_named_by_their_folders(tmp_path):
+    for name in ("one", "two"):
+        write_run(tmp_path / name, two_updates())
+    labels = [run.label for run in read_runs([tmp_path])]
+    assert labels == [f"bsp, seed 0 ({tmp_path / name})" for name in ("one", "two")]
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty"])
+def test_a_folder_without_a_run_is_refused(tmp_path, name, monkeypatch, capsys):
+    (tmp_path / "empty").mkdir()
+    assert call(monkeypatch, tmp_path / name) == 2
+    assert "is not the folder of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"job": "another"}, "job = 'made up' and 'another'"),
+        ({"batch_size": 16}, "batch_size = 8 and 16"),
+        ({"parameters": 4}, "parameters = 3 and 4"),
+    ],
+)
+def test_runs_of_different_jobs_are_refused_with_the_difference(tmp_path, change, said):
+    write_run(tmp_path / "one", two_updates())
+    write_run(tmp_path / "two", two_updates(), **change)
+    with pytest.raises(UsageError, match=said):
+        write_report([tmp_path])
+
+
+def test_a_different_identity_is_refused_where_both_wrote_one_down(tmp_path):
+    identities = [{"optimizer": "sgd", "data": "a"}, {"optimizer": "adam", "data": "a"}, None]
+    runs = []
+    for number, identity in enumerate(identities):
+        written = {"identity": identity} if identity else {}
+        runs.append(write_run(tmp_path / str(number), two_updates(), **written))
+    with pytest.raises(UsageError, match="optimizer = 'sgd' and 'adam'"):
+        refuse_different_jobs(runs[:2])
+    refuse_different_jobs([runs[0], runs[2]])
+
+
+def test_what_is_compared_may_differ(tmp_path):
+    write_run(tmp_path / "one", two_updates())
+    changes = {"protocol": "asp", "cluster": "another", "seed": 5, "workers": 3, "stop": "Stop(updates=9)"}
+    write_run(tmp_path / "two", two_updates(), **changes)
+    refuse_different_jobs([SavedRun(tmp_path / "one"), SavedRun(tmp_path / "two")])
+
+
+def test_an_old_configuration_without_some_keys_is_read(tmp_path):
+    write_run(tmp_path / "run", two_updates())
+    (tmp_path / "run/run.json").write_text(json.dumps({"job": "old"}))
+    assert write_report([tmp_path / "run"]).exists()
+
+
+def test_figures_are_written_as_png_and_svg(parent, tmp_path):
+    write_report([parent / "bsp" / "seed-0"], figures=tmp_path / "figures")
+    names = {"progress-time", "progress-updates", "progress-workload", "worker-seconds", "samples"}
+    names |= {"timeline", "round-trips", "compute-time", "staleness"}
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        f"{n}.{k}" for n in names for k in ("png", "svg")
+    }
+    assert (tmp_path / "figures/timeline.png").read_bytes()[1:4] == b"PNG"
+    assert "<svg" in (tmp_path / "figures/samples.svg").read_text()
+
+
+def test_figures_of_a_run_without_updates_and_with_names_that_look_like_formulas_are_drawn(tmp_path):
+    from matplotlib.figure import Figure
+
+    from paceline.report import figures
+    from paceline.report.curves import groups
+
+    write_run(tmp_path / "one", two_updates(), protocol="$\\frac{", seed="_")
+    write_run(tmp_path / "two", two_updates()[:1], protocol="_hidden")
+    runs = read_runs([tmp_path])
+    for run in runs:
+        for draw in figures.ONE_RUN.values():
+            draw(Figure(layout="constrained"), run)
+    figure = Figure(layout="constrained")
+    figures.draw_progress(figure, groups(runs), "time")
+    figure.savefig(tmp_path / "progress.svg")
+
+
+def test_figures_without_matplotlib_say_what_to_install(parent, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UsageError, match=r"pip install 'paceline\[figures\]'"):
+        write_report([parent], figures=tmp_path / "figures")
