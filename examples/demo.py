@@ -6,6 +6,7 @@ from rich.console import Console
 
 import paceline as pl
 from paceline.progress import ProgressLine
+from paceline.report import write_report
 from paceline.summary import comparison, verdict
 
 RUNS = Path("runs/demo")
@@ -34,6 +35,8 @@ def main(runs: Path = RUNS, loss: float = 0.2) -> None:
     console.print(comparison(results))
     console.print()
     console.print(f"Each run is in a folder of {runs}/: run.json, events.jsonl, the model.")
+    page = write_report([runs / name for name in results], out=runs / "report.html")
+    console.print(f"To see them side by side, open {page} in a browser.")
     console.print(verdict(results), style="bold")
 
 

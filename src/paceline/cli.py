@@ -93,7 +93,7 @@ def report(
     figures: Annotated[Path | None, typer.Option(help="Folder for every figure as PNG and SVG.")] = None,
 ) -> None:
     """Show runs on one page that opens in a browser, without any network."""
-    from paceline.report.write import write_report
+    from paceline.report import write_report
 
     print(write_report(runs, out, figures))
 
