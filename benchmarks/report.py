@@ -24,7 +24,7 @@ from paceline.run_folder import RunFolder
 
 WRITE_BAR_S, SIZE_BAR_MB, PAINT_BAR_S = 15.0, 10.0, 2.0
 BATCH_SIZE = 32
-READY = "html[data-ready=true]"
+READY = "html[data-shown]"
 FIRST_PAINT_MS = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 
 

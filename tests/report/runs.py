@@ -85,6 +85,7 @@ def ended(now_s, live_s):
 
 def two_updates(loss=1.0, **changes):
     """A whole run of two workers that make two updates of both their gradients."""
+    changes = {"loss": loss, **changes}
     return [
         begun(),
         arrival(0, 1, 0.0, 1.0, **changes),

@@ -5,38 +5,41 @@ import pytest
 
 from paceline.report.curves import GRID, MOST_POINTS, band, groups, smooth_loss
 from paceline.report.reading import read_run
-from report.runs import begun, train_run, update, write_run
+from report.runs import arrival, begun, train_run, update, write_run
 
 nan, inf = float("nan"), float("inf")
 
 
 def run_of_losses(path, losses, k, **changes):
-    workload = np.cumsum(k)
-    records = [
-        update(i + 1, float(i + 1), k=int(k[i]), loss=loss, workload=int(workload[i])) for i, loss in enumerate(losses)
-    ]
-    return read_run(write_run(path, [begun(), *records], **changes), "")
+    """Updates of k gradients each, which have these losses in the order of their arrival."""
+    records, draw = [begun(1)], 0
+    for version, count in enumerate(k, start=1):
+        for _ in range(count):
+            records.append(arrival(0, draw + 1, draw, draw + 1.0, loss=losses[draw]))
+            draw += 1
+        records.append(update(version, float(draw), k=count, workload=draw))
+    return read_run(write_run(path, records, **changes), "")
 
 
 @pytest.mark.parametrize("workers", [2, 12, 40])
 def test_the_loss_is_the_mean_of_as_many_gradients_as_the_stop_looks_at(tmp_path, workers):
     rng = np.random.default_rng(workers)
-    k = np.full(30, 2)
-    losses = rng.normal(size=30)
-    run = run_of_losses(tmp_path / "run", losses.tolist(), k, workers=workers)
-    of_gradients = np.repeat(losses, k)
+    k = rng.integers(1, 5, size=30).tolist()
+    losses = rng.normal(size=sum(k)).tolist()
+    run = run_of_losses(tmp_path / "run", losses, k, workers=workers)
     window = max(workers, 10)
-    expected = [of_gradients[max(0, 2 * i - window) : 2 * i].mean() for i in range(1, 31)]
+    expected = [np.mean(losses[max(0, last - window) : last]) for last in np.cumsum(k)]
     assert smooth_loss(run) == pytest.approx(expected)
 
 
-def test_one_update_of_more_gradients_than_the_window_is_its_own_mean(tmp_path):
-    run = run_of_losses(tmp_path / "run", [3.0, 1.0, 2.0], [50, 50, 50])
-    assert smooth_loss(run).tolist() == [3.0, 1.0, 2.0]
+def test_the_final_loss_is_the_one_that_reached_the_target(tmp_path):
+    saved = train_run(tmp_path / "run", "bsp", stop="loss=1.0")
+    run = read_run(saved, "")
+    assert run.end.reason.startswith(f"mean loss {smooth_loss(run)[-1]:.6g} reached")
 
 
 def test_losses_that_are_not_finite_are_left_out_of_the_mean(tmp_path):
-    run = run_of_losses(tmp_path / "run", [nan, 2.0, inf, 4.0], [2, 2, 2, 2])
+    run = run_of_losses(tmp_path / "run", [nan, 2.0, inf, 4.0], [1, 1, 1, 1])
     assert smooth_loss(run) == pytest.approx([nan, 2.0, 2.0, 3.0], nan_ok=True)
 
 
@@ -98,5 +101,5 @@ def test_runs_of_one_protocol_make_one_group(tmp_path):
 
 
 def test_one_protocol_on_two_clusters_makes_two_groups_with_names_of_their_own(tmp_path):
-    runs = [run_of_losses(tmp_path / name, [1.0], [2], cluster=name) for name in ("fast", "slow")]
+    runs = [run_of_losses(tmp_path / name, [1.0], [1], cluster=name) for name in ("fast", "slow")]
     assert [group.label for group in groups(runs)] == ["bsp (fast)", "bsp (slow)"]

@@ -65,13 +65,11 @@ def smooth_loss(run: RunData) -> Column:
 
     Losses that are not finite are left out; where no other is, the mean is nan.
     """
-    loss, k, workload = run.updates["loss"], run.updates["k"], run.updates["workload"]
-    known = np.isfinite(loss)
-    sums = np.append(0.0, np.cumsum(np.where(known, loss, 0.0) * k))
-    counts = np.append(0, np.cumsum(known * k))
-    last = np.arange(1, len(loss) + 1)
-    first = np.searchsorted(workload, workload - run.loss_window, side="right")
-    first = np.minimum(first, last - 1)
+    known = np.isfinite(run.losses)
+    sums = np.append(0.0, np.cumsum(np.where(known, run.losses, 0.0)))
+    counts = np.append(0, np.cumsum(known))
+    last = run.updates["gradients"]
+    first = np.maximum(last - run.loss_window, 0)
     with np.errstate(invalid="ignore"):
         mean: Column = (sums[last] - sums[first]) / (counts[last] - counts[first])
     return mean

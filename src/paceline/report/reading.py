@@ -36,8 +36,7 @@ Column = NDArray[Any]
 Spans = list[tuple[float, float]]
 
 _WORK = ("worker", "draw", "version", "start_s", "end_s", "staleness", "ending", "samples", "round_trip_s", "compute_s")
-_UPDATE = ("time_s", "k", "workload", "loss", "reason", "quorum_reason")
-_COUNTS = {"worker", "draw", "version", "staleness", "ending", "samples", "k", "workload", "reason", "quorum_reason"}
+_UPDATE = ("time_s", "k", "workload", "gradients", "reason", "quorum_reason")
 NO_STALENESS = -1  # of work that never arrived
 NO_REASON = -1
 
@@ -67,7 +66,8 @@ class RunData:
         work: a row a piece of work, by worker and then by time; those of one worker do not overlap.
         workers: all that ever were there.
         live: when each worker was there.
-        updates: a row an update.
+        updates: a row an update; `gradients` counts the used ones that had arrived by then.
+        losses: of the used gradients, in the order of their arrival.
         endings: what the column `ending` of the work numbers.
         reasons: what the columns of reasons of the updates number.
         end: the last record, None for a run that is still going or was killed.
@@ -80,6 +80,7 @@ class RunData:
     workers: int
     live: list[Spans]
     updates: dict[str, Column]
+    losses: Column
     evaluations: list[VersionEvaluated]
     marks: list[Mark]
     endings: list[Ending]
@@ -138,6 +139,7 @@ def read_run(run: SavedRun, label: str) -> RunData:
         workers=len(reader.live),
         live=reader.spans(work),
         updates=_columns(reader.updates, _UPDATE),
+        losses=np.array(reader.losses),
         evaluations=reader.evaluations,
         marks=reader.marks,
         endings=list(reader.endings),
@@ -155,6 +157,7 @@ class _Reader:
         self.totals = Totals()
         self.work = array("d")  # rows of _WORK, one after the other
         self.updates = array("d")  # rows of _UPDATE
+        self.losses = array("d")
         self.evaluations: list[VersionEvaluated] = []
         self.marks: list[Mark] = []
         self.endings: dict[Ending, int] = {}
@@ -214,6 +217,8 @@ class _Reader:
 
     def _arrived(self, record: GradientArrived) -> None:
         fate = "used" if record.used else "interrupted" if record.crossed_interrupt else "dropped"
+        if record.used:
+            self.losses.append(record.loss)
         round_trip_s = record.now_s - record.started_s
         arrived = (record.staleness, self._ending(fate, record.reason), record.samples, round_trip_s, record.compute_s)
         self.work.extend((record.worker, record.draw, record.version, record.started_s, record.now_s, *arrived))
@@ -230,7 +235,8 @@ class _Reader:
 
     def _updated(self, record: UpdateMade) -> None:
         reason = self.reasons.setdefault(record.reason, len(self.reasons))
-        self.updates.extend((record.now_s, record.k, record.workload, record.loss, reason, self._quorum_reason))
+        counts = (record.k, record.workload, len(self.losses))
+        self.updates.extend((record.now_s, *counts, reason, self._quorum_reason))
 
     def _decided(self, record: DecisionMade) -> None:
         if record.kind == "quorum":  # one an update or more: they are shown with the updates
@@ -275,9 +281,11 @@ class _Reader:
 
 
 def _columns(rows: array[float], names: Sequence[str]) -> dict[str, Column]:
+    """Return the columns of rows that lie one after the other: seconds, and otherwise whole numbers."""
     table = np.array(rows).reshape(-1, len(names))
     return {
-        name: table[:, i].astype(np.int64) if name in _COUNTS else table[:, i].copy() for i, name in enumerate(names)
+        name: table[:, i].copy() if name.endswith("_s") else table[:, i].astype(np.int64)
+        for i, name in enumerate(names)
     }
 
 

@@ -78,6 +78,7 @@ class Panel extends Chart {
   constructor(host, curves, name, title) {
     super(host, `${title}; arrow keys move the cursor, with Shift by more`);
     Object.assign(this, { curves, name });
+    if (name === "k") this.margin = { ...this.margin, top: 28 }; // room for what is written at marks
   }
 
   get height() { return this.name === "loss" ? 280 : 190; }
@@ -147,9 +148,9 @@ class Panel extends Chart {
         const x = this.xScale.at(mark[this.curves.axis]);
         pen.strokeStyle = seriesInk(index, 0.8);
         pen.setLineDash([3, 3]);
-        line(pen, x, area.top, x, area.bottom);
+        line(pen, x, this.name === "k" ? area.top - 22 : area.top, x, area.bottom);
         pen.setLineDash([]);
-        if (this.name === "k") writeBeside(pen, area, x, area.top + 8, mark.reason);
+        if (this.name === "k") writeBeside(pen, area, x, area.top - 16, mark.reason);
       }
     }
   }
@@ -161,11 +162,11 @@ class Panel extends Chart {
     pen.strokeStyle = ink("ink", 0.7);
     line(pen, at, area.top, at, area.bottom);
     for (const { one, index } of this.drawn) {
-      const i = valueIndex(one, x);
-      if (i === null) continue;
+      const value = valueAt(one, "mean", x);
+      if (value === null) continue;
       pen.fillStyle = seriesInk(index);
       pen.beginPath();
-      pen.arc(at, this.yAt(one.mean[i]), 4, 0, 7);
+      pen.arc(at, this.yAt(value), 4, 0, 7);
       pen.fill();
     }
   }
@@ -213,10 +214,10 @@ class Panel extends Chart {
   }
 
   value({ group, one }) {
-    const i = valueIndex(one, this.cursor);
-    if (i === null) return [];
-    const spread = one.low !== one.mean ? ` (${short(one.low[i])} to ${short(one.high[i])})` : "";
-    return [`${group.label}: ${short(one.mean[i])}${spread}`];
+    const [mean, low, high] = ["mean", "low", "high"].map((which) => valueAt(one, which, this.cursor));
+    if (mean === null) return [];
+    const spread = one.low !== one.mean ? ` (${short(low)} to ${short(high)})` : "";
+    return [`${group.label}: ${short(mean)}${spread}`];
   }
 
   /** The update at the cursor: of how many gradients, and why. */
@@ -227,16 +228,23 @@ class Panel extends Chart {
     const { reasons, label, switches, first_protocol: first } = this.curves.runs[run];
     const { k, reason, quorum_reason: quorum } = this.curves.updates[run];
     const inForce = switches.filter((mark) => mark.updates <= update).at(-1)?.reason ?? first;
-    const lines = [`${label}, update ${update + 1}: k = ${k[update]}, ${reasons[reason[update]]}`];
-    if (quorum[update] >= 0) lines.push(`decided: ${reasons[quorum[update]]}`);
+    const name = this.curves.runs.length > 1 ? `${label}, ` : "";
+    const why = reasons[reason[update]];
+    const lines = [`${name}update ${update + 1}: k = ${k[update]}, ${why}`];
+    const decided = reasons[quorum[update]] ?? "";
+    if (!why.includes(decided.replace(/^k=\d+: /, ""))) lines.push(`decided: ${decided}`);
     return inForce ? [...lines, `in force: ${inForce}`] : lines;
   }
 }
 
-function valueIndex(one, x) {
+/** What a line says at x, null where there is none. */
+function valueAt(one, which, x) {
   const last = one.x.length - 1;
-  if (x > one.x[last] * 1.0001) return null;
-  return one.steps ? Math.min(lastAtMost(one.x, x * (1 - 1e-12)) + 1, last) : Math.max(0, lastAtMost(one.x, x));
+  if (x > one.x[last] * (1 + 1e-9) || (!one.steps && x < one.x[0])) return null;
+  const after = Math.min(lastAtMost(one.x, x * (1 - 1e-12)) + 1, last);
+  if (one.steps || after === 0) return one[which][after];
+  const share = (x - one.x[after - 1]) / (one.x[after] - one.x[after - 1]);
+  return one[which][after - 1] + share * (one[which][after] - one[which][after - 1]);
 }
 
 function writeBeside(pen, area, x, y, text) {

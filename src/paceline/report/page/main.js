@@ -51,6 +51,7 @@ async function showRun(data, updates, index) {
   if (shownRun !== index) return; // another one was chosen meanwhile
   timeline = null;
   show("timeline", work.draw.length, (host) => { timeline = new Timeline(host, run, work, updates[index], data.fates); });
+  document.documentElement.dataset.shown = index; // that all is there
 }
 
 function show(id, isThere, make) {
@@ -70,7 +71,6 @@ async function start() {
   curves.redraw();
   byId("run").addEventListener("change", (event) => showRun(data, updates, event.target.selectedIndex));
   await showRun(data, updates, 0);
-  document.documentElement.dataset.ready = "true";
 }
 
 requestAnimationFrame(() => setTimeout(start)); // once the page is painted

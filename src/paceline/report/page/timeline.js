@@ -6,7 +6,8 @@ import { ink, isStripe, rgb } from "./ink.js";
 import { linear } from "./scale.js";
 import { coverage, within } from "./work.js";
 
-const LEAST_UPDATE_GAP = 5; // pixels between update lines
+const LEAST_UPDATE_GAP = 9; // pixels between update lines, on average
+const TICK = 9; // pixels, of an update above the workers
 const LEAST_PIECE = 7; // pixels a piece of work, on average, to draw where one ends and the next begins
 const ZOOM = 1.6;
 const NARROWEST = 1e-6; // of the run
@@ -18,6 +19,7 @@ export class Timeline extends Chart {
     this.updates = Float64Array.from(updates.time, (quanta) => quanta * run.quantum_s);
     this.view = { from: 0, to: run.end_s || 1 };
     this.drag = null;
+    this.margin = { ...this.margin, top: TICK + 3 };
     this.listenForView();
   }
 
@@ -118,17 +120,19 @@ export class Timeline extends Chart {
     }
   }
 
-  /** A line an update, where its neighbours leave room for it. */
+  /** A tick an update above the workers, and where there is room on average, lines through them. */
   paintUpdates(pen, area) {
-    const { updates, view } = this;
-    const [begin, end] = [lastAtMost(updates, view.from) + 1, lastAtMost(updates, view.to) + 1];
-    const room = ((view.to - view.from) / (area.right - area.left)) * LEAST_UPDATE_GAP;
-    if (end - begin > area.right - area.left) return;
-    pen.strokeStyle = ink("ink", 0.75);
+    const [begin, end] = [lastAtMost(this.updates, this.view.from) + 1, lastAtMost(this.updates, this.view.to) + 1];
+    const hasRoom = (area.right - area.left) / Math.max(1, end - begin) >= LEAST_UPDATE_GAP;
+    let drawn = -1;
     for (let i = begin; i < end; i += 1) {
-      if (updates[i] - updates[i - 1] < room || updates[i + 1] - updates[i] < room) continue;
-      const x = this.scale.at(updates[i]);
-      line(pen, x, area.top - 4, x, area.bottom);
+      const x = this.scale.at(this.updates[i]);
+      if (x - drawn < 0.5) continue;
+      drawn = x;
+      pen.strokeStyle = ink("ink", 0.8);
+      line(pen, x, area.top - TICK, x, area.top - 2);
+      pen.strokeStyle = ink("ink", 0.45);
+      if (hasRoom) line(pen, x, area.top - 2, x, area.bottom);
     }
   }
 
