@@ -19,9 +19,9 @@ FLOORS = [
     f"{DECIDING} theory/ estimators/ compensation/",
     "controllers/ coordinator",
     "vectors job data server jobs/",
-    "history callbacks recorder event_log run_folder progress engines/ checkpoint",
+    "history callbacks recorder event_log run_folder same_job progress engines/ checkpoint",
     "train search/",
-    "summary same_job cli __main__ report/",
+    "summary cli __main__ report/",
 ]
 BELOW_ENGINES = range(4)
 FORBIDDEN_BELOW_ENGINES = {"torch.distributed", "ray", "multiprocessing", "threading", "time", "random"}

@@ -3,9 +3,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from paceline.cli import main
 from paceline.errors import UsageError
+from paceline.report import figures
+from paceline.report.curves import groups
 from paceline.report.write import read_runs, write_report
 from paceline.run_folder import SavedRun
 from paceline.same_job import refuse_different_jobs
@@ -106,23 +109,43 @@ def test_an_old_configuration_without_some_keys_is_read(tmp_path):
     assert write_report([tmp_path / "run"]).exists()
 
 
-def test_figures_are_written_as_png_and_svg(parent, tmp_path):
+@pytest.mark.slow
+def test_every_figure_is_written_as_png_and_svg(parent, tmp_path):
     write_report([parent / "bsp" / "seed-0"], figures=tmp_path / "figures")
     names = {"progress-time", "progress-updates", "progress-workload", "worker-seconds", "samples"}
     names |= {"timeline", "round-trips", "compute-time", "staleness"}
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
-        f"{n}.{k}" for n in names for k in ("png", "svg")
+    written = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert written == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+
+
+def test_figures_of_each_run_have_its_name(parent, tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "AXES", {})
+    monkeypatch.setattr(figures, "FORMATS", ("svg",))
+    monkeypatch.setattr(figures, "ONE_RUN", {"timeline": figures.draw_timeline})
+    write_report([parent / "bsp"], figures=tmp_path / "figures")
+    written = {path.name: path.read_text() for path in (tmp_path / "figures").iterdir()}
+    assert set(written) == {
+        "worker-seconds.svg",
+        "samples.svg",
+        "timeline-1-bsp-seed-0.svg",
+        "timeline-2-bsp-seed-1.svg",
     }
-    assert (tmp_path / "figures/timeline.png").read_bytes()[1:4] == b"PNG"
-    assert "<svg" in (tmp_path / "figures/samples.svg").read_text()
+    assert all("<svg" in text for text in written.values())
+
+
+def test_figures_that_cannot_be_written_are_an_error(parent, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("in the way")
+    assert call(monkeypatch, parent, "--figures", tmp_path / "file") == 1
+    assert "cannot write figures" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_an_error(parent, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("in the way")
+    assert call(monkeypatch, parent, "--out", tmp_path / "file" / "report.html") == 1
+    assert "cannot write" in capsys.readouterr().err
 
 
 def test_figures_of_a_run_without_updates_and_with_names_that_look_like_formulas_are_drawn(tmp_path):
-    from matplotlib.figure import Figure
-
-    from paceline.report import figures
-    from paceline.report.curves import groups
-
     write_run(tmp_path / "one", two_updates(), protocol="$\\frac{", seed="_")
     write_run(tmp_path / "two", two_updates()[:1], protocol="_hidden")
     runs = read_runs([tmp_path])
@@ -138,3 +161,4 @@ def test_figures_without_matplotlib_say_what_to_install(parent, tmp_path, monkey
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UsageError, match=r"pip install 'paceline\[figures\]'"):
         write_report([parent], figures=tmp_path / "figures")
+    assert not (parent / "report.html").exists()

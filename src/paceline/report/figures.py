@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import UsageError
+from paceline.errors import RunError, UsageError
 from paceline.report.curves import AXES, PANELS, Group
 from paceline.report.reading import FATES, RunData
 from paceline.report.worker_time import (
@@ -32,16 +32,27 @@ TIMELINE_COLUMNS = 1_200
 WIDTH_IN = 8.0
 
 
-def write_figures(runs: Sequence[RunData], groups: Sequence[Group], folder: Path) -> None:
-    """Write every figure; those of one run have its number and label in their names.
+def figure_class() -> Any:
+    """Return the figures of matplotlib.
 
     Raises:
-        UsageError: matplotlib is not installed, or the folder cannot be written.
+        UsageError: it is not installed.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UsageError(f"figures need matplotlib ({error}); type pip install 'paceline[figures]'") from error
+    return Figure
+
+
+def write_figures(runs: Sequence[RunData], groups: Sequence[Group], folder: Path) -> None:
+    """Write every figure; of several runs, the figures of each have its number and label in their names.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+        RunError: the folder cannot be written.
+    """
+    new_figure = figure_class()
     makers: dict[str, Callable[[Any], None]] = {
         f"progress-{axis}": partial(draw_progress, groups=groups, axis=axis) for axis in AXES
     }
@@ -53,12 +64,12 @@ def write_figures(runs: Sequence[RunData], groups: Sequence[Group], folder: Path
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, make in makers.items():
-            figure = Figure(figsize=(WIDTH_IN, 3.4), layout="constrained", dpi=150)
+            figure = new_figure(figsize=(WIDTH_IN, 3.4), layout="constrained", dpi=150)
             make(figure)
             for kind in FORMATS:
                 figure.savefig(folder / f"{name}.{kind}")
     except OSError as error:
-        raise UsageError(f"cannot write figures to {folder}: {error.strerror}; give another folder") from error
+        raise RunError(f"cannot write figures to {folder}: {error.strerror}; give another folder") from error
 
 
 def draw_progress(figure: Any, groups: Sequence[Group], axis: str) -> None:

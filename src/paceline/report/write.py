@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paceline.errors import RunError, UsageError
 from paceline.report.curves import groups
+from paceline.report.figures import figure_class, write_figures
 from paceline.report.page import page
 from paceline.report.reading import RunData, read_run
 from paceline.run_folder import RUN, SavedRun
@@ -27,9 +28,11 @@ def write_report(folders: Sequence[Path], out: Path | None = None, figures: Path
         The file that was written.
 
     Raises:
-        UsageError: a folder holds no run, or the runs are of different jobs.
-        RunError: a log cannot be read, or the report not written.
+        UsageError: a folder holds no run, the runs are of different jobs, or figures cannot be drawn.
+        RunError: a log cannot be read, or the report not be written.
     """
+    if figures is not None:
+        figure_class()  # before anything takes time
     runs = read_runs(folders)
     drawn = groups(runs)
     target = out or (folders[0] / REPORT if len(folders) == 1 else Path(REPORT))
@@ -40,8 +43,6 @@ def write_report(folders: Sequence[Path], out: Path | None = None, figures: Path
     except OSError as error:
         raise RunError(f"cannot write {target}: {error.strerror}; give another file with --out") from error
     if figures is not None:
-        from paceline.report.figures import write_figures
-
         write_figures(runs, drawn, figures)
     return target
 

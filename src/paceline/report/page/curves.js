@@ -81,7 +81,7 @@ class Panel extends Chart {
     if (name === "k") this.margin = { ...this.margin, top: 28 }; // room for what is written at marks
   }
 
-  get height() { return this.name === "loss" ? 280 : 190; }
+  get height() { return { loss: 280, accuracy: 190, k: 220 }[this.name]; }
 
   get drawn() {
     return this.curves.groups.map((group, index) => ({ group, index, one: group.lines[this.curves.axis][this.name] })).filter(({ one }) => one);

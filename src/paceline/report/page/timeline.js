@@ -124,15 +124,14 @@ export class Timeline extends Chart {
   paintUpdates(pen, area) {
     const [begin, end] = [lastAtMost(this.updates, this.view.from) + 1, lastAtMost(this.updates, this.view.to) + 1];
     const hasRoom = (area.right - area.left) / Math.max(1, end - begin) >= LEAST_UPDATE_GAP;
+    const bottom = hasRoom ? area.bottom : area.top - 2;
     let drawn = -1;
+    pen.strokeStyle = ink("ink", hasRoom ? 0.45 : 0.75);
     for (let i = begin; i < end; i += 1) {
       const x = this.scale.at(this.updates[i]);
-      if (x - drawn < 0.5) continue;
+      if (x - drawn < 0.5) continue; // ticks that nobody could tell apart
       drawn = x;
-      pen.strokeStyle = ink("ink", 0.8);
-      line(pen, x, area.top - TICK, x, area.top - 2);
-      pen.strokeStyle = ink("ink", 0.45);
-      if (hasRoom) line(pen, x, area.top - 2, x, area.bottom);
+      line(pen, x, area.top - TICK, x, bottom);
     }
   }
 
