@@ -12,6 +12,7 @@ from paceline.report.reading import Column, RunData
 
 AXES = {"time": "seconds", "updates": "updates", "workload": "workload (accepted gradients)"}
 PANELS = {"loss": "training loss", "accuracy": "accuracy", "k": "quorum k"}
+SWITCHES = ("protocol", "resumed")  # kinds of marks
 GRID = 240  # points of a line that is a mean
 MOST_POINTS = 2_000  # of the line of a single run; above, it is drawn on the grid
 
@@ -97,6 +98,15 @@ def band(lines: Sequence[tuple[Column, Column]], steps: bool = False) -> Line | 
     grid = np.linspace(begin, end, GRID)
     values = np.array([_on_grid(x, y, grid) for x, y in finite])
     return Line(grid, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
+
+
+def switches(run: RunData) -> list[dict[str, Any]]:
+    """Return where on each axis another protocol came into force or the run was resumed, and why."""
+    workload = np.append(0, run.updates["workload"])
+    return [
+        {"time": mark.time_s, "updates": mark.updates, "workload": int(workload[mark.updates]), "reason": mark.reason}
+        for mark in [mark for mark in run.marks if mark.kind in SWITCHES][1:]  # the run begins with the first
+    ]
 
 
 def _on_grid(x: Column, y: Column, grid: Column) -> Column:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import RunError, UsageError
-from paceline.report.curves import AXES, PANELS, Group
+from paceline.report.curves import AXES, PANELS, Group, switches
 from paceline.report.reading import FATES, RunData
 from paceline.report.worker_time import (
     IDLE,
@@ -85,7 +85,11 @@ def draw_progress(figure: Any, groups: Sequence[Group], axis: str) -> None:
             drawstyle = "steps-pre" if line.steps else "default"
             panel.plot(line.x, line.mean, label=_plain(group.label), drawstyle=drawstyle, **style)
             panel.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.22, linewidth=0)
+            for switch in switches(group.runs[0]):
+                panel.axvline(switch[axis], color=style["color"], linestyle=":", linewidth=1)
         panel.set_ylabel(PANELS[name])
+        if name == "k":
+            panel.set_ylim(bottom=0)
         panel.grid(axis="y", alpha=0.3)
     panel.set_xlabel(AXES[axis])
     if panel.get_legend_handles_labels()[0]:
@@ -109,7 +113,10 @@ def draw_shares(figure: Any, runs: Sequence[RunData], measure: Callable[[RunData
 
 
 def draw_timeline(figure: Any, run: RunData) -> None:
-    """Draw a row a worker; in each slice of time the fates stand on one another, as high as their shares."""
+    """Draw a row a worker; in each slice of time the fates stand on one another, as high as their shares.
+
+    The ticks at the top are updates.
+    """
     figure.set_size_inches(WIDTH_IN, 1.3 + max(1.5, 0.16 * run.workers))
     axes = figure.subplots()
     edges_s = np.linspace(0, run.end_s, TIMELINE_COLUMNS + 1)
@@ -122,7 +129,9 @@ def draw_timeline(figure: Any, run: RunData) -> None:
             style = {"facecolor": FATE_COLOURS[fate], "hatch": FATE_HATCHES[fate], "edgecolor": "white"}
             low, high = (np.append(row, row[-1]) for row in (tops[number], tops[number + 1]))
             axes.fill_between(edges_s, low, high, label=label, linewidth=0, step="post", rasterized=True, **style)
-    axes.set(xlabel="seconds", ylabel="worker", xlim=(0, run.end_s or 1), ylim=(max(run.workers, 1) - 0.5, -0.5))
+    update_s = run.updates["time_s"]
+    axes.plot(update_s, np.full(len(update_s), -0.75), "|", color="black", markersize=4, rasterized=True)
+    axes.set(xlabel="seconds", ylabel="worker", xlim=(0, run.end_s or 1), ylim=(max(run.workers, 1) - 0.5, -1.0))
     axes.yaxis.get_major_locator().set_params(integer=True)
     figure.legend(loc="outside upper center", ncols=len(FATES))
 
@@ -160,6 +169,7 @@ def draw_staleness(figure: Any, run: RunData) -> None:
     counts = staleness(run)
     axes.bar(counts["staleness"], counts["gradients"], color=COLOURS[0])
     axes.set(xlabel="staleness in versions", ylabel="used gradients")
+    axes.set_xlim(-0.6, max([7, *counts["staleness"]]) + 0.6)  # a single bar does not become a wall
     axes.xaxis.get_major_locator().set_params(integer=True)
 
 

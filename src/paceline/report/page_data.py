@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from paceline.report.curves import AXES, PANELS, Group, Line
+from paceline.report.curves import AXES, PANELS, Group, Line, switches
 from paceline.report.packing import packed_updates, packed_work, quantum_s
 from paceline.report.reading import FATES, RunData
 from paceline.report.worker_time import heat_map, round_trips, staleness
-
-SWITCHES = ("protocol", "resumed")
 
 
 def page_json(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
@@ -55,21 +53,13 @@ def _run(run: RunData) -> dict[str, Any]:
         "endings": [[*ending] for ending in run.endings],
         "reasons": run.reasons,
         "first_protocol": next((mark.reason for mark in run.marks if mark.kind == "protocol"), ""),
-        "switches": _switches(run),
+        "switches": switches(run),
         "round_trips": [row and [_rounded(value) for value in row] for row in round_trips(run)],
         "heat": {"columns": heat["columns"], "mean_s": [[_rounded(v) for v in row] for row in heat["mean_s"].tolist()]},
         "staleness": staleness(run),
         "work": packed_work(run),
         "updates": packed_updates(run),
     }
-
-
-def _switches(run: RunData) -> list[dict[str, Any]]:
-    workload = np.append(0, run.updates["workload"])
-    return [
-        {"time": mark.time_s, "updates": mark.updates, "workload": workload[mark.updates], "reason": mark.reason}
-        for mark in [mark for mark in run.marks if mark.kind in SWITCHES][1:]
-    ]
 
 
 def _rounded(values: Any) -> Any:

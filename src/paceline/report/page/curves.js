@@ -233,7 +233,7 @@ class Panel extends Chart {
     const lines = [`${name}update ${update + 1}: k = ${k[update]}, ${why}`];
     const decided = reasons[quorum[update]] ?? "";
     if (!why.includes(decided.replace(/^k=\d+: /, ""))) lines.push(`decided: ${decided}`);
-    return inForce ? [...lines, `in force: ${inForce}`] : lines;
+    return switches.length && inForce ? [...lines, `in force: ${inForce}`] : lines;
   }
 }
 
