@@ -14,7 +14,7 @@ from report.runs import begun, ended, train_run, two_updates, update, write_run
 
 CHROMIUM = shutil.which("chromium")
 NO_CHROMIUM = "there is no chromium to open the page with"
-HOSTILE = "</script><script>window.broken = true</script>"
+HOSTILE = f"</script><script>window.broken = true</script>{'long' * 80}"
 
 TOUCH_EVERYTHING = """async () => {
     const drawn = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
@@ -266,7 +266,8 @@ def test_dark_and_light_follow_the_system_and_the_button(open_page, folder, tmp_
     light = open_page([folder / "switch"], tmp_path, color_scheme="light")
     dark_paper, light_paper = dark.evaluate(paper), light.evaluate(paper)
     assert dark_paper != light_paper
-    assert picture(dark, "timeline") != picture(light, "timeline")
+    for chart in ("loss", "timeline", "heat", "staleness"):
+        assert picture(dark, chart) != picture(light, chart)
     for page, other in ((dark, light_paper), (light, dark_paper)):
         own = page.evaluate(paper)
         page.get_by_role("button", name="Dark or light").click()
@@ -313,3 +314,4 @@ def test_odd_runs_are_shown_without_any_error(open_page, tmp_path, records, sett
     page.get_by_label("workload", exact=True).check()
     page.evaluate(TOUCH_EVERYTHING)
     assert not page.evaluate("window.broken")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280

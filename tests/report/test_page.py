@@ -16,8 +16,8 @@ from report.runs import begun, train_run, two_updates, write_run
 HOSTILE = "</script><script>alert('1')</script><img src=x onerror=alert(2)> & \"quoted\" {{data}} <!--"
 
 
-def page_of(*saved):
-    runs = [read_run(run, f"run {number}") for number, run in enumerate(saved)]
+def page_of(*saved, label="a run"):
+    runs = [read_run(run, label) for run in saved]
     return page(runs, groups(runs))
 
 
@@ -59,13 +59,13 @@ def test_what_a_user_wrote_is_only_ever_text(tmp_path):
         seed=HOSTILE,
         **{HOSTILE: {HOSTILE: HOSTILE}},
     )
-    text = page_of(saved)
+    text = page_of(saved, label=HOSTILE)
     hostile = elements(text)
     assert "img" not in hostile.tags
     for tag in ("script", "style", "section", "div", "canvas"):
         assert hostile.tags.count(tag) == plain.tags.count(tag), tag
     assert not [name for name, _ in hostile.attributes if name.startswith("on")]
-    assert data_of(text)["groups"][0]["label"] == HOSTILE
+    assert data_of(text)["groups"][0]["label"] == data_of(text)["runs"][0]["label"] == HOSTILE
     assert [reason for _, reason in data_of(text)["runs"][0]["endings"]] == [HOSTILE]
     assert HOSTILE in unescape(text)
 

@@ -54,6 +54,8 @@ def decisions(runs: Sequence[RunData]) -> str:
 def _folded(title: str, tables: Sequence[tuple[str, str]]) -> str:
     """Return tables under one title; several of them have their own titles below it."""
     boxes = [f"<div class='scroll'><table class='configuration'>{table}</table></div>" for _, table in tables]
+    if not tables:
+        return ""
     if len(tables) == 1:
         return _details(f"{title} of {tables[0][0]}", boxes[0])
     return _details(title, "".join(_details(label, box) for (label, _), box in zip(tables, boxes, strict=True)))
