@@ -260,6 +260,7 @@ def test_another_run_can_be_chosen(open_page, folder, tmp_path):
     assert picture(page, "staleness") != before[1]
 
 
+@pytest.mark.slow
 def test_dark_and_light_follow_the_system_and_the_button(open_page, folder, tmp_path):
     paper = "getComputedStyle(document.body).backgroundColor"
     dark = open_page([folder / "switch"], tmp_path, color_scheme="dark")
@@ -282,6 +283,7 @@ def test_nothing_sticks_out_of_the_page(open_page, folder, tmp_path, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.slow
 def test_everything_can_be_reached_with_the_tab_key_and_has_a_name(open_page, folder, tmp_path):
     page = open_page([folder], tmp_path)
     reached = set()

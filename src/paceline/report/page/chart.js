@@ -4,6 +4,7 @@ import { clamp } from "./format.js";
 import { ink } from "./ink.js";
 
 export const FONT = "12px system-ui, sans-serif";
+const TALLEST = 4000; // pixels, of the rows of a chart
 const said = document.getElementById("said");
 
 /** A chart draws with `paint(pen)`, moves its cursor with `point(x, y)` and `step(event)`, and says `lines()`. */
@@ -124,6 +125,12 @@ export function drawYAxis(pen, area, scale, write) {
     line(pen, area.left, scale.at(tick), area.right, scale.at(tick));
     pen.fillText(write(tick), area.left - 7, scale.at(tick));
   }
+}
+
+/** The height of a worker's row: comfortable for a few, and a chart that still fits for thousands. */
+export function heightOfRow(rows, room) {
+  const height = clamp(room / rows, Math.min(9, TALLEST / rows), 30);
+  return height > 2 ? Math.round(height) : height;
 }
 
 export function line(pen, x0, y0, x1, y1) {

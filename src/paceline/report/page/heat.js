@@ -1,6 +1,6 @@
 // Worker by time: the further along the colour key, the longer its computations took.
 
-import { Chart, drawXAxis } from "./chart.js";
+import { Chart, drawXAxis, heightOfRow } from "./chart.js";
 import { clamp, seconds, short } from "./format.js";
 import { ink, rgb } from "./ink.js";
 import { linear } from "./scale.js";
@@ -18,7 +18,7 @@ export class HeatMap extends Chart {
     this.margin = { ...this.margin, top: KEY_HEIGHT };
   }
 
-  get rowHeight() { return Math.round(clamp(300 / this.cells.length, 9, 26)); }
+  get rowHeight() { return heightOfRow(this.cells.length, 300); }
   get height() { return this.margin.top + this.rowHeight * this.cells.length + this.margin.bottom; }
 
   paint(pen) {
@@ -41,7 +41,7 @@ export class HeatMap extends Chart {
   paintCell(pen, area, worker, column, colour) {
     const [left, right] = [Math.floor(this.scale.at(column)), Math.floor(this.scale.at(column + 1))];
     pen.fillStyle = colour;
-    pen.fillRect(left, area.top + worker * this.rowHeight, right - left, this.rowHeight - 1);
+    pen.fillRect(left, area.top + worker * this.rowHeight, right - left, Math.max(1, this.rowHeight - 1));
   }
 
   paintKey(pen, area, stops) {

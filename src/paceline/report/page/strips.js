@@ -1,6 +1,6 @@
 // The distribution of each worker's round-trip times, a row a worker.
 
-import { Chart, drawXAxis, line } from "./chart.js";
+import { Chart, drawXAxis, heightOfRow, line } from "./chart.js";
 import { clamp, seconds, short } from "./format.js";
 import { ink } from "./ink.js";
 import { linear, logarithmic } from "./scale.js";
@@ -17,7 +17,7 @@ export class Strips extends Chart {
     this.isWide = this.low > 0 && this.high > WIDE * Math.min(...known.map((row) => row[2]));
   }
 
-  get rowHeight() { return Math.round(clamp(320 / this.rows.length, 9, 26)); }
+  get rowHeight() { return heightOfRow(this.rows.length, 320); }
   get height() { return this.margin.top + this.rowHeight * this.rows.length + this.margin.bottom; }
 
   paint(pen) {

@@ -1,6 +1,6 @@
 // A row a worker: what it was computing, what became of that, and when the updates were made.
 
-import { Chart, drawXAxis, line } from "./chart.js";
+import { Chart, drawXAxis, heightOfRow, line } from "./chart.js";
 import { clamp, lastAtMost, seconds, short } from "./format.js";
 import { ink, isStripe, rgb } from "./ink.js";
 import { linear } from "./scale.js";
@@ -23,7 +23,7 @@ export class Timeline extends Chart {
     this.listenForView();
   }
 
-  get rowHeight() { return Math.round(clamp(360 / this.run.workers, 9, 30)); }
+  get rowHeight() { return heightOfRow(this.run.workers, 360); }
   get height() { return this.margin.top + this.rowHeight * this.run.workers + this.margin.bottom; }
 
   listenForView() {
@@ -88,9 +88,10 @@ export class Timeline extends Chart {
     const width = Math.round((area.right - area.left) * ratio);
     const image = pen.createImageData(width, Math.round((area.bottom - area.top) * ratio));
     const palette = { fates: this.fates.map(rgb), stripe: rgb("paper"), idle: rgb("idle"), absent: rgb("paper"), names: this.fates };
+    const gap = this.rowHeight > 4 ? 1.5 : 0;
     for (let worker = 0; worker < this.run.workers; worker += 1) {
       const top = Math.round(worker * this.rowHeight * ratio);
-      const bottom = Math.round(((worker + 1) * this.rowHeight - 1.5) * ratio);
+      const bottom = Math.round(((worker + 1) * this.rowHeight - gap) * ratio);
       const shares = coverage(this.work, worker, this.view, width, this.fateOf, this.fates.length);
       paintRow(image, top, bottom, shares, this.presence(worker, width), palette, ratio);
     }
