@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from paceline.history import (
     DecisionMade,
     GradientArrived,
@@ -17,6 +19,9 @@ class Callback:
 
     A callback may raise: the run then stops and the error reaches the caller.
     """
+
+    def on_resume(self, records: Iterable[Record]) -> None:
+        """Hear what had happened before a run that goes on from a checkpoint."""
 
     def on_record(self, record: Record) -> None:
         """Hear everything; by default it is passed on to the methods below."""
@@ -49,7 +54,7 @@ class Callback:
 
 
 class Memory(Callback):
-    """Keeps every record."""
+    """Keeps every record of a run that is not written down."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []

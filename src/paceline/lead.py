@@ -1,6 +1,8 @@
 """Who may start when nobody may get too far ahead of the slowest."""
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 
 class Lead:
@@ -46,6 +48,16 @@ class Lead:
     def may_start(self, worker: int) -> bool:
         """Return whether the worker is within the bound."""
         return self._delivered[worker] - self._minimum <= self._bound
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the bound."""
+        return {"delivered": dict(self._delivered), "minimum": self._minimum}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state."""
+        self._delivered = dict(state["delivered"])
+        self._workers_at = Counter(self._delivered.values())
+        self._minimum = state["minimum"]
 
     def _move(self, old: int, new: int | None) -> bool:
         if new is not None:

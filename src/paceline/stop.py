@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import inf
+from typing import Any
 
 from paceline import events
 from paceline.errors import UsageError, did_you_mean
@@ -129,6 +130,14 @@ class StopWatch:
         if self.seconds is None or now < self.seconds:
             return None
         return events.Stop(Outcome.SECONDS, f"{self.seconds:g} seconds have passed")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the losses that are looked at."""
+        return {"losses": list(self._losses)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state, perhaps under other conditions."""
+        self._losses.extend(state["losses"])
 
     def after_evaluation(self, version: int, metrics: Mapping[str, float]) -> events.Stop | None:
         """Look at the metrics of a version."""
