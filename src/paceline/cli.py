@@ -35,14 +35,24 @@ class Format(StrEnum):
 
 @app.command()
 def train(
-    job: Annotated[str, typer.Argument(help="digits, mnist, cifar10, mnist(folder=DIR), or module:object.")],
-    protocol: Annotated[str, typer.Option(help="As bsp, k_sync(k=12) or 'bsp@25% >> asp'.")],
-    cluster: Annotated[str, typer.Option(help="As local:4, '16*exp(mean=1)' or cluster.toml.")],
-    stop: Annotated[str, typer.Option(help="As loss=0.2,seconds=60; the first to be reached.")],
-    seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")] = 0,
+    job: Annotated[
+        str | None, typer.Argument(help="digits, mnist, cifar10, mnist(folder=DIR), or module:object.")
+    ] = None,
+    protocol: Annotated[str | None, typer.Option(help="As bsp, k_sync(k=12) or 'bsp@25% >> asp'.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="As local:4, '16*exp(mean=1)' or cluster.toml.")] = None,
+    stop: Annotated[str | None, typer.Option(help="As loss=0.2,seconds=60; the first to be reached.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of everything that is drawn; 0 if left out.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/JOB-1, -2, ... if left out.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run there.")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="Folder of a run to go on with; what is left out is as it was.")
+    ] = None,
+    allow_change: Annotated[
+        bool, typer.Option("--allow-change", help="Resume under another protocol or on another cluster.")
+    ] = False,
     evaluate_every: Annotated[str | None, typer.Option(help="As epochs=1 or updates=100.")] = None,
+    checkpoint_every: Annotated[str, typer.Option(help="As updates=100, or seconds=60 of real time.")] = "seconds=60",
+    keep_checkpoints: Annotated[int, typer.Option(min=1, help="How many are kept.")] = 3,
     worker_timeout_s: Annotated[
         float | None, typer.Option(help="Silence after which a worker is taken for lost.")
     ] = None,
@@ -53,27 +63,43 @@ def train(
 
     from paceline import train as run
     from paceline.cluster_text import parse_cluster
+    from paceline.command_line import Typed
     from paceline.jobs import load_job
     from paceline.progress import ProgressLine
     from paceline.run_folder import plain
     from paceline.stop import Stop
     from paceline.summary import summary
 
-    until = Stop.parse(stop)
-    workers = parse_cluster(cluster)
-    loaded = load_job(job)
-    with ProgressLine(protocol, until, Console(stderr=True)) as progress:
+    typed = Typed(
+        job=job,
+        protocol=protocol,
+        cluster=cluster,
+        stop=stop,
+        seed=seed,
+        evaluate_every=evaluate_every,
+        worker_timeout_s=worker_timeout_s,
+    )
+    typed = typed.completed(resume)
+    until = Stop.parse(typed["stop"])
+    workers = parse_cluster(typed["cluster"])
+    loaded = load_job(typed["job"])
+    folder = resume or out or _free_folder(loaded.name)
+    with ProgressLine(typed["protocol"], until, Console(stderr=True)) as progress:
         result = run(
             loaded,
-            protocol=protocol,
+            protocol=typed["protocol"],
             cluster=workers,
             stop=until,
-            seed=seed,
-            out=out or _free_folder(loaded.name),
+            seed=typed["seed"],
+            out=None if resume else folder,
             overwrite=overwrite,
-            callbacks=[progress],
-            evaluate_every=evaluate_every,
-            worker_timeout_s=worker_timeout_s,
+            resume=resume,
+            allow_change=allow_change,
+            callbacks=[typed.kept_in(folder), progress],
+            evaluate_every=typed["evaluate_every"],
+            checkpoint_every=checkpoint_every,
+            keep_checkpoints=keep_checkpoints,
+            worker_timeout_s=typed["worker_timeout_s"],
         )
     figures = summary(result)
     if output is Format.JSON:
@@ -83,6 +109,7 @@ def train(
     if result.stopped_by.is_failure:
         raise RunError(result.reason)
     if result.stopped_by == "interrupted":
+        print(f"paceline train --resume {folder} goes on with it", file=sys.stderr)
         raise typer.Exit(130)
 
 

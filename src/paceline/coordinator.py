@@ -164,10 +164,10 @@ class Coordinator:
         """Open the first update with all workers, or go on where a state that was loaded left off."""
         commands: list[Command] = []
         self._commands = commands
-        self._now = now
         if self._has_begun:
             self._go_on()
             return commands
+        self._now = now
         self._has_begun = True
         for worker in range(self._expected_workers):
             self._enlist(worker)
@@ -732,6 +732,7 @@ _AS_IT_IS = (
     "_close_reason",
     "_opened_s",
     "_asked_for",
+    "_now",
 )
 
 

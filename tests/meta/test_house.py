@@ -21,7 +21,7 @@ FLOORS = [
     "vectors job data server jobs/",
     "history callbacks recorder event_log run_folder progress engines/ state checkpoint identity",
     "session keeper resume train search/",
-    "summary cli __main__ report/",
+    "summary command_line cli __main__ report/",
 ]
 BELOW_ENGINES = range(4)
 FORBIDDEN_BELOW_ENGINES = {"torch.distributed", "ray", "multiprocessing", "threading", "time", "random"}
