@@ -15,6 +15,7 @@ from paceline.checks import check
 from paceline.errors import UsageError, did_you_mean
 from paceline.faults import Fault
 from paceline.streams import stream
+from paceline.text import brief
 from paceline.timing import Exponential, Law, Network, ServerTime, Slowdown, Timeline, Transient
 from paceline.timing.scenario import ALWAYS_NORMAL
 
@@ -73,6 +74,9 @@ class Cluster:
         for selection in [each.workers for each in (*self.slowdowns, self.transient) if each]:
             for worker in selection if isinstance(selection, tuple) else ():
                 check(f"[0, {self.n})", Integral, workers=worker)
+
+    def __str__(self) -> str:
+        return brief(self)
 
     def law_of(self, worker: int) -> Law:
         """Return the law of the worker's compute times at speed 1."""
@@ -203,6 +207,9 @@ class LocalCluster:
             raise UsageError(f"respawn={self.respawn!r} is neither true nor false")
         if self.slowness is not None and self.slowness.n != self.n:
             raise UsageError(f"slowness has {self.slowness.n} workers, the cluster {self.n}: type {self.n} in both")
+
+    def __str__(self) -> str:
+        return brief(self)
 
     @property
     def worker_threads(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Self
 from paceline.callbacks import Callback
 from paceline.errors import UsageError
 from paceline.history import Record
+from paceline.run_folder import SavedRun
 
 COMMAND = "command.json"
 NEEDED = ("job", "protocol", "cluster", "stop")
@@ -52,7 +53,7 @@ class _Keep(Callback):
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    path = folder / COMMAND
+    path = SavedRun(folder).path / COMMAND
     if not path.exists():
         return {}
     try:

@@ -70,7 +70,8 @@ class Resumption:
         return Restarted(state["now"], self._session.setting.cluster.n, "; ".join(self.changes))
 
     def _compare(self, allow_change: bool) -> list[str]:
-        before, now = self._saved.configuration, self._session.configuration
+        before = self._saved.configuration
+        now = {**self._session.configuration, "versions": versions()}
         other_job = difference({"seed": before["seed"], **before["identity"]}, {"seed": now["seed"], **now["identity"]})
         if other_job:
             raise UsageError(f"{self._saved.path} is the run of another job: {'; '.join(other_job)}")
@@ -85,9 +86,13 @@ class Resumption:
                 f"{self._saved.path}: the data are partitioned among {before['workers']} workers; "
                 f"a run of {now['workers']} would have other parts"
             )
-        if before["versions"] != versions():
-            told = "; ".join(difference(before["versions"], versions()))
-            warnings.warn(f"other versions than before ({told}): results may differ", PacelineWarning, stacklevel=2)
+        other = difference(*({"threads": each["threads"], **each["versions"]} for each in (before, now)))
+        if other:
+            warnings.warn(
+                f"{'; '.join(other)}: the run goes on, but not bit for bit as it would have",
+                PacelineWarning,
+                stacklevel=2,
+            )
         return changes
 
     def _check_log(self) -> None:

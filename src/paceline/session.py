@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import psutil
+import torch
 
 from paceline.callbacks import Callback
 from paceline.cluster import Cluster, LocalCluster
@@ -139,6 +140,7 @@ class Session:
             "minibatches": setting.dealing(),
             "evaluate_every": str(setting.evaluations) if setting.evaluations else None,
             "worker_timeout_s": setting.worker_timeout_s,
+            "threads": torch.get_num_threads(),
             "identity": identity(job, self.server),
         }
 

@@ -9,36 +9,10 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.run_folder import EVENTS
-from paceline.streams import derived_seed
+from tiny_controllers import RandomWalk
 from tiny_jobs import batch_norm_net, dataset, parameters_of, tiny_job
 
 UPDATES = 30
-
-
-class RandomWalk(pl.Controller):
-    """Moves the quorum up and down at random, from a seed, and asks again after a while."""
-
-    def __init__(self, seed, n):
-        self.seed = seed
-        self.n = n
-
-    def __repr__(self):
-        return f"RandomWalk({self.seed}, {self.n})"
-
-    def begin(self, n):
-        return (1, {0: "begun"})
-
-    def decide(self, state, moment):
-        k, visited = state
-        if moment.asked == "timer":
-            return state, [pl.CloseUpdate("waited long enough")]
-        if moment.asked != "open":
-            return state, []
-        k = min(self.n, max(1, k + derived_seed(self.seed, "walk", moment.version) % 3 - 1))
-        return (k, {moment.version: "seen", **visited}), [
-            pl.SetQuorum(k, f"walked to {k}"),
-            pl.AskAgain(moment.now + 0.7),
-        ]
 
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
