@@ -345,11 +345,16 @@ class Coordinator:
         self._commands.append(stop)
 
     def _end_of_data(self) -> None:
-        """End a run that is to see every sample so many times, when some could not be used at all."""
+        """Nobody is at work: every sample was seen so many times, or the lead waits for a worker without data."""
         assert self._minibatches is not None
-        if not any(self._minibatches.has_next(worker) for worker in self._idle):
+        if self._minibatches.are_used_up:
             reason = f"every minibatch was dealt out; {self.workload} gradients were applied, the others not finite"
             self._end(Stop(Outcome.EPOCHS, reason))
+        elif self._lead is not None:
+            for worker in self._idle:
+                if not self._minibatches.has_next(worker):
+                    self._lead.leave(worker)
+            self._refill()
 
     # --- giving work --------------------------------------------------------------------------------------
 

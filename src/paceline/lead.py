@@ -36,18 +36,21 @@ class Lead:
         self._workers_at[self._minimum] += 1
 
     def leave(self, worker: int) -> bool:
-        """Take a worker out; return whether the minimum rose."""
-        return self._move(self._delivered.pop(worker), None)
+        """Take a worker out, if it takes part; return whether the minimum rose."""
+        count = self._delivered.pop(worker, None)
+        return count is not None and self._move(count, None)
 
     def deliver(self, worker: int) -> bool:
         """Count a delivery, accepted or not; return whether the minimum rose."""
+        if worker not in self._delivered:
+            self.join(worker)
         count = self._delivered[worker]
         self._delivered[worker] = count + 1
         return self._move(count, count + 1)
 
     def may_start(self, worker: int) -> bool:
         """Return whether the worker is within the bound."""
-        return self._delivered[worker] - self._minimum <= self._bound
+        return self._delivered.get(worker, self._minimum) - self._minimum <= self._bound
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the bound."""

@@ -52,6 +52,11 @@ class Minibatches:
         """Return whether there is a minibatch left for the worker, at the moment."""
         return bool(self._owned(worker))
 
+    @property
+    def are_used_up(self) -> bool:
+        """Whether nothing is left to deal out to anybody, at the moment."""
+        return not any(queue.has_next for queue in self._queues)
+
     def _owned(self, worker: int) -> list["_Shard"]:
         """Return the shards that the worker may take from now; of data without an end, at least one."""
         if not self._partitioned:
