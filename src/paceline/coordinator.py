@@ -291,7 +291,7 @@ class Coordinator:
         elif self._delivered is not None and self._delivered in self._idle:  # not set aside meanwhile
             self._give_if_allowed(self._delivered)
         self._delivered = None
-        if self._held and not (self._in_flight or self._owing):
+        if self._held and not self._in_flight and (self._is_limited or not self._owing):
             self._update(NOBODY_ELSE)
         if self._is_limited and not (self._held or self._in_flight or self.stopped):
             self._end_of_data()

@@ -47,6 +47,12 @@ def test_a_minibatch_that_breaks_a_gradient_is_left_out_and_the_run_ends():
     assert result.reason == "every minibatch was dealt out; 38 gradients were applied, the others not finite"
 
 
+def test_a_worker_for_whom_no_data_are_left_is_not_waited_for():
+    cluster = pl.Cluster(N, timing=pl.Exponential(1.0), faults=deaths(40, back_after_s=6.5))
+    result = pl.train(counting_job(SAMPLES), protocol="bsp", cluster=cluster, stop="epochs=2", seed=40)
+    assert times_applied(result.model) == [2] * SAMPLES
+
+
 def test_a_run_whose_workers_all_die_goes_on_when_they_are_back():
     faults = [pl.Fault(worker, 3, back_after_s=5.0) for worker in range(N)]
     cluster = pl.Cluster(N, timing=pl.Deterministic(1.0), faults=faults)
