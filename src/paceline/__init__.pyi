@@ -36,6 +36,8 @@ from .protocols import Extent as Extent
 from .protocols import Phase as Phase
 from .protocols import Plan as Plan
 from .protocols import Protocol as Protocol
+from .replay import Replay as Replay
+from .replay import replay as replay
 from .stop import Stop as Stop
 from .timing import Deterministic as Deterministic
 from .timing import Empirical as Empirical

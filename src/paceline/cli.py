@@ -114,6 +114,17 @@ def train(
 
 
 @app.command()
+def replay(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
+    """Feed a run's own arrivals to the coordinator again and say whether it decides the same."""
+    from paceline import replay as feed
+
+    found = feed(run)
+    if not found.is_same:
+        raise RunError(f"{run}: not the same {found.difference}")
+    print(f"{found.updates} updates, {found.decisions} decisions: all the same.")
+
+
+@app.command()
 def protocols() -> None:
     """List the protocols with their knobs and papers."""
     from paceline.catalogue import CATALOGUE

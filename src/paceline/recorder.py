@@ -147,7 +147,7 @@ class Recorder:
         for worker in range(event.workers):
             self._joined_s.setdefault(worker, event.now)
         self._published_s.clear()
-        self._tell(RunResumed(event.now, self._version, event.workers, event.changes))
+        self._tell(RunResumed(event.now, self._version, event.workers, event.stop_before, event.changes))
 
     def _evaluated(self, record: VersionEvaluated) -> None:
         self.evaluation = record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from os import SEEK_END
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from paceline.recorder import Recorder
 from paceline.run_folder import CHECKPOINTS, EVENTS, SavedRun, versions
 from paceline.session import Session
 
-CHANGEABLE = ("protocol", "cluster", "evaluate_every", "worker_timeout_s")
+CHANGEABLE = ("protocol", "cluster")
+CHANGEABLE_RULES = ("evaluate_every", "worker_timeout_s")
 
 
 class Resumption:
@@ -67,7 +69,12 @@ class Resumption:
             engine.load_state_dict(state["engine"])
             return None
         engine.go_on_from(self._session.coordinator.version, state["now"])
-        return Restarted(state["now"], self._session.setting.cluster.n, "; ".join(self.changes))
+        return Restarted(
+            now=state["now"],
+            workers=self._session.setting.cluster.n,
+            stop_before=self._saved.configuration["stop"],
+            changes="; ".join(self.changes),
+        )
 
     def _compare(self, allow_change: bool) -> list[str]:
         before = self._saved.configuration
@@ -75,7 +82,7 @@ class Resumption:
         other_job = difference({"seed": before["seed"], **before["identity"]}, {"seed": now["seed"], **now["identity"]})
         if other_job:
             raise UsageError(f"{self._saved.path} is the run of another job: {'; '.join(other_job)}")
-        changes = difference(*({name: each[name] for name in CHANGEABLE} for each in (before, now)))
+        changes = difference(_changeable(before), _changeable(now))
         if changes and not allow_change:
             raise UsageError(
                 f"{self._saved.path} was another run: {'; '.join(changes)}; if that is what you want, "
@@ -110,3 +117,8 @@ class Resumption:
             )
         if is_cut:
             warnings.warn(f"{self._log} ended in the middle of a line: repaired", PacelineWarning, stacklevel=2)
+
+
+def _changeable(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    rules = {name: configuration["rules"][name] for name in CHANGEABLE_RULES}
+    return {name: configuration[name] for name in CHANGEABLE} | rules

@@ -12,7 +12,6 @@ import torch
 
 from paceline.callbacks import Callback
 from paceline.cluster import Cluster, LocalCluster
-from paceline.coordinator import Coordinator
 from paceline.engines.base import Engine
 from paceline.engines.local import LocalEngine
 from paceline.engines.replica import Replica, build_model, evaluate, usable_device
@@ -20,9 +19,9 @@ from paceline.engines.virtual import VirtualEngine
 from paceline.errors import UsageError
 from paceline.identity import identity
 from paceline.job import Job
-from paceline.minibatches import Minibatches
 from paceline.protocols import Extent, Plan
 from paceline.recorder import Recorder
+from paceline.rules import make_coordinator, plan_as_json
 from paceline.server import ParameterServer
 from paceline.stop import Stop
 from paceline.vectors import Layout, trainable
@@ -78,7 +77,19 @@ class Setting:
         """Express epochs and fractions in gradients of this run."""
         return extent.in_gradients(self.stop.workload(self.per_epoch), self.per_epoch)
 
-    def dealing(self) -> dict[str, Any] | None:
+    @cached_property
+    def rules(self) -> dict[str, Any]:
+        """Everything but the plan and the stop that a coordinator goes by, as JSON can hold it."""
+        return {
+            "workers": self.cluster.n,
+            "per_epoch": self.per_epoch,
+            "minibatches": self._dealing(),
+            "learning_rate": vars(self.job.learning_rate),
+            "worker_timeout_s": self.worker_timeout_s,
+            "evaluate_every": vars(self.evaluations) if self.evaluations else None,
+        }
+
+    def _dealing(self) -> dict[str, Any] | None:
         """Return how minibatches are dealt out; None where the workers draw for themselves."""
         job = self.job
         if job.sampling == "replacement" and job.sharding == "shared":
@@ -104,17 +115,7 @@ class Session:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         job, cluster = setting.job, setting.cluster
-        dealing = setting.dealing()
-        self.coordinator = Coordinator(
-            setting.checked_plan,
-            workers=cluster.n,
-            stop=setting.stop,
-            per_epoch=setting.per_epoch,
-            minibatches=Minibatches(**dealing) if dealing else None,
-            learning_rate=job.learning_rate,
-            worker_timeout_s=setting.worker_timeout_s,
-            evaluate_every=setting.evaluations,
-        )
+        self.coordinator = make_coordinator(setting.checked_plan, setting.stop, setting.rules)
         self.model = build_model(job, setting.seed)
         if isinstance(cluster, Cluster):
             self.model = self.model.to(usable_device(cluster.device))
@@ -136,10 +137,8 @@ class Session:
             "workers": setting.cluster.n,
             "memory": memory_note(self.layout, setting.cluster.n),
             "parameters": sum(parameter.numel() for parameter in trainable(self.model)),
-            "gradients_per_epoch": setting.per_epoch,
-            "minibatches": setting.dealing(),
-            "evaluate_every": str(setting.evaluations) if setting.evaluations else None,
-            "worker_timeout_s": setting.worker_timeout_s,
+            "plan": plan_as_json(setting.checked_plan),
+            "rules": setting.rules,
             "threads": torch.get_num_threads(),
             "identity": identity(job, self.server),
         }

@@ -74,7 +74,8 @@ class Stop:
 
     @classmethod
     def parse(cls, text: str) -> "Stop":
-        """Read conditions such as ``loss=0.2,seconds=60``."""
+        """Read conditions such as ``loss=0.2,seconds=60``, or as ``str`` writes them."""
+        text = text.removeprefix("Stop(").removesuffix(")")
         known = [f.name for f in fields(cls)]
         conditions: dict[str, float] = {}
         for part in text.split(","):

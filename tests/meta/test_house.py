@@ -19,8 +19,8 @@ FLOORS = [
     f"{DECIDING} theory/ estimators/ compensation/",
     "controllers/ coordinator",
     "vectors job data server jobs/",
-    "history callbacks recorder event_log run_folder progress engines/ state checkpoint identity",
-    "session keeper resume train search/",
+    "history callbacks recorder event_log run_folder progress engines/ state rules checkpoint identity",
+    "session keeper resume replay train search/",
     "summary command_line cli __main__ report/",
 ]
 BELOW_ENGINES = range(4)
