@@ -12,6 +12,8 @@ from .catalogue import ringmaster as ringmaster
 from .catalogue import ssp as ssp
 from .cluster import Cluster as Cluster
 from .cluster import LocalCluster as LocalCluster
+from .compare import compare as compare
+from .comparison.result import Comparison as Comparison
 from .controllers.base import AskAgain as AskAgain
 from .controllers.base import ChangeProtocol as ChangeProtocol
 from .controllers.base import CloseUpdate as CloseUpdate

@@ -99,9 +99,9 @@ def train(
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
     evaluate_every = Extent.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every
-    _check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster), stop=(stop, Stop))
+    check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster), stop=(stop, Stop))
     n = cluster.n
-    per_epoch = _gradients_per_epoch(job, n)
+    per_epoch = gradients_per_epoch(job, n)
     plan = plan.checked(n, total=stop.workload(per_epoch), per_epoch=per_epoch)
     coordinator = Coordinator(
         plan,
@@ -243,7 +243,7 @@ def _shards(job: Job, n: int) -> int:
     return n if job.sharding == "partitioned" else 1
 
 
-def _gradients_per_epoch(job: Job, n: int) -> int | None:
+def gradients_per_epoch(job: Job, n: int) -> int | None:
     shards = _shards(job, n)
     per_shard = job.minibatches_per_epoch(shards)
     return per_shard and per_shard * shards
@@ -270,7 +270,7 @@ def _evaluations(job: Job, stop: Stop, every: Extent | None, per_epoch: float | 
     return every.in_gradients(stop.workload(per_epoch), per_epoch)
 
 
-def _check_kinds(**given: tuple[object, type | UnionType]) -> None:
+def check_kinds(**given: tuple[object, type | UnionType]) -> None:
     for name, (value, kind) in given.items():
         if not isinstance(value, kind):
             wanted = (

@@ -19,9 +19,9 @@ FLOORS = [
     f"{DECIDING} theory/ estimators/ compensation/",
     "controllers/ coordinator",
     "vectors job data server jobs/",
-    "history callbacks recorder event_log run_folder progress engines/ checkpoint",
+    "history figures callbacks recorder event_log run_folder progress engines/ checkpoint",
     "train search/",
-    "summary cli __main__ report/",
+    "summary comparison/ compare cli __main__ report/",
 ]
 BELOW_ENGINES = range(4)
 FORBIDDEN_BELOW_ENGINES = {"torch.distributed", "ray", "multiprocessing", "threading", "time", "random"}
