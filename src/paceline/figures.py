@@ -128,7 +128,7 @@ class _Counter:
         totals = self._totals
         time_s, worker_s = self._reached()
         return Figures(
-            stopped_by=self._end and self._end.outcome,
+            stopped_by=self._end.outcome if self._end else None,
             reason=self._end.reason if self._end else "",
             time_s=time_s,
             worker_s=worker_s,

@@ -244,6 +244,7 @@ def _shards(job: Job, n: int) -> int:
 
 
 def gradients_per_epoch(job: Job, n: int) -> int | None:
+    """Return the gradients of one epoch on n workers, None if the data have no length."""
     shards = _shards(job, n)
     per_shard = job.minibatches_per_epoch(shards)
     return per_shard and per_shard * shards
@@ -271,6 +272,7 @@ def _evaluations(job: Job, stop: Stop, every: Extent | None, per_epoch: float | 
 
 
 def check_kinds(**given: tuple[object, type | UnionType]) -> None:
+    """Refuse an argument that is of another kind than the one beside it."""
     for name, (value, kind) in given.items():
         if not isinstance(value, kind):
             wanted = (

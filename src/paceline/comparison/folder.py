@@ -86,7 +86,9 @@ class ComparisonFolder:
         if asked is None:
             text = json.dumps(self.question, indent=2) + "\n"
             (self.path / QUESTION).write_text(text, encoding="utf-8")
-        elif asked != self.question:
+        elif asked == self.question:
+            self.question = asked  # its order gives the folders their names
+        else:
             raise UsageError(
                 f"{self.path} holds another comparison: {'; '.join(differences(asked, self.question))}; "
                 "ask the same again to go on there, or give another folder (--out)"
@@ -105,6 +107,10 @@ def differences(before: Question, now: Question, within: str = "") -> Iterator[s
         old, new = before.get(name), now.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             yield from differences(old, new, f"{within}{name} ")
+        elif new is None:
+            yield f"{within}{name} is missing now"
+        elif old is None:
+            yield f"{within}{name} is new"
         elif old != new:
             yield f"{within}{name} was {old!r}, now {new!r}"
 

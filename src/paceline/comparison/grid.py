@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
+from types import TracebackType
 from typing import NamedTuple, Protocol
 
 import torch
@@ -142,7 +143,9 @@ class _Pool:
         self.signals.install()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         for _, process in self.running.values():
             process.terminate()  # which ends a run as Ctrl-C does: its log says so
         for connection, (_, process) in self.running.items():

@@ -59,7 +59,7 @@ def spread(given: Spread | None) -> str:
 def _to_target(comparison: Comparison) -> Mapping[str, Cell]:
     def worker_hours(row: Row) -> float | None:
         hours = comparison.worker_hours(row)
-        return hours and hours.mean
+        return hours.mean if hours else None
 
     def cost(row: Row) -> float | None:
         hours = worker_hours(row)

@@ -83,6 +83,7 @@ def _serve(
 
 
 def end_with_parent() -> None:
+    """Wait for the end of the process that started this one, and end too."""
     parent = parent_process()
     if parent is not None:
         wait([parent.sentinel])
