@@ -39,6 +39,8 @@ from .protocols import Phase as Phase
 from .protocols import Plan as Plan
 from .protocols import Protocol as Protocol
 from .stop import Stop as Stop
+from .tensorboard import TensorBoard as TensorBoard
+from .timeline import Timeline as Timeline
 from .timing import Deterministic as Deterministic
 from .timing import Empirical as Empirical
 from .timing import Exponential as Exponential

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from paceline.history import (
     DecisionMade,
     GradientArrived,
@@ -31,6 +33,9 @@ class Callback:
                 self.on_switch(record)
             case RunEnded():
                 self.on_end(record)
+
+    def on_resume(self, records: Iterable[Record]) -> None:
+        """Hear what had happened before a run that goes on from a checkpoint."""
 
     def on_update(self, update: UpdateMade) -> None:
         """Hear of an update."""

@@ -7,11 +7,14 @@ import sys
 from enum import StrEnum
 from inspect import getdoc, signature
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.errors import PacelineError, RunError, UsageError
+
+if TYPE_CHECKING:
+    from paceline.callbacks import Callback
 
 app = typer.Typer(
     help="Straggler-proof data-parallel training for PyTorch.",
@@ -46,6 +49,8 @@ def train(
     worker_timeout_s: Annotated[
         float | None, typer.Option(help="Silence after which a worker is taken for lost.")
     ] = None,
+    timeline: Annotated[bool, typer.Option("--timeline", help="Write timeline.json, for ui.perfetto.dev.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write scalars for TensorBoard.")] = False,
     output: Annotated[Format, typer.Option("--format", help="What is printed at the end.")] = Format.TEXT,
 ) -> None:
     """Train a job with a protocol on a cluster."""
@@ -62,6 +67,7 @@ def train(
     until = Stop.parse(stop)
     workers = parse_cluster(cluster)
     loaded = load_job(job)
+    folder = out or _free_folder(loaded.name)
     with ProgressLine(protocol, until, Console(stderr=True)) as progress:
         result = run(
             loaded,
@@ -69,9 +75,9 @@ def train(
             cluster=workers,
             stop=until,
             seed=seed,
-            out=out or _free_folder(loaded.name),
+            out=folder,
             overwrite=overwrite,
-            callbacks=[progress],
+            callbacks=[progress, *_writers(folder, timeline, tensorboard)],
             evaluate_every=evaluate_every,
             worker_timeout_s=worker_timeout_s,
         )
@@ -191,6 +197,13 @@ def _print_figures(figures: dict[str, object]) -> None:
     for name, value in {**figures, **{f"test {name}": value for name, value in metrics.items()}}.items():
         shown = f"{value:.4g}" if isinstance(value, float) else value
         print(f"{name.replace('_', ' '):16} {shown}")
+
+
+def _writers(folder: Path, timeline: bool, tensorboard: bool) -> list[Callback]:
+    from paceline import TensorBoard, Timeline
+
+    writers: list[Callback] = [Timeline(folder / "timeline.json")] if timeline else []
+    return [*writers, TensorBoard(folder / "tensorboard")] if tensorboard else writers
 
 
 def _free_folder(job: str) -> Path:

@@ -19,7 +19,7 @@ FLOORS = [
     f"{DECIDING} theory/ estimators/ compensation/",
     "controllers/ coordinator",
     "vectors job data server jobs/",
-    "history figures callbacks recorder event_log run_folder progress engines/ checkpoint",
+    "history figures timeline tensorboard callbacks recorder event_log run_folder progress engines/ checkpoint",
     "train search/",
     "summary comparison/ compare cli __main__ report/",
 ]

@@ -49,12 +49,17 @@ class ComparisonFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(path, os.O_RDONLY)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._write_question()
-        except BlockingIOError as error:
-            raise UsageError(f"another comparison is going on in {path}; give another folder (--out)") from error
         except OSError as error:
             raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._ask()
+        except BlockingIOError as error:
+            self.close()
+            raise UsageError(f"another comparison is going on in {path}; give another folder (--out)") from error
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def free(cls, root: Path, name: str, question: Question) -> ComparisonFolder:
@@ -81,11 +86,10 @@ class ComparisonFolder:
         """Let others work in the folder."""
         os.close(self._lock)
 
-    def _write_question(self) -> None:
+    def _ask(self) -> None:
         asked = _asked(self.path)
         if asked is None:
-            text = json.dumps(self.question, indent=2) + "\n"
-            (self.path / QUESTION).write_text(text, encoding="utf-8")
+            self._write_question()
         elif asked == self.question:
             self.question = asked  # its order gives the folders their names
         else:
@@ -93,6 +97,15 @@ class ComparisonFolder:
                 f"{self.path} holds another comparison: {'; '.join(differences(asked, self.question))}; "
                 "ask the same again to go on there, or give another folder (--out)"
             )
+
+    def _write_question(self) -> None:
+        if any(self.path.iterdir()):
+            raise UsageError(f"{self.path} holds something else than a comparison; give another folder (--out)")
+        try:
+            text = json.dumps(self.question, indent=2) + "\n"
+            (self.path / QUESTION).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"cannot write {self.path / QUESTION}: {error.strerror or error}") from error
 
 
 def question(job: Job, seeds: Sequence[int], **asked: object) -> Question:

@@ -29,6 +29,9 @@ from paceline.errors import RunError, UsageError
 from paceline.events import Outcome
 
 
+PRELOADED = [__name__, "torch._dynamo"]  # once for all: torch imports the latter with the first optimizer step
+
+
 class Display(Protocol):
     """Shows how the runs are doing, as `ProgressBars` does."""
 
@@ -94,13 +97,15 @@ class Report:
 def run_here(task: Task, cells: Sequence[Cell], display: Display) -> Report:
     """Run the cells in this process, one after the other."""
     report = Report()
-    for cell in cells:
-        display.begin(cell)
-        report.take(
-            cell, _attempt(task, cell, Reporter(task.stop, task.workload, partial(display.show, cell))), display
-        )
-        if report.interrupted:
-            break
+    try:
+        for cell in cells:
+            display.begin(cell)
+            reporter = Reporter(task.stop, task.workload, partial(display.show, cell))
+            report.take(cell, _attempt(task, cell, reporter), display)
+            if report.interrupted:
+                break
+    except KeyboardInterrupt:  # between two runs
+        report.interrupted = True
     return report
 
 
@@ -133,7 +138,7 @@ class _Pool:
         self._display = display
         self._threads = threads
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([__name__])
+        self._context.set_forkserver_preload(PRELOADED)
         self._parcel = _packed(task)
         self.report = Report()
         self.signals = Signals()

@@ -35,16 +35,14 @@ def as_text(comparison: Comparison) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return three digits, and whole numbers whole.
+    """Return three digits or more.
 
-    >>> [number(value) for value in (1234.5, 56.78, 0.012345, 7, None)]
-    ['1234', '56.8', '0.0123', '7', '-']
+    >>> [number(value) for value in (1234.5, 56.78, 0.012345, 0, None)]
+    ['1234', '56.8', '0.0123', '0', '-']
     """
     if value is None or isnan(value):
         return NONE
-    if float(value).is_integer() or value >= 100:
-        return f"{value:.0f}"
-    return f"{value:#.3g}"
+    return f"{value:.0f}" if value == 0 or value >= 99.95 else f"{value:#.3g}"
 
 
 def spread(given: Spread | None) -> str:
@@ -92,7 +90,7 @@ def _samples(comparison: Comparison) -> Mapping[str, Cell]:
         "samples\napplied": _mean(lambda figures: figures.samples_applied),
         "\ndropped": _mean(lambda figures: figures.samples_dropped),
         "staleness\nmean": _mean(lambda figures: figures.mean_staleness),
-        "\nmax": lambda row: number(max((figures.max_staleness for figures in row.runs.values()), default=None)),
+        "\nmax": lambda row: str(max((figures.max_staleness for figures in row.runs.values()), default=NONE)),
         "training\nloss": _mean(lambda figures: figures.loss),
     }
     if any("accuracy" in figures.metrics for row in comparison.rows for figures in row.runs.values()):
