@@ -6,17 +6,20 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
-import torch.nn.functional as F
 
 import paceline as pl
+from contracts.broken_parts import BrokenController, kill_this_process
+from paceline.cli import main
 from paceline.comparison.folder import is_finished
+from paceline.comparison.progress import ProgressBars
 from paceline.comparison.result import Row
 from paceline.figures import Figures, count
 from paceline.run_folder import EVENTS
-from tiny_jobs import dataset, tiny_job
+from tiny_jobs import dataset, sgd, tiny_job
 
 CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
 PROTOCOLS = ["bsp", "k_sync(k=2)"]
@@ -105,7 +108,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path, processes):
         ({"seeds": 3}, "seeds was [0, 1], now [0, 1, 2]"),
         ({"protocols": ["bsp", "asp"]}, "protocols asp is new; protocols k_sync(k=2) is missing now"),
         ({"job": tiny_job(batch_size=4)}, "job batch_size was 8, now 4"),
-        ({"job": tiny_job(optimizer=pl.jobs.digits().optimizer)}, "lr=0.1, momentum=0.9), now"),
+        ({"job": tiny_job(optimizer=sgd(lr=0.2))}, "SGD(lr=0.1, momentum=0.9)', now 'torch.optim.sgd.SGD(lr=0.2"),
     ],
 )
 def test_another_question_in_the_same_folder_is_refused(tmp_path, change, words):
@@ -142,17 +145,9 @@ def test_without_a_folder_it_finds_what_waits_to_go_on(tmp_path, monkeypatch):
     assert compare(None).folder == Path("runs/compare-tiny-3")
 
 
-class Breaks(pl.Controller):
-    def begin(self, n):
-        return None
-
-    def decide(self, state, moment):
-        raise ValueError("my mistake")
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, processes, capfd):
-    protocols = {"mine": pl.bsp().controlled_by(Breaks()), "asp": pl.asp()}
+    protocols = {"mine": pl.bsp().controlled_by(BrokenController()), "asp": pl.asp()}
     comparison = compare(tmp_path, protocols, processes=processes)
     assert comparison.failures == {f"mine, seed {seed}": "ValueError: my mistake" for seed in (0, 1)}
     assert "mine, seed 1: ValueError: my mistake" in comparison.text()
@@ -168,17 +163,8 @@ def test_a_run_that_ends_in_failure_is_told(tmp_path):
     assert "not reached" in comparison.text()
 
 
-def kills_itself(output, target):
-    if os.getpid() != PARENT:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return F.cross_entropy(output, target)
-
-
-PARENT = 0
-
-
 def test_a_process_that_is_killed_fails_its_run_only(tmp_path):
-    comparison = compare(tmp_path, job=tiny_job(loss=kills_itself), processes=2, seeds=1)
+    comparison = compare(tmp_path, job=tiny_job(loss=kill_this_process), processes=2, seeds=1)
     assert set(comparison.failures.values()) == {"its process was killed by SIGKILL, out of memory or kill -9"}
 
 
@@ -277,26 +263,60 @@ def test_an_accuracy_is_a_target(tmp_path):
     assert "accuracy" in comparison.text()
 
 
-def program(folder, *arguments):
-    (folder / "mine.py").write_text("from tiny_jobs import tiny_job\n\ndef job():\n    return tiny_job()\n")
-    return subprocess.run(
-        [sys.executable, "-m", "paceline", "compare", "mine:job", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+MODULE = """
+from contracts.broken_parts import kill_this_process
+from tiny_jobs import tiny_job
+
+def job(broken=False):
+    return tiny_job(loss=kill_this_process) if broken else tiny_job()
+"""
 
 
-def test_the_command_line_compares_a_job_of_ones_own(tmp_path):
+@pytest.fixture
+def program(tmp_path, monkeypatch, capsys):
+    """Run `paceline compare` with two processes in a folder of its own; return the status and what it says."""
+    (tmp_path / "mine.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     asked = ["--protocols", "bsp, asp", "--cluster", "2*exp(mean=1)", "--stop", "updates=5", "--seeds", "2"]
-    done = program(tmp_path, *asked, "--format", "json", "--processes", "2")
-    assert done.returncode == 0, done.stderr
-    assert [row["protocol"] for row in json.loads(done.stdout)["rows"]] == ["bsp", "asp"]
-    assert len(done.stderr.splitlines()) == 4  # one a run, since it is no terminal
-    assert json.loads(done.stdout) == json.loads((tmp_path / "runs/compare-tiny-1/table.json").read_text())
+
+    def run(job, *arguments):
+        monkeypatch.setattr(sys, "argv", ["paceline", "compare", job, *asked, "--processes", "2", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return end.value.code or 0, said.out, said.err
+
+    return run
+
+
+def test_the_command_line_compares_a_job_of_ones_own(program):
+    status, out, err = program("mine:job", "--format", "json", "--price", "2.5")
+    assert status == 0, err
+    assert [row["protocol"] for row in json.loads(out)["rows"]] == ["bsp", "asp"]
+    assert len(err.splitlines()) == 4  # one a run, since it is no terminal
+    assert out == Path("runs/compare-tiny-1/table.json").read_text()
+
+
+def test_the_command_line_prints_the_table(program):
+    status, out, _ = program("mine:job", "--out", "here")
+    assert (status, out.startswith(Path("here/table.txt").read_text())) == (0, True)
+
+
+def test_a_failure_is_status_1_after_the_table(program):
+    status, out, err = program("mine:job(broken=true)")
+    assert status == 1
+    assert out.count("killed by SIGKILL") == 4
+    assert err.splitlines()[-1] == "paceline: 4 runs failed: bsp, seed 0; bsp, seed 1; asp, seed 0; asp, seed 1"
+
+
+def test_ctrl_c_is_status_130_and_says_how_to_go_on(program, monkeypatch):
+    display = partial(Heard, interrupts=True)
+    monkeypatch.setattr(ProgressBars, "end", lambda self, *told: display().end(*told))
+    status, _, err = program("mine:job", "--out", "here")
+    assert status == 130
+    assert "interrupted; the same again with --out here goes on from there" in err
 
 
 SCRIPT = """

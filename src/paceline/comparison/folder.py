@@ -120,11 +120,13 @@ def differences(before: Question, now: Question, within: str = "") -> Iterator[s
         old, new = before.get(name), now.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             yield from differences(old, new, f"{within}{name} ")
+        elif old == new:
+            continue
         elif new is None:
             yield f"{within}{name} is missing now"
         elif old is None:
             yield f"{within}{name} is new"
-        elif old != new:
+        else:
             yield f"{within}{name} was {old!r}, now {new!r}"
 
 

@@ -28,7 +28,6 @@ from paceline.engines.signals import Signals
 from paceline.errors import RunError, UsageError
 from paceline.events import Outcome
 
-
 PRELOADED = [__name__, "torch._dynamo"]  # once for all: torch imports the latter with the first optimizer step
 
 

@@ -45,6 +45,11 @@ def number(value: float | None) -> str:
     return f"{value:.0f}" if value == 0 or value >= 99.95 else f"{value:#.3g}"
 
 
+def whole(value: float | None) -> str:
+    """Return a whole number as it is, and a mean of some as a number."""
+    return f"{value:.0f}" if value is not None and float(value).is_integer() else number(value)
+
+
 def spread(given: Spread | None) -> str:
     """Return the mean, the range, and of how many runs they are if it is not of all."""
     if given is None:
@@ -75,20 +80,24 @@ def _mean(figure: Callable[[Figures], float]) -> Cell:
     return lambda row: number(row.mean(figure))
 
 
+def _count(figure: Callable[[Figures], float]) -> Cell:
+    return lambda row: whole(row.mean(figure))
+
+
 _WORK: Mapping[str, Cell] = {
-    "\nupdates": _mean(lambda figures: figures.updates),
+    "\nupdates": _count(lambda figures: figures.updates),
     "mean\nk": _mean(lambda figures: figures.mean_k),
-    "gradients\nused": _mean(lambda figures: figures.used),
-    "\ndropped": _mean(lambda figures: figures.dropped),
-    "inter-\nrupted": _mean(lambda figures: figures.interrupted),
+    "gradients\nused": _count(lambda figures: figures.used),
+    "\ndropped": _count(lambda figures: figures.dropped),
+    "inter-\nrupted": _count(lambda figures: figures.interrupted),
     "idle\nshare": lambda row: _share(row.mean(lambda figures: figures.idle_share)),
 }
 
 
 def _samples(comparison: Comparison) -> Mapping[str, Cell]:
     columns: dict[str, Cell] = {
-        "samples\napplied": _mean(lambda figures: figures.samples_applied),
-        "\ndropped": _mean(lambda figures: figures.samples_dropped),
+        "samples\napplied": _count(lambda figures: figures.samples_applied),
+        "\ndropped": _count(lambda figures: figures.samples_dropped),
         "staleness\nmean": _mean(lambda figures: figures.mean_staleness),
         "\nmax": lambda row: str(max((figures.max_staleness for figures in row.runs.values()), default=NONE)),
         "training\nloss": _mean(lambda figures: figures.loss),
