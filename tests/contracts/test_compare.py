@@ -51,11 +51,21 @@ def test_every_run_is_the_one_that_train_makes(tmp_path, processes):
     assert (tmp_path / "all/table.json").read_bytes() == comparison.to_json()
 
 
-def test_asked_again_it_does_only_what_is_missing(tmp_path):
+@pytest.mark.parametrize(
+    "stop",
+    [
+        lambda log: b"".join(log.splitlines(keepends=True)[:-1]),
+        lambda log: log[:-1],
+        lambda log: log.replace(b'"outcome":"updates"', b'"outcome":"interrupted"'),
+    ],
+    ids=["killed", "cut short", "interrupted"],
+)
+def test_asked_again_it_does_only_what_is_missing(tmp_path, stop):
     whole = compare(tmp_path)
     before = logs(tmp_path)
-    killed = tmp_path / "bsp/seed-1" / EVENTS
-    killed.write_bytes(b"".join(killed.read_bytes().splitlines(keepends=True)[:-1]))
+    stopped = tmp_path / "bsp/seed-1" / EVENTS
+    stopped.write_bytes(stop(stopped.read_bytes()))
+    assert [is_finished(stopped.parent), is_finished(tmp_path / "bsp/seed-0")] == [False, True]
     again = compare(tmp_path)
     after = logs(tmp_path)
     assert again.to_json() == whole.to_json()
@@ -188,6 +198,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(tmp_path, change, word
         compare(tmp_path, **change)
     assert words in str(refusal.value)
     assert logs(tmp_path) == {}
+    compare(tmp_path)  # the right question may be asked in the same folder
 
 
 def figures(time_s, outcome=pl.Outcome.LOSS, **others):

@@ -63,6 +63,24 @@ def test_an_accuracy_counts_for_the_version_that_reached_it():
     assert figures.metrics == result.metrics
 
 
+def update(version):
+    live_s = 2.0 * version
+    return UpdateMade(1.0 * version, version, 1, version, 8, 1.0, 0.1, 0.0, 0, "", live_s, live_s)
+
+
+def test_an_accuracy_that_is_measured_late_counts_for_the_version_that_reached_it():
+    records = [
+        *[update(version) for version in (1, 2)],
+        VersionEvaluated(2.5, 1, 1.0, {"accuracy": 0.1}),
+        *[update(version) for version in (3, 4)],
+        VersionEvaluated(4.5, 2, 2.0, {"accuracy": 0.6}),
+        VersionEvaluated(4.5, 4, 4.0, {"accuracy": 0.7}),
+        RunEnded(4.5, pl.Outcome.ACCURACY, "", 9.0, 9.0),
+    ]
+    figures = count(records)
+    assert (figures.time_s, figures.worker_s, figures.metrics) == (2.0, 4.0, {"accuracy": 0.7})
+
+
 def test_worker_seconds_count_the_live_workers_only():
     cluster = pl.Cluster(2, timing=pl.Deterministic(1.0), faults=[pl.Fault(worker=1, draw=3)])
     figures = count(run("asp", "seconds=10", cluster).history)

@@ -88,10 +88,13 @@ class ComparisonFolder:
 
     def _ask(self) -> None:
         asked = _asked(self.path)
-        if asked is None:
-            self._write_question()
-        elif asked == self.question:
+        has_begun = any(entry.name != QUESTION for entry in self.path.iterdir())
+        if asked == self.question:
             self.question = asked  # its order gives the folders their names
+        elif not has_begun:
+            self._write_question()
+        elif asked is None:
+            raise UsageError(f"{self.path} holds something else than a comparison; give another folder (--out)")
         else:
             raise UsageError(
                 f"{self.path} holds another comparison: {'; '.join(differences(asked, self.question))}; "
@@ -99,8 +102,6 @@ class ComparisonFolder:
             )
 
     def _write_question(self) -> None:
-        if any(self.path.iterdir()):
-            raise UsageError(f"{self.path} holds something else than a comparison; give another folder (--out)")
         try:
             text = json.dumps(self.question, indent=2) + "\n"
             (self.path / QUESTION).write_text(text, encoding="utf-8")
