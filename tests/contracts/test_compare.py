@@ -286,10 +286,9 @@ def job(broken=False):
 @pytest.fixture
 def program(tmp_path, monkeypatch, capsys):
     """Run `paceline compare` with two processes in a folder of its own; return the status and what it says."""
-    (tmp_path / "mine.py").write_text(MODULE)
+    (tmp_path / "compared_job.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     asked = ["--protocols", "bsp, asp", "--cluster", "2*exp(mean=1)", "--stop", "updates=5", "--seeds", "2"]
 
     def run(job, *arguments):
@@ -303,7 +302,7 @@ def program(tmp_path, monkeypatch, capsys):
 
 
 def test_the_command_line_compares_a_job_of_ones_own(program):
-    status, out, err = program("mine:job", "--format", "json", "--price", "2.5")
+    status, out, err = program("compared_job:job", "--format", "json", "--price", "2.5")
     assert status == 0, err
     assert [row["protocol"] for row in json.loads(out)["rows"]] == ["bsp", "asp"]
     assert len(err.splitlines()) == 4  # one a run, since it is no terminal
@@ -311,12 +310,12 @@ def test_the_command_line_compares_a_job_of_ones_own(program):
 
 
 def test_the_command_line_prints_the_table(program):
-    status, out, _ = program("mine:job", "--out", "here")
+    status, out, _ = program("compared_job:job", "--out", "here")
     assert (status, out.startswith(Path("here/table.txt").read_text())) == (0, True)
 
 
 def test_a_failure_is_status_1_after_the_table(program):
-    status, out, err = program("mine:job(broken=true)")
+    status, out, err = program("compared_job:job(broken=true)")
     assert status == 1
     assert out.count("killed by SIGKILL") == 4
     assert err.splitlines()[-1] == "paceline: 4 runs failed: bsp, seed 0; bsp, seed 1; asp, seed 0; asp, seed 1"
@@ -325,7 +324,7 @@ def test_a_failure_is_status_1_after_the_table(program):
 def test_ctrl_c_is_status_130_and_says_how_to_go_on(program, monkeypatch):
     display = partial(Heard, interrupts=True)
     monkeypatch.setattr(ProgressBars, "end", lambda self, *told: display().end(*told))
-    status, _, err = program("mine:job", "--out", "here")
+    status, _, err = program("compared_job:job", "--out", "here")
     assert status == 130
     assert "interrupted; the same again with --out here goes on from there" in err
 
