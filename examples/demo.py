@@ -1,12 +1,12 @@
 """Train handwritten digits on four real processes, one of them slow, with three protocols."""
 
 from pathlib import Path
+from shutil import rmtree
 
 from rich.console import Console
 
 import paceline as pl
-from paceline.progress import ProgressLine
-from paceline.summary import comparison, verdict
+from paceline.comparison.progress import ProgressBars
 
 RUNS = Path("runs/demo")
 HEALTHY = pl.Deterministic(0.001)
@@ -14,27 +14,23 @@ STRAGGLER = pl.ShiftedExponential(shift_s=0.03, mean_s=0.03)
 
 
 def main(runs: Path = RUNS, loss: float = 0.2) -> None:
+    rmtree(runs, ignore_errors=True)  # a finished comparison would not be run again
     slowness = pl.Cluster(4, timing=[HEALTHY, HEALTHY, HEALTHY, STRAGGLER])
-    cluster = pl.LocalCluster(4, slowness=slowness)
-    stop = pl.Stop(loss=loss, seconds=25)
     console = Console()
-    results = {}
-    for protocol in (pl.bsp(), pl.k_sync(k=3), pl.asp()):
-        with ProgressLine(protocol.name, stop, console) as progress:
-            results[protocol.name] = pl.train(
-                pl.jobs.digits(),
-                protocol=protocol,
-                cluster=cluster,
-                stop=stop,
-                out=runs / protocol.name,
-                overwrite=True,
-                callbacks=[progress],
-            )
+    with ProgressBars(console) as display:
+        comparison = pl.compare(
+            pl.jobs.digits(),
+            protocols=[pl.bsp(), pl.k_sync(k=3), pl.asp()],
+            cluster=pl.LocalCluster(4, slowness=slowness),
+            stop=pl.Stop(loss=loss, seconds=25),
+            seeds=1,
+            out=runs,
+            display=display,
+        )
     console.print()
-    console.print(comparison(results))
+    console.print(comparison.table())
     console.print()
-    console.print(f"Each run is in a folder of {runs}/: run.json, events.jsonl, the model.")
-    console.print(verdict(results), style="bold")
+    console.print(f"The table and a folder for each run (run.json, events.jsonl, the model) are in {runs}.")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from .catalogue import ringmaster as ringmaster
 from .catalogue import ssp as ssp
 from .cluster import Cluster as Cluster
 from .cluster import LocalCluster as LocalCluster
+from .compare import compare as compare
+from .comparison.result import Comparison as Comparison
 from .controllers.base import AskAgain as AskAgain
 from .controllers.base import ChangeProtocol as ChangeProtocol
 from .controllers.base import CloseUpdate as CloseUpdate
@@ -39,6 +41,8 @@ from .protocols import Protocol as Protocol
 from .replay import Replay as Replay
 from .replay import replay as replay
 from .stop import Stop as Stop
+from .tensorboard import TensorBoard as TensorBoard
+from .timeline import Timeline as Timeline
 from .timing import Deterministic as Deterministic
 from .timing import Empirical as Empirical
 from .timing import Exponential as Exponential

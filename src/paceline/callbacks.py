@@ -20,9 +20,6 @@ class Callback:
     A callback may raise: the run then stops and the error reaches the caller.
     """
 
-    def on_resume(self, records: Iterable[Record]) -> None:
-        """Hear what had happened before a run that goes on from a checkpoint."""
-
     def on_record(self, record: Record) -> None:
         """Hear everything; by default it is passed on to the methods below."""
         match record:
@@ -36,6 +33,9 @@ class Callback:
                 self.on_switch(record)
             case RunEnded():
                 self.on_end(record)
+
+    def on_resume(self, records: Iterable[Record]) -> None:
+        """Hear what had happened before a run that goes on from a checkpoint."""
 
     def on_update(self, update: UpdateMade) -> None:
         """Hear of an update."""

@@ -7,11 +7,14 @@ import sys
 from enum import StrEnum
 from inspect import getdoc, signature
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.errors import PacelineError, RunError, UsageError
+
+if TYPE_CHECKING:
+    from paceline.callbacks import Callback
 
 app = typer.Typer(
     help="Straggler-proof data-parallel training for PyTorch.",
@@ -56,6 +59,8 @@ def train(
     worker_timeout_s: Annotated[
         float | None, typer.Option(help="Silence after which a worker is taken for lost.")
     ] = None,
+    timeline: Annotated[bool, typer.Option("--timeline", help="Write timeline.json, for ui.perfetto.dev.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write scalars for TensorBoard.")] = False,
     output: Annotated[Format, typer.Option("--format", help="What is printed at the end.")] = Format.TEXT,
 ) -> None:
     """Train a job with a protocol on a cluster."""
@@ -95,7 +100,7 @@ def train(
             overwrite=overwrite,
             resume=resume,
             allow_change=allow_change,
-            callbacks=[typed.kept_in(folder), progress],
+            callbacks=[typed.kept_in(folder), progress, *_writers(folder, timeline, tensorboard)],
             evaluate_every=typed["evaluate_every"],
             checkpoint_every=checkpoint_every,
             keep_checkpoints=keep_checkpoints,
@@ -122,6 +127,53 @@ def replay(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> N
     if not found.is_same:
         raise RunError(f"{run}: not the same {found.difference}")
     print(f"{found.updates} updates, {found.decisions} decisions: all the same.")
+
+
+@app.command()
+def compare(
+    job: Annotated[str, typer.Argument(help="As for train.")],
+    protocols: Annotated[str, typer.Option(help="As 'bsp, k_sync(k=12), asp'.")],
+    cluster: Annotated[str, typer.Option(help="As for train.")],
+    stop: Annotated[str, typer.Option(help="As loss=0.2,seconds=600; the time to its loss or accuracy is compared.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each protocol: seeds 0, 1, ...")] = 3,
+    out: Annotated[Path | None, typer.Option(help="Folder; runs/compare-JOB-1, -2, ... if left out.")] = None,
+    price: Annotated[float | None, typer.Option(min=0, help="Of a worker-hour, for the cost.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Runs at a time; one a core if left out.")] = None,
+    evaluate_every: Annotated[str | None, typer.Option(help="As epochs=1 or updates=100.")] = None,
+    worker_timeout_s: Annotated[
+        float | None, typer.Option(help="Silence after which a worker is taken for lost.")
+    ] = None,
+    output: Annotated[Format, typer.Option("--format", help="What is printed at the end.")] = Format.TEXT,
+) -> None:
+    """Train a job with several protocols and seeds, and compare what they took; the same again goes on."""
+    from rich.console import Console
+
+    from paceline import compare as run
+    from paceline.comparison.progress import ProgressBars
+    from paceline.jobs import load_job
+
+    with ProgressBars(Console(stderr=True)) as display:
+        comparison = run(
+            load_job(job),
+            protocols=protocols,
+            cluster=cluster,
+            stop=stop,
+            seeds=seeds,
+            out=out,
+            processes=processes,
+            evaluate_every=evaluate_every,
+            worker_timeout_s=worker_timeout_s,
+            price=price,
+            display=display,
+        )
+    if comparison.interrupted:
+        print(f"interrupted; the same again with --out {comparison.folder} goes on from there", file=sys.stderr)
+        raise typer.Exit(130)
+    print(comparison.to_json().decode() if output is Format.JSON else comparison.text(), end="")
+    if output is Format.TEXT:
+        print(f"The table and a folder for each run are in {comparison.folder}.")
+    if comparison.failures:
+        raise RunError(f"{len(comparison.failures)} runs failed: {'; '.join(comparison.failures)}")
 
 
 @app.command()
@@ -182,6 +234,13 @@ def _print_figures(figures: dict[str, object]) -> None:
     for name, value in {**figures, **{f"test {name}": value for name, value in metrics.items()}}.items():
         shown = f"{value:.4g}" if isinstance(value, float) else value
         print(f"{name.replace('_', ' '):16} {shown}")
+
+
+def _writers(folder: Path, timeline: bool, tensorboard: bool) -> list[Callback]:
+    from paceline import TensorBoard, Timeline
+
+    writers: list[Callback] = [Timeline(folder / "timeline.json")] if timeline else []
+    return [*writers, TensorBoard(folder / "tensorboard")] if tensorboard else writers
 
 
 def _free_folder(job: str) -> Path:

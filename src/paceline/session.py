@@ -73,6 +73,14 @@ class Setting:
             return Extent("gradients", self.per_epoch) if self.per_epoch else Extent("updates", 100)
         return self.in_gradients(self.evaluate_every)
 
+    def check(self) -> None:
+        """Refuse what cannot run.
+
+        Raises:
+            UsageError: a part contradicts another.
+        """
+        _ = (self.checked_plan, self.evaluations)
+
     def in_gradients(self, extent: Extent) -> Extent:
         """Express epochs and fractions in gradients of this run."""
         return extent.in_gradients(self.stop.workload(self.per_epoch), self.per_epoch)

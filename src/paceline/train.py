@@ -106,7 +106,7 @@ def train(
     plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
-    _check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster), stop=(stop, Stop))
+    check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster), stop=(stop, Stop))
     setting = Setting(
         job,
         plan,
@@ -248,7 +248,8 @@ def _extent(given: str | Extent) -> Extent:
     return Extent.parse(given) if isinstance(given, str) else given
 
 
-def _check_kinds(**given: tuple[object, type | UnionType]) -> None:
+def check_kinds(**given: tuple[object, type | UnionType]) -> None:
+    """Refuse an argument that is of another kind than the one beside it."""
     for name, (value, kind) in given.items():
         if not isinstance(value, kind):
             wanted = (
