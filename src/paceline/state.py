@@ -51,7 +51,7 @@ def encode(value: Any, tensors: Tensors, path: str = "state") -> Json:
     """
     if value is None or type(value) in {bool, int, str}:
         return value
-    if isinstance(value, float):
+    if isinstance(value, float | np.floating):
         return float(value) if isfinite(value) else {"$float": str(float(value))}
     if isinstance(value, np.integer | np.bool_):
         return value.item()
