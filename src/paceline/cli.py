@@ -33,11 +33,17 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class Censored(StrEnum):
+    """How long censored work takes."""
+
+    KM = "km"
+
+
 @app.command()
 def train(
     job: Annotated[str, typer.Argument(help="digits, mnist, cifar10, mnist(folder=DIR), or module:object.")],
     protocol: Annotated[str, typer.Option(help="As bsp, k_sync(k=12) or 'bsp@25% >> asp'.")],
-    cluster: Annotated[str, typer.Option(help="As local:4, '16*exp(mean=1)' or cluster.toml.")],
+    cluster: Annotated[str, typer.Option(help="As local:4, '16*exp(mean=1)', trace:FILE or cluster.toml.")],
     stop: Annotated[str, typer.Option(help="As loss=0.2,seconds=60; the first to be reached.")],
     seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/JOB-1, -2, ... if left out.")] = None,
@@ -45,6 +51,9 @@ def train(
     evaluate_every: Annotated[str | None, typer.Option(help="As epochs=1 or updates=100.")] = None,
     worker_timeout_s: Annotated[
         float | None, typer.Option(help="Silence after which a worker is taken for lost.")
+    ] = None,
+    censored: Annotated[
+        Censored | None, typer.Option(help="Draw how long censored work of a trace takes; km: Kaplan-Meier.")
     ] = None,
     output: Annotated[Format, typer.Option("--format", help="What is printed at the end.")] = Format.TEXT,
 ) -> None:
@@ -60,7 +69,7 @@ def train(
     from paceline.summary import summary
 
     until = Stop.parse(stop)
-    workers = parse_cluster(cluster)
+    workers = parse_cluster(cluster, None if censored is None else "km")
     loaded = load_job(job)
     with ProgressLine(protocol, until, Console(stderr=True)) as progress:
         result = run(
@@ -84,6 +93,21 @@ def train(
         raise RunError(result.reason)
     if result.stopped_by == "interrupted":
         raise typer.Exit(130)
+
+
+@app.command()
+def trace(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("trace.csv"),
+) -> None:
+    """Extract the round trips of a run, to replay them with --cluster trace:FILE."""
+    from paceline.run_folder import SavedRun
+    from paceline.timing import Trace
+
+    recorded = Trace.of(SavedRun(run), source=str(run))
+    recorded.to_csv(out)
+    censored = f"{recorded.censored_rows} of them censored"
+    print(f"{out}: {len(recorded.rows)} round trips of {recorded.workers} workers, {censored}")
 
 
 @app.command()

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from paceline.checks import check
 from paceline.errors import UsageError, did_you_mean
 from paceline.faults import Fault
+from paceline.protocols import Plan
 from paceline.streams import stream
-from paceline.timing import Exponential, Law, Network, ServerTime, Slowdown, Timeline, Transient
+from paceline.timing import Exponential, Law, Network, ServerTime, Slowdown, Timeline, Trace, Transient
+from paceline.timing.replay import FILL_IN, Replay
 from paceline.timing.scenario import ALWAYS_NORMAL
 
 DEVICES = ("cpu", "cuda")
@@ -31,7 +33,8 @@ class Cluster:
 
     Args:
         n: Workers, >= 1.
-        timing: Law of the seconds that one gradient takes to compute; one for all workers or a list of n.
+        timing: Law of the seconds that one gradient takes to compute; one for all workers or a list of n. Or the
+            `Trace` of n workers, whose recorded pulls and pushes are added to the network's.
         speed: The compute time is divided by it, > 0; one for all workers or a list of n.
         slowdowns: Workers that are slower from some moment on.
         transient: Workers that are slower now and then.
@@ -48,7 +51,7 @@ class Cluster:
     """
 
     n: int
-    timing: Law | Sequence[Law] = field(default=Exponential(mean_s=1.0))
+    timing: Law | Sequence[Law] | Trace = field(default=Exponential(mean_s=1.0))
     _: KW_ONLY
     speed: float | Sequence[float] = 1.0
     slowdowns: Sequence[Slowdown] = ()
@@ -65,8 +68,11 @@ class Cluster:
         object.__setattr__(self, "slowdowns", tuple(self.slowdowns))
         _check_device(self.device)
         _check_faults(self.faults, self.n)
+        if isinstance(self.timing, Trace) and self.timing.workers != self.n:
+            given = f"{self.timing.source} has {self.timing.workers} workers, the cluster {self.n}"
+            raise UsageError(f"{given}: type {self.timing.workers}")
         for law in _each(self.timing):
-            if not isinstance(law, Law):
+            if not isinstance(law, Law | Trace) or (isinstance(law, Trace) and law is not self.timing):
                 raise UsageError(f"timing={law!r} is not a law: type for example timing=Exponential(mean_s=1.0)")
         for speed in _each(self.speed):
             check("(0, inf)", speed=speed)
@@ -75,7 +81,8 @@ class Cluster:
                 check(f"[0, {self.n})", Integral, workers=worker)
 
     def law_of(self, worker: int) -> Law:
-        """Return the law of the worker's compute times at speed 1."""
+        """Return the law of the worker's compute times at speed 1; a trace is no law."""
+        assert not isinstance(self.timing, Trace)
         return self.timing[worker] if isinstance(self.timing, Sequence) else self.timing
 
     def speed_of(self, worker: int) -> float:
@@ -96,7 +103,15 @@ class Cluster:
             seed: The run's seed; a draw depends on (seed, worker, draw) and nothing else.
             payload_bytes: Size of the parameters, and of a gradient, >= 0.
         """
+        if isinstance(self.timing, Trace):
+            return ReplayedTrips(self, self.timing, seed, payload_bytes)
         return RoundTrips(self, seed, payload_bytes)
+
+    def check_plan(self, plan: Plan) -> None:
+        """Refuse a plan that waits for work of which the trace does not tell the end."""
+        for phase in plan.phases if _is_uncertain(self) else ():
+            if phase.protocol.on_update == "finish":
+                raise _unknown_ends(self, f"{phase.protocol.name} never interrupts, so it waits for them")
 
 
 class RoundTrip(NamedTuple):
@@ -144,6 +159,12 @@ class RoundTrips:
         row = self._rows[worker]
         return self._network_s + (row[offset] if 0 <= offset < len(row) else self._load(worker, draw))
 
+    is_certain = True
+    """Whether every round trip is known to end."""
+
+    def confirm(self, worker: int, draw: int, start_s: float) -> None:
+        """Raise a RunError if this round trip is not known to have ended when its time is over."""
+
     def _work_s(self, worker: int, draw: int) -> float:
         offset = draw - self._first_draws[worker]
         row = self._rows[worker]
@@ -169,6 +190,32 @@ class RoundTrips:
         if worker not in self._timelines:
             self._timelines[worker] = self._cluster.timeline_of(worker, self._seed)
         return self._timelines[worker]
+
+
+class ReplayedTrips(RoundTrips):
+    """Round-trip times of a trace, under the speed, the scenario and the network of a cluster."""
+
+    def __init__(self, cluster: Cluster, trace: Trace, seed: int, payload_bytes: float = 0) -> None:
+        super().__init__(cluster, seed, payload_bytes)
+        self._replay = Replay(trace, seed)
+        self.is_certain = self._replay.is_certain
+
+    def times(self, worker: int, draw: int, start_s: float) -> RoundTrip:
+        """Return the parts of a round trip begun at virtual second ``start_s``; draws count from 1."""
+        pull_s, compute_s, push_s = self._replay.parts_s(worker, draw, start_s)
+        pull_s += self._pull_s
+        compute_s /= self._cluster.speed_of(worker)
+        if not self._steady:
+            compute_s = self._timeline(worker).duration_s(compute_s, start_s + pull_s)
+        return RoundTrip(pull_s, compute_s, push_s + self._push_s)
+
+    def duration_s(self, worker: int, draw: int, start_s: float) -> float:
+        """Return ``times(worker, draw, start_s).total_s``."""
+        return self.times(worker, draw, start_s).total_s
+
+    def confirm(self, worker: int, draw: int, start_s: float) -> None:
+        """Raise a RunError if this round trip was censored: beyond this moment nothing is known of it."""
+        self._replay.confirm(worker, draw, start_s)
 
 
 @dataclass(frozen=True)
@@ -204,6 +251,11 @@ class LocalCluster:
         if self.slowness is not None and self.slowness.n != self.n:
             raise UsageError(f"slowness has {self.slowness.n} workers, the cluster {self.n}: type {self.n} in both")
 
+    def check_plan(self, plan: Plan) -> None:
+        """Refuse slowness of which a trace does not tell the length: these workers cannot look back."""
+        if self.slowness is not None and _is_uncertain(self.slowness):
+            raise _unknown_ends(self.slowness, "worker processes have to sleep for some time")
+
     @property
     def worker_threads(self) -> int:
         """Threads of each worker: as given, or an equal share of this machine's cores, at least one."""
@@ -213,6 +265,18 @@ class LocalCluster:
 def cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _is_uncertain(cluster: Cluster) -> bool:
+    trace = cluster.timing
+    return isinstance(trace, Trace) and trace.censored is None and trace.censored_rows > 0
+
+
+def _unknown_ends(cluster: Cluster, why: str) -> UsageError:
+    trace = cluster.timing
+    assert isinstance(trace, Trace)
+    rows = f"{trace.censored_rows} of {len(trace.rows)} rows of {trace.source} are censored"
+    return UsageError(f"{rows}, nobody knows how long that work takes, and {why}: {FILL_IN}")
 
 
 def _check_device(device: str) -> None:

@@ -13,13 +13,13 @@ import paceline
 SOURCE = Path(paceline.__file__).parent
 
 # Lowest first; a file may import from its own floor and from those below. A name ending in / is a folder.
-DECIDING = "events protocols catalogue timing/ stop learning_rate lead patience minibatches faults cluster cluster_text"
+DECIDING = "events history protocols catalogue timing/ stop learning_rate lead patience minibatches faults"
 FLOORS = [
     "errors checks text streams",
-    f"{DECIDING} theory/ estimators/ compensation/",
+    f"{DECIDING} cluster cluster_text theory/ estimators/ compensation/",
     "controllers/ coordinator",
     "vectors job data server jobs/",
-    "history callbacks recorder event_log run_folder progress engines/ checkpoint",
+    "callbacks recorder event_log run_folder progress engines/ checkpoint",
     "train search/",
     "summary cli __main__ report/",
 ]
