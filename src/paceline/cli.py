@@ -99,11 +99,14 @@ def train(
 def trace(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("trace.csv"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier file there.")] = False,
 ) -> None:
     """Extract the round trips of a run, to replay them with --cluster trace:FILE."""
     from paceline.run_folder import SavedRun
     from paceline.timing import Trace
 
+    if out.exists() and not overwrite:
+        raise UsageError(f"{out} exists already; give another file, or --overwrite")
     recorded = Trace.of(SavedRun(run), source=str(run))
     recorded.to_csv(out)
     censored = f"{recorded.censored_rows} of them censored"

@@ -141,11 +141,18 @@ class Trace:
         return cls(rows, by=by, censored=censored, source=str(file))
 
     def to_csv(self, file: str | Path) -> None:
-        """Write the rows, by worker and draw; every number is read back as the very same."""
-        with open(file, "w", newline="", encoding="utf-8") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            writer.writerow(Row._fields)
-            writer.writerows(self.rows)
+        """Write the rows, by worker and draw; every number is read back as the very same.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        try:
+            with open(file, "w", newline="", encoding="utf-8") as stream:
+                writer = csv.writer(stream, lineterminator="\n")
+                writer.writerow(Row._fields)
+                writer.writerows(self.rows)
+        except OSError as error:
+            raise UsageError(f"cannot write the trace: {error}") from error
 
 
 def _row(record: GradientArrived | WorkInterrupted | WorkUnfinished, before: Row | None) -> Row:
