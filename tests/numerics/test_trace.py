@@ -262,6 +262,10 @@ def test_a_filled_time_is_the_conditional_quantile(times, seen_s, step):
     assert Survival(rows).time_after(float(seen_s), float(u)) == expected
 
 
+def test_only_an_end_is_drawn_even_by_the_smallest_number():
+    assert Survival(rows_of([1.0, 2.0, 3.0], censored=[0])).time_after(0.0, u=0.0) == 2.0
+
+
 def test_without_censoring_the_estimate_is_the_empirical_law():
     totals_s = tuple(stream(0, "test").exponential(size=50))
     u = (stream(1, "test").integers(0, 50, size=200) + 0.5) / 50
@@ -329,6 +333,7 @@ REFUSED = [
     (lambda: pl.Trace(CENSORED.rows, censored="mean"), "censored='mean' is not known"),
     (lambda: parse_cluster("4*exp(mean=1)", censored="km"), "censored=km is for the rows of a trace"),
     (lambda: parse_cluster("local:4", censored="km"), "censored=km is for the rows of a trace"),
+    (lambda: pl.Trace([row(), row(draw=2, total_s=-1.0)], source="ours"), "ours, row 2, column compute_s"),
     (lambda: pl.Trace(rows_of([1.0], censored=[0])), "has no round trip that is finished"),
     (lambda: pl.Trace.of(History(list)), "the run has no round trip"),
 ]
@@ -361,8 +366,8 @@ FILES = [
     (HEADER + "0,1,5,0,1,0,4,0\n", "line 2, column end_s: 4.0 is not after start_s, 5.0"),
     (HEADER + "0,1,5,0,0,0,5,0\n", "line 2, column end_s: 5.0 is not after start_s, 5.0"),
     (HEADER + "0,1,0,1,1,1,2,0\n", "column end_s: 2.0 is before start_s + pull_s + compute_s + push_s = start_s + 3.0"),
-    (HEADER + GOOD + GOOD, "line 3, column draw: draw=1 of worker 0 is there already, in t.csv, line 2"),
-    (HEADER + GOOD + "2,1,0,0,1,0,1,0\n", "line 3, column worker: there is worker 2, but no worker 1"),
+    (HEADER + GOOD + GOOD, "line 3, column draw: 1 of worker 0 is there already"),
+    (HEADER + GOOD + "2,1,0,0,1,0,1,0\n", "line 3, column worker: 2, but there is no worker 1"),
     (HEADER + "0,1,0,0,1,0,1,1\n", "t.csv has no round trip that is finished"),
 ]
 

@@ -76,12 +76,13 @@ class Survival:
         survival = ecdf(CensoredData(uncensored=ended, right=seen)).sf
         self.times_s: Array = survival.quantiles
         self.probabilities: Array = survival.probabilities
+        self._rising = -self.probabilities  # as a search wants them
 
     def time_after(self, seen_s: float, u: float) -> float:
         """Return the seconds not exceeded with probability ``u`` by work that takes longer than ``seen_s``."""
         index = int(np.searchsorted(self.times_s, seen_s, side="right")) - 1
         reached = (1 - u) * (self.probabilities[index] if index >= 0 else 1.0)
         # The first time at which S is below; where it stays above, the longest observation.
-        position = int(np.searchsorted(-self.probabilities, -reached, side="right"))
+        position = int(np.searchsorted(self._rising, -reached, side="right"))
         time_s = float(self.times_s[min(position, len(self.times_s) - 1)])
         return max(time_s, seen_s * JUST_AFTER)

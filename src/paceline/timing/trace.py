@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
@@ -91,7 +91,7 @@ class Trace:
             raise UsageError(f"by={self.by!r} is not known{did_you_mean(str(self.by), BY)}")
         if self.censored not in CENSORED:
             raise UsageError(f"censored={self.censored!r} is not known; type censored=km, or nothing")
-        _check_rows(self.rows, lambda index: f"{self.source}, row {index + 1}")
+        _check_rows(self.rows, self.source)
         if all(row.censored for row in self.rows):
             raise UsageError(f"{self.source} has no round trip that is finished; record a longer run")
         object.__setattr__(self, "rows", tuple(sorted(self.rows, key=lambda row: (row.worker, row.draw))))
@@ -137,8 +137,10 @@ class Trace:
                 lines, rows = _read(csv.DictReader(stream), str(file))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise UsageError(f"cannot read the trace {file}: {error}") from error
-        _check_rows(rows, lambda index: f"{file}, line {lines[index]}")
-        return cls(rows, by=by, censored=censored, source=str(file))
+        try:
+            return cls(rows, by=by, censored=censored, source=str(file))
+        except _WrongRowError as error:
+            raise UsageError(f"{file}, line {lines[error.index]}, {error.text}") from error
 
     def to_csv(self, file: str | Path) -> None:
         """Write the rows, by worker and draw; every number is read back as the very same.
@@ -190,18 +192,25 @@ def _number(cell: str | None, column: str, where: str) -> Any:
         raise UsageError(f"{where}, column {column}: {cell or ''!r} is not {wanted}") from None
 
 
-def _check_rows(rows: Sequence[Row], where: Callable[[int], str]) -> None:
-    """Raise a UsageError that names the place of the first wrong row."""
-    first: dict[tuple[int, int], int] = {}
+class _WrongRowError(UsageError):
+    """A row is wrong; its index is told apart, so that the reader of a file can name the line."""
+
+    def __init__(self, index: int, text: str, source: str) -> None:
+        super().__init__(f"{source}, row {index + 1}, {text}")
+        self.index = index
+        self.text = text
+
+
+def _check_rows(rows: Sequence[Row], source: str) -> None:
+    known: set[tuple[int, int]] = set()
+    workers = {row.worker for row in rows}
     for index, row in enumerate(rows):
         try:
             _check_row(row)
+            _check_place(row, known, workers)
         except UsageError as error:
-            raise UsageError(f"{where(index)}, column {error}") from error
-        if (other := first.setdefault((row.worker, row.draw), index)) != index:
-            again = f"draw={row.draw} of worker {row.worker} is there already, in {where(other)}"
-            raise UsageError(f"{where(index)}, column draw: {again}")
-    _check_no_holes(rows, where)
+            raise _WrongRowError(index, f"column {error}", source) from error
+        known.add((row.worker, row.draw))
 
 
 def _check_row(row: Row) -> None:
@@ -219,10 +228,8 @@ def _check_row(row: Row) -> None:
         )
 
 
-def _check_no_holes(rows: Sequence[Row], where: Callable[[int], str]) -> None:
-    known = {row.worker for row in rows}
-    for index, row in enumerate(rows):
-        missing = row.worker - 1
-        if missing >= 0 and missing not in known:
-            gap = f"there is worker {row.worker}, but no worker {missing}; number them from 0"
-            raise UsageError(f"{where(index)}, column worker: {gap}")
+def _check_place(row: Row, known: set[tuple[int, int]], workers: set[int]) -> None:
+    if (row.worker, row.draw) in known:
+        raise UsageError(f"draw: {row.draw} of worker {row.worker} is there already")
+    if row.worker and row.worker - 1 not in workers:
+        raise UsageError(f"worker: {row.worker}, but there is no worker {row.worker - 1}; number them from 0")
