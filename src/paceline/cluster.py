@@ -68,12 +68,7 @@ class Cluster:
         object.__setattr__(self, "slowdowns", tuple(self.slowdowns))
         _check_device(self.device)
         _check_faults(self.faults, self.n)
-        if isinstance(self.timing, Trace) and self.timing.workers != self.n:
-            given = f"{self.timing.source} has {self.timing.workers} workers, the cluster {self.n}"
-            raise UsageError(f"{given}: type {self.timing.workers}")
-        for law in _each(self.timing):
-            if not isinstance(law, Law | Trace) or (isinstance(law, Trace) and law is not self.timing):
-                raise UsageError(f"timing={law!r} is not a law: type for example timing=Exponential(mean_s=1.0)")
+        _check_timing(self.timing, self.n)
         for speed in _each(self.speed):
             check("(0, inf)", speed=speed)
         for selection in [each.workers for each in (*self.slowdowns, self.transient) if each]:
@@ -109,9 +104,9 @@ class Cluster:
 
     def check_plan(self, plan: Plan) -> None:
         """Refuse a plan that waits for work of which the trace does not tell the end."""
-        for phase in plan.phases if _is_uncertain(self) else ():
+        for phase in plan.phases:
             if phase.protocol.on_update == "finish":
-                raise _unknown_ends(self, f"{phase.protocol.name} never interrupts, so it waits for them")
+                _check_certain(self.timing, f"{phase.protocol.name} never interrupts, so it waits for them")
 
 
 class RoundTrip(NamedTuple):
@@ -128,7 +123,13 @@ class RoundTrip(NamedTuple):
 
 
 class RoundTrips:
-    """Round-trip times of one run: any draw of any worker, fast where a worker's draws are asked in order."""
+    """Round-trip times of one run: any draw of any worker, fast where a worker's draws are asked in order.
+
+    Attributes:
+        is_certain: whether it is known of every round trip how long it takes.
+    """
+
+    is_certain = True
 
     def __init__(self, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
         check("[0, inf)", payload_bytes=payload_bytes)
@@ -158,9 +159,6 @@ class RoundTrips:
         offset = draw - self._first_draws[worker]
         row = self._rows[worker]
         return self._network_s + (row[offset] if 0 <= offset < len(row) else self._load(worker, draw))
-
-    is_certain = True
-    """Whether every round trip is known to end."""
 
     def confirm(self, worker: int, draw: int, start_s: float) -> None:
         """Raise a RunError if this round trip is not known to have ended when its time is over."""
@@ -198,7 +196,7 @@ class ReplayedTrips(RoundTrips):
     def __init__(self, cluster: Cluster, trace: Trace, seed: int, payload_bytes: float = 0) -> None:
         super().__init__(cluster, seed, payload_bytes)
         self._replay = Replay(trace, seed)
-        self.is_certain = self._replay.is_certain
+        self.is_certain = trace.is_certain
 
     def times(self, worker: int, draw: int, start_s: float) -> RoundTrip:
         """Return the parts of a round trip begun at virtual second ``start_s``; draws count from 1."""
@@ -253,8 +251,8 @@ class LocalCluster:
 
     def check_plan(self, plan: Plan) -> None:
         """Refuse slowness of which a trace does not tell the length: these workers cannot look back."""
-        if self.slowness is not None and _is_uncertain(self.slowness):
-            raise _unknown_ends(self.slowness, "worker processes have to sleep for some time")
+        if self.slowness is not None:
+            _check_certain(self.slowness.timing, "worker processes have to sleep for some time")
 
     @property
     def worker_threads(self) -> int:
@@ -267,16 +265,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _is_uncertain(cluster: Cluster) -> bool:
-    trace = cluster.timing
-    return isinstance(trace, Trace) and trace.censored is None and trace.censored_rows > 0
+def _check_timing(timing: object, n: int) -> None:
+    if isinstance(timing, Trace):
+        if timing.workers != n:
+            raise UsageError(f"{timing.source} has {timing.workers} workers, the cluster {n}: type {timing.workers}")
+        return
+    for law in _each(timing):
+        if not isinstance(law, Law):
+            raise UsageError(f"timing={law!r} is not a law: type for example timing=Exponential(mean_s=1.0)")
 
 
-def _unknown_ends(cluster: Cluster, why: str) -> UsageError:
-    trace = cluster.timing
-    assert isinstance(trace, Trace)
-    rows = f"{trace.censored_rows} of {len(trace.rows)} rows of {trace.source} are censored"
-    return UsageError(f"{rows}, nobody knows how long that work takes, and {why}: {FILL_IN}")
+def _check_certain(timing: object, why: str) -> None:
+    if isinstance(timing, Trace) and not timing.is_certain:
+        rows = f"{timing.censored_rows} of {len(timing.rows)} rows of {timing.source} are censored"
+        raise UsageError(f"{rows}, nobody knows how long that work takes, and {why}: {FILL_IN}")
 
 
 def _check_device(device: str) -> None:

@@ -22,7 +22,6 @@ class Replay:
 
     def __init__(self, trace: Trace, seed: int) -> None:
         rows = filled(trace.rows, seed) if trace.censored == "km" else trace.rows
-        self.is_certain = not any(row.censored for row in rows)
         self._trace = trace
         self._has_warned = False
         self._rows: list[list[Row]] = [[] for _ in range(trace.workers)]

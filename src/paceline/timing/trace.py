@@ -110,6 +110,11 @@ class Trace:
         """Number of rows whose gradient never came."""
         return sum(row.censored for row in self.rows)
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether it is known, or drawn, how long every piece of work takes."""
+        return self.censored == "km" or not self.censored_rows
+
     @classmethod
     def of(cls, run: Iterable[Record] | HasHistory, *, source: str = "the run") -> Trace:
         """Extract the round trips of a run: a `History`, or a `Result` or `SavedRun` that has one.
