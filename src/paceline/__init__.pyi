@@ -54,6 +54,7 @@ from .timing import Pareto as Pareto
 from .timing import ServerTime as ServerTime
 from .timing import ShiftedExponential as ShiftedExponential
 from .timing import Slowdown as Slowdown
+from .timing import Trace as Trace
 from .timing import Transient as Transient
 from .timing import Uniform as Uniform
 from .train import Result as Result

@@ -36,13 +36,21 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class Censored(StrEnum):
+    """How long censored work takes."""
+
+    KM = "km"
+
+
 @app.command()
 def train(
     job: Annotated[
         str | None, typer.Argument(help="digits, mnist, cifar10, mnist(folder=DIR), or module:object.")
     ] = None,
     protocol: Annotated[str | None, typer.Option(help="As bsp, k_sync(k=12) or 'bsp@25% >> asp'.")] = None,
-    cluster: Annotated[str | None, typer.Option(help="As local:4, '16*exp(mean=1)' or cluster.toml.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="As local:4, '16*exp(mean=1)', trace:FILE or cluster.toml.")
+    ] = None,
     stop: Annotated[str | None, typer.Option(help="As loss=0.2,seconds=60; the first to be reached.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of everything that is drawn; 0 if left out.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/JOB-1, -2, ... if left out.")] = None,
@@ -61,6 +69,9 @@ def train(
     ] = None,
     timeline: Annotated[bool, typer.Option("--timeline", help="Write timeline.json, for ui.perfetto.dev.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write scalars for TensorBoard.")] = False,
+    censored: Annotated[
+        Censored | None, typer.Option(help="Draw how long censored work of a trace takes; km: Kaplan-Meier.")
+    ] = None,
     output: Annotated[Format, typer.Option("--format", help="What is printed at the end.")] = Format.TEXT,
 ) -> None:
     """Train a job with a protocol on a cluster."""
@@ -83,10 +94,11 @@ def train(
         seed=seed,
         evaluate_every=evaluate_every,
         worker_timeout_s=worker_timeout_s,
+        censored=censored,
     )
     typed = typed.completed(resume)
     until = Stop.parse(typed["stop"])
-    workers = parse_cluster(typed["cluster"])
+    workers = parse_cluster(typed["cluster"], typed["censored"])
     loaded = load_job(typed["job"])
     folder = resume or out or _free_folder(loaded.name)
     with ProgressLine(typed["protocol"], until, Console(stderr=True)) as progress:
@@ -174,6 +186,24 @@ def compare(
         print(f"The table and a folder for each run are in {comparison.folder}.")
     if comparison.failures:
         raise RunError(f"{len(comparison.failures)} runs failed: {'; '.join(comparison.failures)}")
+
+
+@app.command()
+def trace(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("trace.csv"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier file there.")] = False,
+) -> None:
+    """Extract the round trips of a run, to replay them with --cluster trace:FILE."""
+    from paceline.run_folder import SavedRun
+    from paceline.timing import Trace
+
+    if out.exists() and not overwrite:
+        raise UsageError(f"{out} exists already; give another file, or --overwrite")
+    recorded = Trace.of(SavedRun(run), source=str(run))
+    recorded.to_csv(out)
+    censored = f"{recorded.censored_rows} of them censored"
+    print(f"{out}: {len(recorded.rows)} round trips of {recorded.workers} workers, {censored}")
 
 
 @app.command()

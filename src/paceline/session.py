@@ -60,7 +60,9 @@ class Setting:
     def checked_plan(self) -> Plan:
         """The plan in numbers of this run."""
         total = self.stop.workload(self.per_epoch)
-        return self.plan.checked(self.cluster.n, total=total, per_epoch=self.per_epoch)
+        plan = self.plan.checked(self.cluster.n, total=total, per_epoch=self.per_epoch)
+        self.cluster.check_plan(plan)
+        return plan
 
     @cached_property
     def evaluations(self) -> Extent | None:

@@ -222,6 +222,7 @@ def simulate(
     if not isinstance(simulated, Cluster):
         raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster such as '4*exp(mean=1)'")
     plan = plan.checked(simulated.n, total=None, per_epoch=None)
+    simulated.check_plan(plan)
     coordinator = Coordinator(plan, workers=simulated.n, stop=Stop(updates=updates))
     with TimingEngine(simulated, seed, payload_bytes) as engine, _collector_paused():
         end = engine.run(coordinator)

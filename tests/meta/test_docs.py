@@ -27,13 +27,18 @@ def test_the_programs_of_the_readme_run(code, capsys):
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [line for block in blocks("sh") for line in block.splitlines()])
-def test_the_commands_of_the_readme_run(command, monkeypatch, tmp_path):
+@pytest.mark.parametrize("block", blocks("sh"))
+def test_the_commands_of_the_readme_run(block, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for command in block.splitlines():
+        run(command, monkeypatch)
+
+
+def run(command, monkeypatch):
     words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command.partition("#")[0])]
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
         return
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as end:
         main()

@@ -13,11 +13,11 @@ import paceline
 SOURCE = Path(paceline.__file__).parent
 
 # Lowest first; a file may import from its own floor and from those below. A name ending in / is a folder.
-DECIDING = "events protocols catalogue timing/ stop learning_rate lead patience minibatches faults cluster cluster_text"
-RECORDING = "history figures timeline tensorboard callbacks recorder event_log run_folder progress"
+DECIDING = "events history protocols catalogue timing/ stop learning_rate lead patience minibatches faults"
+RECORDING = "figures timeline tensorboard callbacks recorder event_log run_folder progress"
 FLOORS = [
     "errors checks text streams",
-    f"{DECIDING} theory/ estimators/ compensation/",
+    f"{DECIDING} cluster cluster_text theory/ estimators/ compensation/",
     "controllers/ coordinator",
     "vectors job data server jobs/",
     f"{RECORDING} engines/ state rules checkpoint identity",

@@ -54,6 +54,7 @@ class TimingEngine(Engine):
         super().__init__()
         self._round_trips = cluster.round_trips(seed, payload_bytes)
         self._duration_s = self._round_trips.duration_s
+        self._confirm = None if self._round_trips.is_certain else self._round_trips.confirm
         self._gradient_s = cluster.server.gradient_s
         self._update_s = cluster.server.update_s
         self._heap: list[tuple[float, int, int, Any]] = []
@@ -79,6 +80,8 @@ class TimingEngine(Engine):
                 continue  # interrupted
             self.now = (at_s if at_s > self.now else self.now) + self._gradient_s
             fault = self._faults.get((worker, what)) if self._faults else None
+            if self._confirm is not None and fault is None:
+                self._confirm(worker, what, self._started_s[worker])
             arrived = self._arrival(worker, what) if fault is None else self._befall(fault)
             if arrived is not None:
                 return arrived

@@ -206,7 +206,7 @@ class LocalEngine(Engine):
         while not self._events:
             self._wait()
         event = self._events.popleft()
-        self.now = max(self.now, event.now)  # it may have come while an update was made
+        self.now = self._elapsed_s()  # one after another, also those that came while an update was made
         return event._replace(now=self.now)
 
     def _wait(self) -> None:
@@ -274,7 +274,7 @@ class LocalEngine(Engine):
             finite=measured.finite,
             pull_s=reply.pull_s,
             compute_s=measured.compute_s,
-            push_s=time.monotonic() - reply.sent_s,
+            push_s=now + self._begun - reply.sent_s,  # not beyond the moment of the arrival
         )
 
     def _gone(self, worker: int, peer: _Peer) -> None:
