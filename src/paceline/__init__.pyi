@@ -12,6 +12,8 @@ from .catalogue import ringmaster as ringmaster
 from .catalogue import ssp as ssp
 from .cluster import Cluster as Cluster
 from .cluster import LocalCluster as LocalCluster
+from .compare import compare as compare
+from .comparison.result import Comparison as Comparison
 from .controllers.base import AskAgain as AskAgain
 from .controllers.base import ChangeProtocol as ChangeProtocol
 from .controllers.base import CloseUpdate as CloseUpdate
@@ -36,7 +38,11 @@ from .protocols import Extent as Extent
 from .protocols import Phase as Phase
 from .protocols import Plan as Plan
 from .protocols import Protocol as Protocol
+from .replay import Replay as Replay
+from .replay import replay as replay
 from .stop import Stop as Stop
+from .tensorboard import TensorBoard as TensorBoard
+from .timeline import Timeline as Timeline
 from .timing import Deterministic as Deterministic
 from .timing import Empirical as Empirical
 from .timing import Exponential as Exponential
@@ -48,6 +54,7 @@ from .timing import Pareto as Pareto
 from .timing import ServerTime as ServerTime
 from .timing import ShiftedExponential as ShiftedExponential
 from .timing import Slowdown as Slowdown
+from .timing import Trace as Trace
 from .timing import Transient as Transient
 from .timing import Uniform as Uniform
 from .train import Result as Result

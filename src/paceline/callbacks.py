@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from paceline.history import (
     DecisionMade,
     GradientArrived,
@@ -32,6 +34,9 @@ class Callback:
             case RunEnded():
                 self.on_end(record)
 
+    def on_resume(self, records: Iterable[Record]) -> None:
+        """Hear what had happened before a run that goes on from a checkpoint."""
+
     def on_update(self, update: UpdateMade) -> None:
         """Hear of an update."""
 
@@ -49,7 +54,7 @@ class Callback:
 
 
 class Memory(Callback):
-    """Keeps every record."""
+    """Keeps every record of a run that is not written down."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []

@@ -14,8 +14,11 @@ from numpy.typing import NDArray
 from paceline.checks import check
 from paceline.errors import UsageError, did_you_mean
 from paceline.faults import Fault
+from paceline.protocols import Plan
 from paceline.streams import stream
-from paceline.timing import Exponential, Law, Network, ServerTime, Slowdown, Timeline, Transient
+from paceline.text import brief
+from paceline.timing import Exponential, Law, Network, ServerTime, Slowdown, Timeline, Trace, Transient
+from paceline.timing.replay import FILL_IN, Replay
 from paceline.timing.scenario import ALWAYS_NORMAL
 
 DEVICES = ("cpu", "cuda")
@@ -31,7 +34,8 @@ class Cluster:
 
     Args:
         n: Workers, >= 1.
-        timing: Law of the seconds that one gradient takes to compute; one for all workers or a list of n.
+        timing: Law of the seconds that one gradient takes to compute; one for all workers or a list of n. Or the
+            `Trace` of n workers, whose recorded pulls and pushes are added to the network's.
         speed: The compute time is divided by it, > 0; one for all workers or a list of n.
         slowdowns: Workers that are slower from some moment on.
         transient: Workers that are slower now and then.
@@ -48,7 +52,7 @@ class Cluster:
     """
 
     n: int
-    timing: Law | Sequence[Law] = field(default=Exponential(mean_s=1.0))
+    timing: Law | Sequence[Law] | Trace = field(default=Exponential(mean_s=1.0))
     _: KW_ONLY
     speed: float | Sequence[float] = 1.0
     slowdowns: Sequence[Slowdown] = ()
@@ -65,17 +69,19 @@ class Cluster:
         object.__setattr__(self, "slowdowns", tuple(self.slowdowns))
         _check_device(self.device)
         _check_faults(self.faults, self.n)
-        for law in _each(self.timing):
-            if not isinstance(law, Law):
-                raise UsageError(f"timing={law!r} is not a law: type for example timing=Exponential(mean_s=1.0)")
+        _check_timing(self.timing, self.n)
         for speed in _each(self.speed):
             check("(0, inf)", speed=speed)
         for selection in [each.workers for each in (*self.slowdowns, self.transient) if each]:
             for worker in selection if isinstance(selection, tuple) else ():
                 check(f"[0, {self.n})", Integral, workers=worker)
 
+    def __str__(self) -> str:
+        return brief(self)
+
     def law_of(self, worker: int) -> Law:
-        """Return the law of the worker's compute times at speed 1."""
+        """Return the law of the worker's compute times at speed 1; a trace is no law."""
+        assert not isinstance(self.timing, Trace)
         return self.timing[worker] if isinstance(self.timing, Sequence) else self.timing
 
     def speed_of(self, worker: int) -> float:
@@ -96,7 +102,15 @@ class Cluster:
             seed: The run's seed; a draw depends on (seed, worker, draw) and nothing else.
             payload_bytes: Size of the parameters, and of a gradient, >= 0.
         """
+        if isinstance(self.timing, Trace):
+            return ReplayedTrips(self, self.timing, seed, payload_bytes)
         return RoundTrips(self, seed, payload_bytes)
+
+    def check_plan(self, plan: Plan) -> None:
+        """Refuse a plan that waits for work of which the trace does not tell the end."""
+        for phase in plan.phases:
+            if phase.protocol.on_update == "finish":
+                _check_certain(self.timing, f"{phase.protocol.name} never interrupts, so it waits for them")
 
 
 class RoundTrip(NamedTuple):
@@ -113,7 +127,13 @@ class RoundTrip(NamedTuple):
 
 
 class RoundTrips:
-    """Round-trip times of one run: any draw of any worker, fast where a worker's draws are asked in order."""
+    """Round-trip times of one run: any draw of any worker, fast where a worker's draws are asked in order.
+
+    Attributes:
+        is_certain: whether it is known of every round trip how long it takes.
+    """
+
+    is_certain = True
 
     def __init__(self, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
         check("[0, inf)", payload_bytes=payload_bytes)
@@ -144,6 +164,9 @@ class RoundTrips:
         row = self._rows[worker]
         return self._network_s + (row[offset] if 0 <= offset < len(row) else self._load(worker, draw))
 
+    def confirm(self, worker: int, draw: int, start_s: float) -> None:
+        """Raise a RunError if this round trip is not known to have ended when its time is over."""
+
     def _work_s(self, worker: int, draw: int) -> float:
         offset = draw - self._first_draws[worker]
         row = self._rows[worker]
@@ -169,6 +192,32 @@ class RoundTrips:
         if worker not in self._timelines:
             self._timelines[worker] = self._cluster.timeline_of(worker, self._seed)
         return self._timelines[worker]
+
+
+class ReplayedTrips(RoundTrips):
+    """Round-trip times of a trace, under the speed, the scenario and the network of a cluster."""
+
+    def __init__(self, cluster: Cluster, trace: Trace, seed: int, payload_bytes: float = 0) -> None:
+        super().__init__(cluster, seed, payload_bytes)
+        self._replay = Replay(trace, seed)
+        self.is_certain = trace.is_certain
+
+    def times(self, worker: int, draw: int, start_s: float) -> RoundTrip:
+        """Return the parts of a round trip begun at virtual second ``start_s``; draws count from 1."""
+        pull_s, compute_s, push_s = self._replay.parts_s(worker, draw, start_s)
+        pull_s += self._pull_s
+        compute_s /= self._cluster.speed_of(worker)
+        if not self._steady:
+            compute_s = self._timeline(worker).duration_s(compute_s, start_s + pull_s)
+        return RoundTrip(pull_s, compute_s, push_s + self._push_s)
+
+    def duration_s(self, worker: int, draw: int, start_s: float) -> float:
+        """Return ``times(worker, draw, start_s).total_s``."""
+        return self.times(worker, draw, start_s).total_s
+
+    def confirm(self, worker: int, draw: int, start_s: float) -> None:
+        """Raise a RunError if this round trip was censored: beyond this moment nothing is known of it."""
+        self._replay.confirm(worker, draw, start_s)
 
 
 @dataclass(frozen=True)
@@ -204,6 +253,14 @@ class LocalCluster:
         if self.slowness is not None and self.slowness.n != self.n:
             raise UsageError(f"slowness has {self.slowness.n} workers, the cluster {self.n}: type {self.n} in both")
 
+    def __str__(self) -> str:
+        return brief(self)
+
+    def check_plan(self, plan: Plan) -> None:
+        """Refuse slowness of which a trace does not tell the length: these workers cannot look back."""
+        if self.slowness is not None:
+            _check_certain(self.slowness.timing, "worker processes have to sleep for some time")
+
     @property
     def worker_threads(self) -> int:
         """Threads of each worker: as given, or an equal share of this machine's cores, at least one."""
@@ -213,6 +270,22 @@ class LocalCluster:
 def cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_timing(timing: object, n: int) -> None:
+    if isinstance(timing, Trace):
+        if timing.workers != n:
+            raise UsageError(f"{timing.source} has {timing.workers} workers, the cluster {n}: type {timing.workers}")
+        return
+    for law in _each(timing):
+        if not isinstance(law, Law):
+            raise UsageError(f"timing={law!r} is not a law: type for example timing=Exponential(mean_s=1.0)")
+
+
+def _check_certain(timing: object, why: str) -> None:
+    if isinstance(timing, Trace) and not timing.is_certain:
+        rows = f"{timing.censored_rows} of {len(timing.rows)} rows of {timing.source} are censored"
+        raise UsageError(f"{rows}, nobody knows how long that work takes, and {why}: {FILL_IN}")
 
 
 def _check_device(device: str) -> None:

@@ -3,14 +3,15 @@
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from paceline.cluster import Cluster, LocalCluster
 from paceline.errors import UsageError, did_you_mean
-from paceline.text import Call, bind, split_top
-from paceline.timing import Law, Network, ServerTime, Slowdown, Transient, parse_law
+from paceline.text import Call, bind, parse_call, split_top
+from paceline.timing import Law, Network, ServerTime, Slowdown, Trace, Transient, parse_law
 
 Schema = Mapping[str, "Schema"]
 
@@ -27,14 +28,26 @@ _CLUSTER: Schema = {"workers": {}, "device": {}, **_SLOWNESS}
 _LOCAL: Schema = {"local": {"workers": {}, "device": {}, "respawn": {}, "threads": {}}, "slowness": _SLOWNESS}
 
 
-def parse_cluster(text: str) -> Cluster | LocalCluster:
+def parse_cluster(text: str, censored: Literal["km"] | None = None) -> Cluster | LocalCluster:
     """Read a cluster as it is typed on the command line.
+
+    Args:
+        text: such as ``16*exp(mean=1)``, ``local:4``, ``trace:FILE`` or ``trace(file=FILE, by=time)``, ``FILE.toml``.
+        censored: how long censored work of its trace takes, as in `Trace`.
 
     >>> parse_cluster("4*exp(mean=1) + 4*exp(mean=5)").n
     8
     >>> parse_cluster("local:4").n
     4
     """
+    cluster = _parse(text)
+    return cluster if censored is None else _with_censored(cluster, censored)
+
+
+def _parse(text: str) -> Cluster | LocalCluster:
+    if _is_trace(text):
+        trace = _trace(text)
+        return Cluster(trace.workers, trace)
     if text.endswith(".toml"):
         return load_cluster(text)
     if text.startswith("local:"):
@@ -46,10 +59,31 @@ def parse_cluster(text: str) -> Cluster | LocalCluster:
     return Cluster(len(laws), laws)
 
 
+def _with_censored(cluster: Cluster | LocalCluster, censored: Literal["km"]) -> Cluster | LocalCluster:
+    if isinstance(cluster, LocalCluster) and cluster.slowness is not None:
+        slowness = _with_censored(cluster.slowness, censored)
+        assert isinstance(slowness, Cluster)
+        return replace(cluster, slowness=slowness)
+    if isinstance(cluster, Cluster) and isinstance(cluster.timing, Trace):
+        return replace(cluster, timing=replace(cluster.timing, censored=censored))
+    raise UsageError(f"censored={censored} is for the rows of a trace: type --cluster trace:FILE, or leave it out")
+
+
+def _is_trace(text: str) -> bool:
+    return re.match(r"\s*trace\s*[:(]", text) is not None
+
+
+def _trace(text: str) -> Trace:
+    colon = text.strip().startswith("trace:")
+    call = Call("trace", {"file": text.partition(":")[2].strip()}) if colon else parse_call(text)
+    return bind(call, {"trace": Trace.from_csv})
+
+
 def _group(part: str, text: str) -> tuple[int, Law]:
     count, star, law = part.partition("*")
     if not star:
-        raise UsageError(f"{part.strip()!r} is not a group of workers: type 16*exp(mean=1), local:4, or a file.toml")
+        wanted = "type 16*exp(mean=1), local:4, trace:FILE, or a file.toml"
+        raise UsageError(f"{part.strip()!r} is not a group of workers: {wanted}")
     return _count(count, text), parse_law(law)
 
 
@@ -66,7 +100,8 @@ def load_cluster(path: str | Path) -> Cluster | LocalCluster:
 
     The keys are the arguments of `Cluster`: ``workers`` (its ``n``), ``timing`` and ``speed`` (one, or a list
     of n), and the tables ``[[slowdown]]``, ``[transient]``, ``[network]``, ``[server]``. Beside ``[local]``
-    (workers, device, respawn, threads) a table ``[slowness]`` holds the same without ``workers``.
+    (workers, device, respawn, threads) a table ``[slowness]`` holds the same without ``workers``. With
+    ``timing = "trace:FILE"`` the trace knows how many workers there are.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -84,9 +119,11 @@ def load_cluster(path: str | Path) -> Cluster | LocalCluster:
 
 
 def _cluster(tables: Mapping[str, Any]) -> Cluster:
-    if "workers" not in tables:
-        raise UsageError("the number of workers is missing: type workers = 16")
     given: dict[str, Any] = {_ARGUMENTS.get(key, key): _read(key, value) for key, value in tables.items()}
+    if isinstance(given.get("timing"), Trace):
+        given.setdefault("n", given["timing"].workers)
+    if "n" not in given:
+        raise UsageError("the number of workers is missing: type workers = 16")
     return Cluster(**given)
 
 
@@ -102,7 +139,7 @@ def _local(tables: Mapping[str, Any]) -> LocalCluster:
 
 def _read(key: str, value: Any) -> object:
     if key == "timing":
-        return [_law(each) for each in value] if isinstance(value, list) else _law(value)
+        return [_timing(each) for each in value] if isinstance(value, list) else _timing(value)
     if key == "slowdown":
         if not isinstance(value, list):
             raise UsageError("slowdown may be repeated: type [[slowdown]]")
@@ -110,10 +147,10 @@ def _read(key: str, value: Any) -> object:
     return bind(Call(key, _table(key, value)), _TABLES) if key in _TABLES else value
 
 
-def _law(value: object) -> Law:
+def _timing(value: object) -> Law | Trace:
     if not isinstance(value, str):
         raise UsageError(f'timing={value!r} is not text: type timing = "exp(mean=1)"')
-    return parse_law(value)
+    return _trace(value) if _is_trace(value) else parse_law(value)
 
 
 def _table(key: str, value: Any) -> Mapping[str, Any]:

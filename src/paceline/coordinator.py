@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import asdict, dataclass
 from enum import Enum, auto
 from itertools import takewhile
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 from paceline.controllers import base as control
 from paceline.errors import UsageError
@@ -27,6 +29,7 @@ from paceline.events import (
     Minibatch,
     Outcome,
     Quit,
+    Restarted,
     Stop,
     Timer,
     Wake,
@@ -73,6 +76,13 @@ class _Worker:
     contributed_to: int = -1  # version that was open when its latest gradient was accepted
     rejections: int = 0  # gradients in a row that were not finite
 
+    def state_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "status": self.status.name, "minibatch": self.minibatch}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> _Worker:
+        return cls(**{**state, "status": Status[state["status"]]})
+
 
 class Coordinator:
     """Decides who computes what, which gradients count, and when an update is made.
@@ -112,8 +122,11 @@ class Coordinator:
         self._phase_end: Extent | None = None
         self._protocol: Protocol = plan.phases[0].protocol
         self._controllers: list[tuple[control.Controller[Any], Any]] = []
+        self._has_begun = False
+        self._left: Literal["", "update", "timer"] = ""  # what the end of the run cut short
         self._watch = StopWatch(stop, workers, per_epoch)
         self._minibatches = minibatches
+        self._is_limited = minibatches is not None and minibatches.is_limited
         self._learning_rate = learning_rate or LearningRate()
         self._patience = Patience(worker_timeout_s)
         self._needs_alarm = self._patience.is_due_to_arm
@@ -139,6 +152,7 @@ class Coordinator:
         self._close_reason = ""
         self._opened_s = 0.0
         self._asked_for: set[float] = set()
+        self._woken_for_s: float | None = stop.seconds
 
         self._now = 0.0
         self._commands: list[Command] = []
@@ -147,20 +161,21 @@ class Coordinator:
     # --- what engines ask ---------------------------------------------------------------------------------
 
     def begin(self, now: float = 0.0) -> list[Command]:
-        """Open the first update with all workers and return the first commands."""
-        self._commands = []
+        """Open the first update with all workers, or go on where a state that was loaded left off."""
+        commands: list[Command] = []
+        self._commands = commands
+        if self._has_begun:
+            self._go_on()
+            return commands
         self._now = now
+        self._has_begun = True
         for worker in range(self._expected_workers):
             self._enlist(worker)
         self._deal_out()
-        if self._watch.seconds is not None:
-            self._wake(self._watch.seconds)
-        for phase in self._plan.phases:
-            if phase.end is not None and phase.end.unit == "seconds":
-                self._wake(phase.end.amount)
+        self._wake_at_fixed_times()
         self._enter_next_phase()
         self._open()
-        return self._commands
+        return commands
 
     def wants(self, worker: int, draw: int) -> bool:
         """Return whether this gradient would be accepted if it arrived now and were finite."""
@@ -172,7 +187,7 @@ class Coordinator:
         """Take one event and return what is to be done, in order."""
         commands: list[Command] = []
         self._commands = commands
-        if self.stopped:
+        if self.stopped and type(event) is not Restarted:
             return commands
         self._now = event.now
         if type(event) is Arrival:
@@ -195,6 +210,8 @@ class Coordinator:
                 self._evaluated(event)
             case Quit():
                 self._end(Stop(event.outcome, event.reason))
+            case Restarted():
+                self._restart(event.workers)
 
     # --- arrivals -----------------------------------------------------------------------------------------
 
@@ -274,8 +291,10 @@ class Coordinator:
         elif self._delivered is not None and self._delivered in self._idle:  # not set aside meanwhile
             self._give_if_allowed(self._delivered)
         self._delivered = None
-        if self._held and not (self._in_flight or self._owing):
+        if self._held and not self._in_flight and (self._is_limited or not self._owing):
             self._update(NOBODY_ELSE)
+        if self._is_limited and not (self._held or self._in_flight or self.stopped):
+            self._end_of_data()
 
     def _others_can_contribute(self) -> bool:
         """Whether a worker that was there when the update was opened is at work or may start."""
@@ -290,10 +309,17 @@ class Coordinator:
         self.workload += len(held)
         scale = self._learning_rate.scale(len(held), self._live or 1)
         self._commands.append(Apply(self.version, tuple(held), scale, reason))
+        self._check_update()
+
+    def _check_update(self) -> None:
         stop = self._watch.after_update(self.version, self.workload)
         if stop is not None:
+            self._left = "update"
             self._end(stop)
-            return
+        else:
+            self._finish_update()
+
+    def _finish_update(self) -> None:
         if self._evaluate_every is not None:
             self._check_evaluation(self._evaluate_every)
         if self._phase_end is not None:
@@ -318,6 +344,18 @@ class Coordinator:
         self.stopped = True
         self._commands.append(stop)
 
+    def _end_of_data(self) -> None:
+        """Nobody is at work: every sample was seen so many times, or the lead waits for a worker without data."""
+        assert self._minibatches is not None
+        if self._minibatches.are_used_up:
+            reason = f"every minibatch was dealt out; {self.workload} gradients were applied, the others not finite"
+            self._end(Stop(Outcome.EPOCHS, reason))
+        elif self._lead is not None:
+            for worker in self._idle:
+                if not self._minibatches.has_next(worker):
+                    self._lead.leave(worker)
+            self._refill()
+
     # --- giving work --------------------------------------------------------------------------------------
 
     def _refill(self) -> None:
@@ -334,7 +372,12 @@ class Coordinator:
     def _may_start(self, worker: int) -> bool:
         if self._protocol.refill == "update" and self._workers[worker].contributed_to == self.version:
             return False
+        if self._is_limited and not self._has_data(worker):
+            return False
         return self._lead is None or self._lead.may_start(worker)
+
+    def _has_data(self, worker: int) -> bool:
+        return self._minibatches is None or self._minibatches.has_next(worker)
 
     def _give(self, worker: int, state: _Worker) -> None:
         state.draw += 1
@@ -357,6 +400,7 @@ class Coordinator:
     def _give_back(self, state: _Worker) -> None:
         if self._minibatches is not None and state.minibatch is not None:
             self._minibatches.give_back(state.minibatch)
+            self._recheck_idle |= self._is_limited
 
     def _interrupt(self, worker: int, state: _Worker) -> None:
         self._commands.append(Interrupt(worker, state.draw))
@@ -438,10 +482,18 @@ class Coordinator:
     def _wake(self, at_s: float) -> None:
         self._commands.append(Wake(at_s))
 
+    def _wake_at_fixed_times(self) -> None:
+        if self._watch.seconds is not None:
+            self._wake(self._watch.seconds)
+        for phase in self._plan.phases:
+            if phase.end is not None and phase.end.unit == "seconds":
+                self._wake(phase.end.amount)
+
     def _timer(self) -> None:
         now = self._now
         stop = self._watch.at(now)
         if stop is not None:
+            self._left = "timer"
             self._end(stop)
             return
         phase = self._phase
@@ -576,6 +628,117 @@ class Coordinator:
         stop = self._watch.after_evaluation(event.version, event.metrics)
         if stop is not None:
             self._end(stop)
+
+    # --- going on -----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that a coordinator of the same plan needs to go on."""
+        return {
+            "plan": str(self._plan),
+            "seconds": self._watch.seconds,
+            "workers": {worker: state.state_dict() for worker, state in self._workers.items()},
+            "idle": list(self._idle),
+            "in_flight": list(self._in_flight),
+            "controllers": [controller.state_dict(state) for controller, state in self._controllers],
+            "watch": self._watch.state_dict(),
+            "patience": self._patience.state_dict(),
+            "minibatches": self._minibatches and self._minibatches.state_dict(),
+            "lead": self._lead and self._lead.state_dict(),
+            **{name: copy(getattr(self, name)) for name in _AS_IT_IS},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take on a state; where the plan is another one, what belongs to it waits for a `Restarted`."""
+        self._has_begun = True
+        for name in _AS_IT_IS:
+            setattr(self, name, copy(state[name]))
+        self._workers = {worker: _Worker.of(saved) for worker, saved in state["workers"].items()}
+        self._idle = dict.fromkeys(state["idle"])
+        self._in_flight = {worker: self._workers[worker] for worker in state["in_flight"]}
+        self._watch.load_state_dict(state["watch"])
+        self._patience.load_state_dict(state["patience"])
+        if self._minibatches is not None:
+            self._minibatches.load_state_dict(state["minibatches"])
+        self._woken_for_s = state["seconds"]
+        if state["plan"] != str(self._plan):
+            self._phase = -1
+            return
+        phase = self._plan.phases[self._phase]
+        self._phase_end = phase.end
+        self._controllers = [
+            (controller, controller.load_state_dict(saved))
+            for controller, saved in zip(phase.controllers, state["controllers"], strict=True)
+        ]
+        if state["lead"] is not None:
+            self._lead = Lead(self._protocol.max_lead)
+            self._lead.load_state_dict(state["lead"])
+
+    def _go_on(self) -> None:
+        """Do what the end of the run cut short, perhaps to end at once again."""
+        self.stopped = False
+        if self._watch.seconds is not None and self._watch.seconds != self._woken_for_s:
+            self._wake(self._watch.seconds)
+        left, self._left = self._left, ""
+        if left == "update":
+            self._check_update()
+        elif left == "timer":
+            self._timer()
+        if not self.stopped:
+            self._settle()
+
+    def _restart(self, workers: int) -> None:
+        """Give all work out anew, to these workers."""
+        for worker, state in list(self._in_flight.items()):
+            self._release(worker, state)
+            self._give_back(state)
+        for worker in [worker for worker in self._workers if worker >= workers]:
+            self._lose(worker)
+        if self._phase < 0:
+            self._enter_next_phase()
+            self._check_phase()
+        for worker in range(workers):
+            if worker not in self._workers or self._workers[worker].status is LOST:
+                self._join(worker)
+        self._recheck_idle = True
+        self._wake_again()
+        if self._evaluating:
+            self._commands.append(Evaluate(self.version))
+        self._go_on()
+
+    def _wake_again(self) -> None:
+        self._patience.disarm()
+        self._needs_alarm = self._patience.is_due_to_arm
+        self._woken_for_s = self._watch.seconds
+        self._wake_at_fixed_times()
+        for at_s in sorted(self._asked_for | ({self._deserted_until_s} - {inf})):
+            self._wake(at_s)
+
+
+# The part of the state that a checkpoint can hold as it is.
+_AS_IT_IS = (
+    "version",
+    "workload",
+    "stopped",
+    "_left",
+    "_phase",
+    "_protocol",
+    "_needs_alarm",
+    "_deserted_until_s",
+    "_evaluated_at",
+    "_evaluating",
+    "_live",
+    "_newcomers",
+    "_owing",
+    "_recheck_idle",
+    "_held",
+    "_quorum",
+    "_quorum_reason",
+    "_protocol_quorum",
+    "_close_reason",
+    "_opened_s",
+    "_asked_for",
+    "_now",
+)
 
 
 def _quorum(protocol: Protocol) -> tuple[float, str]:

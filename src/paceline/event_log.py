@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
-from math import nan
+from math import inf, nan
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
@@ -121,15 +121,19 @@ def to_record(line: bytes) -> Record:
     return record
 
 
-def read_records(path: Path) -> Iterator[Record]:
+def read_records(path: Path, until_bytes: float = inf) -> Iterator[Record]:
     """Yield the records of a log, that of a run that is still going too.
 
     Warns of a last line that is cut short, which is left out.
 
+    Args:
+        path: of the log.
+        until_bytes: how much of it is read.
+
     Raises:
         RunError: the log cannot be read.
     """
-    yield from _decoded(path, to_record)
+    yield from _decoded(path, to_record, until_bytes)
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -137,8 +141,12 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return list(_decoded(path, orjson.loads))
 
 
-def _decoded(path: Path, decode: Callable[[bytes], Any]) -> Iterator[Any]:
+def _decoded(path: Path, decode: Callable[[bytes], Any], until_bytes: float = inf) -> Iterator[Any]:
+    read_bytes = 0
     for number, line in enumerate(_lines(path), start=1):
+        read_bytes += len(line)
+        if read_bytes > until_bytes:
+            return
         if not line.endswith(b"\n"):
             warnings.warn(f"{path}, line {number} is cut short: it is left out", PacelineWarning, stacklevel=2)
             return

@@ -113,11 +113,13 @@ class Restarted(NamedTuple):
 
     Attributes:
         workers: that it goes on with, numbered from 0.
+        stop_before: the conditions that would have ended it before.
         changes: what differs from the run before, in words; empty for nothing.
     """
 
     now: float
     workers: int
+    stop_before: str = ""
     changes: str = ""
 
 

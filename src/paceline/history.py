@@ -36,12 +36,14 @@ class RunResumed:
     A simulated run that nothing was changed in leaves no such record: it goes on as if it had never stopped.
 
     Attributes:
+        stop_before: the conditions that would have ended it before.
         changes: what differs from the run before, in words; empty for nothing.
     """
 
     now_s: float
     version: int
     workers: int
+    stop_before: str
     changes: str
 
 

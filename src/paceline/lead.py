@@ -1,6 +1,8 @@
 """Who may start when nobody may get too far ahead of the slowest."""
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 
 class Lead:
@@ -34,18 +36,31 @@ class Lead:
         self._workers_at[self._minimum] += 1
 
     def leave(self, worker: int) -> bool:
-        """Take a worker out; return whether the minimum rose."""
-        return self._move(self._delivered.pop(worker), None)
+        """Take a worker out, if it takes part; return whether the minimum rose."""
+        count = self._delivered.pop(worker, None)
+        return count is not None and self._move(count, None)
 
     def deliver(self, worker: int) -> bool:
         """Count a delivery, accepted or not; return whether the minimum rose."""
+        if worker not in self._delivered:
+            self.join(worker)
         count = self._delivered[worker]
         self._delivered[worker] = count + 1
         return self._move(count, count + 1)
 
     def may_start(self, worker: int) -> bool:
         """Return whether the worker is within the bound."""
-        return self._delivered[worker] - self._minimum <= self._bound
+        return self._delivered.get(worker, self._minimum) - self._minimum <= self._bound
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the bound."""
+        return {"delivered": dict(self._delivered), "minimum": self._minimum}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state."""
+        self._delivered = dict(state["delivered"])
+        self._workers_at = Counter(self._delivered.values())
+        self._minimum = state["minimum"]
 
     def _move(self, old: int, new: int | None) -> bool:
         if new is not None:

@@ -1,6 +1,8 @@
 """How long a silent worker is waited for before it is declared lost."""
 
+from collections.abc import Mapping
 from math import inf
+from typing import Any
 
 from paceline.errors import UsageError
 
@@ -65,3 +67,18 @@ class Patience:
     def is_exceeded(self, started_s: float, now: float) -> bool:
         """Return whether a worker that began then counts as lost by now."""
         return started_s + self.timeout_s <= now
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was observed, and the alarm."""
+        return {"longest_s": self.longest_s, "alarm_s": self._alarm_s}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state; a timeout that was given stays as it is given now."""
+        self.longest_s = state["longest_s"]
+        self._alarm_s = state["alarm_s"]
+        if self._is_derived and self.longest_s:
+            self.timeout_s = max(ROUND_TRIPS * self.longest_s, LEAST_S)
+
+    def disarm(self) -> None:
+        """Forget the alarm."""
+        self._alarm_s = None

@@ -203,7 +203,8 @@ class Phase:
         return as_plan(self) >> other
 
     def __str__(self) -> str:
-        return f"{self.protocol.name} until {self.end}" if self.end else self.protocol.name
+        controlled = f" controlled by {', '.join(map(repr, self.controllers))}" if self.controllers else ""
+        return f"{self.protocol.name}{controlled}{f' until {self.end}' if self.end else ''}"
 
 
 @dataclass(frozen=True)

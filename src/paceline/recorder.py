@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import Any
 
 from paceline.callbacks import Callback
 from paceline.coordinator import OLD_DRAW, SILENT
@@ -116,6 +119,20 @@ class Recorder:
             self._evaluated(VersionEvaluated(now, version, self._updated_s, dict(metrics)))
         self._tell(RunEnded(now, stop.outcome, stop.reason, self._busy_s, self._live_s))
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return all counts."""
+        return {
+            "totals": vars(self.totals) | {"staleness": Counter(self.totals.staleness)},
+            **{name: copy(getattr(self, name)) for name in _AS_IT_IS},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such counts."""
+        self._has_begun = True
+        self.totals = Totals(**state["totals"])
+        for name in _AS_IT_IS:
+            setattr(self, name, copy(state[name]))
+
     def _begin(self, now: float) -> None:
         if not self._has_begun:
             self._has_begun = True
@@ -130,7 +147,7 @@ class Recorder:
         for worker in range(event.workers):
             self._joined_s.setdefault(worker, event.now)
         self._published_s.clear()
-        self._tell(RunResumed(event.now, self._version, event.workers, event.changes))
+        self._tell(RunResumed(event.now, self._version, event.workers, event.stop_before, event.changes))
 
     def _evaluated(self, record: VersionEvaluated) -> None:
         self.evaluation = record
@@ -154,7 +171,7 @@ class Recorder:
             case Apply():
                 self._update(now, command)
             case Evaluate():
-                self._published_s[command.version] = now
+                self._published_s[command.version] = self._updated_s
             case Decision():
                 if command.kind == SILENT and command.worker is not None:
                     self._leave(command.worker, now)
@@ -233,3 +250,20 @@ class Recorder:
         self.totals.count(record)
         for callback in self._callbacks:
             callback.on_record(record)
+
+
+# The part of the state that a checkpoint can hold as it is.
+_AS_IT_IS = (
+    "_work",
+    "_abandoned",
+    "_losses",
+    "_workload",
+    "_rate",
+    "_now",
+    "_updated_s",
+    "_version",
+    "_published_s",
+    "_joined_s",
+    "_busy_s",
+    "_live_s",
+)

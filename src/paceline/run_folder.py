@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
@@ -19,26 +20,36 @@ from paceline.history import History, Record
 RUN = "run.json"
 EVENTS = "events.jsonl"
 MODEL = "model.safetensors"
+CHECKPOINTS = "checkpoints"
 
 
 class RunFolder(Callback):
     """Writes a run down while it goes on.
 
     Args:
-        path: of the folder, which must not exist yet.
+        path: of the folder.
         configuration: what was asked for; versions are added.
         overwrite: whether the files of an earlier run in this folder may be replaced.
+        keep_bytes: how much of the log of a run that is resumed is kept; None for a new run.
 
     Raises:
-        UsageError: the folder exists.
+        UsageError: the folder exists, and is neither to be replaced nor resumed.
         RunError: while running, when nothing more can be written.
     """
 
-    def __init__(self, path: Path, configuration: Mapping[str, Any], overwrite: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        configuration: Mapping[str, Any],
+        *,
+        overwrite: bool = False,
+        keep_bytes: int | None = None,
+    ) -> None:
         self.path = path
         self._configuration = {**configuration, "versions": versions()}
         self._log: EventLog | None = None
-        if path.exists() and not overwrite:
+        self._keep_bytes = keep_bytes
+        if path.exists() and keep_bytes is None and not overwrite:
             raise UsageError(f"{path} exists already; give another folder, or --overwrite (overwrite=True)")
 
     @property
@@ -55,12 +66,22 @@ class RunFolder(Callback):
         except OSError as error:
             raise self._cannot_write(EVENTS, error) from error
 
+    def settle(self) -> int:
+        """Wait until the log is on the disk and return its size in bytes."""
+        try:
+            return self._log.settle() if self._log is not None else self._keep_bytes or 0
+        except OSError as error:
+            raise self._cannot_write(EVENTS, error) from error
+
     def _begin(self) -> EventLog:
         self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / MODEL).unlink(missing_ok=True)
+        if self._keep_bytes is None:
+            (self.path / MODEL).unlink(missing_ok=True)
+            shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
         text = json.dumps(self._configuration, indent=2, default=str)
-        (self.path / RUN).write_text(text + "\n", encoding="utf-8")
-        return EventLog(self.path / EVENTS)
+        (self.path / f".{RUN}").write_text(text + "\n", encoding="utf-8")
+        (self.path / f".{RUN}").rename(self.path / RUN)
+        return EventLog(self.path / EVENTS, self._keep_bytes or 0)
 
     def save_model(self, tensors: Mapping[str, Any]) -> None:
         """Write the parameters and buffers that were learned, if the run has begun."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,11 @@ class ParameterServer:
     def learning_rate(self) -> float:
         """The optimizer's own rate now, of its first parameter group."""
         return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def scheduler_name(self) -> str | None:
+        """The kind of the schedule, if there is one."""
+        return type(self._scheduler).__name__ if self._scheduler is not None else None
 
     def take(self, gradient: Vectors, samples: int) -> None:
         """Take one gradient into the open update; it must stay as it is until `let_go` or `apply`.
@@ -132,6 +138,37 @@ class ParameterServer:
     def publish(self, version: Vectors) -> None:
         """Copy the parameters and buffers into the storage of a version."""
         version.copy_(self._state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return parameters, buffers, optimizer, schedule, and what the open update is made of so far."""
+        self.let_go()
+        return {
+            "model": self._tensors(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self._scheduler and self._scheduler.state_dict(),
+            "workload": self._workload,
+            "scheduled": self._scheduled,
+            "samples": self._samples,
+            "mean": self._mean.memory.clone() if self._samples else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state of the same job."""
+        for name, tensor in self._tensors().items():
+            tensor.copy_(state["model"][name])  # in place: they live in flat vectors
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
+        self._workload = state["workload"]
+        self._scheduled = state["scheduled"]
+        self._samples = state["samples"]
+        if state["mean"] is not None:
+            self._mean.memory.copy_(state["mean"])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return all parameters and buffers by name; a state_dict of the model would leave some buffers out."""
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        return {name: tensor.detach() for name, tensor in named}
 
     def _advance_schedule(self) -> None:
         if self._scheduler is None or self._per_step is None:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import inf
+from typing import Any
 
 from paceline import events
 from paceline.errors import UsageError, did_you_mean
@@ -73,7 +74,8 @@ class Stop:
 
     @classmethod
     def parse(cls, text: str) -> "Stop":
-        """Read conditions such as ``loss=0.2,seconds=60``."""
+        """Read conditions such as ``loss=0.2,seconds=60``, or as ``str`` writes them."""
+        text = text.removeprefix("Stop(").removesuffix(")")
         known = [f.name for f in fields(cls)]
         conditions: dict[str, float] = {}
         for part in text.split(","):
@@ -129,6 +131,14 @@ class StopWatch:
         if self.seconds is None or now < self.seconds:
             return None
         return events.Stop(Outcome.SECONDS, f"{self.seconds:g} seconds have passed")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the losses that are looked at."""
+        return {"losses": list(self._losses)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state, perhaps under other conditions."""
+        self._losses.extend(state["losses"])
 
     def after_evaluation(self, version: int, metrics: Mapping[str, float]) -> events.Stop | None:
         """Look at the metrics of a version."""

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from inspect import Parameter, signature
 from typing import Any, TypeVar
 
@@ -130,3 +130,18 @@ def _parameter(name: str, knob: str, parameters: Mapping[str, Parameter]) -> str
     if not parameters:
         raise UsageError(f"{name} has no knobs, but was given {knob!r}: type {name}")
     raise UsageError(f"{name} has no knob {knob!r}{did_you_mean(knob, parameters)}")
+
+
+def brief(instance: Any) -> str:
+    """Return a dataclass as its call, without what is as it is by default.
+
+    >>> brief(Call("bsp"))
+    "Call(name='bsp')"
+    """
+    told = []
+    for each in fields(instance):
+        default = each.default_factory() if each.default_factory is not MISSING else each.default
+        value = getattr(instance, each.name)
+        if value != default:
+            told.append(f"{each.name}={value!r}")
+    return f"{type(instance).__name__}({', '.join(told)})"

@@ -10,7 +10,6 @@ from math import nan
 from pathlib import Path
 from types import UnionType
 
-import psutil
 from torch import nn
 
 from paceline.callbacks import Callback, Memory
@@ -19,21 +18,20 @@ from paceline.cluster import Cluster, LocalCluster
 from paceline.cluster_text import parse_cluster
 from paceline.coordinator import Coordinator
 from paceline.engines.base import Engine
-from paceline.engines.local import LocalEngine
 from paceline.engines.local.engine import refuse_while_importing
-from paceline.engines.replica import Replica, build_model, evaluate, usable_device
-from paceline.engines.virtual import TimingEngine, VirtualEngine
+from paceline.engines.virtual import TimingEngine
 from paceline.errors import RunError, UsageError
-from paceline.events import Outcome
+from paceline.events import Command, Event, Outcome
+from paceline.events import Stop as EndCommand
 from paceline.history import History, Totals
 from paceline.job import Job
-from paceline.minibatches import Minibatches
+from paceline.keeper import Habit, Keeper
 from paceline.protocols import Extent, Phase, Plan, Protocol, as_plan
 from paceline.recorder import Recorder
+from paceline.resume import Resumption
 from paceline.run_folder import RunFolder
-from paceline.server import ParameterServer
+from paceline.session import Session, Setting
 from paceline.stop import Stop
-from paceline.vectors import Layout, trainable
 
 AnyProtocol = str | Protocol | Phase | Plan
 AnyCluster = str | Cluster | LocalCluster
@@ -71,8 +69,12 @@ def train(
     seed: int = 0,
     out: str | Path | None = None,
     overwrite: bool = False,
+    resume: str | Path | None = None,
+    allow_change: bool = False,
     callbacks: Sequence[Callback] = (),
     evaluate_every: str | Extent | None = None,
+    checkpoint_every: str | Extent = "seconds=60",
+    keep_checkpoints: int = 3,
     worker_timeout_s: float | None = None,
 ) -> Result:
     """Train a job with a protocol on a cluster.
@@ -85,9 +87,15 @@ def train(
         seed: of everything that is drawn, >= 0.
         out: folder to write the run down in; nothing is written without it.
         overwrite: whether an earlier run in that folder may be replaced.
+        resume: folder of a run of the same job to go on with, instead of `out`. A simulated run goes on bit for bit
+            as if it had never stopped; a real one from its last checkpoint.
+        allow_change: whether protocol and cluster may differ from those of the run that is resumed.
         callbacks: that hear what happens.
         evaluate_every: how often to measure `job.eval_data`, as `Extent("epochs", 1)` or "epochs=1"; once an epoch
             (or 100 updates, for data without a length) if there are any and nothing is given.
+        checkpoint_every: how often the run is saved in its folder, as "updates=100" or "seconds=60", which are
+            seconds of real time; it is saved at its beginning and its end, too.
+        keep_checkpoints: how many of them are kept, >= 1.
         worker_timeout_s: silence after which a worker is taken for lost; derived from round trips if not given.
 
     Raises:
@@ -98,49 +106,45 @@ def train(
     plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
-    evaluate_every = Extent.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every
-    _check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster), stop=(stop, Stop))
-    n = cluster.n
-    per_epoch = _gradients_per_epoch(job, n)
-    plan = plan.checked(n, total=stop.workload(per_epoch), per_epoch=per_epoch)
-    coordinator = Coordinator(
+    check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster), stop=(stop, Stop))
+    setting = Setting(
+        job,
         plan,
-        workers=n,
-        stop=stop,
-        per_epoch=per_epoch,
-        minibatches=_minibatches(job, n),
-        learning_rate=job.learning_rate,
-        worker_timeout_s=worker_timeout_s,
-        evaluate_every=_evaluations(job, stop, evaluate_every, per_epoch),
+        cluster,
+        stop,
+        seed,
+        _extent(evaluate_every) if evaluate_every is not None else None,
+        worker_timeout_s,
     )
-    model = build_model(job, seed)
-    if isinstance(cluster, Cluster):
-        model = model.to(usable_device(cluster.device))
-    layout = Layout(model)
-    _check_memory(layout, n)
-    server = ParameterServer(job, model, layout, per_epoch)
-    configuration = {
-        "job": job.name,
-        "protocol": str(plan),
-        "cluster": str(cluster),
-        "stop": str(stop),
-        "seed": seed,
-        "batch_size": job.batch_size,
-        "workers": n,
-        "memory": memory_note(layout, n),
-        "parameters": sum(parameter.numel() for parameter in trainable(model)),
-    }
-    folder = RunFolder(Path(out), configuration, overwrite) if out is not None else None
+    habit = Habit(setting.in_gradients(_extent(checkpoint_every)), keep_checkpoints)
+    session = Session(setting)
+    if resume is None:
+        folder = RunFolder(Path(out), session.configuration, overwrite=overwrite) if out is not None else None
+        return _run(session, folder, None, callbacks, habit)
+    if out is not None:
+        raise UsageError(f"out={str(out)!r} and resume={str(resume)!r}: a resumed run stays where it is; give one")
+    past = Resumption(Path(resume), session, allow_change)
+    folder = RunFolder(Path(resume), session.configuration, overwrite=True, keep_bytes=past.log_bytes)
+    return _run(session, folder, past, callbacks, habit)
+
+
+def _run(
+    session: Session, folder: RunFolder | None, past: Resumption | None, callbacks: Sequence[Callback], habit: Habit
+) -> Result:
     memory = Memory()
-    heard = [folder or memory, *callbacks]
-    recorder = Recorder(n, job.batch_size, memory_note(layout, n), lambda: server.learning_rate, heard)
+    recorder = session.recorder([folder or memory, *callbacks])
     try:
-        with _engine(job, cluster, seed, server, layout) as engine:
-            end = engine.run(coordinator, recorder.observe)
-        measurable = job.eval_data is not None and not end.outcome.is_failure
-        recorder.end(end, coordinator.version, evaluate(job, model, seed) if measurable else {})
+        engine = session.engine()
+        first = past.load(engine, recorder) if past else None
+        if past is not None:
+            for callback in callbacks:
+                callback.on_resume(past.history())
+        keeper = Keeper(session, engine, recorder, folder, habit) if folder else None
+        with engine:
+            end = _carry_out(session.coordinator, engine, recorder, keeper, first)
+        recorder.end(end, session.coordinator.version, {} if end.outcome.is_failure else session.evaluate())
     finally:  # whatever ended it, what was learned is kept
-        model = model.cpu()
+        model = session.model.cpu()
         model.zero_grad(set_to_none=True)
         if folder is not None:
             folder.save_model(model.state_dict())
@@ -154,6 +158,22 @@ def train(
         metrics=recorder.evaluation.metrics if recorder.evaluation else {},
         folder=folder.path if folder else None,
     )
+
+
+def _carry_out(
+    coordinator: Coordinator, engine: Engine, recorder: Recorder, keeper: Keeper | None, first: Event | None
+) -> EndCommand:
+    """Run to the end, with a checkpoint now and then if there is a keeper."""
+    if keeper is None:
+        return engine.run(coordinator, recorder.observe, first)
+
+    def observe(now: float, event: Event | None, commands: Sequence[Command]) -> None:
+        recorder.observe(now, event, commands)
+        keeper.after()
+
+    end = engine.run(coordinator, observe, first)
+    keeper.save()
+    return end
 
 
 @dataclass(frozen=True)
@@ -202,6 +222,7 @@ def simulate(
     if not isinstance(simulated, Cluster):
         raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster such as '4*exp(mean=1)'")
     plan = plan.checked(simulated.n, total=None, per_epoch=None)
+    simulated.check_plan(plan)
     coordinator = Coordinator(plan, workers=simulated.n, stop=Stop(updates=updates))
     with TimingEngine(simulated, seed, payload_bytes) as engine, _collector_paused():
         end = engine.run(coordinator)
@@ -224,67 +245,15 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def memory_note(layout: Layout, n: int) -> str:
-    """Say how much memory the versions of n workers may take."""
-    return (
-        f"up to {n + 1} versions of {layout.nbytes / 2**20:.3g} MiB for {n} workers: "
-        f"{(n + 1) * layout.nbytes / 2**20:.3g} MiB"
-    )
+def _extent(given: str | Extent) -> Extent:
+    return Extent.parse(given) if isinstance(given, str) else given
 
 
-def _engine(job: Job, cluster: Cluster | LocalCluster, seed: int, server: ParameterServer, layout: Layout) -> Engine:
-    if isinstance(cluster, LocalCluster):
-        return LocalEngine(job, cluster, seed, server, layout)
-    replica = Replica(job, seed, cluster.n, device=cluster.device)
-    return VirtualEngine(cluster, seed, replica, server)
-
-
-def _shards(job: Job, n: int) -> int:
-    return n if job.sharding == "partitioned" else 1
-
-
-def _gradients_per_epoch(job: Job, n: int) -> int | None:
-    shards = _shards(job, n)
-    per_shard = job.minibatches_per_epoch(shards)
-    return per_shard and per_shard * shards
-
-
-def _minibatches(job: Job, n: int) -> Minibatches | None:
-    if job.sampling == "replacement" and job.sharding == "shared":
-        return None
-    return Minibatches(
-        n,
-        per_epoch=job.minibatches_per_epoch(_shards(job, n)) if job.sampling == "epoch" else None,
-        partitioned=job.sharding == "partitioned",
-        requeue=job.on_drop == "requeue",
-    )
-
-
-def _evaluations(job: Job, stop: Stop, every: Extent | None, per_epoch: float | None) -> Extent | None:
-    if job.eval_data is None:
-        if stop.accuracy is not None or every is not None:
-            raise UsageError(f"job {job.name} has nothing to evaluate on; give it eval_data")
-        return None
-    if every is None:
-        return Extent("gradients", per_epoch) if per_epoch else Extent("updates", 100)
-    return every.in_gradients(stop.workload(per_epoch), per_epoch)
-
-
-def _check_kinds(**given: tuple[object, type | UnionType]) -> None:
+def check_kinds(**given: tuple[object, type | UnionType]) -> None:
+    """Refuse an argument that is of another kind than the one beside it."""
     for name, (value, kind) in given.items():
         if not isinstance(value, kind):
             wanted = (
                 str(kind).replace("paceline.cluster.", "pl.") if isinstance(kind, UnionType) else f"pl.{kind.__name__}"
             )
             raise UsageError(f"{name} = {value!r}, expected a {wanted}")
-
-
-def _check_memory(layout: Layout, n: int) -> None:
-    # Versions, a gradient a worker, the parameters, their mean gradient, and as much for the optimizer.
-    needed = (n + 1 + n + 3) * layout.nbytes
-    available = psutil.virtual_memory().available
-    if needed > available:
-        raise UsageError(
-            f"{memory_note(layout, n)}, but {available / 2**20:.3g} MiB are available; "
-            "use fewer workers or a smaller model"
-        )

@@ -84,6 +84,43 @@ def test_without_arguments_there_is_help_and_nothing_else(paceline):
     assert paceline() == (2, "")
 
 
+def test_a_trace_is_refused_with_its_line_and_column(paceline, tmp_path):
+    columns = "worker,draw,start_s,pull_s,compute_s,push_s,end_s,censored"
+    (tmp_path / "trace.csv").write_text(f"{columns}\n0,1,0,0,1,0,1,0\n0,2,1,0,-3,0,2,0\n")
+    status, said = train(paceline, cluster="trace:trace.csv")
+    assert status == 2
+    assert said == "paceline: trace.csv, line 3, column compute_s: compute_s=-3.0 is not a number in [0, inf)\n"
+    assert train(paceline, cluster="trace:missing.csv")[0] == 2
+
+
+def test_censored_work_that_would_be_waited_for_is_refused_unless_it_is_filled_in(paceline):
+    assert train(paceline, out="run", protocol="k_sync(k=1)", cluster="2*exp(mean=1)", stop="updates=30")[0] == 0
+    assert paceline("trace", "run", "--out", "trace.csv")[0] == 0
+    status, said = train(paceline, cluster="trace:trace.csv")
+    assert status == 2
+    assert "30 of 60 rows of trace.csv are censored" in said
+    assert "bsp never interrupts, so it waits for them: --censored km" in said
+    assert said.count("\n") == 1
+    assert train(paceline, cluster="trace:trace.csv", censored="km")[0] == 0
+    status, said = train(paceline, censored="km")
+    assert (status, "type --cluster trace:FILE" in said) == (2, True)
+
+
+def test_what_is_no_run_has_no_trace(paceline):
+    status, said = paceline("trace", "nowhere")
+    assert (status, "nowhere is not the folder of a run" in said) == (2, True)
+
+
+def test_a_trace_is_not_written_over_another_file_unless_asked_to(paceline, tmp_path):
+    assert train(paceline, out="run")[0] == 0
+    (tmp_path / "trace.csv").write_text("precious")
+    status, said = paceline("trace", "run")
+    assert (status, "trace.csv exists already; give another file, or --overwrite" in said) == (2, True)
+    assert paceline("trace", "run", "--overwrite")[0] == 0
+    status, said = paceline("trace", "run", "--out", "nowhere/trace.csv")
+    assert (status, "cannot write the trace" in said) == (2, True)
+
+
 def test_an_unknown_toml_key_is_named_with_its_line(paceline, tmp_path):
     (tmp_path / "cluster.toml").write_text('workers = 4\ntimming = "exp(mean=1)"\n')
     status, said = train(paceline, cluster="cluster.toml")

@@ -13,15 +13,16 @@ import paceline
 SOURCE = Path(paceline.__file__).parent
 
 # Lowest first; a file may import from its own floor and from those below. A name ending in / is a folder.
-DECIDING = "events protocols catalogue timing/ stop learning_rate lead patience minibatches faults cluster cluster_text"
+DECIDING = "events history protocols catalogue timing/ stop learning_rate lead patience minibatches faults"
+RECORDING = "figures timeline tensorboard callbacks recorder event_log run_folder same_job progress"
 FLOORS = [
     "errors checks text streams",
-    f"{DECIDING} theory/ estimators/ compensation/",
+    f"{DECIDING} cluster cluster_text theory/ estimators/ compensation/",
     "controllers/ coordinator",
     "vectors job data server jobs/",
-    "history callbacks recorder event_log run_folder same_job progress engines/ checkpoint",
-    "train search/",
-    "summary cli __main__ report/",
+    f"{RECORDING} engines/ state rules checkpoint identity",
+    "session keeper resume replay train search/",
+    "summary command_line comparison/ compare cli __main__ report/",
 ]
 BELOW_ENGINES = range(4)
 FORBIDDEN_BELOW_ENGINES = {"torch.distributed", "ray", "multiprocessing", "threading", "time", "random"}

@@ -35,7 +35,7 @@ def fates_of(run):
 
 def test_worker_seconds_add_up_to_the_time_that_workers_were_there(saved):
     run = read_run(saved, "")
-    end = run.end
+    (end,) = saved.history.of(RunEnded)
     spent = worker_seconds(run)
     assert sum(spent.values()) == pytest.approx(end.live_s)
     assert spent["idle"] == pytest.approx(end.live_s - end.busy_s, abs=1e-9)
@@ -165,7 +165,7 @@ def test_a_line_that_is_cut_short_is_left_out_with_a_warning(tmp_path):
     log.write_bytes(log.read_bytes()[:-9])
     with pytest.warns(PacelineWarning, match="cut short"):
         run = read_run(saved, "")
-    assert run.totals.updates == 2
+    assert run.figures.updates == 2
 
 
 def test_a_run_without_any_record_is_empty(tmp_path):
@@ -177,10 +177,15 @@ def test_a_run_without_any_record_is_empty(tmp_path):
 
 
 def test_a_resumed_run_goes_on_with_the_workers_that_it_then_has(tmp_path):
-    records = [*two_updates(), RunResumed(4.0, 2, 3, "workers 2 -> 3"), arrival(2, 1, 4.0, 6.0), ended(6.0, 14.0)]
+    records = [
+        *two_updates(),
+        RunResumed(4.0, 2, 3, "updates=2", "workers 2 -> 3"),
+        arrival(2, 1, 4.0, 6.0),
+        ended(6.0, 14.0),
+    ]
     run = read_run(write_run(tmp_path / "run", records), "")
     assert [sum(end - begin for begin, end in spans) for spans in run.live] == [6.0, 6.0, 2.0]
-    assert run.end.now_s == 6.0
+    assert run.end_s == 6.0
     assert run.marks[0].reason == "resumed at version 2. workers 2 -> 3"
 
 
@@ -203,7 +208,7 @@ def test_the_quorum_decision_in_force_is_kept_with_each_update(tmp_path):
 def test_the_time_is_that_of_the_result(tmp_path, stop):
     result = pl.train(small_job(), protocol="asp", cluster=exponential(), stop=stop, out=tmp_path / "run")
     run = read_run(SavedRun(tmp_path / "run"), "")
-    assert run.time_s == result.time_s
+    assert run.figures.time_s == result.time_s
     assert run.outcome == result.stopped_by
 
 
@@ -214,4 +219,4 @@ def test_a_target_accuracy_is_timed_by_the_version_that_reached_it(tmp_path):
         VersionEvaluated(4.0, 2, 4.0, {"accuracy": 0.8}),
         RunEnded(4.0, Outcome.ACCURACY, "accuracy reached", 6.0, 8.0),
     ]
-    assert read_run(write_run(tmp_path / "run", records), "").time_s == 2.0
+    assert read_run(write_run(tmp_path / "run", records), "").figures.time_s == 2.0

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from paceline.cli import main
 from paceline.errors import UsageError
-from paceline.report import figures
+from paceline.report import drawings
 from paceline.report.curves import groups
 from paceline.report.write import read_runs, write_report
 from paceline.run_folder import SavedRun
@@ -119,9 +119,9 @@ def test_every_figure_is_written_as_png_and_svg(parent, tmp_path):
 
 
 def test_figures_of_each_run_have_its_name(parent, tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "AXES", {})
-    monkeypatch.setattr(figures, "FORMATS", ("svg",))
-    monkeypatch.setattr(figures, "ONE_RUN", {"timeline": figures.draw_timeline})
+    monkeypatch.setattr(drawings, "AXES", {})
+    monkeypatch.setattr(drawings, "FORMATS", ("svg",))
+    monkeypatch.setattr(drawings, "ONE_RUN", {"timeline": drawings.draw_timeline})
     write_report([parent / "bsp"], figures=tmp_path / "figures")
     written = {path.name: path.read_text() for path in (tmp_path / "figures").iterdir()}
     assert set(written) == {
@@ -150,10 +150,10 @@ def test_figures_of_a_run_without_updates_and_with_names_that_look_like_formulas
     write_run(tmp_path / "two", two_updates()[:1], protocol="_hidden")
     runs = read_runs([tmp_path])
     for run in runs:
-        for draw in figures.ONE_RUN.values():
+        for draw in drawings.ONE_RUN.values():
             draw(Figure(layout="constrained"), run)
     figure = Figure(layout="constrained")
-    figures.draw_progress(figure, groups(runs), "time")
+    drawings.draw_progress(figure, groups(runs), "time")
     figure.savefig(tmp_path / "progress.svg")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from paceline.events import Arrival
 from paceline.protocols import Protocol
@@ -113,3 +113,12 @@ class Controller(ABC, Generic[State]):
     @abstractmethod
     def decide(self, state: State, moment: Moment) -> tuple[State, Sequence[Action]]:
         """Answer with the next state and what to do, possibly nothing."""
+
+    def state_dict(self, state: State) -> Any:
+        """Return the state as a checkpoint can hold it: numbers, text, lists, tuples, sets, dicts, arrays."""
+        return state
+
+    def load_state_dict(self, saved: Any) -> State:
+        """Return the state that `state_dict` made this of."""
+        state: State = saved
+        return state

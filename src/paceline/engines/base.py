@@ -54,6 +54,10 @@ class Engine(ABC):
         return Quit(self.now, Outcome.INTERRUPTED, f"interrupted by {self.signals.caught}")
 
     @abstractmethod
+    def go_on_from(self, version: int, now: float) -> None:
+        """Begin at this time, before `__enter__`, with what the server holds as this version."""
+
+    @abstractmethod
     def next_event(self) -> Event:
         """Wait for the next event and return it."""
 
@@ -81,12 +85,13 @@ class Engine(ABC):
     def wake(self, command: Wake) -> None:
         """Send a `Timer` at that moment."""
 
-    def run(self, coordinator: Coordinator, observe: Observer | None = None) -> Stop:
+    def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> Stop:
         """Run to the end and return what ended it.
 
         Args:
             coordinator: decides.
             observe: sees the time, each event and the commands that answered it, once they are carried out.
+            first: an event that comes before all others, instead of the beginning.
         """
         carry_out: dict[type[Any], Callable[[Any], None]] = {
             Compute: self.compute,
@@ -96,8 +101,8 @@ class Engine(ABC):
             Evaluate: self.evaluate,
             Wake: self.wake,
         }
-        event: Event | None = None
-        commands = coordinator.begin(self.now)
+        event = first
+        commands = coordinator.begin(self.now) if first is None else coordinator.handle(first)
         while True:
             for command in commands:
                 action = carry_out.get(type(command))  # the others are for the record

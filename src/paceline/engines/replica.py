@@ -84,7 +84,7 @@ class Replica:
         Raises:
             Interrupted: the check said so; what stands in `gradient` is of no use.
         """
-        with _seeded(derived_seed(self._seed, "gradient", worker, draw), self._device):
+        with seeded(derived_seed(self._seed, "gradient", worker, draw), self._device):
             batch = self._loader.batch(worker, draw, minibatch)
             begun = perf_counter()
             ours = self._local("gradient", gradient)
@@ -184,7 +184,7 @@ def evaluate(job: Job, model: nn.Module, seed: int) -> dict[str, float]:
     device = next(model.parameters()).device
     sums: dict[str, float] = {}
     samples = 0
-    with _evaluating(model), torch.no_grad(), _seeded(derived_seed(seed, "evaluation"), device):
+    with _evaluating(model), torch.no_grad(), seeded(derived_seed(seed, "evaluation"), device):
         for batch in eval_batches(job):
             loss, metrics = job.loss_of(model, to_device(batch, device))
             size = batch_len(batch)
@@ -249,7 +249,7 @@ def _check_between_layers(model: nn.Module, check: Callable[[], None]) -> None:
 
 
 @contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed every global generator that a data set or a layer may use, and leave the caller's as they were."""
     states: Mapping[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
     with torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from paceline.vectors import Vectors
 
@@ -52,3 +53,18 @@ class Versions:
         if not self._holders[version]:
             del self._holders[version]
             self._free.append(self._stored.pop(version))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the stored versions and who holds them."""
+        stored = {version: vectors.memory.clone() for version, vectors in self._stored.items()}
+        return {"stored": stored, "holders": Counter(self._holders), "newest": self._newest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Store such versions, in the place of those that are there."""
+        self._free += self._stored.values()
+        self._stored = {}
+        for version, memory in state["stored"].items():
+            self._stored[version] = self._free.pop() if self._free else self._allocate()
+            self._stored[version].memory.copy_(memory)
+        self._holders = Counter(state["holders"])
+        self._newest = state["newest"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from copy import copy
 from heapq import heappop, heappush
 from math import nan
 from typing import Any
@@ -51,6 +54,7 @@ class TimingEngine(Engine):
         super().__init__()
         self._round_trips = cluster.round_trips(seed, payload_bytes)
         self._duration_s = self._round_trips.duration_s
+        self._confirm = None if self._round_trips.is_certain else self._round_trips.confirm
         self._gradient_s = cluster.server.gradient_s
         self._update_s = cluster.server.update_s
         self._heap: list[tuple[float, int, int, Any]] = []
@@ -76,6 +80,8 @@ class TimingEngine(Engine):
                 continue  # interrupted
             self.now = (at_s if at_s > self.now else self.now) + self._gradient_s
             fault = self._faults.get((worker, what)) if self._faults else None
+            if self._confirm is not None and fault is None:
+                self._confirm(worker, what, self._started_s[worker])
             arrived = self._arrival(worker, what) if fault is None else self._befall(fault)
             if arrived is not None:
                 return arrived
@@ -113,6 +119,10 @@ class TimingEngine(Engine):
         """Send a timer at that moment."""
         self._at(command.at_s, Timer(command.at_s))
 
+    def go_on_from(self, version: int, now: float) -> None:
+        """Begin at this time."""
+        self.now = now
+
     def totals(self) -> Totals:
         """Return what happened so far; a sample stands for a gradient."""
         totals = self._totals
@@ -123,6 +133,17 @@ class TimingEngine(Engine):
         worker_s = len(self._current) * self.now
         totals.idle_share = 1 - (self._busy_s + working_s) / worker_s if worker_s else 0.0
         return totals
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the clock, the events that are to come and what the workers are doing."""
+        totals = vars(self._totals) | {"staleness": Counter(self._totals.staleness)}
+        return {"totals": totals, **{name: copy(getattr(self, name)) for name in _AS_IT_IS}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state of the same cluster."""
+        self._totals = Totals(**state["totals"])
+        for name in _AS_IT_IS:
+            setattr(self, name, copy(state[name]))
 
     def _finish(self, worker: int) -> None:
         self._current[worker] = 0
@@ -149,6 +170,10 @@ class TimingEngine(Engine):
         return Lost(self.now, fault.worker, f"scripted fault at draw {fault.draw}")
 
 
+# The part of the state that a checkpoint can hold as it is.
+_AS_IT_IS = ("now", "_heap", "_sequence", "_current", "_started_s", "_busy_s", "_arrivals", "fired")
+
+
 class VirtualEngine(TimingEngine):
     """Simulates the times and computes the gradients: each at its version, and only if it will be accepted.
 
@@ -171,10 +196,10 @@ class VirtualEngine(TimingEngine):
         self._duration_s = self._remembered_duration_s
         server.publish(self._versions.publish(0))
 
-    def run(self, coordinator: Coordinator, observe: Observer | None = None) -> Stop:
+    def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> Stop:
         """Run to the end and return what ended it."""
         self._coordinator = coordinator
-        return super().run(coordinator, observe)
+        return super().run(coordinator, observe, first)
 
     def compute(self, command: Compute) -> None:
         """Keep the version until the gradient arrives."""
@@ -204,6 +229,27 @@ class VirtualEngine(TimingEngine):
         """Measure the version at once; the run's clock does not notice."""
         metrics = self._replica.evaluate(self._versions[command.version])
         self._at(self.now, Evaluated(self.now, command.version, metrics))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the versions that workers compute on, too."""
+        return {
+            **super().state_dict(),
+            "versions": self._versions.state_dict(),
+            "work": dict(self._work),
+            "times": dict(self._times),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state of the same cluster."""
+        super().load_state_dict(state)
+        self._versions.load_state_dict(state["versions"])
+        self._work = dict(state["work"])
+        self._times = dict(state["times"])
+
+    def go_on_from(self, version: int, now: float) -> None:
+        """Begin at this time with what the server holds as this version."""
+        super().go_on_from(version, now)
+        self._server.publish(self._versions.publish(version))
 
     def _befall(self, fault: Fault) -> Event | None:
         event = super()._befall(fault)

@@ -32,10 +32,12 @@ def run_table(runs: Sequence[RunData]) -> str:
 def notices(runs: Sequence[RunData]) -> str:
     """Say which runs are not over, or have made nothing yet."""
     texts = [
-        f"{run.label}: {STILL_GOING}. What its workers are computing now is not known." for run in runs if not run.end
+        f"{run.label}: {STILL_GOING}. What its workers are computing now is not known."
+        for run in runs
+        if not run.has_ended
     ]
     texts += [
-        f"{run.label}: no update was made, there is nothing to show yet." for run in runs if not run.totals.updates
+        f"{run.label}: no update was made, there is nothing to show yet." for run in runs if not run.figures.updates
     ]
     return "".join(f"<p class='notice'>{escape(text)}</p>" for text in texts)
 

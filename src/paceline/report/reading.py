@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, nan
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.events import Outcome
+from paceline.figures import Figures, count
 from paceline.history import (
     DecisionMade,
     GradientArrived,
@@ -19,7 +19,6 @@ from paceline.history import (
     RunEnded,
     RunResumed,
     RunStarted,
-    Totals,
     UpdateMade,
     VersionEvaluated,
     WorkerJoined,
@@ -28,10 +27,10 @@ from paceline.history import (
     WorkUnfinished,
 )
 from paceline.run_folder import SavedRun
+from paceline.stop import LEAST_LOSS_WINDOW
 
 FATES = ("used", "dropped", "interrupted", "unfinished")
 STILL_GOING = "still going, or ended without a word"
-LEAST_LOSS_WINDOW = 10  # of `Stop(loss=)`
 Column = NDArray[Any]
 Spans = list[tuple[float, float]]
 
@@ -70,8 +69,8 @@ class RunData:
         losses: of the used gradients, in the order of their arrival.
         endings: what the column `ending` of the work numbers.
         reasons: what the columns of reasons of the updates number.
-        end: the last record, None for a run that is still going or was killed.
-        time_s: when the version was made that ended the run, or of the last record.
+        figures: what the run comes to.
+        end_s: time of the last record.
     """
 
     label: str
@@ -85,8 +84,7 @@ class RunData:
     marks: list[Mark]
     endings: list[Ending]
     reasons: list[str]
-    totals: Totals
-    end: RunEnded | None
+    figures: Figures
     end_s: float
 
     @property
@@ -108,14 +106,12 @@ class RunData:
     @property
     def outcome(self) -> str:
         """In a word, or that there is none."""
-        return str(self.end.outcome) if self.end else STILL_GOING
+        return str(self.figures.stopped_by) if self.has_ended else STILL_GOING
 
     @property
-    def time_s(self) -> float:
-        """Seconds until the version that met the stop was made."""
-        if self.end is not None and self.end.outcome is Outcome.ACCURACY and len(self.evaluations) > 1:
-            return self.evaluations[-2].published_s  # the last one is of the last version
-        return self.end_s
+    def has_ended(self) -> bool:
+        """Whether the log says how the run ended."""
+        return self.figures.stopped_by is not None
 
     @property
     def loss_window(self) -> int:
@@ -130,7 +126,7 @@ def read_run(run: SavedRun, label: str) -> RunData:
         RunError: the log cannot be read.
     """
     reader = _Reader()
-    reader.read(run.history)
+    figures = count(reader.heard(run.history))
     work = _sorted_work(reader.work_table())
     return RunData(
         label=label,
@@ -144,8 +140,7 @@ def read_run(run: SavedRun, label: str) -> RunData:
         marks=reader.marks,
         endings=list(reader.endings),
         reasons=list(reader.reasons),
-        totals=reader.totals,
-        end=reader.end,
+        figures=figures,
         end_s=reader.now_s,
     )
 
@@ -154,7 +149,6 @@ class _Reader:
     """Takes in records one by one."""
 
     def __init__(self) -> None:
-        self.totals = Totals()
         self.work = array("d")  # rows of _WORK, one after the other
         self.updates = array("d")  # rows of _UPDATE
         self.losses = array("d")
@@ -163,12 +157,12 @@ class _Reader:
         self.endings: dict[Ending, int] = {}
         self.reasons: dict[str, int] = {}
         self.live: dict[int, Spans] = {}
-        self.end: RunEnded | None = None
         self.now_s = 0.0
+        self._updates = 0
         self._quorum_reason = NO_REASON
 
-    def read(self, records: Iterable[Record]) -> None:
-        """Take in all records of a run."""
+    def heard(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Take in the records of a run on their way to somebody else."""
         take: dict[type[Any], Callable[[Any], None]] = {
             RunStarted: self._started,
             RunResumed: self._resumed,
@@ -183,10 +177,10 @@ class _Reader:
             RunEnded: self._ended,
         }
         for record in records:
-            self.totals.count(record)
             self.now_s = record.now_s
             if (method := take.get(type(record))) is not None:
                 method(record)
+            yield record
 
     def work_table(self) -> dict[str, Column]:
         """Return a column a field of the work, in the order of the log."""
@@ -208,7 +202,6 @@ class _Reader:
             self.live[worker] = [(record.now_s, inf)]
 
     def _resumed(self, record: RunResumed) -> None:
-        self.end = None
         self._mark(record.now_s, "resumed", f"resumed at version {record.version}. {record.changes}".strip())
         for worker in range(record.workers):
             self._come(worker, record.now_s)
@@ -235,6 +228,7 @@ class _Reader:
 
     def _updated(self, record: UpdateMade) -> None:
         reason = self.reasons.setdefault(record.reason, len(self.reasons))
+        self._updates += 1
         counts = (record.k, record.workload, len(self.losses))
         self.updates.extend((record.now_s, *counts, reason, self._quorum_reason))
 
@@ -259,7 +253,6 @@ class _Reader:
             self._mark(record.now_s, "lost", f"worker {record.worker}: {record.reason}")
 
     def _ended(self, record: RunEnded) -> None:
-        self.end = record
         for worker in self.live:
             self._leave(worker, record.now_s)
 
@@ -277,7 +270,7 @@ class _Reader:
         return self.endings.setdefault(Ending(fate, reason), len(self.endings))
 
     def _mark(self, time_s: float, kind: str, reason: str) -> None:
-        self.marks.append(Mark(time_s, self.totals.updates, kind, reason))
+        self.marks.append(Mark(time_s, self._updates, kind, reason))
 
 
 def _columns(rows: array[float], names: Sequence[str]) -> dict[str, Column]:

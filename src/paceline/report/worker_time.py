@@ -32,8 +32,9 @@ def samples(run: RunData) -> dict[str, int]:
 
 def staleness(run: RunData) -> dict[str, list[int]]:
     """Return how many used gradients had which staleness, in its order."""
-    ordered = sorted(run.totals.staleness.items())
-    return {"staleness": [tau for tau, _ in ordered], "gradients": [count for _, count in ordered]}
+    used = run.work["staleness"][run.fates == FATES.index("used")]
+    found, counts = np.unique(used, return_counts=True)
+    return {"staleness": found.tolist(), "gradients": counts.tolist()}
 
 
 def round_trips(run: RunData) -> list[list[float] | None]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.errors import RunError, UsageError
 from paceline.report.curves import groups
-from paceline.report.figures import figure_class, write_figures
+from paceline.report.drawings import figure_class, write_figures
 from paceline.report.page import page
 from paceline.report.reading import RunData, read_run
 from paceline.run_folder import RUN, SavedRun

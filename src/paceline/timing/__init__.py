@@ -16,6 +16,7 @@ from paceline.timing.laws import (
 )
 from paceline.timing.network import Network, ServerTime
 from paceline.timing.scenario import Slowdown, Timeline, Transient
+from paceline.timing.trace import Row, Trace
 
 __all__ = [
     "LAWS",
@@ -28,10 +29,12 @@ __all__ = [
     "LogNormal",
     "Network",
     "Pareto",
+    "Row",
     "ServerTime",
     "ShiftedExponential",
     "Slowdown",
     "Timeline",
+    "Trace",
     "Transient",
     "Uniform",
     "parse_law",

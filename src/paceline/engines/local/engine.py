@@ -115,13 +115,14 @@ class LocalEngine(Engine):
         self._parcel: Parcel | None = None
         self._events: deque[Event] = deque()
         self._timers: list[float] = []
+        self._first_version = 0
         self._begun = 0.0
         self._threads = torch.get_num_threads()
 
     def __enter__(self) -> Self:
         """Start every process and wait until all are ready."""
         try:
-            self._server.publish(self._versions.publish(0))
+            self._server.publish(self._versions.publish(self._first_version))
             self._parcel = self._pack()
             for worker in range(self._cluster.n):
                 self._workers[worker] = self._start(worker)
@@ -134,8 +135,13 @@ class LocalEngine(Engine):
             raise
         super().__enter__()
         self._selector.register(self.signals.reader, selectors.EVENT_READ)
-        self._begun = time.monotonic()
+        self._begun = time.monotonic() - self.now
         return self
+
+    def go_on_from(self, version: int, now: float) -> None:
+        """Begin at this time with what the server holds as this version."""
+        self._first_version = version
+        self.now = now
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
@@ -200,7 +206,7 @@ class LocalEngine(Engine):
         while not self._events:
             self._wait()
         event = self._events.popleft()
-        self.now = max(self.now, event.now)  # it may have come while an update was made
+        self.now = self._elapsed_s()  # one after another, also those that came while an update was made
         return event._replace(now=self.now)
 
     def _wait(self) -> None:
@@ -268,7 +274,7 @@ class LocalEngine(Engine):
             finite=measured.finite,
             pull_s=reply.pull_s,
             compute_s=measured.compute_s,
-            push_s=time.monotonic() - reply.sent_s,
+            push_s=now + self._begun - reply.sent_s,  # not beyond the moment of the arrival
         )
 
     def _gone(self, worker: int, peer: _Peer) -> None:

@@ -65,7 +65,7 @@ def _serve(
     build: Callable[[], Callable[[Work | Evaluation], Finished | Abandoned | Measurement]],
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the engine ends them
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(assignment.cluster.worker_threads)
     connection = assignment.connection
     try:
@@ -82,7 +82,8 @@ def _serve(
         connection.send(Failed(message, details, isinstance(error, UsageError)))
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Wait for the end of the process that started this one, and end too."""
     parent = parent_process()
     if parent is not None:
         wait([parent.sentinel])

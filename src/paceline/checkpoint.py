@@ -1,0 +1,165 @@
+"""Checkpoints: a folder each, whole or not there at all, and found out when a byte of one has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+
+from paceline.errors import PacelineWarning, RunError, UsageError
+from paceline.state import Tensors, decode, encode
+
+SCHEMA = 1
+STATE = "state.json"
+TENSORS = "tensors.safetensors"
+SUMS = "SHA256SUMS"
+LATEST = "latest"
+UNFINISHED = ".unfinished"
+
+
+class Checkpoints:
+    """The checkpoints of one run, the last few of them.
+
+    Each is a folder with `state.json`, `tensors.safetensors` and `SHA256SUMS` (as `sha256sum --check` reads
+    it). It is written beside its place, brought to the disk and then renamed; the file `latest` names the newest.
+
+    Args:
+        path: of the folder that holds them; it need not be there yet.
+        keep: how many are kept, >= 1.
+    """
+
+    def __init__(self, path: Path, keep: int = 3) -> None:
+        if keep < 1:
+            raise UsageError(f"keep {keep} checkpoints, expected at least 1")
+        self._path = path
+        self._keep = keep
+
+    def save(self, version: int, state: Mapping[str, Any]) -> Path:
+        """Write a checkpoint.
+
+        Args:
+            version: number of updates made, which its name shows.
+            state: plain data and tensors.
+
+        Raises:
+            RunError: it cannot be written; those before it are as they were.
+        """
+        tensors: Tensors = {}
+        content = {"schema": SCHEMA, "state": encode(state, tensors)}
+        number = max((_number(path) for path in self._all()), default=0) + 1
+        path = self._path / f"{number:06d}-update-{version}"
+        with self._writing(path):
+            unfinished = self._path / UNFINISHED
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+            files = {STATE: json.dumps(content, allow_nan=False).encode(), TENSORS: safetensors.torch.save(tensors)}
+            for name, data in {**files, SUMS: _sums(files)}.items():
+                _write(unfinished / name, data)
+            _to_disk(unfinished)
+            unfinished.rename(path)
+            _write(self._path / UNFINISHED, path.name.encode())
+            (self._path / UNFINISHED).rename(self._path / LATEST)
+            _to_disk(self._path)
+            for old in self._all()[self._keep :]:
+                shutil.rmtree(old)
+        return path
+
+    def load(self) -> dict[str, Any] | None:
+        """Return the state of the newest checkpoint that is whole, or None if there is none at all.
+
+        Warns of every one that is damaged and was passed over.
+
+        Raises:
+            RunError: there are checkpoints, but all are damaged.
+            UsageError: the newest one that is whole was written by another version of paceline.
+        """
+        candidates = self._newest_first()
+        for path in candidates:
+            try:
+                return _read(path)
+            except _DamagedError as error:
+                warnings.warn(
+                    f"the checkpoint {path} is damaged ({error}): the one before it is used",
+                    PacelineWarning,
+                    stacklevel=2,
+                )
+        if candidates:
+            raise RunError(f"every checkpoint in {self._path} is damaged; start the run again from its beginning")
+        return None
+
+    def _all(self) -> list[Path]:
+        """Return the checkpoints, the newest first."""
+        return sorted((path for path in self._path.glob("*-update-*") if _number(path)), key=_number, reverse=True)
+
+    def _newest_first(self) -> list[Path]:
+        found = self._all()
+        try:
+            named = self._path / (self._path / LATEST).read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return found  # the numbers tell as much
+        return [named, *(path for path in found if path != named)] if named in found else found
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise RunError(
+                f"cannot write the checkpoint {path}: {reason}; the run stopped, and the checkpoints before it are kept"
+            ) from error
+
+
+class _DamagedError(Exception):
+    """What is on the disk is not what was written."""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        files = {name: (path / name).read_bytes() for name in (STATE, TENSORS)}
+        sums = (path / SUMS).read_bytes()
+    except OSError as error:
+        raise _DamagedError(f"{error.filename}: {error.strerror}") from error
+    if sums != _sums(files):
+        raise _DamagedError(f"its files do not have the sums in {SUMS}")
+    content = json.loads(files[STATE])
+    if content["schema"] != SCHEMA:
+        raise UsageError(
+            f"the checkpoint {path} has schema {content['schema']}, this paceline reads schema {SCHEMA}; resume with "
+            "the version that run.json names"
+        )
+    state: dict[str, Any] = decode(content["state"], safetensors.torch.load(files[TENSORS]))
+    return state
+
+
+def _sums(files: Mapping[str, bytes]) -> bytes:
+    return "".join(f"{sha256(data).hexdigest()}  {name}\n" for name, data in files.items()).encode()
+
+
+def _number(path: Path) -> int:
+    number = path.name.partition("-")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _to_disk(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

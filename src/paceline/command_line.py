@@ -1,0 +1,70 @@
+"""What was typed to begin a run, kept beside it, so that resuming it needs nothing but its folder."""
+
+from __future__ import annotations
+
+import json
+from collections import UserDict
+from pathlib import Path
+from typing import Any, Self
+
+from paceline.callbacks import Callback
+from paceline.errors import UsageError
+from paceline.history import Record
+from paceline.run_folder import SavedRun
+
+COMMAND = "command.json"
+NEEDED = ("job", "protocol", "cluster", "stop")
+DEFAULTS = {"seed": 0}
+
+
+class Typed(UserDict[str, Any]):
+    """Options as they were typed; None for what was left out."""
+
+    def completed(self, resumed: Path | None) -> Self:
+        """Return these options, with those of the run that is resumed and the defaults where they were left out.
+
+        Raises:
+            UsageError: something that is needed is still missing.
+        """
+        before = _read(resumed) if resumed is not None else {}
+        given = {name: value for name, value in self.items() if value is not None}
+        whole = type(self)({**dict.fromkeys(self), **DEFAULTS, **before, **given})
+        missing = [name for name in NEEDED if whole[name] is None]
+        if missing:
+            raise UsageError(_missing(missing, resumed))
+        return whole
+
+    def kept_in(self, folder: Path) -> Callback:
+        """Return the callback that keeps these options in a run's folder."""
+        return _Keep(folder / COMMAND, dict(self))
+
+
+class _Keep(Callback):
+    def __init__(self, path: Path, typed: dict[str, Any]) -> None:
+        self._path = path
+        self._typed = typed
+        self._is_kept = False
+
+    def on_record(self, record: Record) -> None:
+        """Write with the first record: a run that never began leaves no folder."""
+        if not self._is_kept:
+            self._path.write_text(json.dumps(self._typed, indent=2) + "\n", encoding="utf-8")
+            self._is_kept = True
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    path = SavedRun(folder).path / COMMAND
+    if not path.exists():
+        return {}
+    try:
+        typed: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {error}; give every option again") from error
+    return {name: value for name, value in typed.items() if value is not None}
+
+
+def _missing(names: list[str], resumed: Path | None) -> str:
+    wanted = ", ".join(name.upper() if name == "job" else f"--{name}" for name in names)
+    if resumed is None:
+        return f"{wanted} missing; type paceline train JOB --protocol bsp --cluster local:4 --stop loss=0.2"
+    return f"{resumed} was not begun by paceline train, so {wanted} must be given as it was begun"

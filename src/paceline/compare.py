@@ -1,0 +1,164 @@
+"""`compare`: the same job on the same cluster with several protocols, over several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from paceline.catalogue import parse_plan
+from paceline.cluster import Cluster, LocalCluster, cores
+from paceline.cluster_text import parse_cluster
+from paceline.comparison.cells import Cell, Task
+from paceline.comparison.folder import ComparisonFolder, is_finished, question, slug
+from paceline.comparison.grid import Display, Report, run_here, run_in_processes
+from paceline.comparison.progress import News
+from paceline.comparison.result import Comparison, Row
+from paceline.engines.local.engine import refuse_while_importing
+from paceline.errors import UsageError
+from paceline.figures import count
+from paceline.job import Job
+from paceline.protocols import Extent, Plan, as_plan
+from paceline.run_folder import SavedRun
+from paceline.stop import Stop
+from paceline.text import split_top
+from paceline.train import AnyCluster, AnyProtocol, check_kinds
+
+
+def compare(
+    job: Job,
+    *,
+    protocols: str | Sequence[AnyProtocol] | Mapping[str, AnyProtocol],
+    cluster: AnyCluster,
+    stop: str | Stop,
+    seeds: int | Sequence[int] = 3,
+    out: str | Path | None = None,
+    processes: int | None = None,
+    evaluate_every: str | Extent | None = None,
+    worker_timeout_s: float | None = None,
+    price: float | None = None,
+    display: Display | None = None,
+) -> Comparison:
+    """Train a job with every protocol and every seed, and return the table of what they took.
+
+    A comparison that was interrupted goes on when the same is asked again: finished runs are not done again.
+
+    Args:
+        job: what to train.
+        protocols: as for `train`, several; or their text, "bsp, k_sync(k=12), asp"; or by a name of your own.
+        cluster: as for `train`.
+        stop: as for `train`; the time to its loss or accuracy is what is compared.
+        seeds: as [0, 1, 2], or how many, from 0.
+        out: folder for all runs; runs/compare-JOB-1, -2, ... if not given, one that was interrupted first.
+        processes: runs at a time; one a core on a simulated cluster, and one on a `LocalCluster`, whose runs take
+            real time. With 1, they run in this process.
+        evaluate_every: as for `train`.
+        worker_timeout_s: as for `train`.
+        price: of a worker-hour, in any currency.
+        display: shows how the runs are doing, as `ProgressBars` does.
+
+    Raises:
+        UsageError: what was asked for cannot work, or the folder holds another comparison.
+        RunError: the folder cannot be written. A run that fails does not raise: see `Comparison.failures`.
+    """
+    refuse_while_importing()
+    task = Task(
+        job=job,
+        plans=_plans(protocols),
+        cluster=parse_cluster(cluster) if isinstance(cluster, str) else cluster,
+        stop=Stop.parse(stop) if isinstance(stop, str) else stop,
+        evaluate_every=Extent.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every,
+        worker_timeout_s=worker_timeout_s,
+    )
+    check_kinds(job=(task.job, Job), cluster=(task.cluster, Cluster | LocalCluster), stop=(task.stop, Stop))
+    task.check()
+    at_a_time = _processes(task.cluster, processes)
+    asked = question(
+        job,
+        _seeds(seeds),
+        protocols={name: str(plan) for name, plan in task.plans.items()},
+        cluster=str(task.cluster),
+        stop=str(task.stop),
+        evaluate_every=evaluate_every and str(task.evaluate_every),
+        worker_timeout_s=worker_timeout_s,
+    )
+    with closing(_folder(out, job, asked)) as folder:
+        cells = folder.cells()
+        report = _run(task, cells, at_a_time, display or _Silent())
+        rows = [_row(name, [cell for cell in cells if cell.name == name], report) for name in task.plans]
+        comparison = Comparison(rows, task.stop, folder.path, price, report.interrupted)
+        if not report.interrupted:
+            folder.save(comparison.text(), comparison.to_json())
+    return comparison
+
+
+class _Silent:
+    def plan(self, cells: int, finished: int) -> None: ...
+
+    def begin(self, cell: Cell) -> None: ...
+
+    def show(self, cell: Cell, news: News) -> None: ...
+
+    def end(self, cell: Cell, time_s: float | None, reason: str) -> None: ...
+
+
+def _plans(protocols: str | Sequence[AnyProtocol] | Mapping[str, AnyProtocol]) -> dict[str, Plan]:
+    if isinstance(protocols, str):
+        protocols = [text.strip() for text in split_top(protocols, ",")]
+    if isinstance(protocols, Mapping):
+        return {name: _plan(protocol) for name, protocol in protocols.items()}
+    plans: dict[str, Plan] = {}
+    for protocol in protocols:
+        name = protocol if isinstance(protocol, str) else str(as_plan(protocol))
+        if name in plans:
+            raise UsageError(f"{name} is compared with itself; expected it once, or a mapping of names to protocols")
+        plans[name] = _plan(protocol)
+    if not plans:
+        raise UsageError("there are no protocols to compare; give for example 'bsp, asp'")
+    return plans
+
+
+def _plan(protocol: AnyProtocol) -> Plan:
+    return parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
+
+
+def _seeds(seeds: int | Sequence[int]) -> list[int]:
+    given = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not given or len(set(given)) < len(given) or min(given) < 0:
+        raise UsageError(f"seeds = {seeds!r}, expected how many, >= 1, or different whole numbers >= 0")
+    return given
+
+
+def _processes(cluster: Cluster | LocalCluster, given: int | None) -> int:
+    if given is not None and given < 1:
+        raise UsageError(f"processes = {given}, expected a whole number >= 1")
+    if isinstance(cluster, LocalCluster):
+        if given not in (None, 1):
+            raise UsageError(f"processes = {given}, but runs on a local cluster take real time; expected one at a time")
+        return 1
+    return given or (cores() if cluster.device == "cpu" else 1)
+
+
+def _folder(out: str | Path | None, job: Job, asked: Mapping[str, object]) -> ComparisonFolder:
+    if out is not None:
+        return ComparisonFolder(Path(out), asked)
+    return ComparisonFolder.free(Path("runs"), f"compare-{slug(job.name)}", asked)
+
+
+def _run(task: Task, cells: Sequence[Cell], processes: int, display: Display) -> Report:
+    waiting = [cell for cell in cells if not is_finished(cell.folder)]
+    display.plan(len(cells), len(cells) - len(waiting))
+    processes = min(processes, len(waiting))
+    if processes > 1:
+        return run_in_processes(task, waiting, display, processes, threads=max(1, cores() // processes))
+    return run_here(task, waiting, display)
+
+
+def _row(name: str, cells: Sequence[Cell], report: Report) -> Row:
+    """Read the figures of what is finished from the logs."""
+    finished = [cell for cell in cells if is_finished(cell.folder)]
+    return Row(
+        name,
+        runs={cell.seed: count(SavedRun(cell.folder).history) for cell in finished},
+        missing={cell.seed: report.errors.get(cell, "not finished") for cell in cells if cell not in finished},
+    )

@@ -1,0 +1,78 @@
+"""One cell of a comparison: a protocol, a seed, and the folder of their run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.callbacks import Callback
+from paceline.cluster import Cluster, LocalCluster
+from paceline.job import Job
+from paceline.protocols import Extent, Plan
+from paceline.run_folder import RUN
+from paceline.session import Setting
+from paceline.stop import Stop
+from paceline.train import Result, train
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run to be made.
+
+    Attributes:
+        name: of the protocol, as the user has written it.
+        seed: of the run.
+        folder: of the run.
+    """
+
+    name: str
+    seed: int
+    folder: Path
+
+    def __str__(self) -> str:
+        return f"{self.name}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all cells have in common, and the plan of every protocol."""
+
+    job: Job
+    plans: dict[str, Plan]
+    cluster: Cluster | LocalCluster
+    stop: Stop
+    evaluate_every: Extent | None = None
+    worker_timeout_s: float | None = None
+
+    @property
+    def workload(self) -> float | None:
+        """Gradients of a whole run, if the stop fixes them."""
+        plan = next(iter(self.plans.values()))
+        return self.stop.workload(self._setting(plan).per_epoch)
+
+    def check(self) -> None:
+        """Refuse a plan that cannot run, before anything does."""
+        for plan in self.plans.values():
+            self._setting(plan).check()
+
+    def _setting(self, plan: Plan) -> Setting:
+        return Setting(self.job, plan, self.cluster, self.stop, 0, self.evaluate_every, self.worker_timeout_s)
+
+
+def run_cell(task: Task, cell: Cell, callbacks: Sequence[Callback]) -> Result:
+    """Run a cell, from where it was interrupted if it was."""
+    has_begun = (cell.folder / RUN).exists()
+    return train(
+        task.job,
+        protocol=task.plans[cell.name],
+        cluster=task.cluster,
+        stop=task.stop,
+        seed=cell.seed,
+        out=None if has_begun else cell.folder,
+        overwrite=True,
+        resume=cell.folder if has_begun else None,
+        callbacks=callbacks,
+        evaluate_every=task.evaluate_every,
+        worker_timeout_s=task.worker_timeout_s,
+    )

@@ -1,0 +1,210 @@
+"""The folder of a comparison: what was asked, a folder a run, and the table."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from paceline.comparison.cells import Cell
+from paceline.errors import RunError, UsageError
+from paceline.event_log import to_record
+from paceline.events import Outcome
+from paceline.history import RunEnded
+from paceline.job import Job
+from paceline.run_folder import EVENTS
+
+QUESTION = "compare.json"
+TABLE_TEXT = "table.txt"
+TABLE_JSON = "table.json"
+TAIL_BYTES = 1 << 16
+
+Question = Mapping[str, Any]
+
+
+class ComparisonFolder:
+    """Holds the runs of one question, which may be asked again to go on where it was.
+
+    Args:
+        path: of the folder, which is made if it does not exist.
+        question: what is compared, as JSON has it.
+
+    Raises:
+        UsageError: the folder holds the runs of another question, or somebody is at work there.
+        RunError: it cannot be written.
+    """
+
+    def __init__(self, path: Path, question: Question) -> None:
+        self.path = path
+        self.question = question
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._ask()
+        except BlockingIOError as error:
+            self.close()
+            raise UsageError(f"another comparison is going on in {path}; give another folder (--out)") from error
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def free(cls, root: Path, name: str, question: Question) -> ComparisonFolder:
+        """Return the first of NAME-1, NAME-2, ... that is free, or where this question waits to go on."""
+        for number in count(1):
+            path = root / f"{name}-{number}"
+            if not path.exists() or (_asked(path) == question and not is_answered(path, question)):
+                return cls(path, question)
+        raise AssertionError
+
+    def cells(self) -> list[Cell]:
+        """Return the runs, seed by seed, so that every protocol is seen early."""
+        return cells_of(self.path, self.question)
+
+    def save(self, text: str, rows: bytes) -> None:
+        """Write the table for people and for machines."""
+        try:
+            (self.path / TABLE_TEXT).write_text(text, encoding="utf-8")
+            (self.path / TABLE_JSON).write_bytes(rows)
+        except OSError as error:
+            raise RunError(f"cannot write the table in {self.path}: {error.strerror or error}") from error
+
+    def close(self) -> None:
+        """Let others work in the folder."""
+        os.close(self._lock)
+
+    def _ask(self) -> None:
+        asked = _asked(self.path)
+        has_begun = any(entry.name != QUESTION for entry in self.path.iterdir())
+        if asked == self.question:
+            self.question = asked  # its order gives the folders their names
+        elif not has_begun:
+            self._write_question()
+        elif asked is None:
+            raise UsageError(f"{self.path} holds something else than a comparison; give another folder (--out)")
+        else:
+            raise UsageError(
+                f"{self.path} holds another comparison: {'; '.join(differences(asked, self.question))}; "
+                "ask the same again to go on there, or give another folder (--out)"
+            )
+
+    def _write_question(self) -> None:
+        try:
+            text = json.dumps(self.question, indent=2) + "\n"
+            (self.path / QUESTION).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"cannot write {self.path / QUESTION}: {error.strerror or error}") from error
+
+
+def question(job: Job, seeds: Sequence[int], **asked: object) -> Question:
+    """Return what is asked for in plain values, so that it can be told whether two ask for the same."""
+    described = {field.name: _described(getattr(job, field.name)) for field in fields(job)}
+    return {"job": described, "seeds": list(seeds), **asked}
+
+
+def differences(before: Question, now: Question, within: str = "") -> Iterator[str]:
+    """Yield what two questions do not have in common."""
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from differences(old, new, f"{within}{name} ")
+        elif old == new:
+            continue
+        elif new is None:
+            yield f"{within}{name} is missing now"
+        elif old is None:
+            yield f"{within}{name} is new"
+        else:
+            yield f"{within}{name} was {old!r}, now {new!r}"
+
+
+def cells_of(path: Path, asked: Question) -> list[Cell]:
+    """Return the runs that answer a question, seed by seed, so that every protocol is seen early."""
+    slugs = slugs_of(asked["protocols"])
+    return [Cell(name, seed, path / slug / f"seed-{seed}") for seed in asked["seeds"] for name, slug in slugs.items()]
+
+
+def slugs_of(names: Iterable[str]) -> dict[str, str]:
+    """Return a name of a folder for each protocol.
+
+    >>> slugs_of(["bsp@25% >> asp", "k_sync(k=12)", "k_sync(k='12')"])
+    {'bsp@25% >> asp': 'bsp-25-asp', 'k_sync(k=12)': 'k_sync-k-12', "k_sync(k='12')": 'k_sync-k-12-2'}
+    """
+    slugs: dict[str, str] = {}
+    for name in names:
+        numbered = (slug(name) if number == 1 else f"{slug(name)}-{number}" for number in count(1))
+        slugs[name] = next(free for free in numbered if free not in slugs.values())
+    return slugs
+
+
+def slug(name: str) -> str:
+    """Return a name of a file that still tells what it is of.
+
+    >>> slug("k_sync(k=12)")
+    'k_sync-k-12'
+    """
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.") or "unnamed"
+
+
+def is_answered(path: Path, asked: Question) -> bool:
+    """Return whether all runs are finished."""
+    return all(is_finished(cell.folder) for cell in cells_of(path, asked))
+
+
+def is_finished(run: Path) -> bool:
+    """Return whether the log of a run closes with an end that is no interruption."""
+    end = _last_line(run / EVENTS)
+    if not end.startswith(b'{"event":"run_ended"'):
+        return False
+    record = to_record(end)
+    return isinstance(record, RunEnded) and record.outcome is not Outcome.INTERRUPTED
+
+
+def _last_line(path: Path) -> bytes:
+    """Return the last line, or nothing if it is cut short."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            tail = file.read()
+    except OSError:
+        return b""  # no run has begun there
+    return tail.splitlines()[-1] if tail.endswith(b"\n") else b""
+
+
+def _asked(path: Path) -> Question | None:
+    try:
+        asked: Question = json.loads((path / QUESTION).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path / QUESTION} ({error}); give another folder (--out)") from error
+    return asked
+
+
+def _described(value: object) -> object:
+    """Return what tells a part of a job from another one, the same in every process."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, partial):
+        given = [str(_described(each)) for each in value.args]
+        given += [f"{name}={_described(each)}" for name, each in value.keywords.items()]
+        return f"{_described(value.func)}({', '.join(given)})"
+    if isinstance(value, nn.Module):
+        return str(value)
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    return f"{name} of {len(value)}" if hasattr(value, "__len__") else name

@@ -1,0 +1,220 @@
+"""Runs the cells of a comparison: one after the other in this process, or several at a time in processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from types import TracebackType
+from typing import NamedTuple, Protocol
+
+import torch
+
+from paceline.comparison.cells import Cell, Task, run_cell
+from paceline.comparison.progress import News, Reporter
+from paceline.engines.local.engine import GRACE_S, NO_MAIN_GUARD
+from paceline.engines.local.parcel import Parcel
+from paceline.engines.local.worker import end_with_parent
+from paceline.engines.signals import Signals
+from paceline.errors import RunError, UsageError
+from paceline.events import Outcome
+
+PRELOADED = [__name__, "torch._dynamo"]  # once for all: torch imports the latter with the first optimizer step
+
+
+class Display(Protocol):
+    """Shows how the runs are doing, as `ProgressBars` does."""
+
+    def plan(self, cells: int, finished: int) -> None:
+        """Hear how many runs there are, and how many of them are finished already."""
+
+    def begin(self, cell: Cell) -> None:
+        """Hear that a run begins."""
+
+    def show(self, cell: Cell, news: News) -> None:
+        """Hear how a run is doing."""
+
+    def end(self, cell: Cell, time_s: float | None, reason: str) -> None:
+        """Hear that a run has ended."""
+
+
+class Ended(NamedTuple):
+    """A run has come to an end, or was told to stop."""
+
+    time_s: float
+    outcome: Outcome
+    reason: str
+
+
+class Failed(NamedTuple):
+    """A run has raised an error."""
+
+    message: str
+    is_usage: bool = False
+    details: str = ""
+
+
+@dataclass
+class Report:
+    """What became of the runs, beside what their logs tell.
+
+    Attributes:
+        errors: that runs have raised.
+        interrupted: whether the user has ended it all.
+    """
+
+    errors: dict[Cell, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+    def take(self, cell: Cell, end: Ended | Failed, display: Display) -> None:
+        """Take in how a run has ended.
+
+        Raises:
+            UsageError: the run cannot work as asked, so that the whole comparison cannot.
+        """
+        if isinstance(end, Ended):
+            display.end(cell, end.time_s, end.reason)
+            self.interrupted |= end.outcome is Outcome.INTERRUPTED
+            return
+        if end.details:
+            print(end.details, file=sys.stderr)
+        if end.is_usage:
+            raise UsageError(end.message)
+        display.end(cell, None, f"failed: {end.message}")
+        self.errors[cell] = end.message
+
+
+def run_here(task: Task, cells: Sequence[Cell], display: Display) -> Report:
+    """Run the cells in this process, one after the other."""
+    report = Report()
+    try:
+        for cell in cells:
+            display.begin(cell)
+            reporter = Reporter(task.stop, task.workload, partial(display.show, cell))
+            report.take(cell, _attempt(task, cell, reporter), display)
+            if report.interrupted:
+                break
+    except KeyboardInterrupt:  # between two runs
+        report.interrupted = True
+    return report
+
+
+def run_in_processes(task: Task, cells: Sequence[Cell], display: Display, processes: int, threads: int) -> Report:
+    """Run the cells in as many processes at a time, each with as many threads of torch."""
+    with _Pool(task, display, threads) as pool:
+        waiting = deque(cells)
+        while (waiting or pool.running) and not pool.signals.caught:
+            while waiting and len(pool.running) < processes:
+                pool.start(waiting.popleft())
+            pool.listen()
+    pool.report.interrupted |= bool(pool.signals.caught)
+    return pool.report
+
+
+def _attempt(task: Task, cell: Cell, reporter: Reporter) -> Ended | Failed:
+    try:
+        result = run_cell(task, cell, [reporter])
+    except (UsageError, RunError) as error:
+        return Failed(str(error), isinstance(error, UsageError))
+    except Exception as error:  # of the job: the other runs go on
+        return Failed(f"{type(error).__name__}: {error}", details=traceback.format_exc())
+    return Ended(result.time_s, result.stopped_by, result.reason)
+
+
+class _Pool:
+    """The processes that are running, one a cell."""
+
+    def __init__(self, task: Task, display: Display, threads: int) -> None:
+        self._display = display
+        self._threads = threads
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOADED)
+        self._parcel = _packed(task)
+        self.report = Report()
+        self.signals = Signals()
+        self.running: dict[Connection, tuple[Cell, ForkServerProcess]] = {}
+
+    def __enter__(self) -> _Pool:
+        self.signals.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        for _, process in self.running.values():
+            process.terminate()  # which ends a run as Ctrl-C does: its log says so
+        for connection, (_, process) in self.running.items():
+            process.join(GRACE_S)
+            process.kill()
+            connection.close()
+        self._parcel.close()
+        self.signals.remove()
+
+    def start(self, cell: Cell) -> None:
+        ours, theirs = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_serve, args=(self._parcel, cell, self._threads, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        self.running[ours] = cell, process
+        self._display.begin(cell)
+
+    def listen(self) -> None:
+        for ready in wait([*self.running, self.signals.reader]):
+            if isinstance(ready, Connection):
+                self._read(ready)
+
+    def _read(self, connection: Connection) -> None:
+        cell, process = self.running[connection]
+        try:
+            message = connection.recv()
+        except (EOFError, OSError):
+            message = _death(process)
+        if isinstance(message, News):
+            self._display.show(cell, message)
+            return
+        del self.running[connection]
+        connection.close()
+        process.join()
+        self.report.take(cell, message, self._display)
+
+
+def _serve(parcel: Parcel, cell: Cell, threads: int, connection: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the one that shows them ends them
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    task = parcel.open()
+    connection.send(_attempt(task, cell, Reporter(task.stop, task.workload, connection.send)))
+
+
+def _packed(task: Task) -> Parcel:
+    try:
+        return Parcel(task)
+    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
+        raise UsageError(
+            f"job {task.job.name} and its protocols cannot be sent to other processes ({error}); define functions and "
+            "classes at the top of a module, with functools.partial instead of lambda, or give processes=1"
+        ) from error
+
+
+def _death(process: ForkServerProcess) -> Failed:
+    process.join(GRACE_S)
+    code = process.exitcode
+    if code == NO_MAIN_GUARD:
+        return Failed(
+            "this script compares while it is imported, and every process of a run imports it; put the call under "
+            "if __name__ == '__main__': or give processes=1",
+            is_usage=True,
+        )
+    if code is not None and code < 0:
+        hint = ", out of memory or kill -9" if -code == signal.SIGKILL else ""
+        return Failed(f"its process was killed by {signal.Signals(-code).name}{hint}")
+    return Failed(f"its process ended with status {code}")

@@ -1,0 +1,165 @@
+"""How the runs of a comparison are doing: small messages from wherever they run, drawn in one place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from math import log
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column
+
+from paceline.callbacks import Callback
+from paceline.comparison.cells import Cell
+from paceline.history import UpdateMade, VersionEvaluated
+from paceline.stop import Stop
+
+TELL_S = 0.2
+PLAIN_LINES_S = 10.0
+SMOOTHING = 0.9
+
+
+class News(NamedTuple):
+    """How a run is doing.
+
+    Attributes:
+        share: of the way to its end, 0 to 1, by the condition that is nearest.
+    """
+
+    now_s: float
+    updates: int
+    share: float
+    loss: float | None
+    accuracy: float | None
+
+    def __str__(self) -> str:
+        loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
+        accuracy = "" if self.accuracy is None else f"  acc {self.accuracy:.3f}"
+        return f"{self.now_s:.1f} s  {self.updates} updates{loss}{accuracy}"
+
+
+class Reporter(Callback):
+    """Tells the news of a run now and then.
+
+    Args:
+        stop: of the run.
+        workload: gradients of the whole run, None if the stop does not fix them.
+        tell: is given the news.
+    """
+
+    def __init__(self, stop: Stop, workload: float | None, tell: Callable[[News], object]) -> None:
+        self._stop = stop
+        self._workload = workload
+        self._tell = tell
+        self._told_s = time.monotonic()
+        self._first_loss: float | None = None
+        self._loss: float | None = None
+        self._accuracy: float | None = None
+
+    def on_update(self, update: UpdateMade) -> None:
+        """Smooth the loss, and tell if it is time to."""
+        if update.loss == update.loss:
+            before = update.loss if self._loss is None else self._loss
+            self._loss = SMOOTHING * before + (1 - SMOOTHING) * update.loss
+            self._first_loss = self._first_loss or self._loss
+        if time.monotonic() - self._told_s >= TELL_S:
+            self._told_s = time.monotonic()
+            self._tell(News(update.now_s, update.version, self._share(update), self._loss, self._accuracy))
+
+    def on_evaluate(self, evaluation: VersionEvaluated) -> None:
+        """Remember the accuracy."""
+        self._accuracy = evaluation.metrics.get("accuracy", self._accuracy)
+
+    def _share(self, update: UpdateMade) -> float:
+        stop = self._stop
+        shares = [
+            update.version / stop.updates if stop.updates else 0.0,
+            update.workload / self._workload if self._workload else 0.0,
+            update.now_s / stop.seconds if stop.seconds else 0.0,
+            self._accuracy / stop.accuracy if stop.accuracy and self._accuracy else 0.0,
+            self._share_by_loss(),
+        ]
+        return min(1.0, max(shares))
+
+    def _share_by_loss(self) -> float:
+        """Return how far the loss has come on a logarithmic scale, on which it falls most evenly."""
+        first, now, target = self._first_loss, self._loss, self._stop.loss
+        if first is None or now is None or target is None or not 0 < target < first or not now > 0:
+            return 0.0
+        return log(first / now) / log(first / target)
+
+
+class ProgressBars:
+    """Draws a bar for each run that is going on, and leaves a line for each that has ended.
+
+    On something that is not a terminal, it prints those lines, and the news every ten seconds.
+
+    Args:
+        console: where to draw.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=14),
+            TextColumn("{task.fields[news]}", table_column=Column(no_wrap=True)),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._bars: dict[Cell, TaskID] = {}
+        self._news: dict[Cell, News] = {}
+        self._whole = TaskID(0)
+        self._printed_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        """Begin to draw."""
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """Leave the lines of what has ended."""
+        self._progress.stop()
+
+    def plan(self, cells: int, finished: int) -> None:
+        """Hear how many runs there are, and how many of them are finished already."""
+        self._whole = self._progress.add_task("comparison", total=cells, completed=finished, news="")
+        self._count()
+        if finished:
+            self._say(f"{finished} of {cells} runs are finished already")
+
+    def begin(self, cell: Cell) -> None:
+        """Hear that a run begins."""
+        self._bars[cell] = self._progress.add_task(escape(str(cell)), total=1.0, news="starting")
+
+    def show(self, cell: Cell, news: News) -> None:
+        """Hear how a run is doing."""
+        self._progress.update(self._bars[cell], completed=news.share, news=str(news))
+        self._news[cell] = news
+        if not self._console.is_terminal and time.monotonic() - self._printed_s >= PLAIN_LINES_S:
+            self._printed_s = time.monotonic()
+            for each, latest in self._news.items():
+                self._say(f"{each}  {latest}")
+
+    def end(self, cell: Cell, time_s: float | None, reason: str) -> None:
+        """Hear that a run has ended, at a time of its clock if it came to an end of its own."""
+        self._progress.remove_task(self._bars.pop(cell))
+        self._news.pop(cell, None)
+        self._say(f"{cell}  {reason}" if time_s is None else f"{cell}  {time_s:.2f} s  {reason}")
+        self._progress.advance(self._whole)
+        self._count()
+
+    def _count(self) -> None:
+        if self._console.is_terminal:
+            whole = next(task for task in self._progress.tasks if task.id == self._whole)
+            self._progress.update(self._whole, news=f"{whole.completed:.0f} of {whole.total:.0f} runs")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,134 @@
+"""The table of a comparison, 80 columns wide: blocks one below the other, a row a protocol in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from io import StringIO
+from math import isnan
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from paceline.comparison.result import Comparison, Row, Spread
+from paceline.figures import Figures
+
+WIDTH = 80
+NONE = "-"
+
+Cell = Callable[[Row], str]
+
+
+def table(comparison: Comparison) -> Group:
+    """Return all blocks, with a note on what is missing and the verdict."""
+    blocks: list[RenderableType] = [_block(_to_target(comparison), comparison.rows)]
+    for columns in (_WORK, _samples(comparison)):
+        blocks += ["", _block(columns, comparison.rows)]
+    return Group(*blocks, "", *_notes(comparison))
+
+
+def as_text(comparison: Comparison) -> str:
+    """Return the same without colours."""
+    text = StringIO()
+    Console(file=text, width=WIDTH, color_system=None).print(table(comparison))
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+
+
+def number(value: float | None) -> str:
+    """Return three digits or more.
+
+    >>> [number(value) for value in (1234.5, 56.78, 0.012345, 0, None)]
+    ['1234', '56.8', '0.0123', '0', '-']
+    """
+    if value is None or isnan(value):
+        return NONE
+    return f"{value:.0f}" if value == 0 or value >= 99.95 else f"{value:#.3g}"
+
+
+def whole(value: float | None) -> str:
+    """Return a whole number as it is, and a mean of some as a number."""
+    return f"{value:.0f}" if value is not None and float(value).is_integer() else number(value)
+
+
+def spread(given: Spread | None) -> str:
+    """Return the mean, the range, and of how many runs they are if it is not of all."""
+    if given is None:
+        return "not reached"
+    among = "" if given.runs == given.of else f"{given.runs} of {given.of}: "
+    around = "" if given.runs == 1 else f" ({number(given.least)} to {number(given.most)})"
+    return f"{among}{number(given.mean)}{around}"
+
+
+def _to_target(comparison: Comparison) -> Mapping[str, Cell]:
+    def worker_hours(row: Row) -> float | None:
+        hours = comparison.worker_hours(row)
+        return hours.mean if hours else None
+
+    def cost(row: Row) -> float | None:
+        hours = worker_hours(row)
+        return None if hours is None or comparison.price is None else hours * comparison.price
+
+    columns: dict[str, Cell] = {
+        f"seconds to\n{comparison.goal}": lambda row: spread(comparison.time_s(row)),
+        "speed-up over\nthe first": lambda row: number(comparison.speed_up(row)),
+        "worker-\nhours": lambda row: number(worker_hours(row)),
+    }
+    return {**columns, "\ncost": lambda row: number(cost(row))} if comparison.price is not None else columns
+
+
+def _mean(figure: Callable[[Figures], float]) -> Cell:
+    return lambda row: number(row.mean(figure))
+
+
+def _count(figure: Callable[[Figures], float]) -> Cell:
+    return lambda row: whole(row.mean(figure))
+
+
+_WORK: Mapping[str, Cell] = {
+    "\nupdates": _count(lambda figures: figures.updates),
+    "mean\nk": _mean(lambda figures: figures.mean_k),
+    "gradients\nused": _count(lambda figures: figures.used),
+    "\ndropped": _count(lambda figures: figures.dropped),
+    "inter-\nrupted": _count(lambda figures: figures.interrupted),
+    "idle\nshare": lambda row: _share(row.mean(lambda figures: figures.idle_share)),
+}
+
+
+def _samples(comparison: Comparison) -> Mapping[str, Cell]:
+    columns: dict[str, Cell] = {
+        "samples\napplied": _count(lambda figures: figures.samples_applied),
+        "\ndropped": _count(lambda figures: figures.samples_dropped),
+        "staleness\nmean": _mean(lambda figures: figures.mean_staleness),
+        "\nmax": lambda row: str(max((figures.max_staleness for figures in row.runs.values()), default=NONE)),
+        "training\nloss": _mean(lambda figures: figures.loss),
+    }
+    if any("accuracy" in figures.metrics for row in comparison.rows for figures in row.runs.values()):
+        columns["test\naccuracy"] = _mean(lambda figures: figures.metrics.get("accuracy", float("nan")))
+    return columns
+
+
+def _share(value: float | None) -> str:
+    return NONE if value is None or isnan(value) else f"{round(100 * value)}%"
+
+
+def _block(columns: Mapping[str, Cell], rows: Sequence[Row]) -> Table:
+    block = Table(pad_edge=False, box=None, header_style="bold")
+    block.add_column("\nprotocol", overflow="fold")
+    for heading in columns:
+        block.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        block.add_row(Text(row.protocol), *[cell(row) for cell in columns.values()])
+    return block
+
+
+def _notes(comparison: Comparison) -> list[Text]:
+    several = any(len(row.seeds) > 1 for row in comparison.rows)
+    notes = [Text(f"{where}: {why}") for where, why in comparison.failures.items()]
+    if several:
+        notes.append(
+            Text(
+                f"Times to {comparison.goal} and worker-hours: mean (least to most) over the runs that reached it. "
+                "All other numbers: mean over all runs to their end; max: of all."
+            )
+        )
+    return [*notes, Text(comparison.verdict(), style="bold")]

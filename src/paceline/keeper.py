@@ -1,0 +1,74 @@
+"""When a run is saved, and what of it."""
+
+from __future__ import annotations
+
+import time
+from math import inf
+from typing import Any, NamedTuple
+
+from paceline.checkpoint import Checkpoints
+from paceline.engines.base import Engine
+from paceline.engines.virtual import VirtualEngine
+from paceline.protocols import Extent
+from paceline.recorder import Recorder
+from paceline.run_folder import CHECKPOINTS, RunFolder
+from paceline.session import Session
+
+
+class Habit(NamedTuple):
+    """How a run is saved.
+
+    Attributes:
+        every: updates or gradients, or seconds of real time, between two checkpoints.
+        keep: how many are kept.
+    """
+
+    every: Extent
+    keep: int
+
+
+class Keeper:
+    """Saves the whole state of a run, now and then.
+
+    Args:
+        session: with the coordinator and the server.
+        engine: that runs it.
+        recorder: with its counts.
+        folder: of the run.
+        habit: when, and how many are kept.
+    """
+
+    def __init__(self, session: Session, engine: Engine, recorder: Recorder, folder: RunFolder, habit: Habit) -> None:
+        self._parts: dict[str, Any] = {
+            "coordinator": session.coordinator,
+            "server": session.server,
+            "recorder": recorder,
+        }
+        if isinstance(engine, VirtualEngine):
+            self._parts["engine"] = engine
+        self._coordinator = session.coordinator
+        self._engine = engine
+        self._folder = folder
+        self._every = habit.every
+        self._checkpoints = Checkpoints(folder.path / CHECKPOINTS, habit.keep)
+        is_new = session.coordinator.version == 0
+        self._saved_at = -inf if is_new else self._position()
+        self._version = -1 if is_new else session.coordinator.version
+
+    def after(self) -> None:
+        """Save at the beginning, and when an update has been made and it is time to."""
+        if self._coordinator.version != self._version:
+            self._version = self._coordinator.version
+            if self._position() - self._saved_at >= self._every.amount:
+                self.save()
+
+    def save(self) -> None:
+        """Save what the run is now, and how far its log had got."""
+        state = {name: part.state_dict() for name, part in self._parts.items()}
+        state["now"] = self._engine.now
+        state["log_bytes"] = self._folder.settle()
+        self._checkpoints.save(self._coordinator.version, state)
+        self._saved_at = self._position()
+
+    def _position(self) -> float:
+        return self._every.position(self._coordinator.version, self._coordinator.workload, time.monotonic())

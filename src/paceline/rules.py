@@ -1,0 +1,64 @@
+"""A coordinator from what `run.json` says, so that a run that is replayed goes by the rules that it went by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.coordinator import Coordinator
+from paceline.errors import UsageError
+from paceline.learning_rate import LearningRate
+from paceline.minibatches import Minibatches
+from paceline.protocols import Extent, Phase, Plan
+from paceline.state import Json, decode, encode
+from paceline.stop import Stop
+
+
+def make_coordinator(plan: Plan, stop: Stop, rules: Mapping[str, Any]) -> Coordinator:
+    """Return the coordinator that goes by these rules.
+
+    Args:
+        plan: already checked.
+        stop: when to end.
+        rules: workers, per_epoch, minibatches, learning_rate, worker_timeout_s and evaluate_every.
+    """
+    minibatches, every = rules["minibatches"], rules["evaluate_every"]
+    return Coordinator(
+        plan,
+        workers=rules["workers"],
+        stop=stop,
+        per_epoch=rules["per_epoch"],
+        minibatches=Minibatches(**minibatches) if minibatches else None,
+        learning_rate=LearningRate(**rules["learning_rate"]),
+        worker_timeout_s=rules["worker_timeout_s"],
+        evaluate_every=Extent(**every) if every else None,
+    )
+
+
+def plan_as_json(plan: Plan) -> Json:
+    """Return a plan as JSON can hold it; of the controllers, how they show themselves."""
+    phases = [
+        {
+            "protocol": phase.protocol,
+            "end": [phase.end.unit, phase.end.amount] if phase.end else None,
+            "controllers": [repr(controller) for controller in phase.controllers],
+        }
+        for phase in plan.phases
+    ]
+    return encode(phases, {})
+
+
+def plan_of(phases: Sequence[Json]) -> Plan:
+    """Return the plan that `plan_as_json` made this of.
+
+    Raises:
+        UsageError: it had controllers, which JSON cannot hold.
+    """
+    read = decode(list(phases), {})
+    controllers = [each for phase in read for each in phase["controllers"]]
+    if controllers:
+        raise UsageError(
+            f"the plan has controllers that its text cannot make again ({', '.join(controllers)}); give the plan: "
+            "pl.replay(run, protocol=...)"
+        )
+    return Plan(tuple(Phase(phase["protocol"], end=Extent(*phase["end"]) if phase["end"] else None) for phase in read))

@@ -1,0 +1,190 @@
+"""What was asked for, and the parts of the run that it asks for, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import psutil
+import torch
+
+from paceline.callbacks import Callback
+from paceline.cluster import Cluster, LocalCluster
+from paceline.engines.base import Engine
+from paceline.engines.local import LocalEngine
+from paceline.engines.replica import Replica, build_model, evaluate, usable_device
+from paceline.engines.virtual import VirtualEngine
+from paceline.errors import UsageError
+from paceline.identity import identity
+from paceline.job import Job
+from paceline.protocols import Extent, Plan
+from paceline.recorder import Recorder
+from paceline.rules import make_coordinator, plan_as_json
+from paceline.server import ParameterServer
+from paceline.stop import Stop
+from paceline.vectors import Layout, trainable
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What was asked for.
+
+    Attributes:
+        plan: as given; `checked_plan` is the one that runs.
+        evaluate_every: how often, None for the default.
+        worker_timeout_s: None to derive it.
+    """
+
+    job: Job
+    plan: Plan
+    cluster: Cluster | LocalCluster
+    stop: Stop
+    seed: int
+    evaluate_every: Extent | None = None
+    worker_timeout_s: float | None = None
+
+    @cached_property
+    def per_epoch(self) -> int | None:
+        """Gradients of one epoch."""
+        per_shard = self.job.minibatches_per_epoch(self.shards)
+        return per_shard and per_shard * self.shards
+
+    @property
+    def shards(self) -> int:
+        """Parts that the data are cut into."""
+        return self.cluster.n if self.job.sharding == "partitioned" else 1
+
+    @cached_property
+    def checked_plan(self) -> Plan:
+        """The plan in numbers of this run."""
+        total = self.stop.workload(self.per_epoch)
+        plan = self.plan.checked(self.cluster.n, total=total, per_epoch=self.per_epoch)
+        self.cluster.check_plan(plan)
+        return plan
+
+    @cached_property
+    def evaluations(self) -> Extent | None:
+        """How often a version is evaluated, if there are data for it."""
+        if self.job.eval_data is None:
+            if self.stop.accuracy is not None or self.evaluate_every is not None:
+                raise UsageError(f"job {self.job.name} has nothing to evaluate on; give it eval_data")
+            return None
+        if self.evaluate_every is None:
+            return Extent("gradients", self.per_epoch) if self.per_epoch else Extent("updates", 100)
+        return self.in_gradients(self.evaluate_every)
+
+    def check(self) -> None:
+        """Refuse what cannot run.
+
+        Raises:
+            UsageError: a part contradicts another.
+        """
+        _ = (self.checked_plan, self.evaluations)
+
+    def in_gradients(self, extent: Extent) -> Extent:
+        """Express epochs and fractions in gradients of this run."""
+        return extent.in_gradients(self.stop.workload(self.per_epoch), self.per_epoch)
+
+    @cached_property
+    def rules(self) -> dict[str, Any]:
+        """Everything but the plan and the stop that a coordinator goes by, as JSON can hold it."""
+        return {
+            "workers": self.cluster.n,
+            "per_epoch": self.per_epoch,
+            "minibatches": self._dealing(),
+            "learning_rate": vars(self.job.learning_rate),
+            "worker_timeout_s": self.worker_timeout_s,
+            "evaluate_every": vars(self.evaluations) if self.evaluations else None,
+        }
+
+    def _dealing(self) -> dict[str, Any] | None:
+        """Return how minibatches are dealt out; None where the workers draw for themselves."""
+        job = self.job
+        if job.sampling == "replacement" and job.sharding == "shared":
+            return None
+        per_epoch = job.minibatches_per_epoch(self.shards) if job.sampling == "epoch" else None
+        per_run = (self.stop.epochs or 0) * (per_epoch or 0)
+        return {
+            "n": self.cluster.n,
+            "per_epoch": per_epoch,
+            "partitioned": job.sharding == "partitioned",
+            "requeue": job.on_drop == "requeue",
+            "per_run": int(per_run) if per_run and float(per_run).is_integer() else None,
+        }
+
+
+class Session:
+    """The parts of one run, put together.
+
+    Args:
+        setting: what was asked for.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        job, cluster = setting.job, setting.cluster
+        self.coordinator = make_coordinator(setting.checked_plan, setting.stop, setting.rules)
+        self.model = build_model(job, setting.seed)
+        if isinstance(cluster, Cluster):
+            self.model = self.model.to(usable_device(cluster.device))
+        self.layout = Layout(self.model)
+        _check_memory(self.layout, cluster.n)
+        self.server = ParameterServer(job, self.model, self.layout, setting.per_epoch)
+
+    @cached_property
+    def configuration(self) -> dict[str, Any]:
+        """What is run, for `run.json`."""
+        setting, job = self.setting, self.setting.job
+        return {
+            "job": job.name,
+            "protocol": str(setting.checked_plan),
+            "cluster": str(setting.cluster),
+            "stop": str(setting.stop),
+            "seed": setting.seed,
+            "batch_size": job.batch_size,
+            "workers": setting.cluster.n,
+            "memory": memory_note(self.layout, setting.cluster.n),
+            "parameters": sum(parameter.numel() for parameter in trainable(self.model)),
+            "plan": plan_as_json(setting.checked_plan),
+            "rules": setting.rules,
+            "threads": torch.get_num_threads(),
+            "identity": identity(job, self.server),
+        }
+
+    def recorder(self, callbacks: Sequence[Callback]) -> Recorder:
+        """Return what keeps the books of this run."""
+        n, job = self.setting.cluster.n, self.setting.job
+        note = memory_note(self.layout, n)
+        return Recorder(n, job.batch_size, note, lambda: self.server.learning_rate, callbacks)
+
+    def engine(self) -> Engine:
+        """Return the engine for the cluster."""
+        job, cluster, seed = self.setting.job, self.setting.cluster, self.setting.seed
+        if isinstance(cluster, LocalCluster):
+            return LocalEngine(job, cluster, seed, self.server, self.layout)
+        return VirtualEngine(cluster, seed, Replica(job, seed, cluster.n, device=cluster.device), self.server)
+
+    def evaluate(self) -> dict[str, float]:
+        """Measure the parameters as they are, if there are data for it."""
+        return evaluate(self.setting.job, self.model, self.setting.seed) if self.setting.evaluations else {}
+
+
+def memory_note(layout: Layout, n: int) -> str:
+    """Say how much memory the versions of n workers may take."""
+    return (
+        f"up to {n + 1} versions of {layout.nbytes / 2**20:.3g} MiB for {n} workers: "
+        f"{(n + 1) * layout.nbytes / 2**20:.3g} MiB"
+    )
+
+
+def _check_memory(layout: Layout, n: int) -> None:
+    # Versions, a gradient a worker, the parameters, their mean gradient, and as much for the optimizer.
+    needed = (n + 1 + n + 3) * layout.nbytes
+    available = psutil.virtual_memory().available
+    if needed > available:
+        raise UsageError(
+            f"{memory_note(layout, n)}, but {available / 2**20:.3g} MiB are available; "
+            "use fewer workers or a smaller model"
+        )

@@ -1,0 +1,319 @@
+"""A checkpoint gives back what went in, is whole or not used, and goes on only with its own job."""
+
+import json
+import os
+from collections import Counter
+from functools import partial
+from math import inf, nan
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import paceline as pl
+from paceline.checkpoint import LATEST, STATE, SUMS, TENSORS, Checkpoints
+from paceline.errors import PacelineWarning
+from paceline.events import Accept, Compute, Minibatch
+from paceline.history import RunResumed
+from paceline.run_folder import CHECKPOINTS, EVENTS, RUN
+from paceline.state import decode, encode
+from tiny_jobs import dataset, parameters_of, tiny_job
+
+CLUSTER = pl.Cluster(3, timing=pl.Exponential(1.0))
+
+keys = st.one_of(st.text(), st.integers(), st.booleans())
+numbers = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text())
+minibatches = st.builds(Minibatch, st.integers(), st.none() | st.integers(), st.none() | st.integers())
+plain = st.recursive(
+    st.one_of(numbers, minibatches, st.builds(Counter, st.dictionaries(st.integers(), st.integers()))),
+    lambda inner: st.one_of(
+        st.lists(inner),
+        st.lists(inner).map(tuple),
+        st.dictionaries(keys, inner),
+        st.sets(st.integers(), max_size=1),  # more have no order to compare by
+        st.builds(Compute, st.integers(), st.integers(), st.integers(), st.none() | minibatches),
+    ),
+)
+
+
+def there_and_back(value):
+    tensors = {}
+    return decode(json.loads(json.dumps(encode(value, tensors), allow_nan=False)), tensors)
+
+
+def same(ours, theirs):
+    return type(ours) is type(theirs) and ours == theirs
+
+
+@given(plain)
+def test_state_survives_with_its_types(value):
+    assert same(there_and_back(value), value)
+    assert repr(there_and_back(value)) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "value", [inf, -inf, pl.k_async(k=2), pl.Fault(1, 2), {"$tuple": 1}, {"$float": "inf", "a": 2}]
+)
+def test_state_that_json_does_not_know(value):
+    assert same(there_and_back(value), value)
+
+
+def test_state_of_tensors_and_arrays():
+    shared = torch.arange(6.0)
+    value = {
+        "a.b": shared,
+        "a": {"b": shared[2:4]},
+        "c": np.array([[1.5, nan]]),
+        "d": np.float32(0.5),
+        "e": np.int64(7),
+    }
+    back = there_and_back(value)
+    assert torch.equal(back["a.b"], shared)
+    assert torch.equal(back["a"]["b"], shared[2:4])
+    assert back["c"].dtype == np.float64
+    assert np.array_equal(back["c"], value["c"], equal_nan=True)
+    assert (back["d"], back["e"]) == (0.5, 7)
+
+
+@pytest.mark.parametrize("value", [object(), {"walk": [lambda: 0]}, {1: object()}, nn.Linear(1, 1)])
+def test_what_is_not_plain_is_refused_by_its_path(value):
+    with pytest.raises(pl.UsageError, match=r"^state\S* is a \w+, which a checkpoint cannot hold"):
+        encode(value, {})
+
+
+def store(path, count=3, keep=3):
+    checkpoints = Checkpoints(path, keep)
+    for version in range(count):
+        checkpoints.save(version, {"version": version, "held": (Accept(1, version, 0, 8),), "w": torch.full((5,), 1.0)})
+    return checkpoints
+
+
+def test_the_last_few_are_kept_and_the_newest_is_loaded(tmp_path):
+    checkpoints = store(tmp_path, count=5)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["000003-update-2", "000004-update-3", "000005-update-4", LATEST]
+    assert (tmp_path / LATEST).read_text() == "000005-update-4"
+    assert checkpoints.load()["held"] == (Accept(1, 4, 0, 8),)
+
+
+def test_without_any_there_is_nothing_to_load(tmp_path):
+    assert Checkpoints(tmp_path / "none").load() is None
+
+
+def test_one_that_was_not_finished_is_no_checkpoint(tmp_path):
+    checkpoints = store(tmp_path)
+    (tmp_path / ".unfinished").mkdir()
+    (tmp_path / ".unfinished" / STATE).write_text("{")
+    assert checkpoints.load()["version"] == 2
+    checkpoints.save(7, {"version": 7})
+    assert checkpoints.load()["version"] == 7
+
+
+@pytest.mark.parametrize("name", [STATE, TENSORS, SUMS])
+def test_a_flipped_byte_anywhere_is_found_out(tmp_path, name):
+    checkpoints = store(tmp_path)
+    path = tmp_path / "000003-update-2" / name
+    whole = path.read_bytes()
+    for position in range(0, len(whole), max(1, len(whole) // 40)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        with pytest.warns(PacelineWarning, match=r"000003-update-2 is damaged .*: the one before it is used"):
+            assert checkpoints.load()["version"] == 1
+    path.write_bytes(whole)
+    assert checkpoints.load()["version"] == 2
+
+
+@pytest.mark.parametrize("name", [STATE, TENSORS, SUMS])
+def test_a_missing_file_is_found_out(tmp_path, name):
+    checkpoints = store(tmp_path)
+    (tmp_path / "000003-update-2" / name).unlink()
+    with pytest.warns(PacelineWarning, match=f"{name}: No such file"):
+        assert checkpoints.load()["version"] == 1
+
+
+@pytest.mark.parametrize("latest", [None, "", "000009-update-9", "\0"])
+def test_a_lost_pointer_does_no_harm(tmp_path, latest):
+    checkpoints = store(tmp_path)
+    (tmp_path / LATEST).unlink() if latest is None else (tmp_path / LATEST).write_text(latest)
+    assert checkpoints.load()["version"] == 2
+
+
+@pytest.mark.filterwarnings("ignore:the checkpoint")
+def test_damage_everywhere_is_an_error(tmp_path):
+    checkpoints = store(tmp_path)
+    for sums in tmp_path.glob(f"*/{SUMS}"):
+        sums.write_text("")
+    with pytest.raises(pl.RunError, match=r"every checkpoint in .* is damaged"):
+        checkpoints.load()
+
+
+def test_the_sums_are_those_of_sha256sum(tmp_path):
+    store(tmp_path, count=1)
+    assert os.system(f"cd {tmp_path}/000001-update-0 && sha256sum --check --quiet --strict {SUMS}") == 0
+
+
+def test_another_schema_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.checkpoint.SCHEMA", 2)
+    checkpoints = store(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(pl.UsageError, match="has schema 2, this paceline reads schema 1"):
+        checkpoints.load()
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_others(tmp_path, monkeypatch):
+    checkpoints = store(tmp_path)
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("paceline.checkpoint.os.fsync", full)
+    with pytest.raises(pl.RunError, match=r"cannot write the checkpoint .*000004-update-9: No space left on device"):
+        checkpoints.save(9, {"version": 9})
+    assert checkpoints.load()["version"] == 2
+
+
+def test_at_least_one_is_kept(tmp_path):
+    with pytest.raises(pl.UsageError, match="keep 0 checkpoints"):
+        Checkpoints(tmp_path, keep=0)
+
+
+# --- which run goes on ------------------------------------------------------------------------------------
+
+
+def train(path, protocol="bsp", cluster=CLUSTER, seed=0, resume=False, stop="updates=6", job=None, **options):
+    where = {"resume": path} if resume else {"out": path}
+    return pl.train(
+        tiny_job(**(job or {})), protocol=protocol, cluster=cluster, stop=stop, seed=seed, **where, **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"seed": 1}, "seed 0, now 1"),
+        (
+            {"job": {"model": partial(nn.Sequential, nn.Linear(5, 3).double())}},
+            r"model 0.weight float64\[8, 5\], now float64\[3, 5\]",
+        ),
+        ({"job": {"data": dataset(80)}}, "data samples 96, now 80"),
+        ({"job": {"batch_size": 4}}, "batch_size 8, now 4"),
+        ({"job": {"optimizer": torch.optim.Adam}}, "optimizer SGD"),
+        ({"job": {"sampling": "epoch"}}, "sampling replacement, now epoch"),
+        ({"job": {"name": "other"}}, "name tiny, now other"),
+    ],
+)
+def test_the_run_of_another_job_is_refused(changes, difference, tmp_path):
+    train(tmp_path / "run", stop="updates=3")
+    log = (tmp_path / "run" / EVENTS).read_bytes()
+    with pytest.raises(pl.UsageError, match=f"is the run of another job: .*{difference}"):
+        train(tmp_path / "run", resume=True, allow_change=True, **changes)
+    assert (tmp_path / "run" / EVENTS).read_bytes() == log
+
+
+def test_other_samples_are_noticed(tmp_path):
+    other = dataset()
+    other.tensors[0][-1] += 1.0
+    train(tmp_path / "run", stop="updates=3")
+    with pytest.raises(pl.UsageError, match="data digest"):
+        train(tmp_path / "run", resume=True, job={"data": other})
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"protocol": "asp"}, "protocol bsp, now asp"),
+        ({"cluster": "4*exp(mean=1)"}, "cluster Cluster"),
+        ({"worker_timeout_s": 5.0}, "worker_timeout_s not there, now 5.0"),
+    ],
+)
+def test_a_change_on_purpose_has_to_be_allowed(changes, difference, tmp_path):
+    train(tmp_path / "run", stop="updates=3")
+    with pytest.raises(pl.UsageError, match=rf"was another run: {difference}.*give --allow-change"):
+        train(tmp_path / "run", resume=True, **changes)
+    result = train(tmp_path / "run", resume=True, allow_change=True, **changes)
+    assert result.history.totals.updates == 6
+    [resumed] = result.history.of(RunResumed)
+    assert (resumed.version, resumed.stop_before) == (3, "Stop(updates=3)")
+
+
+def test_partitioned_data_keep_their_parts(tmp_path):
+    job = {"sharding": "partitioned", "sampling": "epoch"}
+    train(tmp_path / "run", job=job)
+    with pytest.raises(pl.UsageError, match="partitioned among 3 workers"):
+        train(tmp_path / "run", job=job, cluster="4*exp(mean=1)", resume=True, allow_change=True)
+
+
+@pytest.mark.parametrize("file", [RUN, EVENTS])
+def test_a_run_without_its_files_is_refused(file, tmp_path):
+    train(tmp_path / "run")
+    (tmp_path / "run" / file).unlink()
+    with pytest.raises(pl.PacelineError, match=file):
+        train(tmp_path / "run", resume=True)
+
+
+def test_a_log_that_is_too_short_is_refused(tmp_path):
+    train(tmp_path / "run")
+    (tmp_path / "run" / EVENTS).write_text("")
+    with pytest.raises(pl.RunError, match=r"has 0 bytes, the checkpoint was made at \d+"):
+        train(tmp_path / "run", resume=True)
+
+
+def test_a_log_that_was_cut_short_is_repaired_and_said(tmp_path):
+    whole = train(tmp_path / "run")
+    log = tmp_path / "run" / EVENTS
+    text = log.read_bytes()
+    log.write_bytes(text[:-5])
+    with pytest.warns(PacelineWarning, match="ended in the middle of a line: repaired"):
+        again = train(tmp_path / "run", resume=True)
+    assert log.read_bytes() == text
+    assert torch.equal(parameters_of(again.model), parameters_of(whole.model))
+
+
+def test_a_damaged_checkpoint_costs_only_time(tmp_path):
+    whole = train(tmp_path / "run", checkpoint_every="updates=2")
+    newest = max((tmp_path / "run" / CHECKPOINTS).glob("*-update-6"))
+    (newest / TENSORS).write_bytes(b"\0" + (newest / TENSORS).read_bytes()[1:])
+    text = (tmp_path / "run" / EVENTS).read_bytes()
+    with pytest.warns(PacelineWarning, match=f"{newest} is damaged"):
+        again = train(tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / EVENTS).read_bytes() == text
+    assert torch.equal(parameters_of(again.model), parameters_of(whole.model))
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path):
+    whole = train(tmp_path / "whole")
+    train(tmp_path / "run", stop="updates=3")
+    for path in (tmp_path / "run" / CHECKPOINTS).glob("*-update-*"):
+        path.rename(path.with_name(".unfinished")) if path.name.endswith("-0") else [f.unlink() for f in path.iterdir()]
+        if path.exists():
+            path.rmdir()
+    train(tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / EVENTS).read_bytes() == (tmp_path / "whole" / EVENTS).read_bytes()
+    assert whole.history.totals.updates == 6
+
+
+def test_out_and_resume_exclude_each_other(tmp_path):
+    with pytest.raises(pl.UsageError, match="a resumed run stays where it is"):
+        train(tmp_path / "run", resume=True, out=tmp_path / "other")
+
+
+def test_a_state_that_cannot_be_saved_is_refused_at_the_beginning(tmp_path):
+    class Odd(pl.Controller):
+        def begin(self, n):
+            return object()
+
+        def decide(self, state, moment):
+            return state, []
+
+    with pytest.raises(pl.UsageError, match=r"controllers\.0 is a object, which a checkpoint cannot hold"):
+        train(tmp_path / "run", pl.bsp().controlled_by(Odd()))
+
+
+def test_other_versions_are_said(tmp_path):
+    train(tmp_path / "run", stop="updates=3")
+    run = tmp_path / "run" / RUN
+    run.write_text(run.read_text().replace('"torch": "', '"torch": "1.'))
+    with pytest.warns(PacelineWarning, match=r"torch 1\..*, now .*: the run goes on, but not bit for bit"):
+        train(tmp_path / "run", resume=True)

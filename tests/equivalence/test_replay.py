@@ -1,0 +1,102 @@
+"""A run's own arrivals lead to its own decisions, and to no others."""
+
+from pathlib import Path
+
+import pytest
+
+import paceline as pl
+from paceline.run_folder import EVENTS
+from tiny_controllers import RandomWalk
+from tiny_jobs import dataset, tiny_job
+
+SLOWNESS = pl.Cluster(4, timing=[*[pl.Exponential(0.001)] * 3, pl.Exponential(0.02)])
+WALK = pl.k_async(k=2).controlled_by(RandomWalk(3, 4))
+DYING = [pl.Fault(1, 3, back_after_s=2.0), pl.Fault(2, 5), pl.Fault(3, 4, kind="not_finite"), pl.Fault(0, 6, "hang")]
+
+
+def simulated(protocol="k_batch_async(k=3)", stop="updates=30", faults=(), **options):
+    cluster = pl.Cluster(4, timing=pl.Exponential(1.0), faults=faults)
+    job = tiny_job(eval_data=dataset(), sampling="epoch", lr_rule="proportional")
+    return pl.train(job, protocol=protocol, cluster=cluster, stop=stop, evaluate_every="updates=9", **options)
+
+
+def real(protocol="k_sync(k=3)", stop="updates=60", **options):
+    cluster = pl.LocalCluster(4, slowness=SLOWNESS)
+    return pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop=stop, **options)
+
+
+@pytest.mark.parametrize(
+    "protocol", ["bsp", "k_batch_sync(k=3)", "ssp(lead=1)", "bsp@updates=5 >> asp@seconds=9 >> bsp"]
+)
+@pytest.mark.parametrize("stop", ["updates=30", "seconds=7.5", "epochs=3", "accuracy=0.4,updates=30"])
+def test_simulated(protocol, stop, tmp_path):
+    run = simulated(protocol, stop, out=tmp_path / "run")
+    found = pl.replay(tmp_path / "run")
+    assert (found.difference, found.updates) == ("", run.history.totals.updates)
+    assert found.decisions > found.updates
+
+
+def test_with_losses_of_workers_and_a_timeout(tmp_path):
+    simulated("k_async(k=2)", faults=DYING, worker_timeout_s=4.0, out=tmp_path / "run")
+    assert pl.replay(tmp_path / "run").is_same
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=3)", "k_batch_async(k=3)@updates=20 >> asp"])
+def test_real(protocol, tmp_path):
+    real(protocol, out=tmp_path / "run")
+    assert pl.replay(tmp_path / "run").difference == ""
+
+
+@pytest.mark.slow
+def test_a_real_run_of_500_updates(tmp_path):
+    real("k_batch_async(k=3)@updates=200 >> k_sync(k=3)", "updates=500", out=tmp_path / "run")
+    found = pl.replay(tmp_path / "run")
+    assert (found.difference, found.updates) == ("", 500)
+
+
+def test_a_run_that_was_resumed(tmp_path):
+    real(stop="updates=11", out=tmp_path / "run")
+    real(stop="seconds=0.2,updates=30", resume=tmp_path / "run")
+    real(resume=tmp_path / "run")
+    found = pl.replay(tmp_path / "run")
+    assert (found.difference, found.updates) == ("", 60)
+
+
+def test_with_a_controller(tmp_path):
+    simulated(WALK, out=tmp_path / "run")
+    assert pl.replay(tmp_path / "run", protocol=WALK).difference == ""
+    with pytest.raises(pl.UsageError, match=r"controllers that its text cannot make again \(RandomWalk\(3, 4\)\)"):
+        pl.replay(tmp_path / "run")
+    with pytest.raises(pl.UsageError, match="expected the same plan"):
+        pl.replay(tmp_path / "run", protocol=pl.bsp())
+
+
+def test_a_run_that_was_changed_is_refused(tmp_path):
+    simulated(stop="updates=5", out=tmp_path / "run")
+    simulated("asp", resume=tmp_path / "run", allow_change=True)
+    with pytest.raises(
+        pl.UsageError, match=r"resumed with changes at update 5 \(protocol k_batch_async\(k=3\), now asp"
+    ):
+        pl.replay(tmp_path / "run")
+
+
+EDITS = {
+    "another loss": ('"loss":', '"loss":1', "the log has UpdateMade"),
+    "an update of another size": ('"k":3', '"k":2', "the log has UpdateMade"),
+    "an update too early": ('"event":"update_made"', None, "the replay has UpdateMade"),
+    "a gradient dropped": ('"used":true,"reason":""', '"used":false,"reason":"too stale"', "used=False"),
+    "a gradient left out": ('"event":"gradient_arrived"', None, "the log has"),
+    "another end": ('"reason":"30 updates made"', '"reason":"31 updates made"', "ends because 31"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_log_that_was_changed_is_found_out(edit, tmp_path):
+    simulated(out=tmp_path / "run")
+    old, new, difference = EDITS[edit]
+    log = Path(tmp_path / "run" / EVENTS)
+    lines = log.read_text().splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if old in line)
+    lines[at : at + 1] = [lines[at].replace(old, new)] if new else []
+    log.write_text("".join(lines))
+    assert difference in pl.replay(tmp_path / "run").difference

@@ -1,0 +1,154 @@
+"""A simulated run that was stopped, however, and goes on is bit for bit the run that never stopped."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import paceline as pl
+from paceline.run_folder import EVENTS
+from tiny_controllers import RandomWalk
+from tiny_jobs import batch_norm_net, dataset, parameters_of, tiny_job
+
+UPDATES = 30
+
+
+ADAM = partial(torch.optim.Adam, lr=0.01)
+WALK = pl.k_async(k=1).controlled_by(RandomWalk(3, 4))
+STRAGGLING = pl.Cluster(
+    4,
+    timing=pl.Exponential(1.0),
+    transient=pl.Transient(mean_on_s=3, mean_off_s=5, slowdown=4),
+    slowdowns=[pl.Slowdown(at_s=5, factor=3, workers=(1,))],
+    network=pl.Network(latency_s=0.1),
+    server=pl.ServerTime(update_s=0.05),
+)
+DYING = pl.Cluster(4, faults=[pl.Fault(1, 3, back_after_s=2.0), pl.Fault(2, 5), pl.Fault(3, 4, kind="not_finite")])
+EPOCHS = {"sampling": "epoch", "batch_size": 4}
+SCHEDULED = {"optimizer": ADAM, "scheduler": partial(torch.optim.lr_scheduler.MultiStepLR, milestones=[20, 50])}
+SETTINGS = {
+    "bsp": ("bsp", {}, {}),
+    "backup": ("backup(k=3)", {}, {}),
+    "k_sync": ("k_sync(k=2)", EPOCHS, {}),
+    "pull": ("pull(k=3)", {"eval_data": dataset()}, {"evaluate_every": "updates=7"}),
+    "k_batch_sync": ("k_batch_sync(k=3)", EPOCHS | {"model": batch_norm_net}, {}),
+    "k_async": ("k_async(k=2)", {"clip_norm": 0.5, "lr_rule": "proportional"}, {}),
+    "k_batch_async": ("k_batch_async(k=3)", EPOCHS | {"model": batch_norm_net, "sharding": "partitioned"}, {}),
+    "asp": ("asp", SCHEDULED, {}),
+    "ssp": ("ssp(lead=2)", {"microbatches": 2}, {}),
+    "ringmaster": ("ringmaster(r=3, stops=true)", EPOCHS, {}),
+    "plan": ("bsp@updates=9 >> k_batch_async(k=2)@seconds=9 >> asp", SCHEDULED, {}),
+    "random walk": (WALK, EPOCHS | {"model": batch_norm_net, "optimizer": ADAM}, {}),
+    "faults": ("k_async(k=2)", EPOCHS, {"cluster": DYING, "worker_timeout_s": 30.0}),
+    "evaluated": ("asp", {"eval_data": dataset()}, {}),
+}
+
+
+class Crash(pl.Callback):
+    """Ends a run in the middle of anything, without a word."""
+
+    class Crashed(BaseException):
+        pass
+
+    def __init__(self, at_record):
+        self.left = at_record
+
+    def on_record(self, record):
+        self.left -= 1
+        if self.left == 0:
+            raise self.Crashed
+
+
+def train(setting, out=None, stop=f"updates={UPDATES}", **options):
+    protocol, job, more = SETTINGS[setting]
+    more = {"cluster": STRAGGLING, "seed": 4, "checkpoint_every": "updates=5", **more, **options}
+    return pl.train(tiny_job(**job), protocol=protocol, stop=stop, out=out, **more)
+
+
+def assert_same(ours, theirs):
+    assert (ours.folder / EVENTS).read_bytes() == (theirs.folder / EVENTS).read_bytes()
+    assert torch.equal(parameters_of(ours.model), parameters_of(theirs.model))
+    for mine, other in zip(ours.model.buffers(), theirs.model.buffers(), strict=True):
+        assert torch.equal(mine, other)
+    assert ours.history.totals == theirs.history.totals
+    assert (ours.time_s, ours.stopped_by, ours.reason, ours.metrics) == (
+        theirs.time_s,
+        theirs.stopped_by,
+        theirs.reason,
+        theirs.metrics,
+    )
+
+
+@pytest.fixture(scope="session", params=SETTINGS)
+def unbroken(request, tmp_path_factory):
+    """Return the setting and its run that never stops."""
+    return request.param, train(request.param, tmp_path_factory.mktemp("unbroken") / "run")
+
+
+@pytest.mark.parametrize("share", [0.35, 0.85])
+def test_a_crash_leaves_no_trace(unbroken, share, tmp_path):
+    setting, whole = unbroken
+    records = len(whole.history.records)
+    with pytest.raises(Crash.Crashed):
+        train(setting, tmp_path / "run", callbacks=[Crash(max(1, int(share * records)))])
+    assert_same(train(setting, resume=tmp_path / "run"), whole)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.2, 0.6, 0.7, 0.95, 0.999])
+@pytest.mark.slow
+def test_a_crash_anywhere_leaves_no_trace(unbroken, share, tmp_path):
+    test_a_crash_leaves_no_trace(unbroken, share, tmp_path)
+
+
+@pytest.mark.parametrize("stop", ["updates=17", "seconds=5.5"])
+def test_a_run_that_ended_can_be_made_longer(unbroken, stop, tmp_path):
+    setting, whole = unbroken
+    train(setting, tmp_path / "run", stop=stop)
+    longer = train(setting, resume=tmp_path / "run")
+    assert longer.stopped_by == "updates"
+    assert torch.equal(parameters_of(longer.model), parameters_of(whole.model))
+    # A clock that stops a run is an event of its own; all the others are the same.
+    events = [line for line in read(longer) if '"timer_rang"' not in line]
+    assert events == [line for line in read(whole) if '"timer_rang"' not in line]
+
+
+def read(result):
+    return (result.folder / EVENTS).read_text().splitlines()
+
+
+def test_a_run_can_be_stopped_again_and_again(tmp_path):
+    whole = train("random walk", tmp_path / "whole")
+    part = train("random walk", tmp_path / "run", stop="updates=3")
+    for updates in (4, 4, 11, 23, UPDATES):
+        part = train("random walk", resume=tmp_path / "run", stop=f"updates={updates}")
+    assert_same(part, whole)
+
+
+def test_a_run_that_reached_its_end_is_the_same_after_a_resume(tmp_path):
+    whole = train("evaluated", tmp_path / "run")
+    log = (whole.folder / EVENTS).read_bytes()
+    again = train("evaluated", resume=tmp_path / "run")
+    assert (again.folder / EVENTS).read_bytes() == log
+    assert again.history.totals == whole.history.totals
+
+
+def test_an_accuracy_that_was_reached_can_be_raised(tmp_path):
+    job = {"eval_data": dataset()}
+    options = {"protocol": "asp", "cluster": STRAGGLING, "evaluate_every": "updates=3"}
+    whole = pl.train(tiny_job(**job), stop="accuracy=0.6,updates=60", out=tmp_path / "whole", **options)
+    pl.train(tiny_job(**job), stop="accuracy=0.4,updates=60", out=tmp_path / "run", **options)
+    raised = pl.train(tiny_job(**job), stop="accuracy=0.6,updates=60", resume=tmp_path / "run", **options)
+    assert_same(raised, whole)
+
+
+@settings(max_examples=6)
+@given(share=st.floats(0.01, 0.99), every=st.integers(1, 15))
+def test_any_point_any_habit(share, every, tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs")
+    whole = train("k_batch_async", path / "whole")
+    crash = Crash(max(1, int(share * len(whole.history.records))))
+    with pytest.raises(Crash.Crashed):
+        train("k_batch_async", path / "run", callbacks=[crash], checkpoint_every=f"gradients={every}")
+    assert_same(train("k_batch_async", resume=path / "run"), whole)

@@ -1,0 +1,90 @@
+"""TensorBoard reads back what the history holds."""
+
+import numpy as np
+import pytest
+
+import paceline as pl
+from paceline.callbacks import Memory
+from paceline.history import UpdateMade, VersionEvaluated
+from tiny_jobs import dataset, tiny_job
+
+accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+COLUMNS = {
+    "train/loss": "loss",
+    "train/learning_rate": "learning_rate",
+    "update/k": "k",
+    "update/staleness": "staleness",
+    "workers/idle_share": "idle_share",
+    "gradients/dropped": "dropped",
+    "gradients/interrupted": "interrupted",
+}
+
+
+def run(*callbacks, stop="updates=30"):
+    cluster = pl.Cluster(4, timing=pl.Exponential(1.0))
+    job = tiny_job(eval_data=dataset())
+    plan = "k_sync(k=2)@updates=10 >> k_async(k=3)"
+    return pl.train(job, protocol=plan, cluster=cluster, stop=stop, seed=3, callbacks=callbacks).history
+
+
+def scalars(folder):
+    accumulator = accumulators.EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {tag: accumulator.Scalars(tag) for tag in accumulator.Tags()["scalars"]}
+
+
+def assert_agree(read, history):
+    columns = history.columns()
+    assert columns["interrupted"][-1] > 0
+    for tag, column in COLUMNS.items():
+        assert [event.step for event in read[tag]] == list(columns["version"])
+        assert [event.wall_time for event in read[tag]] == list(columns["time_s"])
+        assert [event.value for event in read[tag]] == list(columns[column].astype(np.float32))
+    evaluations = history.of(VersionEvaluated)
+    assert len(evaluations) > 2
+    for name in ("loss", "accuracy"):
+        assert [(event.step, event.value) for event in read[f"eval/{name}"]] == [
+            (each.version, np.float32(each.metrics[name])) for each in evaluations
+        ]
+
+
+def test_the_scalars_are_those_of_the_history(tmp_path):
+    assert_agree(scalars_after(tmp_path, run(pl.TensorBoard(tmp_path))), run())
+
+
+def scalars_after(folder, history):
+    assert history.totals.updates == 30
+    return scalars(folder)
+
+
+def test_a_new_run_replaces_the_scalars_of_an_earlier_one(tmp_path):
+    run(pl.TensorBoard(tmp_path), stop="updates=50")
+    assert_agree(scalars_after(tmp_path, run(pl.TensorBoard(tmp_path))), run())
+
+
+def test_a_run_that_is_resumed_hides_what_came_after_its_checkpoint(tmp_path):
+    memory = Memory()
+    history = run(memory)
+    records = memory.records
+    checkpoint = next(i for i, each in enumerate(records) if isinstance(each, UpdateMade) and each.version == 12) + 1
+    before = pl.TensorBoard(tmp_path)
+    for record in records[: checkpoint + 40]:  # the crash came later
+        before.on_record(record)
+    before._writer.close()
+    after = pl.TensorBoard(tmp_path)
+    after.on_resume(records[:checkpoint])
+    for record in records[checkpoint:]:
+        after.on_record(record)
+    assert_agree(scalars(tmp_path), history)
+
+
+def test_a_folder_that_cannot_be_written_stops_the_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(pl.RunError, match=r"cannot write .*file/tensorboard: .*; the run stopped"):
+        run(pl.TensorBoard(tmp_path / "file/tensorboard"))
+
+
+def test_without_tensorboard_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    with pytest.raises(pl.UsageError, match=r"pip install 'paceline\[tensorboard\]'"):
+        pl.TensorBoard(tmp_path)

@@ -1,0 +1,30 @@
+"""Controllers with a state."""
+
+import paceline as pl
+from paceline.streams import derived_seed
+
+
+class RandomWalk(pl.Controller):
+    """Moves the quorum up and down at random, from a seed, and closes an update that takes long."""
+
+    def __init__(self, seed, n):
+        self.seed = seed
+        self.n = n
+
+    def __repr__(self):
+        return f"RandomWalk({self.seed}, {self.n})"
+
+    def begin(self, n):
+        return (1, {0: "begun"})
+
+    def decide(self, state, moment):
+        k, visited = state
+        if moment.asked == "timer":
+            return state, [pl.CloseUpdate("waited long enough")]
+        if moment.asked != "open":
+            return state, []
+        k = min(self.n, max(1, k + derived_seed(self.seed, "walk", moment.version) % 3 - 1))
+        return (k, {moment.version: "seen", **visited}), [
+            pl.SetQuorum(k, f"walked to {k}"),
+            pl.AskAgain(moment.now + 0.7),
+        ]

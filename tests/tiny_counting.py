@@ -1,0 +1,47 @@
+"""A job whose parameters count: how many times each sample was applied can be read from the model."""
+
+from functools import partial
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from paceline.job import Job
+
+BATCH = 4
+
+
+class Counter(nn.Module):
+    def __init__(self, samples):
+        super().__init__()
+        self.count = nn.Parameter(torch.zeros(samples, dtype=torch.float64))
+
+    def forward(self, index):
+        return self.count[index]
+
+
+def mean_count(model, batch):
+    return model(batch[0]).mean()
+
+
+def counting_job(samples, **settings):
+    """Return a job where every application of a sample moves its own parameter by -1.
+
+    The gradient of a sample is 1 / (k * BATCH) in an update of k gradients, and the learning rate is k * BATCH.
+    """
+    return Job(
+        model=partial(Counter, samples),
+        step=mean_count,
+        optimizer=partial(torch.optim.SGD, lr=float(BATCH)),
+        lr_rule="proportional",
+        lr_is="per_worker",
+        data=TensorDataset(torch.arange(samples)),
+        batch_size=BATCH,
+        sampling="epoch",
+        name="counting",
+        **settings,
+    )
+
+
+def times_applied(model):
+    return (-model.count.detach()).round(decimals=9).tolist()
