@@ -6,12 +6,12 @@ from importlib.resources import files
 
 import pytest
 
-from paceline.history import VersionEvaluated
+from paceline.history import DecisionMade, VersionEvaluated
 from paceline.report.curves import groups
 from paceline.report.page import SCRIPTS, page, script
 from paceline.report.reading import STILL_GOING, read_run
 from paceline.report.table import headline, number, row
-from report.runs import begun, train_run, two_updates, write_run
+from report.runs import begun, ended, train_run, two_updates, write_run
 
 HOSTILE = "</script><script>alert('1')</script><img src=x onerror=alert(2)> & \"quoted\" {{data}} <!--"
 
@@ -49,10 +49,11 @@ def test_the_page_asks_nothing_of_anybody(tmp_path):
 
 
 def test_what_a_user_wrote_is_only_ever_text(tmp_path):
-    plain = elements(page_of(write_run(tmp_path / "plain", two_updates())))
+    records = [*two_updates()[:-1], DecisionMade(4.0, "protocol", "plain"), ended(4.0, 8.0)]
+    plain = elements(page_of(write_run(tmp_path / "plain", records)))
     saved = write_run(
         tmp_path / "hostile",
-        two_updates(reason=HOSTILE),
+        [*two_updates(reason=HOSTILE)[:-1], DecisionMade(4.0, "protocol", HOSTILE), ended(4.0, 8.0)],
         job=HOSTILE,
         protocol=HOSTILE,
         cluster=HOSTILE,

@@ -16,7 +16,7 @@ from paceline.history import (
     WorkUnfinished,
 )
 from paceline.report.reading import FATES, STILL_GOING, read_run
-from paceline.report.worker_time import coverage, heat_map, round_trips, samples, worker_seconds
+from paceline.report.worker_time import coverage, heat_map, round_trips, samples, staleness, worker_seconds
 from paceline.run_folder import SavedRun
 from report.runs import arrival, begun, ended, exponential, small_job, train_run, two_updates, update, write_run
 
@@ -64,6 +64,11 @@ def test_worker_seconds_and_samples_are_those_of_the_records(saved):
     totals = saved.history.totals
     assert counts["used"] == totals.samples_used
     assert counts["dropped"] + counts["interrupted"] == totals.samples_dropped
+
+
+def test_staleness_is_counted_over_the_used_gradients(saved):
+    counts = staleness(read_run(saved, ""))
+    assert dict(zip(counts["staleness"], counts["gradients"], strict=True)) == saved.history.totals.staleness
 
 
 def test_pieces_of_work_of_one_worker_do_not_overlap(saved):

@@ -13,6 +13,7 @@ from paceline.report.worker_time import IDLE, samples, worker_seconds
 TEXT_COLUMNS = {"protocol", "outcome"}
 SHARES = {"idle", "accuracy"}
 MOST_DECISIONS = 500
+LEAST_SHARE = 0.0005  # that a bar shows
 
 
 def run_table(runs: Sequence[RunData]) -> str:
@@ -98,7 +99,7 @@ def _bar(label: str, parts: Mapping[str, float], unit: str) -> str:
     total = sum(parts.values())
     if not total:
         return f"<div class='label'>{escape(label)}</div><div><small>nothing yet</small></div>"
-    shares = {name: value / total for name, value in parts.items() if value}
+    shares = {name: value / total for name, value in parts.items() if value / total >= LEAST_SHARE}
     pieces = "".join(
         f"<i class='{name}' style='width:{share:.3%}' title='{name} {share:.1%}'></i>" for name, share in shares.items()
     )

@@ -78,7 +78,8 @@ class Panel extends Chart {
   constructor(host, curves, name, title) {
     super(host, `${title}; arrow keys move the cursor, with Shift by more`);
     Object.assign(this, { curves, name });
-    if (name === "k") this.margin = { ...this.margin, top: 28 }; // room for what is written at marks
+    this.hasNotes = name === "k" && curves.runs.some((run) => run.switches.length);
+    if (this.hasNotes) this.margin = { ...this.margin, top: 28 };
   }
 
   get height() { return { loss: 280, accuracy: 190, k: 220 }[this.name]; }
@@ -148,9 +149,9 @@ class Panel extends Chart {
         const x = this.xScale.at(mark[this.curves.axis]);
         pen.strokeStyle = seriesInk(index, 0.8);
         pen.setLineDash([3, 3]);
-        line(pen, x, this.name === "k" ? area.top - 22 : area.top, x, area.bottom);
+        line(pen, x, this.hasNotes ? area.top - 22 : area.top, x, area.bottom);
         pen.setLineDash([]);
-        if (this.name === "k") writeBeside(pen, area, x, area.top - 16, mark.reason);
+        if (this.hasNotes) writeBeside(pen, area, x, area.top - 16, mark.reason);
       }
     }
   }
