@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import asdict, dataclass
-from enum import Enum, auto
 from itertools import takewhile
 from math import inf
 from typing import Any, Literal
@@ -26,7 +24,6 @@ from paceline.events import (
     Interrupt,
     Joined,
     Lost,
-    Minibatch,
     Outcome,
     Quit,
     Restarted,
@@ -39,6 +36,7 @@ from paceline.learning_rate import LearningRate
 from paceline.minibatches import Minibatches
 from paceline.patience import Patience
 from paceline.protocols import Extent, Plan, Protocol
+from paceline.roster import ASIDE, BUSY, IDLE, LOST, Roster, Status, Worker
 from paceline.stop import Stop as StopRule
 from paceline.stop import StopWatch
 
@@ -50,38 +48,6 @@ LATE_RETURN = "its worker had been declared lost"
 SILENT = "lost"
 SET_ASIDE = "set_aside"
 REJECTIONS_IN_A_ROW = 10
-
-
-class Status(Enum):
-    """What a worker is doing, as far as the coordinator knows."""
-
-    IDLE = auto()
-    BUSY = auto()
-    ASIDE = auto()
-    LOST = auto()
-
-
-IDLE, BUSY, ASIDE, LOST = Status  # looked up several times an event, and an enum is slow at that
-
-
-@dataclass(slots=True)
-class _Worker:
-    """One worker's part of the state."""
-
-    status: Status = LOST
-    draw: int = 0
-    version: int = 0
-    started_s: float = 0.0
-    minibatch: Minibatch | None = None
-    contributed_to: int = -1  # version that was open when its latest gradient was accepted
-    rejections: int = 0  # gradients in a row that were not finite
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "status": self.status.name, "minibatch": self.minibatch}
-
-    @classmethod
-    def of(cls, state: Mapping[str, Any]) -> _Worker:
-        return cls(**{**state, "status": Status[state["status"]]})
 
 
 class Coordinator:
@@ -135,10 +101,8 @@ class Coordinator:
         self._evaluated_at = 0.0
         self._evaluating = False
 
-        self._workers: dict[int, _Worker] = {}
-        self._live = 0
-        self._idle: dict[int, None] = {}  # in the order in which they became idle
-        self._in_flight: dict[int, _Worker] = {}  # in the order in which they were given work
+        self._roster = roster = Roster()
+        self._workers, self._idle, self._in_flight = roster.workers, roster.idle, roster.in_flight
         self._newcomers: set[int] = set()  # joined since the open update was opened
         self._owing: set[int] = set()  # while all are waited for: who counts and has not contributed yet
         self._lead: Lead | None = None
@@ -224,7 +188,7 @@ class Coordinator:
         round_trip_s = event.now - worker.started_s
         if round_trip_s > self._patience.longest_s:
             self._observe(round_trip_s)
-        self._release(event.worker, worker)
+        self._roster.release(event.worker, worker)
         if self._lead is not None and self._lead.deliver(event.worker):
             self._recheck_idle = True
         accepted = False
@@ -239,7 +203,7 @@ class Coordinator:
         if self._controllers and not self.stopped:
             self._consult("arrival", event, staleness, accepted)
 
-    def _accept(self, event: Arrival, worker: _Worker, staleness: int) -> None:
+    def _accept(self, event: Arrival, worker: Worker, staleness: int) -> None:
         command = Accept(event.worker, event.draw, staleness, event.samples)
         self._commands.append(command)
         self._held.append(command)
@@ -248,11 +212,11 @@ class Coordinator:
         self._owing.discard(event.worker)
         self._watch.accept(event.loss)
 
-    def _drop(self, event: Arrival, worker: _Worker, staleness: int, reason: str) -> None:
+    def _drop(self, event: Arrival, worker: Worker, staleness: int, reason: str) -> None:
         self._commands.append(Drop(event.worker, event.draw, staleness, reason))
         self._give_back(worker)
 
-    def _reject(self, event: Arrival, worker: _Worker, staleness: int) -> None:
+    def _reject(self, event: Arrival, worker: Worker, staleness: int) -> None:
         # Not given back: a minibatch that breaks one gradient would break the next one too.
         self._commands.append(Drop(event.worker, event.draw, staleness, NOT_FINITE))
         worker.rejections += 1
@@ -263,7 +227,7 @@ class Coordinator:
             )
             self._end(Stop(Outcome.NOT_FINITE, reason))
 
-    def _unexpected(self, event: Arrival, worker: _Worker) -> None:
+    def _unexpected(self, event: Arrival, worker: Worker) -> None:
         if worker.status is not LOST or event.draw != worker.draw:
             self._commands.append(Drop(event.worker, event.draw, None, OLD_DRAW))
         else:
@@ -307,7 +271,7 @@ class Coordinator:
         self._close_reason = ""
         self.version += 1
         self.workload += len(held)
-        scale = self._learning_rate.scale(len(held), self._live or 1)
+        scale = self._learning_rate.scale(len(held), self._roster.live or 1)
         self._commands.append(Apply(self.version, tuple(held), scale, reason))
         self._check_update()
 
@@ -366,7 +330,6 @@ class Coordinator:
 
     def _give_if_allowed(self, worker: int) -> None:
         if self._may_start(worker):
-            del self._idle[worker]
             self._give(worker, self._workers[worker])
 
     def _may_start(self, worker: int) -> bool:
@@ -379,32 +342,22 @@ class Coordinator:
     def _has_data(self, worker: int) -> bool:
         return self._minibatches is None or self._minibatches.has_next(worker)
 
-    def _give(self, worker: int, state: _Worker) -> None:
-        state.draw += 1
-        state.version = self.version
-        state.started_s = self._now
-        state.status = BUSY
+    def _give(self, worker: int, state: Worker) -> None:
+        self._roster.occupy(worker, state, self.version, self._now)
         if self._minibatches is not None:
             state.minibatch = self._minibatches.next(worker)
-        self._in_flight[worker] = state
         self._commands.append(Compute(worker, self.version, state.draw, state.minibatch))
         if self._needs_alarm:
             self._arm_timeout()
 
-    def _release(self, worker: int, state: _Worker) -> None:
-        """Take a worker out of flight: it has delivered, or its work is abandoned."""
-        del self._in_flight[worker]
-        state.status = IDLE
-        self._idle[worker] = None
-
-    def _give_back(self, state: _Worker) -> None:
+    def _give_back(self, state: Worker) -> None:
         if self._minibatches is not None and state.minibatch is not None:
             self._minibatches.give_back(state.minibatch)
             self._recheck_idle |= self._is_limited
 
-    def _interrupt(self, worker: int, state: _Worker) -> None:
+    def _interrupt(self, worker: int, state: Worker) -> None:
         self._commands.append(Interrupt(worker, state.draw))
-        self._release(worker, state)
+        self._roster.release(worker, state)
         self._give_back(state)
 
     def _interrupt_stale(self) -> None:
@@ -418,18 +371,13 @@ class Coordinator:
     # --- membership ---------------------------------------------------------------------------------------
 
     def _enlist(self, worker: int) -> None:
-        state = self._workers.setdefault(worker, _Worker())
-        state.status = IDLE
-        state.rejections = 0
-        self._live += 1
+        self._roster.enlist(worker)
         self._deserted_until_s = inf
-        self._idle[worker] = None
         if self._lead is not None:
             self._lead.join(worker)
 
     def _join(self, worker: int) -> None:
-        state = self._workers.get(worker)
-        if state is not None and state.status in {IDLE, BUSY}:
+        if self._roster.status(worker) in {IDLE, BUSY}:
             self._lose(worker)  # it came back before its loss was noticed
         self._enlist(worker)
         self._deal_out()
@@ -437,26 +385,25 @@ class Coordinator:
         self._recheck_idle = True
 
     def _lose(self, worker: int) -> None:
-        state = self._workers.get(worker)
-        if state is not None and state.status is not LOST:
-            self._take_out(worker, state)
-            state.status = LOST
+        status = self._roster.status(worker)
+        if status is ASIDE:
+            self._workers[worker].status = LOST
+        elif status is not LOST:
+            self._take_out(worker, LOST)
 
-    def _take_out(self, worker: int, state: _Worker) -> None:
-        if state.status is ASIDE:
-            return
+    def _take_out(self, worker: int, status: Status) -> None:
+        state = self._workers[worker]
         if state.status is BUSY:
-            self._release(worker, state)
+            self._roster.release(worker, state)
             self._give_back(state)
-        del self._idle[worker]
+        self._roster.strike(worker, status)
         self._owing.discard(worker)
         self._newcomers.discard(worker)
-        self._live -= 1
         self._deal_out()
         if self._lead is not None and self._lead.leave(worker):
             self._recheck_idle = True
 
-    def _known(self, worker: int) -> _Worker:
+    def _known(self, worker: int) -> Worker:
         if worker not in self._workers:
             raise UsageError(f"a controller named worker {worker}; known are {sorted(self._workers)}")
         return self._workers[worker]
@@ -466,8 +413,7 @@ class Coordinator:
         if state.status is BUSY:
             self._interrupt(worker, state)
         if state.status is IDLE:
-            self._take_out(worker, state)
-            state.status = ASIDE
+            self._take_out(worker, ASIDE)
 
     def _take_back(self, worker: int) -> None:
         if self._known(worker).status is ASIDE:
@@ -475,7 +421,7 @@ class Coordinator:
 
     def _deal_out(self) -> None:
         if self._minibatches is not None:
-            self._minibatches.deal_out([*self._in_flight, *self._idle])
+            self._minibatches.deal_out(self._roster.taking_part())
 
     # --- time ---------------------------------------------------------------------------------------------
 
@@ -500,7 +446,7 @@ class Coordinator:
         self._check_phase()
         if self._phase != phase and self._controllers:
             self._consult("open")  # for them, the open update begins here
-        if not self._live and now >= self._deserted_until_s:
+        if not self._roster.live and now >= self._deserted_until_s:
             self._end(Stop(Outcome.NO_WORKERS, "every worker is lost, and none has come back"))
             return
         self._declare_lost()
@@ -531,7 +477,7 @@ class Coordinator:
         for worker, _ in list(silent):
             self._commands.append(Decision(SILENT, f"worker {worker}: silent for {self._patience}", worker))
             self._lose(worker)
-            if not self._live:
+            if not self._roster.live:
                 self._deserted_until_s = self._now + self._patience.timeout_s
                 self._wake(self._deserted_until_s)
         self._arm_timeout()
@@ -549,7 +495,7 @@ class Coordinator:
         self._phase += 1
         phase = self._plan.phases[self._phase]
         self._phase_end = phase.end
-        self._controllers = [(c, c.begin(self._live)) for c in phase.controllers]
+        self._controllers = [(c, c.begin(self._roster.live)) for c in phase.controllers]
         self._asked_for.clear()
         self._change_protocol(phase.protocol, f"{ended} reached" if ended else "the run begins")
 
@@ -559,7 +505,7 @@ class Coordinator:
         self._protocol_quorum = _quorum(protocol)
         self._quorum, self._quorum_reason = self._protocol_quorum
         self._recheck_idle = True
-        live = [*self._in_flight, *self._idle]
+        live = self._roster.taking_part()
         self._lead = None
         if protocol.max_lead != inf:
             self._lead = Lead(protocol.max_lead)
@@ -576,7 +522,7 @@ class Coordinator:
             now=self._now,
             version=self.version,
             opened_s=self._opened_s,
-            live=self._live,
+            live=self._roster.live,
             held=len(self._held),
             quorum=self._quorum,
             protocol=self._protocol,
@@ -636,9 +582,7 @@ class Coordinator:
         return {
             "plan": str(self._plan),
             "seconds": self._watch.seconds,
-            "workers": {worker: state.state_dict() for worker, state in self._workers.items()},
-            "idle": list(self._idle),
-            "in_flight": list(self._in_flight),
+            "roster": self._roster.state_dict(),
             "controllers": [controller.state_dict(state) for controller, state in self._controllers],
             "watch": self._watch.state_dict(),
             "patience": self._patience.state_dict(),
@@ -652,9 +596,7 @@ class Coordinator:
         self._has_begun = True
         for name in _AS_IT_IS:
             setattr(self, name, copy(state[name]))
-        self._workers = {worker: _Worker.of(saved) for worker, saved in state["workers"].items()}
-        self._idle = dict.fromkeys(state["idle"])
-        self._in_flight = {worker: self._workers[worker] for worker in state["in_flight"]}
+        self._roster.load_state_dict(state["roster"])
         self._watch.load_state_dict(state["watch"])
         self._patience.load_state_dict(state["patience"])
         if self._minibatches is not None:
@@ -689,7 +631,7 @@ class Coordinator:
     def _restart(self, workers: int) -> None:
         """Give all work out anew, to these workers."""
         for worker, state in list(self._in_flight.items()):
-            self._release(worker, state)
+            self._roster.release(worker, state)
             self._give_back(state)
         for worker in [worker for worker in self._workers if worker >= workers]:
             self._lose(worker)
@@ -697,7 +639,7 @@ class Coordinator:
             self._enter_next_phase()
             self._check_phase()
         for worker in range(workers):
-            if worker not in self._workers or self._workers[worker].status is LOST:
+            if self._roster.status(worker) is LOST:
                 self._join(worker)
         self._recheck_idle = True
         self._wake_again()
@@ -726,7 +668,6 @@ _AS_IT_IS = (
     "_deserted_until_s",
     "_evaluated_at",
     "_evaluating",
-    "_live",
     "_newcomers",
     "_owing",
     "_recheck_idle",

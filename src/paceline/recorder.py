@@ -45,6 +45,8 @@ from paceline.history import (
     mean_loss,
 )
 
+REMEMBERED = 100  # pieces of abandoned work of a worker
+
 
 class Recorder:
     """Counts what happens in a run and tells the callbacks.
@@ -75,7 +77,7 @@ class Recorder:
         self._callbacks = callbacks
         self._has_begun = False
         self._work: dict[int, tuple[Compute, float]] = {}  # with when it was given
-        self._abandoned: dict[int, tuple[Compute, float]] = {}  # a gradient may come all the same
+        self._abandoned: dict[int, dict[int, tuple[Compute, float]]] = {}  # a gradient may come all the same
         self._losses: list[float] = []
         self._workload = 0
         self._rate = learning_rate()
@@ -164,7 +166,7 @@ class Recorder:
                 assert isinstance(event, Arrival)
                 self._arrival(now, event, command)
             case Interrupt():
-                work, started_s = self._finish(command.worker, now)
+                work, started_s = self._abandon(command.worker, now)
                 self._tell(
                     WorkInterrupted(now, command.worker, command.draw, work.version, started_s, self._batch_size)
                 )
@@ -179,11 +181,7 @@ class Recorder:
                 self._tell(DecisionMade(now, command.kind, command.reason, command.worker, command.k))
 
     def _arrival(self, now: float, event: Arrival, command: Accept | Drop) -> None:
-        work, started_s = self._work.get(command.worker, (None, now))
-        if work is not None and work.draw == command.draw:
-            self._finish(command.worker, now)
-        else:
-            work, started_s = self._abandoned.get(command.worker, (None, now))
+        work, started_s = self._delivered(command.worker, command.draw, now)
         version = work.version if work is not None else self._version
         samples = event.samples or self._batch_size
         if isinstance(command, Accept):
@@ -232,13 +230,28 @@ class Recorder:
         )
         self._losses.clear()
 
+    def _delivered(self, worker: int, draw: int, now: float) -> tuple[Compute | None, float]:
+        """Return the work whose gradient has come, and when it was given; nothing is known of very old work."""
+        work, _ = self._work.get(worker, (None, now))
+        if work is not None and work.draw == draw:
+            return self._finish(worker, now)
+        return self._abandoned.get(worker, {}).get(draw, (None, now))
+
     def _finish(self, worker: int, now: float) -> tuple[Compute, float]:
-        work, started_s = self._abandoned[worker] = self._work.pop(worker)
+        work, started_s = self._work.pop(worker)
         self._busy_s += now - started_s
+        self._abandoned.pop(worker, None)  # a worker does one thing after the other
+        return work, started_s
+
+    def _abandon(self, worker: int, now: float) -> tuple[Compute, float]:
+        before = self._abandoned.get(worker, {})
+        work, started_s = self._finish(worker, now)
+        latest = [*before.items(), (work.draw, (work, started_s))][-REMEMBERED:]
+        self._abandoned[worker] = dict(latest)
         return work, started_s
 
     def _give_up(self, worker: int, now: float) -> None:
-        work, started_s = self._finish(worker, now)
+        work, started_s = self._abandon(worker, now)
         self._tell(WorkUnfinished(now, worker, work.draw, work.version, started_s))
 
     def _leave(self, worker: int, now: float) -> None:

@@ -13,7 +13,7 @@ import paceline
 SOURCE = Path(paceline.__file__).parent
 
 # Lowest first; a file may import from its own floor and from those below. A name ending in / is a folder.
-DECIDING = "events history protocols catalogue timing/ stop learning_rate lead patience minibatches faults"
+DECIDING = "events history protocols catalogue timing/ stop learning_rate lead patience roster minibatches faults"
 RECORDING = "figures timeline tensorboard callbacks recorder event_log run_folder same_job progress"
 FLOORS = [
     "errors checks text streams",

@@ -7,8 +7,10 @@ import pytest
 
 import paceline as pl
 from paceline.callbacks import Memory
+from paceline.coordinator import OLD_DRAW
 from paceline.errors import PacelineWarning
 from paceline.event_log import read_events, read_records
+from paceline.events import Accept, Arrival, Compute, Drop, Interrupt, Timer
 from paceline.history import (
     DecisionMade,
     GradientArrived,
@@ -18,6 +20,7 @@ from paceline.history import (
     WorkInterrupted,
     WorkUnfinished,
 )
+from paceline.recorder import Recorder
 from paceline.run_folder import EVENTS, MODEL, RUN, SavedRun
 from tiny_jobs import dataset, tiny_job
 
@@ -236,3 +239,17 @@ def test_a_run_that_fails_keeps_its_model_and_its_events(tmp_path):
         run(callbacks=[Broken()], out=tmp_path / "run")
     assert (tmp_path / "run" / MODEL).exists()
     assert sum(event["event"] == "update_made" for event in read_events(tmp_path / "run" / EVENTS)) == 5
+
+
+def test_a_gradient_that_crosses_its_interrupt_is_told_with_its_own_version_and_start():
+    kept = Memory()
+    recorder = Recorder(1, 8, "", lambda: 0.1, [kept])
+    recorder.observe(0.0, None, [Compute(0, 0, 1)])
+    recorder.observe(1.0, Timer(1.0), [Interrupt(0, 1), Compute(0, 4, 2)])
+    recorder.observe(2.0, Timer(2.0), [Interrupt(0, 2), Compute(0, 7, 3)])
+    for draw in (1, 2):
+        recorder.observe(3.0, Arrival(3.0, 0, draw), [Drop(0, draw, None, OLD_DRAW)])
+    recorder.observe(4.0, Arrival(4.0, 0, 3), [Accept(0, 3, 0, 8)])
+    arrivals = [record for record in kept.records if isinstance(record, GradientArrived)]
+    assert [(each.draw, each.version, each.started_s) for each in arrivals] == [(1, 0, 0.0), (2, 4, 1.0), (3, 7, 2.0)]
+    assert (recorder.totals.interrupted, recorder.totals.dropped, recorder.totals.used) == (2, 0, 1)

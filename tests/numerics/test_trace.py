@@ -112,7 +112,7 @@ def test_work_that_arrived_after_all_is_not_censored():
         lambda: [
             WorkInterrupted(3.0, 0, 1, 0, started_s=2.0, samples=8),
             WorkInterrupted(3.5, 0, 2, 0, started_s=3.0, samples=8),
-            arrival(4.0, draw=1, started_s=3.0, crossed_interrupt=True),  # started_s is that of draw 2
+            arrival(4.0, draw=1, started_s=2.0, crossed_interrupt=True),
             WorkUnfinished(9.0, 0, 3, 0, started_s=5.0),
             arrival(10.0, draw=3, started_s=5.0),  # late return
         ]

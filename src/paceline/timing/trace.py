@@ -128,8 +128,7 @@ class Trace:
         rows: dict[tuple[int, int], Row] = {}
         for record in run if isinstance(run, Iterable) else run.history:
             if isinstance(record, GradientArrived | WorkInterrupted | WorkUnfinished):
-                key = (record.worker, record.draw)
-                rows[key] = _row(record, rows.get(key))
+                rows[record.worker, record.draw] = _row(record)
         return cls(list(rows.values()), source=source)
 
     @classmethod
@@ -166,12 +165,10 @@ class Trace:
             raise UsageError(f"cannot write the trace: {error}") from error
 
 
-def _row(record: GradientArrived | WorkInterrupted | WorkUnfinished, before: Row | None) -> Row:
+def _row(record: GradientArrived | WorkInterrupted | WorkUnfinished) -> Row:
     worker, draw, start_s, end_s = record.worker, record.draw, record.started_s, record.now_s
     if not isinstance(record, GradientArrived):
         return Row(worker, draw, start_s, 0.0, end_s - start_s, 0.0, end_s, 1)
-    if record.crossed_interrupt and before is not None:
-        start_s = before.start_s  # the arrival tells the start of the worker's latest work, which may be newer
     return Row(worker, draw, start_s, record.pull_s, record.compute_s, record.push_s, end_s, 0)
 
 

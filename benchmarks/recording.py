@@ -1,0 +1,141 @@
+"""What writing a run down costs: log, progress line and checkpoints together, in time and in memory.
+
+Time: the MNIST run of `virtual_engine.py`, with and without a folder and a progress line, in alternating rounds;
+checkpoints are those of the default habit, at the beginning, at the end and every 60 s. Memory: a long run of a
+small model, whose resident memory is measured as it goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import io
+import tempfile
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import psutil
+import torch
+from rich.console import Console
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import paceline as pl
+from common import options, ratios, report, rounded, spread
+from paceline.progress import ProgressLine
+from virtual_engine import make_job
+
+BAR = 1.02
+GROWTH_BAR_MIB = 2.0
+SEED = 0
+
+
+def main() -> None:
+    parser = options(__doc__ or "", rounds=7)
+    parser.add_argument("--folder", type=Path, default=Path("../shared/data/mnist"))
+    parser.add_argument("--updates", type=int, default=20)
+    parser.add_argument("--n", type=int, default=16)
+    parser.add_argument("--k", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=500)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--memory-updates", type=int, default=100_000)
+    args = parser.parse_args()
+
+    torch.set_num_threads(args.threads)
+    job = make_job(args.folder, args.batch_size)
+    plain_s, written_s = [], []
+    run(job, args, None)  # a round to warm up
+    for _ in range(args.rounds):
+        plain_s.append(run(job, args, None))
+        with tempfile.TemporaryDirectory() as folder:
+            written_s.append(run(job, args, Path(folder) / "run"))
+    ratio = ratios(written_s, plain_s)
+    memory_mib = resident_memory_mib(args.memory_updates)
+    growth_mib = memory_mib[-1] - memory_mib[1]
+    report(
+        "recording",
+        args,
+        {
+            "bar": f"at most {BAR} times the run that is not written down; memory flat after the first tenth "
+            f"(at most {GROWTH_BAR_MIB} MiB more)",
+            "data": job.name,
+            "plain_s": spread(plain_s),
+            "written_s": spread(written_s),
+            "ratio": {**ratio, "meets_bar": ratio["median"] <= BAR},
+            "resident_mib_at_each_tenth": [rounded(each) for each in memory_mib],
+            "growth_mib": rounded(growth_mib),
+            "memory_is_flat": growth_mib <= GROWTH_BAR_MIB,
+        },
+    )
+
+
+def run(job: pl.Job, args: argparse.Namespace, folder: Path | None) -> float:
+    """Return the seconds of one run."""
+    stop = pl.Stop(updates=args.updates)
+    train = partial(
+        pl.train,
+        job,
+        protocol=pl.k_sync(k=args.k),
+        cluster=pl.Cluster(args.n, pl.Exponential(mean_s=1.0)),
+        stop=stop,
+        seed=SEED,
+    )
+    begun = perf_counter()
+    if folder is None:
+        train()
+    else:
+        with ProgressLine("k_sync", stop, terminal()) as progress:
+            train(out=folder, callbacks=[progress])
+    return perf_counter() - begun
+
+
+class Memory(pl.Callback):
+    """Measures the resident memory at every tenth of a run."""
+
+    def __init__(self, updates: int) -> None:
+        self.mib: list[float] = []
+        self._every = updates // 10
+
+    def on_update(self, update: pl.UpdateMade) -> None:
+        if update.version % self._every == 0:
+            gc.collect()
+            self.mib.append(psutil.Process().memory_info().rss / 2**20)
+
+
+def resident_memory_mib(updates: int) -> list[float]:
+    """Return the resident memory at every tenth of a long run."""
+    generator = torch.Generator().manual_seed(SEED)
+    data = TensorDataset(torch.randn(64, 4, generator=generator), torch.randint(2, (64,), generator=generator))
+    job = pl.Job(
+        model=partial(nn.Linear, 4, 2),
+        loss=F.cross_entropy,
+        optimizer=partial(torch.optim.SGD, lr=0.01),
+        data=data,
+        batch_size=2,
+        sampling="epoch",
+    )
+    stop = pl.Stop(updates=updates)
+    memory = Memory(updates)
+    with tempfile.TemporaryDirectory() as folder, ProgressLine("asp", stop, terminal()) as progress:
+        cluster = pl.Cluster(4, pl.Exponential(mean_s=1.0))
+        pl.train(
+            job,
+            protocol=pl.asp(),
+            cluster=cluster,
+            stop=stop,
+            out=Path(folder) / "run",
+            callbacks=[progress, memory],
+            checkpoint_every="seconds=5",
+        )
+    return memory.mib
+
+
+def terminal() -> Console:
+    """Return a console that draws as on a terminal, to nowhere."""
+    return Console(file=io.StringIO(), force_terminal=True, width=80)
+
+
+if __name__ == "__main__":
+    main()
