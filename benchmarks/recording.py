@@ -24,7 +24,7 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from common import options, ratios, report, rounded, spread
-from paceline.progress import ProgressLine
+from paceline.callbacks.progress import ProgressLine
 from virtual_engine import make_job
 
 BAR = 1.02

@@ -18,9 +18,9 @@ from paceline.coordinator import Coordinator
 from paceline.engines.virtual import TimingEngine
 from paceline.events import Arrival
 from paceline.protocols import as_plan
-from paceline.recorder import Recorder
+from paceline.recording.recorder import Recorder
+from paceline.recording.run_folder import RunFolder
 from paceline.report import write_report
-from paceline.run_folder import RunFolder
 
 WRITE_BAR_S, SIZE_BAR_MB, PAINT_BAR_S = 15.0, 10.0, 2.0
 BATCH_SIZE = 32

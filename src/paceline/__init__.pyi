@@ -1,5 +1,7 @@
 from . import jobs as jobs
-from .callbacks import Callback as Callback
+from .callbacks.base import Callback as Callback
+from .callbacks.tensorboard import TensorBoard as TensorBoard
+from .callbacks.timeline import Timeline as Timeline
 from .catalogue import asp as asp
 from .catalogue import backup as backup
 from .catalogue import bsp as bsp
@@ -41,8 +43,6 @@ from .protocols import Protocol as Protocol
 from .replay import Replay as Replay
 from .replay import replay as replay
 from .stop import Stop as Stop
-from .tensorboard import TensorBoard as TensorBoard
-from .timeline import Timeline as Timeline
 from .timing import Deterministic as Deterministic
 from .timing import Empirical as Empirical
 from .timing import Exponential as Exponential

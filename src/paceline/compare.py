@@ -16,10 +16,10 @@ from paceline.comparison.progress import News
 from paceline.comparison.result import Comparison, Row
 from paceline.engines.local.engine import refuse_while_importing
 from paceline.errors import UsageError
-from paceline.figures import count
 from paceline.job import Job
 from paceline.protocols import Extent, Plan, as_plan
-from paceline.run_folder import SavedRun
+from paceline.recording.figures import count
+from paceline.recording.run_folder import SavedRun
 from paceline.stop import Stop
 from paceline.text import split_top
 from paceline.train import AnyCluster, AnyProtocol, check_kinds

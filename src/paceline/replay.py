@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.callbacks import Memory
+from paceline.callbacks.base import Memory
 from paceline.coordinator import NOT_FINITE, Coordinator
 from paceline.errors import UsageError
-from paceline.event_log import to_line
 from paceline.events import Arrival, Evaluated, Event, Joined, Lost, Outcome, Restarted, Stop, Timer
 from paceline.history import (
     DecisionMade,
@@ -28,9 +27,10 @@ from paceline.history import (
     WorkInterrupted,
 )
 from paceline.protocols import Phase, Plan, Protocol, as_plan
-from paceline.recorder import Recorder
+from paceline.recording.event_log import to_line
+from paceline.recording.recorder import Recorder
+from paceline.recording.run_folder import SavedRun
 from paceline.rules import make_coordinator, plan_of
-from paceline.run_folder import SavedRun
 from paceline.stop import Stop as StopRule
 
 DECISIONS = (UpdateMade, DecisionMade, GradientArrived, WorkInterrupted)

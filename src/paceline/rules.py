@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.checkpoint.state import Json, decode, encode
 from paceline.coordinator import Coordinator
 from paceline.errors import UsageError
 from paceline.learning_rate import LearningRate
 from paceline.minibatches import Minibatches
 from paceline.protocols import Extent, Phase, Plan
-from paceline.state import Json, decode, encode
 from paceline.stop import Stop
 
 

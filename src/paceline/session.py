@@ -10,17 +10,17 @@ from typing import Any
 import psutil
 import torch
 
-from paceline.callbacks import Callback
+from paceline.callbacks.base import Callback
+from paceline.checkpoint.identity import identity
 from paceline.cluster import Cluster, LocalCluster
 from paceline.engines.base import Engine
 from paceline.engines.local import LocalEngine
 from paceline.engines.replica import Replica, build_model, evaluate, usable_device
 from paceline.engines.virtual import VirtualEngine
 from paceline.errors import UsageError
-from paceline.identity import identity
 from paceline.job import Job
 from paceline.protocols import Extent, Plan
-from paceline.recorder import Recorder
+from paceline.recording.recorder import Recorder
 from paceline.rules import make_coordinator, plan_as_json
 from paceline.server import ParameterServer
 from paceline.stop import Stop

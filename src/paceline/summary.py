@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.figures import count
+from paceline.recording.figures import count
 from paceline.train import Result
 
 

@@ -12,8 +12,10 @@ from types import UnionType
 
 from torch import nn
 
-from paceline.callbacks import Callback, Memory
+from paceline.callbacks.base import Callback, Memory
 from paceline.catalogue import parse_plan
+from paceline.checkpoint.keeper import Habit, Keeper
+from paceline.checkpoint.resume import Resumption
 from paceline.cluster import Cluster, LocalCluster
 from paceline.cluster_text import parse_cluster
 from paceline.coordinator import Coordinator
@@ -25,11 +27,9 @@ from paceline.events import Command, Event, Outcome
 from paceline.events import Stop as EndCommand
 from paceline.history import History, Totals
 from paceline.job import Job
-from paceline.keeper import Habit, Keeper
 from paceline.protocols import Extent, Phase, Plan, Protocol, as_plan
-from paceline.recorder import Recorder
-from paceline.resume import Resumption
-from paceline.run_folder import RunFolder
+from paceline.recording.recorder import Recorder
+from paceline.recording.run_folder import RunFolder
 from paceline.session import Session, Setting
 from paceline.stop import Stop
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import paceline as pl
-from paceline.checkpoint import LATEST, STATE, SUMS, TENSORS, Checkpoints
+from paceline.checkpoint.state import decode, encode
+from paceline.checkpoint.store import LATEST, STATE, SUMS, TENSORS, Checkpoints
 from paceline.errors import PacelineWarning
 from paceline.events import Accept, Compute, Minibatch
 from paceline.history import RunResumed
-from paceline.run_folder import CHECKPOINTS, EVENTS, RUN
-from paceline.state import decode, encode
+from paceline.recording.run_folder import CHECKPOINTS, EVENTS, RUN
 from tiny_jobs import dataset, parameters_of, tiny_job
 
 CLUSTER = pl.Cluster(3, timing=pl.Exponential(1.0))
@@ -155,7 +155,7 @@ def test_the_sums_are_those_of_sha256sum(tmp_path):
 
 
 def test_another_schema_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.checkpoint.SCHEMA", 2)
+    monkeypatch.setattr("paceline.checkpoint.store.SCHEMA", 2)
     checkpoints = store(tmp_path)
     monkeypatch.undo()
     with pytest.raises(pl.UsageError, match="has schema 2, this paceline reads schema 1"):
@@ -168,7 +168,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_others(tmp_path, monkeyp
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("paceline.checkpoint.os.fsync", full)
+    monkeypatch.setattr("paceline.checkpoint.store.os.fsync", full)
     with pytest.raises(pl.RunError, match=r"cannot write the checkpoint .*000004-update-9: No space left on device"):
         checkpoints.save(9, {"version": 9})
     assert checkpoints.load()["version"] == 2

@@ -17,8 +17,8 @@ from paceline.cli import main
 from paceline.comparison.folder import is_finished
 from paceline.comparison.progress import ProgressBars
 from paceline.comparison.result import Row
-from paceline.figures import Figures, count
-from paceline.run_folder import EVENTS
+from paceline.recording.figures import Figures, count
+from paceline.recording.run_folder import EVENTS
 from tiny_jobs import dataset, sgd, tiny_job
 
 CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
@@ -115,11 +115,14 @@ def test_an_interrupted_comparison_goes_on(tmp_path, processes):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"stop": "updates=13"}, "stop was 'Stop(updates=12)', now 'Stop(updates=13)'"),
-        ({"seeds": 3}, "seeds was [0, 1], now [0, 1, 2]"),
-        ({"protocols": ["bsp", "asp"]}, "protocols asp is new; protocols k_sync(k=2) is missing now"),
-        ({"job": tiny_job(batch_size=4)}, "job batch_size was 8, now 4"),
-        ({"job": tiny_job(optimizer=sgd(lr=0.2))}, "SGD(lr=0.1, momentum=0.9)', now 'torch.optim.sgd.SGD(lr=0.2"),
+        ({"stop": "updates=13"}, "stop Stop(updates=12), now Stop(updates=13)"),
+        ({"seeds": 3}, "seeds [0, 1], now [0, 1, 2]"),
+        (
+            {"protocols": ["bsp", "asp"]},
+            "k_sync(k=2), now not there; protocols asp not there, now asp",
+        ),
+        ({"job": tiny_job(batch_size=4)}, "job batch_size 8, now 4"),
+        ({"job": tiny_job(optimizer=sgd(lr=0.2))}, "SGD(lr=0.1, momentum=0.9), now torch.optim.sgd.SGD(lr=0.2"),
     ],
 )
 def test_another_question_in_the_same_folder_is_refused(tmp_path, change, words):

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 import killed_run
-from paceline.run_folder import EVENTS, MODEL
+from paceline.recording.run_folder import EVENTS, MODEL
 
 TESTS = Path(__file__).parents[1]
 _random = Random(20)

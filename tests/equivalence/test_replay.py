@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
-from paceline.run_folder import EVENTS
+from paceline.recording.run_folder import EVENTS
 from tiny_controllers import RandomWalk
 from tiny_jobs import dataset, tiny_job
 

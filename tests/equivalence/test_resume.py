@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.run_folder import EVENTS
+from paceline.recording.run_folder import EVENTS
 from tiny_controllers import RandomWalk
 from tiny_jobs import batch_norm_net, dataset, parameters_of, tiny_job
 

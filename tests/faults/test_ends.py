@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.event_log import read_events
-from paceline.run_folder import EVENTS
+from paceline.recording.event_log import read_events
+from paceline.recording.run_folder import EVENTS
 
 SCRIPT = """
 import paceline as pl

@@ -14,15 +14,15 @@ SOURCE = Path(paceline.__file__).parent
 
 # Lowest first; a file may import from its own floor and from those below. A name ending in / is a folder.
 DECIDING = "events history protocols catalogue timing/ stop learning_rate lead patience roster minibatches faults"
-RECORDING = "figures timeline tensorboard callbacks recorder event_log run_folder same_job progress"
+SAVING = "checkpoint checkpoint/state checkpoint/store checkpoint/identity"
 FLOORS = [
     "errors checks text streams",
     f"{DECIDING} cluster cluster_text theory/ estimators/ compensation/",
     "controllers/ coordinator",
     "vectors job data server jobs/",
-    f"{RECORDING} engines/ state rules checkpoint identity",
-    "session keeper resume replay train search/",
-    "summary command_line comparison/ compare cli __main__ report/",
+    f"callbacks/ recording/ engines/ rules {SAVING}",
+    "session checkpoint/keeper checkpoint/resume replay train search/",
+    "summary comparison/ compare cli/ __main__ report/",
 ]
 BELOW_ENGINES = range(4)
 FORBIDDEN_BELOW_ENGINES = {"torch.distributed", "ray", "multiprocessing", "threading", "time", "random"}

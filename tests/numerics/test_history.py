@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 import paceline as pl
-from paceline.callbacks import Memory
+from paceline.callbacks.base import Memory
 from paceline.coordinator import OLD_DRAW
 from paceline.errors import PacelineWarning
-from paceline.event_log import read_events, read_records
 from paceline.events import Accept, Arrival, Compute, Drop, Interrupt, Timer
 from paceline.history import (
     DecisionMade,
@@ -20,8 +19,9 @@ from paceline.history import (
     WorkInterrupted,
     WorkUnfinished,
 )
-from paceline.recorder import Recorder
-from paceline.run_folder import EVENTS, MODEL, RUN, SavedRun
+from paceline.recording.event_log import read_events, read_records
+from paceline.recording.recorder import Recorder
+from paceline.recording.run_folder import EVENTS, MODEL, RUN, SavedRun
 from tiny_jobs import dataset, tiny_job
 
 CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import paceline as pl
-from paceline.callbacks import Memory
+from paceline.callbacks.base import Memory
 from paceline.history import UpdateMade, VersionEvaluated
 from tiny_jobs import dataset, tiny_job
 

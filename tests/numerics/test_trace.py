@@ -13,9 +13,9 @@ import paceline as pl
 from contracts.catalogue_table import TABLE
 from paceline.cluster_text import load_cluster, parse_cluster
 from paceline.errors import PacelineWarning
-from paceline.event_log import to_line
 from paceline.history import History, WorkInterrupted, WorkUnfinished
-from paceline.run_folder import SavedRun
+from paceline.recording.event_log import to_line
+from paceline.recording.run_folder import SavedRun
 from paceline.streams import stream
 from paceline.timing import Row
 from paceline.timing.censoring import JUST_AFTER, Survival, filled

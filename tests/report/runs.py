@@ -5,7 +5,7 @@ from pathlib import Path
 import paceline as pl
 from paceline.events import Outcome
 from paceline.history import GradientArrived, RunEnded, RunStarted, UpdateMade
-from paceline.run_folder import RunFolder, SavedRun
+from paceline.recording.run_folder import RunFolder, SavedRun
 from tiny_jobs import dataset, tiny_job
 
 CONFIGURATION = {

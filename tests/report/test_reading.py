@@ -15,9 +15,9 @@ from paceline.history import (
     WorkInterrupted,
     WorkUnfinished,
 )
+from paceline.recording.run_folder import SavedRun
 from paceline.report.reading import FATES, STILL_GOING, read_run
 from paceline.report.worker_time import coverage, heat_map, round_trips, samples, staleness, worker_seconds
-from paceline.run_folder import SavedRun
 from report.runs import arrival, begun, ended, exponential, small_job, train_run, two_updates, update, write_run
 
 PROTOCOLS = ["bsp", "asp", "k_sync(k=2)", "k_batch_sync(k=3)", "pull(k=2)", "backup(k=3)", "ssp(lead=1)"]

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.callbacks import Callback
+from paceline.callbacks.base import Callback
 from paceline.cluster import Cluster, LocalCluster
 from paceline.job import Job
 from paceline.protocols import Extent, Plan
-from paceline.run_folder import RUN
+from paceline.recording.run_folder import RUN
 from paceline.session import Setting
 from paceline.stop import Stop
 from paceline.train import Result, train

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from itertools import count
@@ -17,11 +17,12 @@ from torch import nn
 
 from paceline.comparison.cells import Cell
 from paceline.errors import RunError, UsageError
-from paceline.event_log import to_record
 from paceline.events import Outcome
 from paceline.history import RunEnded
 from paceline.job import Job
-from paceline.run_folder import EVENTS
+from paceline.recording.difference import changes
+from paceline.recording.event_log import to_record
+from paceline.recording.run_folder import EVENTS
 
 QUESTION = "compare.json"
 TABLE_TEXT = "table.txt"
@@ -97,7 +98,7 @@ class ComparisonFolder:
             raise UsageError(f"{self.path} holds something else than a comparison; give another folder (--out)")
         else:
             raise UsageError(
-                f"{self.path} holds another comparison: {'; '.join(differences(asked, self.question))}; "
+                f"{self.path} holds another comparison: {'; '.join(changes(asked, self.question))}; "
                 "ask the same again to go on there, or give another folder (--out)"
             )
 
@@ -113,22 +114,6 @@ def question(job: Job, seeds: Sequence[int], **asked: object) -> Question:
     """Return what is asked for in plain values, so that it can be told whether two ask for the same."""
     described = {field.name: _described(getattr(job, field.name)) for field in fields(job)}
     return {"job": described, "seeds": list(seeds), **asked}
-
-
-def differences(before: Question, now: Question, within: str = "") -> Iterator[str]:
-    """Yield what two questions do not have in common."""
-    for name in sorted(before.keys() | now.keys()):
-        old, new = before.get(name), now.get(name)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from differences(old, new, f"{within}{name} ")
-        elif old == new:
-            continue
-        elif new is None:
-            yield f"{within}{name} is missing now"
-        elif old is None:
-            yield f"{within}{name} is new"
-        else:
-            yield f"{within}{name} was {old!r}, now {new!r}"
 
 
 def cells_of(path: Path, asked: Question) -> list[Cell]:

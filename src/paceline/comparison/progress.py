@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
-from paceline.callbacks import Callback
+from paceline.callbacks.base import Callback
 from paceline.comparison.cells import Cell
 from paceline.history import UpdateMade, VersionEvaluated
 from paceline.stop import Stop

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from paceline.figures import Figures
+from paceline.recording.figures import Figures
 from paceline.stop import Stop
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.comparison.result import Comparison, Row, Spread
-from paceline.figures import Figures
+from paceline.recording.figures import Figures
 
 WIDTH = 80
 NONE = "-"

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.figures import Figures, count
 from paceline.history import (
     DecisionMade,
     GradientArrived,
@@ -26,7 +25,8 @@ from paceline.history import (
     WorkInterrupted,
     WorkUnfinished,
 )
-from paceline.run_folder import SavedRun
+from paceline.recording.figures import Figures, count
+from paceline.recording.run_folder import SavedRun
 from paceline.stop import LEAST_LOSS_WINDOW
 
 FATES = ("used", "dropped", "interrupted", "unfinished")

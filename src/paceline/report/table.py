@@ -7,7 +7,7 @@ from math import isfinite, nan
 from statistics import mean
 from typing import Any
 
-from paceline.figures import TARGETS
+from paceline.recording.figures import TARGETS
 from paceline.report.curves import Group
 from paceline.report.reading import STILL_GOING, RunData
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.errors import RunError, UsageError
+from paceline.recording.run_folder import RUN, SavedRun
+from paceline.recording.same_job import refuse_different_jobs
 from paceline.report.curves import groups
 from paceline.report.drawings import figure_class, write_figures
 from paceline.report.page import page
 from paceline.report.reading import RunData, read_run
-from paceline.run_folder import RUN, SavedRun
-from paceline.same_job import refuse_different_jobs
 
 REPORT = "report.html"
 

@@ -6,12 +6,12 @@ import time
 from math import inf
 from typing import Any, NamedTuple
 
-from paceline.checkpoint import Checkpoints
+from paceline.checkpoint.store import Checkpoints
 from paceline.engines.base import Engine
 from paceline.engines.virtual import VirtualEngine
 from paceline.protocols import Extent
-from paceline.recorder import Recorder
-from paceline.run_folder import CHECKPOINTS, RunFolder
+from paceline.recording.recorder import Recorder
+from paceline.recording.run_folder import CHECKPOINTS, RunFolder
 from paceline.session import Session
 
 

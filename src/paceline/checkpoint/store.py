@@ -15,8 +15,8 @@ from typing import Any
 import safetensors.torch
 from safetensors import SafetensorError
 
+from paceline.checkpoint.state import Tensors, decode, encode
 from paceline.errors import PacelineWarning, RunError, UsageError
-from paceline.state import Tensors, decode, encode
 
 SCHEMA = 1
 STATE = "state.json"

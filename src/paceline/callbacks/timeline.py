@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from paceline.callbacks import Callback
+from paceline.callbacks.base import Callback
 from paceline.errors import RunError
 from paceline.history import (
     DecisionMade,

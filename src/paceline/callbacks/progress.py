@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from paceline.callbacks import Callback
+from paceline.callbacks.base import Callback
 from paceline.history import Record, RunEnded, RunStarted, UpdateMade, VersionEvaluated, WorkerLost
 from paceline.stop import Stop
 

@@ -7,10 +7,10 @@ from collections import UserDict
 from pathlib import Path
 from typing import Any, Self
 
-from paceline.callbacks import Callback
+from paceline.callbacks.base import Callback
 from paceline.errors import UsageError
 from paceline.history import Record
-from paceline.run_folder import SavedRun
+from paceline.recording.run_folder import SavedRun
 
 COMMAND = "command.json"
 NEEDED = ("job", "protocol", "cluster", "stop")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -40,27 +39,6 @@ def identity(job: Job, server: ParameterServer) -> dict[str, Any]:
         "scheduler": server.scheduler_name,
         **{name: getattr(job, name) for name in _SETTINGS},
     }
-
-
-def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return in words what is not the same in two mappings, down to single entries.
-
-    Example:
-        >>> difference({"seed": 0, "model": {"w": "float32[2]"}}, {"seed": 1, "model": {"w": "float32[3]"}})
-        ['seed 0, now 1', 'model w float32[2], now float32[3]']
-    """
-    found = []
-    for name in [*before, *(name for name in now if name not in before)]:
-        old, new = before.get(name), now.get(name)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += [f"{name} {each}" for each in difference(old, new)]
-        elif old != new:
-            found.append(f"{name} {_told(old)}, now {_told(new)}")
-    return found
-
-
-def _told(value: Any) -> str:
-    return "not there" if value is None else str(value)
 
 
 def _shape(tensor: Tensor) -> str:

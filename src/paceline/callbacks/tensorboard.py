@@ -7,7 +7,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from paceline.callbacks import Callback
+from paceline.callbacks.base import Callback
 from paceline.errors import RunError, UsageError
 from paceline.history import Record, RunEnded, Totals, UpdateMade, VersionEvaluated
 

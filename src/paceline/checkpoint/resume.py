@@ -8,16 +8,16 @@ from os import SEEK_END
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint import Checkpoints
+from paceline.checkpoint.store import Checkpoints
 from paceline.engines.base import Engine
 from paceline.engines.virtual import VirtualEngine
 from paceline.errors import PacelineWarning, RunError, UsageError
-from paceline.event_log import read_records
 from paceline.events import Restarted
 from paceline.history import History
-from paceline.identity import difference
-from paceline.recorder import Recorder
-from paceline.run_folder import CHECKPOINTS, EVENTS, SavedRun, versions
+from paceline.recording.difference import changes as changes_between
+from paceline.recording.event_log import read_records
+from paceline.recording.recorder import Recorder
+from paceline.recording.run_folder import CHECKPOINTS, EVENTS, SavedRun, versions
 from paceline.session import Session
 
 CHANGEABLE = ("protocol", "cluster")
@@ -79,10 +79,12 @@ class Resumption:
     def _compare(self, allow_change: bool) -> list[str]:
         before = self._saved.configuration
         now = {**self._session.configuration, "versions": versions()}
-        other_job = difference({"seed": before["seed"], **before["identity"]}, {"seed": now["seed"], **now["identity"]})
+        other_job = changes_between(
+            {"seed": before["seed"], **before["identity"]}, {"seed": now["seed"], **now["identity"]}
+        )
         if other_job:
             raise UsageError(f"{self._saved.path} is the run of another job: {'; '.join(other_job)}")
-        changes = difference(_changeable(before), _changeable(now))
+        changes = changes_between(_changeable(before), _changeable(now))
         if changes and not allow_change:
             raise UsageError(
                 f"{self._saved.path} was another run: {'; '.join(changes)}; if that is what you want, "
@@ -93,7 +95,7 @@ class Resumption:
                 f"{self._saved.path}: the data are partitioned among {before['workers']} workers; "
                 f"a run of {now['workers']} would have other parts"
             )
-        other = difference(*({"threads": each["threads"], **each["versions"]} for each in (before, now)))
+        other = changes_between(*({"threads": each["threads"], **each["versions"]} for each in (before, now)))
         if other:
             warnings.warn(
                 f"{'; '.join(other)}: the run goes on, but not bit for bit as it would have",

@@ -12,10 +12,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from paceline.callbacks import Callback
+from paceline.callbacks.base import Callback
 from paceline.errors import RunError, UsageError
-from paceline.event_log import EventLog, read_records
 from paceline.history import History, Record
+from paceline.recording.event_log import EventLog, read_records
 
 RUN = "run.json"
 EVENTS = "events.jsonl"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from paceline.callbacks import Callback
+from paceline.callbacks.base import Callback
 from paceline.coordinator import OLD_DRAW, SILENT
 from paceline.events import (
     Accept,

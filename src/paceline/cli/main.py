@@ -1,0 +1,74 @@
+"""The program with its commands, and what it says when something goes wrong."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import TextIO
+
+import typer
+
+from paceline.cli.catalogue import fetch, protocols
+from paceline.cli.compare import compare
+from paceline.cli.saved import replay, report, trace
+from paceline.cli.train import train
+from paceline.errors import PacelineError, PacelineWarning, UsageError
+
+app = typer.Typer(
+    help="Straggler-proof data-parallel training for PyTorch.",
+    epilog="Exit status: 0 done, 1 the run failed, 2 it cannot work as asked, 130 interrupted.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+data_app = typer.Typer(help="Data sets of the jobs mnist and cifar10.", no_args_is_help=True)
+data_app.command()(fetch)
+for command in (train, compare, report, trace, replay, protocols):
+    app.command()(command)
+app.add_typer(data_app, name="data")
+
+
+def main() -> None:
+    """Run the program; every error that paceline raises on purpose is one line."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        sys.exit(_status())
+
+
+def _status() -> int:
+    status = 0
+    try:
+        status = app(standalone_mode=False)
+    except UsageError as error:
+        _say(error)
+        status = 2
+    except PacelineError as error:
+        _say(error)
+        status = 1
+    except typer.TyperException as error:
+        if str(error):  # without arguments, the help is all there is to say
+            print(f"paceline: {error} (paceline --help tells more)", file=sys.stderr)
+        status = 2
+    except (KeyboardInterrupt, typer.Abort):
+        status = 130
+    return status
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Say it in one line; where in the code it was raised helps only with warnings of others."""
+    is_ours = issubclass(category, PacelineWarning)
+    text = f"paceline: {message}\n" if is_ours else warnings.formatwarning(message, category, filename, lineno, line)
+    (file or sys.stderr).write(text)
+
+
+def _say(error: PacelineError) -> None:
+    details = getattr(error, "details", None)
+    if details:
+        print(details, file=sys.stderr)
+    print(f"paceline: {error}", file=sys.stderr)

@@ -1,0 +1,48 @@
+"""`paceline report`, `trace` and `replay`: what can be done with a run that is written down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.errors import RunError, UsageError
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs of one job, or folders above them.")],
+    out: Annotated[Path | None, typer.Option(help="The file; report.html in the folder, if it is only one.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder for every figure as PNG and SVG.")] = None,
+) -> None:
+    """Show runs on one page that opens in a browser, without any network."""
+    from paceline.report import write_report
+
+    print(write_report(runs, out, figures))
+
+
+def trace(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("trace.csv"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier file there.")] = False,
+) -> None:
+    """Extract the round trips of a run, to replay them with --cluster trace:FILE."""
+    from paceline.recording.run_folder import SavedRun
+    from paceline.timing import Trace
+
+    if out.exists() and not overwrite:
+        raise UsageError(f"{out} exists already; give another file, or --overwrite")
+    recorded = Trace.of(SavedRun(run), source=str(run))
+    recorded.to_csv(out)
+    censored = f"{recorded.censored_rows} of them censored"
+    print(f"{out}: {len(recorded.rows)} round trips of {recorded.workers} workers, {censored}")
+
+
+def replay(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
+    """Feed a run's own arrivals to the coordinator again and say whether it decides the same."""
+    from paceline import replay as feed
+
+    found = feed(run)
+    if not found.is_same:
+        raise RunError(f"{run}: not the same {found.difference}")
+    print(f"{found.updates} updates, {found.decisions} decisions: all the same.")

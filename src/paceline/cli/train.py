@@ -1,0 +1,131 @@
+"""`paceline train`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.options import EvaluateEvery, Format, Output, WorkerTimeout
+from paceline.errors import RunError
+
+if TYPE_CHECKING:
+    from paceline.callbacks.base import Callback
+
+
+class Censored(StrEnum):
+    """How long censored work takes."""
+
+    KM = "km"
+
+
+def train(
+    job: Annotated[
+        str | None, typer.Argument(help="digits, mnist, cifar10, mnist(folder=DIR), or module:object.")
+    ] = None,
+    protocol: Annotated[str | None, typer.Option(help="As bsp, k_sync(k=12) or 'bsp@25% >> asp'.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="As local:4, '16*exp(mean=1)', trace:FILE or cluster.toml.")
+    ] = None,
+    stop: Annotated[str | None, typer.Option(help="As loss=0.2,seconds=60; the first to be reached.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of everything that is drawn; 0 if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/JOB-1, -2, ... if left out.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run there.")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="Folder of a run to go on with; what is left out is as it was.")
+    ] = None,
+    allow_change: Annotated[
+        bool, typer.Option("--allow-change", help="Resume under another protocol or on another cluster.")
+    ] = False,
+    evaluate_every: EvaluateEvery = None,
+    checkpoint_every: Annotated[str, typer.Option(help="As updates=100, or seconds=60 of real time.")] = "seconds=60",
+    keep_checkpoints: Annotated[int, typer.Option(min=1, help="How many are kept.")] = 3,
+    worker_timeout_s: WorkerTimeout = None,
+    timeline: Annotated[bool, typer.Option("--timeline", help="Write timeline.json, for ui.perfetto.dev.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write scalars for TensorBoard.")] = False,
+    censored: Annotated[
+        Censored | None, typer.Option(help="Draw how long censored work of a trace takes; km: Kaplan-Meier.")
+    ] = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """Train a job with a protocol on a cluster."""
+    from rich.console import Console
+
+    from paceline import train as run
+    from paceline.callbacks.progress import ProgressLine
+    from paceline.cli.typed import Typed
+    from paceline.cluster_text import parse_cluster
+    from paceline.jobs import load_job
+    from paceline.recording.run_folder import plain
+    from paceline.stop import Stop
+    from paceline.summary import summary
+
+    typed = Typed(
+        job=job,
+        protocol=protocol,
+        cluster=cluster,
+        stop=stop,
+        seed=seed,
+        evaluate_every=evaluate_every,
+        worker_timeout_s=worker_timeout_s,
+        censored=censored,
+    )
+    typed = typed.completed(resume)
+    until = Stop.parse(typed["stop"])
+    workers = parse_cluster(typed["cluster"], typed["censored"])
+    loaded = load_job(typed["job"])
+    folder = resume or out or _free_folder(loaded.name)
+    with ProgressLine(typed["protocol"], until, Console(stderr=True)) as progress:
+        result = run(
+            loaded,
+            protocol=typed["protocol"],
+            cluster=workers,
+            stop=until,
+            seed=typed["seed"],
+            out=None if resume else folder,
+            overwrite=overwrite,
+            resume=resume,
+            allow_change=allow_change,
+            callbacks=[typed.kept_in(folder), progress, *_writers(folder, timeline, tensorboard)],
+            evaluate_every=typed["evaluate_every"],
+            checkpoint_every=checkpoint_every,
+            keep_checkpoints=keep_checkpoints,
+            worker_timeout_s=typed["worker_timeout_s"],
+        )
+    figures = summary(result)
+    if output is Format.JSON:
+        print(json.dumps(plain(figures), allow_nan=False))
+    else:
+        _print_figures(figures)
+    if result.stopped_by.is_failure:
+        raise RunError(result.reason)
+    if result.stopped_by == "interrupted":
+        print(f"paceline train --resume {folder} goes on with it", file=sys.stderr)
+        raise typer.Exit(130)
+
+
+def _print_figures(figures: dict[str, object]) -> None:
+    metrics = figures.pop("metrics")
+    assert isinstance(metrics, dict)
+    for name, value in {**figures, **{f"test {name}": value for name, value in metrics.items()}}.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else value
+        print(f"{name.replace('_', ' '):16} {shown}")
+
+
+def _writers(folder: Path, timeline: bool, tensorboard: bool) -> list[Callback]:
+    from paceline import TensorBoard, Timeline
+
+    writers: list[Callback] = [Timeline(folder / "timeline.json")] if timeline else []
+    return [*writers, TensorBoard(folder / "tensorboard")] if tensorboard else writers
+
+
+def _free_folder(job: str) -> Path:
+    name = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in job)
+    number = 1
+    while (folder := Path("runs") / f"{name}-{number}").exists():
+        number += 1
+    return folder

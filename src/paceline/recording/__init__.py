@@ -1,0 +1,1 @@
+"""What happens in a run: counted, written down, read back."""
