@@ -1,15 +1,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint types clean
+.PHONY: demo test test-slow lint types browser clean
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
 
-test: lint types
+test: lint types browser
 	$(BIN)/pytest
 
-test-slow: .venv/installed
+test-slow: .venv/installed browser
 	$(BIN)/pytest -m slow
 
 lint: .venv/installed
@@ -18,6 +18,11 @@ lint: .venv/installed
 
 types: .venv/installed
 	$(BIN)/mypy
+
+# The report's page is tested in Chromium. Where there is none those tests are skipped, but CI gets one.
+browser:
+	@command -v chromium > /dev/null || test -z "$$CI" || \
+		{ apt-get update -qq && apt-get install -qq --yes chromium > /dev/null; }
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -618,6 +618,7 @@ class Coordinator:
     def _go_on(self) -> None:
         """Do what the end of the run cut short, perhaps to end at once again."""
         self.stopped = False
+        self._recheck_idle |= self._is_limited  # there may be more epochs now
         if self._watch.seconds is not None and self._watch.seconds != self._woken_for_s:
             self._wake(self._watch.seconds)
         left, self._left = self._left, ""

@@ -294,6 +294,18 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
     assert whole.history.totals.updates == 6
 
 
+@pytest.mark.parametrize("options", [{"resume": True}, {"overwrite": True}])
+def test_a_run_that_is_still_going_is_left_alone(options, tmp_path):
+    class Meddle(pl.Callback):
+        def on_update(self, update):
+            if update.version == 3:
+                with pytest.raises(pl.UsageError, match=r"another run is going on in .*run; wait for its end"):
+                    train(tmp_path / "run", **options)
+
+    result = train(tmp_path / "run", callbacks=[Meddle()])
+    assert len(result.history.of(pl.UpdateMade)) == 6
+
+
 def test_out_and_resume_exclude_each_other(tmp_path):
     with pytest.raises(pl.UsageError, match="a resumed run stays where it is"):
         train(tmp_path / "run", resume=True, out=tmp_path / "other")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import IterableDataset
 
 import paceline as pl
 from paceline.recording.run_folder import EVENTS
@@ -13,6 +14,14 @@ from tiny_controllers import RandomWalk
 from tiny_jobs import batch_norm_net, dataset, parameters_of, tiny_job
 
 UPDATES = 30
+
+
+class Numbers(IterableDataset):
+    """Samples that can only be read in sequence, shuffled anew in every pass."""
+
+    def __iter__(self):
+        inputs, target = dataset(50).tensors
+        return iter([(inputs[i], target[i]) for i in torch.randperm(50)])
 
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
@@ -42,6 +51,7 @@ SETTINGS = {
     "plan": ("bsp@updates=9 >> k_batch_async(k=2)@seconds=9 >> asp", SCHEDULED, {}),
     "random walk": (WALK, EPOCHS | {"model": batch_norm_net, "optimizer": ADAM}, {}),
     "faults": ("k_async(k=2)", EPOCHS, {"cluster": DYING, "worker_timeout_s": 30.0}),
+    "iterable data": ("k_async(k=2)", {"data": Numbers()}, {}),
     "evaluated": ("asp", {"eval_data": dataset()}, {}),
 }
 

@@ -1,10 +1,16 @@
 """With numbered minibatches, every sample is applied exactly once an epoch, whatever becomes of the workers."""
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from random import Random
 
 import pytest
 
 import paceline as pl
+from paceline.history import RunResumed
 from tiny_counting import BATCH, counting_job, times_applied
 
 N = 4  # workers
@@ -96,6 +102,42 @@ def test_on_processes_and_resumed(tmp_path):
     on_processes("k_async(k=2)", 1, stop="updates=9", out=tmp_path / "run")
     result = on_processes("k_async(k=2)", 1, stop=f"epochs={EPOCHS}", resume=tmp_path / "run")
     assert times_applied(result.model) == [EPOCHS] * SAMPLES
+
+
+KILLED = """
+import os, signal
+import paceline as pl
+from test_exactly_once import on_processes
+
+class Kill(pl.Callback):
+    def on_update(self, update):
+        if update.version == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    on_processes("k_async(k=2)", 1, stop="epochs=3", out="run", checkpoint_every="updates=3", callbacks=[Kill()])
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*(ended in the middle of a line|threads)")
+def test_on_processes_after_kill_9_of_the_parent_only_the_updates_since_the_checkpoint_are_lost(tmp_path):
+    (tmp_path / "script.py").write_text(KILLED)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    killed = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    result = on_processes("k_async(k=2)", 1, stop=f"epochs={EPOCHS}", resume=tmp_path / "run")
+    [resumed] = result.history.of(RunResumed)
+    assert resumed.version == 6
+    assert times_applied(result.model) == [EPOCHS] * SAMPLES
+
+
+@pytest.mark.parametrize("protocol", [*PROTOCOLS, *MORE])
+def test_a_run_of_whole_epochs_can_be_given_more(protocol, tmp_path):
+    options = {"protocol": protocol, "cluster": pl.Cluster(N, timing=pl.Exponential(1.0))}
+    first = pl.train(counting_job(SAMPLES), stop="epochs=1", out=tmp_path / "run", **options)
+    assert times_applied(first.model) == [1] * SAMPLES
+    more = pl.train(counting_job(SAMPLES), stop="epochs=3", resume=tmp_path / "run", **options)
+    assert times_applied(more.model) == [3] * SAMPLES
 
 
 @pytest.mark.parametrize("change", [{"protocol": "bsp"}, {"cluster": "2*exp(mean=1)"}, {"cluster": "7*exp(mean=1)"}])

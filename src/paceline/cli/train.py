@@ -15,6 +15,8 @@ from paceline.errors import RunError
 
 if TYPE_CHECKING:
     from paceline.callbacks.base import Callback
+    from paceline.cli.typed import Typed
+    from paceline.train import Result
 
 
 class Censored(StrEnum):
@@ -42,8 +44,10 @@ def train(
         bool, typer.Option("--allow-change", help="Resume under another protocol or on another cluster.")
     ] = False,
     evaluate_every: EvaluateEvery = None,
-    checkpoint_every: Annotated[str, typer.Option(help="As updates=100, or seconds=60 of real time.")] = "seconds=60",
-    keep_checkpoints: Annotated[int, typer.Option(min=1, help="How many are kept.")] = 3,
+    checkpoint_every: Annotated[
+        str | None, typer.Option(help="As updates=100; seconds=60 of real time if left out.")
+    ] = None,
+    keep_checkpoints: Annotated[int | None, typer.Option(min=1, help="How many are kept; 3 if left out.")] = None,
     worker_timeout_s: WorkerTimeout = None,
     timeline: Annotated[bool, typer.Option("--timeline", help="Write timeline.json, for ui.perfetto.dev.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write scalars for TensorBoard.")] = False,
@@ -53,16 +57,7 @@ def train(
     output: Output = Format.TEXT,
 ) -> None:
     """Train a job with a protocol on a cluster."""
-    from rich.console import Console
-
-    from paceline import train as run
-    from paceline.callbacks.progress import ProgressLine
     from paceline.cli.typed import Typed
-    from paceline.cluster_text import parse_cluster
-    from paceline.jobs import load_job
-    from paceline.recording.run_folder import plain
-    from paceline.stop import Stop
-    from paceline.summary import summary
 
     typed = Typed(
         job=job,
@@ -71,41 +66,63 @@ def train(
         stop=stop,
         seed=seed,
         evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+        keep_checkpoints=keep_checkpoints,
         worker_timeout_s=worker_timeout_s,
+        timeline=timeline or None,
+        tensorboard=tensorboard or None,
         censored=censored,
     )
-    typed = typed.completed(resume)
-    until = Stop.parse(typed["stop"])
-    workers = parse_cluster(typed["cluster"], typed["censored"])
-    loaded = load_job(typed["job"])
-    folder = resume or out or _free_folder(loaded.name)
-    with ProgressLine(typed["protocol"], until, Console(stderr=True)) as progress:
-        result = run(
-            loaded,
+    result = _train(typed.completed(resume), out, resume, overwrite=overwrite, allow_change=allow_change)
+    _print_result(result, output)
+    if result.stopped_by.is_failure:
+        raise RunError(result.reason)
+    if result.stopped_by == "interrupted":
+        print(f"paceline train --resume {result.folder} goes on with it", file=sys.stderr)
+        raise typer.Exit(130)
+
+
+def _train(typed: Typed, out: Path | None, resume: Path | None, *, overwrite: bool, allow_change: bool) -> Result:
+    from rich.console import Console
+
+    from paceline import train as run
+    from paceline.callbacks.progress import ProgressLine
+    from paceline.cluster_text import parse_cluster
+    from paceline.jobs import load_job
+    from paceline.stop import Stop
+
+    stop = Stop.parse(typed["stop"])
+    cluster = parse_cluster(typed["cluster"], typed["censored"])
+    job = load_job(typed["job"])
+    folder = resume or out or _free_folder(job.name)
+    with ProgressLine(typed["protocol"], stop, Console(stderr=True)) as progress:
+        return run(
+            job,
             protocol=typed["protocol"],
-            cluster=workers,
-            stop=until,
+            cluster=cluster,
+            stop=stop,
             seed=typed["seed"],
             out=None if resume else folder,
             overwrite=overwrite,
             resume=resume,
             allow_change=allow_change,
-            callbacks=[typed.kept_in(folder), progress, *_writers(folder, timeline, tensorboard)],
+            callbacks=[typed.kept_in(folder), progress, *_writers(folder, typed)],
             evaluate_every=typed["evaluate_every"],
-            checkpoint_every=checkpoint_every,
-            keep_checkpoints=keep_checkpoints,
+            checkpoint_every=typed["checkpoint_every"],
+            keep_checkpoints=typed["keep_checkpoints"],
             worker_timeout_s=typed["worker_timeout_s"],
         )
+
+
+def _print_result(result: Result, output: Format) -> None:
+    from paceline.recording.run_folder import plain
+    from paceline.summary import summary
+
     figures = summary(result)
     if output is Format.JSON:
         print(json.dumps(plain(figures), allow_nan=False))
     else:
         _print_figures(figures)
-    if result.stopped_by.is_failure:
-        raise RunError(result.reason)
-    if result.stopped_by == "interrupted":
-        print(f"paceline train --resume {folder} goes on with it", file=sys.stderr)
-        raise typer.Exit(130)
 
 
 def _print_figures(figures: dict[str, object]) -> None:
@@ -116,11 +133,12 @@ def _print_figures(figures: dict[str, object]) -> None:
         print(f"{name.replace('_', ' '):16} {shown}")
 
 
-def _writers(folder: Path, timeline: bool, tensorboard: bool) -> list[Callback]:
+def _writers(folder: Path, typed: Typed) -> list[Callback]:
     from paceline import TensorBoard, Timeline
+    from paceline.recording.run_folder import TENSORBOARD, TIMELINE
 
-    writers: list[Callback] = [Timeline(folder / "timeline.json")] if timeline else []
-    return [*writers, TensorBoard(folder / "tensorboard")] if tensorboard else writers
+    writers: list[Callback] = [Timeline(folder / TIMELINE)] if typed["timeline"] else []
+    return [*writers, TensorBoard(folder / TENSORBOARD)] if typed["tensorboard"] else writers
 
 
 def _free_folder(job: str) -> Path:

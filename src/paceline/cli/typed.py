@@ -14,7 +14,7 @@ from paceline.recording.run_folder import SavedRun
 
 COMMAND = "command.json"
 NEEDED = ("job", "protocol", "cluster", "stop")
-DEFAULTS = {"seed": 0}
+DEFAULTS = {"seed": 0, "checkpoint_every": "seconds=60", "keep_checkpoints": 3}
 
 
 class Typed(UserDict[str, Any]):

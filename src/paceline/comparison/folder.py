@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from paceline.history import RunEnded
 from paceline.job import Job
 from paceline.recording.difference import changes
 from paceline.recording.event_log import to_record
+from paceline.recording.lock import FolderLock
 from paceline.recording.run_folder import EVENTS
 
 QUESTION = "compare.json"
@@ -49,15 +49,11 @@ class ComparisonFolder:
         self.question = question
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(path, os.O_RDONLY)
+            self._lock = FolderLock(path, "another comparison")
         except OSError as error:
             raise RunError(f"cannot write {path}: {error.strerror or error}") from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._ask()
-        except BlockingIOError as error:
-            self.close()
-            raise UsageError(f"another comparison is going on in {path}; give another folder (--out)") from error
         except BaseException:
             self.close()
             raise
@@ -85,7 +81,7 @@ class ComparisonFolder:
 
     def close(self) -> None:
         """Let others work in the folder."""
-        os.close(self._lock)
+        self._lock.release()
 
     def _ask(self) -> None:
         asked = _asked(self.path)

@@ -16,11 +16,16 @@ from paceline.callbacks.base import Callback
 from paceline.errors import RunError, UsageError
 from paceline.history import History, Record
 from paceline.recording.event_log import EventLog, read_records
+from paceline.recording.lock import FolderLock
 
 RUN = "run.json"
 EVENTS = "events.jsonl"
 MODEL = "model.safetensors"
 CHECKPOINTS = "checkpoints"
+UNFINISHED = ".unfinished"
+REPORT = "report.html"
+TIMELINE = "timeline.json"
+TENSORBOARD = "tensorboard"
 
 
 class RunFolder(Callback):
@@ -48,6 +53,7 @@ class RunFolder(Callback):
         self.path = path
         self._configuration = {**configuration, "versions": versions()}
         self._log: EventLog | None = None
+        self._lock = FolderLock(path, "another run") if keep_bytes is not None else None
         self._keep_bytes = keep_bytes
         if path.exists() and keep_bytes is None and not overwrite:
             raise UsageError(f"{path} exists already; give another folder, or --overwrite (overwrite=True)")
@@ -76,12 +82,20 @@ class RunFolder(Callback):
     def _begin(self) -> EventLog:
         self.path.mkdir(parents=True, exist_ok=True)
         if self._keep_bytes is None:
-            (self.path / MODEL).unlink(missing_ok=True)
-            shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
+            self._lock = FolderLock(self.path, "another run")
+            self._clear()
         text = json.dumps(self._configuration, indent=2, default=str)
-        (self.path / f".{RUN}").write_text(text + "\n", encoding="utf-8")
-        (self.path / f".{RUN}").rename(self.path / RUN)
+        unfinished = self.path / UNFINISHED
+        unfinished.write_text(text + "\n", encoding="utf-8")
+        unfinished.rename(self.path / RUN)
         return EventLog(self.path / EVENTS, self._keep_bytes or 0)
+
+    def _clear(self) -> None:
+        """Take away what an earlier run has left in this folder and this one might not write."""
+        for name in (MODEL, REPORT, TIMELINE):
+            (self.path / name).unlink(missing_ok=True)
+        for name in (CHECKPOINTS, TENSORBOARD):
+            shutil.rmtree(self.path / name, ignore_errors=True)
 
     def save_model(self, tensors: Mapping[str, Any]) -> None:
         """Write the parameters and buffers that were learned, if the run has begun."""
@@ -91,7 +105,8 @@ class RunFolder(Callback):
         if self._log is None:
             return
         try:
-            save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, self.path / MODEL)
+            save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, self.path / UNFINISHED)
+            (self.path / UNFINISHED).rename(self.path / MODEL)
         except (OSError, SafetensorError) as error:
             raise self._cannot_write(MODEL, error) from error
 
@@ -102,6 +117,9 @@ class RunFolder(Callback):
                 self._log.close()
         except OSError as error:
             raise self._cannot_write(EVENTS, error) from error
+        finally:
+            if self._lock is not None:
+                self._lock.release()
 
     def _cannot_write(self, name: str, error: Exception) -> RunError:
         reason = getattr(error, "strerror", None) or error

@@ -6,14 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.errors import RunError, UsageError
-from paceline.recording.run_folder import RUN, SavedRun
+from paceline.recording.run_folder import REPORT, RUN, SavedRun
 from paceline.recording.same_job import refuse_different_jobs
 from paceline.report.curves import groups
 from paceline.report.drawings import figure_class, write_figures
 from paceline.report.page import page
 from paceline.report.reading import RunData, read_run
-
-REPORT = "report.html"
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None, figures: Path | None = None) -> Path:
