@@ -1,8 +1,10 @@
 """What writing a run down costs: log, progress line and checkpoints together, in time and in memory.
 
-Time: the MNIST run of `virtual_engine.py`, with and without a folder and a progress line, in alternating rounds;
-checkpoints are those of the default habit, at the beginning, at the end and every 60 s. Memory: a long run of a
-small model, whose resident memory is measured as it goes on.
+Time: the MNIST run of `virtual_engine.py`; checkpoints are those of the default habit, at the beginning, at the end and
+every 60 s. The share is what the run spends inside of log, progress line and checkpoints, with the processor time of
+the thread that writes, of its wall time: a difference of two runs spreads by 10 % on a shared machine. The ratio to
+the same run that is not written down, in alternating rounds, stands beside it. Memory: a long run of a small model,
+whose resident memory is measured as it goes on.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ import argparse
 import gc
 import io
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
+from typing import Any
 
 import psutil
 import torch
@@ -25,9 +29,12 @@ from torch.utils.data import TensorDataset
 import paceline as pl
 from common import options, ratios, report, rounded, spread
 from paceline.callbacks.progress import ProgressLine
+from paceline.checkpoint.keeper import Keeper
+from paceline.recording.event_log import EventLog
+from paceline.recording.run_folder import RunFolder
 from virtual_engine import make_job
 
-BAR = 1.02
+BAR = 0.02
 GROWTH_BAR_MIB = 2.0
 SEED = 0
 
@@ -45,25 +52,29 @@ def main() -> None:
 
     torch.set_num_threads(args.threads)
     job = make_job(args.folder, args.batch_size)
-    plain_s, written_s = [], []
+    plain_s, written_s, shares = [], [], []
+    spent = Spent()
     run(job, args, None)  # a round to warm up
     for _ in range(args.rounds):
         plain_s.append(run(job, args, None))
         with tempfile.TemporaryDirectory() as folder:
+            spent.s = 0.0
             written_s.append(run(job, args, Path(folder) / "run"))
-    ratio = ratios(written_s, plain_s)
+            shares.append(spent.s / written_s[-1])
+    share, ratio = spread(shares), ratios(written_s, plain_s)
     memory_mib = resident_memory_mib(args.memory_updates)
     growth_mib = memory_mib[-1] - memory_mib[1]
     report(
         "recording",
         args,
         {
-            "bar": f"at most {BAR} times the run that is not written down; memory flat after the first tenth "
+            "bar": f"at most {BAR:.0%} of the wall time; memory flat after the first tenth "
             f"(at most {GROWTH_BAR_MIB} MiB more)",
             "data": job.name,
             "plain_s": spread(plain_s),
             "written_s": spread(written_s),
-            "ratio": {**ratio, "meets_bar": ratio["median"] <= BAR},
+            "share": {**share, "meets_bar": share["median"] <= BAR},
+            "ratio": ratio,
             "resident_mib_at_each_tenth": [rounded(each) for each in memory_mib],
             "growth_mib": rounded(growth_mib),
             "memory_is_flat": growth_mib <= GROWTH_BAR_MIB,
@@ -89,6 +100,41 @@ def run(job: pl.Job, args: argparse.Namespace, folder: Path | None) -> float:
         with ProgressLine("k_sync", stop, terminal()) as progress:
             train(out=folder, callbacks=[progress])
     return perf_counter() - begun
+
+
+class Spent:
+    """Adds up what a run spends on being written down: wall time of its own thread, processor time of the other.
+
+    Attributes:
+        s: seconds so far.
+    """
+
+    def __init__(self) -> None:
+        self.s = 0.0
+        own: list[tuple[type[Any], str]] = [
+            (RunFolder, "__init__"),
+            (RunFolder, "on_record"),
+            (RunFolder, "save_model"),
+            (RunFolder, "close"),
+            (ProgressLine, "on_record"),
+            (Keeper, "after"),
+            (Keeper, "save"),  # calls within `after` are counted twice, to our disadvantage
+        ]
+        for kind, name in own:
+            self._time(kind, name, perf_counter)
+        self._time(EventLog, "_write", thread_time)
+
+    def _time(self, kind: type[Any], name: str, clock: Callable[[], float]) -> None:
+        inner = getattr(kind, name)
+
+        def timed(*args: Any, **options: Any) -> Any:
+            begun = clock()
+            try:
+                return inner(*args, **options)
+            finally:
+                self.s += clock() - begun
+
+        setattr(kind, name, timed)
 
 
 class Memory(pl.Callback):
