@@ -21,11 +21,11 @@ COLUMNS = {
 }
 
 
-def run(*callbacks, stop="updates=30"):
+def run(*callbacks, stop="updates=30", **where):
     cluster = pl.Cluster(4, timing=pl.Exponential(1.0))
     job = tiny_job(eval_data=dataset())
     plan = "k_sync(k=2)@updates=10 >> k_async(k=3)"
-    return pl.train(job, protocol=plan, cluster=cluster, stop=stop, seed=3, callbacks=callbacks).history
+    return pl.train(job, protocol=plan, cluster=cluster, stop=stop, seed=3, callbacks=callbacks, **where).history
 
 
 def scalars(folder):
@@ -76,6 +76,12 @@ def test_a_run_that_is_resumed_hides_what_came_after_its_checkpoint(tmp_path):
     for record in records[checkpoint:]:
         after.on_record(record)
     assert_agree(scalars(tmp_path), history)
+
+
+def test_a_run_that_goes_on_has_all_scalars_once(tmp_path):
+    run(pl.TensorBoard(tmp_path / "scalars"), stop="updates=13", out=tmp_path / "run")
+    history = run(pl.TensorBoard(tmp_path / "scalars"), resume=tmp_path / "run")
+    assert_agree(scalars(tmp_path / "scalars"), history)
 
 
 def test_a_folder_that_cannot_be_written_stops_the_run(tmp_path):

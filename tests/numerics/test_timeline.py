@@ -153,6 +153,15 @@ def test_a_run_that_is_resumed_has_one_whole_timeline(tmp_path):
     assert json.loads((tmp_path / "resumed").read_text()) == whole
 
 
+def test_a_run_that_goes_on_has_the_timeline_of_the_run_that_never_stopped(tmp_path):
+    asked = {"protocol": "k_sync(k=2)", "cluster": CLUSTER, "seed": 3}
+    for stop in ("updates=11", "updates=30"):
+        where = {"resume" if stop == "updates=30" else "out": tmp_path / "run"}
+        pl.train(tiny_job(), stop=stop, callbacks=[pl.Timeline(tmp_path / "resumed.json")], **asked, **where)
+    run(tmp_path)
+    assert (tmp_path / "resumed.json").read_bytes() == (tmp_path / "timeline.json").read_bytes()
+
+
 def test_a_file_that_cannot_be_written_stops_the_run(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(pl.RunError, match=r"cannot write .*timeline.json: .*; the run stopped"):
