@@ -148,8 +148,8 @@ def _folder(out: str | Path | None, job: Job, asked: Mapping[str, object]) -> Co
 def _run(task: Task, cells: Sequence[Cell], processes: int, display: Display) -> Report:
     waiting = [cell for cell in cells if not is_finished(cell.folder)]
     display.plan(len(cells), len(cells) - len(waiting))
-    processes = min(processes, len(waiting))
-    if processes > 1:
+    processes = min(processes, len(cells))  # not of those that wait: the last one is to be run as the first one was
+    if processes > 1 and waiting:
         return run_in_processes(task, waiting, display, processes, threads=max(1, cores() // processes))
     return run_here(task, waiting, display)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import copy
 from itertools import takewhile
 from math import inf
 from typing import Any, Literal
 
+from paceline.attributes import copied, restore
 from paceline.controllers import base as control
 from paceline.errors import UsageError
 from paceline.events import (
@@ -89,10 +89,10 @@ class Coordinator:
         self._protocol: Protocol = plan.phases[0].protocol
         self._controllers: list[tuple[control.Controller[Any], Any]] = []
         self._has_begun = False
-        self._left: Literal["", "update", "timer"] = ""  # what the end of the run cut short
+        self._left: Literal["", "update", "timer"] | Evaluated = ""  # what the end of the run cut short
         self._watch = StopWatch(stop, workers, per_epoch)
         self._minibatches = minibatches
-        self._is_limited = minibatches is not None and minibatches.is_limited
+        self.is_limited = minibatches is not None and minibatches.is_limited
         self._learning_rate = learning_rate or LearningRate()
         self._patience = Patience(worker_timeout_s)
         self._needs_alarm = self._patience.is_due_to_arm
@@ -220,9 +220,12 @@ class Coordinator:
         # Not given back: a minibatch that breaks one gradient would break the next one too.
         self._commands.append(Drop(event.worker, event.draw, staleness, NOT_FINITE))
         worker.rejections += 1
-        if worker.rejections >= REJECTIONS_IN_A_ROW:
+        self._check_rejections(event.worker, worker)
+
+    def _check_rejections(self, worker: int, state: Worker) -> None:
+        if state.rejections >= REJECTIONS_IN_A_ROW:
             reason = (
-                f"{worker.rejections} gradients in a row of worker {event.worker} were not finite, the last at "
+                f"{state.rejections} gradients in a row of worker {worker} were not finite, the last at "
                 f"update {self.version}; lower the learning rate, clip gradients (clip_norm=) or check the data"
             )
             self._end(Stop(Outcome.NOT_FINITE, reason))
@@ -255,9 +258,9 @@ class Coordinator:
         elif self._delivered is not None and self._delivered in self._idle:  # not set aside meanwhile
             self._give_if_allowed(self._delivered)
         self._delivered = None
-        if self._held and not self._in_flight and (self._is_limited or not self._owing):
+        if self._held and not self._in_flight and (self.is_limited or not self._owing):
             self._update(NOBODY_ELSE)
-        if self._is_limited and not (self._held or self._in_flight or self.stopped):
+        if self.is_limited and not (self._held or self._in_flight or self.stopped):
             self._end_of_data()
 
     def _others_can_contribute(self) -> bool:
@@ -335,7 +338,7 @@ class Coordinator:
     def _may_start(self, worker: int) -> bool:
         if self._protocol.refill == "update" and self._workers[worker].contributed_to == self.version:
             return False
-        if self._is_limited and not self._has_data(worker):
+        if self.is_limited and not self._has_data(worker):
             return False
         return self._lead is None or self._lead.may_start(worker)
 
@@ -353,7 +356,7 @@ class Coordinator:
     def _give_back(self, state: Worker) -> None:
         if self._minibatches is not None and state.minibatch is not None:
             self._minibatches.give_back(state.minibatch)
-            self._recheck_idle |= self._is_limited
+            self._recheck_idle |= self.is_limited
 
     def _interrupt(self, worker: int, state: Worker) -> None:
         self._commands.append(Interrupt(worker, state.draw))
@@ -447,6 +450,7 @@ class Coordinator:
         if self._phase != phase and self._controllers:
             self._consult("open")  # for them, the open update begins here
         if not self._roster.live and now >= self._deserted_until_s:
+            self._left = "timer"
             self._end(Stop(Outcome.NO_WORKERS, "every worker is lost, and none has come back"))
             return
         self._declare_lost()
@@ -573,6 +577,7 @@ class Coordinator:
         self._evaluating = False
         stop = self._watch.after_evaluation(event.version, event.metrics)
         if stop is not None:
+            self._left = event
             self._end(stop)
 
     # --- going on -----------------------------------------------------------------------------------------
@@ -580,29 +585,29 @@ class Coordinator:
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a coordinator of the same plan needs to go on."""
         return {
-            "plan": str(self._plan),
+            "plan": self._plan.in_full,
             "seconds": self._watch.seconds,
+            "is_limited": self.is_limited,
             "roster": self._roster.state_dict(),
             "controllers": [controller.state_dict(state) for controller, state in self._controllers],
             "watch": self._watch.state_dict(),
             "patience": self._patience.state_dict(),
             "minibatches": self._minibatches and self._minibatches.state_dict(),
             "lead": self._lead and self._lead.state_dict(),
-            **{name: copy(getattr(self, name)) for name in _AS_IT_IS},
+            **copied(self, _AS_IT_IS),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take on a state; where the plan is another one, what belongs to it waits for a `Restarted`."""
         self._has_begun = True
-        for name in _AS_IT_IS:
-            setattr(self, name, copy(state[name]))
+        restore(self, _AS_IT_IS, state)
         self._roster.load_state_dict(state["roster"])
         self._watch.load_state_dict(state["watch"])
         self._patience.load_state_dict(state["patience"])
         if self._minibatches is not None:
             self._minibatches.load_state_dict(state["minibatches"])
         self._woken_for_s = state["seconds"]
-        if state["plan"] != str(self._plan):
+        if state["plan"] != self._plan.in_full:
             self._phase = -1
             return
         phase = self._plan.phases[self._phase]
@@ -618,7 +623,7 @@ class Coordinator:
     def _go_on(self) -> None:
         """Do what the end of the run cut short, perhaps to end at once again."""
         self.stopped = False
-        self._recheck_idle |= self._is_limited  # there may be more epochs now
+        self._recheck_idle |= self.is_limited  # there may be more epochs now
         if self._watch.seconds is not None and self._watch.seconds != self._woken_for_s:
             self._wake(self._watch.seconds)
         left, self._left = self._left, ""
@@ -626,6 +631,11 @@ class Coordinator:
             self._check_update()
         elif left == "timer":
             self._timer()
+        elif left:
+            self._evaluated(left)
+        for worker, state in self._workers.items():
+            if not self.stopped:
+                self._check_rejections(worker, state)
         if not self.stopped:
             self._settle()
 
@@ -636,12 +646,17 @@ class Coordinator:
             self._give_back(state)
         for worker in [worker for worker in self._workers if worker >= workers]:
             self._lose(worker)
-        if self._phase < 0:
+        is_other_plan = self._phase < 0
+        if is_other_plan:
+            for worker in [worker for worker in self._workers if self._roster.status(worker) is ASIDE]:
+                self._lose(worker)  # nobody remembers why; it joins again below
             self._enter_next_phase()
             self._check_phase()
         for worker in range(workers):
             if self._roster.status(worker) is LOST:
                 self._join(worker)
+        if is_other_plan and self._controllers and self._left != "update":
+            self._consult("open")
         self._recheck_idle = True
         self._wake_again()
         if self._evaluating:

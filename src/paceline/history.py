@@ -16,6 +16,10 @@ from paceline.events import Outcome
 Column = NDArray[Any]
 
 
+# In the records of events, `now_s` is when the server was done with the event, with the update that it may have
+# completed, and `event_s` is when the coordinator heard of it.
+
+
 @dataclass(frozen=True, slots=True)
 class RunStarted:
     """The run has begun.
@@ -66,6 +70,7 @@ class GradientArrived:
     compute_s: float
     push_s: float
     crossed_interrupt: bool = False
+    event_s: float = nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,7 @@ class VersionEvaluated:
     version: int
     published_s: float
     metrics: Mapping[str, float]
+    event_s: float = nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +164,7 @@ class WorkerJoined:
     now_s: float
     worker: int
     late_return: bool = False
+    event_s: float = nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +179,7 @@ class WorkerLost:
     worker: int
     reason: str
     silent: bool = False
+    event_s: float = nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +187,7 @@ class TimerRang:
     """A moment came that the coordinator had asked for."""
 
     now_s: float
+    event_s: float
 
 
 @dataclass(frozen=True, slots=True)

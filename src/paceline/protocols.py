@@ -229,6 +229,11 @@ class Plan:
     def __str__(self) -> str:
         return " >> ".join(str(phase) for phase in self.phases)
 
+    @property
+    def in_full(self) -> str:
+        """The plan with every knob, to tell it from another one that only has the same name."""
+        return repr([(vars(phase.protocol), phase.end, phase.controllers) for phase in self.phases])
+
     def checked(self, n: int, total: float | None, per_epoch: float | None) -> Plan:
         """Return this plan with workload in gradients, or refuse what cannot run on n workers."""
         phases = []

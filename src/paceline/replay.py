@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,10 @@ def replay(run: str | Path, protocol: Protocol | Phase | Plan | None = None) -> 
         saved.configuration,
     )
     updates = decisions = 0
-    for record in saved.history:
+    for record, after in pairwise(chain(saved.history, [None])):
+        assert record is not None
+        if isinstance(record, VersionEvaluated) and isinstance(after, RunEnded):
+            continue  # of the last version, when all was decided
         updates += isinstance(record, UpdateMade)
         decisions += isinstance(record, DECISIONS)
         difference = replayed.difference(record)
@@ -148,7 +152,7 @@ class _Replayed:
         if event is None or (self._coordinator.stopped and not isinstance(event, Restarted)):
             return False
         commands = self._coordinator.handle(event)
-        self._recorder.observe(event.now, event, commands)
+        self._recorder.observe(record.now_s, event, commands)
         self._end = next((command.reason for command in commands if isinstance(command, Stop)), "")
         return True
 
@@ -170,7 +174,7 @@ def _event(record: Record) -> Event | None:
     match record:
         case GradientArrived():
             return Arrival(
-                now=record.now_s,
+                now=record.event_s,
                 worker=record.worker,
                 draw=record.draw,
                 loss=record.loss,
@@ -184,13 +188,13 @@ def _event(record: Record) -> Event | None:
         case RunResumed():
             return Restarted(record.now_s, record.workers, record.stop_before)
         case TimerRang():
-            return Timer(record.now_s)
+            return Timer(record.event_s)
         case VersionEvaluated():
-            return Evaluated(record.now_s, record.version, record.metrics)
+            return Evaluated(record.event_s, record.version, record.metrics)
         case WorkerJoined(late_return=False):
-            return Joined(record.now_s, record.worker)
+            return Joined(record.event_s, record.worker)
         case WorkerLost(silent=False):
-            return Lost(record.now_s, record.worker, record.reason)
+            return Lost(record.event_s, record.worker, record.reason)
     return None
 
 

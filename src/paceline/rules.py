@@ -22,17 +22,23 @@ def make_coordinator(plan: Plan, stop: Stop, rules: Mapping[str, Any]) -> Coordi
         stop: when to end.
         rules: workers, per_epoch, minibatches, learning_rate, worker_timeout_s and evaluate_every.
     """
-    minibatches, every = rules["minibatches"], rules["evaluate_every"]
+    every = rules["evaluate_every"]
     return Coordinator(
         plan,
         workers=rules["workers"],
         stop=stop,
         per_epoch=rules["per_epoch"],
-        minibatches=Minibatches(**minibatches) if minibatches else None,
+        minibatches=_minibatches(rules["minibatches"], stop) if rules["minibatches"] else None,
         learning_rate=LearningRate(**rules["learning_rate"]),
         worker_timeout_s=rules["worker_timeout_s"],
         evaluate_every=Extent(**every) if every else None,
     )
+
+
+def _minibatches(dealing: Mapping[str, Any], stop: Stop) -> Minibatches:
+    per_run = (stop.epochs or 0) * (dealing["per_epoch"] or 0)
+    whole = int(per_run) if per_run and float(per_run).is_integer() else None
+    return Minibatches(**dealing, per_run=whole)
 
 
 def plan_as_json(plan: Plan) -> Json:

@@ -63,11 +63,6 @@ class ParameterServer:
         """The optimizer's own rate now, of its first parameter group."""
         return float(self.optimizer.param_groups[0]["lr"])
 
-    @property
-    def scheduler_name(self) -> str | None:
-        """The kind of the schedule, if there is one."""
-        return type(self._scheduler).__name__ if self._scheduler is not None else None
-
     def take(self, gradient: Vectors, samples: int) -> None:
         """Take one gradient into the open update; it must stay as it is until `let_go` or `apply`.
 

@@ -105,13 +105,11 @@ class Setting:
         if job.sampling == "replacement" and job.sharding == "shared":
             return None
         per_epoch = job.minibatches_per_epoch(self.shards) if job.sampling == "epoch" else None
-        per_run = (self.stop.epochs or 0) * (per_epoch or 0)
         return {
             "n": self.cluster.n,
             "per_epoch": per_epoch,
             "partitioned": job.sharding == "partitioned",
             "requeue": job.on_drop == "requeue",
-            "per_run": int(per_run) if per_run and float(per_run).is_integer() else None,
         }
 
 

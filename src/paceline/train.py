@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
@@ -136,7 +136,7 @@ def _run(
     try:
         engine = session.engine()
         first = past.load(engine, recorder) if past else None
-        if past is not None:
+        if past is not None and past.log_bytes is not None:
             for callback in callbacks:
                 callback.on_resume(past.history())
         keeper = Keeper(session, engine, recorder, folder, habit) if folder else None
@@ -147,8 +147,8 @@ def _run(
         model = session.model.cpu()
         model.zero_grad(set_to_none=True)
         if folder is not None:
-            folder.save_model(model.state_dict())
-            folder.close()
+            with closing(folder):
+                folder.save_model(model.state_dict())
     return Result(
         model=model,
         history=folder.history if folder else History(lambda: memory.records, recorder.totals),

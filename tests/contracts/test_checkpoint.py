@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections import Counter
 from functools import partial
 from math import inf, nan
@@ -19,7 +20,7 @@ from paceline.checkpoint.store import LATEST, STATE, SUMS, TENSORS, Checkpoints
 from paceline.errors import PacelineWarning
 from paceline.events import Accept, Compute, Minibatch
 from paceline.history import RunResumed
-from paceline.recording.run_folder import CHECKPOINTS, EVENTS, RUN
+from paceline.recording.run_folder import CHECKPOINTS, EVENTS, RUN, versions
 from tiny_jobs import dataset, parameters_of, tiny_job
 
 CLUSTER = pl.Cluster(3, timing=pl.Exponential(1.0))
@@ -323,9 +324,168 @@ def test_a_state_that_cannot_be_saved_is_refused_at_the_beginning(tmp_path):
         train(tmp_path / "run", pl.bsp().controlled_by(Odd()))
 
 
-def test_other_versions_are_said(tmp_path):
+def test_other_versions_are_said(tmp_path, monkeypatch):
     train(tmp_path / "run", stop="updates=3")
-    run = tmp_path / "run" / RUN
-    run.write_text(run.read_text().replace('"torch": "', '"torch": "1.'))
-    with pytest.warns(PacelineWarning, match=r"torch 1\..*, now .*: the run goes on, but not bit for bit"):
+    monkeypatch.setattr("paceline.checkpoint.resume.versions", lambda: {**versions(), "torch": "1.0"})
+    with pytest.warns(PacelineWarning, match=r"torch .*, now 1.0: the run goes on, but not bit for bit"):
         train(tmp_path / "run", resume=True)
+
+
+class Crashed(BaseException):
+    pass
+
+
+class Crash(pl.Callback):
+    def __init__(self, at_update):
+        self.at_update = at_update
+
+    def on_update(self, update):
+        if update.version == self.at_update:
+            raise Crashed
+
+
+@pytest.mark.parametrize("change", [{"protocol": "asp"}, {"cluster": "2*exp(mean=1)"}])
+def test_a_change_that_was_killed_before_its_first_checkpoint_is_made_again(change, tmp_path):
+    train(tmp_path / "run", stop="updates=4")
+    options = {"resume": True, "allow_change": True, "stop": "updates=12", **change}
+    with pytest.raises(Crashed):
+        train(tmp_path / "run", callbacks=[Crash(8)], **options)
+    result = train(tmp_path / "run", **options)
+    [resumed] = result.history.of(RunResumed)
+    assert (resumed.version, resumed.changes != "") == (4, True)
+    assert {update.k for update in result.history.of(pl.UpdateMade)[4:]} == {1 if "protocol" in change else 2}
+
+
+@pytest.mark.parametrize("target", [0.35, 0.9])
+def test_a_run_that_reached_its_accuracy_ends_there_again_or_goes_on_to_a_higher_one(target, tmp_path):
+    options = {"protocol": "asp", "job": {"eval_data": dataset()}, "evaluate_every": "updates=3"}
+    first = train(tmp_path / "run", stop="accuracy=0.35,updates=60", **options)
+    log = (tmp_path / "run" / EVENTS).read_bytes()
+    assert first.stopped_by == "accuracy"
+    again = train(tmp_path / "run", stop=f"accuracy={target},updates=60", resume=True, **options)
+    assert ((tmp_path / "run" / EVENTS).read_bytes() == log) == (target == 0.35)
+    assert (again.time_s == first.time_s) == (target == 0.35)
+
+
+def test_a_run_that_failed_fails_again(tmp_path):
+    poisoned = pl.Cluster(1, faults=[pl.Fault(0, draw, "not_finite") for draw in range(5, 16)])
+    results = [train(tmp_path / "run", cluster=poisoned, stop="updates=30", resume=again) for again in (False, True)]
+    assert [result.stopped_by for result in results] == ["not_finite", "not_finite"]
+    assert results[0].reason == results[1].reason
+
+
+def test_protocols_of_the_same_name_are_told_apart(tmp_path):
+    train(tmp_path / "run", pl.Protocol(2, 0, "update"))
+    with pytest.raises(pl.UsageError, match=r"was another run: plan .*'quorum': 2.*'quorum': 3"):
+        train(tmp_path / "run", pl.Protocol(3, 0, "update"), resume=True)
+
+
+def growing(moment):
+    return 1 + moment.version % 3
+
+
+def test_a_controller_shows_itself_without_an_address(tmp_path):
+    class Own(pl.Controller):
+        def __init__(self):
+            self.choose = growing
+
+        def begin(self, n):
+            return None
+
+        def decide(self, state, moment):
+            return None, []
+
+    assert repr(Own()).endswith("Own(choose=growing)")
+    assert repr(pl.QuorumFunction(growing)) == "QuorumFunction(choose=growing)"
+
+
+def test_set_aside_workers_are_taken_back_and_new_controllers_asked_under_another_plan(tmp_path):
+    class Aside(pl.Controller):
+        def begin(self, n):
+            return False
+
+        def decide(self, state, moment):
+            return True, [] if state else [pl.SetAside(0, "slow")]
+
+    train(tmp_path / "run", pl.asp().controlled_by(Aside()), stop="updates=4")
+    changed = pl.k_sync(k=3).controlled_by(pl.FixedQuorum(2))
+    result = train(tmp_path / "run", changed, resume=True, allow_change=True, stop="updates=9")
+    assert [update.k for update in result.history.of(pl.UpdateMade)[4:]] == [2] * 5
+    assert 0 in {record.worker for record in result.history.of(pl.GradientArrived)[5:]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"loss": nn.functional.nll_loss}, "loss torch.nn.functional.cross_entropy, now torch.nn.functional.nll_loss"),
+        ({"scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=5)}, "scheduler not there, now"),
+        ({"eval_data": dataset()}, "eval_data not there"),
+    ],
+)
+def test_every_part_of_a_job_is_compared(changes, difference, tmp_path):
+    train(tmp_path / "run", stop="updates=3")
+    with pytest.raises(pl.UsageError, match=f"is the run of another job: .*{difference}"):
+        train(tmp_path / "run", resume=True, job=changes)
+
+
+def test_partitioned_data_cannot_go_to_one_worker_either(tmp_path):
+    job = {"sharding": "partitioned", "sampling": "epoch"}
+    train(tmp_path / "run", job=job)
+    with pytest.raises(pl.UsageError, match="partitioned among 3 workers"):
+        train(tmp_path / "run", job=job, cluster="1*exp(mean=1)", resume=True, allow_change=True)
+
+
+def test_a_kill_while_the_pointer_was_written_does_no_harm(tmp_path):
+    checkpoints = store(tmp_path)
+    (tmp_path / ".unfinished-latest").write_text("0000")
+    checkpoints.save(9, {"version": 9})
+    assert checkpoints.load()["version"] == 9
+
+
+def test_a_folder_without_log_and_checkpoint_begins_again(tmp_path):
+    train(tmp_path / "run", stop="updates=3")
+    (tmp_path / "run" / EVENTS).unlink()
+    shutil.rmtree(tmp_path / "run" / CHECKPOINTS)
+    result = train(tmp_path / "run", resume=True, callbacks=[pl.TensorBoard(tmp_path / "run" / "tensorboard")])
+    assert result.history.totals.updates == 6
+
+
+def test_overwriting_spares_what_is_no_run(tmp_path):
+    (tmp_path / "mine" / CHECKPOINTS).mkdir(parents=True)
+    with pytest.raises(pl.UsageError, match="holds something else than a run"):
+        train(tmp_path / "mine", overwrite=True)
+    assert (tmp_path / "mine" / CHECKPOINTS).exists()
+
+
+def named_by_numbers(model, batch):
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    return loss, {0: loss}
+
+
+def test_metrics_that_are_not_named_by_text_are_refused(tmp_path):
+    job = {"step": named_by_numbers, "loss": None, "eval_data": dataset()}
+    with pytest.raises(pl.UsageError, match="a metric is named 0"):
+        train(tmp_path / "run", job=job)
+
+
+def test_a_record_that_cannot_be_written_ends_the_run_and_not_in_silence(tmp_path):
+    class Odd(pl.Controller):
+        def begin(self, n):
+            return None
+
+        def decide(self, state, moment):
+            return None, [pl.SetQuorum(torch.tensor(2), "odd")] if moment.asked == "open" else []
+
+    with pytest.raises(pl.RunError, match="cannot be written as JSON"):
+        train(tmp_path / "run", pl.k_async(k=1).controlled_by(Odd()))
+
+
+def test_a_model_that_cannot_be_written_leaves_the_folder_free(tmp_path, monkeypatch):
+    def full(tensors, path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(pl.RunError, match=r"model.safetensors: No space left"):
+        train(tmp_path / "run", stop="updates=3")
+    monkeypatch.undo()
+    assert train(tmp_path / "run", resume=True).history.totals.updates == 6

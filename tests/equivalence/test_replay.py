@@ -1,5 +1,6 @@
 """A run's own arrivals lead to its own decisions, and to no others."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,33 @@ def test_a_run_that_was_resumed(tmp_path):
     real(resume=tmp_path / "run")
     found = pl.replay(tmp_path / "run")
     assert (found.difference, found.updates) == ("", 60)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_a_server_that_takes_time(seed, tmp_path):
+    busy = pl.Cluster(4, timing=pl.Exponential(1.0), server=pl.ServerTime(update_s=0.3, gradient_s=0.05))
+    plan = "k_async(k=2)@seconds=6 >> asp"
+    pl.train(tiny_job(), protocol=plan, cluster=busy, stop="updates=40", seed=seed, out=tmp_path / "run")
+    assert pl.replay(tmp_path / "run").difference == ""
+
+
+def test_of_a_run_that_was_interrupted(tmp_path):
+    class Interrupt(pl.Callback):
+        def on_update(self, update):
+            if update.version == 7:
+                signal.raise_signal(signal.SIGINT)
+
+    run = simulated(out=tmp_path / "run", callbacks=[Interrupt()])
+    assert run.stopped_by == "interrupted"
+    assert pl.replay(tmp_path / "run").difference == ""
+    simulated(resume=tmp_path / "run")
+    assert pl.replay(tmp_path / "run").difference == ""
+
+
+def test_of_a_run_that_was_given_more_epochs(tmp_path):
+    simulated("k_sync(k=3)", "epochs=1", out=tmp_path / "run")
+    simulated("k_sync(k=3)", "epochs=3", resume=tmp_path / "run")
+    assert pl.replay(tmp_path / "run").difference == ""
 
 
 def test_with_a_controller(tmp_path):

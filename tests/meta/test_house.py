@@ -16,7 +16,7 @@ SOURCE = Path(paceline.__file__).parent
 DECIDING = "events history protocols catalogue timing/ stop learning_rate lead patience roster minibatches faults"
 SAVING = "checkpoint checkpoint/state checkpoint/store checkpoint/identity"
 FLOORS = [
-    "errors checks text streams",
+    "errors checks text streams attributes",
     f"{DECIDING} cluster cluster_text theory/ estimators/ compensation/",
     "controllers/ coordinator",
     "vectors job data server jobs/",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from paceline.data import fetch
@@ -15,30 +17,22 @@ from paceline.engines.replica import seeded
 from paceline.job import Job
 from paceline.server import ParameterServer
 
-_SETTINGS = (
-    "batch_size",
-    "clip_norm",
-    "lr_is",
-    "lr_rule",
-    "microbatches",
-    "on_drop",
-    "sampling",
-    "schedule_unit",
-    "sharding",
-)
-
 
 def identity(job: Job, server: ParameterServer) -> dict[str, Any]:
     """Return what makes two runs runs of the same job: its model, data, optimizer and settings."""
     tensors = {**dict(server.model.named_parameters()), **dict(server.model.named_buffers())}
     return {
-        "name": job.name,
+        **described(job),
         "model": {name: _shape(tensor) for name, tensor in tensors.items()},
+        "layers": {name: repr(layer) for name, layer in server.model.named_modules() if not any(layer.children())},
         "data": _data(job),
         "optimizer": _optimizer(server.optimizer),
-        "scheduler": server.scheduler_name,
-        **{name: getattr(job, name) for name in _SETTINGS},
     }
+
+
+def described(job: Job) -> dict[str, Any]:
+    """Return every part of a job in plain values, the same in every process."""
+    return {field.name: _described(getattr(job, field.name)) for field in fields(job)}
 
 
 def _shape(tensor: Tensor) -> str:
@@ -64,3 +58,19 @@ def _data(job: Job) -> dict[str, Any]:
 def _optimizer(optimizer: torch.optim.Optimizer) -> str:
     options = ", ".join(f"{name}={value}" for name, value in optimizer.defaults.items())
     return f"{type(optimizer).__name__}({options})"
+
+
+def _described(value: object) -> object:
+    """Return what tells a part of a job from another one, the same in every process."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, partial):
+        given = [str(_described(each)) for each in value.args]
+        given += [f"{name}={_described(each)}" for name, each in value.keywords.items()]
+        return f"{_described(value.func)}({', '.join(given)})"
+    if isinstance(value, nn.Module):
+        return str(value)
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    return f"{name} of {len(value)}" if hasattr(value, "__len__") else name

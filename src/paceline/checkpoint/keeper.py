@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from paceline.checkpoint.store import Checkpoints
 from paceline.engines.base import Engine
 from paceline.engines.virtual import VirtualEngine
+from paceline.errors import RunError, UsageError
 from paceline.protocols import Extent
 from paceline.recording.recorder import Recorder
-from paceline.recording.run_folder import CHECKPOINTS, RunFolder
+from paceline.recording.run_folder import CHECKPOINTS, RunFolder, versions
 from paceline.session import Session
 
 
@@ -47,6 +48,7 @@ class Keeper:
         if isinstance(engine, VirtualEngine):
             self._parts["engine"] = engine
         self._coordinator = session.coordinator
+        self._configuration = {**session.configuration, "versions": versions()}
         self._engine = engine
         self._folder = folder
         self._every = habit.every
@@ -56,19 +58,28 @@ class Keeper:
         self._version = -1 if is_new else session.coordinator.version
 
     def after(self) -> None:
-        """Save at the beginning, and when an update has been made and it is time to."""
+        """Save at the beginning, after the first update, and when an update has been made and it is time to."""
         if self._coordinator.version != self._version:
             self._version = self._coordinator.version
-            if self._position() - self._saved_at >= self._every.amount:
+            is_due = self._position() - self._saved_at >= self._every.amount
+            if is_due:
+                self._saved_at = self._position()
+            if is_due or self._version == 1:  # the first update shows what the optimizer remembers
                 self.save()
 
     def save(self) -> None:
         """Save what the run is now, and how far its log had got."""
+        version = self._coordinator.version
         state = {name: part.state_dict() for name, part in self._parts.items()}
+        state["configuration"] = self._configuration
         state["now"] = self._engine.now
         state["log_bytes"] = self._folder.settle()
-        self._checkpoints.save(self._coordinator.version, state)
-        self._saved_at = self._position()
+        try:
+            self._checkpoints.save(version, state)
+        except UsageError as error:
+            if version == 0:
+                raise
+            raise RunError(f"the run cannot be saved: {error}") from error
 
     def _position(self) -> float:
         return self._every.position(self._coordinator.version, self._coordinator.workload, time.monotonic())

@@ -20,9 +20,6 @@ from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import CHECKPOINTS, EVENTS, SavedRun, versions
 from paceline.session import Session
 
-CHANGEABLE = ("protocol", "cluster")
-CHANGEABLE_RULES = ("evaluate_every", "worker_timeout_s")
-
 
 class Resumption:
     """What is left of a run, to be loaded into the parts of the session that goes on with it.
@@ -41,12 +38,16 @@ class Resumption:
     """
 
     def __init__(self, path: Path, session: Session, allow_change: bool) -> None:
-        self._saved = SavedRun(path)
-        self._session = session
-        self.changes = self._compare(allow_change)
-        self._state: dict[str, Any] | None = Checkpoints(path / CHECKPOINTS).load()
+        self._path = path
         self._log = path / EVENTS
-        self._check_log()
+        self._session = session
+        saved = SavedRun(path)
+        self._state: dict[str, Any] | None = Checkpoints(path / CHECKPOINTS).load()
+        # The checkpoint may be older than run.json, which a resume that was killed may have changed.
+        self._before: Mapping[str, Any] = self._state["configuration"] if self._state else saved.configuration
+        self.changes = self._compare(allow_change)
+        if self._state is not None:
+            self._check_log()
 
     @property
     def log_bytes(self) -> int | None:
@@ -65,34 +66,36 @@ class Resumption:
         self._session.coordinator.load_state_dict(state["coordinator"])
         self._session.server.load_state_dict(state["server"])
         recorder.load_state_dict(state["recorder"])
-        if isinstance(engine, VirtualEngine) and "engine" in state and not self.changes:
+        if isinstance(engine, VirtualEngine) and "engine" in state and not self.changes and not self._has_other_epochs:
             engine.load_state_dict(state["engine"])
             return None
         engine.go_on_from(self._session.coordinator.version, state["now"])
         return Restarted(
             now=state["now"],
             workers=self._session.setting.cluster.n,
-            stop_before=self._saved.configuration["stop"],
+            stop_before=self._before["stop"],
             changes="; ".join(self.changes),
         )
 
     def _compare(self, allow_change: bool) -> list[str]:
-        before = self._saved.configuration
+        before = self._before
         now = {**self._session.configuration, "versions": versions()}
         other_job = changes_between(
             {"seed": before["seed"], **before["identity"]}, {"seed": now["seed"], **now["identity"]}
         )
         if other_job:
-            raise UsageError(f"{self._saved.path} is the run of another job: {'; '.join(other_job)}")
+            raise UsageError(f"{self._path} is the run of another job: {'; '.join(other_job)}")
         changes = changes_between(_changeable(before), _changeable(now))
+        if before["protocol"] == now["protocol"]:  # names may be the same where knobs are not
+            changes += changes_between({"plan": before["plan"]}, {"plan": now["plan"]})
         if changes and not allow_change:
             raise UsageError(
-                f"{self._saved.path} was another run: {'; '.join(changes)}; if that is what you want, "
+                f"{self._path} was another run: {'; '.join(changes)}; if that is what you want, "
                 "give --allow-change (allow_change=True)"
             )
-        if changes and self._session.setting.shards > 1 and before["workers"] != now["workers"]:
+        if self._session.setting.job.sharding == "partitioned" and before["workers"] != now["workers"]:
             raise UsageError(
-                f"{self._saved.path}: the data are partitioned among {before['workers']} workers; "
+                f"{self._path}: the data are partitioned among {before['workers']} workers; "
                 f"a run of {now['workers']} would have other parts"
             )
         other = changes_between(*({"threads": each["threads"], **each["versions"]} for each in (before, now)))
@@ -103,6 +106,12 @@ class Resumption:
                 stacklevel=2,
             )
         return changes
+
+    @property
+    def _has_other_epochs(self) -> bool:
+        """Whether a run that deals out whole epochs is to deal out more or fewer of them."""
+        is_limited = self._session.coordinator.is_limited or (self._state and self._state["coordinator"]["is_limited"])
+        return bool(is_limited) and self._before["stop"] != str(self._session.setting.stop)
 
     def _check_log(self) -> None:
         try:
@@ -122,5 +131,9 @@ class Resumption:
 
 
 def _changeable(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    rules = {name: configuration["rules"][name] for name in CHANGEABLE_RULES}
-    return {name: configuration[name] for name in CHANGEABLE} | rules
+    return {
+        "protocol": configuration["protocol"],
+        "cluster": configuration["cluster"],
+        "evaluate_every": configuration["rules"]["evaluate_every"],
+        "worker_timeout_s": configuration["rules"]["worker_timeout_s"],
+    }

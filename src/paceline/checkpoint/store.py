@@ -24,6 +24,7 @@ TENSORS = "tensors.safetensors"
 SUMS = "SHA256SUMS"
 LATEST = "latest"
 UNFINISHED = ".unfinished"
+UNFINISHED_LATEST = ".unfinished-latest"
 
 
 class Checkpoints:
@@ -59,15 +60,16 @@ class Checkpoints:
         path = self._path / f"{number:06d}-update-{version}"
         with self._writing(path):
             unfinished = self._path / UNFINISHED
-            shutil.rmtree(unfinished, ignore_errors=True)
+            if unfinished.exists():
+                shutil.rmtree(unfinished)
             unfinished.mkdir(parents=True)
             files = {STATE: json.dumps(content, allow_nan=False).encode(), TENSORS: safetensors.torch.save(tensors)}
             for name, data in {**files, SUMS: _sums(files)}.items():
                 _write(unfinished / name, data)
             _to_disk(unfinished)
             unfinished.rename(path)
-            _write(self._path / UNFINISHED, path.name.encode())
-            (self._path / UNFINISHED).rename(self._path / LATEST)
+            _write(self._path / UNFINISHED_LATEST, path.name.encode())
+            (self._path / UNFINISHED_LATEST).rename(self._path / LATEST)
             _to_disk(self._path)
             for old in self._all()[self._keep :]:
                 shutil.rmtree(old)

@@ -48,7 +48,9 @@ class _Keep(Callback):
     def on_record(self, record: Record) -> None:
         """Write with the first record: a run that never began leaves no folder."""
         if not self._is_kept:
-            self._path.write_text(json.dumps(self._typed, indent=2) + "\n", encoding="utf-8")
+            unfinished = self._path.with_name(f".{self._path.name}")
+            unfinished.write_text(json.dumps(self._typed, indent=2) + "\n", encoding="utf-8")
+            unfinished.rename(self._path)
             self._is_kept = True
 
 

@@ -6,14 +6,11 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
+from paceline.checkpoint.identity import described
 from paceline.comparison.cells import Cell
 from paceline.errors import RunError, UsageError
 from paceline.events import Outcome
@@ -108,8 +105,7 @@ class ComparisonFolder:
 
 def question(job: Job, seeds: Sequence[int], **asked: object) -> Question:
     """Return what is asked for in plain values, so that it can be told whether two ask for the same."""
-    described = {field.name: _described(getattr(job, field.name)) for field in fields(job)}
-    return {"job": described, "seeds": list(seeds), **asked}
+    return {"job": described(job), "seeds": list(seeds), **asked}
 
 
 def cells_of(path: Path, asked: Question) -> list[Cell]:
@@ -173,19 +169,3 @@ def _asked(path: Path) -> Question | None:
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path / QUESTION} ({error}); give another folder (--out)") from error
     return asked
-
-
-def _described(value: object) -> object:
-    """Return what tells a part of a job from another one, the same in every process."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, partial):
-        given = [str(_described(each)) for each in value.args]
-        given += [f"{name}={_described(each)}" for name, each in value.keywords.items()]
-        return f"{_described(value.func)}({', '.join(given)})"
-    if isinstance(value, nn.Module):
-        return str(value)
-    if hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    name = f"{type(value).__module__}.{type(value).__qualname__}"
-    return f"{name} of {len(value)}" if hasattr(value, "__len__") else name

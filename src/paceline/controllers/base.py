@@ -106,6 +106,11 @@ class Controller(ABC, Generic[State]):
     runs, and a run can be stopped and continued.
     """
 
+    def __repr__(self) -> str:
+        """Return the controller as its call, the same in every process: it tells one plan from another."""
+        knobs = (f"{name}={getattr(knob, '__qualname__', None) or repr(knob)}" for name, knob in vars(self).items())
+        return f"{type(self).__qualname__}({', '.join(knobs)})"
+
     @abstractmethod
     def begin(self, n: int) -> State:
         """Return the state at the beginning of a phase with n workers."""

@@ -65,7 +65,7 @@ class ScheduledQuorum(Controller[None]):
         return None, [SetQuorum(k, f"scheduled k={k} from version {moment.version}")]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class QuorumFunction(Controller[None]):
     """Wait for as many gradients as a function says when an update opens.
 

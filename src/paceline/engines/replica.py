@@ -190,6 +190,8 @@ def evaluate(job: Job, model: nn.Module, seed: int) -> dict[str, float]:
             size = batch_len(batch)
             samples += size
             for name, value in {"loss": loss, **metrics}.items():
+                if not isinstance(name, str):
+                    raise UsageError(f"job {job.name}: a metric is named {name!r}; expected text, as in 'accuracy'")
                 sums[name] = sums.get(name, 0.0) + float(value) * size
     if not samples:
         raise RunError(f"job {job.name}: the evaluation data are empty; expected at least a sample")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from copy import copy
 from heapq import heappop, heappush
 from math import nan
 from typing import Any
 
+from paceline.attributes import copied, restore
 from paceline.cluster import Cluster, RoundTrip
 from paceline.coordinator import Coordinator
 from paceline.engines.base import Engine, Observer
@@ -137,13 +137,12 @@ class TimingEngine(Engine):
     def state_dict(self) -> dict[str, Any]:
         """Return the clock, the events that are to come and what the workers are doing."""
         totals = vars(self._totals) | {"staleness": Counter(self._totals.staleness)}
-        return {"totals": totals, **{name: copy(getattr(self, name)) for name in _AS_IT_IS}}
+        return {"totals": totals, **copied(self, _AS_IT_IS)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state of the same cluster."""
         self._totals = Totals(**state["totals"])
-        for name in _AS_IT_IS:
-            setattr(self, name, copy(state[name]))
+        restore(self, _AS_IT_IS, state)
 
     def _finish(self, worker: int) -> None:
         self._current[worker] = 0

@@ -6,6 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import fields
 from math import inf, nan
 from pathlib import Path
@@ -34,6 +35,7 @@ class EventLog:
 
     Raises:
         OSError: when the file cannot be opened; later, by any method, when it could not be written.
+        RunError: by any method, when a record holds something that is no plain data.
     """
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
@@ -41,7 +43,7 @@ class EventLog:
         self._file.truncate(keep_bytes)
         self._file.seek(keep_bytes)
         self._waiting: Queue[Record | None] = Queue(WAITING_RECORDS)
-        self._error: OSError | None = None
+        self._error: Exception | None = None
         self._writer = Thread(target=self._write, name="paceline event log", daemon=True)
         self._writer.start()
 
@@ -71,31 +73,33 @@ class EventLog:
             raise self._error
 
     def _write(self) -> None:
-        record: Record | None = None
-        while (record := self._waiting.get()) is not None:
-            lines = [to_line(record)]
-            while len(lines) < BATCH_RECORDS:
-                try:
-                    record = self._waiting.get_nowait()
-                except Empty:
-                    break
-                if record is None:
-                    self._waiting.put(None)  # its turn comes after these lines
-                    self._waiting.task_done()
-                    break
-                lines.append(to_line(record))
-            self._write_out(lines)
-            for _ in lines:
+        is_open = True
+        while is_open:
+            taken = self._take()
+            records = [record for record in taken if record is not None]
+            is_open = len(records) == len(taken)
+            self._write_out(records)
+            for _ in taken:
                 self._waiting.task_done()
 
-    def _write_out(self, lines: list[bytes]) -> None:
+    def _take(self) -> list[Record | None]:
+        """Wait for a record and take what else is there; None, which comes last, closes the log."""
+        taken = [self._waiting.get()]
+        with suppress(Empty):
+            while len(taken) < BATCH_RECORDS:
+                taken.append(self._waiting.get_nowait())
+        return taken
+
+    def _write_out(self, records: list[Record]) -> None:
         if self._error is not None:
-            return
+            return  # whoever writes or closes is told
         try:
-            self._file.write(b"".join(lines))
+            self._file.write(b"".join(map(to_line, records)))
             self._file.flush()
         except OSError as error:
             self._error = error
+        except TypeError as error:
+            self._error = RunError(f"a record of the run cannot be written as JSON: {error}")
 
 
 def to_line(record: Record) -> bytes:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from typing import Any
 
+from paceline.attributes import copied, restore
 from paceline.callbacks.base import Callback
 from paceline.coordinator import OLD_DRAW, SILENT
 from paceline.events import (
@@ -91,7 +91,9 @@ class Recorder:
 
     def observe(self, now: float, event: Event | None, commands: Sequence[Command]) -> None:
         """Take in an event with the commands that answered it."""
-        self._now = self.reached_s = now
+        self._now = now
+        if event is not None:
+            self.reached_s = now
         match event:
             case None:
                 self._begin(now)
@@ -99,15 +101,16 @@ class Recorder:
                 self._restart(event)
             case Evaluated():
                 self.reached_s = self._published_s.pop(event.version, now)
-                self._evaluated(VersionEvaluated(now, event.version, self.reached_s, dict(event.metrics)))
+                metrics = dict(event.metrics)
+                self._evaluated(VersionEvaluated(now, event.version, self.reached_s, metrics, event.now))
             case Joined():
                 self._joined_s.setdefault(event.worker, now)
-                self._tell(WorkerJoined(now, event.worker))
+                self._tell(WorkerJoined(now, event.worker, event_s=event.now))
             case Lost():
                 self._leave(event.worker, now)
-                self._tell(WorkerLost(now, event.worker, event.reason))
+                self._tell(WorkerLost(now, event.worker, event.reason, event_s=event.now))
             case Timer():
-                self._tell(TimerRang(now))
+                self._tell(TimerRang(now, event.now))
         for command in commands:
             self._command(now, event, command)
         self._rate = self._learning_rate()  # before the next update, which the schedule may follow
@@ -125,15 +128,14 @@ class Recorder:
         """Return all counts."""
         return {
             "totals": vars(self.totals) | {"staleness": Counter(self.totals.staleness)},
-            **{name: copy(getattr(self, name)) for name in _AS_IT_IS},
+            **copied(self, _AS_IT_IS),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from such counts."""
         self._has_begun = True
         self.totals = Totals(**state["totals"])
-        for name in _AS_IT_IS:
-            setattr(self, name, copy(state[name]))
+        restore(self, _AS_IT_IS, state)
 
     def _begin(self, now: float) -> None:
         if not self._has_begun:
@@ -203,6 +205,7 @@ class Recorder:
                 compute_s=event.compute_s,
                 push_s=event.push_s,
                 crossed_interrupt=isinstance(command, Drop) and command.reason == OLD_DRAW,
+                event_s=event.now,
             )
         )
 
@@ -267,6 +270,7 @@ class Recorder:
 
 # The part of the state that a checkpoint can hold as it is.
 _AS_IT_IS = (
+    "reached_s",
     "_work",
     "_abandoned",
     "_losses",

@@ -55,8 +55,15 @@ class RunFolder(Callback):
         self._log: EventLog | None = None
         self._lock = FolderLock(path, "another run") if keep_bytes is not None else None
         self._keep_bytes = keep_bytes
-        if path.exists() and keep_bytes is None and not overwrite:
-            raise UsageError(f"{path} exists already; give another folder, or --overwrite (overwrite=True)")
+        if path.exists() and keep_bytes is None:
+            self._check_free(overwrite)
+
+    def _check_free(self, overwrite: bool) -> None:
+        if not overwrite:
+            raise UsageError(f"{self.path} exists already; give another folder, or --overwrite (overwrite=True)")
+        names = {entry.name for entry in self.path.iterdir()} - {UNFINISHED}
+        if names and RUN not in names:
+            raise UsageError(f"{self.path} holds something else than a run; give another folder")
 
     @property
     def history(self) -> History:
@@ -94,8 +101,9 @@ class RunFolder(Callback):
         """Take away what an earlier run has left in this folder and this one might not write."""
         for name in (MODEL, REPORT, TIMELINE):
             (self.path / name).unlink(missing_ok=True)
-        for name in (CHECKPOINTS, TENSORBOARD):
-            shutil.rmtree(self.path / name, ignore_errors=True)
+        for folder in (self.path / CHECKPOINTS, self.path / TENSORBOARD):
+            if folder.exists():
+                shutil.rmtree(folder)
 
     def save_model(self, tensors: Mapping[str, Any]) -> None:
         """Write the parameters and buffers that were learned, if the run has begun."""

@@ -210,13 +210,9 @@ class LocalEngine(Engine):
         return event._replace(now=self.now)
 
     def _wait(self) -> None:
-        now = self._elapsed_s()
-        if self._timers and self._timers[0] <= now:
-            heappop(self._timers)
-            self._events.append(Timer(now))
-            return
         ready = self._selector.select(timeout=0)
-        if not ready:
+        is_due = bool(self._timers) and self._timers[0] <= self._elapsed_s()
+        if not ready and not is_due:
             self._use_idle_cores()
             self._server.add()  # while there is nothing else to do
             ready = self._selector.select(max(0.0, self._timers[0] - self._elapsed_s()) if self._timers else None)
@@ -225,6 +221,9 @@ class LocalEngine(Engine):
                 self._events.append(self.quit_by_signal())
             else:
                 self._read(key.data)
+        if is_due:  # after what was heard before: nobody is silent while the server is busy
+            heappop(self._timers)
+            self._events.append(Timer(self._elapsed_s()))
 
     def _send(self, peer: _Peer, command: Compute) -> None:
         version = self._versions[command.version]
