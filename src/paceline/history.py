@@ -227,7 +227,8 @@ class Totals:
     """Counts and times of a whole run.
 
     Attributes:
-        used: gradients that entered an update.
+        used: gradients that were accepted.
+        applied: those of them that an update was made of; the last ones may still have waited for theirs.
         dropped: gradients that arrived and were not used.
         interrupted: pieces of work that were abandoned.
         samples_used: in the used gradients.
@@ -238,6 +239,7 @@ class Totals:
 
     updates: int = 0
     used: int = 0
+    applied: int = 0
     dropped: int = 0
     interrupted: int = 0
     samples_used: int = 0
@@ -250,6 +252,7 @@ class Totals:
         match record:
             case UpdateMade():
                 self.updates += 1
+                self.applied += record.k
             case GradientArrived(used=True):
                 self.used += 1
                 self.samples_used += record.samples
@@ -270,8 +273,8 @@ class Totals:
 
     @property
     def mean_k(self) -> float:
-        """Used gradients per update."""
-        return self.used / max(1, self.updates)
+        """Gradients per update."""
+        return self.applied / max(1, self.updates)
 
 
 class History:

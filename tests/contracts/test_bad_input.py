@@ -108,7 +108,25 @@ def test_censored_work_that_would_be_waited_for_is_refused_unless_it_is_filled_i
 
 def test_what_is_no_run_has_no_trace(paceline):
     status, said = paceline("trace", "nowhere")
-    assert (status, "nowhere is not the folder of a run" in said) == (2, True)
+    assert (status, "there is no folder nowhere" in said) == (2, True)
+
+
+@pytest.mark.parametrize("option", [["--out", "other"], ["--overwrite"]])
+def test_a_resumed_run_stays_where_it_is(paceline, tmp_path, option):
+    assert train(paceline, out="run")[0] == 0
+    log = (tmp_path / "run" / "events.jsonl").read_bytes()
+    status, said = paceline("train", "--resume", "run", "--stop", "updates=9", *option)
+    assert (status, "stays where it is, in run" in said) == (2, True)
+    assert (tmp_path / "run" / "events.jsonl").read_bytes() == log
+
+
+def test_a_folder_above_runs_is_no_run_but_names_one(paceline):
+    assert train(paceline, out="runs/one")[0] == 0
+    status, said = paceline("replay", "runs")
+    assert (status, "runs is not the folder of a run; expected one with run.json in it, as runs/one" in said) == (
+        2,
+        True,
+    )
 
 
 def test_a_trace_is_not_written_over_another_file_unless_asked_to(paceline, tmp_path):

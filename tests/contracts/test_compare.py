@@ -318,6 +318,10 @@ def test_the_command_line_prints_the_table(program):
     assert (status, out.startswith(Path("here/table.txt").read_text())) == (0, True)
 
 
+def test_nobody_wins_where_nothing_was_to_be_reached(tmp_path):
+    assert compare(tmp_path).verdict().startswith("Nothing was to be reached, so nobody won")
+
+
 def test_a_failure_is_status_1_after_the_table(program):
     status, out, err = program("compared_job:job(broken=true)")
     assert status == 1

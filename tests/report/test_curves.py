@@ -102,4 +102,4 @@ def test_runs_of_one_protocol_make_one_group(tmp_path):
 
 def test_one_protocol_on_two_clusters_makes_two_groups_with_names_of_their_own(tmp_path):
     runs = [run_of_losses(tmp_path / name, [1.0], [1], cluster=name) for name in ("fast", "slow")]
-    assert [group.label for group in groups(runs)] == ["bsp (fast)", "bsp (slow)"]
+    assert [group.label for group in groups(runs)] == ["bsp on fast", "bsp on slow"]

@@ -63,11 +63,13 @@ def test_runs_that_nothing_else_tells_apart_are_named_by_their_folders(tmp_path)
     assert labels == [f"bsp, seed 0 ({tmp_path / name})" for name in ("one", "two")]
 
 
-@pytest.mark.parametrize("name", ["nowhere", "empty"])
-def test_a_folder_without_a_run_is_refused(tmp_path, name, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("name", "words"), [("nowhere", "there is no folder"), ("empty", "is not the folder of a run")]
+)
+def test_a_folder_without_a_run_is_refused(tmp_path, name, words, monkeypatch, capsys):
     (tmp_path / "empty").mkdir()
     assert call(monkeypatch, tmp_path / name) == 2
-    assert "is not the folder of a run" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

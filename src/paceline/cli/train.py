@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.options import EvaluateEvery, Format, Output, WorkerTimeout
-from paceline.errors import RunError
+from paceline.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from paceline.callbacks.base import Callback
@@ -91,6 +91,8 @@ def _train(typed: Typed, out: Path | None, resume: Path | None, *, overwrite: bo
     from paceline.jobs import load_job
     from paceline.stop import Stop
 
+    if resume is not None and (out is not None or overwrite):
+        raise UsageError(f"a resumed run stays where it is, in {resume}; copy it first, without --out and --overwrite")
     stop = Stop.parse(typed["stop"])
     cluster = parse_cluster(typed["cluster"], typed["censored"])
     job = load_job(typed["job"])

@@ -122,6 +122,8 @@ class Comparison:
 
     def verdict(self) -> str:
         """Say which protocol reached the target first, and by how much."""
+        if self.stop.loss is None and self.stop.accuracy is None:
+            return "Nothing was to be reached, so nobody won; give loss= or accuracy= in the stop."
         always = [row for row in self.rows if row.always_reaches(self.stop)]
         times = sorted((spread.mean, row.protocol) for row in always if (spread := self.time_s(row)))
         if not times:

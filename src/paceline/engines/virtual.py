@@ -126,7 +126,7 @@ class TimingEngine(Engine):
     def totals(self) -> Totals:
         """Return what happened so far; a sample stands for a gradient."""
         totals = self._totals
-        totals.used = totals.samples_used = totals.staleness.total()
+        totals.used = totals.applied = totals.samples_used = totals.staleness.total()
         totals.dropped = self._arrivals - totals.used
         totals.samples_dropped = totals.dropped + totals.interrupted
         working_s = sum(self.now - self._started_s[worker] for worker, draw in enumerate(self._current) if draw)

@@ -41,7 +41,7 @@ class Figures:
         interrupted: pieces of work that were abandoned.
         samples_applied: in the used gradients.
         samples_dropped: in the dropped ones and in abandoned work.
-        mean_k: used gradients per update.
+        mean_k: gradients per update.
         mean_staleness: over the used gradients.
         max_staleness: of a used gradient.
         idle_share: worker time spent waiting for work, of all worker time.

@@ -108,12 +108,13 @@ class RunFolder(Callback):
     def save_model(self, tensors: Mapping[str, Any]) -> None:
         """Write the parameters and buffers that were learned, if the run has begun."""
         from safetensors import SafetensorError
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         if self._log is None:
             return
         try:
-            save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, self.path / UNFINISHED)
+            data = save({name: tensor.contiguous().clone() for name, tensor in tensors.items()})
+            (self.path / UNFINISHED).write_bytes(data)
             (self.path / UNFINISHED).rename(self.path / MODEL)
         except (OSError, SafetensorError) as error:
             raise self._cannot_write(MODEL, error) from error
@@ -155,8 +156,16 @@ class SavedRun:
         try:
             self.configuration: dict[str, Any] = json.loads((self.path / RUN).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise UsageError(f"{self.path} is not the folder of a run ({error}); expected one with {RUN}") from error
+            raise UsageError(self._what_it_is(error)) from error
         self.history = History(lambda: read_records(self.path / EVENTS))
+
+    def _what_it_is(self, error: Exception) -> str:
+        if not self.path.exists():
+            return f"there is no folder {self.path}; expected that of a run, as --out named it"
+        if isinstance(error, FileNotFoundError):
+            inside = next((str(path.parent) for path in sorted(self.path.rglob(RUN))), "--out named it")
+            return f"{self.path} is not the folder of a run; expected one with {RUN} in it, as {inside}"
+        return f"cannot read {self.path / RUN}: {error}"
 
 
 @cache

@@ -53,11 +53,11 @@ def groups(runs: Sequence[RunData]) -> list[Group]:
     labels = [protocol for protocol, _ in found]
     return [
         Group(
-            protocol if labels.count(protocol) == 1 else f"{protocol} ({members[0].run.path.name})",
+            protocol if labels.count(protocol) == 1 else f"{protocol} on {cluster}",
             members,
             {axis: _panels(members, axis) for axis in AXES},
         )
-        for (protocol, _), members in found.items()
+        for (protocol, cluster), members in found.items()
     ]
 
 

@@ -132,7 +132,7 @@ def draw_timeline(figure: Any, run: RunData) -> None:
     update_s = run.updates["time_s"]
     axes.plot(update_s, np.full(len(update_s), -0.75), "|", color="black", markersize=4, rasterized=True)
     axes.set(xlabel="seconds", ylabel="worker", xlim=(0, run.end_s or 1), ylim=(max(run.workers, 1) - 0.5, -1.0))
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    _number_workers(axes, run)
     figure.legend(loc="outside upper center", ncols=len(FATES))
 
 
@@ -150,6 +150,7 @@ def draw_round_trips(figure: Any, run: RunData) -> None:
         axes.plot(longest, worker, "o", markerfacecolor="none", color="black", markersize=4)
     axes.set(xlabel="round-trip time in seconds", ylabel="worker", ylim=(max(run.workers, 1) - 0.5, -0.5))
     axes.set_xlim(left=0)
+    _number_workers(axes, run)
 
 
 def draw_heat_map(figure: Any, run: RunData) -> None:
@@ -160,6 +161,7 @@ def draw_heat_map(figure: Any, run: RunData) -> None:
     extent = (0, run.end_s or 1, max(run.workers, 1) - 0.5, -0.5)
     image = axes.imshow(means, aspect="auto", cmap="magma_r", extent=extent, interpolation="none")
     axes.set(xlabel="seconds", ylabel="worker")
+    _number_workers(axes, run)
     figure.colorbar(image, label="mean compute seconds")
 
 
@@ -179,6 +181,10 @@ ONE_RUN: dict[str, Callable[..., None]] = {
     "compute-time": draw_heat_map,
     "staleness": draw_staleness,
 }
+
+
+def _number_workers(axes: Any, run: RunData) -> None:
+    axes.set_yticks(range(0, max(run.workers, 1), 1 + run.workers // 24))
 
 
 def _slug(label: str) -> str:

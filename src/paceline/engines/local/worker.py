@@ -74,7 +74,7 @@ def _serve(
         while (request := connection.recv()) is not None:
             if not isinstance(request, Nudge):  # one that came too late to interrupt anything
                 connection.send(answer(request))
-    except (EOFError, BrokenPipeError):
+    except (EOFError, ConnectionError):
         return  # the engine is gone
     except Exception as error:
         details = traceback.format_exc()
