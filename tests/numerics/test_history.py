@@ -70,6 +70,12 @@ def test_totals_agree_with_the_records():
     assert totals.mean_k == 2
 
 
+def test_a_gradient_that_waits_for_its_update_at_the_end_is_not_in_the_mean_quorum():
+    cluster = pl.Cluster(3, [pl.Deterministic(1.0), *[pl.Deterministic(2.0)] * 2])
+    totals = [run("bsp", stop, cluster).history.totals for stop in ("seconds=2.2", "seconds=3.2")]
+    assert [(each.updates, each.used, each.applied, each.mean_k) for each in totals] == [(1, 3, 3, 3), (1, 4, 3, 3)]
+
+
 def test_idle_share_by_hand():
     # Two workers of 1 s and 3 s under BSP: the first is idle 2 s of every 3.
     cluster = pl.Cluster(2, timing=[pl.Deterministic(1.0), pl.Deterministic(3.0)])
