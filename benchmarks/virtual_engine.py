@@ -6,6 +6,7 @@ minibatches and sums plain autograd gradients; nothing is simulated, recorded or
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,14 +31,7 @@ Work = tuple[int, int]  # worker and draw
 
 
 def main() -> None:
-    parser = options(__doc__ or "")
-    parser.add_argument("--folder", type=Path, default=Path("../shared/data/mnist"))
-    parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--n", type=int, default=16)
-    parser.add_argument("--k", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=500)
-    parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args()
+    args = mnist_run(options(__doc__ or "")).parse_args()
 
     torch.set_num_threads(args.threads)
     job = make_job(args.folder, args.batch_size)
@@ -70,6 +64,17 @@ def main() -> None:
             "largest_difference_of_parameters": difference(trained.model, bare),
         },
     )
+
+
+def mnist_run(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the options of the MNIST run."""
+    parser.add_argument("--folder", type=Path, default=Path("../shared/data/mnist"))
+    parser.add_argument("--updates", type=int, default=20)
+    parser.add_argument("--n", type=int, default=16)
+    parser.add_argument("--k", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=500)
+    parser.add_argument("--threads", type=int, default=1)
+    return parser
 
 
 def make_job(folder: Path, batch_size: int) -> pl.Job:

@@ -172,7 +172,7 @@ def _carry_out(
         keeper.after()
 
     end = engine.run(coordinator, observe, first)
-    keeper.save()
+    keeper.at_end()
     return end
 
 

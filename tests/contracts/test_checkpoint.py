@@ -307,6 +307,12 @@ def test_a_run_that_is_still_going_is_left_alone(options, tmp_path):
     assert len(result.history.of(pl.UpdateMade)) == 6
 
 
+def test_the_end_is_not_saved_twice(tmp_path):
+    train(tmp_path / "run", checkpoint_every="updates=3")
+    names = sorted(path.name for path in (tmp_path / "run" / CHECKPOINTS).glob("*-update-*"))
+    assert names == ["000002-update-1", "000003-update-3", "000004-update-6"]
+
+
 def test_out_and_resume_exclude_each_other(tmp_path):
     with pytest.raises(pl.UsageError, match="a resumed run stays where it is"):
         train(tmp_path / "run", resume=True, out=tmp_path / "other")

@@ -56,9 +56,11 @@ class Keeper:
         is_new = session.coordinator.version == 0
         self._saved_at = -inf if is_new else self._position()
         self._version = -1 if is_new else session.coordinator.version
+        self._is_saved = False  # as it is now
 
     def after(self) -> None:
         """Save at the beginning, after the first update, and when an update has been made and it is time to."""
+        self._is_saved = False
         if self._coordinator.version != self._version:
             self._version = self._coordinator.version
             is_due = self._position() - self._saved_at >= self._every.amount
@@ -66,6 +68,11 @@ class Keeper:
                 self._saved_at = self._position()
             if is_due or self._version == 1:  # the first update shows what the optimizer remembers
                 self.save()
+
+    def at_end(self) -> None:
+        """Save, unless the last event has led to it already."""
+        if not self._is_saved:
+            self.save()
 
     def save(self) -> None:
         """Save what the run is now, and how far its log had got."""
@@ -80,6 +87,7 @@ class Keeper:
             if version == 0:
                 raise
             raise RunError(f"the run cannot be saved: {error}") from error
+        self._is_saved = True
 
     def _position(self) -> float:
         return self._every.position(self._coordinator.version, self._coordinator.workload, time.monotonic())

@@ -36,7 +36,7 @@ class Figures:
         time_s: seconds of the run's clock until the version that met the stop was made.
         worker_s: worker-seconds that workers were there until then.
         updates: made.
-        used: gradients that entered an update.
+        used: gradients that were accepted, for an update that was made or was still open at the end.
         dropped: gradients that arrived and were not used.
         interrupted: pieces of work that were abandoned.
         samples_applied: in the used gradients.
