@@ -1,0 +1,324 @@
+"""Which run may go on, under what changes, and what becomes of a run that was stopped at a bad moment."""
+
+import shutil
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.checkpoint.store import TENSORS
+from paceline.errors import PacelineWarning
+from paceline.history import RunResumed
+from paceline.recording.run_folder import CHECKPOINTS, EVENTS, RUN, versions
+from tiny_jobs import dataset, parameters_of, tiny_job
+
+CLUSTER = pl.Cluster(3, timing=pl.Exponential(1.0))
+
+
+def train(path, protocol="bsp", cluster=CLUSTER, seed=0, resume=False, stop="updates=6", job=None, **options):
+    where = {"resume": path} if resume else {"out": path}
+    return pl.train(
+        tiny_job(**(job or {})), protocol=protocol, cluster=cluster, stop=stop, seed=seed, **where, **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"seed": 1}, "seed 0, now 1"),
+        (
+            {"job": {"model": partial(nn.Sequential, nn.Linear(5, 3).double())}},
+            r"model 0.weight float64\[8, 5\], now float64\[3, 5\]",
+        ),
+        ({"job": {"data": dataset(80)}}, "data samples 96, now 80"),
+        ({"job": {"batch_size": 4}}, "batch_size 8, now 4"),
+        ({"job": {"optimizer": torch.optim.Adam}}, "optimizer SGD"),
+        ({"job": {"sampling": "epoch"}}, "sampling replacement, now epoch"),
+        ({"job": {"name": "other"}}, "name tiny, now other"),
+    ],
+)
+def test_the_run_of_another_job_is_refused(changes, difference, tmp_path):
+    train(tmp_path / "run", stop="updates=3")
+    log = (tmp_path / "run" / EVENTS).read_bytes()
+    with pytest.raises(pl.UsageError, match=f"is the run of another job: .*{difference}"):
+        train(tmp_path / "run", resume=True, allow_change=True, **changes)
+    assert (tmp_path / "run" / EVENTS).read_bytes() == log
+
+
+def test_other_samples_are_noticed(tmp_path):
+    other = dataset()
+    other.tensors[0][-1] += 1.0
+    train(tmp_path / "run", stop="updates=3")
+    with pytest.raises(pl.UsageError, match="data digest"):
+        train(tmp_path / "run", resume=True, job={"data": other})
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"protocol": "asp"}, "protocol bsp, now asp"),
+        ({"cluster": "4*exp(mean=1)"}, "cluster Cluster"),
+        ({"worker_timeout_s": 5.0}, "worker_timeout_s not there, now 5.0"),
+    ],
+)
+def test_a_change_on_purpose_has_to_be_allowed(changes, difference, tmp_path):
+    train(tmp_path / "run", stop="updates=3")
+    with pytest.raises(pl.UsageError, match=rf"was another run: {difference}.*give --allow-change"):
+        train(tmp_path / "run", resume=True, **changes)
+    result = train(tmp_path / "run", resume=True, allow_change=True, **changes)
+    assert result.history.totals.updates == 6
+    [resumed] = result.history.of(RunResumed)
+    assert (resumed.version, resumed.stop_before) == (3, "Stop(updates=3)")
+
+
+def test_partitioned_data_keep_their_parts(tmp_path):
+    job = {"sharding": "partitioned", "sampling": "epoch"}
+    train(tmp_path / "run", job=job)
+    with pytest.raises(pl.UsageError, match="partitioned among 3 workers"):
+        train(tmp_path / "run", job=job, cluster="4*exp(mean=1)", resume=True, allow_change=True)
+
+
+@pytest.mark.parametrize("file", [RUN, EVENTS])
+def test_a_run_without_its_files_is_refused(file, tmp_path):
+    train(tmp_path / "run")
+    (tmp_path / "run" / file).unlink()
+    with pytest.raises(pl.PacelineError, match=file):
+        train(tmp_path / "run", resume=True)
+
+
+def test_a_log_that_is_too_short_is_refused(tmp_path):
+    train(tmp_path / "run")
+    (tmp_path / "run" / EVENTS).write_text("")
+    with pytest.raises(pl.RunError, match=r"has 0 bytes, the checkpoint was made at \d+"):
+        train(tmp_path / "run", resume=True)
+
+
+def test_a_log_that_was_cut_short_is_repaired_and_said(tmp_path):
+    whole = train(tmp_path / "run")
+    log = tmp_path / "run" / EVENTS
+    text = log.read_bytes()
+    log.write_bytes(text[:-5])
+    with pytest.warns(PacelineWarning, match="ended in the middle of a line: repaired"):
+        again = train(tmp_path / "run", resume=True)
+    assert log.read_bytes() == text
+    assert torch.equal(parameters_of(again.model), parameters_of(whole.model))
+
+
+def test_a_damaged_checkpoint_costs_only_time(tmp_path):
+    whole = train(tmp_path / "run", checkpoint_every="updates=2")
+    newest = max((tmp_path / "run" / CHECKPOINTS).glob("*-update-6"))
+    (newest / TENSORS).write_bytes(b"\0" + (newest / TENSORS).read_bytes()[1:])
+    text = (tmp_path / "run" / EVENTS).read_bytes()
+    with pytest.warns(PacelineWarning, match=f"{newest} is damaged"):
+        again = train(tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / EVENTS).read_bytes() == text
+    assert torch.equal(parameters_of(again.model), parameters_of(whole.model))
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path):
+    whole = train(tmp_path / "whole")
+    train(tmp_path / "run", stop="updates=3")
+    for path in (tmp_path / "run" / CHECKPOINTS).glob("*-update-*"):
+        path.rename(path.with_name(".unfinished")) if path.name.endswith("-0") else [f.unlink() for f in path.iterdir()]
+        if path.exists():
+            path.rmdir()
+    train(tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / EVENTS).read_bytes() == (tmp_path / "whole" / EVENTS).read_bytes()
+    assert whole.history.totals.updates == 6
+
+
+@pytest.mark.parametrize("options", [{"resume": True}, {"overwrite": True}])
+def test_a_run_that_is_still_going_is_left_alone(options, tmp_path):
+    class Meddle(pl.Callback):
+        def on_update(self, update):
+            if update.version == 3:
+                with pytest.raises(pl.UsageError, match=r"another run is going on in .*run; wait for its end"):
+                    train(tmp_path / "run", **options)
+
+    result = train(tmp_path / "run", callbacks=[Meddle()])
+    assert len(result.history.of(pl.UpdateMade)) == 6
+
+
+def test_the_end_is_not_saved_twice(tmp_path):
+    train(tmp_path / "run", checkpoint_every="updates=3")
+    names = sorted(path.name for path in (tmp_path / "run" / CHECKPOINTS).glob("*-update-*"))
+    assert names == ["000002-update-1", "000003-update-3", "000004-update-6"]
+
+
+def test_out_and_resume_exclude_each_other(tmp_path):
+    with pytest.raises(pl.UsageError, match="a resumed run stays where it is"):
+        train(tmp_path / "run", resume=True, out=tmp_path / "other")
+
+
+def test_a_state_that_cannot_be_saved_is_refused_at_the_beginning(tmp_path):
+    class Odd(pl.Controller):
+        def begin(self, n):
+            return object()
+
+        def decide(self, state, moment):
+            return state, []
+
+    with pytest.raises(pl.UsageError, match=r"controllers\.0 is a object, which a checkpoint cannot hold"):
+        train(tmp_path / "run", pl.bsp().controlled_by(Odd()))
+
+
+def test_other_versions_are_said(tmp_path, monkeypatch):
+    train(tmp_path / "run", stop="updates=3")
+    monkeypatch.setattr("paceline.checkpoint.resume.versions", lambda: {**versions(), "torch": "1.0"})
+    with pytest.warns(PacelineWarning, match=r"torch .*, now 1.0: the run goes on, but not bit for bit"):
+        train(tmp_path / "run", resume=True)
+
+
+class Crashed(BaseException):
+    pass
+
+
+class Crash(pl.Callback):
+    def __init__(self, at_update):
+        self.at_update = at_update
+
+    def on_update(self, update):
+        if update.version == self.at_update:
+            raise Crashed
+
+
+@pytest.mark.parametrize("change", [{"protocol": "asp"}, {"cluster": "2*exp(mean=1)"}])
+def test_a_change_that_was_killed_before_its_first_checkpoint_is_made_again(change, tmp_path):
+    train(tmp_path / "run", stop="updates=4")
+    options = {"resume": True, "allow_change": True, "stop": "updates=12", **change}
+    with pytest.raises(Crashed):
+        train(tmp_path / "run", callbacks=[Crash(8)], **options)
+    result = train(tmp_path / "run", **options)
+    [resumed] = result.history.of(RunResumed)
+    assert (resumed.version, resumed.changes != "") == (4, True)
+    assert {update.k for update in result.history.of(pl.UpdateMade)[4:]} == {1 if "protocol" in change else 2}
+
+
+@pytest.mark.parametrize("target", [0.35, 0.9])
+def test_a_run_that_reached_its_accuracy_ends_there_again_or_goes_on_to_a_higher_one(target, tmp_path):
+    options = {"protocol": "asp", "job": {"eval_data": dataset()}, "evaluate_every": "updates=3"}
+    first = train(tmp_path / "run", stop="accuracy=0.35,updates=60", **options)
+    log = (tmp_path / "run" / EVENTS).read_bytes()
+    assert first.stopped_by == "accuracy"
+    again = train(tmp_path / "run", stop=f"accuracy={target},updates=60", resume=True, **options)
+    assert ((tmp_path / "run" / EVENTS).read_bytes() == log) == (target == 0.35)
+    assert (again.time_s == first.time_s) == (target == 0.35)
+
+
+def test_a_run_that_failed_fails_again(tmp_path):
+    poisoned = pl.Cluster(1, faults=[pl.Fault(0, draw, "not_finite") for draw in range(5, 16)])
+    results = [train(tmp_path / "run", cluster=poisoned, stop="updates=30", resume=again) for again in (False, True)]
+    assert [result.stopped_by for result in results] == ["not_finite", "not_finite"]
+    assert results[0].reason == results[1].reason
+
+
+def test_protocols_of_the_same_name_are_told_apart(tmp_path):
+    train(tmp_path / "run", pl.Protocol(2, 0, "update"))
+    with pytest.raises(pl.UsageError, match=r"was another run: plan .*'quorum': 2.*'quorum': 3"):
+        train(tmp_path / "run", pl.Protocol(3, 0, "update"), resume=True)
+
+
+def growing(moment):
+    return 1 + moment.version % 3
+
+
+def test_a_controller_shows_itself_without_an_address(tmp_path):
+    class Own(pl.Controller):
+        def __init__(self):
+            self.choose = growing
+
+        def begin(self, n):
+            return None
+
+        def decide(self, state, moment):
+            return None, []
+
+    assert repr(Own()).endswith("Own(choose=growing)")
+    assert repr(pl.QuorumFunction(growing)) == "QuorumFunction(choose=growing)"
+
+
+def test_set_aside_workers_are_taken_back_and_new_controllers_asked_under_another_plan(tmp_path):
+    class Aside(pl.Controller):
+        def begin(self, n):
+            return False
+
+        def decide(self, state, moment):
+            return True, [] if state else [pl.SetAside(0, "slow")]
+
+    train(tmp_path / "run", pl.asp().controlled_by(Aside()), stop="updates=4")
+    changed = pl.k_sync(k=3).controlled_by(pl.FixedQuorum(2))
+    result = train(tmp_path / "run", changed, resume=True, allow_change=True, stop="updates=9")
+    assert [update.k for update in result.history.of(pl.UpdateMade)[4:]] == [2] * 5
+    assert 0 in {record.worker for record in result.history.of(pl.GradientArrived)[5:]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"loss": nn.functional.nll_loss}, "loss torch.nn.functional.cross_entropy, now torch.nn.functional.nll_loss"),
+        ({"scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=5)}, "scheduler not there, now"),
+        ({"eval_data": dataset()}, "eval_data not there"),
+    ],
+)
+def test_every_part_of_a_job_is_compared(changes, difference, tmp_path):
+    train(tmp_path / "run", stop="updates=3")
+    with pytest.raises(pl.UsageError, match=f"is the run of another job: .*{difference}"):
+        train(tmp_path / "run", resume=True, job=changes)
+
+
+def test_partitioned_data_cannot_go_to_one_worker_either(tmp_path):
+    job = {"sharding": "partitioned", "sampling": "epoch"}
+    train(tmp_path / "run", job=job)
+    with pytest.raises(pl.UsageError, match="partitioned among 3 workers"):
+        train(tmp_path / "run", job=job, cluster="1*exp(mean=1)", resume=True, allow_change=True)
+
+
+def test_a_folder_without_log_and_checkpoint_begins_again(tmp_path):
+    train(tmp_path / "run", stop="updates=3")
+    (tmp_path / "run" / EVENTS).unlink()
+    shutil.rmtree(tmp_path / "run" / CHECKPOINTS)
+    result = train(tmp_path / "run", resume=True, callbacks=[pl.TensorBoard(tmp_path / "run" / "tensorboard")])
+    assert result.history.totals.updates == 6
+
+
+def test_overwriting_spares_what_is_no_run(tmp_path):
+    (tmp_path / "mine" / CHECKPOINTS).mkdir(parents=True)
+    with pytest.raises(pl.UsageError, match="holds something else than a run"):
+        train(tmp_path / "mine", overwrite=True)
+    assert (tmp_path / "mine" / CHECKPOINTS).exists()
+
+
+def named_by_numbers(model, batch):
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    return loss, {0: loss}
+
+
+def test_metrics_that_are_not_named_by_text_are_refused(tmp_path):
+    job = {"step": named_by_numbers, "loss": None, "eval_data": dataset()}
+    with pytest.raises(pl.UsageError, match="a metric is named 0"):
+        train(tmp_path / "run", job=job)
+
+
+def test_a_record_that_cannot_be_written_ends_the_run_and_not_in_silence(tmp_path):
+    class Odd(pl.Controller):
+        def begin(self, n):
+            return None
+
+        def decide(self, state, moment):
+            return None, [pl.SetQuorum(torch.tensor(2), "odd")] if moment.asked == "open" else []
+
+    with pytest.raises(pl.RunError, match="cannot be written as JSON"):
+        train(tmp_path / "run", pl.k_async(k=1).controlled_by(Odd()))
+
+
+def test_a_model_that_cannot_be_written_leaves_the_folder_free(tmp_path, monkeypatch):
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    with pytest.raises(pl.RunError, match=r"model.safetensors: No space left"):
+        train(tmp_path / "run", stop="updates=3")
+    monkeypatch.undo()
+    assert train(tmp_path / "run", resume=True).history.totals.updates == 6
