@@ -1,16 +1,24 @@
 """Every named protocol, with its knobs and its paper."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from inspect import signature
 from math import inf
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
-from paceline.errors import UsageError
+from paceline.controllers.adasync import AdaSync
+from paceline.controllers.b_dbw import BDBW
+from paceline.controllers.base import Controller
+from paceline.controllers.dbw import DBW
+from paceline.controllers.idle_workers import IdleWorkers
+from paceline.errors import UsageError, did_you_mean
+from paceline.estimators.duration import Unobserved
 from paceline.protocols import Extent, Phase, Plan, Protocol
 from paceline.text import bind, parse_call, split_top
 
-F = TypeVar("F", bound=Callable[..., Protocol])
+F = TypeVar("F", bound=Callable[..., Protocol | Phase])
 
-CATALOGUE: dict[str, Callable[..., Protocol]] = {}
+CATALOGUE: dict[str, Callable[..., Protocol | Phase]] = {}
 
 
 def named(factory: F) -> F:
@@ -112,6 +120,75 @@ def ringmaster(r: int, stops: bool = False) -> Protocol:
     return Protocol(1, r - 1, "arrival", "interrupt" if stops else "finish", name=name)
 
 
+@named
+def dbw(
+    base: str = "backup",
+    D: int = 5,
+    beta: float = 1.01,
+    no_gain: Literal["all", "keep"] = "all",
+    unobserved: Unobserved = "lower",
+    window: int | None = None,
+    forgetting: float = 1.0,
+    late: bool = True,
+    release_idle: bool = False,
+) -> Phase:
+    """Dynamic backup workers: the k whose update lowers the loss fastest, chosen anew for every update.
+
+    Paper: Xu, Neglia, Sebastianelli, "Dynamic backup workers for parallel machine learning", 2020.
+    """
+    given = locals()
+    controller = DBW(D, beta, no_gain, unobserved, window, forgetting, late)
+    return _controlled(dbw, given, "all", controller, IdleWorkers(release=release_idle))
+
+
+@named
+def b_dbw(
+    base: str = "backup",
+    unobserved: Unobserved = "lower",
+    window: int | None = None,
+    forgetting: float = 1.0,
+    late: bool = True,
+    release_idle: bool = False,
+) -> Phase:
+    """Blind DBW: the k that brings the most gradients a second, whatever they are worth.
+
+    Paper: Teng and Wood, "Bayesian distributed stochastic gradient descent", 2018; Xu et al. (DBW) 2020, Sect. 4.
+    """
+    given = locals()
+    controller = BDBW(unobserved, window, forgetting, late)
+    return _controlled(b_dbw, given, "all", controller, IdleWorkers(release=release_idle))
+
+
+@named
+def adasync(base: str = "k_sync", K_0: int = 1, D: int = 5) -> Phase:
+    """AdaSync: more gradients an update as the loss falls.
+
+    Paper: Dutta et al., "Slow and stale gradients can win the race", 2021.
+    """
+    return _controlled(adasync, locals(), K_0, AdaSync(K_0, D))
+
+
+CONTROLLED = ("backup", "k_sync", "pull", "k_batch_sync", "k_async", "k_batch_async")
+
+
+def _controlled(
+    factory: Callable[..., Phase],
+    given: Mapping[str, Any],
+    quorum: int | Literal["all"],
+    *controllers: Controller[Any],
+) -> Phase:
+    """Return the phase of a base protocol whose quorum is controlled, named as it would be typed."""
+    name, base = factory.__name__, given["base"]
+    if base not in CONTROLLED:
+        raise UsageError(f"{name}: base = {base!r} is no protocol with a quorum k{did_you_mean(base, CONTROLLED)}")
+    defaults = signature(factory).parameters
+    told = [f"{knob}={str(v).lower()}" for knob, v in given.items() if v != defaults[knob].default]
+    name = f"{name}({', '.join(told)})" if told else name
+    protocol = CATALOGUE[base](k=1)
+    assert isinstance(protocol, Protocol)
+    return Phase(replace(protocol, quorum=quorum, name=name), controllers, name=name)
+
+
 def parse_plan(text: str) -> Plan:
     """Read a plan such as ``k_sync(k=12)`` or ``bsp@25% >> asp``.
 
@@ -128,5 +205,6 @@ def _parse_phase(text: str) -> Phase:
     call, *ends = split_top(text, "@")
     if len(ends) > 1:
         raise UsageError(f"{text!r} has two ends; expected one, as in bsp@25%")
-    protocol = bind(parse_call(call), CATALOGUE)
-    return Phase(protocol, end=Extent.parse(ends[0]) if ends else None)
+    given = bind(parse_call(call), CATALOGUE)
+    phase = given if isinstance(given, Phase) else Phase(given)
+    return replace(phase, end=Extent.parse(ends[0])) if ends else phase

@@ -12,6 +12,7 @@ from paceline.controllers import base as control
 from paceline.errors import UsageError
 from paceline.events import (
     Accept,
+    Applied,
     Apply,
     Arrival,
     Command,
@@ -27,6 +28,7 @@ from paceline.events import (
     Outcome,
     Quit,
     Restarted,
+    Step,
     Stop,
     Timer,
     Wake,
@@ -35,7 +37,7 @@ from paceline.lead import Lead
 from paceline.learning_rate import LearningRate
 from paceline.minibatches import Minibatches
 from paceline.patience import Patience
-from paceline.protocols import Extent, Plan, Protocol
+from paceline.protocols import Extent, Phase, Plan, Protocol
 from paceline.roster import ASIDE, BUSY, IDLE, LOST, Roster, Status, Worker
 from paceline.stop import Stop as StopRule
 from paceline.stop import StopWatch
@@ -83,11 +85,15 @@ class Coordinator:
         self.version = 0
         self.workload = 0
         self.stopped = False
+        self.awaits_step = False  # an update is made, and its step has yet to be told
         self._plan = plan
         self._phase = -1
         self._phase_end: Extent | None = None
         self._protocol: Protocol = plan.phases[0].protocol
         self._controllers: list[tuple[control.Controller[Any], Any]] = []
+        self._measures = False
+        self._made_of = 0
+        self._step: Step | None = None
         self._has_begun = False
         self._left: Literal["", "update", "timer"] | Evaluated = ""  # what the end of the run cut short
         self._watch = StopWatch(stop, workers, per_epoch)
@@ -164,6 +170,8 @@ class Coordinator:
 
     def _rarer_event(self, event: Event) -> None:
         match event:
+            case Applied():
+                self._applied(event)
             case Timer():
                 self._timer()
             case Joined():
@@ -258,6 +266,8 @@ class Coordinator:
         elif self._delivered is not None and self._delivered in self._idle:  # not set aside meanwhile
             self._give_if_allowed(self._delivered)
         self._delivered = None
+        if self.awaits_step:
+            return
         if self._held and not self._in_flight and (self.is_limited or not self._owing):
             self._update(NOBODY_ELSE)
         if self.is_limited and not (self._held or self._in_flight or self.stopped):
@@ -275,7 +285,15 @@ class Coordinator:
         self.version += 1
         self.workload += len(held)
         scale = self._learning_rate.scale(len(held), self._roster.live or 1)
-        self._commands.append(Apply(self.version, tuple(held), scale, reason))
+        self._made_of = len(held)
+        self._commands.append(Apply(self.version, tuple(held), scale, reason, self._measures))
+        self.awaits_step = self._measures
+        if not self.awaits_step:
+            self._check_update()
+
+    def _applied(self, event: Applied) -> None:
+        self.awaits_step = False
+        self._step = event.step
         self._check_update()
 
     def _check_update(self) -> None:
@@ -300,7 +318,8 @@ class Coordinator:
         self._opened_s = self._now
         self._quorum, self._quorum_reason = self._protocol_quorum
         if self._controllers:
-            self._consult("open")
+            self._consult("open", step=self._step)
+            self._step = None
         self._refill()
         if self._quorum == inf:
             self._owing = self._in_flight.keys() - self._newcomers
@@ -500,6 +519,7 @@ class Coordinator:
         phase = self._plan.phases[self._phase]
         self._phase_end = phase.end
         self._controllers = [(c, c.begin(self._roster.live)) for c in phase.controllers]
+        self._measures = _measures(phase)
         self._asked_for.clear()
         self._change_protocol(phase.protocol, f"{ended} reached" if ended else "the run begins")
 
@@ -520,7 +540,14 @@ class Coordinator:
             self._owing = {worker for worker in live if self._workers[worker].contributed_to != self.version}
             self._owing -= self._newcomers
 
-    def _consult(self, asked: Any, arrival: Arrival | None = None, staleness: int = 0, accepted: bool = False) -> None:
+    def _consult(
+        self,
+        asked: Literal["open", "arrival", "timer"],
+        arrival: Arrival | None = None,
+        staleness: int = 0,
+        accepted: bool = False,
+        step: Step | None = None,
+    ) -> None:
         moment = control.Moment(
             asked=asked,
             now=self._now,
@@ -531,6 +558,9 @@ class Coordinator:
             quorum=self._quorum,
             protocol=self._protocol,
             workload=self.workload,
+            learning_rate=self._learning_rate,
+            made_of=self._made_of,
+            step=step,
             arrival=arrival,
             staleness=staleness,
             accepted=accepted,
@@ -563,6 +593,8 @@ class Coordinator:
             case control.AskAgain(at_s):
                 self._asked_for.add(at_s)
                 self._wake(at_s)
+            case control.Remark(kind, reason, worker):
+                self._commands.append(Decision(kind, reason, worker))
 
     # --- evaluation ---------------------------------------------------------------------------------------
 
@@ -612,6 +644,7 @@ class Coordinator:
             return
         phase = self._plan.phases[self._phase]
         self._phase_end = phase.end
+        self._measures = _measures(phase)
         self._controllers = [
             (controller, controller.load_state_dict(saved))
             for controller, saved in zip(phase.controllers, state["controllers"], strict=True)
@@ -677,6 +710,9 @@ _AS_IT_IS = (
     "version",
     "workload",
     "stopped",
+    "awaits_step",
+    "_made_of",
+    "_step",
     "_left",
     "_phase",
     "_protocol",
@@ -696,6 +732,10 @@ _AS_IT_IS = (
     "_asked_for",
     "_now",
 )
+
+
+def _measures(phase: Phase) -> bool:
+    return any(controller.reads == "steps" for controller in phase.controllers)
 
 
 def _quorum(protocol: Protocol) -> tuple[float, str]:

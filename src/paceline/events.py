@@ -25,6 +25,7 @@ class Outcome(StrEnum):
 
     LOSS = "loss"
     ACCURACY = "accuracy"
+    EVAL_LOSS = "eval_loss"
     UPDATES = "updates"
     GRADIENTS = "gradients"
     EPOCHS = "epochs"
@@ -53,6 +54,7 @@ class Arrival(NamedTuple):
         loss: mean loss of the minibatch.
         samples: size of the minibatch.
         squared_norm: of the gradient.
+        variance: of the gradient, as its microbatches show it; nan without any.
         finite: whether loss and gradient are.
         pull_s: seconds to receive the parameters.
         compute_s: seconds of forward and backward, injected slowness included, waiting for others not.
@@ -69,6 +71,39 @@ class Arrival(NamedTuple):
     pull_s: float = 0.0
     compute_s: float = 0.0
     push_s: float = 0.0
+    variance: float = nan
+
+
+class Step(NamedTuple):
+    """The step s = w_t - w_{t+1} that an update has taken, and the mean gradient g that it was made of.
+
+    Plain SGD with learning rate eta has s = eta g, so that g.s = eta ||g||^2 and ||s||^2 = eta^2 ||g||^2.
+
+    Attributes:
+        squared_norm: ||g||^2, before any clipping.
+        progress: g.s, the inner product.
+        squared_step: ||s||^2.
+        learning_rate: eta, that the optimizer stepped with, of its first parameter group.
+        next_learning_rate: the optimizer's own, without any scale, for the next step.
+    """
+
+    squared_norm: float
+    progress: float
+    squared_step: float
+    learning_rate: float
+    next_learning_rate: float
+
+
+class Applied(NamedTuple):
+    """The step of an update, as its `Apply` has asked for; no other event comes between the two.
+
+    Attributes:
+        version: that the update has made.
+    """
+
+    now: float
+    version: int
+    step: Step
 
 
 class Joined(NamedTuple):
@@ -123,7 +158,7 @@ class Restarted(NamedTuple):
     changes: str = ""
 
 
-Event = Arrival | Joined | Lost | Timer | Evaluated | Quit | Restarted
+Event = Arrival | Applied | Joined | Lost | Timer | Evaluated | Quit | Restarted
 
 
 # --- commands ---------------------------------------------------------------------------------------------
@@ -175,12 +210,14 @@ class Apply(NamedTuple):
         gradients: those that enter, in the order of their arrival.
         lr_scale: what the optimizer's learning rate is multiplied by for this step.
         reason: why the update is made now.
+        measure: whether an `Applied` is to follow at once.
     """
 
     version: int
     gradients: tuple[Accept, ...]
     lr_scale: float
     reason: str
+    measure: bool = False
 
 
 class Evaluate(NamedTuple):

@@ -71,6 +71,7 @@ class GradientArrived:
     push_s: float
     crossed_interrupt: bool = False
     event_s: float = nan
+    variance: float = nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,20 @@ class UpdateMade:
     reason: str
     busy_s: float
     live_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepMeasured:
+    """How far an update has moved the parameters, measured because a controller reads it; see `events.Step`."""
+
+    now_s: float
+    version: int
+    squared_norm: float
+    progress: float
+    squared_step: float
+    learning_rate: float
+    next_learning_rate: float
+    event_s: float = nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +228,7 @@ Record = (
     | WorkInterrupted
     | WorkUnfinished
     | UpdateMade
+    | StepMeasured
     | VersionEvaluated
     | DecisionMade
     | WorkerJoined

@@ -176,11 +176,19 @@ class Extent:
 
 @dataclass(frozen=True)
 class Phase:
-    """A protocol with its controllers, up to a point of the run (None: to its end)."""
+    """A protocol with its controllers, up to a point of the run.
+
+    Args:
+        protocol: in force at the beginning.
+        controllers: that may change it.
+        end: where the next phase begins; None for the end of the run.
+        name: for people; said in full if not given.
+    """
 
     protocol: Protocol
     controllers: tuple[Controller[Any], ...] = ()
     end: Extent | None = None
+    name: str = ""
 
     def until(
         self,
@@ -204,7 +212,8 @@ class Phase:
 
     def __str__(self) -> str:
         controlled = f" controlled by {', '.join(map(repr, self.controllers))}" if self.controllers else ""
-        return f"{self.protocol.name}{controlled}{f' until {self.end}' if self.end else ''}"
+        name = self.name or f"{self.protocol.name}{controlled}"
+        return f"{name}{f' until {self.end}' if self.end else ''}"
 
 
 @dataclass(frozen=True)
@@ -239,6 +248,8 @@ class Plan:
         phases = []
         for phase in self.phases:
             phase.protocol.check_workers(n)
+            for controller in phase.controllers:
+                controller.check(phase.protocol, n)
             end = phase.end and phase.end.in_gradients(total, per_epoch)
             phases.append(replace(phase, end=end))
         _check_ends(self.phases)

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.callbacks.base import Memory
 from paceline.coordinator import NOT_FINITE, Coordinator
 from paceline.errors import UsageError
-from paceline.events import Arrival, Evaluated, Event, Joined, Lost, Outcome, Restarted, Stop, Timer
+from paceline.events import Applied, Arrival, Evaluated, Event, Joined, Lost, Outcome, Restarted, Step, Stop, Timer
 from paceline.history import (
     DecisionMade,
     GradientArrived,
@@ -20,6 +20,7 @@ from paceline.history import (
     RunEnded,
     RunResumed,
     RunStarted,
+    StepMeasured,
     TimerRang,
     UpdateMade,
     VersionEvaluated,
@@ -184,7 +185,17 @@ def _event(record: Record) -> Event | None:
                 pull_s=record.pull_s,
                 compute_s=record.compute_s,
                 push_s=record.push_s,
+                variance=record.variance,
             )
+        case StepMeasured():
+            step = Step(
+                record.squared_norm,
+                record.progress,
+                record.squared_step,
+                record.learning_rate,
+                record.next_learning_rate,
+            )
+            return Applied(record.event_s, record.version, step)
         case RunResumed():
             return Restarted(record.now_s, record.workers, record.stop_before)
         case TimerRang():

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.checkpoint.state import Json, decode, encode
+from paceline.controllers.adasync import AdaSync
+from paceline.controllers.b_dbw import BDBW
+from paceline.controllers.base import Controller
+from paceline.controllers.dbw import DBW
+from paceline.controllers.idle_workers import IdleWorkers
+from paceline.controllers.quorum import FixedQuorum
 from paceline.coordinator import Coordinator
 from paceline.errors import UsageError
 from paceline.learning_rate import LearningRate
 from paceline.minibatches import Minibatches
 from paceline.protocols import Extent, Phase, Plan
 from paceline.stop import Stop
+from paceline.text import bind, parse_call
 
 
 def make_coordinator(plan: Plan, stop: Stop, rules: Mapping[str, Any]) -> Coordinator:
@@ -48,6 +55,7 @@ def plan_as_json(plan: Plan) -> Json:
             "protocol": phase.protocol,
             "end": [phase.end.unit, phase.end.amount] if phase.end else None,
             "controllers": [repr(controller) for controller in phase.controllers],
+            "name": phase.name,
         }
         for phase in plan.phases
     ]
@@ -58,13 +66,31 @@ def plan_of(phases: Sequence[Json]) -> Plan:
     """Return the plan that `plan_as_json` made this of.
 
     Raises:
-        UsageError: it had controllers, which JSON cannot hold.
+        UsageError: it had a controller that is not paceline's own, and of which JSON holds a name only.
     """
-    read = decode(list(phases), {})
-    controllers = [each for phase in read for each in phase["controllers"]]
-    if controllers:
-        raise UsageError(
-            f"the plan has controllers that its text cannot make again ({', '.join(controllers)}); give the plan: "
-            "pl.replay(run, protocol=...)"
+    return Plan(
+        tuple(
+            Phase(
+                phase["protocol"],
+                tuple(_controller(text) for text in phase["controllers"]),
+                Extent(*phase["end"]) if phase["end"] else None,
+                phase["name"],
+            )
+            for phase in decode(list(phases), {})
         )
-    return Plan(tuple(Phase(phase["protocol"], end=Extent(*phase["end"]) if phase["end"] else None) for phase in read))
+    )
+
+
+def _controller(text: str) -> Controller[Any]:
+    try:
+        return bind(parse_call(text), _CONTROLLERS)
+    except UsageError:
+        raise UsageError(
+            f"the plan has a controller that its text cannot make again ({text}); give the plan: "
+            "pl.replay(run, protocol=...)"
+        ) from None
+
+
+_CONTROLLERS: dict[str, Callable[..., Controller[Any]]] = {
+    kind.__name__: kind for kind in (AdaSync, BDBW, DBW, FixedQuorum, IdleWorkers)
+}

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from paceline.errors import UsageError
+from paceline.events import Step
 from paceline.job import Job
+from paceline.step_meter import StepMeter
 from paceline.vectors import Layout, Vectors, bind, trainable
 
 
@@ -49,6 +51,7 @@ class ParameterServer:
         self._scheduled = 0
         self._per_step = 1.0 if job.schedule_unit == "gradient" else per_epoch
         self.optimizer = _optimizer(job, self._parameters)
+        self._meter = StepMeter(self.optimizer, self._state.flat_parameters)
         self._scheduler = job.scheduler(self.optimizer) if job.scheduler is not None else None
         if isinstance(self._scheduler, ReduceLROnPlateau):
             raise UsageError(
@@ -95,14 +98,37 @@ class ParameterServer:
                 _sum(mean, changes, begin=weights[0] == 1.0)
         self._taken.clear()
 
-    def apply(self, gradients: int, lr_scale: float) -> None:
-        """Make one update of what was taken and added.
+    def apply(self, gradients: int, lr_scale: float, measure: bool = False) -> Step | None:
+        """Make one update of what was taken and added; return the step that it was, if it is to be measured.
 
         Args:
             gradients: that it is made of, >= 1.
             lr_scale: factor on the optimizer's learning rates for this step.
+            measure: whether to.
         """
         mean = self._finished_mean()
+        step = None
+        if measure:
+            step = self._measured_step(mean, lr_scale)
+        else:
+            self._step(mean, lr_scale)
+        for buffers, change in zip(self._state.flat_buffers, mean.flat_buffers, strict=True):
+            if buffers.dtype == torch.bool:
+                buffers.copy_(change)
+            else:
+                buffers.add_(change)
+        self._samples = 0
+        self._workload += gradients
+        self._advance_schedule()
+        return step and step._replace(next_learning_rate=self.learning_rate)
+
+    def _measured_step(self, mean: Vectors, lr_scale: float) -> Step:
+        learning_rate = self.learning_rate * lr_scale
+        self._meter.before(mean.flat_parameters)
+        self._step(mean, lr_scale)
+        return self._meter.after(mean.flat_parameters, learning_rate)
+
+    def _step(self, mean: Vectors, lr_scale: float) -> None:
         for parameter, gradient in zip(self._parameters, mean.parameters, strict=True):
             parameter.grad = gradient
         if self._job.clip_norm is not None:
@@ -112,14 +138,6 @@ class ParameterServer:
             self.optimizer.step()
         if mean is not self._mean and before != [flat._version for flat in mean.flat_parameters]:
             mean.memory.zero_()  # the optimizer wrote into it, and its worker takes for zero what it did not write
-        for buffers, change in zip(self._state.flat_buffers, mean.flat_buffers, strict=True):
-            if buffers.dtype == torch.bool:
-                buffers.copy_(change)
-            else:
-                buffers.add_(change)
-        self._samples = 0
-        self._workload += gradients
-        self._advance_schedule()
 
     def _finished_mean(self) -> Vectors:
         """Return the mean of the update; a single gradient is its own mean, where it lies."""

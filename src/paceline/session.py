@@ -16,6 +16,7 @@ from paceline.cluster import Cluster, LocalCluster
 from paceline.engines.base import Engine
 from paceline.engines.local import LocalEngine
 from paceline.engines.replica import Replica, build_model, evaluate, usable_device
+from paceline.engines.summed_loss import warn_of_summed_loss
 from paceline.engines.virtual import VirtualEngine
 from paceline.errors import UsageError
 from paceline.job import Job
@@ -68,7 +69,7 @@ class Setting:
     def evaluations(self) -> Extent | None:
         """How often a version is evaluated, if there are data for it."""
         if self.job.eval_data is None:
-            if self.stop.accuracy is not None or self.evaluate_every is not None:
+            if self.stop.needs_evaluation or self.evaluate_every is not None:
                 raise UsageError(f"job {self.job.name} has nothing to evaluate on; give it eval_data")
             return None
         if self.evaluate_every is None:
@@ -127,6 +128,8 @@ class Session:
         self.model = build_model(job, setting.seed)
         if isinstance(cluster, Cluster):
             self.model = self.model.to(usable_device(cluster.device))
+        if any(controller.reads != "times" for phase in setting.plan.phases for controller in phase.controllers):
+            warn_of_summed_loss(job, self.model)
         self.layout = Layout(self.model)
         _check_memory(self.layout, cluster.n)
         self.server = ParameterServer(job, self.model, self.layout, setting.per_epoch)

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from math import inf
+from math import inf, nan
 from typing import Any
 
 from paceline import events
@@ -11,6 +11,7 @@ from paceline.errors import UsageError, did_you_mean
 from paceline.events import Outcome
 
 LEAST_LOSS_WINDOW = 10
+TARGETS = (Outcome.LOSS, Outcome.ACCURACY, Outcome.EVAL_LOSS)
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,11 @@ class Stop:
     Args:
         loss: mean training loss of the last max(n, 10) accepted gradients, at or below.
         accuracy: of an evaluation, at or above, in (0, 1].
+        eval_loss: loss of an evaluation, at or below.
         updates: updates made.
         gradients: workload, in accepted gradients.
         epochs: workload, in passes over the training data.
-        seconds: of the run's clock; which may end a run between updates, as accuracy may.
+        seconds: of the run's clock; which may end a run between updates, as an evaluation may.
 
     Raises:
         UsageError: no condition is given, or one is out of its range.
@@ -35,6 +37,7 @@ class Stop:
 
     loss: float | None = None
     accuracy: float | None = None
+    eval_loss: float | None = None
     updates: int | None = None
     gradients: int | None = None
     epochs: float | None = None
@@ -60,6 +63,16 @@ class Stop:
         """The conditions that are set."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def targets(self) -> dict[str, float]:
+        """The conditions on how well the model has learnt, as opposed to how long it has been at it."""
+        return {name: value for name, value in self.given.items() if name in TARGETS}
+
+    @property
+    def needs_evaluation(self) -> bool:
+        """Whether it looks at evaluations."""
+        return self.accuracy is not None or self.eval_loss is not None
 
     def workload(self, per_epoch: float | None) -> float | None:
         """Return the gradients of the whole run if these conditions fix them.
@@ -142,6 +155,10 @@ class StopWatch:
 
     def after_evaluation(self, version: int, metrics: Mapping[str, float]) -> events.Stop | None:
         """Look at the metrics of a version."""
+        loss, loss_target = metrics.get("loss", nan), self._stop.eval_loss
+        if loss_target is not None and loss <= loss_target:
+            reason = f"evaluated loss {loss:.6g} of version {version} reached the target {loss_target:g}"
+            return events.Stop(Outcome.EVAL_LOSS, reason)
         target = self._stop.accuracy
         if target is None:
             return None

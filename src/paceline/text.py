@@ -58,8 +58,8 @@ def _value(text: str) -> Value:
     if text[:1] == "[" and text[-1:] == "]":
         inside = text[1:-1]
         return [_value(part.strip()) for part in split_top(inside, ",")] if inside.strip() else []
-    if text in ("true", "false"):
-        return text == "true"
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     for number in (int, float):
         try:
             return number(text)

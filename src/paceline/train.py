@@ -223,6 +223,7 @@ def simulate(
         raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster such as '4*exp(mean=1)'")
     plan = plan.checked(simulated.n, total=None, per_epoch=None)
     simulated.check_plan(plan)
+    _refuse_gradients(plan)
     coordinator = Coordinator(plan, workers=simulated.n, stop=Stop(updates=updates))
     with TimingEngine(simulated, seed, payload_bytes) as engine, _collector_paused():
         end = engine.run(coordinator)
@@ -231,6 +232,16 @@ def simulate(
     if end.outcome.is_failure:
         raise RunError(f"after {coordinator.version} of {updates} updates: {end.reason}")
     return Simulated(engine.now, engine.totals())
+
+
+def _refuse_gradients(plan: Plan) -> None:
+    for phase in plan.phases:
+        for controller in phase.controllers:
+            if controller.reads != "times":
+                raise UsageError(
+                    f"{phase} goes by losses and gradients, which a simulation of the timing alone does not have; "
+                    "use pl.train, or a protocol that goes by times only, as pl.b_dbw()"
+                )
 
 
 @contextmanager

@@ -1,11 +1,14 @@
-"""Every protocol of the catalogue, with the knobs that the table of docs/design.md gives it; k=3, lead=2, r=3."""
+"""Every protocol of the catalogue, with the knobs that it begins with; k=3, lead=2, r=3."""
 
 from math import inf
 
 from paceline.catalogue import (
+    adasync,
     asp,
+    b_dbw,
     backup,
     bsp,
+    dbw,
     k_async,
     k_batch_async,
     k_batch_sync,
@@ -28,4 +31,10 @@ TABLE = [
     ("ssp", ssp(lead=2), (1, inf, "arrival", "finish", 2)),
     ("ringmaster", ringmaster(r=3), (1, 2, "arrival", "finish", inf)),
     ("ringmaster", ringmaster(r=3, stops=True), (1, 2, "arrival", "interrupt", inf)),
+    ("dbw", dbw(), ("all", 0, "update", "finish", inf)),
+    ("dbw", dbw(base="k_sync", D=20, late=False, release_idle=True), ("all", 0, "update", "interrupt", inf)),
+    ("dbw", dbw(base="k_batch_async", window=20, unobserved="upper"), ("all", inf, "arrival", "finish", inf)),
+    ("b_dbw", b_dbw(), ("all", 0, "update", "finish", inf)),
+    ("adasync", adasync(), (1, 0, "update", "interrupt", inf)),
+    ("adasync", adasync(base="k_batch_async", K_0=2), (2, inf, "arrival", "finish", inf)),
 ]

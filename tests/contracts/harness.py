@@ -9,6 +9,7 @@ from math import nan
 from paceline.coordinator import LATE_RETURN, NOT_FINITE, OLD_DRAW, STALE, Coordinator
 from paceline.events import (
     Accept,
+    Applied,
     Apply,
     Arrival,
     Compute,
@@ -21,6 +22,7 @@ from paceline.events import (
     Lost,
     Outcome,
     Quit,
+    Step,
     Stop,
     Timer,
     Wake,
@@ -161,15 +163,16 @@ class Watch:
 
     # events
 
-    def arrive(self, worker, draw=None, dt=1.0, finite=True, loss=nan):
+    def arrive(self, worker, draw=None, dt=1.0, finite=True):
         self.now += dt
         draw = self.draws[worker] if draw is None else draw
         current = worker in self.flying and draw == self.draws[worker]
         if current:
             self.deliveries[worker] += 1
         wanted = self.driven.wants(worker, draw)
-        event = Arrival(self.now, worker, draw, loss=loss, finite=finite)
-        commands = self.take(event, self.driven.handle(event))
+        loss, squared_norm = 2 / (1 + self.version), 1 + worker / 10
+        event = Arrival(self.now, worker, draw, loss=loss, squared_norm=squared_norm, finite=finite)
+        commands = self.take(event, self._handled(event))
         fate = next(command for command in commands if isinstance(command, Accept | Drop))
         assert isinstance(fate, Accept if wanted and finite else Drop)
         if not current and worker in self.live:
@@ -194,7 +197,20 @@ class Watch:
 
     def _plain(self, kind, *what):
         event = kind(self.now, *what)
-        return self.take(event, self.driven.handle(event))
+        return self.take(event, self._handled(event))
+
+    def _handled(self, event):
+        """Hand an event in, and tell the steps that are asked for."""
+        commands = self.driven.handle(event)
+        asked = [command for command in commands if isinstance(command, Apply) and command.measure]
+        while asked:
+            assert commands[-1] == asked[-1], "nothing is decided before the step is told"
+            [update] = asked
+            step = Step(squared_norm=0.9, progress=0.09, squared_step=0.009, learning_rate=0.1, next_learning_rate=0.1)
+            following = self.driven.handle(Applied(self.now, update.version, step))
+            asked = [command for command in following if isinstance(command, Apply) and command.measure]
+            commands = [*commands, *following]
+        return commands
 
     # commands
 

@@ -56,6 +56,12 @@ class Whims(Controller):
         return state + 1, self.answers[state] if state < len(self.answers) else ()
 
 
+class MeasuringWhims(Whims):
+    """The same, and has every step measured."""
+
+    reads = "steps"
+
+
 @st.composite
 def whims(draw, n):
     """A controller that does anything at any moment, and the protocols that it may choose."""
@@ -69,7 +75,8 @@ def whims(draw, n):
         st.builds(AskAgain, st.integers(0, 60).map(float)),
     )
     answers = draw(st.lists(st.lists(action, max_size=2), max_size=20))
-    return Whims(tuple(map(tuple, answers))), choices
+    kind = draw(st.sampled_from([Whims, MeasuringWhims]))
+    return kind(tuple(map(tuple, answers))), choices
 
 
 # What happens, to a worker chosen by the second number; mostly, somebody who computes delivers.
@@ -131,7 +138,7 @@ def test_invariants_hold_and_updates_go_on_whatever_controllers_do(data, n, step
     protocol = data.draw(protocols(n, "first"))
     (one, some), (other, more) = data.draw(whims(n)), data.draw(whims(n))
     more = [Protocol(p.quorum, p.max_staleness, p.refill, p.on_update, p.max_lead, f"other {p}") for p in more]
-    other = Whims(
+    other = type(other)(
         tuple(
             tuple(
                 ChangeProtocol(more[int(action.protocol.name[-1])], action.reason)

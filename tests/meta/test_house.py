@@ -13,13 +13,13 @@ import paceline
 SOURCE = Path(paceline.__file__).parent
 
 # Lowest first; a file may import from its own floor and from those below. A name ending in / is a folder.
-DECIDING = "events history protocols catalogue timing/ stop learning_rate lead patience roster minibatches faults"
+DECIDING = "events history protocols timing/ stop learning_rate lead patience roster minibatches faults"
 SAVING = "checkpoint checkpoint/state checkpoint/store checkpoint/identity"
 FLOORS = [
     "errors checks text streams attributes",
     f"{DECIDING} cluster cluster_text theory/ estimators/ compensation/",
-    "controllers/ coordinator",
-    "vectors job data server jobs/",
+    "controllers/ catalogue coordinator",
+    "vectors job data step_meter server jobs/",
     f"callbacks/ recording/ engines/ rules {SAVING}",
     "session checkpoint/keeper checkpoint/resume replay train search/",
     "summary comparison/ compare cli/ __main__ report/",

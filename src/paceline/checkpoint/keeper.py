@@ -61,6 +61,8 @@ class Keeper:
     def after(self) -> None:
         """Save at the beginning, after the first update, and when an update has been made and it is time to."""
         self._is_saved = False
+        if self._coordinator.awaits_step:
+            return  # until it has been told, the update is not over
         if self._coordinator.version != self._version:
             self._version = self._coordinator.version
             is_due = self._position() - self._saved_at >= self._every.amount

@@ -28,6 +28,7 @@ _KNOWN: dict[str, type[Any]] = {
         events.Evaluated,
         events.Joined,
         events.Minibatch,
+        events.Step,
         events.Timer,
         Fault,
         Protocol,

@@ -59,6 +59,8 @@ class Reporter(Callback):
         self._first_loss: float | None = None
         self._loss: float | None = None
         self._accuracy: float | None = None
+        self._first_eval_loss: float | None = None
+        self._eval_loss: float | None = None
 
     def on_update(self, update: UpdateMade) -> None:
         """Smooth the loss, and tell if it is time to."""
@@ -71,8 +73,10 @@ class Reporter(Callback):
             self._tell(News(update.now_s, update.version, self._share(update), self._loss, self._accuracy))
 
     def on_evaluate(self, evaluation: VersionEvaluated) -> None:
-        """Remember the accuracy."""
+        """Remember accuracy and loss."""
         self._accuracy = evaluation.metrics.get("accuracy", self._accuracy)
+        self._eval_loss = evaluation.metrics.get("loss", self._eval_loss)
+        self._first_eval_loss = self._first_eval_loss or self._eval_loss
 
     def _share(self, update: UpdateMade) -> float:
         stop = self._stop
@@ -81,16 +85,17 @@ class Reporter(Callback):
             update.workload / self._workload if self._workload else 0.0,
             update.now_s / stop.seconds if stop.seconds else 0.0,
             self._accuracy / stop.accuracy if stop.accuracy and self._accuracy else 0.0,
-            self._share_by_loss(),
+            _share_of_fall(self._first_loss, self._loss, stop.loss),
+            _share_of_fall(self._first_eval_loss, self._eval_loss, stop.eval_loss),
         ]
         return min(1.0, max(shares))
 
-    def _share_by_loss(self) -> float:
-        """Return how far the loss has come on a logarithmic scale, on which it falls most evenly."""
-        first, now, target = self._first_loss, self._loss, self._stop.loss
-        if first is None or now is None or target is None or not 0 < target < first or not now > 0:
-            return 0.0
-        return log(first / now) / log(first / target)
+
+def _share_of_fall(first: float | None, now: float | None, target: float | None) -> float:
+    """Return how far a loss has come on a logarithmic scale, on which it falls most evenly."""
+    if first is None or now is None or target is None or not 0 < target < first or not now > 0:
+        return 0.0
+    return log(first / now) / log(first / target)
 
 
 class ProgressBars:

@@ -86,8 +86,8 @@ class Comparison:
     @property
     def goal(self) -> str:
         """What the time is the time to, as "loss 0.2"."""
-        targets = [f"{name} {value:g}" for name, value in self.stop.given.items() if name in ("loss", "accuracy")]
-        return " or ".join(targets) or "the end"
+        targets = [f"{name} {value:g}" for name, value in self.stop.targets.items()]
+        return " or ".join(targets).replace("eval_loss", "evaluated loss") or "the end"
 
     @property
     def failures(self) -> dict[str, str]:
@@ -122,7 +122,7 @@ class Comparison:
 
     def verdict(self) -> str:
         """Say which protocol reached the target first, and by how much."""
-        if self.stop.loss is None and self.stop.accuracy is None:
+        if not self.stop.targets:
             return "Nothing was to be reached, so nobody won; give loss= or accuracy= in the stop."
         always = [row for row in self.rows if row.always_reaches(self.stop)]
         times = sorted((spread.mean, row.protocol) for row in always if (spread := self.time_s(row)))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
-from paceline.events import Arrival
+from paceline.events import Arrival, Step
+from paceline.learning_rate import LearningRate
 from paceline.protocols import Protocol
 
 State = TypeVar("State")
@@ -27,6 +28,9 @@ class Moment:
         quorum: gradients it waits for; inf when it waits for every worker.
         protocol: the protocol in force.
         workload: gradients applied so far.
+        learning_rate: how it follows the number of gradients.
+        made_of: gradients that the latest update was made of.
+        step: of that update, when the next one is opened, if a controller reads steps.
         arrival: what has just arrived, else None.
         staleness: of that arrival.
         accepted: whether it entered the update.
@@ -41,6 +45,9 @@ class Moment:
     quorum: float
     protocol: Protocol
     workload: int
+    learning_rate: LearningRate
+    made_of: int = 0
+    step: Step | None = None
     arrival: Arrival | None = None
     staleness: int = 0
     accepted: bool = False
@@ -86,7 +93,20 @@ class AskAgain(NamedTuple):
     at_s: float
 
 
-Action = SetQuorum | CloseUpdate | ChangeProtocol | SetAside | TakeBack | AskAgain
+class Remark(NamedTuple):
+    """Put something on record, and change nothing.
+
+    Attributes:
+        kind: one word for all remarks of this sort.
+        worker: whom it is about, if anybody.
+    """
+
+    kind: str
+    reason: str
+    worker: int | None = None
+
+
+Action = SetQuorum | CloseUpdate | ChangeProtocol | SetAside | TakeBack | AskAgain | Remark
 
 # Where several controllers speak: membership before protocol before quorum.
 PRECEDENCE: tuple[type[Action], ...] = (
@@ -96,6 +116,7 @@ PRECEDENCE: tuple[type[Action], ...] = (
     SetQuorum,
     CloseUpdate,
     AskAgain,
+    Remark,
 )
 
 
@@ -104,7 +125,13 @@ class Controller(ABC, Generic[State]):
 
     A controller itself never changes: its state goes in and comes out, so that one controller can serve many
     runs, and a run can be stopped and continued.
+
+    Attributes:
+        reads: what of a moment it needs: "times" are always there; "losses" only where gradients are computed;
+            "steps" are measured only where a controller reads them, and come with losses.
     """
+
+    reads: ClassVar[Literal["times", "losses", "steps"]] = "times"
 
     def __repr__(self) -> str:
         """Return the controller as its call, the same in every process: it tells one plan from another."""
@@ -118,6 +145,9 @@ class Controller(ABC, Generic[State]):
     @abstractmethod
     def decide(self, state: State, moment: Moment) -> tuple[State, Sequence[Action]]:
         """Answer with the next state and what to do, possibly nothing."""
+
+    def check(self, protocol: Protocol, n: int) -> None:
+        """Refuse a protocol or a number of workers that it cannot control; warn where it makes no difference."""
 
     def state_dict(self, state: State) -> Any:
         """Return the state as a checkpoint can hold it: numbers, text, lists, tuples, sets, dicts, arrays."""

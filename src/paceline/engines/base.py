@@ -11,6 +11,7 @@ from paceline.coordinator import Coordinator
 from paceline.engines.signals import Signals
 from paceline.events import (
     Accept,
+    Applied,
     Apply,
     Command,
     Compute,
@@ -19,6 +20,7 @@ from paceline.events import (
     Interrupt,
     Outcome,
     Quit,
+    Step,
     Stop,
     Wake,
 )
@@ -37,6 +39,7 @@ class Engine(ABC):
 
     def __init__(self) -> None:
         self.signals = Signals()
+        self._applied: Applied | None = None  # to be told before anything else
 
     def __enter__(self) -> Self:
         """Get ready to run."""
@@ -52,6 +55,11 @@ class Engine(ABC):
     def quit_by_signal(self) -> Quit:
         """Return the event of the signal that was caught."""
         return Quit(self.now, Outcome.INTERRUPTED, f"interrupted by {self.signals.caught}")
+
+    def tell_step(self, command: Apply, step: Step | None) -> None:
+        """Let the step of an update be the next event, if it was measured."""
+        if step is not None:
+            self._applied = Applied(self.now, command.version, step)
 
     @abstractmethod
     def go_on_from(self, version: int, now: float) -> None:
@@ -112,6 +120,12 @@ class Engine(ABC):
                 observe(self.now, event, commands)
             if coordinator.stopped:
                 break
-            event = self.quit_by_signal() if self.signals.caught else self.next_event()
+            event = self._following()
             commands = coordinator.handle(event)
         return next(command for command in commands if isinstance(command, Stop))
+
+    def _following(self) -> Event:
+        applied, self._applied = self._applied, None
+        if applied is not None:
+            return applied
+        return self.quit_by_signal() if self.signals.caught else self.next_event()

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
+from math import nan
 from operator import itemgetter
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from paceline.data import Loader, batch_len, eval_batches
+from paceline.engines.microbatches import Spread
 from paceline.errors import RunError, UsageError
 from paceline.events import Minibatch
 from paceline.job import Batch, Job
@@ -33,6 +35,7 @@ class Measured(NamedTuple):
     loss: float
     samples: int
     squared_norm: float
+    variance: float
     finite: bool
     compute_s: float
 
@@ -73,6 +76,7 @@ class Replica:
         self._written: set[int] = set()
         for i, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(lambda _, i=i: self._written.add(i))
+        self._spread = Spread(self._parameters) if job.microbatches > 1 else None
         if check is not None and self._device.type == "cpu":
             _check_between_layers(self.model, check)
 
@@ -98,8 +102,9 @@ class Replica:
             if ours is not gradient:
                 gradient.copy_(ours)
                 torch.cuda.synchronize(self._device)
+        variance = self._spread.variance(squared_norm) if self._spread is not None else nan
         finite = bool(np.isfinite(loss) and np.isfinite(squared_norm))
-        return Measured(loss, batch_len(batch), squared_norm, finite, perf_counter() - begun)
+        return Measured(loss, batch_len(batch), squared_norm, variance, finite, perf_counter() - begun)
 
     def evaluate(self, version: Vectors) -> dict[str, float]:
         """Return the mean loss and the mean of every metric over the evaluation data at a version."""
@@ -114,14 +119,18 @@ class Replica:
         for parameter, view in zip(self._parameters, gradient.parameters, strict=True):
             parameter.grad = view
         loss_sum = 0.0
+        if self._spread is not None:
+            self._spread.begin()
         size = batch_len(batch)
         with self._checking_once():
-            for part, share in _parts(batch, size, self._job.microbatches):
+            for part, share in parts(batch, size, self._job.microbatches):
                 if self._check is not None:
                     self._check()
                 loss, _ = self._job.loss_of(self.model, to_device(part, self._device))
                 if loss.requires_grad:
                     (loss * share if share != 1.0 else loss).backward()
+                if self._spread is not None:
+                    self._spread.add(share)
                 loss_sum += float(loss.detach()) * share
         return loss_sum
 
@@ -184,7 +193,7 @@ def evaluate(job: Job, model: nn.Module, seed: int) -> dict[str, float]:
     device = next(model.parameters()).device
     sums: dict[str, float] = {}
     samples = 0
-    with _evaluating(model), torch.no_grad(), seeded(derived_seed(seed, "evaluation"), device):
+    with evaluating(model), torch.no_grad(), seeded(derived_seed(seed, "evaluation"), device):
         for batch in eval_batches(job):
             loss, metrics = job.loss_of(model, to_device(batch, device))
             size = batch_len(batch)
@@ -199,7 +208,7 @@ def evaluate(job: Job, model: nn.Module, seed: int) -> dict[str, float]:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode, and every module back into its own afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -217,12 +226,12 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
-def _parts(batch: Batch, size: int, parts: int) -> Iterator[tuple[Batch, float]]:
+def parts(batch: Batch, size: int, count: int) -> Iterator[tuple[Batch, float]]:
     """Split a batch into parts of nearly equal size along the first dimension of its tensors."""
-    if parts == 1:
+    if count == 1:
         yield batch, 1.0
         return
-    ends = [size * i // parts for i in range(parts + 1)]
+    ends = [size * i // count for i in range(count + 1)]
     for start, end in pairwise(ends):
         if end > start:
             yield pytree.tree_map_only(Tensor, itemgetter(slice(start, end)), batch), (end - start) / size

@@ -221,7 +221,8 @@ class VirtualEngine(TimingEngine):
     def apply(self, command: Apply) -> None:
         """Make the update and publish it."""
         super().apply(command)
-        self._server.apply(len(command.gradients), command.lr_scale)
+        step = self._server.apply(len(command.gradients), command.lr_scale, command.measure)
+        self.tell_step(command, step)
         self._server.publish(self._versions.publish(command.version))
 
     def evaluate(self, command: Evaluate) -> None:
@@ -258,7 +259,7 @@ class VirtualEngine(TimingEngine):
 
     def _arrival(self, worker: int, draw: int) -> Arrival:
         work = self._work.pop(worker)
-        measured = Measured(loss=nan, samples=0, squared_norm=nan, finite=True, compute_s=0.0)
+        measured = Measured(loss=nan, samples=0, squared_norm=nan, variance=nan, finite=True, compute_s=0.0)
         if self._coordinator.wants(worker, draw):
             measured = self._compute_gradient(work.worker, work.draw, work.minibatch, work.version)
         self._versions.release(work.version)
@@ -274,6 +275,7 @@ class VirtualEngine(TimingEngine):
             pull_s=times.pull_s,
             compute_s=times.compute_s,
             push_s=times.push_s,
+            variance=measured.variance,
         )
 
     def _compute_gradient(self, worker: int, draw: int, minibatch: Minibatch | None, version: int) -> Measured:

@@ -21,9 +21,7 @@ from paceline.history import (
     VersionEvaluated,
     mean_loss,
 )
-from paceline.stop import LEAST_LOSS_WINDOW, Stop
-
-TARGETS = (Outcome.LOSS, Outcome.ACCURACY)
+from paceline.stop import LEAST_LOSS_WINDOW, TARGETS, Stop
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Figures:
 
     def reached(self, stop: Stop) -> bool:
         """Return whether the run came to the target of the stop, or to its end if the stop has no target."""
-        if stop.loss is not None or stop.accuracy is not None:
+        if stop.targets:
             return self.stopped_by in TARGETS
         return self.stopped_by not in (None, Outcome.INTERRUPTED) and not self.failed
 
@@ -150,7 +148,7 @@ class _Counter:
         """Return when the version was made that met the stop, and the worker-seconds until then."""
         if self._end is None:
             return self._now_s, self._live_s[-1] if self._live_s else 0.0
-        if self._end.outcome is not Outcome.ACCURACY:
+        if self._end.outcome not in {Outcome.ACCURACY, Outcome.EVAL_LOSS}:
             return self._end.now_s, self._end.live_s
         reaching = self._evaluations[0]  # a run closes with one more measurement, that of its last version
         return reaching.published_s, self._live_s[reaching.version - 1] if reaching.version else 0.0

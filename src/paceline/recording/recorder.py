@@ -11,6 +11,7 @@ from paceline.callbacks.base import Callback
 from paceline.coordinator import OLD_DRAW, SILENT
 from paceline.events import (
     Accept,
+    Applied,
     Apply,
     Arrival,
     Command,
@@ -34,6 +35,7 @@ from paceline.history import (
     RunEnded,
     RunResumed,
     RunStarted,
+    StepMeasured,
     TimerRang,
     Totals,
     UpdateMade,
@@ -103,6 +105,8 @@ class Recorder:
                 self.reached_s = self._published_s.pop(event.version, now)
                 metrics = dict(event.metrics)
                 self._evaluated(VersionEvaluated(now, event.version, self.reached_s, metrics, event.now))
+            case Applied():
+                self._tell(StepMeasured(now, event.version, *event.step, event_s=event.now))
             case Joined():
                 self._joined_s.setdefault(event.worker, now)
                 self._tell(WorkerJoined(now, event.worker, event_s=event.now))
@@ -206,6 +210,7 @@ class Recorder:
                 push_s=event.push_s,
                 crossed_interrupt=isinstance(command, Drop) and command.reason == OLD_DRAW,
                 event_s=event.now,
+                variance=event.variance,
             )
         )
 

@@ -7,9 +7,9 @@ from math import isfinite, nan
 from statistics import mean
 from typing import Any
 
-from paceline.recording.figures import TARGETS
 from paceline.report.curves import Group
 from paceline.report.reading import STILL_GOING, RunData
+from paceline.stop import TARGETS
 
 
 def row(run: RunData) -> dict[str, Any]:

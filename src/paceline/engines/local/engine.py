@@ -184,9 +184,10 @@ class LocalEngine(Engine):
     def apply(self, command: Apply) -> None:
         """Make the update and publish it in a place that nobody reads."""
         self._use_idle_cores()
-        self._server.apply(len(command.gradients), command.lr_scale)
+        step = self._server.apply(len(command.gradients), command.lr_scale, command.measure)
         self._server.publish(self._versions.publish(command.version))
         self.now = self._elapsed_s()
+        self.tell_step(command, step)
 
     def evaluate(self, command: Evaluate) -> None:
         """Send the version to the process that evaluates."""
@@ -274,6 +275,7 @@ class LocalEngine(Engine):
             pull_s=reply.pull_s,
             compute_s=measured.compute_s,
             push_s=now + self._begun - reply.sent_s,  # not beyond the moment of the arrival
+            variance=measured.variance,
         )
 
     def _gone(self, worker: int, peer: _Peer) -> None:

@@ -1,0 +1,163 @@
+"""DBW: wait for as many gradients as lower the loss fastest."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, nan
+from typing import Any, ClassVar, Literal
+
+from paceline.controllers.base import Action, Controller, Moment, SetQuorum
+from paceline.controllers.round_times import RoundTimes, fastest
+from paceline.errors import PacelineWarning, UsageError
+from paceline.estimators.duration import DurationEstimator, Unobserved
+from paceline.estimators.gain import GainEstimator, Told
+from paceline.protocols import Protocol
+from paceline.text import brief
+
+
+class _State:
+    """What DBW remembers: its two estimators, the gradients of the open update, and the losses of the two before."""
+
+    def __init__(self, gain: GainEstimator, times: RoundTimes) -> None:
+        self.gain = gain
+        self.times = times
+        self.accepted: list[tuple[float, float, float, int]] = []  # loss, squared norm, variance, samples
+        self.losses = (nan, nan)  # of the update before the latest, and of the latest
+        self.rate = nan  # of the next step
+        self.k = 0
+
+
+@dataclass(frozen=True, repr=False)
+class DBW(Controller[_State]):
+    """Waits for the k that maximises the expected decrease of the loss per second.
+
+        k_t = argmax_k G_k / T_k                                                                        (18)
+
+    where G_k is the gain of an update of k gradients (`GainEstimator`) and T_k = E[T_kk] the time that it takes if
+    every update waits for k (`DurationEstimator`). If the loss rose, F_{t-1} > beta F_{t-2}, then at least
+    k_{t-1} + 1 gradients are waited for (19). The first two updates wait for all.
+
+    Args:
+        D: updates that the means of the gain are over, >= 1. The paper has 5; with times that vary much, 20 is
+            better, because a single wild estimate of the smoothness then changes k less.
+        beta: the loss has risen if it is beta times what it was, >= 1.
+        no_gain: what to wait for if no k promises a gain: "all" workers, as the paper does, or "keep" the k before.
+        unobserved: which end of the interval of a T_k that was never observed is taken: "lower", "mid" or "upper".
+        window: updates whose times count; None for all.
+        forgetting: weight of a time after one more update, in (0, 1]; 1 forgets nothing.
+        late: whether the times of gradients that came too late to be used count.
+
+    Source: Xu, Neglia, Sebastianelli, "Dynamic Backup Workers for Parallel Machine Learning", 2020, Sect. 3.3.
+
+    Differs from the paper, or decides where it is silent:
+        - No k with a gain is a case of its own, not an argmax over negative numbers, whose largest ratio would be
+          that of the longest time, but k = n only by chance.
+        - Ties go to the largest k.
+        - The loss has risen if F_{t-1} - F_{t-2} > (beta - 1) |F_{t-2}|: the same for positive losses, and right
+          for others.
+        - Workers that joined or left: k is within those that are live, and the times that were learnt stay.
+    """
+
+    D: int = 5
+    beta: float = 1.01
+    no_gain: Literal["all", "keep"] = "all"
+    unobserved: Unobserved = "lower"
+    window: int | None = None
+    forgetting: float = 1.0
+    late: bool = True
+
+    reads: ClassVar[Literal["steps"]] = "steps"
+
+    def __post_init__(self) -> None:
+        self.begin(1)  # the estimators check what is theirs
+        if not isinstance(self.beta, int | float) or not 1 <= self.beta < inf:
+            raise UsageError(f"beta = {self.beta!r}, expected a number >= 1; the paper has 1.01")
+        if self.no_gain not in {"all", "keep"}:
+            raise UsageError(f"no_gain = {self.no_gain!r}, expected 'all' or 'keep'")
+
+    def __repr__(self) -> str:
+        return brief(self)
+
+    def check(self, protocol: Protocol, n: int) -> None:
+        """Warn of a single worker."""
+        if n == 1:
+            warnings.warn("one worker leaves DBW nothing to choose: this is plain SGD", PacelineWarning, stacklevel=2)
+
+    def begin(self, n: int) -> _State:
+        """Know nothing yet."""
+        durations = DurationEstimator(n, self.unobserved, self.window, self.forgetting)
+        return _State(GainEstimator(self.D), RoundTimes(n, durations, self.late))
+
+    def decide(self, state: _State, moment: Moment) -> tuple[_State, Sequence[Action]]:
+        """Learn from every arrival, and choose k when an update opens."""
+        if moment.asked == "arrival":
+            state.times.hear(moment)
+            if moment.accepted and moment.arrival is not None:
+                told = moment.arrival
+                state.accepted.append((told.loss, told.squared_norm, told.variance, told.samples))
+        if moment.asked != "open":
+            return state, []
+        self._close(state, moment)
+        state.times.open(moment)
+        state.k, reason = self._choose(state, moment)
+        return state, [SetQuorum(state.k, reason)]
+
+    def _close(self, state: _State, moment: Moment) -> None:
+        """Learn from the update that was made, if its gradients were all seen."""
+        accepted, state.accepted = state.accepted, []
+        if moment.step is None:
+            return
+        state.rate = moment.step.next_learning_rate
+        if len(accepted) != moment.made_of:
+            return
+        samples = sum(size for *_, size in accepted)
+        loss, mean_square, within = (sum(size * each[i] for *each, size in accepted) / samples for i in range(3))
+        state.gain.observe(Told(len(accepted), loss, mean_square, within, moment.step))
+        state.losses = (state.losses[1], loss)
+
+    def _choose(self, state: _State, moment: Moment) -> tuple[int, str]:
+        n = max(moment.live, 1)
+        if n == 1:
+            return 1, "plain SGD of one worker"
+        gains = state.gain.gains([state.rate * moment.learning_rate.scale(k, n) for k in range(1, n + 1)])
+        if gains is None:
+            return n, "all workers, until loss and gradients of two updates are known"
+        k, reason = self._best(gains, state, n)
+        before, latest = state.losses
+        if latest - before > (self.beta - 1) * abs(before) and k <= state.k < n:
+            return state.k + 1, f"more than k={state.k}, because the loss rose from {before:.4g} to {latest:.4g}"
+        return k, reason
+
+    def _best(self, gains: Sequence[float], state: _State, n: int) -> tuple[int, str]:
+        gain = state.gain
+        known = f"|grad|^2 {gain.squared_norm:.3g}, variance {gain.variance:.3g}, L {gain.smoothness:.3g}"
+        if max(gains) <= 0:
+            k = n if self.no_gain == "all" else min(state.k, n)
+            return k, f"no k promises a gain, {'all workers' if k == n else 'as before'}; {known}"
+        times_s = state.times.durations.estimate().times
+        k = fastest(gains, times_s)
+        return k, f"loss -{gains[k - 1]:.3g} in {times_s[k - 1]:.3g} s expected; {known}"
+
+    def state_dict(self, state: _State) -> dict[str, Any]:
+        """Return what was learnt."""
+        return {
+            "gain": state.gain.state_dict(),
+            "times": state.times.state_dict(),
+            "accepted": list(state.accepted),
+            "losses": state.losses,
+            "rate": state.rate,
+            "k": state.k,
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> _State:
+        """Go on with what was learnt."""
+        state = self.begin(saved["times"]["n"])
+        state.gain.load_state_dict(saved["gain"])
+        state.times.load_state_dict(saved["times"])
+        state.accepted = list(saved["accepted"])
+        state.losses = saved["losses"]
+        state.rate = saved["rate"]
+        state.k = saved["k"]
+        return state
