@@ -1,0 +1,1 @@
+"""Estimators that controllers decide by: numbers in, numbers out."""
