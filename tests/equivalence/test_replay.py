@@ -93,7 +93,7 @@ def test_of_a_run_that_was_given_more_epochs(tmp_path):
 def test_with_a_controller(tmp_path):
     simulated(WALK, out=tmp_path / "run")
     assert pl.replay(tmp_path / "run", protocol=WALK).difference == ""
-    with pytest.raises(pl.UsageError, match=r"controllers that its text cannot make again \(RandomWalk\(3, 4\)\)"):
+    with pytest.raises(pl.UsageError, match=r"controller that its text cannot make again \(RandomWalk\(3, 4\)\)"):
         pl.replay(tmp_path / "run")
     with pytest.raises(pl.UsageError, match="expected the same plan"):
         pl.replay(tmp_path / "run", protocol=pl.bsp())

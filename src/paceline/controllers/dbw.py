@@ -136,7 +136,7 @@ class DBW(Controller[_State]):
         if max(gains) <= 0:
             k = n if self.no_gain == "all" else min(state.k, n)
             return k, f"no k promises a gain, {'all workers' if k == n else 'as before'}; {known}"
-        times_s = state.times.durations.estimate().times
+        times_s = state.times.durations.estimate().times.tolist()
         k = fastest(gains, times_s)
         return k, f"loss -{gains[k - 1]:.3g} in {times_s[k - 1]:.3g} s expected; {known}"
 

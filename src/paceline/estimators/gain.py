@@ -118,7 +118,7 @@ class GainEstimator:
         """Return everything that was told and still counts."""
         return {
             "windows": [list(window) for window in self._windows()],
-            "latest": self._latest and (*self._latest[:-1], tuple(self._latest.step)),
+            "latest": self._latest and tuple(self._latest),
             "latest_V": self._latest_V,
             "stretch": self._stretch,
         }
@@ -127,9 +127,7 @@ class GainEstimator:
         """Go on from such a state."""
         for window, values in zip(self._windows(), state["windows"], strict=True):
             window.extend(values)
-        if state["latest"] is not None:
-            *told, step = state["latest"]
-            self._latest = Told(*told, Step(*step))
+        self._latest = state["latest"] and Told(*state["latest"])
         self._latest_V = state["latest_V"]
         self._stretch = state["stretch"]
 

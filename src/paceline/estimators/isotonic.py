@@ -17,10 +17,10 @@ blocks are left out, and 1 says that none of them is violated.
 **Repair.** New data can break 2 only in the blocks that they fall into, so those are split: by the upper set that
 maximizes sum_c weight_c (mean_c - m) at the block's mean m, and both parts again, until no set has a positive sum.
 Values of an upper part end above m and those of a lower part below it, so this is the optimum of the block's cells.
-Then 1 is checked around the cells that changed, blocks in violation are united, each union is split in the same way, and
-so on. The optimum without the constraints between blocks rises strictly with each union, so no partition comes twice and
-the repair ends. Rounding could break that argument, hence a split has to gain more than a margin, which grows with the
-rounds until nothing is split.
+Then 1 is checked around the cells that changed, blocks in violation are united, each union is split in the same way,
+and so on. The optimum without the constraints between blocks rises strictly with each union, so no partition comes
+twice and the repair ends. Rounding could break that argument, hence a split has to gain more than a margin, which grows
+with the rounds until nothing is split.
 
 **The best upper set** is a staircase: from a column on that does not increase with the level. With
 S_l(j) the sum over the last j columns of a level,
