@@ -1,0 +1,459 @@
+"""DBW against the paper's algorithm written down literally, and the points that the paper leaves open."""
+
+from itertools import product
+from math import inf
+
+import clarabel
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import paceline as pl
+from paceline.controllers.base import Moment, SetQuorum
+from paceline.controllers.round_times import fastest
+from paceline.engines.replica import Replica, build_model
+from paceline.events import Arrival, Step
+from paceline.learning_rate import LearningRate
+from tiny_jobs import sgd, tiny_job
+
+N = 5
+
+# -- the paper, literally
+
+
+def constraints(n):
+    """The inequalities x_a <= x_b of problem (17), as pairs of cells."""
+    inside = set(product(range(1, n + 1), repeat=2))
+    for h, k in inside:
+        for a, b in (((h, k), (h, k + 1)), ((h + 1, k), (h, k)), ((k, k), (k + 1, k + 1))):
+            if a in inside and b in inside:
+                yield a, b
+
+
+def problem_17(samples, n):
+    """Return the smallest optimal x_{k,k} for all k, by an interior-point solver and a search through the order."""
+    cells = list(product(range(1, n + 1), repeat=2))
+    number = {cell: i for i, cell in enumerate(cells)}
+    weight, total = np.zeros(len(cells)), np.zeros(len(cells))
+    for h, i, t_s in samples:
+        weight[number[h, i]] += 1
+        total[number[h, i]] += t_s
+    rows = sp.lil_matrix((len(set(constraints(n))), len(cells)))
+    below = {cell: {cell} for cell in cells}
+    for row, (a, b) in enumerate(set(constraints(n))):
+        rows[row, number[a]], rows[row, number[b]] = 1, -1
+    for _ in range(2 * n):
+        for a, b in constraints(n):
+            below[b] |= below[a]
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-10
+    cones = [clarabel.NonnegativeConeT(rows.shape[0])]
+    problem = (sp.csc_matrix(sp.diags(weight)), -total, sp.csc_matrix(rows), np.zeros(rows.shape[0]), cones)
+    solution = clarabel.DefaultSolver(*problem, settings).solve()
+    assert solution.status == clarabel.SolverStatus.Solved
+    x = solution.x
+    known = [{number[cell] for cell in below[k, k]} & set(np.flatnonzero(weight)) for k in range(1, n + 1)]
+    return [max((x[i] for i in each), default=0.0) for each in known]
+
+
+class Paper:
+    """Eq. (10) to (19), on the vectors of all gradients."""
+
+    def __init__(self, n, D, beta, rate):
+        self.n, self.D, self.beta, self.rate = n, D, beta, rate
+        self.V, self.N, self.L, self.F, self.k = [], [], [], [], []
+        self.samples = []
+
+    def iteration(self, gradients, loss):
+        k, g, rate = len(gradients), np.mean(gradients, axis=0), self.rate
+        self.F.append(loss)
+        if k > 1:
+            self.V.append(sum(float((each - g) @ (each - g)) for each in gradients) / (k - 1))
+        V = np.mean(self.V[-self.D :]) if k == 1 else self.V[-1]
+        if self.N:
+            N_before, V_before_by_k = self.before
+            gain = self.F[-2] - self.F[-1]
+            self.L.append(2 * (rate * N_before - gain) / (rate**2 * (N_before + V_before_by_k)))
+        self.N.append(max(float(g @ g) - V / k, 0.0))
+        self.before = (self.N[-1], V / k)
+
+    def choose(self):
+        t = len(self.F)
+        if t < 2:
+            self.k.append(self.n)
+            return self.n
+        V, N, L = (np.mean(each[-self.D :]) for each in (self.V, self.N, self.L))
+        L = max(L, 0.0)
+        gains = [(self.rate - L * self.rate**2 / 2) * N - L * self.rate**2 / 2 * V / k for k in range(1, self.n + 1)]
+        times = problem_17(self.samples, self.n)
+        ratio = [gain / time_s for gain, time_s in zip(gains, times, strict=True)]
+        near = 1e-6 * max(ratio)  # how exact an interior point is
+        best = self.n if max(gains) <= 0 else max(i for i in range(self.n) if ratio[i] >= max(ratio) - near) + 1
+        if self.F[-1] > self.beta * self.F[-2] and self.k[-1] < self.n:
+            best = max(best, self.k[-1] + 1)
+        self.k.append(best)
+        return best
+
+
+def by_the_paper(result, job, seed, n, D, beta, rate):
+    """Go through a run's own arrivals once more: parameters, gradients and k_t by the paper; return all k_t."""
+    replica = Replica(job, seed, n)
+    model = build_model(job, seed)
+    w = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    paper = Paper(n, D, beta, rate)
+    version, opened_s, h = 0, {0: 0.0}, {0: n}
+    arrivals = dict.fromkeys(count_of_updates(result), 0)
+    used = []
+    paper.choose()
+    storage, gradient = replica.layout.allocate(), replica.layout.allocate()
+    for record in result.history:
+        if isinstance(record, pl.GradientArrived):
+            arrivals[record.version] += 1
+            sample = (h[record.version], arrivals[record.version], record.event_s - opened_s[record.version])
+            paper.samples.append(sample)
+            if record.used:
+                torch.nn.utils.vector_to_parameters(w, storage.parameters)
+                measured = replica.gradient(record.worker, record.draw, None, storage, gradient)
+                used.append(
+                    (torch.cat([view.reshape(-1) for view in gradient.parameters]).numpy().copy(), measured.loss)
+                )
+        elif isinstance(record, pl.UpdateMade):
+            gradients, losses = zip(*used, strict=True)
+            paper.iteration(gradients, float(np.mean(losses)))
+            w = w - rate * torch.tensor(np.mean(gradients, axis=0))
+            version, used = record.version, []
+            opened_s[version], h[version] = record.now_s, record.k
+            paper.choose()
+    return paper.k
+
+
+def count_of_updates(result):
+    return range(result.history.totals.updates + 1)
+
+
+def chosen(result):
+    return [record.k for record in result.history.of(pl.history.DecisionMade) if record.kind == "quorum"]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(("protocol", "D", "beta"), [("dbw", 5, 1.01), ("dbw(D=1, beta=2, base=k_sync)", 1, 2.0)])
+def test_every_k_is_the_papers(protocol, D, beta, seed):
+    job, rate = tiny_job(optimizer=sgd(0.3), batch_size=4), 0.3
+    cluster = pl.Cluster(N, pl.ShiftedExponential(shift_s=0.3, mean_s=0.7))
+    result = pl.train(job, protocol=protocol, cluster=cluster, stop="updates=40", seed=seed)
+    ours, theirs = chosen(result), by_the_paper(result, job, seed, N, D, beta, rate)
+    assert ours == theirs[: len(ours)]
+    assert len(set(ours)) > 1, "a run that shows something"
+
+
+# -- moment by moment
+
+
+class Driven:
+    """A controller that hears, update by update, of gradients that arrive after given times."""
+
+    def __init__(self, controller, n, protocol=None):
+        self.controller, self.n = controller, n
+        self.protocol = protocol or pl.backup(k=1)
+        self.state = controller.begin(n)
+        self.version, self.now, self.opened_s, self.made_of = 0, 0.0, 0.0, 0
+        self.actions = []
+        self.ask("open")
+
+    def ask(self, asked, step=None, **more):
+        moment = Moment(
+            asked=asked,
+            now=self.now,
+            version=self.version,
+            opened_s=self.opened_s,
+            live=self.n,
+            held=0,
+            quorum=1,
+            protocol=self.protocol,
+            workload=0,
+            learning_rate=LearningRate(),
+            made_of=self.made_of,
+            step=step,
+            **more,
+        )
+        self.state, self.actions = self.controller.decide(self.state, moment)
+
+    @property
+    def k(self):
+        [quorum] = [action for action in self.actions if isinstance(action, SetQuorum)]
+        return quorum.k
+
+    @property
+    def reason(self):
+        return next(action.reason for action in self.actions if isinstance(action, SetQuorum))
+
+    def update(self, loss, times=None, squared_norm=1.0, mean_norm=0.9, rate=0.1, variance=float("nan")):
+        """Let k gradients arrive after these times, and make the update."""
+        k = self.k
+        for worker, after_s in enumerate((times or range(1, self.n + 1))[:k]):
+            self.now = self.opened_s + after_s
+            arrival = Arrival(self.now, worker, 1, loss=loss, squared_norm=squared_norm, variance=variance)
+            self.ask("arrival", arrival=arrival, accepted=True)
+        self.version += 1
+        self.made_of, self.opened_s = k, self.now
+        step = Step(mean_norm, rate * mean_norm, rate**2 * mean_norm, rate, rate)
+        self.ask("open", step=step)
+        return self.k
+
+
+def test_the_first_two_updates_wait_for_all():
+    driven = Driven(pl.DBW(), 4)
+    assert driven.k == 4
+    assert driven.update(loss=1.0) == 4
+    assert driven.update(loss=0.9) < 4
+    assert "expected" in driven.reason
+
+
+def test_equal_times_and_equal_gains_are_a_tie_for_the_largest_k():
+    driven = Driven(pl.DBW(), 4)
+    for loss in (1.0, 0.5, 0.2, 0.1, 0.05):  # falls faster than the gradient explains: L is clipped to 0
+        driven.update(loss=loss, times=[1.0, 1.0 + 1e-13, 1.0 + 2e-13, 1.0 + 3e-13])
+    assert driven.k == 4
+
+
+@pytest.mark.parametrize("controller", [pl.DBW(), pl.BDBW()])
+def test_times_of_zero_are_times(controller):
+    driven = Driven(controller, 4)
+    for loss in (1.0, 0.9, 0.8, 0.7):
+        driven.update(loss=loss, times=[0.0] * 4)
+    assert driven.k == 4
+
+
+def test_a_quorum_that_takes_no_time_is_faster_than_any_that_does():
+    assert fastest([1.0, 1.1, 5.0], [0.0, 0.0, 1e-6]) == 2
+    assert fastest([-1.0, 0.1, 0.3], [0.0, 1.0, 2.0]) == 3
+
+
+@pytest.mark.parametrize(("no_gain", "expected"), [("all", 4), ("keep", 1)])
+def test_no_gain_at_all_is_a_case_of_its_own(no_gain, expected):
+    """The loss hardly falls although the gradient is large: L eta > 2, and every G_k is negative."""
+    driven = Driven(pl.DBW(D=1, no_gain=no_gain, beta=9), 4)
+    for loss in (1.0, 0.93):
+        driven.update(loss=loss)
+    assert driven.k == 1
+    driven.update(loss=1.2)
+    assert driven.k == expected
+    assert "no k promises a gain" in driven.reason
+
+
+def test_a_rising_loss_asks_for_one_gradient_more():
+    driven = Driven(pl.DBW(D=5), 4)
+    for loss in (1.0, 0.93, 0.86):
+        driven.update(loss=loss)
+    assert driven.k == 1
+    assert driven.update(loss=0.86 * 1.009) == 1
+    assert driven.update(loss=0.86 * 1.009 * 1.011) == 2
+    assert "more than k=1, because the loss rose" in driven.reason
+
+
+def test_a_negative_loss_that_rises_is_one_that_rises():
+    driven = Driven(pl.DBW(), 4)
+    for loss in (-1.0, -1.07, -1.14):
+        driven.update(loss=loss)
+    assert driven.k == 1
+    assert driven.update(loss=-1.1) == 2
+
+
+def test_one_gradient_an_update_goes_on_with_what_was_known():
+    driven = Driven(pl.DBW(D=2), 4)
+    for loss in np.linspace(1.0, 0.3, 11):
+        driven.update(loss=float(loss))
+    assert driven.k == 1
+    assert driven.state.gain.variance == pytest.approx(4 / 3 * (1.0 - 0.9))
+    assert driven.state.gain.smoothness >= 0
+
+
+def test_microbatches_tell_the_variance_at_one_gradient():
+    driven = Driven(pl.DBW(D=2), 4)
+    for loss in np.linspace(1.0, 0.3, 11):
+        driven.update(loss=float(loss), variance=0.25)
+    assert driven.k == 1
+    assert driven.state.gain.variance == 0.25
+
+
+def test_an_update_whose_gradients_were_not_all_seen_teaches_nothing_of_the_gain():
+    driven = Driven(pl.DBW(), 4)
+    driven.version, driven.made_of = 1, 4
+    driven.ask("open", step=Step(0.9, 0.09, 0.009, 0.1, 0.1))
+    assert driven.state.gain.gains([0.1]) is None
+
+
+def test_the_rate_of_the_next_update_may_depend_on_k():
+    """With eta(k) = eta k / n, the gain of few gradients is smaller than their time is shorter."""
+    result = pl.train(
+        tiny_job(optimizer=sgd(0.05), lr_rule="proportional"),
+        protocol="dbw",
+        cluster=pl.Cluster(4, pl.Uniform(0.9, 1.1)),
+        stop="updates=30",
+    )
+    assert min(chosen(result)) >= 3
+    result = pl.train(
+        tiny_job(optimizer=sgd(0.05)), protocol="dbw", cluster=pl.Cluster(4, pl.Exponential(1.0)), stop="updates=30"
+    )
+    assert min(chosen(result)) == 1
+
+
+@pytest.mark.parametrize(("unobserved", "expected"), [("lower", 1), ("upper", 4)])
+def test_an_untried_k_looks_fast_or_is_never_tried(unobserved, expected):
+    driven = Driven(pl.BDBW(unobserved=unobserved), 4)
+    for _ in range(5):
+        driven.update(loss=1.0, times=[1.0, 5.0, 10.0, 20.0])
+    assert driven.k == expected
+
+
+# -- late gradients
+
+
+def with_late_arrival(late):
+    driven = Driven(pl.BDBW(late=late), 3)
+    driven.update(loss=1.0)
+    driven.update(loss=1.0)
+    driven.now += 100.0
+    driven.ask("arrival", arrival=Arrival(driven.now, 2, 1), staleness=1, accepted=False)
+    return driven.state.durations.state_dict()["fit"]["cells"]
+
+
+def test_a_late_gradient_is_a_sample_of_its_own_version_unless_it_is_left_out():
+    assert len(with_late_arrival(late=True)) == len(with_late_arrival(late=False))
+    times = {late: {mean for _, _, mean in with_late_arrival(late)} for late in (True, False)}
+    assert len(times[True] - times[False]) in {0, 1}
+
+
+# -- with workers that come and go, and others
+
+
+CHURN = [pl.Fault(1, 2, back_after_s=9.0), pl.Fault(2, 2), pl.Fault(3, 1, back_after_s=3.0)]
+
+
+@pytest.mark.parametrize(
+    "protocol", ["dbw", "dbw(window=6)", "dbw(forgetting=0.9, base=k_sync)", "b_dbw", "adasync(base=backup)"]
+)
+def test_k_is_within_the_live_workers_when_some_are_lost_and_come_back(protocol):
+    cluster = pl.Cluster(N, pl.Exponential(1.0), faults=CHURN)
+    result = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=60")
+    live = N
+    for record in result.history:
+        live += isinstance(record, pl.history.WorkerJoined) - isinstance(record, pl.history.WorkerLost)
+        if isinstance(record, pl.history.DecisionMade) and record.kind == "quorum":
+            assert 1 <= record.k <= live
+    assert sum(isinstance(record, pl.history.WorkerLost) for record in result.history) == 3, "each fault fired"
+    assert result.history.totals.updates == 60
+
+
+def test_one_worker_is_plain_sgd_and_says_so():
+    with pytest.warns(pl.errors.PacelineWarning, match="plain SGD"):
+        result = pl.train(tiny_job(), protocol="dbw", cluster=pl.Cluster(1), stop="updates=5")
+    assert chosen(result) == [1] * 5
+    plain = pl.train(tiny_job(), protocol="bsp", cluster=pl.Cluster(1), stop="updates=5")
+    for ours, theirs in zip(result.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+SLOW = pl.Cluster(4, timing=[*[pl.Exponential(1.0)] * 3, pl.Deterministic(200.0)])
+
+
+def idle_decisions(protocol):
+    result = pl.train(tiny_job(), protocol=protocol, cluster=SLOW, stop="seconds=450", worker_timeout_s=1e9)
+    return [(r.kind, r.worker) for r in result.history.of(pl.history.DecisionMade) if r.kind in ("idle", "set_aside")]
+
+
+def test_a_worker_that_is_never_among_the_used_is_reported_once():
+    assert idle_decisions("b_dbw") == [("idle", 3)]
+
+
+def test_a_worker_that_is_never_among_the_used_is_handed_back_if_asked_to():
+    assert idle_decisions("b_dbw(release_idle=true)") == [("set_aside", 3)]
+
+
+def test_the_last_workers_are_never_handed_back():
+    controller = pl.IdleWorkers(after=1, release=True)
+    driven = Driven(controller, 2)
+    for worker in (0, 1):
+        driven.ask("arrival", arrival=Arrival(0.0, worker, 1), staleness=0, accepted=False)
+    driven.version = 5
+    driven.ask("open")
+    assert [type(action) for action in driven.actions] == [pl.SetAside, pl.Remark]
+
+
+# -- AdaSync
+
+
+@pytest.mark.parametrize("K_0", [1, 2, 7])
+@pytest.mark.parametrize("F", [0.01, 0.3, 1.0, 2.0, 3.0])
+def test_adasync_solves_its_equation(K_0, F):
+    P, F_0 = 16, 2.0
+    moment = Driven(pl.AdaSync(K_0=K_0), P, pl.k_sync(k=1))
+    K = pl.AdaSync(K_0=K_0).quorum(F_0, F, moment_of(moment))
+    c = K_0**2 * F_0 / ((P - K_0) * F)
+    residual = {k: k * k + c * k - c * P for k in (K - 0.5, K + 0.5)}
+    assert residual[K - 0.5] <= 0 <= residual[K + 0.5] or K in (1, P)
+    if F == F_0:
+        assert K == K_0
+    batch = Driven(pl.AdaSync(K_0=K_0), P, pl.k_batch_sync(k=1))
+    assert pl.AdaSync(K_0=K_0).quorum(F_0, F, moment_of(batch)) == max(1, round(K_0 * (F_0 / F) ** 0.5))
+
+
+def moment_of(driven):
+    seen = []
+    driven.controller = type("Keeps", (), {"decide": lambda self, state, moment: (seen.append(moment), [])})()
+    driven.ask("open")
+    return seen[0]
+
+
+def test_adasync_waits_for_more_as_the_loss_falls():
+    driven = Driven(pl.AdaSync(K_0=2, D=1), 8, pl.k_sync(k=2))
+    ks = [driven.k, *(driven.update(loss=loss) for loss in (2.0, 1.0, 0.5, 0.1, 0.01))]
+    assert ks[:2] == [2, 2]
+    assert ks == sorted(ks)
+    assert ks[-1] == 8
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: pl.dbw(D=0), "D = 0, expected a whole number of updates >= 1"),
+        (lambda: pl.dbw(beta=0.99), "beta = 0.99, expected a number >= 1"),
+        (lambda: pl.dbw(beta=inf), "beta = inf, expected"),
+        (lambda: pl.dbw(no_gain="most"), "no_gain = 'most', expected 'all' or 'keep'"),
+        (lambda: pl.dbw(unobserved="middle"), "unobserved = 'middle', expected one of lower, mid, upper"),
+        (lambda: pl.dbw(window=0), "window = 0, expected"),
+        (lambda: pl.dbw(forgetting=1.5), "forgetting = 1.5, expected"),
+        (lambda: pl.dbw(base="asp"), "base = 'asp' is no protocol with a quorum k"),
+        (lambda: pl.dbw(base="backups"), "did you mean 'backup'"),
+        (lambda: pl.adasync(K_0=0), "K_0 = 0, expected a whole number >= 1"),
+        (lambda: pl.IdleWorkers(after=0), "after = 0, expected a whole number of updates >= 1"),
+        (lambda: pl.simulate("dbw", "4*exp(mean=1)", updates=5), "goes by losses and gradients"),
+        (lambda: pl.simulate("adasync", "4*exp(mean=1)", updates=5), r"as pl.b_dbw\(\)"),
+        (
+            lambda: pl.train(tiny_job(), protocol="adasync(K_0=4)", cluster="4*exp(mean=1)", stop="updates=5"),
+            "K_0 = 4 of 4 workers cannot grow; give K_0 < 4",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(make, message):
+    with pytest.raises(pl.UsageError, match=message):
+        make()
+
+
+def test_blind_dbw_needs_times_only():
+    assert pl.simulate("b_dbw", "8*exp(mean=1)", updates=200).totals.mean_k < 8
+
+
+def summed(output, target):
+    return torch.nn.functional.cross_entropy(output, target, reduction="sum")
+
+
+def test_a_loss_that_is_a_sum_is_warned_of():
+    with pytest.warns(pl.errors.PacelineWarning, match=r"sum of its samples' losses.*reduce it with .mean\(\)"):
+        pl.train(tiny_job(loss=summed), protocol="dbw", cluster="2*exp(mean=1)", stop="updates=2")
+    pl.train(tiny_job(loss=summed), protocol="bsp", cluster="2*exp(mean=1)", stop="updates=2")  # compares nothing
