@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 from paceline.errors import UsageError, did_you_mean
 
 T = TypeVar("T")
-Value = bool | int | float | str | list["Value"]
+Value = bool | int | float | str | list["Value"] | None
 
+_WORDS = {"true": True, "false": False, "none": None}
 _CLOSER = {"(": ")", "[": "]", "{": "}"}
 _CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\)\s*)?", re.DOTALL)
 _WORD = re.compile(r"[\w./:~-]+")
@@ -27,7 +28,7 @@ class Call:
 def parse_call(text: str) -> Call:
     """Read ``name`` or ``name(knob=value, ...)``.
 
-    A value is a number, ``inf``, ``true``, ``false``, a bare word, a quoted string, or a list in brackets.
+    A value is a number, ``inf``, ``true``, ``false``, ``none``, a bare word, a quoted string, or a list in brackets.
 
     >>> parse_call("k_sync(k=12)")
     Call(name='k_sync', kwargs={'k': 12})
@@ -58,8 +59,8 @@ def _value(text: str) -> Value:
     if text[:1] == "[" and text[-1:] == "]":
         inside = text[1:-1]
         return [_value(part.strip()) for part in split_top(inside, ",")] if inside.strip() else []
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
     for number in (int, float):
         try:
             return number(text)
@@ -70,7 +71,7 @@ def _value(text: str) -> Value:
     if _WORD.fullmatch(text):
         return text
     raise UsageError(
-        f"{text!r} is not a value: type a number, inf, true, false, a word, 'text' in quotes, or [a, list]"
+        f"{text!r} is not a value: type a number, inf, true, false, none, a word, 'text' in quotes, or [a, list]"
     )
 
 

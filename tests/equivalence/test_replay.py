@@ -27,7 +27,7 @@ def real(protocol="k_sync(k=3)", stop="updates=60", **options):
 
 
 @pytest.mark.parametrize(
-    "protocol", ["bsp", "k_batch_sync(k=3)", "ssp(lead=1)", "bsp@updates=5 >> asp@seconds=9 >> bsp"]
+    "protocol", ["bsp", "k_batch_sync(k=3)", "ssp(lead=1)", "bsp@updates=5 >> asp@seconds=9 >> bsp", "dbw"]
 )
 @pytest.mark.parametrize("stop", ["updates=30", "seconds=7.5", "epochs=3", "accuracy=0.4,updates=30"])
 def test_simulated(protocol, stop, tmp_path):
@@ -42,7 +42,15 @@ def test_with_losses_of_workers_and_a_timeout(tmp_path):
     assert pl.replay(tmp_path / "run").is_same
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=3)", "k_batch_async(k=3)@updates=20 >> asp"])
+@pytest.mark.parametrize(
+    "protocol", ["b_dbw(release_idle=true)", "adasync(base=k_batch_async, K_0=2)@updates=9 >> dbw"]
+)
+def test_of_controllers_that_have_a_name(protocol, tmp_path):
+    simulated(protocol, faults=DYING, worker_timeout_s=4.0, out=tmp_path / "run")
+    assert pl.replay(tmp_path / "run").difference == ""
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=3)", "k_batch_async(k=3)@updates=20 >> asp", "dbw"])
 def test_real(protocol, tmp_path):
     real(protocol, out=tmp_path / "run")
     assert pl.replay(tmp_path / "run").difference == ""

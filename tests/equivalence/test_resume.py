@@ -53,6 +53,13 @@ SETTINGS = {
     "faults": ("k_async(k=2)", EPOCHS, {"cluster": DYING, "worker_timeout_s": 30.0}),
     "iterable data": ("k_async(k=2)", {"data": Numbers()}, {}),
     "evaluated": ("asp", {"eval_data": dataset()}, {}),
+    "dbw": ("dbw(window=8)", {"microbatches": 2} | SCHEDULED, {}),
+    "dbw with faults": (
+        "dbw(forgetting=0.9)@updates=12 >> b_dbw",
+        EPOCHS,
+        {"cluster": DYING, "worker_timeout_s": 30.0},
+    ),
+    "adasync": ("adasync(base=k_batch_async, K_0=2)", EPOCHS, {}),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inspect import getdoc, signature
+from inspect import Parameter, getdoc, signature
 from pathlib import Path
 from typing import Annotated
 
@@ -16,9 +16,9 @@ def protocols() -> None:
     from paceline.catalogue import CATALOGUE
 
     for name, factory in CATALOGUE.items():
-        knobs = ", ".join(str(knob).replace("'", "") for knob in signature(factory).parameters.values())
+        knobs = ", ".join(_typed(knob) for knob in signature(factory).parameters.values())
         what, _, paper = (getdoc(factory) or "").partition("\n\n")
-        print(f"{name}({knobs})" if knobs else name)
+        print(_wrapped(f"{name}({knobs})" if knobs else name, indent=""))
         for line in (what, paper):
             print(_wrapped(line))
 
@@ -35,7 +35,12 @@ def fetch(
     print(f"{name} is in {folder}")
 
 
-def _wrapped(text: str) -> str:
+def _typed(knob: Parameter) -> str:
+    """Return a knob as it is typed, with its default if it has one."""
+    return knob.name if knob.default is Parameter.empty else f"{knob.name}={str(knob.default).lower()}"
+
+
+def _wrapped(text: str, indent: str = "    ") -> str:
     from textwrap import fill
 
-    return fill(" ".join(text.split()), 80, initial_indent="    ", subsequent_indent="    ")
+    return fill(" ".join(text.split()), 80, initial_indent=indent, subsequent_indent="    ")
