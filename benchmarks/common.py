@@ -6,10 +6,11 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 import psutil
@@ -38,6 +39,30 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> dict[str, Any]:
     """Return the spread of the ratios taken round by round."""
     return spread([above / below for above, below in zip(numerators, denominators, strict=True)])
+
+
+class Stopwatch:
+    """Adds up the time that a program spends inside of some methods.
+
+    Attributes:
+        s: seconds so far.
+    """
+
+    def __init__(self) -> None:
+        self.s = 0.0
+
+    def time(self, kind: type[Any], name: str, clock: Callable[[], float] = perf_counter) -> None:
+        """Watch a method of a class from now on."""
+        inner = getattr(kind, name)
+
+        def timed(*args: Any, **options: Any) -> Any:
+            begun = clock()
+            try:
+                return inner(*args, **options)
+            finally:
+                self.s += clock() - begun
+
+        setattr(kind, name, timed)
 
 
 def rounded(value: float) -> float:

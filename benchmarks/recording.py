@@ -13,7 +13,6 @@ import argparse
 import gc
 import io
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter, thread_time
@@ -27,7 +26,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import paceline as pl
-from common import options, ratios, report, rounded, spread
+from common import Stopwatch, options, ratios, report, rounded, spread
 from paceline.callbacks.progress import ProgressLine
 from paceline.checkpoint.keeper import Keeper
 from paceline.recording.event_log import EventLog
@@ -47,7 +46,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     job = make_job(args.folder, args.batch_size)
     plain_s, written_s, shares = [], [], []
-    spent = Spent()
+    spent = inside_of_recording()
     run(job, args, None)  # a round to warm up
     for _ in range(args.rounds):
         plain_s.append(run(job, args, None))
@@ -96,39 +95,22 @@ def run(job: pl.Job, args: argparse.Namespace, folder: Path | None) -> float:
     return perf_counter() - begun
 
 
-class Spent:
-    """Adds up what a run spends on being written down: wall time of its own thread, processor time of the other.
-
-    Attributes:
-        s: seconds so far.
-    """
-
-    def __init__(self) -> None:
-        self.s = 0.0
-        own: list[tuple[type[Any], str]] = [
-            (RunFolder, "__init__"),
-            (RunFolder, "on_record"),
-            (RunFolder, "save_model"),
-            (RunFolder, "close"),
-            (ProgressLine, "on_record"),
-            (Keeper, "after"),
-            (Keeper, "at_end"),
-        ]
-        for kind, name in own:
-            self._time(kind, name, perf_counter)
-        self._time(EventLog, "_write", thread_time)
-
-    def _time(self, kind: type[Any], name: str, clock: Callable[[], float]) -> None:
-        inner = getattr(kind, name)
-
-        def timed(*args: Any, **options: Any) -> Any:
-            begun = clock()
-            try:
-                return inner(*args, **options)
-            finally:
-                self.s += clock() - begun
-
-        setattr(kind, name, timed)
+def inside_of_recording() -> Stopwatch:
+    """Return what adds up the wall time of the run's own thread, and the processor time of the one that writes."""
+    watch = Stopwatch()
+    own: list[tuple[type[Any], str]] = [
+        (RunFolder, "__init__"),
+        (RunFolder, "on_record"),
+        (RunFolder, "save_model"),
+        (RunFolder, "close"),
+        (ProgressLine, "on_record"),
+        (Keeper, "after"),
+        (Keeper, "at_end"),
+    ]
+    for kind, name in own:
+        watch.time(kind, name)
+    watch.time(EventLog, "_write", thread_time)
+    return watch
 
 
 class Memory(pl.Callback):

@@ -1,0 +1,61 @@
+"""What choosing k costs: the decisions of DBW and the measuring of steps, in the wall time of a run.
+
+The MNIST run of `virtual_engine.py` under `dbw()`. The share is the time that the run spends inside of the controllers,
+which is all of their decisions, and inside of the step meter: a difference of two runs spreads by 10 % on a shared
+machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+from time import perf_counter
+
+import torch
+
+import paceline as pl
+from common import Stopwatch, options, report, spread
+from paceline.controllers.dbw import DBW
+from paceline.controllers.idle_workers import IdleWorkers
+from paceline.step_meter import StepMeter
+from virtual_engine import make_job, mnist_run
+
+BAR = 0.01
+SEED = 0
+
+
+def main() -> None:
+    args = mnist_run(options(__doc__ or "", rounds=7)).parse_args()
+    torch.set_num_threads(args.threads)
+    job = make_job(args.folder, args.batch_size)
+    watch = Stopwatch()
+    for kind, name in ((DBW, "decide"), (IdleWorkers, "decide"), (StepMeter, "before"), (StepMeter, "after")):
+        watch.time(kind, name)
+    run(job, args)  # a round to warm up
+    wall_s, shares = [], []
+    for _ in range(args.rounds):
+        watch.s = 0.0
+        wall_s.append(run(job, args))
+        shares.append(watch.s / wall_s[-1])
+    share = spread(shares)
+    report(
+        "controller",
+        args,
+        {
+            "bar": f"under {BAR:.0%} of the wall time",
+            "data": job.name,
+            "wall_s": spread(wall_s),
+            "share": {**share, "meets_bar": share["median"] < BAR},
+        },
+    )
+
+
+def run(job: pl.Job, args: argparse.Namespace) -> float:
+    """Return the seconds of one run."""
+    cluster = pl.Cluster(args.n, pl.Exponential(mean_s=1.0))
+    begun = perf_counter()
+    pl.train(job, protocol=pl.dbw(), cluster=cluster, stop=pl.Stop(updates=args.updates), seed=SEED)
+    return perf_counter() - begun
+
+
+if __name__ == "__main__":
+    main()
