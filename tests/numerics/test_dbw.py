@@ -208,7 +208,7 @@ def test_the_first_two_updates_wait_for_all():
     assert driven.k == 4
     assert driven.update(loss=1.0) == 4
     assert driven.update(loss=0.9) < 4
-    assert "expected" in driven.reason
+    assert "expects the loss to fall" in driven.reason
 
 
 def test_equal_times_and_equal_gains_are_a_tie_for_the_largest_k():

@@ -55,7 +55,7 @@ class BDBW(Controller[RoundTimes]):
             return state, [SetQuorum(n, "all workers in the first two updates")]
         times_s = state.durations.estimate().times.tolist()
         k = fastest(range(1, n + 1), times_s)
-        return state, [SetQuorum(k, f"{k} gradients in {times_s[k - 1]:.3g} s expected")]
+        return state, [SetQuorum(k, f"expects {k} gradients in {times_s[k - 1]:.3g} s")]
 
     def state_dict(self, state: RoundTimes) -> dict[str, Any]:
         """Return what was learnt."""

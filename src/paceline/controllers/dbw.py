@@ -138,7 +138,7 @@ class DBW(Controller[_State]):
             return k, f"no k promises a gain, {'all workers' if k == n else 'as before'}; {known}"
         times_s = state.times.durations.estimate().times.tolist()
         k = fastest(gains, times_s)
-        return k, f"loss -{gains[k - 1]:.3g} in {times_s[k - 1]:.3g} s expected; {known}"
+        return k, f"expects the loss to fall by {gains[k - 1]:.3g} in {times_s[k - 1]:.3g} s; {known}"
 
     def state_dict(self, state: _State) -> dict[str, Any]:
         """Return what was learnt."""
