@@ -30,7 +30,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from paceline.errors import UsageError
-from paceline.estimators.isotonic import Floats, IsotonicFit, weighted_mean
+from paceline.estimators.isotonic import Floats, IsotonicFit
 
 Unobserved = Literal["lower", "mid", "upper"]
 Cell = tuple[int, int]  # (h, i)
@@ -216,11 +216,11 @@ class DurationEstimator:
     def _refresh(self) -> None:
         """Tell the fit of the cells whose samples in the window have changed."""
         for cell in self._outdated:
-            weights = [self._weight(version) for version, _ in self._samples[cell]]
-            if weights:
-                mean = weighted_mean(weights, [t_s for _, t_s in self._samples[cell]])
-                self._fit.replace(*self._place(*cell), sum(weights), mean)
-            else:
+            place, weight, mean = self._place(*cell), 0.0, 0.0
+            for version, t_s in self._samples[cell]:
+                weight += self._weight(version)
+                mean += (t_s - mean) * (self._weight(version) / weight)
+            self._fit.replace(*place, weight, mean)
+            if not weight:
                 del self._samples[cell]
-                self._fit.replace(*self._place(*cell), 0.0, 0.0)
         self._outdated.clear()
