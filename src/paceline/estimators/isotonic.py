@@ -34,9 +34,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate
 from math import inf
-from operator import add, attrgetter, mul
+from operator import attrgetter, mul
 from typing import Any
 
 import numpy as np
@@ -286,13 +285,12 @@ def optimal_parts(cells: list[Cell], margin: float) -> list[tuple[list[Cell], fl
     waiting = [(cells, *centre(cells))]
     while waiting:
         part, value, gains = waiting.pop()
-        if has_rise(part, gains):
-            lower, upper = best_split(part, gains)
-            if lower and upper:
-                low, high = centre(lower), centre(upper)
-                if high[0] - low[0] > margin * max(abs(high[0]), abs(low[0])):
-                    waiting += (lower, *low), (upper, *high)
-                    continue
+        lower, upper = best_split(part, gains)
+        if lower and upper:
+            low, high = centre(lower), centre(upper)
+            if high[0] - low[0] > margin * max(abs(high[0]), abs(low[0])):
+                waiting += (lower, *low), (upper, *high)
+                continue
         parts.append((part, value))
     return parts
 
@@ -317,15 +315,23 @@ def centre(cells: list[Cell]) -> tuple[float, list[float]]:
     return first + shift, gains
 
 
-def has_rise(cells: list[Cell], gains: list[float]) -> bool:
-    """Return whether an upper set has a positive sum of gains, beyond rounding.
+def best_split(cells: list[Cell], gains: list[float]) -> tuple[list[Cell], list[Cell]]:
+    """Return these cells outside and inside of the upper set with the largest sum of gains.
 
     Each loss uses up gains of cells that its own dominates, those of the last columns first, because more of the cells
-    to come dominate the others. What is left is the largest sum.
+    to come dominate the others. What is left in the end is the largest sum; nothing is split if that is rounding.
+
+    What is left from a column on does not depend on smaller columns. So the set begins, from the last level back, at the
+    first column with something left after that level, but not before the column where it begins one level later.
     """
     columns: list[int] = []
     spare: list[float] = []
+    after: list[tuple[int, list[int]]] = []
+    level = cells[0].level
     for cell, gain in zip(cells, gains, strict=True):
+        if cell.level != level:
+            after.append((level, columns.copy()))
+            level = cell.level
         at = bisect_right(columns, cell.column)
         if gain > 0:
             columns.insert(at, cell.column)
@@ -337,30 +343,14 @@ def has_rise(cells: list[Cell], gains: list[float]) -> bool:
                 spare[at] = gain
             else:
                 del columns[at], spare[at]
-    return sum(spare) > ROUNDING * sum(map(abs, gains))
-
-
-def best_split(cells: list[Cell], gains: list[float]) -> tuple[list[Cell], list[Cell]]:
-    """Return these cells outside and inside of the upper set with the largest sum of gains; none of them is empty."""
-    columns = sorted({cell.column for cell in cells}, reverse=True)
-    rank = {column: j for j, column in enumerate(columns, start=1)}  # the last column is the first to be in the set
-    rows: dict[int, list[float]] = {}
-    for cell, gain in zip(cells, gains, strict=True):
-        if cell.level not in rows:
-            rows[cell.level] = [0.0] * (len(columns) + 1)
-        rows[cell.level][rank[cell.column]] = gain
-    best = [0.0] * (len(columns) + 1)
-    bests = []
-    for row in rows.values():
-        best = list(map(add, accumulate(row), accumulate(best, max)))
-        bests.append(best)
-    width = len(columns)
-    widths = {}
-    for level, best in zip(reversed(rows), reversed(bests), strict=True):
-        width = max(range(width + 1), key=best.__getitem__)
-        widths[level] = width
-    lower: list[Cell] = []
-    upper: list[Cell] = []
-    for cell in cells:
-        (upper if rank[cell.column] <= widths[cell.level] else lower).append(cell)
+    if sum(spare) <= ROUNDING * sum(map(abs, gains)):
+        return cells, []
+    after.append((level, columns))
+    begins: dict[int, float] = {}
+    begin: float = -1
+    for level, columns in reversed(after):
+        at = bisect_left(columns, begin)
+        begin = begins[level] = columns[at] if at < len(columns) else inf
+    lower = [cell for cell in cells if cell.column < begins[cell.level]]
+    upper = [cell for cell in cells if cell.column >= begins[cell.level]]
     return lower, upper
