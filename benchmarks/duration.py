@@ -1,13 +1,13 @@
 """The decision time of the duration estimator, against problem (17) as CVXPY and Clarabel solve it.
 
-A decision is: take in all samples that arrived during an update, then estimate T_k for all k. The samples are those of
-Push & Wait with exponential round trips of mean 1 s. Two ways to choose the quorums, of the history as well:
+A decision is: take in all samples that arrived during an update, then estimate T_k for all k. The samples are those
+of Push & Wait with exponential round trips of mean 1 s. Two ways to choose the quorums, of the history as well:
 
-- rate: the k with the largest k / T_k by the estimates themselves, as B-DBW would; few rows (h, .) have many samples.
-- random: each k drawn uniformly at random; all rows have few samples and many constraints are active.
+- rate: the k with the largest k / T_k by the estimates themselves, as B-DBW would: few rows (h, .) have many samples.
+- random: each k drawn uniformly: all rows have few samples, and many constraints are active.
 
-The peer solves the same problem (17) at the end of each round, in two ways: written down anew, as the paper suggests, or
-once and for all with parameters, of which CVXPY only recomputes what they change. Keeping its sums is not counted.
+The peer solves the same problem (17) at the end of each round, in two ways: written down anew, as the paper suggests,
+or once and for all with parameters, of which CVXPY only recomputes what they change. Keeping its sums is not counted.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def main() -> None:
                     peers[case].setdefault(name, []).append(took_s)
 
     results: dict[str, Any] = {}
-    for (choice, n), took_s in ours.items():
-        row: dict[str, Any] = {"ours_s": spread(took_s)}
+    for (choice, n), ours_s in ours.items():
+        row: dict[str, Any] = {"ours_s": spread(ours_s)}
         for name, peer_s in peers[choice, n].items():
-            times = ratios(peer_s, took_s)
+            times = ratios(peer_s, ours_s)
             row[f"{name}_s"] = spread(peer_s)
             row[f"{name} to ours"] = {**times, "meets_bar": times["median"] >= BARS[n]}
         if n == ALONE:
-            growth = ratios(took_s, ours[choice, GROWTH_FROM])
+            growth = ratios(ours_s, ours[choice, GROWTH_FROM])
             row[f"n={n} to n={GROWTH_FROM}"] = {**growth, "meets_bar": growth["median"] <= GROWTH_BAR}
         results[f"{choice}, n={n}"] = row
     bar = ", ".join(f"at least {bar} x at n={n}" for n, bar in BARS.items())

@@ -138,6 +138,11 @@ class DurationEstimator:
         wished = upper if self.unobserved == "upper" else lower + (upper - lower) / 2
         return Durations(lower, upper, np.maximum.accumulate(np.where(upper < inf, wished, lower)))
 
+    def fitted(self) -> dict[Cell, float]:
+        """Return the solution of problem (17) where there are samples: seconds by (h, i)."""
+        self.estimate()
+        return {self._ranks(level, column): value for (level, column), value in self._fit.values().items()}
+
     def resize(self, n: int) -> None:
         """Go on with n workers, >= 1, and the samples of the ranks that still exist.
 

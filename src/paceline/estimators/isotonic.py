@@ -17,17 +17,13 @@ blocks are left out, and 1 says that none of them is violated.
 **Repair.** New data can break 2 only in the blocks that they fall into, so those are split: by the upper set that
 maximizes sum_c weight_c (mean_c - m) at the block's mean m, and both parts again, until no set has a positive sum.
 Values of an upper part end above m and those of a lower part below it, so this is the optimum of the block's cells.
-Then 1 is checked around the cells that changed, blocks in violation are united, each union is split in the same way, and
-so on. The optimum without the constraints between blocks rises strictly with each union, so no partition comes twice and
-the repair ends. Rounding could break that argument, hence a split has to gain more than a margin, which grows with the
-rounds until nothing is split.
+Then 1 is checked around the cells that changed, blocks in violation are united, each union is split in the same way,
+and so on. The optimum without the constraints between blocks rises strictly with each union, so no partition comes
+twice and the repair ends. Rounding could break that argument, hence a split has to gain more than a margin, which
+grows with the rounds until nothing is split.
 
-**The best upper set** is a staircase: from a column on that does not increase with the level. With
-S_l(j) the sum over the last j columns of a level,
-
-    best_l(j) = S_l(j) + max_{i <= j} best_{l-1}(i),
-
-one pass over the cells, and a second one back for the staircase. No network is built and no flow pushed.
+**The best upper set** is a staircase: on each level it begins at a column, and on later levels not later. One greedy
+pass over the cells finds it (`best_split`); no network is built and no flow pushed.
 """
 
 from __future__ import annotations
@@ -321,8 +317,8 @@ def best_split(cells: list[Cell], gains: list[float]) -> tuple[list[Cell], list[
     Each loss uses up gains of cells that its own dominates, those of the last columns first, because more of the cells
     to come dominate the others. What is left in the end is the largest sum; nothing is split if that is rounding.
 
-    What is left from a column on does not depend on smaller columns. So the set begins, from the last level back, at the
-    first column with something left after that level, but not before the column where it begins one level later.
+    What is left from a column on does not depend on smaller columns. So the set begins, from the last level back, at
+    the first column with something left after that level, but not before the column where it begins one level later.
     """
     columns: list[int] = []
     spare: list[float] = []
