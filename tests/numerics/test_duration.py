@@ -261,6 +261,21 @@ def test_weights_stay_finite_over_a_million_versions():
     assert 0 < min(weights) <= max(weights) < 1e13
 
 
+def test_what_is_forgotten_is_what_the_formula_says_over_hundreds_of_versions():
+    samples = Samples(2, forgetting=0.5)
+    durations, resumed = estimator(samples), estimator(samples)
+    rng = np.random.default_rng(0)
+    for version in range(0, 200, 3):
+        for late, (h, i) in zip(rng.integers(4, size=4), cells_of(2), strict=True):
+            sample = (max(version - int(late), 0), h, i, float(rng.exponential()))
+            for each in (samples, durations, resumed):
+                each.add(*sample)
+        resumed = saved_and_loaded(resumed)
+        assert resumed.fitted() == durations.fitted()
+        weighed = samples.weighed()
+        assert durations.fitted() == pytest.approx(solve_by_brute_force(2, weighed), rel=1e-9)
+
+
 def push_and_wait(n, choose, updates, seed=0):
     """Feed an estimator's samples of Push & Wait with exponential round trips; choose(version) gives the quorums."""
     rng = np.random.default_rng(seed)

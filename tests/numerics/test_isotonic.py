@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import isotonic_regression
 
+from paceline.estimators import isotonic
 from paceline.estimators.isotonic import IsotonicFit
 
 
@@ -41,6 +42,22 @@ def test_the_order_reversed_gives_the_values_reversed(seed):
     assert fit.values() == pytest.approx({(6 - r, 5 - c): -value for (r, c), value in mirrored.values().items()})
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_one_cell_after_another_where_most_places_are_empty(seed):
+    rng = np.random.default_rng(seed)
+    fit, data = IsotonicFit(12, 12), []
+    for _ in range(60):
+        data.append((int(rng.integers(12)), int(rng.integers(12)), 1.0, float(rng.exponential())))
+        fit.add(*data[-1])
+        fit.solve()
+        check_order(fit)
+        fresh = IsotonicFit(12, 12)
+        for each in data:
+            fresh.add(*each)
+        fresh.solve()
+        assert fit.values() == pytest.approx(fresh.values(), rel=1e-9)
+
+
 @pytest.mark.parametrize("spread", [0.0, 1e-16, 3e-16, 1e-15, 1e-9])
 def test_values_that_differ_by_rounding_do_not_keep_it_from_ending(spread):
     rng = np.random.default_rng(0)
@@ -50,6 +67,21 @@ def test_values_that_differ_by_rounding_do_not_keep_it_from_ending(spread):
         fit.add(int(rng.integers(30)), int(rng.integers(30)), 1.0, 1 / 3 + spread * float(rng.normal()))
         fit.solve()
         check_order(fit)
+
+
+@pytest.mark.timeout(20)
+def test_it_ends_even_if_means_are_off(monkeypatch):
+    exact = isotonic.centre
+
+    def rough(cells):
+        value, gains = exact(cells)
+        return value * (1 + 1e-3 * (len(cells) % 7)), gains
+
+    monkeypatch.setattr(isotonic, "centre", rough)
+    rng = np.random.default_rng(0)
+    fit = random_fit(rng, 20, 20, 500, lambda: 1 + 1e-2 * rng.normal())
+    fit.solve()
+    check_order(fit)
 
 
 def check_order(fit):

@@ -294,21 +294,15 @@ def optimal_parts(cells: list[Cell], margin: float) -> list[tuple[list[Cell], fl
 def centre(cells: list[Cell]) -> tuple[float, list[float]]:
     """Return the weighted mean of cells, exactly the common value if all are equal, and weight * (mean - it) for each.
 
-    These gains sum to 0. What rounding makes of that is taken out in proportion to the weights: the error of the mean
-    times the weight of a heavy cell could outweigh light ones.
+    All is computed as offsets from one of the means, so that rounding is small against the differences of the means.
     """
     if len(cells) == 1:
         return cells[0].mean, [0.0]
     first = cells[0].mean
     weights = [cell.weight for cell in cells]
-    total = sum(weights)
     offsets = [cell.mean - first for cell in cells]
-    shift = sum(map(mul, weights, offsets)) / total
-    gains = [weight * (offset - shift) for weight, offset in zip(weights, offsets, strict=True)]
-    rest = sum(gains) / total
-    if rest:
-        gains = [gain - weight * rest for weight, gain in zip(weights, gains, strict=True)]
-    return first + shift, gains
+    shift = sum(map(mul, weights, offsets)) / sum(weights)
+    return first + shift, [weight * (offset - shift) for weight, offset in zip(weights, offsets, strict=True)]
 
 
 def best_split(cells: list[Cell], gains: list[float]) -> tuple[list[Cell], list[Cell]]:
