@@ -98,7 +98,7 @@ class DurationEstimator:
         self.forgetting = forgetting
         self._newest = 0
         self._unit = 0  # the version whose samples weigh 1
-        self._fit = IsotonicFit(2 * n - 1, n)
+        self._fit = IsotonicFit(n)
         # With a window only: the samples of each cell, the cells of each version, and those to look at again.
         self._samples: dict[Cell, list[Sample]] = {}
         self._cells_of: dict[int, list[Cell]] = {}
@@ -152,7 +152,7 @@ class DurationEstimator:
             raise UsageError(f"n = {n!r}, expected at least one worker")
         cells = [(self._ranks(cell.level, cell.column), cell.weight, cell.mean) for cell in self._fit.cells()]
         samples, self._samples, self._cells_of, self._outdated = self._samples, {}, {}, set()
-        self.n, self._fit = n, IsotonicFit(2 * n - 1, n)
+        self.n, self._fit = n, IsotonicFit(n)
         for (h, i), weight, mean in cells:
             if i <= n and self.window is None:
                 self._fit.add(*self._place(min(h, n), i), weight, mean)
@@ -179,7 +179,7 @@ class DurationEstimator:
             for version, t_s in of_cell:
                 self._keep(cell, version, t_s)
         self._outdated = set()
-        self._fit = IsotonicFit(2 * self.n - 1, self.n)
+        self._fit = IsotonicFit(self.n)
         self._fit.load_state_dict(state["fit"])
 
     def _place(self, h: int, i: int) -> tuple[int, int]:

@@ -23,60 +23,34 @@ twice and the repair ends. Rounding could break that argument, hence a split has
 grows with the rounds until nothing is split.
 
 **The best upper set** is a staircase: on each level it begins at a column, and on later levels not later. One greedy
-pass over the cells finds it (`best_split`); no network is built and no flow pushed.
+pass over the cells finds it (`blocks.best_split`); no network is built and no flow pushed.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import inf
-from operator import attrgetter, mul
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.estimators.blocks import Block, Cell, first_place, optimal_parts, unions
+
 Floats = NDArray[np.float64]
-Partition = list[tuple[float, list[tuple[int, int]]]]
 
 SMALLEST_GAIN, GAIN_GROWTH = 2.0**-50, 1.25
-ROUNDING = 2.0**-48
-
-
-class Cell:
-    """Data at one place of the order, and the block that they are in."""
-
-    __slots__ = ("block", "column", "level", "mean", "place", "weight")
-
-    def __init__(self, place: int, level: int, column: int) -> None:
-        self.place = place
-        self.level = level
-        self.column = column
-        self.weight = 0.0
-        self.mean = 0.0
-        self.block: Block
-
-
-class Block:
-    """Cells, in the order of their places, that share a value."""
-
-    __slots__ = ("cells", "value")
-
-    def __init__(self, cells: list[Cell], value: float) -> None:
-        self.cells = cells
-        self.value = value
 
 
 class IsotonicFit:
     """The weighted least-squares fit that increases with level and column, over the cells that have data.
 
     Args:
-        levels: their number, >= 1.
-        columns: their number, >= 1.
+        columns: their number, >= 1; levels are any integers.
 
     Example:
-        >>> fit = IsotonicFit(levels=1, columns=3)
+        >>> fit = IsotonicFit(columns=3)
         >>> for column, mean in enumerate([1.0, 4.0, 2.0]):
         ...     fit.add(0, column, 1.0, mean)
         >>> fit.solve()
@@ -84,8 +58,7 @@ class IsotonicFit:
         {(0, 0): 1.0, (0, 1): 3.0, (0, 2): 3.0}
     """
 
-    def __init__(self, levels: int, columns: int) -> None:
-        self.levels = levels
+    def __init__(self, columns: int) -> None:
         self.columns = columns
         self._cells: dict[int, Cell] = {}
         self._stale: set[Block] = set()
@@ -127,7 +100,7 @@ class IsotonicFit:
     def solve(self) -> None:
         """Make the fit optimal for all data taken in."""
         self._drop_emptied()
-        waiting = [block.cells for block in sorted(self._stale, key=_first_place)]
+        waiting = [block.cells for block in sorted(self._stale, key=first_place)]
         self._stale.clear()
         margin = SMALLEST_GAIN
         while waiting:
@@ -160,14 +133,14 @@ class IsotonicFit:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the data of each cell, the blocks with their values, and which of them wait to be solved again."""
-        blocks = sorted({cell.block for cell in self._cells.values()}, key=_first_place)
+        blocks = sorted({cell.block for cell in self._cells.values()}, key=first_place)
         return {
             "cells": [(cell.level, cell.column, cell.weight, cell.mean) for cell in self._cells.values()],
             "blocks": [(block in self._stale, block.value, [cell.place for cell in block.cells]) for block in blocks],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state, of a fit with as many levels and columns; this one has to be new."""
+        """Go on from such a state, of a fit with as many columns; this one has to be new."""
         for level, column, weight, mean in state["cells"]:
             self.replace(level, column, weight, mean)
         self._stale.clear()
@@ -248,99 +221,3 @@ class IsotonicFit:
 
     def _block_at(self, row: int, column: int) -> Block:
         return self._cells[self._row_levels[row] * self.columns + column].block
-
-
-_place = attrgetter("place")
-
-
-def _first_place(block: Block) -> int:
-    return block.cells[0].place
-
-
-def unions(pairs: Iterable[tuple[Block, Block]]) -> list[list[Cell]]:
-    """Return the cells of the blocks in these pairs, those of connected blocks together, in the order of places."""
-    groups: dict[Block, list[Block]] = {}
-    for pair in pairs:
-        a, b = (groups.setdefault(block, [block]) for block in pair)
-        if a is not b:
-            a += b
-            for block in b:
-                groups[block] = a
-    different = {id(group): group for group in groups.values()}.values()
-    return [sorted([cell for block in group for cell in block.cells], key=_place) for group in different]
-
-
-def optimal_parts(cells: list[Cell], margin: float) -> list[tuple[list[Cell], float]]:
-    """Return the blocks of the optimum of these cells, in the order of places, with their values.
-
-    Args:
-        cells: in the order of their places.
-        margin: by how much, relative to their sizes, the means of two parts have to differ to be told apart.
-    """
-    parts = []
-    waiting = [(cells, *centre(cells))]
-    while waiting:
-        part, value, gains = waiting.pop()
-        lower, upper = best_split(part, gains)
-        if lower and upper:
-            low, high = centre(lower), centre(upper)
-            if high[0] - low[0] > margin * max(abs(high[0]), abs(low[0])):
-                waiting += (lower, *low), (upper, *high)
-                continue
-        parts.append((part, value))
-    return parts
-
-
-def centre(cells: list[Cell]) -> tuple[float, list[float]]:
-    """Return the weighted mean of cells, exactly the common value if all are equal, and weight * (mean - it) for each.
-
-    All is computed as offsets from one of the means, so that rounding is small against the differences of the means.
-    """
-    if len(cells) == 1:
-        return cells[0].mean, [0.0]
-    first = cells[0].mean
-    weights = [cell.weight for cell in cells]
-    offsets = [cell.mean - first for cell in cells]
-    shift = sum(map(mul, weights, offsets)) / sum(weights)
-    return first + shift, [weight * (offset - shift) for weight, offset in zip(weights, offsets, strict=True)]
-
-
-def best_split(cells: list[Cell], gains: list[float]) -> tuple[list[Cell], list[Cell]]:
-    """Return these cells outside and inside of the upper set with the largest sum of gains.
-
-    Each loss uses up gains of cells that its own dominates, those of the last columns first, because more of the cells
-    to come dominate the others. What is left in the end is the largest sum; nothing is split if that is rounding.
-
-    What is left from a column on does not depend on smaller columns. So the set begins, from the last level back, at
-    the first column with something left after that level, but not before the column where it begins one level later.
-    """
-    columns: list[int] = []
-    spare: list[float] = []
-    after: list[tuple[int, list[int]]] = []
-    level = cells[0].level
-    for cell, gain in zip(cells, gains, strict=True):
-        if cell.level != level:
-            after.append((level, columns.copy()))
-            level = cell.level
-        at = bisect_right(columns, cell.column)
-        if gain > 0:
-            columns.insert(at, cell.column)
-            spare.insert(at, gain)
-        while gain < 0 and at:
-            at -= 1
-            gain += spare[at]
-            if gain > 0:
-                spare[at] = gain
-            else:
-                del columns[at], spare[at]
-    if sum(spare) <= ROUNDING * sum(map(abs, gains)):
-        return cells, []
-    after.append((level, columns))
-    begins: dict[int, float] = {}
-    begin: float = -1
-    for level, columns in reversed(after):
-        at = bisect_left(columns, begin)
-        begin = begins[level] = columns[at] if at < len(columns) else inf
-    lower = [cell for cell in cells if cell.column < begins[cell.level]]
-    upper = [cell for cell in cells if cell.column >= begins[cell.level]]
-    return lower, upper
