@@ -174,17 +174,21 @@ class IsotonicFit:
         """Copy the values of cells into the arrays."""
         new = {cell.level for cell in changed}.difference(self._rows)
         if new:
-            levels = sorted(new.union(self._rows))
-            kept = [row for row, level in enumerate(levels) if level in self._rows]
-            self._floor, floor = np.full((len(levels), self.columns), -inf), self._floor
-            self._ceiling, ceiling = np.full((len(levels), self.columns), inf), self._ceiling
-            self._floor[kept], self._ceiling[kept] = floor, ceiling
-            self._rows = {level: row for row, level in enumerate(levels)}
-            self._row_levels = levels
+            self._insert_rows(new)
         places = [self._rows[cell.level] * self.columns + cell.column for cell in changed]
         values = np.array([cell.block.value for cell in changed])
         self._floor.reshape(-1)[places] = values
         self._ceiling.reshape(-1)[places] = values
+
+    def _insert_rows(self, new: set[int]) -> None:
+        levels = sorted(new.union(self._rows))
+        kept = [row for row, level in enumerate(levels) if level in self._rows]
+        floor, ceiling = self._floor, self._ceiling
+        self._floor = np.full((len(levels), self.columns), -inf)
+        self._ceiling = np.full((len(levels), self.columns), inf)
+        self._floor[kept], self._ceiling[kept] = floor, ceiling
+        self._rows = {level: row for row, level in enumerate(levels)}
+        self._row_levels = levels
 
     def _violations(self, changed: list[Cell]) -> Iterator[tuple[Block, Block]]:
         """Yield pairs of blocks, the first one higher, where cells of the second dominate cells of the first.
