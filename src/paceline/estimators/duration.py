@@ -30,7 +30,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from paceline.errors import UsageError
-from paceline.estimators.isotonic import Floats, IsotonicFit, weighted_mean
+from paceline.estimators.isotonic import Floats, IsotonicFit
 
 Unobserved = Literal["lower", "mid", "upper"]
 Cell = tuple[int, int]  # (h, i)
@@ -98,7 +98,7 @@ class DurationEstimator:
         self.forgetting = forgetting
         self._newest = 0
         self._unit = 0  # the version whose samples weigh 1
-        self._fit = IsotonicFit(2 * n - 1, n)
+        self._fit = IsotonicFit(n)
         # With a window only: the samples of each cell, the cells of each version, and those to look at again.
         self._samples: dict[Cell, list[Sample]] = {}
         self._cells_of: dict[int, list[Cell]] = {}
@@ -138,6 +138,11 @@ class DurationEstimator:
         wished = upper if self.unobserved == "upper" else lower + (upper - lower) / 2
         return Durations(lower, upper, np.maximum.accumulate(np.where(upper < inf, wished, lower)))
 
+    def fitted(self) -> dict[Cell, float]:
+        """Return the solution of problem (17) where there are samples: seconds by (h, i)."""
+        self.estimate()
+        return {self._ranks(level, column): value for (level, column), value in self._fit.values().items()}
+
     def resize(self, n: int) -> None:
         """Go on with n workers, >= 1, and the samples of the ranks that still exist.
 
@@ -147,7 +152,7 @@ class DurationEstimator:
             raise UsageError(f"n = {n!r}, expected at least one worker")
         cells = [(self._ranks(cell.level, cell.column), cell.weight, cell.mean) for cell in self._fit.cells()]
         samples, self._samples, self._cells_of, self._outdated = self._samples, {}, {}, set()
-        self.n, self._fit = n, IsotonicFit(2 * n - 1, n)
+        self.n, self._fit = n, IsotonicFit(n)
         for (h, i), weight, mean in cells:
             if i <= n and self.window is None:
                 self._fit.add(*self._place(min(h, n), i), weight, mean)
@@ -174,7 +179,7 @@ class DurationEstimator:
             for version, t_s in of_cell:
                 self._keep(cell, version, t_s)
         self._outdated = set()
-        self._fit = IsotonicFit(2 * self.n - 1, self.n)
+        self._fit = IsotonicFit(self.n)
         self._fit.load_state_dict(state["fit"])
 
     def _place(self, h: int, i: int) -> tuple[int, int]:
@@ -216,11 +221,11 @@ class DurationEstimator:
     def _refresh(self) -> None:
         """Tell the fit of the cells whose samples in the window have changed."""
         for cell in self._outdated:
-            weights = [self._weight(version) for version, _ in self._samples[cell]]
-            if weights:
-                mean = weighted_mean(weights, [t_s for _, t_s in self._samples[cell]])
-                self._fit.replace(*self._place(*cell), sum(weights), mean)
-            else:
+            place, weight, mean = self._place(*cell), 0.0, 0.0
+            for version, t_s in self._samples[cell]:
+                weight += self._weight(version)
+                mean += (t_s - mean) * (self._weight(version) / weight)
+            self._fit.replace(*place, weight, mean)
+            if not weight:
                 del self._samples[cell]
-                self._fit.replace(*self._place(*cell), 0.0, 0.0)
         self._outdated.clear()

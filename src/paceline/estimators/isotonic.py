@@ -19,67 +19,38 @@ maximizes sum_c weight_c (mean_c - m) at the block's mean m, and both parts agai
 Values of an upper part end above m and those of a lower part below it, so this is the optimum of the block's cells.
 Then 1 is checked around the cells that changed, blocks in violation are united, each union is split in the same way,
 and so on. The optimum without the constraints between blocks rises strictly with each union, so no partition comes
-twice and the repair ends. Rounding could break that argument, hence a split has to gain more than a margin, which grows
-with the rounds until nothing is split.
+twice and the repair ends. Rounding could break that argument, hence a split has to gain more than a margin, which
+grows with the rounds until nothing is split.
 
-**The best upper set** is a staircase: from a column on that does not increase with the level. With
-S_l(j) the sum over the last j columns of a level,
-
-    best_l(j) = S_l(j) + max_{i <= j} best_{l-1}(i),
-
-one pass over the cells, and a second one back for the staircase. No network is built and no flow pushed.
+**The best upper set** is a staircase: on each level it begins at a column, and on later levels not later. One greedy
+pass over the cells finds it (`blocks.best_split`); no network is built and no flow pushed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
 from math import inf
-from operator import add, attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.estimators.blocks import Block, Cell, first_place, optimal_parts, unions
+
 Floats = NDArray[np.float64]
-Partition = list[tuple[float, list[tuple[int, int]]]]
 
 SMALLEST_GAIN, GAIN_GROWTH = 2.0**-50, 1.25
-
-
-class Cell:
-    """Data at one place of the order, and the block that they are in."""
-
-    __slots__ = ("block", "column", "level", "mean", "place", "weight")
-
-    def __init__(self, place: int, level: int, column: int) -> None:
-        self.place = place
-        self.level = level
-        self.column = column
-        self.weight = 0.0
-        self.mean = 0.0
-        self.block: Block
-
-
-class Block:
-    """Cells, in the order of their places, that share a value."""
-
-    __slots__ = ("cells", "value")
-
-    def __init__(self, cells: list[Cell], value: float) -> None:
-        self.cells = cells
-        self.value = value
 
 
 class IsotonicFit:
     """The weighted least-squares fit that increases with level and column, over the cells that have data.
 
     Args:
-        levels: their number, >= 1.
-        columns: their number, >= 1.
+        columns: their number, >= 1; levels are any integers.
 
     Example:
-        >>> fit = IsotonicFit(levels=1, columns=3)
+        >>> fit = IsotonicFit(columns=3)
         >>> for column, mean in enumerate([1.0, 4.0, 2.0]):
         ...     fit.add(0, column, 1.0, mean)
         >>> fit.solve()
@@ -87,55 +58,61 @@ class IsotonicFit:
         {(0, 0): 1.0, (0, 1): 3.0, (0, 2): 3.0}
     """
 
-    def __init__(self, levels: int, columns: int) -> None:
+    def __init__(self, columns: int) -> None:
         self.columns = columns
         self._cells: dict[int, Cell] = {}
         self._stale: set[Block] = set()
-        self._by_value: dict[float, set[Block]] = {}
-        # The values twice: empty cells are neutral in a maximum of the one and in a minimum of the other.
-        self._floor = np.full((levels, columns), -inf)
-        self._ceiling = np.full((levels, columns), inf)
+        self._emptied: set[Cell] = set()
+        # Values by row and column, one row a level with data. They are there twice, because a place without data is
+        # -inf where maxima are taken and inf where minima are.
+        self._rows: dict[int, int] = {}
+        self._row_levels: list[int] = []
+        self._floor = np.full((0, columns), -inf)
+        self._ceiling = np.full((0, columns), inf)
 
     def cells(self) -> Iterator[Cell]:
         """Yield the cells that have data."""
-        yield from self._cells.values()
+        return (cell for cell in self._cells.values() if cell.weight)
 
     def add(self, level: int, column: int, weight: float, mean: float) -> None:
-        """Take in data of this weight (> 0) and this mean, into the mean of the cell."""
-        cell = self._cell(level, column)
+        """Take in data of this weight (> 0) and this mean, besides those that the cell has."""
+        cell = self._cells.get(level * self.columns + column) or self._new_cell(level, column)
         cell.weight += weight
         cell.mean += (mean - cell.mean) * (weight / cell.weight)
         self._stale.add(cell.block)
 
     def replace(self, level: int, column: int, weight: float, mean: float) -> None:
-        """Let these be all data of a cell; with a weight of 0 the cell has none any more."""
-        cell = self._cell(level, column)
+        """Let these be all data of a cell; with a weight of 0 it has none any more."""
+        cell = self._cells.get(level * self.columns + column) or self._new_cell(level, column)
         cell.weight, cell.mean = weight, mean
         self._stale.add(cell.block)
+        if not weight:
+            self._emptied.add(cell)
 
     def scale(self, factor: float, least: float) -> None:
         """Multiply all weights, which changes nothing, but let none fall below the least."""
         for cell in self._cells.values():
             cell.weight *= factor
-            if cell.weight < least:
+            if 0 < cell.weight < least:
                 cell.weight = least
                 self._stale.add(cell.block)
 
     def solve(self) -> None:
         """Make the fit optimal for all data taken in."""
-        waiting = [block.cells for block in sorted(self._stale, key=_first_place)]
-        for block in self._stale:
-            self._forget(block)
+        self._drop_emptied()
+        waiting = [block.cells for block in sorted(self._stale, key=first_place)]
         self._stale.clear()
         margin = SMALLEST_GAIN
         while waiting:
             changed: list[Cell] = []
             for cells in waiting:
-                for part, value in optimal_parts(self._with_data(cells), margin):
-                    self._enter(Block(part, value))
+                for part, value in optimal_parts(cells, margin):
+                    block = Block(part, value)
+                    for cell in part:
+                        cell.block = block
                     changed += part
             self._write(changed)
-            waiting = self._unite(self._violations(changed))
+            waiting = unions(self._violations(changed))
             margin *= GAIN_GROWTH
 
     def values(self) -> dict[tuple[int, int], float]:
@@ -144,179 +121,107 @@ class IsotonicFit:
 
     def below(self, level: int) -> Floats:
         """Return what a cell of this level has to reach at least, by column [columns]; -inf for no bound."""
-        floor: Floats = np.maximum.accumulate(self._floor[: level + 1].max(axis=0))
+        rows = bisect_right(self._row_levels, level)
+        floor: Floats = np.maximum.accumulate(np.maximum.reduce(self._floor[:rows], initial=-inf))
         return floor
 
     def above(self, level: int) -> Floats:
         """Return what a cell of this level may reach at most, by column [columns]; inf for no bound."""
-        ceiling: Floats = np.minimum.accumulate(self._ceiling[level:].min(axis=0)[::-1])[::-1]
+        rows = bisect_left(self._row_levels, level)
+        ceiling: Floats = np.minimum.accumulate(np.minimum.reduce(self._ceiling[rows:], initial=inf)[::-1])[::-1]
         return ceiling
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the data of each cell, and the blocks with their values and whether data came in since."""
-        blocks = sorted({cell.block for cell in self._cells.values()}, key=_first_place)
+        """Return the data of each cell, the blocks with their values, and which of them wait to be solved again."""
+        blocks = sorted({cell.block for cell in self._cells.values()}, key=first_place)
         return {
-            "cells": [(cell.place, cell.weight, cell.mean) for cell in self._cells.values()],
-            "blocks": [(block.value, block in self._stale, [cell.place for cell in block.cells]) for block in blocks],
+            "cells": [(cell.level, cell.column, cell.weight, cell.mean) for cell in self._cells.values()],
+            "blocks": [(block in self._stale, block.value, [cell.place for cell in block.cells]) for block in blocks],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state, of a fit with as many levels and columns."""
-        self.__init__(*self._floor.shape)  # type: ignore[misc]
-        for place, weight, mean in state["cells"]:
-            cell = self._cell(*divmod(place, self.columns))
-            cell.weight, cell.mean = weight, mean
+        """Go on from such a state, of a fit with as many columns; this one has to be new."""
+        for level, column, weight, mean in state["cells"]:
+            self.replace(level, column, weight, mean)
         self._stale.clear()
-        self._by_value.clear()
-        for value, is_stale, places in state["blocks"]:
+        for is_stale, value, places in state["blocks"]:
             block = Block([self._cells[place] for place in places], value)
-            self._enter(block)
+            for cell in block.cells:
+                cell.block = block
             if is_stale:
                 self._stale.add(block)
         self._write(list(self._cells.values()))
 
-    def _cell(self, level: int, column: int) -> Cell:
+    def _new_cell(self, level: int, column: int) -> Cell:
         place = level * self.columns + column
-        cell = self._cells.get(place)
-        if cell is None:
-            cell = self._cells[place] = Cell(place, level, column)
-            self._enter(Block([cell], inf))
-            self._stale.add(cell.block)
+        cell = self._cells[place] = Cell(place, level, column)
+        cell.block = Block([cell], 0.0)
         return cell
 
-    def _enter(self, block: Block) -> None:
-        for cell in block.cells:
-            cell.block = block
-        self._by_value.setdefault(block.value, set()).add(block)
-
-    def _forget(self, block: Block) -> None:
-        peers = self._by_value[block.value]
-        peers.remove(block)
-        if not peers:
-            del self._by_value[block.value]
-
-    def _with_data(self, cells: list[Cell]) -> list[Cell]:
-        for cell in cells:
+    def _drop_emptied(self) -> None:
+        for cell in self._emptied:
             if not cell.weight:
                 del self._cells[cell.place]
-                self._floor.flat[cell.place], self._ceiling.flat[cell.place] = -inf, inf
-        return [cell for cell in cells if cell.weight]
+                cell.block.cells.remove(cell)
+                if cell.level in self._rows:
+                    self._floor[self._rows[cell.level], cell.column] = -inf
+                    self._ceiling[self._rows[cell.level], cell.column] = inf
+                if not cell.block.cells:
+                    self._stale.discard(cell.block)
+        self._emptied.clear()
 
     def _write(self, changed: list[Cell]) -> None:
-        places = [cell.place for cell in changed]
-        self._floor.flat[places] = self._ceiling.flat[places] = [cell.block.value for cell in changed]
+        """Copy the values of cells into the arrays."""
+        new = {cell.level for cell in changed}.difference(self._rows)
+        if new:
+            self._insert_rows(new)
+        places = [self._rows[cell.level] * self.columns + cell.column for cell in changed]
+        values = np.array([cell.block.value for cell in changed])
+        self._floor.reshape(-1)[places] = values
+        self._ceiling.reshape(-1)[places] = values
+
+    def _insert_rows(self, new: set[int]) -> None:
+        levels = sorted(new.union(self._rows))
+        kept = [row for row, level in enumerate(levels) if level in self._rows]
+        floor, ceiling = self._floor, self._ceiling
+        self._floor = np.full((len(levels), self.columns), -inf)
+        self._ceiling = np.full((len(levels), self.columns), inf)
+        self._floor[kept], self._ceiling[kept] = floor, ceiling
+        self._rows = {level: row for row, level in enumerate(levels)}
+        self._row_levels = levels
 
     def _violations(self, changed: list[Cell]) -> Iterator[tuple[Block, Block]]:
         """Yield pairs of blocks, the first one higher, where cells of the second dominate cells of the first.
 
-        Unchanged cells are in order among themselves. So it is enough to look at the levels from the first changed to
-        the last, with what all levels before ask for, and at the smallest values of the levels after.
+        Unchanged cells are in order among themselves. So it is enough to look at the rows from the first changed to
+        the last, with what all rows before ask for, and at the smallest values of the rows after.
         """
-        if not changed:
-            return
-        levels = [cell.level for cell in changed]
-        first, last = min(levels), max(levels)
-        needed = self._floor[first : last + 2].copy()
+        rows = [self._rows[cell.level] for cell in changed]
+        first, last = min(rows), max(rows)
+        by_column = self._floor[first : last + 2].copy()
         if first:
-            np.maximum(needed[0], self._floor[:first].max(axis=0), out=needed[0])
-        np.maximum.accumulate(needed, axis=0, out=needed)
-        np.maximum.accumulate(needed, axis=1, out=needed)
+            by_column[0] = np.maximum(by_column[0], np.maximum.reduce(self._floor[:first]))
+        np.maximum.accumulate(by_column, axis=0, out=by_column)
+        needed = np.maximum.accumulate(by_column, axis=1)
         found = self._ceiling[first : last + 2]
         if last + 2 < len(self._ceiling):
             found = found.copy()
-            np.minimum(found[-1], self._ceiling[last + 2 :].min(axis=0), out=found[-1])
+            found[-1] = np.minimum.reduce(self._ceiling[last + 1 :])
         is_low = needed > found
-        if not is_low.any():
+        if not np.count_nonzero(is_low):
             return
-        for row, column in np.argwhere(is_low).tolist():
-            high = self._block_of(float(needed[row, column]), range(first + row + 1), range(column + 1))
-            levels_of_low = range(first + row, len(self._floor) if row == last + 1 - first else first + row + 1)
-            low = self._block_of(float(found[row, column]), levels_of_low, range(column, column + 1))
-            yield high, low
+        highs: dict[float, Block] = {}
+        low_rows, columns = np.nonzero(is_low)
+        for row, column, value in zip(
+            low_rows.tolist(), columns.tolist(), needed[low_rows, columns].tolist(), strict=True
+        ):
+            if value not in highs:
+                at = int(by_column[row, : column + 1].argmax())
+                highs[value] = self._block_at(int(self._floor[: first + row + 1, at].argmax()), at)
+            low_row = first + row
+            if low_row > last:
+                low_row += int(self._ceiling[low_row:, column].argmin())
+            yield highs[value], self._block_at(low_row, column)
 
-    def _block_of(self, value: float, levels: range, columns: range) -> Block:
-        """Return the first block of this value that has a cell there."""
-        blocks = self._by_value[value]
-        if len(blocks) == 1:
-            return next(iter(blocks))
-        there = (b for b in blocks if any(cell.level in levels and cell.column in columns for cell in b.cells))
-        return min(there, key=_first_place)
-
-    def _unite(self, pairs: Iterable[tuple[Block, Block]]) -> list[list[Cell]]:
-        """Take out the blocks of these pairs and return their cells, those of connected blocks together."""
-        groups: dict[Block, list[Block]] = {}
-        for pair in pairs:
-            a, b = (groups.setdefault(block, [block]) for block in pair)
-            if a is not b:
-                a += b
-                for block in b:
-                    groups[block] = a
-        unions = {id(group): group for group in groups.values()}.values()
-        for block in groups:
-            self._forget(block)
-        return [sorted((cell for block in union for cell in block.cells), key=_place) for union in unions]
-
-
-_place = attrgetter("place")
-
-
-def _first_place(block: Block) -> int:
-    return block.cells[0].place
-
-
-def optimal_parts(cells: list[Cell], margin: float) -> Iterator[tuple[list[Cell], float]]:
-    """Yield the blocks of the optimum of these cells, in the order of places, with their values.
-
-    Args:
-        cells: in the order of their places.
-        margin: by how much, relative to their sizes, the means of two parts have to differ to be told apart.
-    """
-    waiting = [(cells, mean_of(cells))] if cells else []
-    while waiting:
-        part, value = waiting.pop()
-        lower, upper = best_split(part, value) if len(part) > 1 else (part, [])
-        if lower and upper:
-            low, high = mean_of(lower), mean_of(upper)
-            if high - low > margin * max(abs(high), abs(low)):
-                waiting += (lower, low), (upper, high)
-                continue
-        yield part, value
-
-
-def mean_of(cells: list[Cell]) -> float:
-    """Return the weighted mean of cells."""
-    if len(cells) == 1:
-        return cells[0].mean
-    return weighted_mean([cell.weight for cell in cells], [cell.mean for cell in cells])
-
-
-def weighted_mean(weights: list[float], values: list[float]) -> float:
-    """Return sum(weights * values) / sum(weights), and exactly the common value where all are equal."""
-    first = values[0]
-    return first + sum([weight * (value - first) for weight, value in zip(weights, values, strict=True)]) / sum(weights)
-
-
-def best_split(cells: list[Cell], value: float) -> tuple[list[Cell], list[Cell]]:
-    """Return these cells outside and inside of the upper set with the largest sum of weight * (mean - value)."""
-    columns = sorted({cell.column for cell in cells}, reverse=True)
-    rank = {column: j for j, column in enumerate(columns, start=1)}  # the last column is the first to be in the set
-    rows: dict[int, list[float]] = {}
-    for cell in cells:
-        if cell.level not in rows:
-            rows[cell.level] = [0.0] * (len(columns) + 1)
-        rows[cell.level][rank[cell.column]] = cell.weight * (cell.mean - value)
-    best = [0.0] * (len(columns) + 1)
-    bests = []
-    for row in rows.values():
-        best = list(map(add, accumulate(row), accumulate(best, max)))
-        bests.append(best)
-    width = len(columns)
-    widths = {}
-    for level, best in zip(reversed(rows), reversed(bests), strict=True):
-        width = max(range(width + 1), key=best.__getitem__)
-        widths[level] = width
-    lower: list[Cell] = []
-    upper: list[Cell] = []
-    for cell in cells:
-        (upper if rank[cell.column] <= widths[cell.level] else lower).append(cell)
-    return lower, upper
+    def _block_at(self, row: int, column: int) -> Block:
+        return self._cells[self._row_levels[row] * self.columns + column].block

@@ -1,0 +1,136 @@
+"""Blocks of cells that share a value: how they are united, and split where that is better.
+
+What they are parts of, and why this leads to an optimum, is told in `isotonic`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from math import inf
+from operator import attrgetter, mul
+
+ROUNDING = 2.0**-48
+
+
+class Cell:
+    """Data at one place of the order, and the block that they are in."""
+
+    __slots__ = ("block", "column", "level", "mean", "place", "weight")
+
+    def __init__(self, place: int, level: int, column: int) -> None:
+        self.place = place
+        self.level = level
+        self.column = column
+        self.weight = 0.0
+        self.mean = 0.0
+        self.block: Block
+
+
+class Block:
+    """Cells, in the order of their places, that share a value."""
+
+    __slots__ = ("cells", "value")
+
+    def __init__(self, cells: list[Cell], value: float) -> None:
+        self.cells = cells
+        self.value = value
+
+
+_place = attrgetter("place")
+
+
+def first_place(block: Block) -> int:
+    """Return the first place of a block, which no other block has."""
+    return block.cells[0].place
+
+
+def unions(pairs: Iterable[tuple[Block, Block]]) -> list[list[Cell]]:
+    """Return the cells of the blocks in these pairs, those of connected blocks together, in the order of places."""
+    groups: dict[Block, list[Block]] = {}
+    for pair in pairs:
+        a, b = (groups.setdefault(block, [block]) for block in pair)
+        if a is not b:
+            a += b
+            for block in b:
+                groups[block] = a
+    different = {id(group): group for group in groups.values()}.values()
+    return [sorted([cell for block in group for cell in block.cells], key=_place) for group in different]
+
+
+def optimal_parts(cells: list[Cell], margin: float) -> list[tuple[list[Cell], float]]:
+    """Return the blocks that the optimum of these cells consists of, with their values.
+
+    Args:
+        cells: in the order of their places.
+        margin: by how much, relative to their sizes, the means of two parts have to differ to be told apart.
+    """
+    if len(cells) == 1:
+        return [(cells, cells[0].mean)]
+    parts = []
+    waiting = [(cells, *centre(cells))]
+    while waiting:
+        part, value, gains = waiting.pop()
+        lower, upper = best_split(part, gains)
+        if lower and upper:
+            low, high = centre(lower), centre(upper)
+            if high[0] - low[0] > margin * max(abs(high[0]), abs(low[0])):
+                waiting += (lower, *low), (upper, *high)
+                continue
+        parts.append((part, value))
+    return parts
+
+
+def centre(cells: list[Cell]) -> tuple[float, list[float]]:
+    """Return the weighted mean of cells, exactly the common value if all are equal, and weight * (mean - it) for each.
+
+    All is computed as offsets from one of the means, so that rounding is small against the differences of the means.
+    """
+    if len(cells) == 1:
+        return cells[0].mean, [0.0]
+    first = cells[0].mean
+    weights = [cell.weight for cell in cells]
+    offsets = [cell.mean - first for cell in cells]
+    shift = sum(map(mul, weights, offsets)) / sum(weights)
+    return first + shift, [weight * (offset - shift) for weight, offset in zip(weights, offsets, strict=True)]
+
+
+def best_split(cells: list[Cell], gains: list[float]) -> tuple[list[Cell], list[Cell]]:
+    """Return these cells outside and inside of the upper set with the largest sum of gains.
+
+    Each loss uses up gains of cells that its own dominates, those of the last columns first, because more of the cells
+    to come dominate the others. What is left in the end is the largest sum; nothing is split if that is rounding.
+
+    What is left from a column on does not depend on smaller columns. So the set begins, from the last level back, at
+    the first column with something left after that level, but not before the column where it begins one level later.
+    """
+    columns: list[int] = []
+    spare: list[float] = []
+    after: list[tuple[int, list[int]]] = []
+    level = cells[0].level
+    for cell, gain in zip(cells, gains, strict=True):
+        if cell.level != level:
+            after.append((level, columns.copy()))
+            level = cell.level
+        at = bisect_right(columns, cell.column)
+        if gain > 0:
+            columns.insert(at, cell.column)
+            spare.insert(at, gain)
+        while gain < 0 and at:
+            at -= 1
+            gain += spare[at]
+            if gain > 0:
+                spare[at] = gain
+            else:
+                del columns[at], spare[at]
+    if sum(spare) <= ROUNDING * sum(map(abs, gains)):
+        return cells, []
+    after.append((level, columns))
+    begins: dict[int, float] = {}
+    begin: float = -1
+    for level, columns in reversed(after):
+        at = bisect_left(columns, begin)
+        begin = begins[level] = columns[at] if at < len(columns) else inf
+    lower = [cell for cell in cells if cell.column < begins[cell.level]]
+    upper = [cell for cell in cells if cell.column >= begins[cell.level]]
+    return lower, upper

@@ -1,0 +1,105 @@
+"""The isotonic fit where other solvers know the answer, and where rounding could keep it from ending."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy.optimize import isotonic_regression
+
+from paceline.estimators.isotonic import IsotonicFit
+
+
+def random_fit(rng, levels, columns, adds, draw):
+    fit = IsotonicFit(columns)
+    for _ in range(adds):
+        fit.add(int(rng.integers(levels)), int(rng.integers(columns)), float(rng.integers(1, 4)), float(draw()))
+    return fit
+
+
+@pytest.mark.parametrize("along", ["column", "level"])
+@pytest.mark.parametrize("seed", range(10))
+def test_in_one_dimension_it_is_what_scipy_finds(seed, along):
+    rng = np.random.default_rng(seed)
+    weights, means = 10 ** rng.uniform(0, 9, 50), rng.normal(size=50) + np.linspace(0, 2, 50)
+    fit = IsotonicFit(50 if along == "column" else 1)
+    for place in rng.permutation(50):
+        fit.add(*((0, place) if along == "column" else (place, 0)), weights[place], means[place])
+        fit.solve()
+    expected = isotonic_regression(means, weights=weights).x
+    assert [value for _, value in sorted(fit.values().items())] == pytest.approx(expected.tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_reversed_gives_the_values_reversed(seed):
+    rng = np.random.default_rng(seed)
+    fit, mirrored = IsotonicFit(6), IsotonicFit(6)
+    for level, column, mean in zip(
+        rng.integers(7, size=60), rng.integers(6, size=60), rng.normal(size=60), strict=True
+    ):
+        fit.add(level, column, 1.0, mean)
+        mirrored.add(6 - level, 5 - column, 1.0, -mean)
+    fit.solve()
+    mirrored.solve()
+    assert fit.values() == pytest.approx({(6 - r, 5 - c): -value for (r, c), value in mirrored.values().items()})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_cell_after_another_where_most_places_are_empty(seed):
+    rng = np.random.default_rng(seed)
+    fit, data = IsotonicFit(12), []
+    for _ in range(60):
+        data.append((int(rng.integers(12)), int(rng.integers(12)), 1.0, float(rng.exponential())))
+        fit.add(*data[-1])
+        fit.solve()
+        check_order(fit)
+        fresh = IsotonicFit(12)
+        for each in data:
+            fresh.add(*each)
+        fresh.solve()
+        assert fit.values() == pytest.approx(fresh.values(), rel=1e-9)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-16, 3e-16, 1e-15, 1e-9])
+def test_values_that_differ_by_rounding_do_not_keep_it_from_ending(spread):
+    rng = np.random.default_rng(0)
+    fit = random_fit(rng, 30, 30, 2000, lambda: 1 / 3 + spread * rng.normal())
+    fit.solve()
+    for _ in range(20):
+        fit.add(int(rng.integers(30)), int(rng.integers(30)), 1.0, 1 / 3 + spread * float(rng.normal()))
+        fit.solve()
+        check_order(fit)
+
+
+@pytest.mark.timeout(20)
+def test_it_ends_even_if_every_two_blocks_seem_to_be_in_violation(monkeypatch):
+    def violations(fit, changed):
+        blocks = list({cell.block: None for cell in changed})
+        return pairwise(blocks)
+
+    monkeypatch.setattr(IsotonicFit, "_violations", violations)
+    fit = random_fit(np.random.default_rng(0), 5, 5, 50, np.random.default_rng(1).exponential)
+    fit.solve()
+    assert len(set(fit.values().values())) == 1
+
+
+def check_order(fit):
+    values = fit.values()
+    for (level, column), value in values.items():
+        assert fit.below(level)[column] == value == fit.above(level)[column]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_upper_set_of_a_block_has_a_mean_above_it(seed):
+    rng = np.random.default_rng(seed)
+    fit = random_fit(rng, 40, 40, 3000, rng.exponential)
+    fit.solve()
+    check_order(fit)
+    data = {(cell.level, cell.column): (cell.weight, cell.mean) for cell in fit.cells()}
+    values = fit.values()
+    for _ in range(300):
+        # Moving a part of a block up, from a random staircase on, must not help.
+        value = values[list(values)[rng.integers(len(values))]]
+        starts = np.sort(rng.integers(0, 41, size=40))[::-1]
+        block = [cell for cell, of_cell in values.items() if of_cell == value]
+        above = sum(data[cell][0] * (data[cell][1] - value) for cell in block if cell[1] >= starts[cell[0]])
+        assert above <= 1e-9
