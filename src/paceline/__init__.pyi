@@ -51,6 +51,7 @@ from .protocols import Plan as Plan
 from .protocols import Protocol as Protocol
 from .replay import Replay as Replay
 from .replay import replay as replay
+from .search.knee import knee as knee
 from .stop import Stop as Stop
 from .timing import Deterministic as Deterministic
 from .timing import Empirical as Empirical
