@@ -16,7 +16,7 @@ import paceline as pl
 from paceline.callbacks.base import Memory
 from paceline.cli import main
 from paceline.events import Outcome
-from paceline.history import RunEnded, UpdateMade
+from paceline.history import RunEnded, UpdateMade, VersionEvaluated
 from paceline.search.range_test import Range
 from tiny_jobs import sgd, tiny_job
 
@@ -26,7 +26,7 @@ LARGEST = 2 / 4.0  # learning rate at which SGD on this loss is stable
 
 
 def line(**changes):
-    """Regression on a line through +-sqrt(3 curvature) e_i: the Hessian of the mean squared loss is 2 x diagonal."""
+    """Regression on points +-sqrt(3 c / 2) e_i: the Hessian of the mean squared loss is the diagonal of the c."""
     points = torch.diag((3 * CURVATURES / 2).sqrt())
     inputs = torch.cat([points, -points]).repeat(8, 1)
     noise = 0.1 * torch.randn(48, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -71,8 +71,10 @@ def test_the_line_has_the_curvatures_that_it_is_said_to_have():
     ],
 )
 def test_the_knee_is_a_small_factor_below_the_largest_stable_rate(optimizer, largest):
-    found = find(line(optimizer=optimizer)).learning_rates[4]
-    assert largest / 4 < found < largest
+    [knee] = find(line(optimizer=optimizer)).knees
+    assert largest / 4 < knee.learning_rate < largest
+    place = knee.rates.index(knee.learning_rate)
+    assert knee.losses[place] == min(knee.losses[: place + 2])
 
 
 def test_a_run_that_diverges_ends_its_range_and_is_no_error():
@@ -106,7 +108,8 @@ CHANGES = {
 
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 def test_how_the_job_would_set_its_rate_does_not_matter(changes):
-    found, plain = (find(job, k=[2], updates=30).knees[0] for job in (line(**changes), line()))
+    jobs = line(batch_size=16, **changes), line(batch_size=16)
+    found, plain = (find(job, k=[2], updates=30).knees[0] for job in jobs)
     assert found.losses == pytest.approx(plain.losses, rel=1e-9)
     assert found.learning_rate == plain.learning_rate
 
@@ -140,6 +143,11 @@ def test_the_curve_is_the_mean_over_the_seeds():
         assert knee.knees[0].rates == both.knees[0].rates
     last = [found.knees[0].losses[-1] for found in (first, both, second)]
     assert min(last) < last[1] < max(last)
+
+
+def test_nothing_is_evaluated():
+    _, runs = watched(job=line(eval_data=line().data), updates=10)
+    assert not any(isinstance(record, VersionEvaluated) for records in runs.values() for record in records)
 
 
 def test_the_job_is_left_as_it_was():
@@ -196,16 +204,16 @@ def test_a_rate_of_zero_cannot_be_scaled():
 
 def test_a_range_whose_lowest_rate_is_too_large_says_so():
     with pytest.raises(pl.RunError, match=r"k_sync\(k=4\): the loss never fell below .* give a smaller lowest rate"):
-        find(lowest=10.0)
+        find(lowest=10.0, updates=10)
 
 
 def test_a_range_on_workers_that_are_lost_says_so():
     cluster = pl.Cluster(4, faults=[pl.Fault(0, 3)])
     with pytest.raises(pl.RunError, match=r"k_sync\(k=4\), seed 0: an update was made of fewer than 4 gradients"):
-        find(cluster=cluster)
+        find(cluster=cluster, updates=10)
     nobody = pl.Cluster(4, faults=[pl.Fault(worker, 3) for worker in range(4)])
     with pytest.raises(pl.RunError, match=r"k_sync\(k=4\), seed 0: .*worker"):
-        find(cluster=nobody)
+        find(cluster=nobody, updates=10)
 
 
 # --- the command line -------------------------------------------------------------------------------------
