@@ -370,10 +370,10 @@ def test_without_samples_nothing_is_known():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"n": 0}, "n = 0, expected at least one worker"),
+        ({"n": 0}, r"n=0 is not a whole number in \[1, inf\)"),
         ({"unobserved": "uper"}, "unobserved = 'uper', expected one of lower, mid, upper"),
-        ({"window": 0}, "window = 0, expected a number of versions >= 1"),
-        ({"forgetting": 1.5}, "forgetting = 1.5, expected more than 0 and at most 1"),
+        ({"window": 0}, "window=0 is not a whole number"),
+        ({"forgetting": 1.5}, r"forgetting=1.5 is not a number in \(0, 1\]"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options, said):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, nan, sqrt
+from numbers import Integral
 from typing import Any, ClassVar, Literal
 
+from paceline.checks import check
 from paceline.controllers.base import Action, Controller, Moment, SetQuorum
 from paceline.errors import UsageError
 from paceline.protocols import Protocol
@@ -43,9 +45,7 @@ class AdaSync(Controller[State]):
     reads: ClassVar[Literal["losses"]] = "losses"
 
     def __post_init__(self) -> None:
-        for name, value in (("K_0", self.K_0), ("D", self.D)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"adasync: {name} = {value!r}, expected a whole number >= 1")
+        check("[1, inf)", Integral, K_0=self.K_0, D=self.D)
 
     def __repr__(self) -> str:
         return brief(self)

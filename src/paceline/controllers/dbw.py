@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, nan
+from math import nan
 from typing import Any, ClassVar, Literal
 
+from paceline.checks import check
 from paceline.controllers.base import Action, Controller, Moment, SetQuorum
 from paceline.controllers.round_times import RoundTimes, fastest
 from paceline.errors import PacelineWarning, UsageError
@@ -72,8 +73,7 @@ class DBW(Controller[_State]):
 
     def __post_init__(self) -> None:
         self.begin(1)  # the estimators check what is theirs
-        if not isinstance(self.beta, int | float) or not 1 <= self.beta < inf:
-            raise UsageError(f"beta = {self.beta!r}, expected a number >= 1; the paper has 1.01")
+        check("[1, inf)", beta=self.beta)
         if self.no_gain not in {"all", "keep"}:
             raise UsageError(f"no_gain = {self.no_gain!r}, expected 'all' or 'keep'")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
+from paceline.checks import check
 from paceline.controllers.base import Action, Controller, Moment, Remark, SetAside
 from paceline.errors import UsageError
 from paceline.text import brief
@@ -30,8 +32,9 @@ class IdleWorkers(Controller[State]):
     release: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.after, int) or self.after < 1:
-            raise UsageError(f"after = {self.after!r}, expected a whole number of updates >= 1")
+        check("[1, inf)", Integral, after=self.after)
+        if not isinstance(self.release, bool):
+            raise UsageError(f"release_idle = {self.release!r}, expected true or false")
 
     def __repr__(self) -> str:
         return brief(self)

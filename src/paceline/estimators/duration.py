@@ -25,10 +25,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from paceline.checks import check
 from paceline.errors import UsageError
 from paceline.estimators.isotonic import Floats, IsotonicFit
 
@@ -84,14 +86,12 @@ class DurationEstimator:
     def __init__(
         self, n: int, unobserved: Unobserved = "lower", window: int | None = None, forgetting: float = 1.0
     ) -> None:
-        if n < 1:
-            raise UsageError(f"n = {n!r}, expected at least one worker")
+        check("[1, inf)", Integral, n=n)
+        check("(0, 1]", forgetting=forgetting)
         if unobserved not in get_args(Unobserved):
             raise UsageError(f"unobserved = {unobserved!r}, expected one of {', '.join(get_args(Unobserved))}")
-        if window is not None and window < 1:
-            raise UsageError(f"window = {window!r}, expected a number of versions >= 1, or None for all of them")
-        if not 0 < forgetting <= 1:
-            raise UsageError(f"forgetting = {forgetting!r}, expected more than 0 and at most 1, which forgets nothing")
+        if window is not None:
+            check("[1, inf)", Integral, window=window)
         self.n = n
         self.unobserved = unobserved
         self.window = window

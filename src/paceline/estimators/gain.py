@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from math import isfinite, nan
+from numbers import Integral
 from typing import Any, NamedTuple
 
-from paceline.errors import UsageError
+from paceline.checks import check
 from paceline.events import Step
 
 
@@ -60,8 +61,7 @@ class GainEstimator:
     """
 
     def __init__(self, D: int) -> None:
-        if not isinstance(D, int) or D < 1:
-            raise UsageError(f"D = {D!r}, expected a whole number of updates >= 1; the paper has 5")
+        check("[1, inf)", Integral, D=D)
         self._variances: deque[float] = deque(maxlen=D)
         self._squared_norms: deque[float] = deque(maxlen=D)
         self._smoothnesses: deque[float] = deque(maxlen=D)
