@@ -311,11 +311,11 @@ def test_an_untried_k_looks_fast_or_is_never_tried(unobserved, expected):
 # -- late gradients
 
 
-@pytest.mark.parametrize(("late", "expected"), [(True, (2 + 2 + 101) / 3), (False, 2)])
+@pytest.mark.parametrize(("late", "expected"), [(True, (5 + 5 + 101 + 10 + 10 + 20 + 20) / 7), (False, 5)])
 def test_a_late_gradient_is_a_sample_of_its_own_version_unless_it_is_left_out(late, expected):
     driven = Driven(pl.BDBW(late=late), 4)
     for _ in range(3):  # of 4, 4, and 1 gradient
-        driven.update(loss=1.0)
+        driven.update(loss=1.0, times=[1.0, 5.0, 10.0, 20.0])
     driven.now = driven.opened_s + 100.0  # the last update took 1 s, and began with 4 free workers
     driven.ask("arrival", arrival=Arrival(driven.now, 2, 1), staleness=1, accepted=False)
     driven.state.durations.estimate()
