@@ -266,11 +266,9 @@ class Coordinator:
         elif self._delivered is not None and self._delivered in self._idle:  # not set aside meanwhile
             self._give_if_allowed(self._delivered)
         self._delivered = None
-        if self.awaits_step:
-            return
-        if self._held and not self._in_flight and (self.is_limited or not self._owing):
+        if self._held and not self._in_flight and (self.is_limited or not self._owing) and not self.awaits_step:
             self._update(NOBODY_ELSE)
-        if self.is_limited and not (self._held or self._in_flight or self.stopped):
+        if self.is_limited and not (self._held or self._in_flight or self.stopped or self.awaits_step):
             self._end_of_data()
 
     def _others_can_contribute(self) -> bool:

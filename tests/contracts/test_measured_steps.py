@@ -3,12 +3,13 @@
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 
 import paceline as pl
 from contracts.harness import coordinator
 from paceline.controllers.base import Controller, Remark, SetQuorum
 from paceline.events import Accept, Applied, Apply, Arrival, Compute, Decision, Evaluate, Outcome, Step, Stop
-from tiny_jobs import dataset, sgd, tiny_job
+from tiny_jobs import dataset, parameters_of, sgd, tiny_job
 
 STEP = Step(squared_norm=4.0, progress=0.4, squared_step=0.04, learning_rate=0.1, next_learning_rate=0.05)
 
@@ -101,6 +102,17 @@ def test_a_step_survives_the_end_of_a_run_and_its_checkpoint():
     longer.load_state_dict(driven.state_dict())
     assert kinds(longer.begin()) == [Decision, Compute, Compute]
     assert again.seen[-1].step == STEP
+
+
+def test_the_last_update_of_the_last_epoch_waits_for_its_step_too(tmp_path):
+    def train(stop, **folder):
+        job = tiny_job(sampling="epoch", batch_size=8)
+        return pl.train(job, protocol="dbw", cluster=pl.Cluster(5, pl.Exponential(1.0)), stop=stop, **folder)
+
+    short = train("epochs=2", out=tmp_path / "run", checkpoint_every="updates=99")
+    assert short.reason == "2 epochs, 24 gradients, applied"
+    assert len(short.history.of(pl.StepMeasured)) == short.history.totals.updates
+    assert torch.equal(parameters_of(train("epochs=2", resume=tmp_path / "run").model), parameters_of(short.model))
 
 
 def test_a_remark_is_put_on_record_and_changes_nothing():
