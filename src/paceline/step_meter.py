@@ -13,8 +13,8 @@ from paceline.events import Step
 class StepMeter:
     """Measures the step of an optimizer from before to after.
 
-    Plain SGD, whose step is its gradient times the learning rate, is not measured but computed, which needs
-    no copy of the parameters. An optimizer that writes into the gradient makes the measured inner product
+    Plain SGD of all parameters, whose step is its gradient times the learning rate, is not measured but computed,
+    which needs no copy of the parameters. An optimizer that writes into the gradient makes the measured inner product
     that of what it left there.
 
     Args:
@@ -48,7 +48,7 @@ class StepMeter:
         shrunk = (clipped_norm / squared_norm) ** 0.5 if squared_norm else 1.0
         if self._is_plain_sgd():
             progress = learning_rate * squared_norm * shrunk
-            squared_step = learning_rate**2 * clipped_norm
+            squared_step = learning_rate * learning_rate * clipped_norm  # ** raises where this is inf
         else:
             steps = [copy.sub_(flat) for copy, flat in zip(self._before, self._parameters, strict=True)]
             along = sum(_dot(piece, step) for piece, step in zip(gradient, steps, strict=True))
@@ -61,13 +61,18 @@ class StepMeter:
             return False
         groups = self._optimizer.param_groups
         one_rate = len({float(group["lr"]) for group in groups}) == 1
-        return one_rate and not any(
-            group[option] for group in groups for option in ("momentum", "weight_decay", "maximize")
+        moved = sum(parameter.numel() for group in groups for parameter in group["params"])
+        moves_all = moved == sum(flat.numel() for flat in self._parameters)
+        return (
+            one_rate
+            and moves_all
+            and not any(group[option] for group in groups for option in ("momentum", "weight_decay", "maximize"))
         )
 
 
 def _squared_norm(flats: Sequence[Tensor]) -> float:
-    return sum(float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2 for flat in flats)
+    norms = [float(torch.linalg.vector_norm(flat, dtype=torch.float64)) for flat in flats]
+    return sum(norm * norm for norm in norms)
 
 
 def _dot(one: Tensor, other: Tensor) -> float:

@@ -22,6 +22,7 @@ OPTIMIZERS = {
     "weight decay": partial(torch.optim.SGD, lr=0.1, weight_decay=0.01),
     "maximize": partial(torch.optim.SGD, lr=0.1, maximize=True),
     "Adam": partial(torch.optim.Adam, lr=0.01),
+    "some layers": lambda parameters: torch.optim.SGD(list(parameters)[:2], lr=0.1),
     "rates by layer": lambda parameters: torch.optim.SGD(
         [{"params": [parameter], "lr": 0.1 / (i + 1)} for i, parameter in enumerate(parameters)], lr=0.1
     ),
@@ -54,6 +55,12 @@ def test_the_step_is_that_of_the_parameters(optimizer, clip_norm):
         assert step.learning_rate == pytest.approx(
             optimizer.keywords["lr"] / 2 if hasattr(optimizer, "keywords") else 0.05
         )
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_step_that_is_too_long_for_a_number_is_infinite(momentum):
+    [(step, _)] = stepped(tiny_job(optimizer=partial(torch.optim.SGD, lr=1e200, momentum=momentum)), updates=1)
+    assert step.squared_step == np.inf
 
 
 def test_plain_sgd_needs_no_copy():
