@@ -143,6 +143,17 @@ def test_zero_gradients_and_infinite_steps_are_no_estimates():
     assert all(np.isfinite(estimator.gains([0.1] * 4)))
 
 
+@pytest.mark.parametrize(("g", "loss", "rate"), [(1e150, 1e200, 1e3), (1e-3, 1.0, 1e-200), (1.0, 1e300, 0.1)])
+def test_numbers_beyond_all_bounds_promise_nothing(g, loss, rate):
+    estimator = GainEstimator(2)
+    for factor in (1.0, 10.0, 100.0):
+        gradients = np.array([[g], [3 * g]])
+        step = Step(float(4 * g * g), float(rate * 4 * g * g), float(rate * rate * 4 * g * g), rate, rate)
+        estimator.observe(Told(2, factor * loss, float(np.mean(gradients**2)), nan, step))
+    for gains in (estimator.gains([rate] * 3), estimator.gains([1e200] * 3)):
+        assert gains is None or all(gain < np.inf for gain in gains)  # which nan is not
+
+
 def test_a_learning_rate_of_zero_tells_nothing_and_gains_nothing():
     estimator = GainEstimator(3)
     for loss, rate in ((1.0, 0.1), (0.9, 0.1), (0.7, 0.0)):

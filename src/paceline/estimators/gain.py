@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -54,7 +54,7 @@ class GainEstimator:
         - A single gradient has no V+: its worker's own from its microbatches takes its place, or, for N+ and L+,
           the mean V. So each of V, N, L is a mean over the last D updates that have told it.
         - Minibatches may be of different sizes: all means are weighted by samples, and V+ is without bias then, too.
-        - What is not finite is left out.
+        - What is not finite is left out, and a gain that is too large or too small for a number is none.
 
     Args:
         D: updates that each mean is over, >= 1.
@@ -102,6 +102,9 @@ class GainEstimator:
 
         Args:
             rates: the learning rate of an update of k gradients, for k = 1 ... n.
+
+        Returns:
+            Finite gains, or -inf where one is beyond all numbers because training has exploded; never nan.
         """
         V, N, L = self.variance, self.squared_norm, self.smoothness
         if not all(map(isfinite, (V, N, L))):
@@ -109,9 +112,9 @@ class GainEstimator:
         along, squared = self._stretch
         gains = []
         for k, rate in enumerate(rates, start=1):
-            loss_by_curvature = L * squared * rate**2 / 2
-            gains.append((along * rate - loss_by_curvature) * N - loss_by_curvature * V / k)
-        assert all(map(isfinite, gains)), gains
+            loss_by_curvature = L * squared * rate * rate / 2
+            gain = (along * rate - loss_by_curvature) * N - loss_by_curvature * V / k
+            gains.append(gain if isfinite(gain) else -inf)
         return gains
 
     def state_dict(self) -> dict[str, Any]:
@@ -138,18 +141,20 @@ class GainEstimator:
         """Return L+ of the update before, now that the loss after it is known; nan if its step tells nothing."""
         k, step, V = before.k, before.step, self._latest_V
         N = max(step.squared_norm - V / k, 0.0)
-        if not step.squared_step or not step.squared_norm or not N + V / k > 0:
+        if not step.squared_norm:
             return nan
         eta, rho = step.progress / step.squared_norm, step.squared_step / step.squared_norm
-        return 2 * (eta * N - (before.loss - loss)) / (rho * (N + V / k))
+        expected = rho * (N + V / k)
+        return 2 * (eta * N - (before.loss - loss)) / expected if 0 < expected < inf else nan
 
 
 def _stretch(step: Step) -> tuple[float, float] | None:
     """Return how much longer than plain SGD's a step was, along the gradient and, squared, in all."""
     plain = step.learning_rate * step.squared_norm
-    if not plain > 0 or not isfinite(step.squared_step):
+    if not plain > 0:
         return None
-    return step.progress / plain, step.squared_step / (plain * step.learning_rate)
+    along, squared = step.progress / plain, step.squared_step / plain / step.learning_rate
+    return (along, squared) if isfinite(along) and isfinite(squared) else None
 
 
 def _keep(window: deque[float], value: float) -> None:
