@@ -180,7 +180,7 @@ def _controlled(
     """Return the phase of a base protocol whose quorum is controlled, named as it would be typed."""
     name, base = factory.__name__, given["base"]
     if base not in CONTROLLED:
-        raise UsageError(f"{name}: base = {base!r} is no protocol with a quorum k{did_you_mean(base, CONTROLLED)}")
+        raise UsageError(f"{name}: base = {base!r} is no protocol with a quorum k{did_you_mean(str(base), CONTROLLED)}")
     defaults = signature(factory).parameters
     told = [f"{knob}={str(v).lower()}" for knob, v in given.items() if v != defaults[knob].default]
     name = f"{name}({', '.join(told)})" if told else name

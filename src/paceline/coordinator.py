@@ -317,7 +317,7 @@ class Coordinator:
         self._quorum, self._quorum_reason = self._protocol_quorum
         if self._controllers:
             self._consult("open", step=self._step)
-            self._step = None
+        self._step = None
         self._refill()
         if self._quorum == inf:
             self._owing = self._in_flight.keys() - self._newcomers
@@ -516,7 +516,7 @@ class Coordinator:
         self._phase += 1
         phase = self._plan.phases[self._phase]
         self._phase_end = phase.end
-        self._controllers = [(c, c.begin(self._roster.live)) for c in phase.controllers]
+        self._controllers = [(c, c.begin(self._roster.live or 1)) for c in phase.controllers]
         self._measures = _measures(phase)
         self._asked_for.clear()
         self._change_protocol(phase.protocol, f"{ended} reached" if ended else "the run begins")

@@ -247,9 +247,9 @@ class Plan:
         """Return this plan with workload in gradients, or refuse what cannot run on n workers."""
         phases = []
         for phase in self.phases:
-            phase.protocol.check_workers(n)
             for controller in phase.controllers:
                 controller.check(phase.protocol, n)
+            phase.protocol.check_workers(n)
             end = phase.end and phase.end.in_gradients(total, per_epoch)
             phases.append(replace(phase, end=end))
         _check_ends(self.phases)

@@ -159,6 +159,7 @@ class Driven:
         self.protocol = protocol or pl.backup(k=1)
         self.state = controller.begin(n)
         self.version, self.now, self.opened_s, self.made_of = 0, 0.0, 0.0, 0
+        self.held = 0
         self.actions = []
         self.ask("open")
 
@@ -169,7 +170,7 @@ class Driven:
             version=self.version,
             opened_s=self.opened_s,
             live=self.n,
-            held=0,
+            held=self.held,
             quorum=1,
             protocol=self.protocol,
             workload=0,
@@ -343,6 +344,35 @@ def test_k_is_within_the_live_workers_when_some_are_lost_and_come_back(protocol)
     assert result.history.totals.updates == 60
 
 
+AWAY = [pl.Fault(worker, 3, back_after_s=9.0) for worker in range(4)]
+
+
+@pytest.mark.parametrize("protocol", ["bsp@seconds=9 >> dbw", "bsp@seconds=9 >> b_dbw"])
+def test_a_phase_may_begin_while_every_worker_is_away(protocol):
+    cluster = pl.Cluster(4, pl.Exponential(1.0), faults=AWAY)
+    result = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=30", worker_timeout_s=3.0)
+    assert result.history.totals.updates == 30
+
+
+@pytest.mark.parametrize("controller", [pl.DBW(), pl.BDBW()])
+def test_an_update_may_open_while_every_worker_is_away(controller):
+    driven = Driven(controller, 4)
+    for _ in range(3):
+        driven.update(loss=1.0)
+    driven.n = 0
+    driven.ask("open")
+    assert driven.k == 1
+
+
+def test_gradients_that_were_there_before_the_phase_keep_their_ranks():
+    driven = Driven(pl.BDBW(), 3)
+    driven.held = 2
+    driven.ask("open")
+    driven.now = 5.0
+    driven.ask("arrival", arrival=Arrival(5.0, 2, 1), accepted=True)
+    assert driven.state.durations.fitted() == {(3, 3): 5.0}
+
+
 def test_one_worker_is_plain_sgd_and_says_so():
     with pytest.warns(pl.errors.PacelineWarning, match="plain SGD"):
         result = pl.train(tiny_job(), protocol="dbw", cluster=pl.Cluster(1), stop="updates=5")
@@ -396,6 +426,17 @@ def test_adasync_solves_its_equation(K_0, F):
     assert pl.AdaSync(K_0=K_0).quorum(F_0, F, moment_of(batch)) == max(1, round(K_0 * (F_0 / F) ** 0.5))
 
 
+@pytest.mark.parametrize("base", [pl.k_sync(k=1), pl.k_batch_sync(k=1)])
+@pytest.mark.parametrize(("F_0", "F"), [(2.0, 0.0), (0.0, 0.0), (2.0, -1.0), (-1.0, 2.0)])
+def test_a_loss_that_is_not_positive_lets_adasync_wait_for_all(base, F_0, F):
+    assert pl.AdaSync(K_0=2).quorum(F_0, F, moment_of(Driven(pl.AdaSync(K_0=2), 8, base))) == 8
+
+
+def test_a_loss_that_is_nearly_zero_lets_adasync_wait_for_all():
+    moment = moment_of(Driven(pl.AdaSync(K_0=2), 8, pl.k_sync(k=1)))
+    assert [pl.AdaSync(K_0=2).quorum(2.0, 10.0**-e, moment) for e in (10, 18, 30, 300)] == [8] * 4
+
+
 def moment_of(driven):
     seen = []
     driven.controller = type("Keeps", (), {"decide": lambda self, state, moment: (seen.append(moment), [])})()
@@ -427,6 +468,8 @@ def test_adasync_waits_for_more_as_the_loss_falls():
         (lambda: pl.dbw(late="maybe"), "late = 'maybe', expected true or false"),
         (lambda: pl.dbw(release_idle=1), "release_idle = 1, expected true or false"),
         (lambda: pl.dbw(base="asp"), "base = 'asp' is no protocol with a quorum k"),
+        (lambda: pl.dbw(base=3), "base = 3 is no protocol"),
+        (lambda: pl.dbw(no_gain=["all"]), r"no_gain = \['all'\], expected"),
         (lambda: pl.dbw(base="backups"), "did you mean 'backup'"),
         (lambda: pl.adasync(K_0=0), "K_0=0 is not a whole number"),
         (lambda: pl.IdleWorkers(after=0), "after=0 is not a whole number"),
@@ -435,6 +478,10 @@ def test_adasync_waits_for_more_as_the_loss_falls():
         (
             lambda: pl.train(tiny_job(), protocol="adasync(K_0=4)", cluster="4*exp(mean=1)", stop="updates=5"),
             "K_0 = 4 of 4 workers cannot grow; give K_0 < 4",
+        ),
+        (
+            lambda: pl.train(tiny_job(), protocol="adasync(K_0=5)", cluster="4*exp(mean=1)", stop="updates=5"),
+            "K_0 = 5 of 4 workers cannot grow; give K_0 < 4",
         ),
     ],
 )

@@ -36,7 +36,8 @@ class AdaSync(Controller[State]):
     Source: Dutta et al., "Slow and stale gradients can win the race", extended version of 2021, Sect. 5 and App. D.
 
     Differs from the paper: K is looked at in every update, and not at the ends of windows of time, as DBW's authors do
-    in their comparison (Xu et al. 2020, Sect. 4.4); it is rounded to the nearest whole number.
+    in their comparison (Xu et al. 2020, Sect. 4.4); it is rounded to the nearest whole number. A loss that is not
+    positive has no ratio to another; all live workers are waited for then.
     """
 
     K_0: int = 1
@@ -83,9 +84,12 @@ class AdaSync(Controller[State]):
     def quorum(self, F_0: float, F: float, moment: Moment) -> int:
         """Return K for the losses at first and now."""
         P = max(moment.live, 1)
-        if moment.protocol.refill == "arrival":
-            return max(1, round(self.K_0 * sqrt(F_0 / F)))
-        if self.K_0 >= P or F <= 0:
+        if F_0 <= 0 or F <= 0:
             return P
-        c = self.K_0**2 * F_0 / ((P - self.K_0) * F)
-        return min(P, max(1, round((sqrt(c * c + 4 * c * P) - c) / 2)))
+        if moment.protocol.refill == "arrival":
+            return max(1, round(self.K_0 * (sqrt(F_0) / sqrt(F))))
+        if self.K_0 >= P:
+            return P
+        # The root (sqrt(c^2 + 4 c P) - c) / 2 in a form that does not lose its digits where c is large.
+        P_by_c = P * (P - self.K_0) / self.K_0**2 * (F / F_0)
+        return min(P, max(1, round(2 * P / (1 + sqrt(1 + 4 * P_by_c)))))

@@ -53,7 +53,7 @@ class BDBW(Controller[RoundTimes]):
         n = max(moment.live, 1)
         if state.rounds_begun <= 2:
             return state, [SetQuorum(n, "all workers in the first two updates")]
-        times_s = state.durations.estimate().times.tolist()
+        times_s = state.durations.estimate().times.tolist()[:n]  # nobody at all may be live
         k = fastest(range(1, n + 1), times_s)
         return state, [SetQuorum(k, f"expects {k} gradients in {times_s[k - 1]:.3g} s")]
 

@@ -74,7 +74,7 @@ class DBW(Controller[_State]):
     def __post_init__(self) -> None:
         self.begin(1)  # the estimators check what is theirs
         check("[1, inf)", beta=self.beta)
-        if self.no_gain not in {"all", "keep"}:
+        if self.no_gain not in ("all", "keep"):
             raise UsageError(f"no_gain = {self.no_gain!r}, expected 'all' or 'keep'")
 
     def __repr__(self) -> str:

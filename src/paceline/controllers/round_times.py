@@ -43,7 +43,7 @@ class RoundTimes:
             self._n = moment.live
             self.durations.resize(self._n)
         h = min(moment.made_of or self._n, self._n)
-        self._rounds[moment.version] = (h, moment.opened_s, 0)
+        self._rounds[moment.version] = (h, moment.opened_s, moment.held)  # some, where a phase begins amid an update
         self.rounds_begun += 1
         if len(self._rounds) > REMEMBERED:
             del self._rounds[next(iter(self._rounds))]
