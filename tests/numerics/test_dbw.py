@@ -1,5 +1,6 @@
 """DBW against the paper's algorithm written down literally, and the points that the paper leaves open."""
 
+from functools import partial
 from itertools import product
 from math import inf
 
@@ -15,7 +16,7 @@ from paceline.controllers.round_times import fastest
 from paceline.engines.replica import Replica, build_model
 from paceline.events import Arrival, Step
 from paceline.learning_rate import LearningRate
-from tiny_jobs import sgd, tiny_job
+from tiny_jobs import sgd, small_net, tiny_job
 
 N = 5
 
@@ -496,6 +497,31 @@ def test_blind_dbw_needs_times_only():
 
 def summed(output, target):
     return torch.nn.functional.cross_entropy(output, target, reduction="sum")
+
+
+class Tempered(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = small_net()
+
+
+def with_temperature(samples):
+    inputs, target = torch.utils.data.default_collate(samples)
+    return {"inputs": inputs, "target": target, "names": [str(i) for i in range(len(samples))], "by": torch.tensor(2.0)}
+
+
+def tempered(model, batch, reduction="mean"):
+    assert len(batch["names"]) == len(batch["inputs"])
+    output = model.net(batch["inputs"]) / batch["by"]
+    return torch.nn.functional.cross_entropy(output, batch["target"], reduction=reduction)
+
+
+def test_whether_a_loss_is_a_sum_is_found_out_of_batches_that_cannot_be_cut():
+    job = {"model": Tempered, "loss": None, "step": tempered, "collate": with_temperature}
+    pl.train(tiny_job(**job), protocol="dbw", cluster="2*exp(mean=1)", stop="updates=2")
+    job["step"] = partial(tempered, reduction="sum")
+    with pytest.warns(pl.errors.PacelineWarning, match="sum of its samples' losses"):
+        pl.train(tiny_job(**job), protocol="dbw", cluster="2*exp(mean=1)", stop="updates=2")
 
 
 def test_a_loss_that_is_a_sum_is_warned_of():

@@ -123,7 +123,7 @@ class Replica:
             self._spread.begin()
         size = batch_len(batch)
         with self._checking_once():
-            for part, share in parts(batch, size, self._job.microbatches):
+            for part, share in _parts(batch, size, self._job.microbatches):
                 if self._check is not None:
                     self._check()
                 loss, _ = self._job.loss_of(self.model, to_device(part, self._device))
@@ -226,7 +226,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
-def parts(batch: Batch, size: int, count: int) -> Iterator[tuple[Batch, float]]:
+def _parts(batch: Batch, size: int, count: int) -> Iterator[tuple[Batch, float]]:
     """Split a batch into parts of nearly equal size along the first dimension of its tensors."""
     if count == 1:
         yield batch, 1.0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import nn
 
 from paceline.data import fetch
-from paceline.engines.replica import evaluating, parts, seeded, to_device
+from paceline.engines.replica import evaluating, seeded, to_device
 from paceline.errors import PacelineWarning
 from paceline.job import Job
 
@@ -22,16 +23,17 @@ def warn_of_summed_loss(job: Job, model: nn.Module) -> None:
     The losses and gradients of minibatches of different sizes cannot be compared then. Data that can only be read in
     sequence are not looked at.
     """
-    if job.is_iterable or job.batch_size < 2:
+    if job.is_iterable:
         return
-    device = next(model.parameters()).device
     size = min(job.batch_size, len(job.data))  # type: ignore[arg-type]  # map-style
-    with seeded(0, device), evaluating(model), torch.no_grad():
-        batch = to_device(fetch(job, np.arange(size)), device)
-        whole = float(job.loss_of(model, batch)[0])
-        halves = [(float(job.loss_of(model, part)[0]), share) for part, share in parts(batch, size, 2)]
-    is_sum = np.isclose(whole, sum(loss for loss, _ in halves), rtol=NEAR)
-    is_mean = np.isclose(whole, sum(loss * share for loss, share in halves), rtol=NEAR)
+    if size < 2:
+        return
+    half = size // 2
+    with evaluating(model), torch.no_grad():
+        [whole] = _losses(job, model, [range(size)])
+        first, second = _losses(job, model, [range(half), range(half, size)])
+    is_sum = np.isclose(whole, first + second, rtol=NEAR)
+    is_mean = np.isclose(whole, (half * first + (size - half) * second) / size, rtol=NEAR)
     if is_sum and not is_mean:
         warnings.warn(
             f"job {job.name}: the loss of a minibatch is the sum of its samples' losses, so that minibatches of "
@@ -39,3 +41,10 @@ def warn_of_summed_loss(job: Job, model: nn.Module) -> None:
             PacelineWarning,
             stacklevel=2,
         )
+
+
+def _losses(job: Job, model: nn.Module, minibatches: Sequence[range]) -> list[float]:
+    """Return the losses of minibatches that are collated as always: a batch need not be one that can be cut."""
+    device = next(model.parameters()).device
+    with seeded(0, device):  # so that samples which are augmented come out the same, whatever they are grouped into
+        return [float(job.loss_of(model, to_device(fetch(job, np.array(each)), device))[0]) for each in minibatches]
