@@ -429,11 +429,10 @@ class Coordinator:
         return self._workers[worker]
 
     def _set_aside(self, worker: int) -> None:
-        state = self._known(worker)
+        state = self._workers[worker]
         if state.status is BUSY:
             self._interrupt(worker, state)
-        if state.status is IDLE:
-            self._take_out(worker, ASIDE)
+        self._take_out(worker, ASIDE)
 
     def _take_back(self, worker: int) -> None:
         if self._known(worker).status is ASIDE:
@@ -574,8 +573,9 @@ class Coordinator:
     def _obey(self, action: control.Action) -> None:
         match action:
             case control.SetAside(worker, reason):
-                self._commands.append(Decision(SET_ASIDE, f"worker {worker}: {reason}", worker))
-                self._set_aside(worker)
+                if self._known(worker).status in {IDLE, BUSY}:  # one that was lost cannot be handed back
+                    self._commands.append(Decision(SET_ASIDE, f"worker {worker}: {reason}", worker))
+                    self._set_aside(worker)
             case control.TakeBack(worker, reason):
                 self._commands.append(Decision("take_back", f"worker {worker}: {reason}", worker))
                 self._take_back(worker)

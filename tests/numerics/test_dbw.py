@@ -399,6 +399,15 @@ def test_a_worker_that_is_never_among_the_used_is_handed_back_if_asked_to():
     assert idle_decisions("b_dbw(release_idle=true)") == [("set_aside", 3)]
 
 
+def test_a_worker_that_was_lost_is_not_said_to_be_handed_back():
+    phase = pl.bsp().controlled_by(pl.IdleWorkers(after=10, release=True))
+    cluster = pl.Cluster(3, pl.Deterministic(1.0), faults=[pl.Fault(2, 3)])
+    result = pl.train(tiny_job(), protocol=phase, cluster=cluster, stop="updates=30", worker_timeout_s=3.0)
+    kinds = [record.kind for record in result.history.of(pl.history.DecisionMade) if record.worker == 2]
+    assert kinds == []
+    assert [record.worker for record in result.history.of(pl.history.WorkerLost)] == [2]
+
+
 def test_the_last_workers_are_never_handed_back():
     controller = pl.IdleWorkers(after=1, release=True)
     driven = Driven(controller, 2)
