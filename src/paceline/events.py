@@ -83,7 +83,7 @@ class Step(NamedTuple):
         squared_norm: ||g||^2, before any clipping.
         progress: g.s, the inner product.
         squared_step: ||s||^2.
-        learning_rate: eta, that the optimizer stepped with, of its first parameter group.
+        learning_rate: eta, that the optimizer stepped with, the largest of its parameter groups'.
         next_learning_rate: the optimizer's own, without any scale, for the next step.
     """
 

@@ -66,6 +66,11 @@ class ParameterServer:
         """The optimizer's own rate now, of its first parameter group."""
         return float(self.optimizer.param_groups[0]["lr"])
 
+    @property
+    def _largest_rate(self) -> float:
+        """That of some parameter group which moves, if any does; the first one may be frozen."""
+        return max(float(group["lr"]) for group in self.optimizer.param_groups)
+
     def take(self, gradient: Vectors, samples: int) -> None:
         """Take one gradient into the open update; it must stay as it is until `let_go` or `apply`.
 
@@ -120,10 +125,10 @@ class ParameterServer:
         self._samples = 0
         self._workload += gradients
         self._advance_schedule()
-        return step and step._replace(next_learning_rate=self.learning_rate)
+        return step and step._replace(next_learning_rate=self._largest_rate)
 
     def _measured_step(self, mean: Vectors, lr_scale: float) -> Step:
-        learning_rate = self.learning_rate * lr_scale
+        learning_rate = self._largest_rate * lr_scale
         self._meter.before(mean.flat_parameters)
         self._step(mean, lr_scale)
         return self._meter.after(mean.flat_parameters, learning_rate)

@@ -63,6 +63,15 @@ def test_a_step_that_is_too_long_for_a_number_is_infinite(momentum):
     assert step.squared_step == np.inf
 
 
+def test_the_rate_of_a_step_is_that_of_a_group_that_moves():
+    def first_frozen(parameters):
+        first, *others = parameters
+        return torch.optim.SGD([{"params": [first], "lr": 0.0}, {"params": others, "lr": 0.1}])
+
+    [(step, _)] = stepped(tiny_job(optimizer=first_frozen), updates=1)
+    assert (step.learning_rate, step.next_learning_rate) == (0.05, 0.1)
+
+
 def test_plain_sgd_needs_no_copy():
     [(step, _), *_] = stepped(tiny_job(optimizer=OPTIMIZERS["plain SGD"]))
     assert step.progress == step.learning_rate * step.squared_norm
