@@ -145,13 +145,14 @@ def find_knee(rates: Sequence[float], losses: Sequence[float]) -> Reading:
     | B, updates, runs | k = 1 | 2 | 4 | 6 | 8 | 16 |
     | --- | --- | --- | --- | --- | --- | --- |
     | 16, 400, 2 | 0.090 | 0.092 | 0.141 | 0.139 | 0.250 | 0.255 |
-    | 128, 200, 3 (k = 16: 1) | 0.241 | | 0.249 | | | 0.365 |
-    | 500, 100, 1 (k = 1: 3) | 0.285 | | | | | 0.100 |
+    | 128, 200, 3 (k = 16: 2) | 0.241 | | 0.249 | | | 0.329 |
+    | 500, 100, 2 (k = 1: 3) | 0.285 | | 0.175 | | | 0.107 |
 
     DBW arrived at 0.08 for B = 500, k = 16, and at a factor below 5 between k = 1 and 16 for B = 16. Training with a
     constant rate agrees: at B = 16, k = 1, 0.09 reaches a lower loss in 400 updates than 0.045 and 0.18; at B = 16,
     k = 16, 0.3 still trains, though it starts slower than 0.15; at B = 500, k = 16, the loss jumps at 0.16. One run
-    alone may be off by a factor of 2 (more at B = 500), and with 100 updates at B = 16 all k have the same knee.
+    alone may be off by a factor of 2 (more at B = 500, k = 1). With 100 updates the noise of a small k has no time to
+    tell: all k have much the same knee at B = 16, and at B = 500 the knee falls with k; give 400 or more.
     """
     begin, *after = losses
     lowest = min(after)
