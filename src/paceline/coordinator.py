@@ -557,6 +557,7 @@ class Coordinator:
             workload=self.workload,
             learning_rate=self._learning_rate,
             made_of=self._made_of,
+            workers=self._roster.taking_part() if asked == "open" else (),
             step=step,
             arrival=arrival,
             staleness=staleness,

@@ -74,7 +74,7 @@ def plan_of(phases: Sequence[Json]) -> Plan:
                 phase["protocol"],
                 tuple(_controller(text) for text in phase["controllers"]),
                 Extent(*phase["end"]) if phase["end"] else None,
-                phase["name"],
+                phase.get("name", ""),  # plans had none before
             )
             for phase in decode(list(phases), {})
         )

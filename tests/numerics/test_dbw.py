@@ -409,13 +409,21 @@ def test_a_worker_that_was_lost_is_not_said_to_be_handed_back():
 
 
 def test_the_last_workers_are_never_handed_back():
-    controller = pl.IdleWorkers(after=1, release=True)
-    driven = Driven(controller, 2)
-    for worker in (0, 1):
-        driven.ask("arrival", arrival=Arrival(0.0, worker, 1), staleness=0, accepted=False)
+    driven = Driven(pl.IdleWorkers(after=5, release=True), 2)
+    driven.ask("open", workers=[0, 1])
     driven.version = 5
-    driven.ask("open")
+    driven.ask("open", workers=[0, 1])
     assert [type(action) for action in driven.actions] == [pl.SetAside, pl.Remark]
+
+
+def test_a_worker_that_was_away_begins_anew():
+    driven = Driven(pl.IdleWorkers(after=5), 2)
+    for version, workers in ((0, [0, 1]), (3, [0]), (4, [0, 1])):
+        driven.version = version
+        driven.ask("open", workers=workers)
+    driven.version = 5
+    driven.ask("open", workers=[0, 1])
+    assert [action.worker for action in driven.actions] == [0]
 
 
 # -- AdaSync

@@ -23,7 +23,8 @@ class Moment:
         now: seconds since the run began.
         version: updates made so far.
         opened_s: when the open update was opened.
-        live: workers that take part.
+        live: how many workers take part.
+        workers: which they are, when an update is opened; else empty.
         held: gradients accepted for the open update.
         quorum: gradients it waits for; inf when it waits for every worker.
         protocol: the protocol in force.
@@ -47,6 +48,7 @@ class Moment:
     workload: int
     learning_rate: LearningRate
     made_of: int = 0
+    workers: Sequence[int] = ()
     step: Step | None = None
     arrival: Arrival | None = None
     staleness: int = 0

@@ -44,15 +44,13 @@ class IdleWorkers(Controller[State]):
         return {}
 
     def decide(self, state: State, moment: Moment) -> tuple[State, Sequence[Action]]:
-        """Note whose gradient was used, and when an update opens, whose was not."""
-        if moment.arrival is not None:
-            worker = moment.arrival.worker
-            if moment.accepted:
-                state[worker] = (moment.version, False)
-            else:
-                state.setdefault(worker, (moment.version - moment.staleness, False))
+        """Note whose gradient is used, and when an update opens, whose was not."""
+        if moment.accepted and moment.arrival is not None:
+            state[moment.arrival.worker] = (moment.version, False)
         if moment.asked != "open":
             return state, []
+        unknown = (moment.version, False)
+        state = {worker: state.get(worker, unknown) for worker in moment.workers}  # who comes back begins anew
         return state, self._remarks(state, moment)
 
     def _remarks(self, state: State, moment: Moment) -> list[Action]:
