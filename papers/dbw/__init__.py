@@ -1,0 +1,1 @@
+"""Xu, Neglia, Sebastianelli, "Dynamic Backup Workers for Parallel Machine Learning", 2020."""

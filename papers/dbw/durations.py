@@ -1,0 +1,120 @@
+"""Fig. 3: E[T_kk] as DBW estimates it, beside the mean of the samples of (k, k) alone, and the truth."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import paceline as pl
+from paceline.controllers.base import Action
+from paceline.controllers.round_times import RoundTimes
+from paceline.estimators.duration import DurationEstimator
+from papers.dbw.store import Line, rounded
+from papers.dbw.tasks import Where
+
+Array = NDArray[Any]
+N = 5
+CLUSTER = pl.Cluster(N, pl.ShiftedExponential(shift_s=0.3, mean_s=0.7))
+SHARES = (0.3, 0.3, 0.05, 0.05, 0.3)  # of the updates that wait for k = 1 ... 5: 3 and 4 are seldom tried
+UPDATES = 100
+
+
+class Both(DurationEstimator):
+    """DBW's estimator, which keeps the naive means beside."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.samples: dict[tuple[int, int], list[float]] = defaultdict(list)
+
+    def add(self, version: int, h: int, i: int, t_s: float) -> None:
+        """Take in a sample, for both."""
+        super().add(version, h, i, t_s)
+        self.samples[h, i].append(t_s)
+
+    def naive(self) -> list[float]:
+        """Return the mean of the samples of (k, k), nan where there are none."""
+        return [float(np.mean(self.samples[k, k])) if self.samples[k, k] else float("nan") for k in range(1, N + 1)]
+
+
+@dataclass(frozen=True)
+class Watch(pl.Controller[RoundTimes]):
+    """Waits for the k of a list, and keeps what the estimators say at every update.
+
+    Args:
+        ks: of the updates, in order.
+        said: gets a line of DBW's and of the naive estimates each update.
+    """
+
+    ks: Sequence[int]
+    said: list[tuple[list[float], list[float]]] = field(default_factory=list)
+
+    def begin(self, n: int) -> RoundTimes:
+        """Know nothing yet."""
+        return RoundTimes(n, Both(n), late=True)
+
+    def decide(self, state: RoundTimes, moment: pl.Moment) -> tuple[RoundTimes, Sequence[Action]]:
+        """Learn from every arrival, and take the next k when an update opens."""
+        if moment.asked == "arrival":
+            state.hear(moment)
+        if moment.asked != "open":
+            return state, []
+        if moment.version:
+            assert isinstance(state.durations, Both)
+            self.said.append((list(state.durations.estimate().times), state.durations.naive()))
+        state.open(moment)
+        k = self.ks[min(moment.version, len(self.ks) - 1)]
+        return state, [pl.SetQuorum(k, "the list says so")]
+
+
+@dataclass(frozen=True)
+class Durations:
+    """The figure, for one seed.
+
+    Args:
+        truth_updates: of the long simulations that tell the true times.
+    """
+
+    seed: int
+    truth_updates: int = 20_000
+
+    def asked(self) -> Line:
+        """Return it as JSON can hold it."""
+        return {"figure": "3", "cluster": str(CLUSTER), "shares": list(SHARES), "updates": UPDATES, "seed": self.seed}
+
+    def carry_out(self, where: Where) -> Line:
+        """Return both estimates after every update, the truth, and how far they are from it."""
+        updates = where.updates or UPDATES
+        ks = np.random.default_rng(self.seed).choice(np.arange(1, N + 1), p=SHARES, size=updates + 1).tolist()
+        watch = Watch(ks)
+        pl.simulate(pl.Phase(pl.backup(k=1), (watch,)), CLUSTER, updates=updates, seed=self.seed)
+        truth = [self._truth_s(k) for k in range(1, N + 1)]
+        estimated, naive = (np.array([said[i] for said in watch.said]) for i in (0, 1))
+        both = ~np.isnan(naive)
+        return {
+            "k": ks[:updates],
+            "truth_s": rounded(truth),
+            "estimated_s": [rounded(row) for row in estimated],
+            "naive_s": [rounded(row) for row in naive],
+            "error": {"estimated": _error(estimated, truth, both), "naive": _error(naive, truth, both)},
+            "error_without_naive": _error(estimated, truth, ~both),
+            "wrong_order": {"estimated": _disorder(estimated), "naive": _disorder(naive)},
+        }
+
+    def _truth_s(self, k: int) -> float:
+        return pl.simulate(pl.backup(k), CLUSTER, updates=self.truth_updates, seed=self.seed).seconds_per_update
+
+
+def _error(said: Array, truth: Sequence[float], where: Array) -> float:
+    """Return the mean of |estimate / truth - 1| over some updates and k."""
+    return float(np.abs(said / np.array(truth) - 1)[where].mean().round(4))
+
+
+def _disorder(said: Array) -> float:
+    """Return the share of updates at which some T_kk is said to be longer than that of a larger k."""
+    known = [row[~np.isnan(row)] for row in said]
+    return float(np.mean([bool((np.diff(row) < -1e-9).any()) for row in known]).round(4))

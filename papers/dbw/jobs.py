@@ -1,0 +1,72 @@
+"""The paper's two jobs, with the fixed probe of training samples that all its losses are measured on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import paceline as pl
+from paceline.jobs.images import ImageDataset
+
+PROBE_SAMPLES = 6000
+PROBE_SEED = 0
+
+
+class ChannelsLast(nn.Module):
+    """A model that reads its images with the channels last in memory: the same numbers in two thirds of the time.
+
+    Args:
+        model: that they are given to.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images ``[batch, C, H, W]`` to what the model makes of them."""
+        out: Tensor = self.model(images.to(memory_format=torch.channels_last))
+        return out
+
+
+def make_job(name: str, batch_size: int, lr: float, lr_rule: str, folder: Path) -> pl.Job:
+    """Return a job of the paper, evaluated on the probe.
+
+    Args:
+        name: "mnist" or "cifar10".
+        lr_rule: "constant" or "proportional".
+        folder: with the data set.
+    """
+    job = replace(_mnist(folder) if name == "mnist" else _cifar10(folder))
+    changes = {"batch_size": batch_size, "lr_rule": lr_rule, "optimizer": partial(torch.optim.SGD, lr=lr)}
+    return replace(job, **changes)  # type: ignore[arg-type]  # of different types
+
+
+@lru_cache(maxsize=1)
+def _mnist(folder: Path) -> pl.Job:
+    job = pl.jobs.mnist(folder=folder)
+    assert isinstance(job.data, ImageDataset)
+    return replace(job, model=_dbw_net, eval_data=probe(job.data))
+
+
+@lru_cache(maxsize=1)
+def _cifar10(folder: Path) -> pl.Job:
+    """Return ResNet-18 with plain SGD; the images are split uniformly at random among the workers (Sect. 4)."""
+    job = pl.jobs.cifar10(model="resnet18", folder=folder, augment=False)
+    return replace(job, sharding="partitioned")
+
+
+def _dbw_net() -> nn.Module:
+    return ChannelsLast(pl.jobs.DBWNet())
+
+
+def probe(data: ImageDataset) -> ImageDataset:
+    """Return 6,000 samples of the training data, always the same."""
+    chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(PROBE_SEED))[:PROBE_SAMPLES]
+    return ImageDataset(
+        data.images[chosen], data.labels[chosen], data.mean.flatten().tolist(), data.std.flatten().tolist()
+    )

@@ -1,0 +1,73 @@
+"""Results as text: one JSON line a run, so that a grid which was interrupted goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+Line = dict[str, Any]
+
+
+class Store:
+    """The runs of one figure.
+
+    Args:
+        path: of the lines; made with the first one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def lines(self) -> list[Line]:
+        """Return all runs, in the order in which they ended."""
+        if not self._path.exists():
+            return []
+        return [json.loads(line) for line in self._path.read_text().splitlines()]
+
+    def done(self) -> set[str]:
+        """Return the keys of the runs that are there."""
+        return {key(line["asked"]) for line in self.lines()}
+
+    def add(self, line: Line) -> None:
+        """Write down one more run."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def key(asked: Line) -> str:
+    """Return what tells a run from all others of its figure."""
+    return json.dumps(asked, sort_keys=True)
+
+
+def machine() -> str:
+    """Return what this machine is and the versions of what matters, as JSON."""
+    packages = {name: version(name) for name in ("paceline", "torch", "numpy")}
+    cpu = next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), "")
+    about = {
+        "cpu": cpu or platform.processor(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        **packages,
+    }
+    return json.dumps(about, indent=2) + "\n"
+
+
+def _cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def rounded(values: Iterable[float]) -> list[float]:
+    """Return the values with five significant digits, which is what a curve needs."""
+    return [float(f"{value:.5g}") for value in values]

@@ -1,0 +1,66 @@
+"""Write results/tables.md: every series that was measured, with its spread, beside DBW of the same seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean, median
+
+from papers.dbw.settings import FIGURES
+from papers.dbw.store import RESULTS, Line, Store
+
+Runs = Mapping[int, Line]  # by seed
+
+
+def main(folder: Path = RESULTS) -> None:
+    (folder / "tables.md").write_text("\n".join(tables(folder)) + "\n")
+
+
+def tables(folder: Path) -> Iterator[str]:
+    """Yield the lines of a page with a table for each case."""
+    for figure, about in FIGURES.items():
+        lines = Store(folder / f"figure{figure}.jsonl").lines()
+        for case in about.cases:
+            by_series = series_of([line for line in lines if line["asked"]["case"] == case])
+            if by_series:
+                yield from [f"## Figure {figure}, {case}: {about.says}", "", *table(by_series), ""]
+
+
+def series_of(lines: Sequence[Line]) -> dict[str, dict[int, Line]]:
+    """Return the runs of each series, by seed."""
+    by_series: dict[str, dict[int, Line]] = {}
+    for line in lines:
+        by_series.setdefault(line["asked"]["series"], {})[line["asked"]["seed"]] = line
+    return by_series
+
+
+def table(by_series: Mapping[str, Runs]) -> Iterator[str]:
+    """Yield a row a series, the fastest first."""
+    dbw = [name for name in by_series if name.startswith("dbw")]
+    reference = by_series[min(dbw, key=len)] if dbw else {}
+    yield "| series | seeds | reached | seconds: mean (min to max) | updates | mean k | its time / DBW's, paired |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for name, runs in sorted(by_series.items(), key=lambda each: mean(line["time_s"] for line in each[1].values())):
+        lines = runs.values()
+        reached = sum(line["stopped_by"] in ("eval_loss", "accuracy") for line in lines)
+        updates, k = median(line["updates"] for line in lines), mean(line["mean_k"] for line in lines)
+        yield (
+            f"| {name} | {len(runs)} | {reached} | {spread([line['time_s'] for line in lines], 1)} | {updates:.0f} "
+            f"| {k:.1f} | {spread(ratios(runs, reference), 2)} |"
+        )
+
+
+def ratios(runs: Runs, reference: Runs) -> list[float]:
+    """Return how many times longer than the reference each run took, over the seeds that both have."""
+    return [line["time_s"] / reference[seed]["time_s"] for seed, line in sorted(runs.items()) if seed in reference]
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Return the mean with the smallest and the largest."""
+    if not values:
+        return "-"
+    return f"{mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Fig. 1 and 2: what DBW's estimator says before each update, beside the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from math import isfinite, nan
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+
+import paceline as pl
+from paceline.data import fetch
+from paceline.estimators.gain import GainEstimator, Told
+from paceline.events import Step
+from paceline.history import GradientArrived, History, StepMeasured
+from paceline.jobs.images import ImageDataset
+from papers.dbw.jobs import make_job, probe
+from papers.dbw.settings import TRACED
+from papers.dbw.store import Line, rounded
+from papers.dbw.tasks import Where
+
+
+class Estimate(NamedTuple):
+    """What is expected of one update, before it: of the gradient, of its variance, and of the loss."""
+
+    k: int
+    squared_norm: float
+    variance: float
+    gain: float
+
+
+class Truth(NamedTuple):
+    """What a version is like on the probe."""
+
+    loss: float
+    squared_norm: float
+    variance: float
+
+
+class Trajectory:
+    """Keeps the parameters of all versions of a run.
+
+    Attributes:
+        versions: each as one vector, from the first.
+    """
+
+    def __init__(self) -> None:
+        self.versions: list[Tensor] = []
+
+    def sgd(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.SGD:
+        """Return an optimizer whose every step leaves a copy of the parameters here."""
+        parameters = list(parameters)
+        self.versions = [_flat(parameters)]
+        optimizer = torch.optim.SGD(parameters, lr=lr)
+        optimizer.register_step_post_hook(lambda *_: self.versions.append(_flat(parameters)))
+        return optimizer
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One run of a traced figure."""
+
+    figure: str
+    seed: int
+
+    def asked(self) -> Line:
+        """Return it as JSON can hold it."""
+        each = TRACED[self.figure]
+        settings = {"batch_size": each.batch_size, "lr": each.lr, "D": each.D, "cluster": str(each.cluster)}
+        return {"figure": self.figure, **settings, "updates": each.updates, "seed": self.seed}
+
+    def carry_out(self, where: Where) -> Line:
+        """Train with DBW, and return estimates and truth of every update."""
+        figure, trajectory = TRACED[self.figure], Trajectory()
+        job = make_job(figure.job, figure.batch_size, figure.lr, "constant", where.folder)
+        job = replace(job, optimizer=partial(trajectory.sgd, lr=figure.lr), eval_data=None)
+        result = pl.train(
+            job,
+            protocol=f"dbw(D={figure.D})",
+            cluster=replace(figure.cluster, device=where.device),
+            stop=pl.Stop(updates=where.updates or figure.updates),
+            seed=self.seed,
+        )
+        expected = estimates(result.history, figure.D, figure.lr, figure.cluster.n)
+        truths = [truth(job, weights, where.device) for weights in trajectory.versions]
+        return side_by_side(expected, truths)
+
+
+def side_by_side(expected: Sequence[Estimate], truths: Sequence[Truth]) -> Line:
+    """Return what was expected of every update, what came true, and how well they go together.
+
+    Args:
+        truths: of the versions before and after all updates.
+    """
+    decrease = [before.loss - after.loss for before, after in pairwise(truths)]
+    known = [i for i, each in enumerate(expected) if isfinite(each.gain)]
+    return {
+        "k": [each.k for each in expected],
+        "estimated": {name: rounded(getattr(each, name) for each in expected) for name in Estimate._fields[1:]},
+        "true": {
+            "squared_norm": rounded(each.squared_norm for each in truths[:-1]),
+            "variance": rounded(each.variance for each in truths[:-1]),
+            "decrease": rounded(decrease),
+            "loss": rounded(each.loss for each in truths),
+        },
+        "rank_correlation": {
+            "gain and decrease": _rank([expected[i].gain for i in known], [decrease[i] for i in known]),
+            "squared_norm": _rank([expected[i].squared_norm for i in known], [truths[i].squared_norm for i in known]),
+            "variance": _rank([expected[i].variance for i in known], [truths[i].variance for i in known]),
+        },
+    }
+
+
+def _rank(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return Spearman's correlation."""
+    return round(float(spearmanr(ours, theirs).statistic), 4)
+
+
+def estimates(history: History, D: int, lr: float, n: int) -> list[Estimate]:
+    """Return what an estimator says before every update of a run, from what the run has recorded.
+
+    Args:
+        D: updates that its means are over.
+        lr: the constant learning rate.
+        n: workers.
+    """
+    estimator, told = GainEstimator(D), []
+    for k, update in updates(history):
+        gains = estimator.gains([lr] * n)
+        told.append(Estimate(k, estimator.squared_norm, estimator.variance, gains[k - 1] if gains else nan))
+        estimator.observe(update)
+    return told
+
+
+def updates(history: History) -> Iterator[tuple[int, Told]]:
+    """Yield k of every update, and what its gradients tell."""
+    used: list[GradientArrived] = []
+    for record in history:
+        match record:
+            case GradientArrived(used=True):
+                used.append(record)
+            case StepMeasured():
+                step = Step(*(getattr(record, field) for field in Step._fields))
+                losses, norms = np.mean([(each.loss, each.squared_norm) for each in used], axis=0)
+                yield len(used), Told(len(used), float(losses), float(norms), nan, step)
+                used = []
+
+
+def truth(job: pl.Job, weights: Tensor, device: str) -> Truth:
+    """Return loss, squared norm of its gradient, and variance of a minibatch gradient, of a version.
+
+    The probe is cut into m minibatches. Their mean gradient g has a squared norm that is too large by variance / m.
+
+    Args:
+        weights: all parameters as one vector.
+    """
+    assert isinstance(job.data, ImageDataset)
+    model = job.build_model(0).to(device)
+    nn.utils.vector_to_parameters(weights.to(device), model.parameters())
+    chosen, m, size = probe(job.data), 0, job.batch_size
+    losses, gradients = [], []
+    for start in range(0, len(chosen) - size + 1, size):
+        batch = fetch(job, np.arange(start, start + size), chosen)
+        model.zero_grad()
+        loss, _ = job.loss_of(model, [part.to(device) for part in batch])
+        loss.backward()
+        losses.append(float(loss.detach()))
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).double())
+        m += 1
+    stacked = torch.stack(gradients)
+    mean = stacked.mean(dim=0)
+    variance = float(((stacked - mean) ** 2).sum()) / (m - 1)
+    return Truth(float(np.mean(losses)), max(float(mean @ mean) - variance / m, 0.0), variance)
+
+
+def _flat(parameters: Sequence[nn.Parameter]) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in parameters]).cpu().clone()
