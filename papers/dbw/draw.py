@@ -34,8 +34,8 @@ def estimates(lines: Sequence[Line]) -> Any:
     pairs = (("squared_norm", "squared_norm"), ("variance", "variance"), ("gain", "decrease"))
     titles = ("squared norm of the gradient", "variance of a gradient", "gain, and decrease of the loss")
     for axis, (ours, theirs), title in zip(axes, pairs, titles, strict=True):
-        axis.plot(line["estimated"][ours], label="estimate")
-        axis.plot(line["true"][theirs], "--", label="truth")
+        axis.plot(np.array(line["estimated"][ours], dtype=float), label="estimate")
+        axis.plot(np.array(line["true"][theirs], dtype=float), "--", label="truth")
         axis.set(title=title, xlabel="update", yscale="symlog" if ours == "gain" else "log")
         if ours == "gain":
             axis.set_yscale("symlog", linthresh=1e-3)
@@ -48,7 +48,7 @@ def durations(lines: Sequence[Line]) -> Any:
     drawing, axes = plt.subplots(1, 2, figsize=(8, 2.8), layout="constrained", sharey=True)
     for axis, which in zip(axes, ("estimated", "naive"), strict=True):
         for k, (column, truth_s) in enumerate(
-            zip(np.array(lines[0][f"{which}_s"]).T, lines[0]["truth_s"], strict=True), start=1
+            zip(np.array(lines[0][f"{which}_s"], dtype=float).T, lines[0]["truth_s"], strict=True), start=1
         ):
             (curve,) = axis.plot(column, label=f"k={k}")
             axis.axhline(truth_s, linestyle="--", color=curve.get_color(), linewidth=0.8)

@@ -99,7 +99,11 @@ def runs(figure: str, seeds: int | None, only: str = "") -> Iterator[Run]:
 
 
 def carry_out(tasks: Sequence[Task], where: Where, store: Store, processes: int) -> None:
-    """Do the tasks that the store does not hold, and write each down when it is done; several at a time use a core each."""
+    """Do the tasks that the store does not hold, and write each down when it is done.
+
+    Args:
+        processes: tasks at a time, each with one thread; a single one is done in this process.
+    """
     done = store.done()
     waiting = [task for task in tasks if key(task.asked()) not in done]
     for line in map(_timed, waiting, repeat(where)) if processes == 1 else _in_processes(waiting, where, processes):

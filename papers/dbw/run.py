@@ -54,7 +54,10 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=1, help="runs at a time")
     parser.add_argument("--updates", type=int, help="end every run after so many, to try a figure out")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.updates and args.out == RESULTS:
+        parser.error("--updates ends runs early, and they must not stand among the results: give --out FOLDER with it")
+    return args
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Iterable
 from importlib.metadata import version
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,6 @@ def _cpuinfo() -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def rounded(values: Iterable[float]) -> list[float]:
-    """Return the values with five significant digits, which is what a curve needs."""
-    return [float(f"{value:.5g}") for value in values]
+def rounded(values: Iterable[float]) -> list[float | None]:
+    """Return the values with five significant digits, which is what a curve needs; None for what is not known."""
+    return [float(f"{value:.5g}") if isfinite(value) else None for value in values]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import nan
 from pathlib import Path
 from statistics import mean, median
 
@@ -22,8 +23,9 @@ def tables(folder: Path) -> Iterator[str]:
         lines = Store(folder / f"figure{figure}.jsonl").lines()
         for case in about.cases:
             by_series = series_of([line for line in lines if line["asked"]["case"] == case])
+            rows = accuracies if about.job == "cifar10" else table
             if by_series:
-                yield from [f"## Figure {figure}, {case}: {about.says}", "", *table(by_series), ""]
+                yield from [f"## Figure {figure}, {case}: {about.says}", "", *rows(by_series), ""]
 
 
 def series_of(lines: Sequence[Line]) -> dict[str, dict[int, Line]]:
@@ -48,6 +50,17 @@ def table(by_series: Mapping[str, Runs]) -> Iterator[str]:
             f"| {name} | {len(runs)} | {reached} | {spread([line['time_s'] for line in lines], 1)} | {updates:.0f} "
             f"| {k:.1f} | {spread(ratios(runs, reference), 2)} |"
         )
+
+
+def accuracies(by_series: Mapping[str, Runs]) -> Iterator[str]:
+    """Yield Fig. 5's rows: how long it took to 80 %, and how far 200 s went."""
+    yield "| series | seeds | seconds to an accuracy of 80 %: mean (min to max) | accuracy after 200 s |"
+    yield "| --- | --- | --- | --- |"
+    for name, runs in by_series.items():
+        curves = [list(zip(line["probe_s"], line["probe_accuracy"], strict=True)) for line in runs.values()]
+        times_s = [min((s for s, accuracy in curve if accuracy >= 0.8), default=nan) for curve in curves]
+        reached = [max((accuracy for s, accuracy in curve if s <= 200), default=nan) for curve in curves]
+        yield f"| {name} | {len(runs)} | {spread(times_s, 1)} | {spread(reached, 3)} |"
 
 
 def ratios(runs: Runs, reference: Runs) -> list[float]:

@@ -109,17 +109,22 @@ def side_by_side(expected: Sequence[Estimate], truths: Sequence[Truth]) -> Line:
             "decrease": rounded(decrease),
             "loss": rounded(each.loss for each in truths),
         },
-        "rank_correlation": {
-            "gain and decrease": _rank([expected[i].gain for i in known], [decrease[i] for i in known]),
-            "squared_norm": _rank([expected[i].squared_norm for i in known], [truths[i].squared_norm for i in known]),
-            "variance": _rank([expected[i].variance for i in known], [truths[i].variance for i in known]),
+        "rank_correlation": _rank([expected[i].gain for i in known], [decrease[i] for i in known]),
+        "median_error": {
+            name: _error([getattr(expected[i], name) for i in known], [getattr(truths[i], name) for i in known])
+            for name in ("squared_norm", "variance")
         },
     }
 
 
-def _rank(ours: Sequence[float], theirs: Sequence[float]) -> float:
+def _rank(gains: Sequence[float], decreases: Sequence[float]) -> float:
     """Return Spearman's correlation."""
-    return round(float(spearmanr(ours, theirs).statistic), 4)
+    return round(float(spearmanr(gains, decreases).statistic), 4)
+
+
+def _error(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the median of |ours / theirs - 1|."""
+    return round(float(np.median(np.abs(np.array(ours) / np.array(theirs) - 1))), 4)
 
 
 def estimates(history: History, D: int, lr: float, n: int) -> list[Estimate]:
