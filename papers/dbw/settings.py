@@ -137,7 +137,12 @@ FIGURES: Mapping[str, Figure] = {
     "4": Figure(
         "k over time and the loss, MNIST",
         *("mnist", 500, 0.08, pl.Stop(eval_loss=0.1, updates=CPU_BOUND)),
-        {"alpha=0.7": Case(cluster(0.7), [*dynamic("dbw", "b_dbw"), *proportional(10)], seeds=5)},
+        {
+            "alpha=0.7": Case(cluster(0.7), [*dynamic("dbw", "b_dbw"), *proportional(10)], seeds=5),
+            "alpha=0.7, the first 30 updates": Case(
+                cluster(0.7), dynamic("dbw", "dbw(D=20)"), seeds=10, stop=pl.Stop(updates=30)
+            ),
+        },
     ),
     "5": Figure(
         "k over time, accuracy after 200 s and time to 80 %, CIFAR-10",
@@ -153,7 +158,7 @@ FIGURES: Mapping[str, Figure] = {
         *("mnist", 500, 0.08, pl.Stop(eval_loss=0.2, updates=CPU_BOUND)),
         {
             "alpha=1": Case(cluster(1), [*DYNAMIC, *proportional(8, 10, 12), *static(1, 2, 4, 8)], seeds=5),
-            "alpha=0.2": Case(cluster(0.2), [*DYNAMIC, *proportional(12, 14, 16), *static(1, 4, 8, 12)], seeds=5),
+            "alpha=0.2": Case(cluster(0.2), [*DYNAMIC, *proportional(12, 14, 15, 16), *static(1, 4, 8, 12)], seeds=5),
             "alpha=0": Case(cluster(0), [*dynamic("dbw", "b_dbw"), *proportional(16)], seeds=5),
         },
     ),

@@ -118,12 +118,16 @@ def side_by_side(expected: Sequence[Estimate], truths: Sequence[Truth]) -> Line:
 
 
 def _rank(gains: Sequence[float], decreases: Sequence[float]) -> float:
-    """Return Spearman's correlation."""
+    """Return Spearman's correlation; nan of fewer than two pairs."""
+    if len(gains) < 2:
+        return nan
     return round(float(spearmanr(gains, decreases).statistic), 4)
 
 
 def _error(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the median of |ours / theirs - 1|."""
+    """Return the median of |ours / theirs - 1|; nan of nothing."""
+    if not ours:
+        return nan
     return round(float(np.median(np.abs(np.array(ours) / np.array(theirs) - 1))), 4)
 
 
