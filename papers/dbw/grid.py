@@ -13,7 +13,7 @@ from time import perf_counter
 import torch
 
 import paceline as pl
-from paceline.history import UpdateMade, VersionEvaluated
+from paceline.history import DecisionMade, UpdateMade, VersionEvaluated
 from papers.dbw.jobs import make_job
 from papers.dbw.settings import FIGURES, Case, Figure, Series
 from papers.dbw.store import Line, Store, key, rounded
@@ -73,11 +73,31 @@ def told(result: pl.Result) -> Line:
         "updates": len(updates),
         "mean_k": round(result.history.totals.mean_k, 3),
         "k": [update.k for update in updates],
+        "why": reasons(result.history),
         "update_s": rounded(update.now_s for update in updates),
         "probe_s": rounded(each.published_s for each in curve),
         "probe_loss": rounded(each.metrics["loss"] for each in curve),
         "probe_accuracy": rounded(each.metrics.get("accuracy", float("nan")) for each in curve),
     }
+
+
+REASONS = {"begin": "all workers", "best": "expects", "rose": "more than", "no gain": "no k promises"}
+
+
+def reasons(history: pl.History) -> Line:
+    """Return how many updates waited for the k that they did for which of DBW's reasons, and for how long in all."""
+    told: Line = {}
+    decided, opened_s = "", 0.0
+    for record in history:
+        match record:
+            case DecisionMade(kind="quorum"):
+                said = record.reason.partition(": ")[2]
+                decided = next((name for name, words in REASONS.items() if said.startswith(words)), "")
+            case UpdateMade() if decided:
+                count, spent_s = told.get(decided, (0, 0.0))
+                told[decided] = (count + 1, round(spent_s + record.now_s - opened_s, 3))
+                opened_s = record.now_s
+    return told
 
 
 def runs(figure: str, seeds: int | None, only: str = "") -> Iterator[Run]:

@@ -38,7 +38,8 @@ def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
     if figure == "3":
         return [Durations(seed) for seed in range(seeds or 3)]
     if figure in TRACED:
-        return [Trace(figure, seed) for seed in range(seeds or TRACED[figure].seeds)]
+        about = TRACED[figure]
+        return [Trace(figure, cluster, seed) for cluster in about.clusters for seed in range(seeds or about.seeds)]
     return list(runs(figure, seeds, only))
 
 

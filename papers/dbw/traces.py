@@ -67,12 +67,13 @@ class Trace:
     """One run of a traced figure."""
 
     figure: str
+    cluster: pl.Cluster
     seed: int
 
     def asked(self) -> Line:
         """Return it as JSON can hold it."""
         each = TRACED[self.figure]
-        settings = {"batch_size": each.batch_size, "lr": each.lr, "D": each.D, "cluster": str(each.cluster)}
+        settings = {"batch_size": each.batch_size, "lr": each.lr, "D": each.D, "cluster": str(self.cluster)}
         return {"figure": self.figure, **settings, "updates": each.updates, "seed": self.seed}
 
     def carry_out(self, where: Where) -> Line:
@@ -83,11 +84,11 @@ class Trace:
         result = pl.train(
             job,
             protocol=f"dbw(D={figure.D})",
-            cluster=replace(figure.cluster, device=where.device),
+            cluster=replace(self.cluster, device=where.device),
             stop=pl.Stop(updates=where.updates or figure.updates),
             seed=self.seed,
         )
-        expected = estimates(result.history, figure.D, figure.lr, figure.cluster.n)
+        expected = estimates(result.history, figure.D, figure.lr, self.cluster.n)
         truths = [truth(job, weights, where.device) for weights in trajectory.versions]
         return side_by_side(expected, truths)
 

@@ -82,7 +82,10 @@ def test_the_picture_can_be_drawn(tmp_path):
     assert "<svg" in (tmp_path / "digits.svg").read_text()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/design.md", "docs/assumptions.md", "benchmarks/README.md"])
+PAGES = ("README.md", "docs/design.md", "docs/assumptions.md", "benchmarks/README.md", "papers/dbw/README.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / page).read_text()):
         assert ((ROOT / page).parent / target).exists(), target

@@ -15,6 +15,7 @@ from paceline.errors import UsageError
 from paceline.history import DecisionMade
 from paceline.jobs.images import ImageDataset
 from papers.dbw import draw, run, table
+from papers.dbw.grid import reasons
 from papers.dbw.settings import FIGURES, cluster
 from papers.dbw.traces import Estimate, Truth, estimates, side_by_side, truth
 
@@ -93,13 +94,25 @@ def test_estimates_are_those_that_dbw_decided_by():
     result = pl.train(softmax_job(), protocol="dbw(D=3)", cluster=pl.Cluster(4), stop=pl.Stop(updates=20), seed=1)
     decided = [each.reason for each in result.history.of(DecisionMade) if each.kind == "quorum"]
     told = estimates(result.history, 3, 0.05, 4)
-    promising = [(reason, each) for reason, each in zip(decided, told, strict=False) if "expected" in reason]
+    promising = [
+        (reason, each)
+        for reason, each in zip(decided, told, strict=False)
+        if reason.partition(": ")[2].startswith("expects")
+    ]
     assert len(promising) > 5
     for reason, each in promising:
-        gain, norm, variance = re.search(r"loss -(\S+) in.*\|grad\|\^2 (\S+), variance (\S+),", reason).groups()
+        gain, norm, variance = re.search(r"fall by (\S+) in.*\|grad\|\^2 (\S+), variance (\S+),", reason).groups()
         assert (float(gain), float(norm), float(variance)) == pytest.approx(
             (each.gain, each.squared_norm, each.variance), rel=1e-2
         )
+
+
+def test_the_reasons_of_a_run_add_up_to_its_updates_and_its_time():
+    result = pl.train(softmax_job(), protocol="dbw(D=3)", cluster=pl.Cluster(4), stop=pl.Stop(updates=20), seed=1)
+    told = reasons(result.history)
+    assert set(told) >= {"begin", "best", "rose"}
+    assert sum(updates for updates, _ in told.values()) == 20
+    assert sum(seconds for _, seconds in told.values()) == pytest.approx(result.time_s, abs=0.01)
 
 
 def test_the_truth_of_a_version_is_that_of_all_its_minibatches():
