@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import matplotlib as mpl
@@ -36,9 +37,7 @@ def estimates(lines: Sequence[Line]) -> Any:
     for axis, (ours, theirs), title in zip(axes, pairs, titles, strict=True):
         axis.plot(np.array(line["estimated"][ours], dtype=float), label="estimate")
         axis.plot(np.array(line["true"][theirs], dtype=float), "--", label="truth")
-        axis.set(title=title, xlabel="update", yscale="symlog" if ours == "gain" else "log")
-        if ours == "gain":
-            axis.set_yscale("symlog", linthresh=1e-3)
+        axis.set(title=title, xlabel="update")
     axes[0].legend()
     return drawing
 
@@ -61,7 +60,8 @@ def durations(lines: Sequence[Line]) -> Any:
 def choices(lines: Sequence[Line]) -> Any:
     """Draw Fig. 4: the loss of the probe over time, and k over the updates."""
     drawing, (above, below) = plt.subplots(2, 1, figsize=(7, 4.5), layout="constrained")
-    for name, runs in series_of(lines).items():
+    longest = max(lines, key=lambda line: line["updates"])["asked"]["case"]
+    for name, runs in series_of([line for line in lines if line["asked"]["case"] == longest]).items():
         line = runs[min(runs)]
         (curve,) = above.plot(line["probe_s"], line["probe_loss"], label=name)
         below.plot(np.arange(len(line["k"])), line["k"], color=curve.get_color(), linewidth=0.8)
@@ -77,6 +77,7 @@ def times(lines: Sequence[Line]) -> Any:
     drawing, axes = plt.subplots(1, len(cases), figsize=(4 * len(cases), 3.4), layout="constrained", squeeze=False)
     for axis, case in zip(axes[0], cases, strict=True):
         by_series = series_of([line for line in lines if line["asked"]["case"] == case])
+        by_series = dict(sorted(by_series.items(), key=lambda each: -mean(line["time_s"] for line in each[1].values())))
         for row, runs in enumerate(by_series.values()):
             axis.plot([line["time_s"] for line in runs.values()], [row] * len(runs), "o", alpha=0.6)
         axis.set_yticks(range(len(by_series)), list(by_series), fontsize="small")
