@@ -45,7 +45,7 @@ def problem_17(samples, n):
             below[b] |= below[a]
     settings = clarabel.DefaultSettings()
     settings.verbose = False
-    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-10
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-9
     cones = [clarabel.NonnegativeConeT(rows.shape[0])]
     problem = (sp.csc_matrix(sp.diags(weight)), -total, sp.csc_matrix(rows), np.zeros(rows.shape[0]), cones)
     solution = clarabel.DefaultSolver(*problem, settings).solve()
@@ -62,19 +62,23 @@ class Paper:
         self.n, self.D, self.beta, self.rate = n, D, beta, rate
         self.V, self.N, self.L, self.F, self.k = [], [], [], [], []
         self.samples = []
+        self.before = None  # N and V / k of the update before, if it has told them
 
     def iteration(self, gradients, loss):
         k, g, rate = len(gradients), np.mean(gradients, axis=0), self.rate
         self.F.append(loss)
-        if k > 1:
-            self.V.append(sum(float((each - g) @ (each - g)) for each in gradients) / (k - 1))
-        V = np.mean(self.V[-self.D :]) if k == 1 else self.V[-1]
-        if self.N:
-            N_before, V_before_by_k = self.before
+        before, self.before = self.before, None
+        if k == 1:
+            return  # (10) is 0 / 0, and (11) and (12) need it
+        V = sum(float((each - g) @ (each - g)) for each in gradients) / (k - 1)
+        N = max(float(g @ g) - V / k, 0.0)
+        self.V.append(V)
+        self.N.append(N)
+        if before is not None:
+            N_before, V_before_by_k = before
             gain = self.F[-2] - self.F[-1]
             self.L.append(2 * (rate * N_before - gain) / (rate**2 * (N_before + V_before_by_k)))
-        self.N.append(max(float(g @ g) - V / k, 0.0))
-        self.before = (self.N[-1], V / k)
+        self.before = (N, V / k)
 
     def choose(self):
         t = len(self.F)
@@ -86,7 +90,7 @@ class Paper:
         gains = [(self.rate - L * self.rate**2 / 2) * N - L * self.rate**2 / 2 * V / k for k in range(1, self.n + 1)]
         times = problem_17(self.samples, self.n)
         ratio = [gain / time_s for gain, time_s in zip(gains, times, strict=True)]
-        near = 1e-6 * max(ratio)  # how exact an interior point is
+        near = 1e-5 * max(ratio)  # how exact an interior point is
         best = self.n if max(gains) <= 0 else max(i for i in range(self.n) if ratio[i] >= max(ratio) - near) + 1
         if self.F[-1] > self.beta * self.F[-2] and self.k[-1] < self.n:
             best = max(best, self.k[-1] + 1)

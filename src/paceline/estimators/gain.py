@@ -51,8 +51,10 @@ class GainEstimator:
           are the learning rate and its square, as in the paper. The next step is assumed to be as much longer than
           plain SGD's, along the gradient and in all, as the latest one was.
         - The rate of the next step is used, which a schedule may have changed, and which may depend on k.
-        - A single gradient has no V+: its worker's own from its microbatches takes its place, or, for N+ and L+,
-          the mean V. So each of V, N, L is a mean over the last D updates that have told it.
+        - A single gradient has no V+, and so neither N+ nor L+, unless its worker has seen the variance in its
+          microbatches. Such an update tells nothing, and nor does its loss: V, N and L are means over the last D
+          updates that have told them. (Taking N+ with the mean V, or L+ from the losses of single gradients, was
+          tried: their noise is larger than what they tell; see papers/dbw.)
         - Minibatches may be of different sizes: all means are weighted by samples, and V+ is without bias then, too.
         - What is not finite is left out, and a gain that is too large or too small for a number is none.
 
@@ -87,15 +89,17 @@ class GainEstimator:
 
     def observe(self, told: Told) -> None:
         """Take in what an update has told."""
-        if self._latest is not None:
-            _keep(self._smoothnesses, self._smoothness(self._latest, told.loss))
+        self._stretch = _stretch(told.step) or self._stretch
+        before, self._latest = self._latest, None
         k, squared_norm = told.k, told.step.squared_norm
         variance = max(k / (k - 1) * (told.mean_square - squared_norm), 0.0) if k > 1 else told.within
+        if not isfinite(variance):
+            return
+        if before is not None:
+            _keep(self._smoothnesses, self._smoothness(before, told.loss))
         _keep(self._variances, variance)
-        V = variance if isfinite(variance) else self.variance
-        _keep(self._squared_norms, max(squared_norm - V / k, 0.0))
-        self._latest, self._latest_V = told, V
-        self._stretch = _stretch(told.step) or self._stretch
+        _keep(self._squared_norms, max(squared_norm - variance / k, 0.0))
+        self._latest, self._latest_V = told, variance
 
     def gains(self, rates: Sequence[float]) -> list[float] | None:
         """Return G_1 ... G_n; None as long as too little is known.
