@@ -88,15 +88,20 @@ def test_the_variance_has_no_bias_with_minibatches_of_different_sizes():
     assert np.mean(found) == pytest.approx(variance_of_one_sample / sizes.mean(), rel=0.05)
 
 
-def test_a_single_gradient_keeps_the_last_variances_that_are_known():
-    estimator = GainEstimator(2)
-    for spread in (1.0, 2.0, 3.0):
-        estimator.observe(told([[5 + spread], [5 - spread]], 1.0, 0.1))
-    known = estimator.variance
-    for loss in (0.9, 0.8, 0.7):
+def test_an_update_of_a_single_gradient_tells_nothing_and_nor_does_the_loss_beside_it():
+    estimator, told_before = GainEstimator(2), [(2.0, 1.0), (3.0, 0.9), (1.0, 0.85)]
+    for spread, loss in told_before:
+        estimator.observe(told([[5 + spread], [5 - spread]], loss, 0.1))
+    known = (estimator.variance, estimator.squared_norm, estimator.smoothness)
+    assert known[0] == pytest.approx((2 * 3.0**2 + 2 * 1.0**2) / 2)
+    for loss in (0.5, 2.0, 0.1):
         estimator.observe(told([[4.0]], loss, 0.1))
-    assert pytest.approx((2 * 2.0**2 + 2 * 3.0**2) / 2) == known == estimator.variance
-    assert pytest.approx(4.0**2 - known) == estimator.squared_norm or estimator.squared_norm == 0
+        assert (estimator.variance, estimator.squared_norm, estimator.smoothness) == known
+    estimator.observe(told([[5.0], [5.0]], 0.8, 0.1))  # V and N are told anew; L needs two such updates in a row
+    assert estimator.smoothness == known[2]
+    assert estimator.variance == pytest.approx((2 * 1.0**2 + 0.0) / 2)
+    estimator.observe(told([[5.0], [5.0]], 0.7, 0.1))
+    assert estimator.smoothness != known[2]
 
 
 def test_a_single_gradient_of_microbatches_brings_its_own_variance():
