@@ -163,7 +163,7 @@ def b_dbw(
 def adasync(base: str = "k_sync", K_0: int = 1, D: int = 5) -> Phase:
     """AdaSync: more gradients an update as the loss falls.
 
-    Paper: Dutta et al., "Slow and stale gradients can win the race", 2021.
+    Paper: Dutta, Wang, Joshi, "Slow and stale gradients can win the race", 2020 (arXiv:2003.10579).
     """
     return _controlled(adasync, locals(), K_0, AdaSync(K_0, D))
 

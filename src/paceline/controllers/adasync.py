@@ -33,7 +33,7 @@ class AdaSync(Controller[State]):
         K_0: gradients of the first update, >= 1, and fewer than the workers in the first case.
         D: updates that F is the mean loss of, >= 1; F_0 is the loss of the first update.
 
-    Source: Dutta et al., "Slow and stale gradients can win the race", extended version of 2021, Sect. 5 and App. D.
+    Source: Dutta, Wang, Joshi, "Slow and stale gradients can win the race", 2020 (arXiv:2003.10579), App. D.1.
 
     Differs from the paper: K is looked at in every update, and not at the ends of windows of time, as DBW's authors do
     in their comparison (Xu et al. 2020, Sect. 4.4); it is rounded to the nearest whole number. A loss that is not
