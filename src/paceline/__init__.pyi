@@ -8,6 +8,8 @@ from .catalogue import b_dbw as b_dbw
 from .catalogue import backup as backup
 from .catalogue import bsp as bsp
 from .catalogue import dbw as dbw
+from .catalogue import dc_asgd as dc_asgd
+from .catalogue import dc_s3gd as dc_s3gd
 from .catalogue import k_async as k_async
 from .catalogue import k_batch_async as k_batch_async
 from .catalogue import k_batch_sync as k_batch_sync
@@ -15,10 +17,15 @@ from .catalogue import k_sync as k_sync
 from .catalogue import pull as pull
 from .catalogue import ringmaster as ringmaster
 from .catalogue import ssp as ssp
+from .catalogue import staleness_lr as staleness_lr
+from .catalogue import staleness_weight as staleness_weight
 from .cluster import Cluster as Cluster
 from .cluster import LocalCluster as LocalCluster
 from .compare import compare as compare
 from .comparison.result import Comparison as Comparison
+from .compensation.base import Compensator as Compensator
+from .compensation.base import Delayed as Delayed
+from .compensation.base import chain as chain
 from .controllers.adasync import AdaSync as AdaSync
 from .controllers.b_dbw import BDBW as BDBW
 from .controllers.base import AskAgain as AskAgain

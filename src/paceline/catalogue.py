@@ -6,6 +6,10 @@ from inspect import signature
 from math import inf
 from typing import Any, Literal, TypeVar
 
+from paceline.compensation.base import Compensator
+from paceline.compensation.delay import DCASGD, DCS3GD
+from paceline.compensation.staleness_lr import StalenessLR
+from paceline.compensation.staleness_weight import StalenessWeight
 from paceline.controllers.adasync import AdaSync
 from paceline.controllers.b_dbw import BDBW
 from paceline.controllers.base import Controller
@@ -189,11 +193,48 @@ def _controlled(
     return Phase(replace(protocol, quorum=quorum, name=name), controllers, name=name)
 
 
-def parse_plan(text: str) -> Plan:
-    """Read a plan such as ``k_sync(k=12)`` or ``bsp@25% >> asp``.
+def staleness_lr(C: float | None = None, error_floor: float | None = None) -> StalenessLR:
+    """Staleness learning rate: steps shrink with the squared distance moved since their gradient read the parameters.
 
-    After ``@`` stands the point of the run at which a part ends: ``25%`` of the workload, ``updates=100``,
-    ``gradients=6400``, ``epochs=2`` or ``seconds=60``.
+    Paper: Dutta et al. 2018, eq. 13.
+    """
+    return StalenessLR(C, error_floor)
+
+
+def staleness_weight(weighting: str | Callable[[int], float] = "1/(1+tau)") -> StalenessWeight:
+    """Staleness weight: steps shrink with the versions made since, as 1/(1+tau), 1/sqrt(1+tau) or 1/(1+sqrt(tau)).
+
+    Paper: Zhang et al., "Staleness-aware async-SGD", 2016; Nguyen et al. (FedBuff) 2022.
+    """
+    return StalenessWeight(weighting)
+
+
+def dc_asgd(lambda_0: float, m: float | None = None, epsilon: float = 1e-7) -> DCASGD:
+    """Delay compensation: gradients are moved to the present by a first-order step, with m by an adaptive one.
+
+    Paper: Zheng et al., "Asynchronous stochastic gradient descent with delay compensation", 2017.
+    """
+    return DCASGD(lambda_0, m, epsilon)
+
+
+def dc_s3gd(lambda_0: float = 0.2) -> DCS3GD:
+    """Delay compensation with a correction that is lambda_0 times as long as the gradient.
+
+    Paper: Rigazzi, "DC-S3GD", 2019, eq. 17.
+    """
+    return DCS3GD(lambda_0)
+
+
+COMPENSATORS: Mapping[str, Callable[..., Compensator]] = {
+    factory.__name__: factory for factory in (staleness_lr, staleness_weight, dc_asgd, dc_s3gd)
+}
+
+
+def parse_plan(text: str) -> Plan:
+    """Read a plan such as ``k_sync(k=12)``, ``bsp@25% >> asp`` or ``asp + staleness_lr(C=0.01)``.
+
+    After ``+`` stands what is done about stale gradients, after ``@`` the point of the run at which a part ends:
+    ``25%`` of the workload, ``updates=100``, ``gradients=6400``, ``epochs=2`` or ``seconds=60``.
 
     >>> print(parse_plan("bsp@25% >> k_sync(k=3)@epochs=2 >> asp"))
     bsp until 0.25 of the workload >> k_sync(k=3) until 2 epochs >> asp
@@ -205,6 +246,8 @@ def _parse_phase(text: str) -> Phase:
     call, *ends = split_top(text, "@")
     if len(ends) > 1:
         raise UsageError(f"{text!r} has two ends; expected one, as in bsp@25%")
-    given = bind(parse_call(call), CATALOGUE)
+    protocol, *compensators = split_top(call, "+")
+    given = bind(parse_call(protocol), CATALOGUE)
     phase = given if isinstance(given, Phase) else Phase(given)
+    phase += tuple(bind(parse_call(each), COMPENSATORS) for each in compensators)
     return replace(phase, end=Extent.parse(ends[0])) if ends else phase

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from math import inf
 from typing import Any, Literal
 
 from paceline.attributes import copied, restore
+from paceline.compensation.base import Compensator
 from paceline.controllers import base as control
 from paceline.errors import UsageError
 from paceline.events import (
@@ -153,6 +154,11 @@ class Coordinator:
         current = state.status is BUSY and state.draw == draw
         return current and self.version - state.version <= self._protocol.max_staleness
 
+    @property
+    def compensators(self) -> tuple[Compensator, ...]:
+        """What is done about stale gradients now."""
+        return self._plan.phases[self._phase].compensators
+
     def handle(self, event: Event) -> list[Command]:
         """Take one event and return what is to be done, in order."""
         commands: list[Command] = []
@@ -212,7 +218,7 @@ class Coordinator:
             self._consult("arrival", event, staleness, accepted)
 
     def _accept(self, event: Arrival, worker: Worker, staleness: int) -> None:
-        command = Accept(event.worker, event.draw, staleness, event.samples)
+        command = Accept(event.worker, event.draw, staleness, event.samples, event.step_scale)
         self._commands.append(command)
         self._held.append(command)
         worker.contributed_to = self.version
@@ -284,7 +290,8 @@ class Coordinator:
         self.workload += len(held)
         scale = self._learning_rate.scale(len(held), self._roster.live or 1)
         self._made_of = len(held)
-        self._commands.append(Apply(self.version, tuple(held), scale, reason, self._measures))
+        step_scale = _step_scale(held)
+        self._commands.append(Apply(self.version, tuple(held), scale, reason, self._measures, step_scale))
         self.awaits_step = self._measures
         if not self.awaits_step:
             self._check_update()
@@ -735,6 +742,13 @@ _AS_IT_IS = (
 
 def _measures(phase: Phase) -> bool:
     return any(controller.reads == "steps" for controller in phase.controllers)
+
+
+def _step_scale(gradients: Sequence[Accept]) -> float:
+    """Return the mean step scale, weighted by samples."""
+    if len(gradients) == 1:
+        return gradients[0].step_scale
+    return sum(each.samples * each.step_scale for each in gradients) / sum(each.samples for each in gradients)
 
 
 def _quorum(protocol: Protocol) -> tuple[float, str]:

@@ -44,6 +44,18 @@ class Outcome(StrEnum):
 # --- events -----------------------------------------------------------------------------------------------
 
 
+class Compensation(NamedTuple):
+    """What was done about the staleness of a gradient.
+
+    Attributes:
+        formula: in words.
+        factor: that was applied, a step scale or the lambda of a correction.
+    """
+
+    formula: str
+    factor: float
+
+
 class Arrival(NamedTuple):
     """A worker finished a gradient.
 
@@ -59,6 +71,8 @@ class Arrival(NamedTuple):
         pull_s: seconds to receive the parameters.
         compute_s: seconds of forward and backward, injected slowness included, waiting for others not.
         push_s: seconds to hand in the gradient.
+        step_scale: that compensators give it.
+        compensations: what they did.
     """
 
     now: float
@@ -72,6 +86,8 @@ class Arrival(NamedTuple):
     compute_s: float = 0.0
     push_s: float = 0.0
     variance: float = nan
+    step_scale: float = 1.0
+    compensations: tuple[Compensation, ...] = ()
 
 
 class Step(NamedTuple):
@@ -181,12 +197,17 @@ class Interrupt(NamedTuple):
 
 
 class Accept(NamedTuple):
-    """Add the gradient that just arrived to the open update."""
+    """Add the gradient that just arrived to the open update.
+
+    Attributes:
+        step_scale: its weight, besides its samples.
+    """
 
     worker: int
     draw: int
     staleness: int
     samples: int
+    step_scale: float = 1.0
 
 
 class Drop(NamedTuple):
@@ -211,6 +232,7 @@ class Apply(NamedTuple):
         lr_scale: what the optimizer's learning rate is multiplied by for this step.
         reason: why the update is made now.
         measure: whether an `Applied` is to follow at once.
+        step_scale: mean of the gradients', by which the mean gradient, each weighted with its own, is multiplied.
     """
 
     version: int
@@ -218,6 +240,7 @@ class Apply(NamedTuple):
     lr_scale: float
     reason: str
     measure: bool = False
+    step_scale: float = 1.0
 
 
 class Evaluate(NamedTuple):

@@ -53,7 +53,12 @@ class RunResumed:
 
 @dataclass(frozen=True, slots=True)
 class GradientArrived:
-    """A gradient arrived, and was used or dropped; one that crossed its interrupt counts as interrupted work."""
+    """A gradient arrived, and was used or dropped; one that crossed its interrupt counts as interrupted work.
+
+    Attributes:
+        step_scale: that compensators gave it.
+        compensations: formula and applied factor of each.
+    """
 
     now_s: float
     worker: int
@@ -72,6 +77,8 @@ class GradientArrived:
     crossed_interrupt: bool = False
     event_s: float = nan
     variance: float = nan
+    step_scale: float = 1.0
+    compensations: Sequence[tuple[str, float]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,7 @@ class UpdateMade:
         staleness: mean over those gradients.
         busy_s: worker-seconds spent so far on work that is finished or abandoned.
         live_s: worker-seconds so far that workers were there.
+        step_scale: by which compensators have changed the step's length besides.
     """
 
     now_s: float
@@ -121,6 +129,7 @@ class UpdateMade:
     reason: str
     busy_s: float
     live_s: float
+    step_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
+from paceline.compensation.base import chain
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.compensation.base import Compensator
     from paceline.controllers.base import Controller
 
 Unit = Literal["fraction", "updates", "gradients", "epochs", "seconds"]
@@ -96,6 +98,9 @@ class Protocol:
     ) -> Phase:
         """Return a phase that ends at this point of the run, counted from the run's beginning."""
         return Phase(self).until(fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds)
+
+    def __add__(self, compensators: Compensator | tuple[Compensator, ...]) -> Phase:
+        return Phase(self) + compensators
 
     def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
         return as_plan(self) >> other
@@ -183,12 +188,14 @@ class Phase:
         controllers: that may change it.
         end: where the next phase begins; None for the end of the run.
         name: for people; said in full if not given.
+        compensators: what is done about stale gradients; ``pl.asp() + pl.staleness_lr(C=0.01)`` adds one.
     """
 
     protocol: Protocol
     controllers: tuple[Controller[Any], ...] = ()
     end: Extent | None = None
     name: str = ""
+    compensators: tuple[Compensator, ...] = ()
 
     def until(
         self,
@@ -207,12 +214,17 @@ class Phase:
         end = Extent.of(fraction=fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds)
         return replace(self, end=end)
 
+    def __add__(self, compensators: Compensator | tuple[Compensator, ...]) -> Phase:
+        added = compensators if isinstance(compensators, tuple) else (compensators,)
+        return replace(self, compensators=chain(*self.compensators, *added))
+
     def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
         return as_plan(self) >> other
 
     def __str__(self) -> str:
         controlled = f" controlled by {', '.join(map(repr, self.controllers))}" if self.controllers else ""
         name = self.name or f"{self.protocol.name}{controlled}"
+        name = " + ".join([name, *map(str, self.compensators)])
         return f"{name}{f' until {self.end}' if self.end else ''}"
 
 
@@ -241,7 +253,8 @@ class Plan:
     @property
     def in_full(self) -> str:
         """The plan with every knob, to tell it from another one that only has the same name."""
-        return repr([(vars(phase.protocol), phase.end, phase.controllers) for phase in self.phases])
+        parts = [(vars(each.protocol), each.end, each.controllers, each.compensators) for each in self.phases]
+        return repr(parts)
 
     def checked(self, n: int, total: float | None, per_epoch: float | None) -> Plan:
         """Return this plan with workload in gradients, or refuse what cannot run on n workers."""
@@ -250,6 +263,7 @@ class Plan:
             for controller in phase.controllers:
                 controller.check(phase.protocol, n)
             phase.protocol.check_workers(n)
+            _check_compensators(phase)
             end = phase.end and phase.end.in_gradients(total, per_epoch)
             phases.append(replace(phase, end=end))
         _check_ends(self.phases)
@@ -289,6 +303,22 @@ def _check_ends(phases: Sequence[Phase]) -> None:
                 "ends count from the beginning of the run and must grow"
             )
         reached[phase.end.unit] = phase
+
+
+def _check_compensators(phase: Phase) -> None:
+    if not phase.compensators:
+        return
+    if phase.protocol.max_staleness == 0 and not phase.controllers:
+        raise UsageError(
+            f"{phase}: no gradient of {phase.protocol.name} is ever stale, so there is nothing to compensate; "
+            "leave the compensator out, or take a protocol such as asp"
+        )
+    for controller in phase.controllers:
+        if controller.reads == "steps":
+            raise UsageError(
+                f"{phase}: {type(controller).__name__} estimates from the gradients as their workers measured them, "
+                "and a compensator changes them; leave one of the two out"
+            )
 
 
 def _is_count(value: object, least: int) -> bool:

@@ -12,7 +12,20 @@ from typing import Any
 from paceline.callbacks.base import Memory
 from paceline.coordinator import NOT_FINITE, Coordinator
 from paceline.errors import UsageError
-from paceline.events import Applied, Arrival, Evaluated, Event, Joined, Lost, Outcome, Restarted, Step, Stop, Timer
+from paceline.events import (
+    Applied,
+    Arrival,
+    Compensation,
+    Evaluated,
+    Event,
+    Joined,
+    Lost,
+    Outcome,
+    Restarted,
+    Step,
+    Stop,
+    Timer,
+)
 from paceline.history import (
     DecisionMade,
     GradientArrived,
@@ -186,6 +199,8 @@ def _event(record: Record) -> Event | None:
                 compute_s=record.compute_s,
                 push_s=record.push_s,
                 variance=record.variance,
+                step_scale=record.step_scale,
+                compensations=tuple(Compensation(*each) for each in record.compensations),
             )
         case StepMeasured():
             step = Step(

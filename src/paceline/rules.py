@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from paceline.catalogue import COMPENSATORS
 from paceline.checkpoint.state import Json, decode, encode
+from paceline.compensation.base import Compensator
 from paceline.controllers.adasync import AdaSync
 from paceline.controllers.b_dbw import BDBW
 from paceline.controllers.base import Controller
@@ -56,6 +58,7 @@ def plan_as_json(plan: Plan) -> Json:
             "end": [phase.end.unit, phase.end.amount] if phase.end else None,
             "controllers": [repr(controller) for controller in phase.controllers],
             "name": phase.name,
+            "compensators": [repr(compensator) for compensator in phase.compensators],
         }
         for phase in plan.phases
     ]
@@ -66,7 +69,8 @@ def plan_of(phases: Sequence[Json]) -> Plan:
     """Return the plan that `plan_as_json` made this of.
 
     Raises:
-        UsageError: it had a controller that is not paceline's own, and of which JSON holds a name only.
+        UsageError: it had a controller or a compensator that is not paceline's own, and of which JSON holds a name
+            only.
     """
     return Plan(
         tuple(
@@ -75,20 +79,31 @@ def plan_of(phases: Sequence[Json]) -> Plan:
                 tuple(_controller(text) for text in phase["controllers"]),
                 Extent(*phase["end"]) if phase["end"] else None,
                 phase.get("name", ""),  # plans had none before
+                tuple(_compensator(text) for text in phase.get("compensators", ())),  # nor these
             )
             for phase in decode(list(phases), {})
         )
     )
 
 
+def _compensator(text: str) -> Compensator:
+    try:
+        return bind(parse_call(text), COMPENSATORS)
+    except UsageError:
+        raise _cannot_make_again("compensator", text) from None
+
+
 def _controller(text: str) -> Controller[Any]:
     try:
         return bind(parse_call(text), _CONTROLLERS)
     except UsageError:
-        raise UsageError(
-            f"the plan has a controller that its text cannot make again ({text}); give the plan: "
-            "pl.replay(run, protocol=...)"
-        ) from None
+        raise _cannot_make_again("controller", text) from None
+
+
+def _cannot_make_again(part: str, text: str) -> UsageError:
+    return UsageError(
+        f"the plan has a {part} that its text cannot make again ({text}); give the plan: pl.replay(run, protocol=...)"
+    )
 
 
 _CONTROLLERS: dict[str, Callable[..., Controller[Any]]] = {

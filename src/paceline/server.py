@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from paceline.compensation.base import Compensator, Delayed
 from paceline.errors import UsageError
-from paceline.events import Step
+from paceline.events import Compensation, Step
 from paceline.job import Job
+from paceline.optimizers import make_optimizer, scaled, scaled_part
 from paceline.step_meter import StepMeter
 from paceline.vectors import Layout, Vectors, bind, trainable
+
+
+class _Taken(NamedTuple):
+    """A gradient that is not added yet."""
+
+    gradient: Vectors
+    samples: int
+    weight: float  # samples times step scale
 
 
 class ParameterServer:
@@ -23,6 +32,10 @@ class ParameterServer:
     With gradients g_1 ... g_k of s_1 ... s_k samples, an update steps the job's optimizer with the mean over
     the samples received, sum(s_j g_j) / sum(s_j). Floating-point buffers move by the mean of their changes,
     integer ones by the sum, boolean ones take the newest value: under BSP that is the average.
+
+    With step scales c_j, the mean is sum(c_j s_j g_j) / sum(c_j s_j), and the step is that of this mean times
+    sum(c_j s_j) / sum(s_j): the gradient is multiplied by it where the optimizer is linear in it, which gives
+    sum(c_j s_j g_j) / sum(s_j), and the learning rate where it is not.
 
     Args:
         job: optimizer, scheduler and clipping.
@@ -45,12 +58,14 @@ class ParameterServer:
             for view, tensor in zip(ours, theirs, strict=True):
                 view.copy_(tensor.detach())
             bind(theirs, ours)
-        self._taken: list[tuple[Vectors, int]] = []  # with their samples, not yet added
+        self._taken: list[_Taken] = []
         self._samples = 0  # in the mean
+        self._weight = 0.0  # likewise
+        self._memories: dict[str, dict[str, list[Tensor]]] = {}  # of compensators
         self._workload = 0
         self._scheduled = 0
         self._per_step = 1.0 if job.schedule_unit == "gradient" else per_epoch
-        self.optimizer = _optimizer(job, self._parameters)
+        self.optimizer = make_optimizer(job, self._parameters)
         self._meter = StepMeter(self.optimizer, self._state.flat_parameters)
         self._scheduler = job.scheduler(self.optimizer) if job.scheduler is not None else None
         if isinstance(self._scheduler, ReduceLROnPlateau):
@@ -71,14 +86,48 @@ class ParameterServer:
         """That of some parameter group which moves, if any does; the first one may be frozen."""
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
-    def take(self, gradient: Vectors, samples: int) -> None:
+    @property
+    def scaled_part(self) -> str:
+        """What a step scale multiplies, "gradient" or "learning rate"."""
+        return scaled_part(self._job, self.optimizer)
+
+    def compensate(
+        self,
+        compensators: Sequence[Compensator],
+        gradient: Vectors,
+        then: Vectors,
+        staleness: int,
+        squared_norm: float,
+    ) -> tuple[Compensation, ...]:
+        """Let compensators act on a gradient, one after another, and return what they did.
+
+        Args:
+            compensators: that may change the gradient.
+            gradient: that is about to be taken.
+            then: the version that it was computed at.
+            staleness: versions made since that one, >= 0.
+            squared_norm: of the gradient.
+        """
+        now = self._state.flat_parameters
+        delayed = Delayed(
+            staleness, self.learning_rate, squared_norm, gradient.flat_parameters, now, then.flat_parameters
+        )
+        done = []
+        for compensator in compensators:
+            memory = self._memories.setdefault(repr(compensator), {})
+            factor = compensator.compensate(delayed, memory)
+            done.append(Compensation(compensator.formula, factor))
+        return tuple(done)
+
+    def take(self, gradient: Vectors, samples: int, step_scale: float = 1.0) -> None:
         """Take one gradient into the open update; it must stay as it is until `let_go` or `apply`.
 
         Args:
             gradient: of the mean loss, with the changes of the buffers.
             samples: of its minibatch, >= 1.
+            step_scale: its weight besides, > 0.
         """
-        self._taken.append((gradient, samples))
+        self._taken.append(_Taken(gradient, samples, samples * step_scale))
 
     def add(self) -> None:
         """Add what was taken, but for a first one alone: adding it with the second saves copying it."""
@@ -89,30 +138,38 @@ class ParameterServer:
         """Add everything that was taken; the gradients may be overwritten then."""
         if not self._taken:
             return
-        weights = []
-        for _, samples in self._taken:
-            self._samples += samples
-            weights.append(samples / self._samples)
-        taken = [gradient for gradient, _ in self._taken]
-        for mean, *new in zip(self._mean.flat_parameters, *(each.flat_parameters for each in taken), strict=True):
-            _move(mean, new, weights)
-        for mean, *changes in zip(self._mean.flat_buffers, *(each.flat_buffers for each in taken), strict=True):
+        weights, shares = [], []
+        for taken in self._taken:
+            self._samples += taken.samples
+            self._weight += taken.weight
+            weights.append(taken.weight / self._weight)
+            shares.append(taken.samples / self._samples)
+        new = [taken.gradient for taken in self._taken]
+        for mean, *gradients in zip(self._mean.flat_parameters, *(each.flat_parameters for each in new), strict=True):
+            _move(mean, gradients, weights)
+        for mean, *changes in zip(self._mean.flat_buffers, *(each.flat_buffers for each in new), strict=True):
             if mean.is_floating_point() or mean.is_complex():
-                _move(mean, changes, weights)
+                _move(mean, changes, shares)
             else:
-                _sum(mean, changes, begin=weights[0] == 1.0)
+                _sum(mean, changes, begin=shares[0] == 1.0)
         self._taken.clear()
 
-    def apply(self, gradients: int, lr_scale: float, measure: bool = False) -> Step | None:
+    def apply(self, gradients: int, lr_scale: float, measure: bool = False, step_scale: float = 1.0) -> Step | None:
         """Make one update of what was taken and added; return the step that it was, if it is to be measured.
 
         Args:
             gradients: that it is made of, >= 1.
             lr_scale: factor on the optimizer's learning rates for this step.
             measure: whether to.
+            step_scale: mean of the gradients' own.
         """
         mean = self._finished_mean()
         step = None
+        if step_scale != 1.0 and self.scaled_part == "learning rate":
+            lr_scale *= step_scale
+        elif step_scale != 1.0:
+            for flat in mean.flat_parameters:
+                flat.mul_(step_scale)
         if measure:
             step = self._measured_step(mean, lr_scale)
         else:
@@ -123,6 +180,7 @@ class ParameterServer:
             else:
                 buffers.add_(change)
         self._samples = 0
+        self._weight = 0.0
         self._workload += gradients
         self._advance_schedule()
         return step and step._replace(next_learning_rate=self._largest_rate)
@@ -139,7 +197,7 @@ class ParameterServer:
         if self._job.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self._job.clip_norm)
         before = [flat._version for flat in mean.flat_parameters]
-        with _scaled(self.optimizer, lr_scale):
+        with scaled(self.optimizer, lr_scale):
             self.optimizer.step()
         if mean is not self._mean and before != [flat._version for flat in mean.flat_parameters]:
             mean.memory.zero_()  # the optimizer wrote into it, and its worker takes for zero what it did not write
@@ -147,9 +205,9 @@ class ParameterServer:
     def _finished_mean(self) -> Vectors:
         """Return the mean of the update; a single gradient is its own mean, where it lies."""
         if len(self._taken) == 1 and not self._samples:
-            [(gradient, _)] = self._taken
+            [taken] = self._taken
             self._taken.clear()
-            return gradient
+            return taken.gradient
         self.let_go()
         return self._mean
 
@@ -167,6 +225,8 @@ class ParameterServer:
             "workload": self._workload,
             "scheduled": self._scheduled,
             "samples": self._samples,
+            "weight": self._weight,
+            "memories": self._memories,
             "mean": self._mean.memory.clone() if self._samples else None,
         }
 
@@ -180,6 +240,9 @@ class ParameterServer:
         self._workload = state["workload"]
         self._scheduled = state["scheduled"]
         self._samples = state["samples"]
+        self._weight = state["weight"]
+        for name, memory in state["memories"].items():
+            self._memories[name] = {vector: [each.to(self.device) for each in memory[vector]] for vector in memory}
         if state["mean"] is not None:
             self._mean.memory.copy_(state["mean"])
 
@@ -218,33 +281,3 @@ def _sum(total: Tensor, new: Sequence[Tensor], begin: bool) -> None:
         total.zero_()
     for each in new:
         total.add_(each)
-
-
-def _optimizer(job: Job, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    optimizer = job.optimizer(parameters)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(
-            f"job {job.name}: optimizer() returned {type(optimizer).__name__}, expected a torch.optim.Optimizer; "
-            "for example optimizer=partial(torch.optim.SGD, lr=0.1)"
-        )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise UsageError(
-            f"job {job.name}: LBFGS evaluates the loss within a step, which a parameter server cannot do; "
-            "give an optimizer whose step() needs gradients only"
-        )
-    return optimizer
-
-
-@contextmanager
-def _scaled(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
-    if factor == 1.0:
-        yield
-        return
-    own = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = group["lr"] * factor
-    try:
-        yield
-    finally:
-        for group, lr in zip(optimizer.param_groups, own, strict=True):
-            group["lr"] = lr

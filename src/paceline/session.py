@@ -133,6 +133,7 @@ class Session:
         self.layout = Layout(self.model)
         _check_memory(self.layout, cluster.n)
         self.server = ParameterServer(job, self.model, self.layout, setting.per_epoch)
+        self._step_scale = self._check_step_scale()
 
     @cached_property
     def configuration(self) -> dict[str, Any]:
@@ -152,7 +153,14 @@ class Session:
             "rules": setting.rules,
             "threads": torch.get_num_threads(),
             "identity": identity(job, self.server),
+            "step_scale": self._step_scale,
         }
+
+    def _check_step_scale(self) -> str:
+        """Return what compensators scale, if there are some; refuse them where that would change nothing."""
+        compensators = [each for phase in self.setting.plan.phases for each in phase.compensators]
+        scales = any(compensator.kind == "scale" for compensator in compensators)
+        return f"multiplies the {self.server.scaled_part}" if scales else ""
 
     def recorder(self, callbacks: Sequence[Callback]) -> Recorder:
         """Return what keeps the books of this run."""

@@ -133,8 +133,12 @@ def _parameter(name: str, knob: str, parameters: Mapping[str, Parameter]) -> str
     raise UsageError(f"{name} has no knob {knob!r}{did_you_mean(knob, parameters)}")
 
 
-def brief(instance: Any) -> str:
+def brief(instance: Any, name: str = "") -> str:
     """Return a dataclass as its call, without what is as it is by default.
+
+    Args:
+        instance: the dataclass.
+        name: of what is called, if not its class.
 
     >>> brief(Call("bsp"))
     "Call(name='bsp')"
@@ -145,4 +149,4 @@ def brief(instance: Any) -> str:
         value = getattr(instance, each.name)
         if value != default:
             told.append(f"{each.name}={value!r}")
-    return f"{type(instance).__name__}({', '.join(told)})"
+    return f"{name or type(instance).__name__}({', '.join(told)})"

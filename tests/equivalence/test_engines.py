@@ -93,7 +93,18 @@ def pieces(job, seed, n, protocol, updates):
 
 
 @pytest.mark.parametrize(
-    "protocol", [pl.bsp(), pl.k_sync(k=2), pl.pull(k=4), pl.k_async(k=2), pl.asp(), pl.ssp(lead=1)], ids=str
+    "protocol",
+    [
+        pl.bsp(),
+        pl.k_sync(k=2),
+        pl.pull(k=4),
+        pl.k_async(k=2),
+        pl.asp(),
+        pl.ssp(lead=1),
+        pl.asp() + pl.chain(pl.staleness_lr(C=0.01), pl.dc_asgd(lambda_0=2, m=0.95)),
+        pl.k_async(k=2) + pl.staleness_weight() + pl.dc_s3gd(),
+    ],
+    ids=str,
 )
 def test_two_engines_that_see_the_same_arrivals_do_the_same(protocol):
     job, n, seed, updates = tiny_job(model=batch_norm_net), 3, 5, 40

@@ -19,7 +19,7 @@ FLOORS = [
     "errors checks text streams attributes",
     f"{DECIDING} cluster cluster_text theory/ estimators/ compensation/",
     "controllers/ catalogue coordinator",
-    "vectors job data step_meter server jobs/",
+    "vectors job data step_meter optimizers server jobs/",
     f"callbacks/ recording/ engines/ rules {SAVING}",
     "session checkpoint/keeper checkpoint/resume replay train search/",
     "summary comparison/ compare cli/ __main__ report/",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from inspect import Parameter, getdoc, signature
 from pathlib import Path
 from typing import Annotated
@@ -12,10 +13,16 @@ DATA_FOLDERS = {"mnist": "data/mnist", "cifar10": "data/cifar-10-batches-bin"}  
 
 
 def protocols() -> None:
-    """List the protocols with their knobs and papers."""
-    from paceline.catalogue import CATALOGUE
+    """List the protocols, and what can be done about stale gradients, with their knobs and papers."""
+    from paceline.catalogue import CATALOGUE, COMPENSATORS
 
-    for name, factory in CATALOGUE.items():
+    _list(CATALOGUE)
+    print("\nFor stale gradients, after a protocol and a plus, as in 'asp + staleness_lr(C=0.01)':\n")
+    _list(COMPENSATORS)
+
+
+def _list(factories: Mapping[str, Callable[..., object]]) -> None:
+    for name, factory in factories.items():
         knobs = ", ".join(_typed(knob) for knob in signature(factory).parameters.values())
         what, _, paper = (getdoc(factory) or "").partition("\n\n")
         print(_wrapped(f"{name}({knobs})" if knobs else name, indent=""))

@@ -109,6 +109,7 @@ class Engine(ABC):
             Evaluate: self.evaluate,
             Wake: self.wake,
         }
+        self._coordinator = coordinator
         event = first
         commands = coordinator.begin(self.now) if first is None else coordinator.handle(first)
         while True:

@@ -10,9 +10,9 @@ from typing import Any
 
 from paceline.attributes import copied, restore
 from paceline.cluster import Cluster, RoundTrip
-from paceline.coordinator import Coordinator
-from paceline.engines.base import Engine, Observer
+from paceline.engines.base import Engine
 from paceline.engines.replica import Measured, Replica
+from paceline.engines.stale import compensated
 from paceline.engines.versions import Versions
 from paceline.events import (
     Accept,
@@ -28,7 +28,6 @@ from paceline.events import (
     Minibatch,
     Outcome,
     Quit,
-    Stop,
     Timer,
     Wake,
 )
@@ -195,11 +194,6 @@ class VirtualEngine(TimingEngine):
         self._duration_s = self._remembered_duration_s
         server.publish(self._versions.publish(0))
 
-    def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> Stop:
-        """Run to the end and return what ended it."""
-        self._coordinator = coordinator
-        return super().run(coordinator, observe, first)
-
     def compute(self, command: Compute) -> None:
         """Keep the version until the gradient arrives."""
         silent = self._work.pop(command.worker, None)
@@ -216,12 +210,12 @@ class VirtualEngine(TimingEngine):
 
     def accept(self, command: Accept) -> None:
         """Take the gradient that was computed for the arrival."""
-        self._server.take(self._gradient, command.samples)
+        self._server.take(self._gradient, command.samples, command.step_scale)
 
     def apply(self, command: Apply) -> None:
         """Make the update and publish it."""
         super().apply(command)
-        step = self._server.apply(len(command.gradients), command.lr_scale, command.measure)
+        step = self._server.apply(len(command.gradients), command.lr_scale, command.measure, command.step_scale)
         self.tell_step(command, step)
         self._server.publish(self._versions.publish(command.version))
 
@@ -262,9 +256,8 @@ class VirtualEngine(TimingEngine):
         measured = Measured(loss=nan, samples=0, squared_norm=nan, variance=nan, finite=True, compute_s=0.0)
         if self._coordinator.wants(worker, draw):
             measured = self._compute_gradient(work.worker, work.draw, work.minibatch, work.version)
-        self._versions.release(work.version)
         times = self._times[worker]
-        return Arrival(
+        arrival = Arrival(
             now=self.now,
             worker=worker,
             draw=draw,
@@ -277,6 +270,10 @@ class VirtualEngine(TimingEngine):
             push_s=times.push_s,
             variance=measured.variance,
         )
+        then = self._versions[work.version]
+        arrival = compensated(arrival, self._coordinator, self._server, work.version, then, self._gradient)
+        self._versions.release(work.version)
+        return arrival
 
     def _compute_gradient(self, worker: int, draw: int, minibatch: Minibatch | None, version: int) -> Measured:
         self._server.let_go()  # of what lies in the one place for a gradient

@@ -211,6 +211,8 @@ class Recorder:
                 crossed_interrupt=isinstance(command, Drop) and command.reason == OLD_DRAW,
                 event_s=event.now,
                 variance=event.variance,
+                step_scale=event.step_scale,
+                compensations=[(each.formula, each.factor) for each in event.compensations],
             )
         )
 
@@ -232,6 +234,7 @@ class Recorder:
                 staleness=sum(staleness) / k,
                 max_staleness=max(staleness),
                 reason=command.reason,
+                step_scale=command.step_scale,
                 busy_s=self._busy_s + sum(now - started_s for _, started_s in self._work.values()),
                 live_s=self._live_s + sum(now - joined_s for joined_s in self._joined_s.values()),
             )

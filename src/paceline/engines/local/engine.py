@@ -34,6 +34,7 @@ from paceline.engines.local.messages import (
     Work,
 )
 from paceline.engines.local.parcel import Parcel
+from paceline.engines.stale import compensated
 from paceline.engines.versions import Versions
 from paceline.errors import RunError, UsageError
 from paceline.events import (
@@ -100,9 +101,10 @@ class LocalEngine(Engine):
         self._server = server
         self._layout = layout
         n = cluster.n
-        # Each worker may hold what it computes on and what it has not yet said to have abandoned.
-        self._memory = SharedMemory(layout, workers=n, places=2 * n + 4)
-        self._places = iter(range(2 * n + 4))
+        # Each worker may hold what it computes on, what it has not yet said to have abandoned, and what a gradient
+        # was computed at that the coordinator has yet to hear of.
+        self._memory = SharedMemory(layout, workers=n, places=3 * n + 4)
+        self._places = iter(range(3 * n + 4))
         self._versions = Versions(self._new_place)
         self._gradients = [self._memory.gradient(layout, worker) for worker in range(n)]
         self._context = multiprocessing.get_context("forkserver")
@@ -114,6 +116,7 @@ class LocalEngine(Engine):
         self._gone_for_good: set[int] = set()
         self._parcel: Parcel | None = None
         self._events: deque[Event] = deque()
+        self._read_by: dict[tuple[int, int], int] = {}  # version of a finished gradient, by worker and draw
         self._timers: list[float] = []
         self._first_version = 0
         self._begun = 0.0
@@ -179,12 +182,12 @@ class LocalEngine(Engine):
 
     def accept(self, command: Accept) -> None:
         """Take the gradient where the worker left it."""
-        self._server.take(self._gradients[command.worker], command.samples)
+        self._server.take(self._gradients[command.worker], command.samples, command.step_scale)
 
     def apply(self, command: Apply) -> None:
         """Make the update and publish it in a place that nobody reads."""
         self._use_idle_cores()
-        step = self._server.apply(len(command.gradients), command.lr_scale, command.measure)
+        step = self._server.apply(len(command.gradients), command.lr_scale, command.measure, command.step_scale)
         self._server.publish(self._versions.publish(command.version))
         self.now = self._elapsed_s()
         self.tell_step(command, step)
@@ -208,7 +211,17 @@ class LocalEngine(Engine):
             self._wait()
         event = self._events.popleft()
         self.now = self._elapsed_s()  # one after another, also those that came while an update was made
-        return event._replace(now=self.now)
+        event = event._replace(now=self.now)
+        return self._compensated(event) if isinstance(event, Arrival) else event
+
+    def _compensated(self, arrival: Arrival) -> Arrival:
+        version = self._read_by.pop((arrival.worker, arrival.draw), None)
+        if version is None:
+            return arrival
+        then, gradient = self._versions[version], self._gradients[arrival.worker]
+        arrival = compensated(arrival, self._coordinator, self._server, version, then, gradient)
+        self._versions.release(version)
+        return arrival
 
     def _wait(self) -> None:
         ready = self._selector.select(timeout=0)
@@ -245,6 +258,8 @@ class LocalEngine(Engine):
             case Finished():
                 self._respawns[worker] = 0
                 self._events.append(self._arrival(now, worker, reply))
+                if peer.waiting is None:  # else it has crossed its interrupt, and is not wanted
+                    self._keep_read(worker, peer)
                 self._next(peer)
             case Abandoned():
                 self._next(peer)
@@ -294,6 +309,12 @@ class LocalEngine(Engine):
         self._gone_for_good.add(worker)
         if len(self._gone_for_good) == self._cluster.n:
             self._events.append(Quit(self._elapsed_s(), Outcome.NO_WORKERS, "every worker process is gone"))
+
+    def _keep_read(self, worker: int, peer: _Peer) -> None:
+        """Hold the version of a finished gradient until the coordinator has heard of it."""
+        assert peer.working is not None
+        self._versions.hold(peer.working.version)
+        self._read_by[worker, peer.working.draw] = peer.working.version
 
     def _next(self, peer: _Peer) -> None:
         """Release the version that the worker has left behind, and send it what has waited for that."""

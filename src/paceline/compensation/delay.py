@@ -1,0 +1,113 @@
+"""Delay compensation: a gradient that is moved, to first order, to where the parameters are now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, ClassVar
+
+from paceline.checks import check
+from paceline.compensation.base import Compensator, Delayed, Kind, squared_norm
+
+if TYPE_CHECKING:
+    from paceline.compensation.base import Memory
+
+MEAN_SQUARE = "mean_square"
+
+
+@dataclass(frozen=True, repr=False)
+class DCASGD(Compensator):
+    """Adds lambda * g * g * (w_now - w_then), a first-order step of the gradient with g * g for the Hessian.
+
+    Products are element by element. With `m`, lambda adapts to each element,
+
+        lambda = lambda_0 / sqrt(mean_square + epsilon),   mean_square = m * mean_square + (1 - m) g * g,
+
+    where every gradient counts in the mean square, fresh ones too.
+
+    Args:
+        lambda_0: >= 0; the paper has 0.04 where it is constant, 2 where it adapts.
+        m: in [0, 1), the paper has 0.95; None for a constant lambda.
+        epsilon: > 0.
+
+    Source: Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay Compensation", ICML 2017, eq. (10) and
+    its Section 6 (DC-ASGD-c and DC-ASGD-a).
+    """
+
+    lambda_0: float
+    m: float | None = None
+    epsilon: float = 1e-7
+
+    name: ClassVar[str] = "dc_asgd"
+    kind: ClassVar[Kind] = "correction"
+
+    def __post_init__(self) -> None:
+        check("[0, inf)", lambda_0=self.lambda_0)
+        check("(0, inf)", epsilon=self.epsilon)
+        if self.m is not None:
+            check("[0, 1)", m=self.m)
+
+    @property
+    def formula(self) -> str:
+        """The correction."""
+        adapted = "" if self.m is None else " / sqrt(mean square)"
+        return f"g + lambda{adapted} g g (w_now - w_then)"
+
+    def compensate(self, delayed: Delayed, memory: Memory) -> float:
+        """Correct the gradient, and return lambda_0, or 0 where nothing is corrected."""
+        if self.m is not None:
+            self._adapt(delayed, memory, self.m)
+        elif delayed.staleness:
+            for g, difference in delayed.blocks():
+                g.addcmul_(g, difference.mul_(g), value=self.lambda_0)
+        return float(self.lambda_0) if delayed.staleness else 0.0
+
+    def _adapt(self, delayed: Delayed, memory: Memory, m: float) -> None:
+        if MEAN_SQUARE not in memory:
+            memory[MEAN_SQUARE] = [g.new_zeros(g.shape) for g in delayed.gradient]
+        for g, difference, mean_square in delayed.blocks(memory[MEAN_SQUARE]):
+            mean_square.mul_(m).addcmul_(g, g, value=1 - m)
+            if delayed.staleness:
+                g.addcdiv_(difference.mul_(g).mul_(g), (mean_square + self.epsilon).sqrt_(), value=self.lambda_0)
+
+
+@dataclass(frozen=True, repr=False)
+class DCS3GD(Compensator):
+    """Adds lambda * g * g * D with D = w_now - w_then and lambda = lambda_0 ||g|| / ||g * g * D||.
+
+    So the correction is lambda_0 times as long as the gradient, whatever the distance; without one there is none.
+
+    Args:
+        lambda_0: >= 0; the paper has 0.2.
+
+    Source: Rigazzi, "DC-S3GD", 2019, eq. (10) and (17).
+    """
+
+    lambda_0: float = 0.2
+
+    name: ClassVar[str] = "dc_s3gd"
+    kind: ClassVar[Kind] = "correction"
+
+    def __post_init__(self) -> None:
+        check("[0, inf)", lambda_0=self.lambda_0)
+
+    @property
+    def formula(self) -> str:
+        """The correction."""
+        return "g + lambda_0 ||g|| / ||g g D|| g g D"
+
+    def compensate(self, delayed: Delayed, memory: Memory) -> float:
+        """Correct the gradient, and return lambda."""
+        if not delayed.staleness:
+            return 0.0
+        corrections = [g.new_empty(g.shape) for g in delayed.gradient]
+        squared_length = 0.0
+        for g, difference, correction in delayed.blocks(corrections):
+            correction.copy_(difference.mul_(g).mul_(g))
+            squared_length += squared_norm(difference.double())  # products of three small numbers
+        if not squared_length > 0:
+            return 0.0
+        lambda_ = self.lambda_0 * sqrt(delayed.squared_norm / squared_length)
+        for g, correction in zip(delayed.gradient, corrections, strict=True):
+            g.add_(correction, alpha=lambda_)
+        return lambda_

@@ -1,0 +1,75 @@
+"""Weights that fall with the number of versions a gradient is late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import TYPE_CHECKING, ClassVar
+
+from paceline.compensation.base import Compensator, Delayed, Kind
+from paceline.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from paceline.compensation.base import Memory
+
+WEIGHTS: Mapping[str, Callable[[int], float]] = {
+    "1/(1+tau)": lambda tau: 1 / (1 + tau),
+    "1/sqrt(1+tau)": lambda tau: 1 / sqrt(1 + tau),
+    "1/(1+sqrt(tau))": lambda tau: 1 / (1 + sqrt(tau)),
+}
+
+
+@dataclass(frozen=True, repr=False)
+class StalenessWeight(Compensator):
+    """Multiplies the step of a gradient that is tau versions old by a weight that depends on tau alone.
+
+    Args:
+        weighting: one of "1/(1+tau)", "1/sqrt(1+tau)" and "1/(1+sqrt(tau))", or a function from tau to a weight > 0,
+            1 at tau = 0.
+
+    Source: Zhang et al., "Staleness-aware Async-SGD", 2016 (1/tau from 1 on); Nguyen et al., "Federated Learning with
+    Buffered Asynchronous Aggregation", 2022 (1/sqrt(1 + tau)).
+
+    Example:
+        >>> StalenessWeight("1/sqrt(1+tau)").weight(3)
+        0.5
+    """
+
+    weighting: str | Callable[[int], float] = "1/(1+tau)"
+
+    name: ClassVar[str] = "staleness_weight"
+    kind: ClassVar[Kind] = "scale"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.weighting, str) and self.weighting not in WEIGHTS:
+            known = ", ".join(f"'{name}'" for name in WEIGHTS)
+            raise UsageError(
+                f"weighting {self.weighting!r} is not known{did_you_mean(self.weighting, WEIGHTS)}; expected {known}, "
+                "or in Python a function from the staleness to a weight"
+            )
+        if not isinstance(self.weighting, str) and not callable(self.weighting):
+            raise UsageError(f"weighting = {self.weighting!r}, expected text or a function from staleness to weight")
+        if self.weight(0) != 1:
+            raise UsageError(f"{self.formula} is {self.weight(0)!r} at staleness 0; expected 1, for fresh gradients")
+
+    @property
+    def formula(self) -> str:
+        """The weight as a formula, or the name of the function."""
+        return self.weighting if isinstance(self.weighting, str) else getattr(self.weighting, "__name__", "weight")
+
+    def weight(self, tau: int) -> float:
+        """Return the weight of a gradient tau versions old.
+
+        Raises:
+            UsageError: a function of the user's gave no positive number.
+        """
+        weighting = WEIGHTS[self.weighting] if isinstance(self.weighting, str) else self.weighting
+        weight = float(weighting(tau))
+        if not 0 < weight < inf:
+            raise UsageError(f"{self.formula} gave {weight!r} for a staleness of {tau}; expected a weight > 0")
+        return weight
+
+    def compensate(self, delayed: Delayed, memory: Memory) -> float:
+        """Return the weight."""
+        return self.weight(delayed.staleness)

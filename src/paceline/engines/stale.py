@@ -1,0 +1,37 @@
+"""What is done about a stale gradient, between its arrival and its being accepted."""
+
+from __future__ import annotations
+
+from math import prod
+
+from paceline.coordinator import Coordinator
+from paceline.events import Arrival
+from paceline.server import ParameterServer
+from paceline.vectors import Vectors
+
+
+def compensated(
+    arrival: Arrival,
+    coordinator: Coordinator,
+    server: ParameterServer,
+    version: int,
+    then: Vectors,
+    gradient: Vectors,
+) -> Arrival:
+    """Let the compensators act on a gradient if it will be accepted; return its arrival with what they did.
+
+    Args:
+        arrival: about to be told.
+        coordinator: knows the compensators, and what will be accepted.
+        server: holds the parameters of now.
+        version: that the gradient was computed at.
+        then: the parameters of that version.
+        gradient: may be changed.
+    """
+    compensators = coordinator.compensators
+    if not (compensators and arrival.finite and coordinator.wants(arrival.worker, arrival.draw)):
+        return arrival
+    staleness = coordinator.version - version
+    done = server.compensate(compensators, gradient, then, staleness, arrival.squared_norm)
+    scales = [each.factor for each, by in zip(done, compensators, strict=True) if by.kind == "scale"]
+    return arrival._replace(step_scale=prod(scales, start=1.0), compensations=done)
