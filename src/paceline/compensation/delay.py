@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import TYPE_CHECKING, ClassVar
 
 from paceline.checks import check
@@ -58,17 +58,17 @@ class DCASGD(Compensator):
         if self.m is not None:
             self._adapt(delayed, memory, self.m)
         elif delayed.staleness:
-            for g, difference in delayed.blocks():
-                g.addcmul_(g, difference.mul_(g), value=self.lambda_0)
+            _correct(delayed, self.lambda_0)
         return float(self.lambda_0) if delayed.staleness else 0.0
 
     def _adapt(self, delayed: Delayed, memory: Memory, m: float) -> None:
         if MEAN_SQUARE not in memory:
             memory[MEAN_SQUARE] = [g.new_zeros(g.shape) for g in delayed.gradient]
-        for g, difference, mean_square in delayed.blocks(memory[MEAN_SQUARE]):
+        for g, difference, root, mean_square in delayed.blocks(memory[MEAN_SQUARE]):
             mean_square.mul_(m).addcmul_(g, g, value=1 - m)
             if delayed.staleness:
-                g.addcdiv_(difference.mul_(g).mul_(g), (mean_square + self.epsilon).sqrt_(), value=self.lambda_0)
+                root.copy_(mean_square).add_(self.epsilon).sqrt_()
+                g.addcdiv_(difference.mul_(g).mul_(g), root, value=self.lambda_0)
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,16 +98,21 @@ class DCS3GD(Compensator):
 
     def compensate(self, delayed: Delayed, memory: Memory) -> float:
         """Correct the gradient, and return lambda."""
-        if not delayed.staleness:
+        if not delayed.staleness or not delayed.squared_norm:
             return 0.0
-        corrections = [g.new_empty(g.shape) for g in delayed.gradient]
+        # Divided by the mean square of g, because the square of a product of three small numbers may underflow.
+        mean_square = delayed.squared_norm / sum(g.numel() for g in delayed.gradient)
         squared_length = 0.0
-        for g, difference, correction in delayed.blocks(corrections):
-            correction.copy_(difference.mul_(g).mul_(g))
-            squared_length += squared_norm(difference.double())  # products of three small numbers
-        if not squared_length > 0:
+        for g, difference, _ in delayed.blocks():
+            squared_length += squared_norm(difference.mul_(1 / mean_square).mul_(g).mul_(g))
+        if not 0 < squared_length < inf:
             return 0.0
-        lambda_ = self.lambda_0 * sqrt(delayed.squared_norm / squared_length)
-        for g, correction in zip(delayed.gradient, corrections, strict=True):
-            g.add_(correction, alpha=lambda_)
+        lambda_ = self.lambda_0 * sqrt(delayed.squared_norm / squared_length) / mean_square
+        _correct(delayed, lambda_)
         return lambda_
+
+
+def _correct(delayed: Delayed, lambda_: float) -> None:
+    """Add lambda * g * g * (w_now - w_then) to g."""
+    for g, difference, _ in delayed.blocks():
+        g.addcmul_(g, difference.mul_(g), value=lambda_)

@@ -1,0 +1,80 @@
+"""What compensating a stale gradient costs, against adding one vector of that size to another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+import paceline as pl
+from common import options, ratios, report, spread
+from paceline.compensation.base import Delayed
+
+BAR = 3.0
+
+
+def main() -> None:
+    parser = options(__doc__ or "", rounds=11)
+    parser.add_argument("--parameters", type=int, default=11_700_000)
+    parser.add_argument("--repeats", type=int, default=5, help="timed together in a round")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+
+    torch.set_num_threads(args.threads)
+    # Small, so that a gradient that is corrected again and again stays a number.
+    gradient, now, then, total = (1e-3 * torch.randn(args.parameters) for _ in range(4))
+    squared_norm = float(gradient.norm()) ** 2
+    seconds: dict[str, list[float]] = {}
+    for i in range(args.rounds + 1):
+        for name, compensators in cases().items():
+            memory: dict[str, list[Tensor]] = {}
+            compensate(compensators, gradient, now, then, squared_norm, memory)  # which makes its memory
+            ours = timed(lambda c=compensators, m=memory: compensate(c, gradient, now, then, squared_norm, m), args)
+            addition = timed(lambda: total.add_(now), args)
+            if i > 0:
+                seconds.setdefault(name, []).append(ours)
+                seconds.setdefault(f"{name}: addition", []).append(addition)
+    results: dict[str, object] = {"bar": f"at most {BAR:g} times one addition, median of the ratios round by round"}
+    for name in cases():
+        ratio = ratios(seconds[name], seconds[f"{name}: addition"])
+        results[name] = {"s": spread(seconds[name]), "ratio": {**ratio, "meets_bar": ratio["median"] <= BAR}}
+    report("compensation", args, results)
+
+
+def cases() -> dict[str, tuple[pl.Compensator, ...]]:
+    return {
+        "staleness_lr": (pl.staleness_lr(C=1e-9),),
+        "staleness_weight": (pl.staleness_weight(),),
+        "dc_asgd, constant": (pl.dc_asgd(lambda_0=0.04),),
+        "dc_asgd, adaptive": (pl.dc_asgd(lambda_0=2, m=0.95),),
+        "dc_s3gd": (pl.dc_s3gd(),),
+        "staleness_lr and dc_asgd, constant": pl.chain(pl.staleness_lr(C=1e-9), pl.dc_asgd(lambda_0=0.04)),
+    }
+
+
+def compensate(
+    compensators: tuple[pl.Compensator, ...],
+    gradient: Tensor,
+    now: Tensor,
+    then: Tensor,
+    squared_norm: float,
+    memory: dict[str, list[Tensor]],
+) -> None:
+    delayed = Delayed(3, 0.1, squared_norm, [gradient], [now], [then])
+    for compensator in compensators:
+        compensator.compensate(delayed, memory)
+
+
+def timed(work: Callable[[], object], args: object) -> float:
+    """Return seconds of one piece of work, the mean over some."""
+    repeats = args.repeats  # type: ignore[attr-defined]
+    begun = perf_counter()
+    for _ in range(repeats):
+        work()
+    return (perf_counter() - begun) / repeats
+
+
+if __name__ == "__main__":
+    main()
