@@ -69,6 +69,7 @@ class Coordinator:
         worker_timeout_s: silence after which a worker is declared lost; None to derive it from observed round
             trips.
         evaluate_every: updates, gradients or seconds between evaluations; None for no evaluation.
+        measure_steps: whether every step is measured, also where no controller reads it.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Coordinator:
         learning_rate: LearningRate | None = None,
         worker_timeout_s: float | None = None,
         evaluate_every: Extent | None = None,
+        measure_steps: bool = False,
     ) -> None:
         self.version = 0
         self.workload = 0
@@ -92,7 +94,8 @@ class Coordinator:
         self._phase_end: Extent | None = None
         self._protocol: Protocol = plan.phases[0].protocol
         self._controllers: list[tuple[control.Controller[Any], Any]] = []
-        self._measures = False
+        self._measures_always = measure_steps
+        self._measures = measure_steps
         self._made_of = 0
         self._step: Step | None = None
         self._has_begun = False
@@ -523,7 +526,7 @@ class Coordinator:
         phase = self._plan.phases[self._phase]
         self._phase_end = phase.end
         self._controllers = [(c, c.begin(self._roster.live or 1)) for c in phase.controllers]
-        self._measures = _measures(phase)
+        self._measures = self._measures_always or _reads_steps(phase)
         self._asked_for.clear()
         self._change_protocol(phase.protocol, f"{ended} reached" if ended else "the run begins")
 
@@ -650,7 +653,7 @@ class Coordinator:
             return
         phase = self._plan.phases[self._phase]
         self._phase_end = phase.end
-        self._measures = _measures(phase)
+        self._measures = self._measures_always or _reads_steps(phase)
         self._controllers = [
             (controller, controller.load_state_dict(saved))
             for controller, saved in zip(phase.controllers, state["controllers"], strict=True)
@@ -740,7 +743,7 @@ _AS_IT_IS = (
 )
 
 
-def _measures(phase: Phase) -> bool:
+def _reads_steps(phase: Phase) -> bool:
     return any(controller.reads == "steps" for controller in phase.controllers)
 
 

@@ -29,7 +29,8 @@ def make_coordinator(plan: Plan, stop: Stop, rules: Mapping[str, Any]) -> Coordi
     Args:
         plan: already checked.
         stop: when to end.
-        rules: workers, per_epoch, minibatches, learning_rate, worker_timeout_s and evaluate_every.
+        rules: workers, per_epoch, minibatches, learning_rate, worker_timeout_s, evaluate_every and
+            measure_steps.
     """
     every = rules["evaluate_every"]
     return Coordinator(
@@ -41,6 +42,7 @@ def make_coordinator(plan: Plan, stop: Stop, rules: Mapping[str, Any]) -> Coordi
         learning_rate=LearningRate(**rules["learning_rate"]),
         worker_timeout_s=rules["worker_timeout_s"],
         evaluate_every=Extent(**every) if every else None,
+        measure_steps=rules.get("measure_steps", False),  # runs did not say before
     )
 
 

@@ -36,6 +36,7 @@ class Setting:
         plan: as given; `checked_plan` is the one that runs.
         evaluate_every: how often, None for the default.
         worker_timeout_s: None to derive it.
+        measure_steps: whether every step is measured.
     """
 
     job: Job
@@ -45,6 +46,7 @@ class Setting:
     seed: int
     evaluate_every: Extent | None = None
     worker_timeout_s: float | None = None
+    measure_steps: bool = False
 
     @cached_property
     def per_epoch(self) -> int | None:
@@ -98,6 +100,7 @@ class Setting:
             "learning_rate": vars(self.job.learning_rate),
             "worker_timeout_s": self.worker_timeout_s,
             "evaluate_every": vars(self.evaluations) if self.evaluations else None,
+            "measure_steps": self.measure_steps,
         }
 
     def _dealing(self) -> dict[str, Any] | None:

@@ -76,6 +76,7 @@ def train(
     checkpoint_every: str | Extent = "seconds=60",
     keep_checkpoints: int = 3,
     worker_timeout_s: float | None = None,
+    measure_steps: bool = False,
 ) -> Result:
     """Train a job with a protocol on a cluster.
 
@@ -97,6 +98,8 @@ def train(
             seconds of real time; it is saved at its beginning and its end, too.
         keep_checkpoints: how many of them are kept, >= 1.
         worker_timeout_s: silence after which a worker is taken for lost; derived from round trips if not given.
+        measure_steps: whether the log tells of every update how far it moved the parameters, which `pl.advise` needs;
+            it costs up to three additions of the parameters an update.
 
     Raises:
         UsageError: what was asked for cannot work; nothing has run.
@@ -115,6 +118,7 @@ def train(
         seed,
         _extent(evaluate_every) if evaluate_every is not None else None,
         worker_timeout_s,
+        measure_steps,
     )
     habit = Habit(setting.in_gradients(_extent(checkpoint_every)), keep_checkpoints)
     session = Session(setting)

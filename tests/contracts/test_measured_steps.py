@@ -9,6 +9,7 @@ import paceline as pl
 from contracts.harness import coordinator
 from paceline.controllers.base import Controller, Remark, SetQuorum
 from paceline.events import Accept, Applied, Apply, Arrival, Compute, Decision, Evaluate, Outcome, Step, Stop
+from paceline.history import StepMeasured, UpdateMade
 from tiny_jobs import dataset, parameters_of, sgd, tiny_job
 
 STEP = Step(squared_norm=4.0, progress=0.4, squared_step=0.04, learning_rate=0.1, next_learning_rate=0.05)
@@ -138,3 +139,15 @@ def test_engines_tell_the_step_that_the_server_made(cluster, tmp_path):
         assert step.learning_rate == update.learning_rate
         assert step.squared_step == pytest.approx(step.learning_rate**2 * step.squared_norm)
         assert update.now_s <= step.event_s <= step.now_s
+
+
+def test_steps_are_measured_where_it_is_asked_for_and_the_run_is_the_same():
+    def trained(**options):
+        stop = pl.Stop(updates=12)
+        return pl.train(tiny_job(), protocol="bsp@updates=4 >> asp", cluster=pl.Cluster(3), stop=stop, **options)
+
+    plain, measured = trained(), trained(measure_steps=True)
+    assert plain.history.of(StepMeasured) == []
+    assert [record.version for record in measured.history.of(StepMeasured)] == list(range(1, 13))
+    assert measured.history.of(UpdateMade) == plain.history.of(UpdateMade)
+    assert torch.equal(parameters_of(measured.model), parameters_of(plain.model))

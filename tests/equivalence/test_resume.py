@@ -59,7 +59,11 @@ SETTINGS = {
         EPOCHS,
         {"cluster": DYING, "worker_timeout_s": 30.0},
     ),
-    "compensated": ("k_async(k=2)@updates=9 >> asp + staleness_lr(C=0.01) + dc_asgd(lambda_0=2, m=0.95)", EPOCHS, {}),
+    "compensated": (
+        "k_async(k=2)@updates=9 >> asp + staleness_lr(C=0.01) + dc_asgd(lambda_0=2, m=0.95)",
+        EPOCHS,
+        {"measure_steps": True},
+    ),
     "adasync": ("adasync(base=k_batch_async, K_0=2)", EPOCHS, {}),
 }
 

@@ -49,6 +49,9 @@ def train(
     ] = None,
     keep_checkpoints: Annotated[int | None, typer.Option(min=1, help="How many are kept; 3 if left out.")] = None,
     worker_timeout_s: WorkerTimeout = None,
+    measure_steps: Annotated[
+        bool, typer.Option("--measure-steps", help="Log how far each update moves the parameters, for advise.")
+    ] = False,
     timeline: Annotated[bool, typer.Option("--timeline", help="Write timeline.json, for ui.perfetto.dev.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write scalars for TensorBoard.")] = False,
     censored: Annotated[
@@ -69,6 +72,7 @@ def train(
         checkpoint_every=checkpoint_every,
         keep_checkpoints=keep_checkpoints,
         worker_timeout_s=worker_timeout_s,
+        measure_steps=measure_steps or None,
         timeline=timeline or None,
         tensorboard=tensorboard or None,
         censored=censored,
@@ -113,6 +117,7 @@ def _train(typed: Typed, out: Path | None, resume: Path | None, *, overwrite: bo
             checkpoint_every=typed["checkpoint_every"],
             keep_checkpoints=typed["keep_checkpoints"],
             worker_timeout_s=typed["worker_timeout_s"],
+            measure_steps=bool(typed["measure_steps"]),
         )
 
 
