@@ -3,8 +3,10 @@
 import warnings
 from dataclasses import replace
 from fractions import Fraction
-from math import prod
+from math import log, prod
+from statistics import median
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -263,10 +265,28 @@ def test_a_filled_time_is_the_conditional_quantile(times, seen_s, step):
     rows = [row(draw=draw, total_s=float(total_s), censored=int(c)) for draw, (total_s, c) in enumerate(times, start=1)]
     u = Fraction(2 * step + 1, 1994)  # 997 is prime: never on a step of the estimate
     left = (1 - u) * survival_by_hand(rows, seen_s)
-    longest_s = max(each.total_s for each in rows)
     later = sorted(each.total_s for each in rows if survival_by_hand(rows, each.total_s) < left)
-    expected = max(later[0] if later else longest_s, seen_s * JUST_AFTER)
-    assert Survival(rows).time_after(float(seen_s), float(u)) == expected
+    end_s = later[0] if later else tail_end(rows, left)
+    expected = max(end_s, seen_s * JUST_AFTER)
+    assert Survival(rows).time_after(float(seen_s), float(u)) == pytest.approx(expected, rel=1e-9)
+
+
+def tail_end(rows, left):
+    """Return where the exponential tail falls to `left`: its rate is that of the ends after the median end."""
+    longest_s = max(each.total_s for each in rows)
+    middle_s = median(each.total_s for each in rows if not each.censored)
+    after = [each for each in rows if each.total_s > middle_s]
+    ends = sum(not each.censored for each in after)
+    seconds = sum(each.total_s - middle_s for each in after)
+    return longest_s + (log(survival_by_hand(rows, longest_s) / left) * seconds / ends if ends and left else 0.0)
+
+
+def test_the_tail_of_exponential_work_is_found_behind_an_early_end():
+    times_s = stream(3, "test").exponential(1.0, 20000)
+    rows = rows_of(np.minimum(times_s, 0.8), censored=set(np.flatnonzero(times_s > 0.8)))
+    done = [each.total_s for each in filled(rows, seed=0)]
+    assert np.mean(done) == pytest.approx(1.0, rel=0.03)
+    assert np.quantile(done, 0.99) == pytest.approx(np.log(100), rel=0.05)
 
 
 def test_only_an_end_is_drawn_even_by_the_smallest_number():
