@@ -85,7 +85,7 @@ def _pareto(law: Pareto, k: int, n: int) -> float:
     """Return the ratio of gamma functions ``G(n+1) G(n-k+1-1/a) / (G(n-k+1) G(n+1-1/a))`` as what it telescopes to."""
     if law.shape * (n - k + 1) <= 1:
         raise UsageError(
-            f"the expected {k}-th smallest of {n} times of {law} is infinite, because its shape is not above "
+            f"number {k} of {n} times of {law} in order has an infinite mean, because the shape is not above "
             f"1 / (n - k + 1) = {1 / (n - k + 1):.4g}; give a larger shape or a smaller k"
         )
     i = np.arange(n - k + 1, n + 1)

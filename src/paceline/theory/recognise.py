@@ -52,7 +52,7 @@ def recognise(protocol: Protocol | Phase | Plan, n: int) -> Recognised:
             return Recognised("k_sync" if knobs.refill == "update" else "k_batch_sync", k)
         if knobs.max_staleness == inf:
             return Recognised("k_async" if knobs.refill == "update" and k > 1 else "k_batch_async", k)
-    raise NoTheoryError(f"{knobs.name} (waits for {knobs.quorum} of {n} workers)")
+    raise NoTheoryError(knobs.name)
 
 
 def _alone(protocol: Protocol | Phase | Plan) -> Protocol:
