@@ -17,7 +17,6 @@ from paceline.cluster import Cluster
 from paceline.comparison.table import NONE, WIDTH, number
 from paceline.protocols import Plan, Protocol
 from paceline.theory import Expected, NoTheoryError, Staleness, Tradeoff, expected, staleness
-from paceline.train import simulate
 
 HEADINGS = ("s per\nupdate", "\nkind", "stale-\nness", "fresh\nshare", "updates\n/s", "gradi-\nents/s", "\nsource")
 SIMULATED = "simulated"
@@ -106,6 +105,8 @@ def _row(plan: Plan, runtime: Expected, stale: Staleness) -> Row:
 
 
 def _simulated(plan: Plan, cluster: Cluster, updates: int, seed: int, why: str) -> Row:
+    from paceline.train import simulate  # brings torch
+
     simulated = simulate(plan, cluster, updates=updates, seed=seed)
     totals, seconds = simulated.totals, simulated.seconds_per_update
     fresh = totals.staleness[0] / totals.used

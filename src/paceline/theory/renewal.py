@@ -9,7 +9,7 @@ Array = NDArray[np.float64]
 
 POINTS = 4096
 TAIL = 1e-9
-BISECTIONS = 50
+BISECTIONS = 36
 MOST = 256
 """Gradients for which the table of POINTS by k is still quick to compute."""
 
