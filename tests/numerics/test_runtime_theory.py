@@ -15,6 +15,7 @@ from paceline.events import Apply
 from paceline.protocols import as_plan
 from paceline.theory import NoTheoryError, expected, new_longer_than_used, new_shorter_than_used
 from paceline.theory.renewal import MOST, _distribution, time_of_gradients
+from paceline.theory.round_trip import RoundTrip
 
 P, K = 8, 4
 EXPONENTIAL, CONSTANT = pl.Exponential(1.0), pl.Deterministic(1.0)
@@ -151,17 +152,16 @@ def test_speed_and_network_stretch_and_shift_the_law(protocol, law):
 # -- simulation
 
 
-@settings(max_examples=40)
-@given(
-    n=st.integers(1, 9),
-    k=st.integers(1, 20),
-    make=st.sampled_from([pl.k_sync, pl.k_async, pl.k_batch_sync, pl.k_batch_async]),
+@pytest.mark.parametrize(
+    "make", [pl.k_sync, pl.k_async, pl.k_batch_sync, pl.k_batch_async], ids=lambda make: make.__name__
 )
-def test_constant_times_are_exact(n, k, make):
-    k = k if "batch" in make.__name__ else min(k, n)
-    updates = 3 * n * max(1, n // k)  # a whole number of rounds
-    found_s = pl.simulate(make(k), pl.Cluster(n, pl.Deterministic(0.5)), updates=updates).seconds_per_update
-    assert found_s == pytest.approx(seconds(make(k), pl.Deterministic(0.5), n), rel=1e-12)
+def test_constant_times_are_exact(make):
+    law = pl.Deterministic(0.5)
+    for n in range(1, 8):
+        for k in range(1, 2 * n + 2 if "batch" in make.__name__ else n + 1):
+            updates = 2 * n * max(1, n // k)  # a whole number of rounds
+            found_s = pl.simulate(make(k), pl.Cluster(n, law), updates=updates).seconds_per_update
+            assert found_s == pytest.approx(seconds(make(k), law, n), rel=1e-12), (n, k)
 
 
 def z_of(protocol, law, n, gradients=10_000, batches=20):
@@ -182,7 +182,7 @@ EXACT_CASES = [
     (pl.k_batch_sync(16), PARETO, 32),
     (pl.k_async(16), EXPONENTIAL, 32),
     (pl.k_sync(1), pl.Pareto(1.0, 2.0), 2),
-    (pl.k_batch_sync(6), HYPER, 4),
+    (pl.k_batch_sync(6), pl.Uniform(0.0, 1.0), 4),
 ]
 
 
@@ -279,6 +279,8 @@ AGEING = [
     (pl.LogNormal(1.0, 1.0), False, False),
     (HYPER, False, True),
     (pl.HyperExponential((2.0, 2.0), (0.5, 0.5)), True, True),
+    (RoundTrip(HYPER, speed=1.0, network_s=0.5), False, False),
+    (RoundTrip(pl.Gamma(2.0, 1.0), speed=2.0, network_s=0.5), True, False),
     (pl.Empirical((1.0, 1.5, 2.0)), True, False),
     (pl.Empirical((1.0, 1.0, 9.0)), False, False),
 ]
