@@ -50,10 +50,8 @@ def test_a_k_that_is_left_out_is_each_of_those_given(program):
 
 
 def test_the_widest_table_has_80_columns(program):
-    protocols = "k_sync, k_async, k_batch_sync, k_batch_async"
-    _, out, _ = program(
-        protocols, "--k", "100,128", "--constants", "L=1,c=0.5,sigma2=1", cluster="128*pareto(scale=1,shape=3)"
-    )
+    protocols = "k_async(k=100), k_batch_async(k=128), asp"
+    _, out, _ = program(protocols, *CONSTANTS, cluster="128*pareto(scale=1,shape=3)")
     assert max(map(len, out.splitlines())) <= 80
     assert "k_batch_async(k=128)" in out
     assert "k_async(k=100): 1.52 to 6.29 s an update; rates are at the bound." in out
