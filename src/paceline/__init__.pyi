@@ -1,4 +1,5 @@
 from . import jobs as jobs
+from . import theory as theory
 from .callbacks.base import Callback as Callback
 from .callbacks.tensorboard import TensorBoard as TensorBoard
 from .callbacks.timeline import Timeline as Timeline

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.options import Format, Output
-from paceline.errors import RunError, UsageError
+from paceline.cli.options import Format, Output, Overwrite, check_out, quorums
+from paceline.errors import RunError
 
 if TYPE_CHECKING:
     from paceline.search.knee import Knees
@@ -25,7 +25,7 @@ def knee(
     seed: Annotated[int, typer.Option(min=0, help="Of the first run.")] = 0,
     runs: Annotated[int, typer.Option(min=1, help="For each k; their mean curve is read.")] = 3,
     out: Annotated[Path | None, typer.Option(help="JSON file for the rates and the curves.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier file there.")] = False,
+    overwrite: Overwrite = False,
     output: Output = Format.TEXT,
 ) -> None:
     """Find the learning rate for each quorum k: the knee of the loss while the rate rises."""
@@ -36,12 +36,12 @@ def knee(
     from paceline.jobs import load_job
 
     if out is not None:
-        _check_out(out, overwrite)
+        check_out(out, overwrite)
     console = Console(stderr=True)
     knees = search(
         load_job(job),
         protocol=protocol,
-        k=_quorums(k),
+        k=quorums(k),
         cluster=cluster,
         lowest=lowest,
         highest=highest,
@@ -55,21 +55,6 @@ def knee(
         print(_advice(job, knees))
     if out is not None:
         _write(out, knees.to_json())
-
-
-def _quorums(text: str) -> list[int]:
-    try:
-        return [int(each) for each in text.split(",")]
-    except ValueError:
-        raise UsageError(f"--k {text!r}, expected whole numbers, as --k 1,4,8,16") from None
-
-
-def _check_out(out: Path, overwrite: bool) -> None:
-    """Refuse before the search what could not be written after it."""
-    if out.exists() and not overwrite:
-        raise UsageError(f"{out} exists already; give another file, or --overwrite")
-    if not out.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {out.parent} for {out.name}; make it, or give another file")
 
 
 def _write(out: Path, content: bytes) -> None:

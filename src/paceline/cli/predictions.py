@@ -1,0 +1,162 @@
+"""What is expected of each protocol, as a table of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from io import StringIO
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from paceline.cluster import Cluster
+from paceline.comparison.table import NONE, WIDTH, number
+from paceline.protocols import Plan, Protocol
+from paceline.theory import Expected, NoTheoryError, Staleness, Tradeoff, expected, staleness
+
+HEADINGS = ("s per\nupdate", "\nkind", "stale-\nness", "fresh\nshare", "updates\n/s", "gradi-\nents/s", "\nsource")
+SIMULATED = "simulated"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is expected of a protocol.
+
+    Attributes:
+        name: of the protocol.
+        protocol: as it begins.
+        seconds_per_update: expected, or its upper bound.
+        lower_s: lower bound on it.
+        kind: "exact", "numerical", "upper bound" or "simulated".
+        source: the lemma, or why there is none.
+        k: mean gradients of an update.
+        staleness: of the gradients; that of a simulation has equal bounds.
+    """
+
+    name: str
+    protocol: Protocol
+    seconds_per_update: float
+    lower_s: float
+    kind: str
+    source: str
+    k: float
+    staleness: Staleness
+
+    @property
+    def has_theory(self) -> bool:
+        """Whether this was not simulated."""
+        return self.kind != SIMULATED
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the numbers under their names."""
+        fresh = {name: value for name, value in asdict(self.staleness).items() if name.startswith("fresh")}
+        return {
+            "protocol": self.name,
+            "seconds_per_update": self.seconds_per_update,
+            "lower_s": self.lower_s,
+            "kind": self.kind,
+            "source": self.source,
+            "mean_staleness": self.staleness.mean,
+            **fresh,
+            "updates_per_s": 1 / self.seconds_per_update,
+            "gradients_per_s": self.k / self.seconds_per_update,
+        }
+
+
+def predict(plan: Plan, cluster: Cluster, updates: int, seed: int) -> Row:
+    """Return what theory says of a protocol, or else what a simulation of so many updates says."""
+    try:
+        runtime, stale = expected(plan, cluster), staleness(plan, cluster)
+    except NoTheoryError as error:
+        return _simulated(plan, cluster, updates, seed, str(error).partition(";")[0])
+    return _row(plan, runtime, stale)
+
+
+def as_text(rows: Sequence[Row], curves: Tradeoff | None, simulation: str) -> str:
+    """Return the table with what has to be said of some rows, and which protocol is best when."""
+    table = Table(pad_edge=False, box=None, header_style="bold")
+    table.add_column("\nprotocol", overflow="fold")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading in {HEADINGS[1], HEADINGS[-1]} else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(Text(row.name), *_cells(row))
+    notes = [*_notes(rows, simulation), *([_when(curves)] if curves is not None else [])]
+    text = StringIO()
+    Console(file=text, width=WIDTH, color_system=None).print(table, "", *notes, sep="\n")
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().rstrip().splitlines())
+
+
+def _row(plan: Plan, runtime: Expected, stale: Staleness) -> Row:
+    protocol = plan.phases[0].protocol
+    return Row(
+        str(plan),
+        protocol,
+        runtime.seconds_per_update,
+        runtime.lower_s,
+        runtime.kind,
+        runtime.source,
+        runtime.k,
+        stale,
+    )
+
+
+def _simulated(plan: Plan, cluster: Cluster, updates: int, seed: int, why: str) -> Row:
+    from paceline.train import simulate  # brings torch
+
+    simulated = simulate(plan, cluster, updates=updates, seed=seed)
+    totals, seconds = simulated.totals, simulated.seconds_per_update
+    fresh = totals.staleness[0] / totals.used
+    stale = Staleness(totals.mean_staleness, fresh, fresh)
+    protocol = plan.phases[0].protocol
+    return Row(str(plan), protocol, seconds, seconds, SIMULATED, why, totals.applied / totals.updates, stale)
+
+
+def _cells(row: Row) -> list[str]:
+    seconds = row.seconds_per_update
+    return [
+        f"<={number(seconds)}" if row.kind == "upper bound" else number(seconds),
+        {"upper bound": "bound", "numerical": "numeric", SIMULATED: NONE}.get(row.kind, row.kind),
+        number(row.staleness.mean),
+        _fresh(row.staleness),
+        number(1 / seconds),
+        number(row.k / seconds),
+        row.source if row.has_theory else SIMULATED,
+    ]
+
+
+def _fresh(stale: Staleness) -> str:
+    """Return the share as far as it is known.
+
+    >>> [_fresh(Staleness(1.0, *bounds)) for bounds in ((0.25, 0.25), (0.0, 0.5), (0.5, 1.0), (0.25, 0.5), (0, 1))]
+    ['0.250', '<=0.50', '>=0.50', '0.25-0.50', '-']
+    """
+    lower, upper = stale.fresh_lower, stale.fresh_upper
+    if lower == upper:
+        return number(lower)
+    if (lower, upper) == (0, 1):
+        return NONE
+    if upper == 1:
+        return f">={lower:.2f}"
+    return f"<={upper:.2f}" if lower == 0 else f"{lower:.2f}-{upper:.2f}"
+
+
+def _notes(rows: Sequence[Row], simulation: str) -> list[str]:
+    notes = [
+        f"{row.name}: {number(row.lower_s)} to {number(row.seconds_per_update)} s an update; rates are at the bound."
+        for row in rows
+        if row.kind == "upper bound"
+    ]
+    reasons = dict.fromkeys(row.source for row in rows if not row.has_theory)
+    return notes + [f"{why[0].upper()}{why[1:]}: {SIMULATED}, {simulation}." for why in reasons]
+
+
+def _when(curves: Tradeoff) -> str:
+    """Say which protocol has the smallest bound on the error, and until when."""
+    later = zip(curves.best[1:], curves.times_s[1:], strict=True)  # at time 0 all are equal
+    *firsts, (last, _) = [(name, list(times)) for name, times in groupby(later, itemgetter(0))]
+    parts = [f"{name} until {number(float(times[-1][1]))} s" for name, times in firsts]
+    return f"Smallest bound on the error: {', then '.join([*parts, last])}."

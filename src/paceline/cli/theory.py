@@ -1,0 +1,141 @@
+"""`paceline theory`."""
+
+from __future__ import annotations
+
+import json
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.options import Format, Output, Overwrite, check_out, quorums
+from paceline.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    from paceline.cluster import Cluster
+    from paceline.protocols import Plan, Protocol
+    from paceline.theory import Constants, Tradeoff
+
+PICTURES = (".svg", ".png", ".pdf")
+POINTS = 400
+FLAT = 5.0  # the slowest error has come within exp(-5) of its floor
+
+
+def theory(
+    protocols: Annotated[str, typer.Option(help="As 'bsp, k_sync(k=4), asp'; with --k, as 'k_sync, k_async'.")],
+    cluster: Annotated[str, typer.Option(help="A simulated one, as '16*exp(mean=1)' or cluster.toml.")],
+    k: Annotated[str | None, typer.Option("--k", help="As 1,4,8: each of them where a k is left out.")] = None,
+    constants: Annotated[
+        str | None, typer.Option(help="Of the error, as L=1,c=0.5,sigma2=1,gamma=0.2 (and M_G, m, initial_error).")
+    ] = None,
+    eta: Annotated[float | None, typer.Option(help="Learning rate; the largest that all may have if left out.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="To look ahead; until the error is flat if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Picture of the error against time: .svg, .png or .pdf.")] = None,
+    overwrite: Overwrite = False,
+    updates: Annotated[int, typer.Option(min=1, help="To simulate where there is no theory.")] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, help="Of that simulation.")] = 0,
+    output: Output = Format.TEXT,
+) -> None:
+    """Say what to expect of protocols: seconds per update, staleness, and error against time."""
+    from paceline.cli.predictions import as_text, predict
+    from paceline.text import bind, parse_call
+    from paceline.theory import Constants
+
+    _check_needs_constants(constants, {"--eta": eta, "--seconds": seconds, "--out": out})
+    if out is not None:
+        _check_picture(out, overwrite)
+    workers = _simulated(cluster)
+    rows = [predict(plan, workers, updates, seed) for plan in _plans(protocols, k)]
+    curves = None
+    if constants is not None:
+        given = bind(parse_call(f"constants({constants})"), {"constants": Constants})
+        curves = _curves([row.protocol for row in rows if row.has_theory], workers, given, eta, seconds)
+    if out is not None and curves is not None:
+        _draw(curves, out)
+    if output is Format.JSON:
+        told = {"protocols": [row.as_json() for row in rows], **({"error": _as_json(curves)} if curves else {})}
+        print(json.dumps(told, allow_nan=False))
+    else:
+        print(as_text(rows, curves, f"{updates} updates, seed {seed}"), end="")
+        if out is not None:
+            print(f"The curves are in {out}.")
+
+
+def _check_needs_constants(constants: str | None, options: dict[str, object]) -> None:
+    for option, value in options.items():
+        if value is not None and constants is None:
+            raise UsageError(f"{option} is about the error, which needs --constants, as --constants L=1,c=0.5,sigma2=1")
+
+
+def _check_picture(out: Path, overwrite: bool) -> None:
+    from paceline.report.drawings import figure_class
+
+    if out.suffix not in PICTURES:
+        raise UsageError(f"--out {out}, expected a picture: {', '.join(PICTURES)}")
+    check_out(out, overwrite)
+    figure_class()
+
+
+def _simulated(text: str) -> Cluster:
+    from paceline.cluster import Cluster
+    from paceline.cluster_text import parse_cluster
+
+    cluster = parse_cluster(text)
+    if not isinstance(cluster, Cluster):
+        raise UsageError(f"{text} runs in real time; give a simulated cluster such as '4*exp(mean=1)'")
+    return cluster
+
+
+def _plans(protocols: str, k: str | None) -> list[Plan]:
+    """Read the protocols, with each k where one has a k that was left out."""
+    from paceline.catalogue import CATALOGUE, parse_plan
+    from paceline.text import split_top
+
+    texts: list[str] = []
+    for text in (part.strip() for part in split_top(protocols, ",")):
+        lacks_k = text in CATALOGUE and "k" in signature(CATALOGUE[text]).parameters
+        texts += [f"{text}(k={each})" for each in quorums(k)] if k is not None and lacks_k else [text]
+    return [parse_plan(text) for text in texts]
+
+
+def _curves(
+    protocols: list[Protocol], cluster: Cluster, constants: Constants, eta: float | None, seconds: float | None
+) -> Tradeoff:
+    import numpy as np
+
+    from paceline.checks import check
+    from paceline.theory import expected, max_learning_rate, tradeoff
+
+    runtimes = [expected(protocol, cluster) for protocol in protocols]
+    if not runtimes:
+        raise UsageError("none of these protocols has a theory of its error; leave out --constants, or add bsp")
+    rate = eta if eta is not None else max_learning_rate(constants, min(runtime.k for runtime in runtimes))
+    slowest_s = max(runtime.seconds_per_update for runtime in runtimes)
+    end_s = seconds if seconds is not None else FLAT * slowest_s / (rate * constants.c) if constants.c and rate else 1.0
+    check("(0, inf)", seconds=end_s)
+    return tradeoff(protocols, cluster, constants, rate, np.linspace(0, end_s, POINTS))
+
+
+def _as_json(curves: Tradeoff) -> dict[str, Any]:
+    return {
+        "times_s": curves.times_s.tolist(),
+        "bounds": {name: errors.tolist() for name, errors in curves.errors.items()},
+        "best": curves.best,
+    }
+
+
+def _draw(curves: Tradeoff, out: Path) -> None:
+    from paceline.report.drawings import COLOURS, DASHES, figure_class
+
+    figure = figure_class()(figsize=(7, 4), layout="constrained", dpi=150)
+    axes = figure.subplots()
+    for number, (name, errors) in enumerate(curves.errors.items()):
+        dashes = DASHES[number // len(COLOURS) % len(DASHES)]
+        axes.plot(curves.times_s, errors, linestyle=dashes, color=COLOURS[number % len(COLOURS)], label=name)
+    axes.set(xlabel="seconds", ylabel="bound on the error", yscale="log")
+    figure.legend(loc="outside right upper", fontsize="small")
+    try:
+        figure.savefig(out)
+    except OSError as error:
+        raise RunError(f"cannot write {out}: {error.strerror}") from error
