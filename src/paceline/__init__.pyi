@@ -59,8 +59,8 @@ from .protocols import Plan as Plan
 from .protocols import Protocol as Protocol
 from .replay import Replay as Replay
 from .replay import replay as replay
-from .search.advise import Advice as Advice
-from .search.advise import Prediction as Prediction
+from .search.advice import Advice as Advice
+from .search.advice import Prediction as Prediction
 from .search.advise import advise as advise
 from .search.knee import knee as knee
 from .stop import Stop as Stop

@@ -1,12 +1,14 @@
-"""`paceline report`, `trace` and `replay`: what can be done with a run that is written down."""
+"""`paceline report`, `trace`, `replay` and `advise`: what can be done with a run that is written down."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from paceline.cli.options import Format, Output
 from paceline.errors import RunError, UsageError
 
 
@@ -46,3 +48,21 @@ def replay(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> N
     if not found.is_same:
         raise RunError(f"{run}: not the same {found.difference}")
     print(f"{found.updates} updates, {found.decisions} decisions: all the same.")
+
+
+def advise(
+    run: Annotated[Path, typer.Argument(help="Folder of a run with --measure-steps, or the CSV file of a trace.")],
+    protocols: Annotated[str | None, typer.Option(help="As 'bsp, k_sync(k=4), asp'; the papers' if left out.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Whose times to take instead: trace:FILE, '16*exp(mean=1)'.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the simulations.")] = 0,
+    output: Output = Format.TEXT,
+) -> None:
+    """Rank protocols and values of K by what a run's own gradients and times let expect."""
+    from paceline import advise as rank
+    from paceline.text import split_top
+
+    wanted = [each.strip() for each in split_top(protocols, ",")] if protocols else []
+    advice = rank(run, protocols=wanted, cluster=cluster, seed=seed)
+    print(json.dumps(advice.as_json(), allow_nan=False) if output is Format.JSON else advice.text())

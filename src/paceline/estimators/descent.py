@@ -1,18 +1,18 @@
 """How many updates another protocol would need to the loss that a run has reached.
 
 With the same learning rate every protocol goes down the same mean path, and what distinguishes them is how far the
-noise of their updates keeps them above it. On a loss of curvature h, gradients of variance V and an update of k of them,
-tau versions old in the mean, that excess is
+noise of their updates keeps them above it. On a loss of curvature h, with gradients of variance V and updates of k of
+them, tau versions old in the mean, that excess is
 
     E(k, tau) = eta V / (4 k) / (1 - eta h / (2 sin(pi / (2 (2 tau + 1))))).
 
-For tau = 0 this is the stationary excess of SGD on an isotropic quadratic, exactly; for tau > 0 the denominator is zero
-where gradient descent with a delay of tau updates stops being stable, exactly too, and what is between is our own guess.
-So a run that has reached the loss F would have done so under another protocol when it was, or will be, at
+For tau = 0 this is the stationary excess of SGD on an isotropic quadratic, exactly; for tau > 0 the denominator is 0
+where gradient descent with a delay of tau updates stops being stable, exactly too, and what is between is our own
+guess. So a run that has reached the loss F would have done so under another protocol when it was, or will be, at
 F - E(other) + E(own).
 
-The gain of one update (DBW, eq. 9) does not tell this: it takes the noise of every update for a loss of its own,
-though the excess that noise brings is soon as large as it gets, and the next updates take away as much as they add.
+The gain of one update (DBW, eq. 9) does not tell this: it counts the noise of every update as a loss of its own, though
+the excess is soon as large as it gets, and then every update takes away as much of it as it adds.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ def variance(told: Told) -> float:
 def noise(observed: Sequence[Observed]) -> Noise:
     """Return what consecutive updates tell of the noise.
 
-    The squared norms N+ of DBW (eq. 11, not clipped at 0) of k gradients with the covariance C scatter by
+    The squared norm of the mean g of k gradients with the covariance C scatters, if the noise is normal, by
 
-        Var N+ = 2 tr(C^2) / (k (k - 1)) + 4 grad.C.grad / k
+        Var ||g||^2 = 2 tr(C^2) / k^2 + 4 grad.C.grad / k,
 
-    around N, of which the second part is taken for 4 N tr(C^2) / (k tr C). So their scatter tells tr(C^2), and with it
-    the curvature that the noise meets, h = tr(H C) / tr(C), where the loss is a negative log-likelihood, as the cross
+    of which the second part is taken for 4 N tr(C^2) / (k tr C). So the scatter tells tr(C^2), and with it the
+    curvature that the noise meets, h = tr(H C) / tr(C), where the loss is a negative log-likelihood, as the cross
     entropy is: its Hessian H is then near the covariance of the gradient of one sample, which is C times the samples
     of a gradient.
     """
@@ -110,7 +110,7 @@ def noise(observed: Sequence[Observed]) -> Noise:
     if not pairs:
         return Noise(N, V, nan, eta)
     scatter = mean(square for _, square in pairs)
-    per_square = mean(2 / (k * (k - 1)) + 4 * N / (k * V) for k, _ in pairs)
+    per_square = mean(2 / k**2 + 4 * N / (k * V) for k, _ in pairs)
     samples = mean(each.samples for each in known)
     return Noise(N, V, samples * scatter / per_square / V, eta)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby, pairwise
-from math import inf, isfinite
+from math import inf, nan
 from operator import attrgetter
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
 
 from paceline.catalogue import parse_plan
 from paceline.cluster import Cluster
@@ -23,90 +22,16 @@ from paceline.history import GradientArrived, History, StepMeasured, UpdateMade,
 from paceline.learning_rate import LearningRate
 from paceline.protocols import Phase, Plan, Protocol, as_plan
 from paceline.recording.run_folder import SavedRun
+from paceline.search.advice import PARTS, Advice, Prediction, Seen
 from paceline.timing import Trace
 from paceline.train import simulate
 
-PARTS = 5  # of a run: each is left out once, to see what hangs on it
 LEAST_UPDATES = 4 * PARTS
 UPDATES = 300  # simulated for each protocol
 
 
-class Prediction(NamedTuple):
-    """What one protocol would have done with the progress of the run.
-
-    Attributes:
-        protocol: as it would be typed.
-        seconds_per_update: simulated.
-        staleness: mean of its gradients', simulated.
-        updates: that it would need; inf if it would not get there.
-        seconds: both together, by which the protocols are ranked.
-        low_s: the least seconds of five predictions, each by the noise of a fifth of the run, and the times without it.
-        high_s: the most, likewise.
-        wins: in how many of them it is the best.
-    """
-
-    protocol: str
-    seconds_per_update: float
-    staleness: float
-    updates: float
-    seconds: float
-    low_s: float
-    high_s: float
-    wins: int
-
-
-@dataclass(frozen=True)
-class Advice:
-    """Protocols from the soonest to the latest, and what the prediction rests on.
-
-    Attributes:
-        ranking: of all that were asked for.
-        loss: before and after the updates that were looked at.
-        noise: V / N, the variance of a gradient over the squared norm of the loss's own.
-        curvature: h, in the directions of the noise.
-    """
-
-    ranking: Sequence[Prediction]
-    loss: tuple[float, float]
-    noise: float
-    curvature: float
-
-    @property
-    def best(self) -> Prediction:
-        """The one that would be there soonest."""
-        return self.ranking[0]
-
-    def text(self) -> str:
-        """Return the ranking as a table of 80 columns, and a sentence on how sure it is."""
-        before, after = self.loss
-        lines = [
-            f"Loss {before:.4g} to {after:.4g}; variance of a gradient {self.noise:.3g} x |grad|^2, curvature {self.curvature:.3g}.",
-            "",
-            f"{'protocol':24} {'s/update':>9} {'staleness':>9} {'updates':>9} {'seconds':>9}  low to high",
-        ]
-        for each in self.ranking:
-            there = (
-                f"{each.updates:9.4g} {each.seconds:9.4g}" if isfinite(each.seconds) else f"{'never':>9} {'never':>9}"
-            )
-            spread = f"{each.low_s:.3g} to {each.high_s:.3g}" if isfinite(each.low_s) else ""
-            lines.append(f"{each.protocol:24} {each.seconds_per_update:9.4g} {each.staleness:9.3g} {there}  {spread}")
-        return "\n".join([*lines, "", self.verdict()])
-
-    def verdict(self) -> str:
-        """Say which protocol is best, why, and how sure that is."""
-        best = self.best
-        if not isfinite(best.seconds):
-            return "None of them makes progress at this learning rate; lower it."
-        others = [each for each in self.ranking[1:] if isfinite(each.seconds)]
-        lead = f", {others[0].seconds / best.seconds:.2f} x sooner than {others[0].protocol}" if others else ""
-        return (
-            f"{best.protocol}: {best.updates:.3g} updates of {best.seconds_per_update:.3g} s{lead}.\n"
-            f"It is the best in {best.wins} of {PARTS} predictions, each by the gradients of another fifth of the run."
-        )
-
-
 def advise(
-    run: str | Path | SavedRun,
+    run: str | Path | SavedRun | Trace,
     *,
     protocols: Sequence[str | Protocol | Phase] = (),
     cluster: str | Cluster | None = None,
@@ -120,7 +45,7 @@ def advise(
 
     Args:
         run: folder of a run that was recorded with `measure_steps=True`, with updates of at least two gradients,
-            because a single one does not tell its noise.
+            because a single one does not tell its noise. Or a trace, or its file, which tells times only.
         protocols: to rank, with constant knobs; those of the papers with K = 1, 2, 4 ... n if none is given.
         cluster: whose times to take instead of the run's.
         seed: of the simulations.
@@ -128,21 +53,29 @@ def advise(
     Raises:
         UsageError: the run does not tell what is needed; with what to type instead.
     """
-    saved = run if isinstance(run, SavedRun) else SavedRun(run)
+    trace, recorded = _read(run)
     given = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     if given is not None and not isinstance(given, Cluster):
         raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster such as '16*exp(mean=1)'")
+    n = given.n if given else trace.workers
+    plans = {str(plan): plan for plan in map(_plan, protocols or default_protocols(n))}
+    predictions: dict[str, list[Prediction]] = {name: [] for name in plans}
+    for fifth in (None, *range(PARTS)) if recorded else (None,):
+        times = given or Cluster(n, replace(_without(trace, fifth), censored="km"))
+        for name, plan in plans.items():
+            predictions[name].append(_predict(plan, times, recorded, fifth, seed))
+    return _ranked(predictions, recorded)
+
+
+def _read(run: str | Path | SavedRun | Trace) -> tuple[Trace, _Recorded | None]:
+    if isinstance(run, Trace):
+        return run, None
+    if not isinstance(run, SavedRun) and Path(run).is_file():
+        return Trace.from_csv(run), None
+    saved = run if isinstance(run, SavedRun) else SavedRun(run)
     rules = saved.configuration["rules"]
     recorded = _Recorded(saved, LearningRate(**rules["learning_rate"]), rules["workers"])
-    n = given.n if given else rules["workers"]
-    plans = {str(plan): plan for plan in map(_plan, protocols or default_protocols(n))}
-    trips = None if given else Trace.of(saved.history, source=str(saved.path))
-    predictions: dict[str, list[_Times]] = {name: [] for name in plans}
-    for fifth in (None, *range(PARTS)):
-        times = given or Cluster(n, replace(_without(trips, fifth), censored="km"))
-        for name, plan in plans.items():
-            predictions[name].append(recorded.predict(plan, times, seed, fifth))
-    return _ranked(predictions, recorded)
+    return Trace.of(saved.history, source=str(saved.path)), recorded
 
 
 def read_updates(history: History, rate: LearningRate, n: int) -> Iterator[Observed]:
@@ -191,23 +124,11 @@ _MEANS: Sequence[Callable[[GradientArrived], float]] = (
 )
 
 
-class _Times(NamedTuple):
-    """What was predicted for a protocol."""
-
-    seconds_per_update: float
-    staleness: float
-    updates: float
-
-    @property
-    def seconds(self) -> float:
-        return self.seconds_per_update * self.updates
-
-
 class _Recorded:
     """A run, and what its gradients were like in the whole and in each fifth."""
 
     def __init__(self, saved: SavedRun, rate: LearningRate, n: int) -> None:
-        self._rate = rate
+        self.rate = rate
         self.updates = updates = list(read_updates(saved.history, rate, n))
         _check(saved, updates)
         borders = [round(part * len(updates) / PARTS) for part in range(PARTS + 1)]
@@ -220,19 +141,20 @@ class _Recorded:
         self._staleness = mean(each.staleness for each in updates)
         self._scale = mean(each.rate_scale for each in updates)
 
-    def predict(self, plan: Plan, cluster: Cluster, seed: int, fifth: int | None) -> _Times:
-        """Predict a protocol's way to the loss at the end of the run, by the noise of a fifth of it if one is given."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PacelineWarning)  # a trace may begin again
-            simulated = simulate(plan, cluster, updates=UPDATES, seed=seed)
-        k, staleness = simulated.totals.mean_k, simulated.totals.mean_staleness
-        scale = self._rate.scale(max(1, round(k)), cluster.n)
+    def seen(self) -> Seen:
+        """Return what there is to say of its gradients."""
+        N, V = self.noise.squared_norm, self.noise.variance
+        return Seen((self.curve[0][1], self.curve[-1][1]), V / N if N else inf, self.noise.curvature)
+
+    def updates_needed(self, k: float, staleness: float, rate_scale: float, fifth: int | None) -> float:
+        """Return the updates of another protocol to the loss at the end, by the noise of a fifth if one is given."""
         seen = self.noise if fifth is None else self._noise_of[fifth]
         own = seen.excess(self._k, self._staleness, self._scale)
-        other = seen.excess(k, staleness, scale)
+        other = seen.excess(k, staleness, rate_scale)
+        if other == inf:
+            return inf
         shift = other - own if own < inf else 0.0
-        updates = updates_needed(self.curve, shift) if shift < inf else inf
-        return _Times(simulated.seconds_per_update, staleness, updates * self._scale / scale)
+        return updates_needed(self.curve, shift) * self._scale / rate_scale
 
 
 def _check(saved: SavedRun, updates: Sequence[Observed]) -> None:
@@ -250,9 +172,8 @@ def _check(saved: SavedRun, updates: Sequence[Observed]) -> None:
         )
 
 
-def _without(trace: Trace | None, part: int | None) -> Trace:
+def _without(trace: Trace, part: int | None) -> Trace:
     """Return a trace without a fifth of each worker's rows."""
-    assert trace is not None
     if part is None:
         return trace
     kept = []
@@ -273,16 +194,25 @@ def _plan(given: str | Protocol | Phase) -> Plan:
     return plan
 
 
-def _ranked(predictions: Mapping[str, Sequence[_Times]], recorded: _Recorded) -> Advice:
+def _predict(plan: Plan, cluster: Cluster, recorded: _Recorded | None, fifth: int | None, seed: int) -> Prediction:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PacelineWarning)  # a trace may begin again
+        simulated = simulate(plan, cluster, updates=UPDATES, seed=seed)
+    k, staleness, update_s = simulated.totals.mean_k, simulated.totals.mean_staleness, simulated.seconds_per_update
+    updates = nan
+    if recorded is not None:
+        updates = recorded.updates_needed(k, staleness, recorded.rate.scale(max(1, round(k)), cluster.n), fifth)
+    seconds = update_s * updates
+    return Prediction(str(plan), update_s, k / update_s, staleness, updates, seconds, seconds, seconds, 0)
+
+
+def _ranked(predictions: Mapping[str, Sequence[Prediction]], recorded: _Recorded | None) -> Advice:
+    if recorded is None:
+        only = [whole for [whole] in predictions.values()]
+        return Advice(sorted(only, key=attrgetter("seconds_per_update")), None)
     winners = [min(predictions, key=lambda name: predictions[name][i].seconds) for i in range(1, PARTS + 1)]
     ranking = []
-    for name, (whole, *rest) in predictions.items():
-        seconds = [each.seconds for each in rest]
-        ranking.append(Prediction(name, *whole, whole.seconds, min(seconds), max(seconds), winners.count(name)))
-    noise = recorded.noise
-    return Advice(
-        sorted(ranking, key=attrgetter("seconds")),
-        (recorded.curve[0][1], recorded.curve[-1][1]),
-        noise.variance / noise.squared_norm if noise.squared_norm else inf,
-        noise.curvature,
-    )
+    for name, (whole, *parts) in predictions.items():
+        seconds = [each.seconds for each in parts]
+        ranking.append(whole._replace(low_s=min(seconds), high_s=max(seconds), wins=winners.count(name)))
+    return Advice(sorted(ranking, key=attrgetter("seconds")), recorded.seen())

@@ -1,0 +1,143 @@
+"""Advice from recorded runs: what it predicts, what it says, and what it refuses."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+import paceline as pl
+from paceline.timing import Trace
+
+CLUSTER = pl.Cluster(8, pl.ShiftedExponential(shift_s=0.3, mean_s=0.7))
+PROTOCOLS = ["bsp", "k_sync(k=2)", "k_sync(k=4)", "k_async(k=4)", "k_batch_async(k=8)", "asp"]
+
+
+def job(**changes):
+    digits = pl.jobs.digits(batch_size=8, lr=0.1)
+    return replace(digits, eval_data=digits.data, **changes)
+
+
+def record(out, protocol="k_sync(k=4)", updates=100, measure_steps=True, **changes):
+    stop = pl.Stop(updates=updates)
+    return pl.train(job(**changes), protocol=protocol, cluster=CLUSTER, stop=stop, out=out, measure_steps=measure_steps)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("advise") / "run"
+    record(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def advice(folder):
+    return pl.advise(folder, protocols=PROTOCOLS)
+
+
+def test_the_ranking_is_that_of_training(folder, advice):
+    reached = pl.train(job(), protocol="k_sync(k=4)", cluster=CLUSTER, stop=pl.Stop(updates=100)).metrics["loss"]
+    stop = pl.Stop(eval_loss=reached, updates=1000)
+
+    def time_to(protocol):
+        return pl.train(job(), protocol=protocol, cluster=CLUSTER, stop=stop, evaluate_every="updates=5", seed=1).time_s
+
+    predicted = {each.protocol: each.seconds for each in advice.ranking}
+    trained = {protocol: time_to(protocol) for protocol in predicted}
+    assert spearmanr(list(predicted.values()), list(trained.values())).statistic > 0.9
+    assert predicted["bsp"] == pytest.approx(trained["bsp"], rel=0.25)
+
+
+def test_its_own_protocol_needs_the_updates_that_it_made(advice):
+    [own] = [each for each in advice.ranking if each.protocol == "k_sync(k=4)"]
+    assert own.updates == pytest.approx(100)
+    assert own.low_s <= own.seconds * 1.1
+    assert own.high_s >= own.seconds * 0.9
+
+
+def test_the_wins_are_shared_out_among_the_protocols(advice):
+    assert sum(each.wins for each in advice.ranking) == 5
+    assert [each.seconds for each in advice.ranking] == sorted(each.seconds for each in advice.ranking)
+
+
+def test_a_proportional_learning_rate_makes_small_quorums_need_more_updates(tmp_path):
+    record(tmp_path / "run", protocol="bsp", lr_rule="proportional")
+    found = {each.protocol: each.updates for each in pl.advise(tmp_path / "run", protocols=PROTOCOLS[:2]).ranking}
+    assert found["k_sync(k=2)"] == pytest.approx(4 * found["bsp"], rel=0.1)
+
+
+def test_another_cluster_gives_its_own_times(folder):
+    [bsp] = pl.advise(folder, protocols=["bsp"], cluster="3*deterministic(value=2)").ranking
+    assert bsp.seconds_per_update == 2
+
+
+def test_a_trace_tells_times_only(folder, tmp_path):
+    Trace.of(pl.train(job(), protocol="bsp", cluster=CLUSTER, stop="updates=30")).to_csv(tmp_path / "trace.csv")
+    advice = pl.advise(tmp_path / "trace.csv", protocols=["bsp", "asp"])
+    assert [each.protocol for each in advice.ranking] == ["asp", "bsp"]
+    assert advice.seen is None
+    assert "no gradients" in advice.text()
+
+
+def test_without_protocols_those_of_the_papers_are_ranked(folder):
+    names = {each.protocol for each in pl.advise(folder).ranking}
+    assert {"bsp", "asp", "k_sync(k=1)", "k_async(k=4)", "k_batch_sync(k=8)", "k_batch_async(k=2)"} <= names
+    assert len(names) == 14
+
+
+def test_the_table_fits_a_terminal(advice):
+    text = advice.text()
+    assert max(map(len, text.splitlines()[:7])) <= 80
+    assert re.search(r"in [0-5] of 5 predictions", text)
+
+
+def paceline(*arguments):
+    return subprocess.run([sys.executable, "-m", "paceline", *map(str, arguments)], capture_output=True, text=True)
+
+
+def test_the_command_prints_the_table_or_json(folder):
+    told = paceline("advise", folder, "--protocols", "bsp, k_sync(k=2)")
+    assert told.returncode == 0, told.stderr
+    assert "k_sync(k=2): " in told.stdout
+    told = paceline("advise", folder, "--protocols", "bsp, asp", "--format", "json")
+    assert {each["protocol"] for each in json.loads(told.stdout)["ranking"]} == {"bsp", "asp"}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "message"),
+    [
+        ({"measure_steps": False}, "tells of 0 measured steps, .*--measure-steps"),
+        ({"updates": 10}, "10 measured steps, expected at least 20"),
+        ({"protocol": "asp"}, "a single gradient do not tell how noisy"),
+        ({"protocol": "k_async(k=4) + staleness_weight"}, "compensators have changed"),
+    ],
+)
+def test_a_run_that_does_not_tell_enough_is_refused(recorded, message, tmp_path):
+    record(tmp_path / "run", **{"updates": 30, **recorded})
+    with pytest.raises(pl.UsageError, match=message):
+        pl.advise(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"protocols": ["dbw"]}, "expected protocols with constant knobs"),
+        ({"protocols": ["bsp@25% >> asp"]}, "expected protocols with constant knobs"),
+        ({"cluster": "local:4"}, "runs in real time"),
+        ({"protocols": ["k_sync(k=9)"]}, "k = 9"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(folder, options, message):
+    with pytest.raises(pl.UsageError, match=message):
+        pl.advise(folder, **options)
+
+
+def test_adam_and_momentum_are_taken_as_they_step(tmp_path):
+    record(tmp_path / "run", optimizer=partial(torch.optim.SGD, lr=0.02, momentum=0.8))
+    [own] = pl.advise(tmp_path / "run", protocols=["k_sync(k=4)"]).ranking
+    assert own.updates == pytest.approx(100)

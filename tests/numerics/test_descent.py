@@ -1,0 +1,93 @@
+"""What a run tells of the noise of its gradients, against gradients whose noise is known."""
+
+from math import inf, isnan, nan
+
+import numpy as np
+import pytest
+
+from paceline.estimators.descent import Noise, Observed, noise, stability_limit, updates_needed
+from paceline.estimators.gain import Told
+from paceline.events import Step
+
+ETA = 0.1
+
+
+def observed(gradients, samples=4, scale=1.0):
+    """Return what an update of these gradients [k, d] tells, with plain SGD."""
+    mean = gradients.mean(0)
+    square = float(mean @ mean)
+    step = Step(square, ETA * scale * square, (ETA * scale) ** 2 * square, ETA * scale, ETA)
+    told = Told(len(gradients), nan, float((gradients**2).sum(1).mean()), nan, step)
+    return Observed(told, samples, 0.0, scale)
+
+
+def drawn(k, updates=4000, seed=0):
+    """Return updates of a gradient with the covariance diag(c) around g, of 4 samples each."""
+    rng = np.random.default_rng(seed)
+    c, g = np.array([4.0, 1.0, 1.0, 0.5]), np.array([0.3, 0.2, 0.5, 0.1])
+    return c, g, [observed(g + rng.normal(size=(k, 4)) * np.sqrt(c)) for _ in range(updates)]
+
+
+@pytest.mark.parametrize("k", [2, 5])
+def test_norm_variance_and_curvature_are_those_of_the_gradients(k):
+    c, g, updates = drawn(k)
+    found = noise(updates)
+    assert found.variance == pytest.approx(c.sum(), rel=0.03)
+    assert found.squared_norm == pytest.approx(g @ g, abs=0.15)
+    assert found.eta == pytest.approx(ETA)
+    # A log-likelihood's Hessian is the covariance of one sample's gradient: 4 times that of 4 samples.
+    assert found.curvature == pytest.approx(4 * (c**2).sum() / c.sum(), rel=0.15)
+
+
+def test_a_scaled_learning_rate_is_told_apart_from_the_optimizers_own():
+    assert noise([observed(np.ones((2, 3)) * i, scale=0.25) for i in (1, 2)]).eta == pytest.approx(ETA)
+
+
+def test_single_gradients_tell_no_noise():
+    found = noise([observed(np.ones((1, 3)))] * 3)
+    assert isnan(found.variance)
+    assert isnan(found.curvature)
+
+
+def test_equal_gradients_have_none():
+    assert noise([observed(np.ones((3, 2)))] * 4).excess(1, 5.0, 1.0) == 0
+
+
+def quadratic_sgd(h, eta, k, delay, updates=400_000, seed=0):
+    """Return the mean loss h w^2 / 2 of SGD with gradients h w + N(0, 1 / k) that are `delay` updates old."""
+    rng = np.random.default_rng(seed)
+    noises = rng.normal(size=updates) / np.sqrt(k)
+    w = [0.0] * (delay + 1)
+    total = 0.0
+    for i, xi in enumerate(noises.tolist()):
+        w.append(w[-1] - eta * (h * w[-1 - delay] + xi))
+        if i > 1000:
+            total += w[-1] ** 2
+    return h / 2 * total / (updates - 1001)
+
+
+@pytest.mark.parametrize(("k", "delay", "tolerance"), [(1, 0, 0.03), (4, 0, 0.03), (1, 2, 0.25), (1, 5, 0.35)])
+def test_the_excess_is_that_of_sgd_on_a_quadratic(k, delay, tolerance):
+    h, eta = 1.0, 0.12
+    excess = Noise(nan, variance=1.0, curvature=h, eta=eta).excess(k, delay, 1.0)
+    assert excess == pytest.approx(quadratic_sgd(h, eta, k, delay), rel=tolerance)
+
+
+@pytest.mark.parametrize("delay", range(6))
+def test_the_limit_of_stability_is_where_the_characteristic_polynomial_leaves_the_unit_circle(delay):
+    def largest_root(eta_h):
+        return max(abs(np.roots([1, -1, *[0] * (delay - 1), eta_h] if delay else [1, eta_h - 1])))
+
+    limit = stability_limit(delay)
+    assert largest_root(0.999 * limit) < 1 < largest_root(1.001 * limit)
+    assert Noise(1.0, 1.0, 1.0, eta=limit).excess(1, delay, 1.0) == inf
+
+
+def test_a_curve_is_read_between_its_points_and_goes_on_straight():
+    curve = [(0, 4.0), (10, 2.0), (20, 1.0)]
+    assert updates_needed(curve, 0.0) == 20
+    assert updates_needed(curve, -1.0) == 10
+    assert updates_needed(curve, -2.0) == 5
+    assert updates_needed(curve, 0.5) == 25
+    assert updates_needed(curve, -9.0) == 0
+    assert updates_needed([(0, 1.0), (10, 2.0)], 1.5) == inf
