@@ -62,6 +62,7 @@ from .replay import replay as replay
 from .search.advice import Advice as Advice
 from .search.advice import Prediction as Prediction
 from .search.advise import advise as advise
+from .search.constants import estimate_constants as estimate_constants
 from .search.knee import knee as knee
 from .stop import Stop as Stop
 from .timing import Deterministic as Deterministic

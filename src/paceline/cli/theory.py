@@ -27,7 +27,10 @@ def theory(
     cluster: Annotated[str, typer.Option(help="A simulated one, as '16*exp(mean=1)' or cluster.toml.")],
     k: Annotated[str | None, typer.Option("--k", help="As 1,4,8: each of them where a k is left out.")] = None,
     constants: Annotated[
-        str | None, typer.Option(help="Of the error, as L=1,c=0.5,sigma2=1,gamma=0.2 (and M_G, m, initial_error).")
+        str | None,
+        typer.Option(
+            help="As L=1,c=0.5,sigma2=1,gamma=0.2 (and M_G, m, initial_error), or a run with --measure-steps."
+        ),
     ] = None,
     eta: Annotated[float | None, typer.Option(help="Learning rate; the largest that all may have if left out.")] = None,
     seconds: Annotated[float | None, typer.Option(help="To look ahead; until the error is flat if left out.")] = None,
@@ -39,8 +42,6 @@ def theory(
 ) -> None:
     """Say what to expect of protocols: seconds per update, staleness, and error against time."""
     from paceline.cli.predictions import as_text, predict
-    from paceline.text import bind, parse_call
-    from paceline.theory import Constants
 
     _check_needs_constants(constants, {"--eta": eta, "--seconds": seconds, "--out": out})
     if out is not None:
@@ -49,7 +50,7 @@ def theory(
     rows = [predict(plan, workers, updates, seed) for plan in _plans(protocols, k)]
     curves = None
     if constants is not None:
-        given = bind(parse_call(f"constants({constants})"), {"constants": Constants})
+        given = _constants(constants)
         curves = _curves([row.protocol for row in rows if row.has_theory], workers, given, eta, seconds)
     if out is not None and curves is not None:
         _draw(curves, out)
@@ -60,6 +61,17 @@ def theory(
         print(as_text(rows, curves, f"{updates} updates, seed {seed}"), end="")
         if out is not None:
             print(f"The curves are in {out}.")
+
+
+def _constants(text: str) -> Constants:
+    """Read constants, or estimate them from the run in that folder."""
+    from paceline import estimate_constants
+    from paceline.text import bind, parse_call
+    from paceline.theory import Constants
+
+    if "=" in text:
+        return bind(parse_call(f"constants({text})"), {"constants": Constants})
+    return estimate_constants(text)
 
 
 def _check_needs_constants(constants: str | None, options: dict[str, object]) -> None:

@@ -73,9 +73,19 @@ def _read(run: str | Path | SavedRun | Trace) -> tuple[Trace, _Recorded | None]:
     if not isinstance(run, SavedRun) and Path(run).is_file():
         return Trace.from_csv(run), None
     saved = run if isinstance(run, SavedRun) else SavedRun(run)
+    return Trace.of(saved.history, source=str(saved.path)), _Recorded(saved)
+
+
+def read_run(saved: SavedRun) -> list[Observed]:
+    """Return what each update of a run has told.
+
+    Raises:
+        UsageError: they do not tell of the noise of gradients, or too few do.
+    """
     rules = saved.configuration["rules"]
-    recorded = _Recorded(saved, LearningRate(**rules["learning_rate"]), rules["workers"])
-    return Trace.of(saved.history, source=str(saved.path)), recorded
+    updates = list(read_updates(saved.history, LearningRate(**rules["learning_rate"]), rules["workers"]))
+    _check(saved, updates)
+    return updates
 
 
 def read_updates(history: History, rate: LearningRate, n: int) -> Iterator[Observed]:
@@ -127,10 +137,9 @@ _MEANS: Sequence[Callable[[GradientArrived], float]] = (
 class _Recorded:
     """A run, and what its gradients were like in the whole and in each fifth."""
 
-    def __init__(self, saved: SavedRun, rate: LearningRate, n: int) -> None:
-        self.rate = rate
-        self.updates = updates = list(read_updates(saved.history, rate, n))
-        _check(saved, updates)
+    def __init__(self, saved: SavedRun) -> None:
+        self.rate = LearningRate(**saved.configuration["rules"]["learning_rate"])
+        updates = read_run(saved)
         borders = [round(part * len(updates) / PARTS) for part in range(PARTS + 1)]
         around = max(1, len(updates) // (4 * PARTS))
         losses = [each.told.loss for each in updates]

@@ -1,0 +1,57 @@
+"""The constants of the error bounds, as far as a run tells them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+
+from paceline.errors import UsageError
+from paceline.estimators.descent import noise
+from paceline.recording.run_folder import SavedRun
+from paceline.search.advise import read_run
+from paceline.theory import Constants
+
+PARTS = 10
+
+
+def estimate_constants(run: str | Path | SavedRun, least_loss: float = 0.0) -> Constants:
+    """Estimate the constants that `pl.theory` needs from a run that was recorded with `measure_steps=True`.
+
+    From the norm N, the variance V and the loss F in each tenth of the run,
+
+        m V = sigma2 + M_G N        fitted by non-negative least squares,
+        c   = min N / (2 (F - F*)),   L = max h,   initial_error = F_0 - F*,
+
+    with h the curvature that the noise meets (`estimators.descent.noise`).
+
+    Args:
+        run: its folder; of fresh gradients, at least two an update.
+        least_loss: F*, the smallest loss that the model can have; below what the run has seen.
+
+    Returns:
+        Constants with gamma = 0: how far stale gradients are off, no run tells.
+
+    Differs from what the theorems ask for: they bound the worst case over all parameters, and a run has seen those on
+    its way only. L is a mean curvature, below the largest one; c is the smallest seen, and at most L.
+    """
+    observed = read_run(run if isinstance(run, SavedRun) else SavedRun(run))
+    parts = [part.tolist() for part in np.array_split(np.arange(len(observed)), PARTS)]
+    seen = [noise([observed[i] for i in part]) for part in parts]
+    losses = [mean(observed[i].told.loss for i in part) for part in parts]
+    if min(losses) <= least_loss:
+        raise UsageError(f"least_loss = {least_loss}, but the run has seen {min(losses):.4g}; give a smaller one")
+    m = max(1, round(mean(each.samples for each in observed)))
+    sigma2, M_G = _variance_law([each.squared_norm for each in seen], [m * each.variance for each in seen])
+    L = max(each.curvature for each in seen)
+    c = min(each.squared_norm / (2 * (loss - least_loss)) for each, loss in zip(seen, losses, strict=True))
+    return Constants(L, min(c, L), sigma2, M_G, m, observed[0].told.loss - least_loss)
+
+
+def _variance_law(squared_norms: list[float], variances: list[float]) -> tuple[float, float]:
+    """Return sigma2 and M_G, both >= 0, of the line through these points."""
+    from scipy.optimize import nnls
+
+    solution, _ = nnls(np.column_stack([np.ones(len(squared_norms)), squared_norms]), np.array(variances))
+    return float(solution[0]), float(solution[1])
