@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import sqrt
 from pathlib import Path
 from statistics import mean
 
 import numpy as np
 
 from paceline.errors import UsageError
-from paceline.estimators.descent import noise
+from paceline.estimators.descent import Noise, Observed, noise
 from paceline.recording.run_folder import SavedRun
 from paceline.search.advise import read_run
 from paceline.theory import Constants
@@ -24,7 +26,8 @@ def estimate_constants(run: str | Path | SavedRun, least_loss: float = 0.0) -> C
         m V = sigma2 + M_G N        fitted by non-negative least squares,
         c   = min N / (2 (F - F*)),   L = max h,   initial_error = F_0 - F*,
 
-    with h the curvature that the noise meets (`estimators.descent.noise`).
+    with h the curvature that the noise meets (`estimators.descent.noise`), and the minimum over the tenths in which N
+    can be told from 0.
 
     Args:
         run: its folder; of fresh gradients, at least two an update.
@@ -37,16 +40,26 @@ def estimate_constants(run: str | Path | SavedRun, least_loss: float = 0.0) -> C
     its way only. L is a mean curvature, below the largest one; c is the smallest seen, and at most L.
     """
     observed = read_run(run if isinstance(run, SavedRun) else SavedRun(run))
-    parts = [part.tolist() for part in np.array_split(np.arange(len(observed)), PARTS)]
-    seen = [noise([observed[i] for i in part]) for part in parts]
-    losses = [mean(observed[i].told.loss for i in part) for part in parts]
+    parts = [[observed[i] for i in part] for part in np.array_split(np.arange(len(observed)), PARTS)]
+    seen = [noise(part) for part in parts]
+    losses = [mean(each.told.loss for each in part) for part in parts]
     if min(losses) <= least_loss:
         raise UsageError(f"least_loss = {least_loss}, but the run has seen {min(losses):.4g}; give a smaller one")
     m = max(1, round(mean(each.samples for each in observed)))
     sigma2, M_G = _variance_law([each.squared_norm for each in seen], [m * each.variance for each in seen])
     L = max(each.curvature for each in seen)
-    c = min(each.squared_norm / (2 * (loss - least_loss)) for each, loss in zip(seen, losses, strict=True))
-    return Constants(L, min(c, L), sigma2, M_G, m, observed[0].told.loss - least_loss)
+    steep = [
+        each.squared_norm / (2 * (loss - least_loss))
+        for each, loss, part in zip(seen, losses, parts, strict=True)
+        if each.squared_norm > 2 * _standard_error(each, part, m)
+    ]
+    return Constants(L, min([*steep, L]) if steep else 0.0, sigma2, M_G, m, observed[0].told.loss - least_loss)
+
+
+def _standard_error(seen: Noise, part: Sequence[Observed], m: int) -> float:
+    """Return that of N, of which tr(C^2) = h V / m makes most where the gradient is nearly 0."""
+    k = mean(each.told.k for each in part)
+    return sqrt(2 * seen.curvature * seen.variance / m / len(part)) / k
 
 
 def _variance_law(squared_norms: list[float], variances: list[float]) -> tuple[float, float]:
