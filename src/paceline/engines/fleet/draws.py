@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 SHIFT, LAST = TILE.bit_length() - 1, TILE - 1
-# The quantile of one uniform does not depend on those beside it; any other law is asked row by row, as `RoundTrips` does.
+# The quantile of one uniform does not depend on those beside it; other laws are asked row by row, as by `RoundTrips`.
 ELEMENTWISE = (Deterministic, Empirical, Exponential, Gamma, LogNormal, Pareto, ShiftedExponential, Uniform)
 
 
@@ -43,9 +44,9 @@ class Draws:
         self._seed = seed
         self._network_s = cluster.network.pull_s(payload_bytes) + cluster.network.push_s(payload_bytes)
         groups = -(-cluster.n // TILE)
+        self._tile_of = np.full(cluster.n, -1)  # which of its draws a worker's row holds
         self._rows = np.empty((cluster.n, TILE))
         self._flat = self._rows.reshape(-1)
-        self._tile_of = np.full(cluster.n, -1)
         self._tile_s = lru_cache(RECENT_TILES * groups)(self._times_s)
 
     def durations_s(self, workers: Ints, draws: Ints) -> Floats:
@@ -57,14 +58,21 @@ class Draws:
         found: Floats = self._flat.take((workers << SHIFT) + (draws & LAST))
         return found
 
+    def block_s(self, tile: int) -> Floats:
+        """Return the round trips of all workers at draws 64 * tile and the 63 after: array [draw, worker]."""
+        n = self._cluster.n
+        block_s = np.empty((TILE, n))
+        for first in range(0, n, TILE):
+            block_s[:, first : first + TILE] = self._times_s(first // TILE, tile).T
+        return block_s
+
     def _load(self, workers: Ints, tiles: Ints) -> None:
         """Make the rows of these workers those of these tiles."""
         order = np.lexsort((workers, tiles, workers >> SHIFT))
         workers, tiles = workers[order], tiles[order]
         groups = workers >> SHIFT
         changes = np.flatnonzero((groups[1:] != groups[:-1]) | (tiles[1:] != tiles[:-1])) + 1
-        starts = [0, *changes.tolist(), len(workers)]
-        for begin, end in zip(starts, starts[1:], strict=False):
+        for begin, end in pairwise([0, *changes.tolist(), len(workers)]):
             those = workers[begin:end]
             self._rows[those] = self._tile_s(int(groups[begin]), int(tiles[begin]))[those & LAST]
         self._tile_of[workers] = tiles

@@ -214,7 +214,7 @@ class Windows:
     # --- giving work ------------------------------------------------------------------------------------------
 
     def _number(self, waiting: Ints, stale: Ints) -> None:
-        """Number the work that is given: first to those who waited, then in the order of what was interrupted."""
+        """Give the next numbers to the work of those who waited, then to that of the interrupted, in their order."""
         if len(waiting) + len(stale) == len(self._sequence):  # everybody: those behind keep their order without sorting
             self._sequence += len(waiting)
             self._sequence[waiting] = np.arange(len(waiting))
