@@ -52,6 +52,8 @@ from .protocols import Protocol as Protocol
 from .replay import Replay as Replay
 from .replay import replay as replay
 from .search.knee import knee as knee
+from .simulation import Simulated as Simulated
+from .simulation import simulate as simulate
 from .stop import Stop as Stop
 from .timing import Deterministic as Deterministic
 from .timing import Empirical as Empirical
@@ -68,6 +70,4 @@ from .timing import Trace as Trace
 from .timing import Transient as Transient
 from .timing import Uniform as Uniform
 from .train import Result as Result
-from .train import Simulated as Simulated
-from .train import simulate as simulate
 from .train import train as train
