@@ -186,7 +186,7 @@ class TimingEngine(Engine):
         return Lost(self.now, fault.worker, f"scripted fault at draw {fault.draw}")
 
 
-# The part of the state that a checkpoint can hold as it is. Pulls and useful seconds are for `simulate`, which makes none.
+# The part of the state that a checkpoint can hold as it is; pulls and useful seconds are for `simulate`, without any.
 _AS_IT_IS = ("now", "_heap", "_sequence", "_current", "_started_s", "_busy_s", "_arrivals", "fired")
 
 
