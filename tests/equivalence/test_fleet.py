@@ -141,6 +141,15 @@ def test_a_fleet_makes_the_updates_of_the_coordinator_in_many_cases(data):
     a_fleet_does_what_the_coordinator_does(data)
 
 
+@pytest.mark.parametrize("max_staleness", [0, 2])
+@pytest.mark.parametrize("refill", ["update", "arrival"])
+def test_who_is_interrupted_at_the_same_time_goes_on_in_the_order_of_the_work(refill, max_staleness):
+    cluster = pl.Cluster(12, pl.Empirical((1.0, 2.0, 3.0)), speed=[1.0, 2.0, 4.0] * 4)
+    protocol = Protocol(5, max_staleness, refill, "interrupt", name="drawn")
+    for seed in range(5):
+        assert by_fleet(Windows, protocol, cluster, 50, seed) == by_events(protocol, cluster, 50, seed)
+
+
 def comparable(simulated):
     return replace(
         simulated,
@@ -310,8 +319,8 @@ FOUR = pl.Cluster(4, [pl.Deterministic(seconds) for seconds in (1.0, 2.0, 4.0, 5
     [
         (pl.bsp(), 2 * (4 + 3 + 1), 0.0, 8, 8),
         (pl.k_sync(k=2), 2 * 1.0, 2 + 2, 8, 4),  # what goes on at the end is not wasted yet
-        (pl.backup(k=2), 2 * 1.0, 0.0, 6, 4),
-        (pl.pull(k=3), 0.0, 2.0, 4 + 3 + 2, 7),  # the second worker is stale at 4 s
+        (pl.backup(k=2), 2 * 1.0, 4.0, 4 + 2 + 1, 5),  # the third worker, at 4 s before the second one
+        (pl.pull(k=3), 0.0, 2 + 4 + 5, 4 + 3 + 5, 9),  # all but the first worker, after the update at 2 s
         (pl.asp(), 0.0, 0.0, 5, 2),
     ],
     ids=repr,
@@ -329,9 +338,9 @@ def test_idle_and_wasted_seconds_and_traffic(protocol, idle_s, wasted_s, pulls, 
 def test_how_busy_server_and_link_are():
     cluster = pl.Cluster(10, pl.Deterministic(1.0), server=pl.ServerTime(update_s=0.25))
     found = pl.simulate("backup(k=5)", cluster, updates=4, payload_bytes=100)
-    assert (found.time_s, found.pulls, found.pushes) == (4 * 1.25, 35, 35)
+    assert (found.time_s, found.pulls, found.pushes) == (4 * 1.25, 40, 35)
     assert found.server_busy() == 4 * 0.25 / 5
     assert found.server_busy(pl.ServerTime(update_s=1.0, gradient_s=0.1)) == pytest.approx((4 + 3.5) / 5)
-    assert found.link_busy(bytes_per_s=100) == 35 / 5
+    assert found.link_busy(bytes_per_s=100) == 40 / 5
     with pytest.raises(pl.UsageError, match="bytes_per_s"):
         found.link_busy(bytes_per_s=0)
