@@ -258,6 +258,7 @@ def test_a_long_tail_does_not_count_as_silence_where_the_timeout_grows_with_it()
         (40.0, [1.0, 2.0], [0.0, 0.0], inf, False),
         (20.0, [1.0, 20.0], [0.0, 0.0], inf, True),  # they were 20 s until then
         (20.0, [1.0, 20.0], [0.0, 19.0], 1.0, False),
+        (15.0, [15.0], [0.0], 0.0, False),  # nobody knows how long a round trip takes before the first one
     ],
 )
 def test_silence_is_measured_against_the_longest_round_trip_so_far(until_s, ended_s, begun_s, oldest_s, is_too_long):
