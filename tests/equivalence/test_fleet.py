@@ -216,10 +216,10 @@ def test_arrivals_at_the_same_time_come_in_the_order_in_which_their_work_was_giv
 @pytest.mark.parametrize("law", [pl.Deterministic(1.0), pl.Exponential(1.0)], ids=repr)
 def test_arrivals_are_the_same_in_pieces_of_any_length(law, speed, monkeypatch):
     cluster = pl.Cluster(4, law, speed=speed)
-    expected = by_events(pl.k_batch_async(k=3), cluster, 100)
-    for arrivals in (1, 10, 1000):
+    expected = by_events(pl.k_batch_async(k=3), cluster, 200)
+    for arrivals in (1, 10, 1000):  # and a burst of one worker is cut short
         monkeypatch.setattr(renewal, "ARRIVALS", arrivals)
-        assert by_fleet(Renewal, pl.k_batch_async(k=3), cluster, 100) == expected
+        assert by_fleet(Renewal, pl.k_batch_async(k=3), cluster, 200) == expected
 
 
 @pytest.mark.parametrize("protocol", [pl.bsp(), pl.k_sync(k=2), pl.backup(k=2), pl.k_async(k=2), pl.asp()], ids=repr)
@@ -227,6 +227,14 @@ def test_a_long_run_goes_through_many_draws(protocol):
     cluster = pl.Cluster(3, pl.Exponential(1.0))
     for kind in kinds_for(protocol, cluster):
         assert by_fleet(kind, protocol, cluster, 200) == by_events(protocol, cluster, 200)
+
+
+def test_a_long_pause_before_many_quick_arrivals_does_not_take_them_all_at_once(monkeypatch):
+    monkeypatch.setattr(renewal, "ARRIVALS", 50)
+    law = pl.Empirical((1e-3,) * 600 + (9.0,))
+    for seed in range(3):
+        args = (pl.asp(), pl.Cluster(3, law), 5_000, seed)
+        assert by_fleet(Renewal, *args) == by_events(*args)
 
 
 # -- who is silent for long

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.cluster import RECENT_TILES, TILE, Cluster
+from paceline.cluster import TILE, Cluster
 from paceline.streams import stream
 from paceline.timing import (
     Deterministic,
@@ -26,12 +25,13 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 SHIFT, LAST = TILE.bit_length() - 1, TILE - 1
+KEPT = 2  # tiles of each 64 workers; workers are seldom further apart, and if they are, it only costs time
 # The quantile of one uniform does not depend on those beside it; other laws are asked row by row, as by `RoundTrips`.
 ELEMENTWISE = (Deterministic, Empirical, Exponential, Gamma, LogNormal, Pareto, ShiftedExponential, Uniform)
 
 
 class Draws:
-    """Round-trip times by (worker, draw), the 64 draws around its latest one kept for each worker.
+    """Round-trip times by (worker, draw), in tiles of 64 workers by 64 draws.
 
     Args:
         cluster: with laws, and without anything that makes times depend on the moment.
@@ -44,18 +44,19 @@ class Draws:
         self._seed = seed
         self._network_s = cluster.network.pull_s(payload_bytes) + cluster.network.push_s(payload_bytes)
         groups = -(-cluster.n // TILE)
-        self._tile_of = np.full(cluster.n, -1)  # which of its draws a worker's row holds
-        self._rows = np.empty((cluster.n, TILE))
-        self._flat = self._rows.reshape(-1)
-        self._tile_s = lru_cache(RECENT_TILES * groups)(self._times_s)
+        self._tile_in = np.full(groups * KEPT, -1)  # which tile is kept in each place
+        self._kept_s = np.empty((groups * KEPT, TILE, TILE))
+        self._row_is_of = np.full(cluster.n, -1)  # the tile that a worker's row is from
+        self._rows_s = np.empty((cluster.n, TILE))
+        self._flat_s = self._rows_s.reshape(-1)
 
     def durations_s(self, workers: Ints, draws: Ints) -> Floats:
         """Return the round trips of these draws of different workers; draws count from 0."""
         tiles = draws >> SHIFT
-        missing = tiles != self._tile_of.take(workers)
-        if missing.any():
+        missing = np.flatnonzero(tiles != self._row_is_of.take(workers))
+        if len(missing):
             self._load(workers[missing], tiles[missing])
-        found: Floats = self._flat.take((workers << SHIFT) + (draws & LAST))
+        found: Floats = self._flat_s.take((workers << SHIFT) + (draws & LAST))
         return found
 
     def block_s(self, tile: int) -> Floats:
@@ -66,16 +67,35 @@ class Draws:
             block_s[:, first : first + TILE] = self._times_s(first // TILE, tile).T
         return block_s
 
-    def _load(self, workers: Ints, tiles: Ints) -> None:
-        """Make the rows of these workers those of these tiles."""
-        order = np.lexsort((workers, tiles, workers >> SHIFT))
-        workers, tiles = workers[order], tiles[order]
+    def rows_s(self, workers: Ints, tiles: Ints) -> Floats:
+        """Return the round trips of different workers at the draws of a tile each: array [worker, draw]."""
         groups = workers >> SHIFT
-        changes = np.flatnonzero((groups[1:] != groups[:-1]) | (tiles[1:] != tiles[:-1])) + 1
-        for begin, end in pairwise([0, *changes.tolist(), len(workers)]):
-            those = workers[begin:end]
-            self._rows[those] = self._tile_s(int(groups[begin]), int(tiles[begin]))[those & LAST]
-        self._tile_of[workers] = tiles
+        places = groups * KEPT + tiles % KEPT
+        rows_s = np.empty((len(workers), TILE))
+        is_kept = self._tile_in[places] == tiles
+        kept = np.flatnonzero(is_kept)
+        rows_s[kept] = self._kept_s[places[kept], workers[kept] & LAST]
+        missing = np.flatnonzero(~is_kept)
+        if len(missing):
+            missing = missing[np.lexsort((tiles[missing], groups[missing]))]
+            key = places[missing], tiles[missing]
+            changes = np.flatnonzero((key[0][1:] != key[0][:-1]) | (key[1][1:] != key[1][:-1])) + 1
+            for begin, end in pairwise([0, *changes.tolist(), len(missing)]):
+                those = missing[begin:end]
+                rows_s[those] = self._tile(int(groups[those[0]]), int(tiles[those[0]]))[workers[those] & LAST]
+        return rows_s
+
+    def _load(self, workers: Ints, tiles: Ints) -> None:
+        self._rows_s[workers] = self.rows_s(workers, tiles)
+        self._row_is_of[workers] = tiles
+
+    def _tile(self, group: int, tile: int) -> Floats:
+        """Make a tile, and keep it for those of its workers that ask later."""
+        place = group * KEPT + tile % KEPT
+        times_s = self._times_s(group, tile)
+        self._tile_in[place] = tile
+        self._kept_s[place, : len(times_s)] = times_s
+        return times_s
 
     def _times_s(self, group: int, tile: int) -> Floats:
         """Return the round trips of 64 workers by 64 draws."""

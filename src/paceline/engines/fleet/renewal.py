@@ -7,39 +7,127 @@ from math import inf
 
 import numpy as np
 
-from paceline.cluster import Cluster
+from paceline.cluster import TILE, Cluster
 from paceline.engines.fleet.draws import Draws, Floats, Ints
 from paceline.engines.fleet.order import in_order
 from paceline.engines.fleet.tally import Observer, Silence, Tally
 from paceline.protocols import Protocol
 
 ARRIVALS = 1 << 16  # about so many at once, or one a worker
+BISECTION = (64, 32, 16, 8, 4, 2, 1)
 
 
 @dataclass
-class Pool:
-    """Arrivals of some time; those of one worker in order.
+class Arrivals:
+    """All that arrive in some time, each worker's in order.
 
     Attributes:
         worker: of each arrival.
         due_s: when it is at the server.
         begun_s: when its work began.
-        draw: that the worker computed, counted from 0.
-        parent: index of the worker's arrival before in this pool, or -1.
+        parent: index of the worker's arrival before, or -1 if that is not among these.
     """
 
     worker: Ints
     due_s: Floats
     begun_s: Floats
-    draw: Ints
     parent: Ints
 
-    def __getitem__(self, chosen: Ints) -> Pool:
+    def __getitem__(self, chosen: Ints) -> Arrivals:
         """Return some of them, with the parents of each."""
         place = np.full(len(self.parent) + 1, -1)  # the last one for those without parent
         place[chosen] = np.arange(len(chosen))
-        parent = place[self.parent[chosen]]
-        return Pool(self.worker[chosen], self.due_s[chosen], self.begun_s[chosen], self.draw[chosen], parent)
+        return Arrivals(self.worker[chosen], self.due_s[chosen], self.begun_s[chosen], place[self.parent[chosen]])
+
+
+class Calendar:
+    """When each worker's next arrivals are, as if it never waited: rows of 64 draws, one after the other.
+
+    Args:
+        draws: round-trip times.
+        workers: n.
+    """
+
+    def __init__(self, draws: Draws, workers: int) -> None:
+        self._draws = draws
+        self._row_s = np.zeros((workers, TILE + 1))  # when the draw before began to be computed on, and 64 arrivals
+        self._flat_s = self._row_s.reshape(-1)
+        self._row = np.arange(workers) * (TILE + 1)  # where each row begins
+        self._next = np.ones(workers, np.int64)  # place of the next arrival in its row
+        self._tile = np.full(workers, -1)
+        self._turn(np.arange(workers))
+
+    def next_s(self) -> Floats:
+        """Return the next arrival of each worker."""
+        found: Floats = self._flat_s[self._row + self._next]
+        return found
+
+    def oldest_s(self) -> float:
+        """Return when the oldest work began that goes on."""
+        return float(self._flat_s[self._row + self._next - 1].min())
+
+    def until(self, horizon_s: float, enough: int) -> tuple[Arrivals, float]:
+        """Take out all arrivals until the horizon, not before the next one, or until some moment before it.
+
+        Args:
+            horizon_s: seconds.
+            enough: arrivals, of which not many more are to be taken out.
+
+        Returns:
+            The arrivals, and until when they are all.
+        """
+        worker = np.flatnonzero(self.next_s() <= horizon_s)
+        latest = np.full(len(self._row), -1)  # index of each worker's latest arrival among these
+        parts, turned, before = [], [], 0
+        while len(worker) and before <= enough:
+            counts = self._counts(worker, horizon_s)
+            ends = np.cumsum(counts)
+            index = np.arange(ends[-1])
+            firsts = ends - counts
+            place = index + np.repeat(self._row[worker] + self._next[worker] - firsts, counts)
+            parent = index + (before - 1)
+            parent[firsts] = latest[worker]
+            parts.append((np.repeat(worker, counts), self._flat_s[place], self._flat_s[place - 1], parent))
+            latest[worker] = before + ends - 1
+            before += len(index)
+            self._next[worker] += counts
+            worker = worker[self._next[worker] > TILE]
+            turned.append((worker, self._row_s[worker]))
+            self._turn(worker)
+            worker = worker[self._row_s[worker, 1] <= horizon_s]
+        arrivals = Arrivals(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        if not len(worker):
+            return arrivals, horizon_s
+        earlier_s = float(np.nextafter(self._row_s[worker, 1].min(), -inf))
+        self._turn_back(turned, np.unique(arrivals.worker), earlier_s)
+        return arrivals[np.flatnonzero(arrivals.due_s <= earlier_s)], earlier_s
+
+    def _turn_back(self, turned: list[tuple[Ints, Floats]], workers: Ints, horizon_s: float) -> None:
+        """Let all that is after an earlier horizon be still to come."""
+        for worker, row_s in reversed(turned):
+            is_late = row_s[:, TILE] > horizon_s
+            self._row_s[worker[is_late]] = row_s[is_late]
+            self._tile[worker[is_late]] -= 1
+        self._next[workers] = 1
+        self._next[workers] += self._counts(workers, horizon_s)
+
+    def _counts(self, workers: Ints, horizon_s: float) -> Ints:
+        """Return how many of the arrivals of a row are still to come, and do until the horizon, by bisection."""
+        base = self._row[workers]
+        last = np.zeros(len(workers), np.int64)
+        for step in BISECTION:
+            last += step * (self._flat_s[base + np.minimum(last + step, TILE)] <= horizon_s)
+        return np.minimum(last, TILE) - self._next[workers] + 1
+
+    def _turn(self, workers: Ints) -> None:
+        """Go over to the next 64 draws."""
+        row_s = np.empty((len(workers), TILE + 1))
+        row_s[:, 0] = self._row_s[workers, TILE]
+        row_s[:, 1:] = self._draws.rows_s(workers, self._tile[workers] + 1)
+        # A sum from left to right is what a clock adds up, to the last bit.
+        self._row_s[workers] = np.add.accumulate(row_s, axis=1)
+        self._tile[workers] += 1
+        self._next[workers] = 1
 
 
 class Renewal:
@@ -60,14 +148,10 @@ class Renewal:
         self.tally = Tally(cluster.n)
         self._n = cluster.n
         self._quorum = protocol.quorum
-        self._draws = Draws(cluster, seed, payload_bytes)
         self._silence = Silence(0.0)
-        # What each worker is computing.
-        workers = np.arange(cluster.n)
-        self._draw = np.zeros(cluster.n, np.int64)
-        self._begun_s = np.zeros(cluster.n)
-        self._due_s = self._draws.durations_s(workers, self._draw)
-        self._given = workers - cluster.n  # number of the arrival at which it was given, below 1 at the beginning
+        self._calendar = Calendar(Draws(cluster, seed, payload_bytes), cluster.n)
+        # Number of the arrival at which each worker was given its work, below 1 at the beginning.
+        self._given = np.arange(cluster.n) - cluster.n
 
     @staticmethod
     def takes(protocol: Protocol, cluster: Cluster) -> bool:
@@ -79,75 +163,41 @@ class Renewal:
         """Make so many updates; return False as soon as a worker may count as lost."""
         tally, total = self.tally, updates * self._quorum
         teller = Teller(self._quorum, observe) if observe is not None else None
-        horizon_s = float(self._due_s.min())
+        horizon_s = float(self._calendar.next_s().min())
         while tally.pushes < total:
             left = total - tally.pushes
-            most = int(min(max(ARRIVALS, self._n), 1.05 * left)) + 1
-            pool, until_s = self._until(horizon_s, 2 * most)
-            order, staleness = self._number(pool)
+            arrivals, until_s = self._calendar.until(horizon_s, 4 * max(ARRIVALS, self._n))
+            oldest_s = self._calendar.oldest_s()
+            order, staleness = self._number(arrivals)
             if len(order) >= left:
                 order, staleness = order[:left], staleness[:left]
-                until_s = float(pool.due_s[order[-1]])
-            times_s, begun_s = pool.due_s[order], pool.begun_s[order]
-            if self._silence.is_too_long(until_s, times_s, begun_s, float(self._begun_s.min())):
+                until_s = float(arrivals.due_s[order[-1]])
+            if self._silence.is_too_long(until_s, arrivals.due_s[order], arrivals.begun_s[order], oldest_s):
                 return False
             tally.use(staleness)
             if teller is not None:
-                teller.tell(times_s, staleness)
+                teller.tell(arrivals.due_s[order], staleness)
             tally.pushes += len(order)
-            horizon_s = until_s + (until_s - tally.now) * min(2.0, most / len(order))
-            horizon_s = max(horizon_s, float(self._due_s.min()))
+            horizon_s = self._next_horizon_s(until_s, len(order), left)
             tally.now = until_s
         tally.updates = updates
         tally.pulls = self._n + total - 1  # the run ends before the last one would be given work again
         return True
 
-    def _until(self, horizon_s: float, most: int) -> tuple[Pool, float]:
-        """Let work end, and give new work at once, until the horizon or an earlier moment.
+    def _next_horizon_s(self, until_s: float, arrived: int, left: int) -> float:
+        """Return until when to go on: for so many arrivals as are handled well at once, at the rate of late."""
+        wanted = min(max(ARRIVALS, self._n), 1.05 * left)
+        horizon_s = until_s + (until_s - self.tally.now) * min(2.0, wanted / arrived)
+        return max(horizon_s, float(self._calendar.next_s().min()))
 
-        Args:
-            horizon_s: not before the next arrival.
-            most: arrivals that are enough to stop early.
-
-        Returns:
-            All arrivals until some moment, and that moment.
-        """
-        worker = np.flatnonzero(self._due_s <= horizon_s)
-        wave = Pool(worker, self._due_s[worker], self._begun_s[worker], self._draw[worker], np.full(len(worker), -1))
-        waves: list[Pool] = []
-        count = 0
-        while len(wave.worker):
-            if count > most:
-                horizon_s = float(np.nextafter(wave.due_s.min(), -inf))
-                pool = self._wound_back(_joined(waves), horizon_s)
-                return pool, horizon_s
-            waves.append(wave)
-            draw = wave.draw + 1
-            due_s = wave.due_s + self._draws.durations_s(wave.worker, draw)
-            self._due_s[wave.worker], self._begun_s[wave.worker], self._draw[wave.worker] = due_s, wave.due_s, draw
-            again = np.flatnonzero(due_s <= horizon_s)
-            wave = Pool(wave.worker[again], due_s[again], wave.due_s[again], draw[again], again + count)
-            count += len(due_s)
-        return _joined(waves), horizon_s
-
-    def _wound_back(self, pool: Pool, horizon_s: float) -> Pool:
-        """Let what is later than an earlier horizon be yet to come."""
-        is_late = np.append(pool.due_s > horizon_s, False)  # the last one for those without parent
-        first = np.flatnonzero(is_late[:-1] & ~is_late[pool.parent])
-        worker = pool.worker[first]
-        self._due_s[worker], self._begun_s[worker] = pool.due_s[first], pool.begun_s[first]
-        self._draw[worker] = pool.draw[first]
-        return pool[np.flatnonzero(~is_late[:-1])]
-
-    def _number(self, pool: Pool) -> tuple[Ints, Ints]:
+    def _number(self, arrivals: Arrivals) -> tuple[Ints, Ints]:
         """Return the order of the arrivals, which numbers them, and their staleness in that order."""
-        given = self._given[pool.worker]
-        order = in_order(np.arange(len(given)), pool.due_s, pool.parent, given)
+        given, parent = self._given[arrivals.worker], arrivals.parent
+        order = in_order(np.arange(len(given)), arrivals.due_s, parent, given)
         number = np.empty(len(given), np.int64)
         number[order] = np.arange(1, len(given) + 1) + self.tally.pushes
-        later = np.flatnonzero(pool.parent >= 0)
-        given[later] = number[pool.parent[later]]
-        self._given[pool.worker] = number  # of several values for a worker the last one is kept, its latest
+        given = np.where(parent < 0, given, number[parent])
+        self._given[arrivals.worker] = number  # of several values for a worker the last one is kept, its latest
         staleness = (number - 1) // self._quorum - np.maximum(given, 0) // self._quorum
         return order, staleness[order]
 
@@ -173,7 +223,3 @@ class Teller:
         for begin in range(0, whole, k):
             self._observe(float(times_s[begin + k - 1 - held]), staleness[begin : begin + k])
         self._held = staleness[whole:]
-
-
-def _joined(waves: list[Pool]) -> Pool:
-    return Pool(*(np.concatenate(parts) for parts in zip(*(vars(wave).values() for wave in waves), strict=True)))
