@@ -317,6 +317,12 @@ def test_a_fleet_is_chosen_where_it_gains(protocol, n, kind):
     assert type(chosen) is (kind or type(None))
 
 
+@pytest.mark.parametrize("protocol", ["bsp", "asp", "backup(k=50)", "ssp(lead=1)"])
+def test_a_payload_below_zero_is_refused_by_all(protocol):
+    with pytest.raises(pl.UsageError, match="payload_bytes"):
+        pl.simulate(protocol, pl.Cluster(100), updates=1, payload_bytes=-1)
+
+
 # -- what is reported
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.checks import check
 from paceline.cluster import TILE, Cluster
 from paceline.streams import stream
 from paceline.timing import (
@@ -25,7 +26,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 SHIFT, LAST = TILE.bit_length() - 1, TILE - 1
-KEPT = 2  # tiles of each 64 workers; workers are seldom further apart, and if they are, it only costs time
+# Tiles that are kept for 64 workers. They are seldom further apart, and if they are, it only costs time; tiles of all
+# workers together are kept up to a number that takes 128 MiB, or the least for each.
+LEAST_KEPT, MOST_KEPT, ALL_KEPT = 4, 32, 4096
 # The quantile of one uniform does not depend on those beside it; other laws are asked row by row, as by `RoundTrips`.
 ELEMENTWISE = (Deterministic, Empirical, Exponential, Gamma, LogNormal, Pareto, ShiftedExponential, Uniform)
 
@@ -40,12 +43,14 @@ class Draws:
     """
 
     def __init__(self, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
+        check("[0, inf)", payload_bytes=payload_bytes)
         self._cluster = cluster
         self._seed = seed
         self._network_s = cluster.network.pull_s(payload_bytes) + cluster.network.push_s(payload_bytes)
         groups = -(-cluster.n // TILE)
-        self._tile_in = np.full(groups * KEPT, -1)  # which tile is kept in each place
-        self._kept_s = np.empty((groups * KEPT, TILE, TILE))
+        self._kept = min(MOST_KEPT, max(LEAST_KEPT, ALL_KEPT // groups))
+        self._tile_in = np.full(groups * self._kept, -1)  # which tile is kept in each place
+        self._kept_s = np.empty((groups * self._kept * TILE, TILE))
         self._row_is_of = np.full(cluster.n, -1)  # the tile that a worker's row is from
         self._rows_s = np.empty((cluster.n, TILE))
         self._flat_s = self._rows_s.reshape(-1)
@@ -53,7 +58,7 @@ class Draws:
     def durations_s(self, workers: Ints, draws: Ints) -> Floats:
         """Return the round trips of these draws of different workers; draws count from 0."""
         tiles = draws >> SHIFT
-        missing = np.flatnonzero(tiles != self._row_is_of.take(workers))
+        missing = (tiles != self._row_is_of.take(workers)).nonzero()[0]
         if len(missing):
             self._load(workers[missing], tiles[missing])
         found: Floats = self._flat_s.take((workers << SHIFT) + (draws & LAST))
@@ -70,19 +75,16 @@ class Draws:
     def rows_s(self, workers: Ints, tiles: Ints) -> Floats:
         """Return the round trips of different workers at the draws of a tile each: array [worker, draw]."""
         groups = workers >> SHIFT
-        places = groups * KEPT + tiles % KEPT
-        rows_s = np.empty((len(workers), TILE))
-        is_kept = self._tile_in[places] == tiles
-        kept = np.flatnonzero(is_kept)
-        rows_s[kept] = self._kept_s[places[kept], workers[kept] & LAST]
-        missing = np.flatnonzero(~is_kept)
+        places = groups * self._kept + tiles % self._kept
+        missing = (self._tile_in[places] != tiles).nonzero()[0]
+        rows_s: Floats = self._kept_s.take((places << SHIFT) + (workers & LAST), axis=0)
         if len(missing):
             missing = missing[np.lexsort((tiles[missing], groups[missing]))]
-            key = places[missing], tiles[missing]
-            changes = np.flatnonzero((key[0][1:] != key[0][:-1]) | (key[1][1:] != key[1][:-1])) + 1
+            group, tile = groups[missing], tiles[missing]
+            changes = np.flatnonzero((group[1:] != group[:-1]) | (tile[1:] != tile[:-1])) + 1
             for begin, end in pairwise([0, *changes.tolist(), len(missing)]):
                 those = missing[begin:end]
-                rows_s[those] = self._tile(int(groups[those[0]]), int(tiles[those[0]]))[workers[those] & LAST]
+                rows_s[those] = self._tile(int(group[begin]), int(tile[begin]))[workers[those] & LAST]
         return rows_s
 
     def _load(self, workers: Ints, tiles: Ints) -> None:
@@ -91,10 +93,10 @@ class Draws:
 
     def _tile(self, group: int, tile: int) -> Floats:
         """Make a tile, and keep it for those of its workers that ask later."""
-        place = group * KEPT + tile % KEPT
+        place = group * self._kept + tile % self._kept
         times_s = self._times_s(group, tile)
         self._tile_in[place] = tile
-        self._kept_s[place, : len(times_s)] = times_s
+        self._kept_s[place << SHIFT : (place << SHIFT) + len(times_s)] = times_s
         return times_s
 
     def _times_s(self, group: int, tile: int) -> Floats:
@@ -106,6 +108,7 @@ class Draws:
         else:
             laws: Any = (cluster.law_of(first + i) for i in range(len(u)))
             times_s = np.array([law.quantile(row) for law, row in zip(laws, u, strict=True)])
-        speeds = [cluster.speed_of(first + i) for i in range(len(u))] if isinstance(cluster.speed, tuple) else []
-        times_s = times_s / (np.array(speeds)[:, None] if speeds else cluster.speed)
-        return np.asarray(self._network_s + times_s)
+        speed = cluster.speed
+        if speed != 1.0:
+            times_s = times_s / (np.array(speed[first : first + TILE])[:, None] if isinstance(speed, tuple) else speed)
+        return np.asarray(self._network_s + times_s if self._network_s else times_s)

@@ -95,7 +95,7 @@ class Calendar:
             turned.append((worker, self._row_s[worker]))
             self._turn(worker)
             worker = worker[self._row_s[worker, 1] <= horizon_s]
-        arrivals = Arrivals(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        arrivals = Arrivals(*(parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))))
         if not len(worker):
             return arrivals, horizon_s
         earlier_s = float(np.nextafter(self._row_s[worker, 1].min(), -inf))
@@ -171,8 +171,10 @@ class Renewal:
             order, staleness = self._number(arrivals)
             if len(order) >= left:
                 order, staleness = order[:left], staleness[:left]
-                until_s = float(arrivals.due_s[order[-1]])
-            if self._silence.is_too_long(until_s, arrivals.due_s[order], arrivals.begun_s[order], oldest_s):
+                arrivals = arrivals[order]
+                until_s = float(arrivals.due_s[-1])
+                order = np.arange(left)
+            if self._silence.is_too_long(until_s, arrivals.due_s, arrivals.begun_s, oldest_s):
                 return False
             tally.use(staleness)
             if teller is not None:

@@ -64,6 +64,7 @@ class Windows:
         self._max_staleness = protocol.max_staleness
         self._on_arrival = protocol.refill == "arrival"
         self._interrupts = protocol.on_update == "interrupt"
+        self._drops = protocol.max_staleness < inf and not self._interrupts
         self._update_s = cluster.server.update_s
         self._draws = Draws(cluster, seed, payload_bytes)
         self._silence = Silence(cluster.server.update_s)
@@ -99,10 +100,16 @@ class Windows:
 
     def _candidates(self) -> tuple[Pool, float]:
         """Return all that can arrive until the quorum is reached, and a bound on when that is."""
-        due_s, accepted = self._due_s, self._on_version >= self._version - self._max_staleness
-        bound_s = self._kth(due_s if accepted.all() else due_s[accepted])
-        worker = np.flatnonzero(due_s <= bound_s)
-        accepted = accepted[worker]
+        due_s = self._due_s
+        if self._drops:
+            is_fresh = self._on_version >= self._version - self._max_staleness
+            bound_s = self._kth(due_s[is_fresh])
+            worker = (due_s <= bound_s).nonzero()[0]
+            accepted = is_fresh[worker]
+        else:
+            bound_s = self._kth(due_s)
+            worker = (due_s <= bound_s).nonzero()[0]
+            accepted = np.ones(len(worker), bool)
         waves = [
             Pool(
                 worker,
@@ -126,7 +133,7 @@ class Windows:
     def _restarting(self, wave: Pool, bound_s: float) -> Ints:
         """Return the arrivals after which the worker is given work before the update."""
         is_early = wave.due_s <= bound_s
-        return np.flatnonzero(is_early if self._on_arrival else is_early & ~wave.accepted)
+        return (is_early if self._on_arrival else is_early & ~wave.accepted).nonzero()[0]
 
     def _following(self, wave: Pool, parents: Ints, before: int) -> Pool:
         """Return the next arrivals of the same workers."""
@@ -143,38 +150,41 @@ class Windows:
 
     def _until_quorum(self, pool: Pool, bound_s: float) -> Ints:
         """Return the arrivals, in order, up to the one that completes the quorum."""
-        early = np.flatnonzero(pool.due_s <= bound_s)
+        early = (pool.due_s <= bound_s).nonzero()[0]
         order = in_order(early, pool.due_s, pool.parent, self._sequence[pool.worker])
         counts = pool.accepted[order]
         if self._all:  # a worker's first accepted gradient
             parent = pool.parent[order]
             counts &= (parent < 0) | ~pool.accepted[parent]
-        return order[: np.flatnonzero(counts)[self._quorum - 1] + 1]
+        return order[: counts.nonzero()[0][self._quorum - 1] + 1]
 
     # --- what becomes of it -----------------------------------------------------------------------------------
 
     def _take(self, pool: Pool, arrived: Ints, ended_s: Floats) -> Ints:
         """Count gradients as used or dropped, and return the staleness of those used."""
-        accepted = pool.accepted[arrived]
-        used = arrived[accepted]
+        used = arrived
+        if self._drops:
+            is_used = pool.accepted[arrived]
+            used, dropped = arrived[is_used], arrived[~is_used]
+            self.tally.wasted_s += float((ended_s[~is_used] - pool.begun_s[dropped]).sum())
         staleness = self._version - self._on_version[pool.worker[used]]
         staleness[pool.parent[used] >= 0] = 0
         self.tally.use(staleness)
         self.tally.pushes += len(arrived)
-        dropped = ~accepted
-        self.tally.wasted_s += float((ended_s[dropped] - pool.begun_s[arrived[dropped]]).sum())
         return staleness
 
     def _go_on(self, pool: Pool, arrived: Ints) -> None:
         """Note what those compute who were given work before the update, and who waits for it."""
-        rank = np.full(len(pool.worker), -1)
-        rank[arrived] = np.arange(len(arrived))
         waiting = self._waiting(pool, arrived)
         self._begun_s[pool.worker[waiting]] = inf
         self._draw[pool.worker[waiting]] = pool.draw[waiting]
         self.tally.pulls += len(arrived) - len(waiting)
+        if pool.parent[-1] < 0:
+            return  # nobody could be given any
+        rank = np.full(len(pool.worker), -1)
+        rank[arrived] = np.arange(len(arrived))
         rank[arrived[-1]] = -1  # what may follow is not begun before the update
-        after = np.flatnonzero(pool.parent >= 0)
+        after = (pool.parent >= 0).nonzero()[0]
         flying = after[(rank[after] < 0) & (rank[pool.parent[after]] >= 0)]
         worker = pool.worker[flying]
         self._due_s[worker] = pool.due_s[flying]
