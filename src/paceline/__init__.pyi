@@ -64,6 +64,8 @@ from .search.advice import Prediction as Prediction
 from .search.advise import advise as advise
 from .search.constants import estimate_constants as estimate_constants
 from .search.knee import knee as knee
+from .simulation import Simulated as Simulated
+from .simulation import simulate as simulate
 from .stop import Stop as Stop
 from .timing import Deterministic as Deterministic
 from .timing import Empirical as Empirical
@@ -80,6 +82,4 @@ from .timing import Trace as Trace
 from .timing import Transient as Transient
 from .timing import Uniform as Uniform
 from .train import Result as Result
-from .train import Simulated as Simulated
-from .train import simulate as simulate
 from .train import train as train

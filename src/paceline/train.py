@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from math import nan
 from pathlib import Path
 from types import UnionType
 
@@ -21,11 +19,10 @@ from paceline.cluster_text import parse_cluster
 from paceline.coordinator import Coordinator
 from paceline.engines.base import Engine
 from paceline.engines.local.engine import refuse_while_importing
-from paceline.engines.virtual import TimingEngine
-from paceline.errors import RunError, UsageError
+from paceline.errors import UsageError
 from paceline.events import Command, Event, Outcome
 from paceline.events import Stop as EndCommand
-from paceline.history import History, Totals
+from paceline.history import History
 from paceline.job import Job
 from paceline.protocols import Extent, Phase, Plan, Protocol, as_plan
 from paceline.recording.recorder import Recorder
@@ -178,86 +175,6 @@ def _carry_out(
     end = engine.run(coordinator, observe, first)
     keeper.at_end()
     return end
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """What a simulation of the timing alone has brought.
-
-    Attributes:
-        time_s: virtual seconds.
-        totals: counts; samples stand for gradients here.
-    """
-
-    time_s: float
-    totals: Totals
-
-    @property
-    def seconds_per_update(self) -> float:
-        """Virtual seconds per update."""
-        return self.time_s / self.totals.updates if self.totals.updates else nan
-
-
-def simulate(
-    protocol: AnyProtocol,
-    cluster: str | Cluster,
-    *,
-    updates: int,
-    seed: int = 0,
-    payload_bytes: float = 0,
-) -> Simulated:
-    """Simulate the timing of a protocol on a cluster, without any gradient.
-
-    Args:
-        protocol: as for `train`.
-        cluster: a simulated one.
-        updates: to make, >= 1.
-        seed: of the simulated times.
-        payload_bytes: size of the parameters, and of a gradient, for the cluster's network.
-
-    Example:
-        >>> import paceline as pl
-        >>> simulated = pl.simulate(pl.asp(), pl.Cluster(4, pl.Deterministic(1.0)), updates=100)
-        >>> simulated.time_s, simulated.totals.used
-        (25.0, 100)
-    """
-    plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
-    simulated = parse_cluster(cluster) if isinstance(cluster, str) else cluster
-    if not isinstance(simulated, Cluster):
-        raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster such as '4*exp(mean=1)'")
-    plan = plan.checked(simulated.n, total=None, per_epoch=None)
-    simulated.check_plan(plan)
-    _refuse_gradients(plan)
-    coordinator = Coordinator(plan, workers=simulated.n, stop=Stop(updates=updates))
-    with TimingEngine(simulated, seed, payload_bytes) as engine, _collector_paused():
-        end = engine.run(coordinator)
-    if end.outcome is Outcome.INTERRUPTED:
-        raise KeyboardInterrupt
-    if end.outcome.is_failure:
-        raise RunError(f"after {coordinator.version} of {updates} updates: {end.reason}")
-    return Simulated(engine.now, engine.totals())
-
-
-def _refuse_gradients(plan: Plan) -> None:
-    for phase in plan.phases:
-        for controller in phase.controllers:
-            if controller.reads != "times":
-                raise UsageError(
-                    f"{phase} goes by losses and gradients, which a simulation of the timing alone does not have; "
-                    "use pl.train, or a protocol that goes by times only, as pl.b_dbw()"
-                )
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Spare a simulation the search for cycles: it makes none, and torch's objects are many to go through."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _extent(given: str | Extent) -> Extent:

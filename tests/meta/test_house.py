@@ -21,7 +21,7 @@ FLOORS = [
     "controllers/ catalogue coordinator",
     "vectors job data step_meter optimizers server jobs/",
     f"callbacks/ recording/ engines/ rules {SAVING}",
-    "session checkpoint/keeper checkpoint/resume replay train search/",
+    "session checkpoint/keeper checkpoint/resume replay train simulation search/",
     "summary comparison/ compare cli/ __main__ report/",
 ]
 BELOW_ENGINES = range(4)

@@ -47,6 +47,9 @@ class TimingEngine(Engine):
         cluster: workers and their times.
         seed: of the run.
         payload_bytes: of the parameters, and of a gradient.
+
+    Attributes:
+        pulls: pieces of work that were given.
     """
 
     def __init__(self, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
@@ -60,11 +63,23 @@ class TimingEngine(Engine):
         self._sequence = 0
         self._current = [0] * cluster.n  # the draw each worker is computing
         self._started_s = [0.0] * cluster.n
-        self._busy_s = 0.0
+        self._busy_s = 0.0  # of work that has ended
+        self._useful_s = 0.0
+        self.pulls = 0
         self._arrivals = 0
         self._totals = Totals()
         self.fired: list[Fault] = []
         self._faults = {(fault.worker, fault.draw): fault for fault in cluster.faults}
+
+    @property
+    def wasted_s(self) -> float:
+        """Worker-seconds of work that ended without being of use: dropped, interrupted or lost."""
+        return self._busy_s - self._useful_s
+
+    @property
+    def pushes(self) -> int:
+        """Gradients that arrived."""
+        return self._arrivals
 
     def next_event(self) -> Event:
         """Return the earliest event that still counts."""
@@ -89,6 +104,7 @@ class TimingEngine(Engine):
     def compute(self, command: Compute) -> None:
         """Let the gradient arrive after a round trip."""
         worker, _, draw, _ = command
+        self.pulls += 1
         self._current[worker] = draw
         self._started_s[worker] = self.now
         self._sequence += 1
@@ -101,7 +117,8 @@ class TimingEngine(Engine):
         self._finish(command.worker)
 
     def accept(self, command: Accept) -> None:
-        """Leave it to `apply`."""
+        """Count its work as useful; the rest is left to `apply`."""
+        self._useful_s += self.now - self._started_s[command.worker]
 
     def apply(self, command: Apply) -> None:
         """Count what the update is made of, and let the server be busy for its time."""
@@ -168,7 +185,7 @@ class TimingEngine(Engine):
         return Lost(self.now, fault.worker, f"scripted fault at draw {fault.draw}")
 
 
-# The part of the state that a checkpoint can hold as it is.
+# The part of the state that a checkpoint can hold as it is; pulls and useful seconds are for `simulate`, without any.
 _AS_IT_IS = ("now", "_heap", "_sequence", "_current", "_started_s", "_busy_s", "_arrivals", "fired")
 
 
