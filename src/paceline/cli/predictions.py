@@ -105,7 +105,7 @@ def _row(plan: Plan, runtime: Expected, stale: Staleness) -> Row:
 
 
 def _simulated(plan: Plan, cluster: Cluster, updates: int, seed: int, why: str) -> Row:
-    from paceline.train import simulate  # brings torch
+    from paceline.simulation import simulate  # brings torch
 
     simulated = simulate(plan, cluster, updates=updates, seed=seed)
     totals, seconds = simulated.totals, simulated.seconds_per_update

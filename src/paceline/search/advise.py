@@ -23,8 +23,8 @@ from paceline.learning_rate import LearningRate
 from paceline.protocols import Phase, Plan, Protocol, as_plan
 from paceline.recording.run_folder import SavedRun
 from paceline.search.advice import PARTS, Advice, Prediction, Seen
+from paceline.simulation import simulate
 from paceline.timing import Trace
-from paceline.train import simulate
 
 LEAST_UPDATES = 4 * PARTS
 UPDATES = 300  # simulated for each protocol
