@@ -24,7 +24,9 @@ BAR = 0.9
 CLUSTERS: dict[str, pl.Cluster] = {
     "8 exponential": pl.Cluster(8, pl.Exponential(1.0)),
     "8 shifted exponential": pl.Cluster(8, pl.ShiftedExponential(shift_s=0.6, mean_s=0.4)),
-    "4, and 4 five times slower": pl.Cluster(8, pl.ShiftedExponential(shift_s=0.8, mean_s=0.2), speed=[1.0] * 4 + [0.2] * 4),
+    "4, and 4 five times slower": pl.Cluster(
+        8, pl.ShiftedExponential(shift_s=0.8, mean_s=0.2), speed=[1.0] * 4 + [0.2] * 4
+    ),
     "16 log-normal": pl.Cluster(16, pl.LogNormal(median_s=1.0, sigma=1.0)),
     "8 Pareto": pl.Cluster(8, pl.Pareto(scale_s=0.5, shape=2.5)),
     "8, transient": pl.Cluster(

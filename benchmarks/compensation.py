@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -31,8 +32,8 @@ def main() -> None:
         for name, compensators in cases().items():
             memory: dict[str, list[Tensor]] = {}
             compensate(compensators, gradient, now, then, squared_norm, memory)  # which makes its memory
-            ours = timed(lambda c=compensators, m=memory: compensate(c, gradient, now, then, squared_norm, m), args)
-            addition = timed(lambda: total.add_(now), args)
+            act = partial(compensate, compensators, gradient, now, then, squared_norm, memory)
+            ours, addition = timed(act, args.repeats), timed(partial(total.add_, now), args.repeats)
             if i > 0:
                 seconds.setdefault(name, []).append(ours)
                 seconds.setdefault(f"{name}: addition", []).append(addition)
@@ -67,9 +68,8 @@ def compensate(
         compensator.compensate(delayed, memory)
 
 
-def timed(work: Callable[[], object], args: object) -> float:
+def timed(work: Callable[[], object], repeats: int) -> float:
     """Return seconds of one piece of work, the mean over some."""
-    repeats = args.repeats  # type: ignore[attr-defined]
     begun = perf_counter()
     for _ in range(repeats):
         work()
