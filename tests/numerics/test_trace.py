@@ -282,11 +282,11 @@ def tail_end(rows, left):
 
 
 def test_the_tail_of_exponential_work_is_found_behind_an_early_end():
-    times_s = stream(3, "test").exponential(1.0, 20000)
+    times_s = stream(3, "test").exponential(1.0, 3000)
     rows = rows_of(np.minimum(times_s, 0.8), censored=set(np.flatnonzero(times_s > 0.8)))
     done = [each.total_s for each in filled(rows, seed=0)]
-    assert np.mean(done) == pytest.approx(1.0, rel=0.03)
-    assert np.quantile(done, 0.99) == pytest.approx(np.log(100), rel=0.05)
+    assert np.mean(done) == pytest.approx(1.0, rel=0.05)
+    assert np.quantile(done, 0.99) == pytest.approx(np.log(100), rel=0.1)
 
 
 def test_only_an_end_is_drawn_even_by_the_smallest_number():
