@@ -149,7 +149,7 @@ JOBS: dict[str, Callable[[], pl.Job]] = {
     "softmax, B=64, proportional": lambda: replace(
         probed(pl.jobs.digits(batch_size=64, lr=0.5)), lr_rule="proportional"
     ),
-    "net, large rate": lambda: probed(pl.jobs.digits(model="net", batch_size=4, lr=0.6)),
+    "net, large rate": lambda: probed(pl.jobs.digits(model="net", batch_size=4, lr=0.3)),
     "softmax, B=64": lambda: probed(pl.jobs.digits(batch_size=64, lr=0.2)),
     "net, B=16": lambda: probed(pl.jobs.digits(model="net", batch_size=16, lr=0.1)),
     "net, momentum, B=32": lambda: replace(

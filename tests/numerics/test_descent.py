@@ -91,3 +91,11 @@ def test_a_curve_is_read_between_its_points_and_goes_on_straight():
     assert updates_needed(curve, 0.5) == 25
     assert updates_needed(curve, -9.0) == 0
     assert updates_needed([(0, 1.0), (10, 2.0)], 1.5) == inf
+
+
+def test_a_run_that_went_down_was_stable():
+    wild = Noise(1.0, 1.0, curvature=100.0, eta=0.5)
+    assert wild.excess(1, 0.0, 1.0) == inf
+    assert wild.stable_at(0.0, 1.0).curvature == 2.0
+    assert wild.stable_at(3.0, 0.5).excess(1, 3.0, 0.5) == pytest.approx(2 * 0.25 / 4)
+    assert wild.stable_at(0.0, 1e-3) == wild

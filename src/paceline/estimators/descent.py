@@ -18,7 +18,7 @@ the excess is soon as large as it gets, and then every update takes away as much
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf, isfinite, nan, pi, sin
 from statistics import mean
@@ -64,6 +64,16 @@ class Noise:
         eta = self.eta * rate_scale
         slack = 1 - eta * self.curvature / stability_limit(staleness)
         return eta * self.variance / (4 * k) / slack if slack > 0 else inf
+
+
+    def stable_at(self, staleness: float, rate_scale: float) -> Noise:
+        """Return the same noise, with a curvature under which a protocol was as stable as its run has shown.
+
+        It is at most half of what would have been unstable. Where gradients are far from those of a log-likelihood
+        with a good fit, their scatter makes the curvature look larger than it can be.
+        """
+        most = stability_limit(staleness) / (2 * self.eta * rate_scale) if self.eta > 0 else inf
+        return replace(self, curvature=min(self.curvature, most))
 
 
 def stability_limit(staleness: float) -> float:

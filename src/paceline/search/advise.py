@@ -157,13 +157,9 @@ class _Recorded:
 
     def updates_needed(self, k: float, staleness: float, rate_scale: float, fifth: int | None) -> float:
         """Return the updates of another protocol to the loss at the end, by the noise of a fifth if one is given."""
-        seen = self.noise if fifth is None else self._noise_of[fifth]
-        own = seen.excess(self._k, self._staleness, self._scale)
-        other = seen.excess(k, staleness, rate_scale)
-        if other == inf:
-            return inf
-        shift = other - own if own < inf else 0.0
-        return updates_needed(self.curve, shift) * self._scale / rate_scale
+        seen = (self.noise if fifth is None else self._noise_of[fifth]).stable_at(self._staleness, self._scale)
+        shift = seen.excess(k, staleness, rate_scale) - seen.excess(self._k, self._staleness, self._scale)
+        return updates_needed(self.curve, shift) * self._scale / rate_scale if shift < inf else inf
 
 
 def _check(saved: SavedRun, updates: Sequence[Observed]) -> None:
