@@ -68,7 +68,9 @@ def _timed(task: Task, where: Where) -> Line:
 
 def _summary(line: Line) -> str:
     asked = "  ".join(
-        str(line["asked"][name]) for name in ("figure", "case", "series", "seed") if name in line["asked"]
+        str(line["asked"][name])
+        for name in ("figure", "case", "law", "pixels", "series", "seed")
+        if name in line["asked"]
     )
     end = f": {line['time_s']:.1f} s, {line['updates']} updates of {line['mean_k']:.1f}" if "time_s" in line else ""
     return f"{asked}{end} ({line['took_s']:.0f} s)"
