@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import isnan, nan
 from pathlib import Path
 from statistics import mean
@@ -73,7 +74,8 @@ def curves(by_series: Mapping[str, Runs], figure: Figure, at: Sequence[float]) -
     yield "|" + " --- |" * (3 + len(at))
     for name, runs in by_series.items():
         points = [_spread([around(line, x, figure) for line in runs.values()]) for x in at]
-        yield f"| {name} | {len(runs)} | {' | '.join(points)} | {_spread([tends_to(line, figure) for line in runs.values()])} |"
+        points.append(_spread([tends_to(line, figure) for line in runs.values()]))
+        yield f"| {name} | {len(runs)} | {' | '.join(points)} |"
     yield ""
     for x in at:
         yield f"- {x:g} {unit}: {order(by_series, x, figure)}"
@@ -89,7 +91,7 @@ def around(line: Line, x: float, figure: Figure) -> float:
 def tends_to(line: Line, figure: Figure) -> float:
     """Return the mean over the last fifth of a run."""
     values = line[f"probe_{figure.shows}"]
-    return mean(values[-max(1, round(len(values) * LAST)) :])
+    return float(mean(values[-max(1, round(len(values) * LAST)) :]))
 
 
 def order(by_series: Mapping[str, Runs], x: float, figure: Figure) -> str:
@@ -101,7 +103,7 @@ def order(by_series: Mapping[str, Runs], x: float, figure: Figure) -> str:
     known = {name: each for name, each in values.items() if not any(isnan(value) for value in each.values())}
     names = sorted(known, key=lambda name: mean(known[name].values()))
     text = names[0] if names else ""
-    for better, worse in zip(names, names[1:], strict=False):
+    for better, worse in pairwise(names):
         agree = all(known[better][seed] < known[worse][seed] for seed in known[better].keys() & known[worse].keys())
         text += f" {'<' if agree else '~'} {worse}"
     return text
