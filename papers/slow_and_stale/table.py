@@ -95,8 +95,8 @@ def tends_to(line: Line, figure: Figure) -> float:
 
 
 def order(by_series: Mapping[str, Runs], x: float, figure: Figure) -> str:
-    """Return the series from the best to the worst; "<" where all seeds agree on two neighbours, "~" where not."""
-    sign = 1 if figure.shows == "loss" else -1
+    """Return the series from the best to the worst, with "~" between neighbours on whose order the seeds disagree."""
+    sign, surely = (1, "<") if figure.shows == "loss" else (-1, ">")
     values = {
         name: {seed: sign * around(line, x, figure) for seed, line in runs.items()} for name, runs in by_series.items()
     }
@@ -105,7 +105,7 @@ def order(by_series: Mapping[str, Runs], x: float, figure: Figure) -> str:
     text = names[0] if names else ""
     for better, worse in pairwise(names):
         agree = all(known[better][seed] < known[worse][seed] for seed in known[better].keys() & known[worse].keys())
-        text += f" {'<' if agree else '~'} {worse}"
+        text += f" {surely if agree else '~'} {worse}"
     return text
 
 

@@ -172,6 +172,10 @@ def test_the_order_says_where_seeds_disagree():
         "second": {0: line_of([100], [2.0]), 1: line_of([100], [1.4])},
     }
     assert table.order(by_series, 100, FIGURES["8"]) == "first ~ second < slow"
+    for runs_of in by_series.values():
+        for line in runs_of.values():
+            line["probe_accuracy"] = line["probe_loss"]
+    assert table.order(by_series, 100, FIGURES["10"]) == "slow > second ~ first"
 
 
 def test_asynchronous_sgd_falls_sooner_and_synchronous_sgd_lower():
