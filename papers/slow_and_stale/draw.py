@@ -22,18 +22,20 @@ DRAWINGS = Path(__file__).parent / "figures"
 def main(results: Path = RESULTS, folder: Path = DRAWINGS) -> None:
     mpl.rcParams["svg.hashsalt"] = "paceline"  # the same picture is the same file
     folder.mkdir(exist_ok=True)
-    for name in (*TIMES, "7", *FIGURES):
+    drawings = {"5": speed_up, "6": runtime, "7": bounds}
+    for name, draw in drawings.items():
         if lines := store(name, results).lines():
-            drawing = _draw(name, lines)
-            drawing.savefig(folder / f"figure{name}.svg", metadata={"Date": None})
-            plt.close(drawing)
+            _save(draw(lines), folder / f"figure{name}.svg")
+    for name, figure in FIGURES.items():
+        lines = store(name, results).lines()
+        panels = {panel: series_of(found) for panel, case in figure.cases.items() if (found := lines_of(case, lines))}
+        if panels:
+            _save(trained(panels, figure), folder / f"figure{name}.svg")
 
 
-def _draw(name: str, lines: Sequence[Line]) -> Any:
-    if name in FIGURES:
-        panels = {panel: series_of(lines_of(case, lines)) for panel, case in FIGURES[name].cases.items()}
-        return trained({panel: each for panel, each in panels.items() if each}, FIGURES[name])
-    return {"5": speed_up, "6": runtime, "7": bounds}[name](lines)
+def _save(drawing: Any, path: Path) -> None:
+    drawing.savefig(path, metadata={"Date": None})
+    plt.close(drawing)
 
 
 def speed_up(lines: Sequence[Line]) -> Any:
@@ -100,7 +102,8 @@ def trained(panels: Mapping[str, Mapping[str, Runs]], figure: Figure) -> Any:
                 axis.plot(where, line[f"probe_{figure.shows}"], color=f"C{i}", alpha=0.6, linewidth=0.8, label=label)
         axis.set(title=panel, xlabel="virtual seconds" if figure.against == "seconds" else "updates")
         axis.set(ylabel=f"{figure.shows} of the probe", xlim=(0, _shortest(by_series, figure)))
-        if figure.shows == "loss":
+        lowest, highest = axis.get_ylim()
+        if highest > 20 * lowest > 0:
             axis.set(yscale="log")
         axis.legend(fontsize="x-small")
     return drawing

@@ -70,11 +70,13 @@ def _runtime(lines: Sequence[Line], i: int) -> str:
 def curves(by_series: Mapping[str, Runs], figure: Figure, at: Sequence[float]) -> Iterator[str]:
     """Yield a row for each series, and the order of all at each point."""
     unit = "s" if figure.against == "seconds" else "updates"
-    yield f"| {figure.shows} | seeds | {' | '.join(f'{x:g} {unit}' for x in at)} | last fifth |"
-    yield "|" + " --- |" * (3 + len(at))
+    columns = [figure.shows, "seeds", *(f"{x:g} {unit}" for x in at), "last fifth", "worst of the second half"]
+    yield f"| {' | '.join(columns)} |"
+    yield "|" + " --- |" * len(columns)
     for name, runs in by_series.items():
         points = [_spread([around(line, x, figure) for line in runs.values()]) for x in at]
         points.append(_spread([tends_to(line, figure) for line in runs.values()]))
+        points.append(_spread([worst(line, figure) for line in runs.values()]))
         yield f"| {name} | {len(runs)} | {' | '.join(points)} |"
     yield ""
     for x in at:
@@ -92,6 +94,12 @@ def tends_to(line: Line, figure: Figure) -> float:
     """Return the mean over the last fifth of a run."""
     values = line[f"probe_{figure.shows}"]
     return float(mean(values[-max(1, round(len(values) * LAST)) :]))
+
+
+def worst(line: Line, figure: Figure) -> float:
+    """Return the worst of the second half of a run: what it may have come to if it ended at a bad moment."""
+    values = line[f"probe_{figure.shows}"]
+    return float((max if figure.shows == "loss" else min)(values[len(values) // 2 :]))
 
 
 def order(by_series: Mapping[str, Runs], x: float, figure: Figure) -> str:

@@ -165,6 +165,10 @@ def test_values_are_means_of_what_was_measured_nearby():
     assert np.isnan(table.around(line, 500, FIGURES["8"]))
 
 
+def test_the_worst_is_that_of_the_second_half():
+    assert table.worst(line_of([1, 2, 3, 4], [9.0, 1.0, 2.0, 1.5]), FIGURES["8"]) == 2
+
+
 def test_the_order_says_where_seeds_disagree():
     by_series = {
         "slow": {0: line_of([100], [3.0]), 1: line_of([100], [3.0])},
