@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from math import isnan, nan
+from math import isnan, log, nan
 from pathlib import Path
 from statistics import mean
 
@@ -21,7 +21,7 @@ AT: Mapping[str, Sequence[float]] = {
     "8": (100, 200, 400, 600, 800, 1000, 1200, 1400),
     "9": (0.2, 0.5, 1, 2, 3, 3.8),
     "10": (100, 200, 400, 800, 1400),
-    "11": (50, 100, 200, 400, 600),
+    "11": (100, 200, 400, 600),
     "12": (100, 200, 400, 800, 1600, 2400),
 }
 LAST = 0.2  # share of a run whose mean stands for what it tends to
@@ -49,13 +49,16 @@ def tables(folder: Path) -> Iterator[str]:
 
 
 def runtimes(by_series: Mapping[str, Runs]) -> Iterator[str]:
-    """Yield a row for each P or K: seconds per update, simulated and in theory; for Fig. 5 their ratio, too."""
+    """Yield a row for each P or K: seconds per update, simulated and in theory; for Fig. 5 the speed-up's log, too."""
     asked = next(iter(next(iter(by_series.values())).values()))["asked"]
-    over = "workers" if len(asked["workers"]) > 1 else "k"
-    yield f"| {'P' if over == 'workers' else 'K'} | {' | '.join(by_series)} |"
-    yield "|" + " --- |" * (1 + len(by_series))
+    over, name = ("workers", "P") if len(asked["workers"]) > 1 else ("k", "K")
+    columns = [name, *by_series, *(["log of the speed-up"] if "sync" in by_series else [])]
+    yield f"| {' | '.join(columns)} |"
+    yield "|" + " --- |" * len(columns)
     for i, value in enumerate(asked[over]):
         cells = [_runtime(list(runs.values()), i) for runs in by_series.values()]
+        if "sync" in by_series:
+            cells.append(_speed_up(by_series, i))
         yield f"| {value} | {' | '.join(cells)} |"
 
 
@@ -65,6 +68,15 @@ def _runtime(lines: Sequence[Line], i: int) -> str:
     if line["kind"][i] == "upper bound":
         return f"{simulated:.4f} (theory: {line['lower_s'][i]:.4f} to {line['upper_s'][i]:.4f})"
     return f"{simulated:.4f} (theory {line['theory_s'][i]:.4f})"
+
+
+def _speed_up(by_series: Mapping[str, Runs], i: int) -> str:
+    simulated, theory = (
+        log(mean(line[which][i] for line in by_series["sync"].values()))
+        - log(mean(line[which][i] for line in by_series["async"].values()))
+        for which in ("simulated_s", "theory_s")
+    )
+    return f"{simulated:.3f} (theory {theory:.3f})"
 
 
 def curves(by_series: Mapping[str, Runs], figure: Figure, at: Sequence[float]) -> Iterator[str]:
@@ -118,7 +130,9 @@ def order(by_series: Mapping[str, Runs], x: float, figure: Figure) -> str:
 
 
 def _spread(values: Sequence[float]) -> str:
-    return "-" if any(isnan(value) for value in values) else spread(values, 3)
+    if any(isnan(value) for value in values):
+        return "-"
+    return spread(values, 3 if max(values) < 1000 else 0)
 
 
 if __name__ == "__main__":
