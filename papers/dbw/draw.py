@@ -11,8 +11,9 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 
-from papers.dbw.store import RESULTS, Line, Store
-from papers.dbw.table import series_of
+from papers.dbw.settings import RESULTS
+from papers.series import series_of
+from papers.store import Line, Store
 
 FIGURES = Path(__file__).parent / "figures"
 

@@ -14,8 +14,8 @@ import paceline as pl
 from paceline.controllers.base import Action
 from paceline.controllers.round_times import RoundTimes
 from paceline.estimators.duration import DurationEstimator
-from papers.dbw.store import Line, rounded
-from papers.dbw.tasks import Where
+from papers.store import Line, rounded
+from papers.tasks import Where
 
 Array = NDArray[Any]
 N = 5

@@ -1,23 +1,17 @@
-"""The training runs of a figure, several at a time, each written down when it has ended."""
+"""The training runs of a figure."""
 
 from __future__ import annotations
 
-import multiprocessing
 import re
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import repeat
-from time import perf_counter
-
-import torch
 
 import paceline as pl
 from paceline.history import DecisionMade, UpdateMade, VersionEvaluated
 from papers.dbw.jobs import make_job
 from papers.dbw.settings import FIGURES, Case, Figure, Series
-from papers.dbw.store import Line, Store, key, rounded
-from papers.dbw.tasks import Task, Where
+from papers.store import Line, rounded
+from papers.tasks import Where
 
 
 @dataclass(frozen=True)
@@ -116,36 +110,3 @@ def runs(figure: str, seeds: int | None, only: str = "") -> Iterator[Run]:
                     for series in case.series
                     if re.search(only, f"{name}/{series.name}")
                 )
-
-
-def carry_out(tasks: Sequence[Task], where: Where, store: Store, processes: int) -> None:
-    """Do the tasks that the store does not hold, and write each down when it is done.
-
-    Args:
-        processes: tasks at a time, each with one thread; a single one is done in this process.
-    """
-    done = store.done()
-    waiting = [task for task in tasks if key(task.asked()) not in done]
-    for line in map(_timed, waiting, repeat(where)) if processes == 1 else _in_processes(waiting, where, processes):
-        store.add(line)
-        print(_summary(line), flush=True)
-
-
-def _in_processes(tasks: Sequence[Task], where: Where, processes: int) -> Iterator[Line]:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for future in as_completed([pool.submit(_timed, task, where) for task in tasks]):
-            yield future.result()
-
-
-def _timed(task: Task, where: Where) -> Line:
-    began = perf_counter()
-    return {"asked": task.asked(), **task.carry_out(where), "took_s": round(perf_counter() - began, 1)}
-
-
-def _summary(line: Line) -> str:
-    asked = "  ".join(
-        str(line["asked"][name]) for name in ("figure", "case", "series", "seed") if name in line["asked"]
-    )
-    end = f": {line['time_s']:.1f} s, {line['updates']} updates of {line['mean_k']:.1f}" if "time_s" in line else ""
-    return f"{asked}{end} ({line['took_s']:.0f} s)"

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 import paceline as pl
 from paceline.jobs.images import ImageDataset
-
-PROBE_SAMPLES = 6000
-PROBE_SEED = 0
+from papers.probe import probe
 
 
 class ChannelsLast(nn.Module):
@@ -62,11 +60,3 @@ def _cifar10(folder: Path) -> pl.Job:
 
 def _dbw_net() -> nn.Module:
     return ChannelsLast(pl.jobs.DBWNet())
-
-
-def probe(data: ImageDataset) -> ImageDataset:
-    """Return 6,000 samples of the training data, always the same."""
-    chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(PROBE_SEED))[:PROBE_SAMPLES]
-    return ImageDataset(
-        data.images[chosen], data.labels[chosen], data.mean.flatten().tolist(), data.std.flatten().tolist()
-    )

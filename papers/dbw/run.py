@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from papers.dbw.durations import Durations
-from papers.dbw.grid import carry_out, runs
-from papers.dbw.settings import TRACED
-from papers.dbw.store import RESULTS, Store, machine
-from papers.dbw.tasks import Task, Where
+from papers.dbw.grid import runs
+from papers.dbw.settings import RESULTS, TRACED
 from papers.dbw.traces import Trace
+from papers.store import Store, machine
+from papers.tasks import Task, Where, carry_out
 
 ON_CPU = ("3", "6", "9", "1", "4", "options", "8", "10")
 ALL = ("1", "2", "3", "4", "5", "6", "8", "9", "10", "options")

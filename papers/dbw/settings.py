@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import paceline as pl
 
+RESULTS = Path(__file__).parent / "results"
 N = 16  # workers, in all figures but Fig. 3
 
 

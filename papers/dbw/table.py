@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import nan
 from pathlib import Path
 from statistics import mean, median
 
-from papers.dbw.settings import FIGURES
-from papers.dbw.store import RESULTS, Line, Store
-
-Runs = Mapping[int, Line]  # by seed
+from papers.dbw.settings import FIGURES, RESULTS
+from papers.series import Runs, series_of, spread
+from papers.store import Store
 
 
 def main(folder: Path = RESULTS) -> None:
@@ -26,14 +25,6 @@ def tables(folder: Path) -> Iterator[str]:
             rows = accuracies if about.job == "cifar10" else table
             if by_series:
                 yield from [f"## Figure {figure}, {case}: {about.says}", "", *rows(by_series), ""]
-
-
-def series_of(lines: Sequence[Line]) -> dict[str, dict[int, Line]]:
-    """Return the runs of each series, by seed."""
-    by_series: dict[str, dict[int, Line]] = {}
-    for line in lines:
-        by_series.setdefault(line["asked"]["series"], {})[line["asked"]["seed"]] = line
-    return by_series
 
 
 def table(by_series: Mapping[str, Runs]) -> Iterator[str]:
@@ -66,13 +57,6 @@ def accuracies(by_series: Mapping[str, Runs]) -> Iterator[str]:
 def ratios(runs: Runs, reference: Runs) -> list[float]:
     """Return how many times longer than the reference each run took, over the seeds that both have."""
     return [line["time_s"] / reference[seed]["time_s"] for seed, line in sorted(runs.items()) if seed in reference]
-
-
-def spread(values: Sequence[float], digits: int) -> str:
-    """Return the mean with the smallest and the largest."""
-    if not values:
-        return "-"
-    return f"{mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 if __name__ == "__main__":

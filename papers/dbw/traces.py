@@ -20,10 +20,11 @@ from paceline.estimators.gain import GainEstimator, Told
 from paceline.events import Step
 from paceline.history import GradientArrived, History, StepMeasured
 from paceline.jobs.images import ImageDataset
-from papers.dbw.jobs import make_job, probe
+from papers.dbw.jobs import make_job
 from papers.dbw.settings import TRACED
-from papers.dbw.store import Line, rounded
-from papers.dbw.tasks import Where
+from papers.probe import probe
+from papers.store import Line, rounded
+from papers.tasks import Where
 
 
 class Estimate(NamedTuple):

@@ -82,7 +82,10 @@ def test_the_picture_can_be_drawn(tmp_path):
     assert "<svg" in (tmp_path / "digits.svg").read_text()
 
 
-PAGES = ("README.md", "docs/design.md", "docs/assumptions.md", "benchmarks/README.md", "papers/dbw/README.md")
+PAGES = (
+    *("README.md", "docs/design.md", "docs/assumptions.md", "benchmarks/README.md"),
+    *("papers/dbw/README.md", "papers/slow_and_stale/README.md"),
+)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-RESULTS = Path(__file__).parent / "results"
 Line = dict[str, Any]
 
 

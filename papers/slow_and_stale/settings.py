@@ -1,0 +1,221 @@
+"""The experiments of the paper as data: what Fig. 5 to 7 are computed of, and the training runs of Fig. 8 to 12."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import paceline as pl
+
+RESULTS = Path(__file__).parent / "results"
+P = 8  # workers, in all figures but Fig. 5 and 9
+K = 4
+
+# Lemma 3 has 1/mu for the mean of exp(mu). Pareto(2, 1) is taken to have shape 2: with shape 1 it has no mean.
+LAWS: Mapping[str, pl.timing.Law] = {
+    "exp(1)": pl.Exponential(mean_s=1.0),
+    "1 + exp(1)": pl.ShiftedExponential(shift_s=1.0, mean_s=1.0),
+    "Pareto(2, 1)": pl.Pareto(scale_s=1.0, shape=2.0),
+}
+
+
+@dataclass(frozen=True)
+class Times:
+    """A figure of seconds per update, in theory and simulated.
+
+    Args:
+        laws: of LAWS, one panel or curve each.
+        protocols: by the names of their curves, with {k} for K.
+        workers: P, one or several.
+        ks: K, one or several.
+        updates: of a simulation; as many of P gradients, however many an update has, where `in_rounds`.
+    """
+
+    says: str
+    laws: Sequence[str]
+    protocols: Mapping[str, str]
+    workers: Sequence[int]
+    ks: Sequence[int]
+    updates: int
+    in_rounds: bool = False
+    seeds: int = 3
+
+
+TIMES: Mapping[str, Times] = {
+    "5": Times(
+        "log speed-up of asynchronous over synchronous SGD against P",
+        list(LAWS),
+        {"sync": "bsp", "async": "asp"},
+        workers=(1, 2, 4, 8, 16, 32, 64),
+        ks=(1,),
+        updates=2000,
+        in_rounds=True,
+        seeds=6,
+    ),
+    "6": Times(
+        "runtime of 2,000 iterations against K",
+        ["Pareto(2, 1)", "1 + exp(1)"],
+        {
+            "K-sync": "k_sync(k={k})",
+            "K-batch-sync": "k_batch_sync(k={k})",
+            "K-async": "k_async(k={k})",
+            "K-batch-async": "k_batch_async(k={k})",
+        },
+        workers=(P,),
+        ks=range(1, P + 1),
+        updates=2000,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Fig. 7: bounds on the error against time. The paper gives none of these numbers.
+
+    Args:
+        constants: of the objective; gamma is that of asynchronous SGD.
+        eta: the same for all.
+        seconds: that the curves are drawn for.
+    """
+
+    says: str
+    protocols: Sequence[pl.Protocol]
+    cluster: pl.Cluster
+    constants: pl.theory.Constants
+    eta: float
+    seconds: float
+    points: int = 201
+
+
+BOUNDS = Bounds(
+    "theoretical error against time of synchronous and asynchronous SGD",
+    [pl.bsp(), pl.k_batch_async(k=K), pl.asp()],
+    pl.Cluster(P, LAWS["exp(1)"]),
+    pl.theory.Constants(L=1.0, c=0.2, sigma2=1.0, gamma=0.2),
+    eta=0.1,
+    seconds=800.0,
+)
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve.
+
+    Args:
+        protocol: as typed on the command line.
+        lr: where it is not that of its case.
+        seconds: where it runs longer or shorter than its case.
+    """
+
+    protocol: str
+    lr: float | None = None
+    seconds: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What tells it from the other series of its case."""
+        return self.protocol if self.lr is None else f"{self.protocol}, lr={self.lr:g}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One panel: a job, a cluster, and what runs on it.
+
+    Args:
+        pixels: what their values are, of the scales in `jobs`.
+        batch_size: the paper's m.
+        regulariser: the paper's lamda.
+        seconds: virtual ones that every run takes.
+        evaluations: of the probe in that time; longer runs have more.
+    """
+
+    data: Literal["mnist", "cifar10"]
+    pixels: Literal["0 to 1", "0 to 255", "normalised"]
+    cluster: pl.Cluster
+    series: Sequence[Series]
+    batch_size: int
+    lr: float
+    regulariser: float
+    seconds: float
+    evaluations: int
+    seeds: int = 3
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure that is made of training runs, with its panels by name; figures may share runs.
+
+    Args:
+        against: what its curves are drawn against.
+    """
+
+    says: str
+    cases: Mapping[str, Case]
+    against: Literal["seconds", "updates"] = "seconds"
+    shows: Literal["loss", "accuracy"] = "loss"
+
+
+def protocols(*texts: str) -> list[Series]:
+    """Return a series each."""
+    return [Series(text) for text in texts]
+
+
+MNIST = Case(
+    "mnist",
+    "0 to 1",
+    pl.Cluster(P, LAWS["exp(1)"]),
+    [
+        Series("bsp", seconds=6000),  # an update of it takes 22 times as long as one of ASP
+        *protocols(*(f"{name}(k={K})" for name in ("k_sync", "k_batch_sync", "k_async", "k_batch_async")), "asp"),
+    ],
+    batch_size=1,
+    lr=0.01,
+    regulariser=0.01,
+    seconds=1500,
+    evaluations=60,
+)
+ETA_MAX = 0.01
+C = 0.005 * ETA_MAX
+CIFAR10 = Case(
+    "cifar10",
+    "0 to 1",
+    pl.Cluster(40, pl.Exponential(mean_s=1 / 20)),
+    [*protocols("asp", f"asp + staleness_lr(C={C:g})"), Series("asp", lr=ETA_MAX / 2), Series("asp", lr=ETA_MAX / 4)],
+    batch_size=250,
+    lr=ETA_MAX,
+    regulariser=0.05,
+    seconds=4,  # 3,200 updates, 16 passes over the data
+    evaluations=80,
+)
+PAPERS_TWO = CIFAR10.series[:2]
+K_SYNC = replace(
+    MNIST,
+    cluster=pl.Cluster(P, pl.ShiftedExponential(shift_s=1.0, mean_s=1.0)),  # m + exp(mu), m = 1; mu is not given
+    series=protocols(*(f"k_sync(k={k})" for k in (1, 2, 4, 6, 8))),
+    lr=0.05,
+    seconds=2500,
+    evaluations=50,
+)
+
+FIGURES: Mapping[str, Figure] = {
+    "8": Figure("error against time of six protocols, MNIST", {"exp(1)": MNIST}),
+    "9": Figure(
+        "fixed and staleness-dependent learning rate of ASP, CIFAR-10",
+        {
+            "pixels 0 to 1": CIFAR10,
+            "pixels normalised": replace(CIFAR10, pixels="normalised", series=PAPERS_TWO),
+            "pixels 0 to 255": replace(
+                CIFAR10, pixels="0 to 255", series=[*PAPERS_TWO, Series("bsp", seconds=13)], seconds=2, evaluations=40
+            ),
+        },
+    ),
+    "10": Figure(
+        "accuracy against time of K-async and K-batch-async, MNIST",
+        {"exp(1)": replace(MNIST, series=protocols(f"k_async(k={K})", f"k_batch_async(k={K})"))},
+        shows="accuracy",
+    ),
+    "11": Figure("error against iterations of K-sync, MNIST", {"1 + exp(1)": K_SYNC}, against="updates"),
+    "12": Figure("error against time of K-sync, MNIST", {"1 + exp(1)": K_SYNC}),
+}
