@@ -120,6 +120,7 @@ class Coordinator:
         self._delivered: int | None = None  # the worker of the arrival being handled
 
         self._held: list[Accept] = []
+        self._is_scaled = False  # whether one of them has a step scale
         self._quorum: float = inf
         self._quorum_reason = ""
         self._protocol_quorum = (self._quorum, self._quorum_reason)
@@ -224,6 +225,8 @@ class Coordinator:
         command = Accept(event.worker, event.draw, staleness, event.samples, event.step_scale)
         self._commands.append(command)
         self._held.append(command)
+        if event.step_scale != 1.0:
+            self._is_scaled = True
         worker.contributed_to = self.version
         worker.rejections = 0
         self._owing.discard(event.worker)
@@ -293,7 +296,8 @@ class Coordinator:
         self.workload += len(held)
         scale = self._learning_rate.scale(len(held), self._roster.live or 1)
         self._made_of = len(held)
-        step_scale = _step_scale(held)
+        step_scale = _step_scale(held) if self._is_scaled else 1.0
+        self._is_scaled = False
         self._commands.append(Apply(self.version, tuple(held), scale, reason, self._measures, step_scale))
         self.awaits_step = self._measures
         if not self.awaits_step:
@@ -733,6 +737,7 @@ _AS_IT_IS = (
     "_owing",
     "_recheck_idle",
     "_held",
+    "_is_scaled",
     "_quorum",
     "_quorum_reason",
     "_protocol_quorum",
