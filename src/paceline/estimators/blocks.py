@@ -65,8 +65,8 @@ def optimal_parts(cells: list[Cell], margin: float) -> list[tuple[list[Cell], fl
         cells: in the order of their places.
         margin: by how much, relative to their sizes, the means of two parts have to differ to be told apart.
     """
-    if len(cells) == 1:
-        return [(cells, cells[0].mean)]
+    if is_chain(cells):
+        return pooled(cells, margin)
     parts = []
     waiting = [(cells, *centre(cells))]
     while waiting:
@@ -74,11 +74,40 @@ def optimal_parts(cells: list[Cell], margin: float) -> list[tuple[list[Cell], fl
         lower, upper = best_split(part, gains)
         if lower and upper:
             low, high = centre(lower), centre(upper)
-            if high[0] - low[0] > margin * max(abs(high[0]), abs(low[0])):
-                waiting += (lower, *low), (upper, *high)
+            if high[0] - low[0] > margin * (abs(high[0]) + abs(low[0])):
+                for half, (mean, its_gains) in ((lower, low), (upper, high)):
+                    if is_chain(half):
+                        parts += pooled(half, margin)
+                    else:
+                        waiting.append((half, mean, its_gains))
                 continue
         parts.append((part, value))
     return parts
+
+
+def is_chain(cells: list[Cell]) -> bool:
+    """Return whether each of these cells, in the order of their places, dominates those before it."""
+    columns = [cell.column for cell in cells]
+    return columns == sorted(columns)
+
+
+def pooled(chain: list[Cell], margin: float) -> list[tuple[list[Cell], float]]:
+    """Return the same as `optimal_parts` for a chain, by pooling adjacent violators."""
+    begins: list[int] = []
+    weights: list[float] = []
+    means: list[float] = []
+    for begin, cell in enumerate(chain):
+        weight, mean = cell.weight, cell.mean
+        while means and mean - means[-1] <= margin * (abs(mean) + abs(means[-1])):
+            begin = begins.pop()
+            weight += weights[-1]
+            mean += (means.pop() - mean) * (weights.pop() / weight)
+        begins.append(begin)
+        weights.append(weight)
+        means.append(mean)
+    if len(begins) == 1:
+        return [(chain, mean)]
+    return [(chain[begin:end], mean) for begin, end, mean in zip(begins, [*begins[1:], None], means, strict=True)]
 
 
 def centre(cells: list[Cell]) -> tuple[float, list[float]]:
@@ -123,7 +152,7 @@ def best_split(cells: list[Cell], gains: list[float]) -> tuple[list[Cell], list[
                 spare[at] = gain
             else:
                 del columns[at], spare[at]
-    if sum(spare) <= ROUNDING * sum(map(abs, gains)):
+    if not spare or sum(spare) <= ROUNDING * sum(map(abs, gains)):
         return cells, []
     after.append((level, columns))
     begins: dict[int, float] = {}

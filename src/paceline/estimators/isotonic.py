@@ -67,6 +67,7 @@ class IsotonicFit:
         # -inf where maxima are taken and inf where minima are.
         self._rows: dict[int, int] = {}
         self._row_levels: list[int] = []
+        self._new_levels: set[int] = set()
         self._floor = np.full((0, columns), -inf)
         self._ceiling = np.full((0, columns), inf)
 
@@ -100,16 +101,20 @@ class IsotonicFit:
     def solve(self) -> None:
         """Make the fit optimal for all data taken in."""
         self._drop_emptied()
-        waiting = [block.cells for block in sorted(self._stale, key=first_place)]
+        waiting = [block.cells for block in self._stale]
         self._stale.clear()
         margin = SMALLEST_GAIN
         while waiting:
             changed: list[Cell] = []
             for cells in waiting:
                 for part, value in optimal_parts(cells, margin):
-                    block = Block(part, value)
-                    for cell in part:
-                        cell.block = block
+                    block = part[0].block
+                    if block.cells is part:  # it is not split
+                        block.value = value
+                    else:
+                        block = Block(part, value)
+                        for cell in part:
+                            cell.block = block
                     changed += part
             self._write(changed)
             waiting = unions(self._violations(changed))
@@ -156,6 +161,8 @@ class IsotonicFit:
         place = level * self.columns + column
         cell = self._cells[place] = Cell(place, level, column)
         cell.block = Block([cell], 0.0)
+        if level not in self._rows:
+            self._new_levels.add(level)
         return cell
 
     def _drop_emptied(self) -> None:
@@ -172,16 +179,17 @@ class IsotonicFit:
 
     def _write(self, changed: list[Cell]) -> None:
         """Copy the values of cells into the arrays."""
-        new = {cell.level for cell in changed}.difference(self._rows)
-        if new:
-            self._insert_rows(new)
-        places = [self._rows[cell.level] * self.columns + cell.column for cell in changed]
+        if self._new_levels:
+            self._insert_rows()
+        rows, columns = self._rows, self.columns
+        at = np.array([rows[cell.level] * columns + cell.column for cell in changed])
         values = np.array([cell.block.value for cell in changed])
-        self._floor.reshape(-1)[places] = values
-        self._ceiling.reshape(-1)[places] = values
+        self._floor.reshape(-1)[at] = values
+        self._ceiling.reshape(-1)[at] = values
 
-    def _insert_rows(self, new: set[int]) -> None:
-        levels = sorted(new.union(self._rows))
+    def _insert_rows(self) -> None:
+        levels = sorted(self._new_levels.union(self._rows))
+        self._new_levels.clear()
         kept = [row for row, level in enumerate(levels) if level in self._rows]
         floor, ceiling = self._floor, self._ceiling
         self._floor = np.full((len(levels), self.columns), -inf)
@@ -196,17 +204,17 @@ class IsotonicFit:
         Unchanged cells are in order among themselves. So it is enough to look at the rows from the first changed to
         the last, with what all rows before ask for, and at the smallest values of the rows after.
         """
-        rows = [self._rows[cell.level] for cell in changed]
-        first, last = min(rows), max(rows)
+        levels = {cell.level for cell in changed}
+        first, last = self._rows[min(levels)], self._rows[max(levels)]
         by_column = self._floor[first : last + 2].copy()
         if first:
-            by_column[0] = np.maximum(by_column[0], np.maximum.reduce(self._floor[:first]))
+            np.maximum.reduce(self._floor[: first + 1], out=by_column[0])
         np.maximum.accumulate(by_column, axis=0, out=by_column)
         needed = np.maximum.accumulate(by_column, axis=1)
         found = self._ceiling[first : last + 2]
         if last + 2 < len(self._ceiling):
             found = found.copy()
-            found[-1] = np.minimum.reduce(self._ceiling[last + 1 :])
+            np.minimum.reduce(self._ceiling[last + 1 :], out=found[-1])
         is_low = needed > found
         if not np.count_nonzero(is_low):
             return
