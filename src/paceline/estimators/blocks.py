@@ -65,6 +65,8 @@ def optimal_parts(cells: list[Cell], margin: float) -> list[tuple[list[Cell], fl
         cells: in the order of their places.
         margin: by how much, relative to their sizes, the means of two parts have to differ to be told apart.
     """
+    if len(cells) == 1:
+        return [(cells, cells[0].mean)]
     if is_chain(cells):
         return pooled(cells, margin)
     parts = []

@@ -196,6 +196,8 @@ class DurationEstimator:
 
     def _weight(self, version: int) -> float:
         """Return the weight of a sample: new ones weigh more, which is the same as that old ones weigh less."""
+        if self.forgetting == 1:
+            return 1.0
         age = self._unit - version
         return max(self.forgetting**age, LEAST_WEIGHT) if age > 0 else 1 / self.forgetting**-age
 
