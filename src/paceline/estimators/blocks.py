@@ -37,12 +37,39 @@ class Block:
         self.value = value
 
 
+Pair = tuple[Block, Block]
+
 _place = attrgetter("place")
 
 
 def first_place(block: Block) -> int:
     """Return the first place of a block, which no other block has."""
     return block.cells[0].place
+
+
+def choose(pairs: list[Pair]) -> tuple[list[Pair], list[Block]]:
+    """Return those of the violations to repair first, and the blocks of the others that are not in one of them.
+
+    Chains of violations can connect most blocks of the order, though few of them overlap at any one value. So those
+    around the median are chosen, and then, of those wholly above or below it whose blocks are still free, the same.
+    """
+    chosen: list[Pair] = []
+    used: set[Block] = set()
+    waiting = [pairs]
+    while waiting:
+        free = [pair for pair in waiting.pop() if used.isdisjoint(pair)]
+        if not free:
+            continue
+        middles = sorted(a.value + b.value for a, b in free)
+        middle = middles[len(middles) // 2] / 2
+        above, around, below = [], [], []
+        for pair in free:
+            a, b = pair[0].value, pair[1].value
+            (above if a > middle < b else below if a < middle > b else around).append(pair)
+        chosen += around
+        used.update(*around)
+        waiting += above, below
+    return chosen, [block for pair in pairs for block in pair if block not in used]
 
 
 def unions(pairs: Iterable[tuple[Block, Block]]) -> list[list[Cell]]:

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.estimators.blocks import Block, Cell, first_place, optimal_parts, unions
+from paceline.estimators.blocks import Block, Cell, choose, first_place, optimal_parts, unions
 
 Floats = NDArray[np.float64]
 
@@ -104,8 +104,9 @@ class IsotonicFit:
         waiting = [block.cells for block in self._stale]
         self._stale.clear()
         margin = SMALLEST_GAIN
+        postponed: list[Block] = []
         while waiting:
-            changed: list[Cell] = []
+            changed = [cell for block in postponed for cell in block.cells]
             for cells in waiting:
                 for part, value in optimal_parts(cells, margin):
                     block = part[0].block
@@ -117,7 +118,11 @@ class IsotonicFit:
                             cell.block = block
                     changed += part
             self._write(changed)
-            waiting = unions(self._violations(changed))
+            violations = list(dict.fromkeys(self._violations(changed)))
+            if not violations:
+                return
+            chosen, postponed = choose(violations)
+            waiting = unions(chosen)
             margin *= GAIN_GROWTH
 
     def values(self) -> dict[tuple[int, int], float]:
