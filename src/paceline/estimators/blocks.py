@@ -37,7 +37,8 @@ class Block:
         self.value = value
 
 
-Pair = tuple[Block, Block]
+Pair = tuple[Block, Block]  # in violation
+Centre = tuple[float, list[float]]
 
 _place = attrgetter("place")
 
@@ -48,31 +49,30 @@ def first_place(block: Block) -> int:
 
 
 def choose(pairs: list[Pair]) -> tuple[list[Pair], list[Block]]:
-    """Return those of the violations to repair first, and the blocks of the others that are not in one of them.
+    """Return those of the violations to repair first, and the blocks that are only in others.
 
-    Chains of violations can connect most blocks of the order, though few of them overlap at any one value. So those
-    around the median are chosen, and then, of those wholly above or below it whose blocks are still free, the same.
+    Violations can connect most blocks of the order, by chains that drift from value to value, though few of them
+    overlap at any one value. So those around the median are chosen, and then, of those wholly above it and of those
+    wholly below whose blocks are still free, the same.
     """
     chosen: list[Pair] = []
-    used: set[Block] = set()
+    taken: set[Block] = set()
     waiting = [pairs]
     while waiting:
-        free = [pair for pair in waiting.pop() if used.isdisjoint(pair)]
-        if not free:
-            continue
-        middles = sorted(a.value + b.value for a, b in free)
-        middle = middles[len(middles) // 2] / 2
-        above, around, below = [], [], []
-        for pair in free:
-            a, b = pair[0].value, pair[1].value
-            (above if a > middle < b else below if a < middle > b else around).append(pair)
-        chosen += around
-        used.update(*around)
-        waiting += above, below
-    return chosen, [block for pair in pairs for block in pair if block not in used]
+        free = [pair for pair in waiting.pop() if taken.isdisjoint(pair)]
+        if free:
+            middle = sorted(low.value for _, low in free)[len(free) // 2]
+            above = [(high, low) for high, low in free if high.value > middle < low.value]
+            below = [(high, low) for high, low in free if high.value < middle > low.value]
+            apart = {*above, *below}
+            around = [pair for pair in free if pair not in apart]
+            chosen += around
+            taken.update(*around)
+            waiting += above, below
+    return chosen, [block for pair in pairs for block in pair if block not in taken]
 
 
-def unions(pairs: Iterable[tuple[Block, Block]]) -> list[list[Cell]]:
+def unions(pairs: Iterable[Pair]) -> list[list[Cell]]:
     """Return the cells of the blocks in these pairs, those of connected blocks together, in the order of places."""
     groups: dict[Block, list[Block]] = {}
     for pair in pairs:
@@ -94,21 +94,19 @@ def optimal_parts(cells: list[Cell], margin: float) -> list[tuple[list[Cell], fl
     """
     if len(cells) == 1:
         return [(cells, cells[0].mean)]
-    if is_chain(cells):
-        return pooled(cells, margin)
     parts = []
-    waiting = [(cells, *centre(cells))]
+    waiting: list[tuple[list[Cell], Centre | None]] = [(cells, None)]
     while waiting:
-        part, value, gains = waiting.pop()
+        part, known = waiting.pop()
+        if is_chain(part):
+            parts += pooled(part, margin)
+            continue
+        value, gains = known or centre(part)
         lower, upper = best_split(part, gains)
         if lower and upper:
             low, high = centre(lower), centre(upper)
             if high[0] - low[0] > margin * (abs(high[0]) + abs(low[0])):
-                for half, (mean, its_gains) in ((lower, low), (upper, high)):
-                    if is_chain(half):
-                        parts += pooled(half, margin)
-                    else:
-                        waiting.append((half, mean, its_gains))
+                waiting += (lower, low), (upper, high)
                 continue
         parts.append((part, value))
     return parts
@@ -121,7 +119,7 @@ def is_chain(cells: list[Cell]) -> bool:
 
 
 def pooled(chain: list[Cell], margin: float) -> list[tuple[list[Cell], float]]:
-    """Return the same as `optimal_parts` for a chain, by pooling adjacent violators."""
+    """Return the same as `optimal_parts` for a chain, by pooling adjacent violators: one pass, nothing is split."""
     begins: list[int] = []
     weights: list[float] = []
     means: list[float] = []
@@ -139,7 +137,7 @@ def pooled(chain: list[Cell], margin: float) -> list[tuple[list[Cell], float]]:
     return [(chain[begin:end], mean) for begin, end, mean in zip(begins, [*begins[1:], None], means, strict=True)]
 
 
-def centre(cells: list[Cell]) -> tuple[float, list[float]]:
+def centre(cells: list[Cell]) -> Centre:
     """Return the weighted mean of cells, exactly the common value if all are equal, and weight * (mean - it) for each.
 
     All is computed as offsets from one of the means, so that rounding is small against the differences of the means.

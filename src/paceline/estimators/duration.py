@@ -122,7 +122,8 @@ class DurationEstimator:
         if version > self._newest:
             self._advance(version)
         if self.window is None:
-            self._fit.add(*self._place(h, i), self._weight(version), t_s)
+            level, column = self._place(h, i)
+            self._fit.add(level, column, 1.0 if self.forgetting == 1 else self._weight(version), t_s)
         elif version > self._newest - self.window:
             self._keep((h, i), version, t_s)
 
@@ -196,8 +197,6 @@ class DurationEstimator:
 
     def _weight(self, version: int) -> float:
         """Return the weight of a sample: new ones weigh more, which is the same as that old ones weigh less."""
-        if self.forgetting == 1:
-            return 1.0
         age = self._unit - version
         return max(self.forgetting**age, LEAST_WEIGHT) if age > 0 else 1 / self.forgetting**-age
 

@@ -19,11 +19,13 @@ maximizes sum_c weight_c (mean_c - m) at the block's mean m, and both parts agai
 Values of an upper part end above m and those of a lower part below it, so this is the optimum of the block's cells.
 Then 1 is checked around the cells that changed, blocks in violation are united, each union is split in the same way,
 and so on. The optimum without the constraints between blocks rises strictly with each union, so no partition comes
-twice and the repair ends. Rounding could break that argument, hence a split has to gain more than a margin, which
-grows with the rounds until nothing is split.
+twice and the repair ends, whichever violations come first: those that overlap at one value (`blocks.choose`), because
+chains of all of them could unite most of the order. Rounding could break that argument, hence a split has to gain more
+than a margin, which grows with the rounds until nothing is split.
 
 **The best upper set** is a staircase: on each level it begins at a column, and on later levels not later. One greedy
-pass over the cells finds it (`blocks.best_split`); no network is built and no flow pushed.
+pass over the cells finds it (`blocks.best_split`); no network is built and no flow pushed. Where the cells are a chain,
+adjacent violators are pooled instead (`blocks.pooled`), and nothing has to be split.
 """
 
 from __future__ import annotations
@@ -78,8 +80,8 @@ class IsotonicFit:
     def add(self, level: int, column: int, weight: float, mean: float) -> None:
         """Take in data of this weight (> 0) and this mean, besides those that the cell has."""
         cell = self._cells.get(level * self.columns + column) or self._new_cell(level, column)
-        cell.weight += weight
-        cell.mean += (mean - cell.mean) * (weight / cell.weight)
+        total = cell.weight = cell.weight + weight
+        cell.mean += (mean - cell.mean) * (weight / total)
         self._stale.add(cell.block)
 
     def replace(self, level: int, column: int, weight: float, mean: float) -> None:
@@ -106,7 +108,7 @@ class IsotonicFit:
         margin = SMALLEST_GAIN
         postponed: list[Block] = []
         while waiting:
-            changed = [cell for block in postponed for cell in block.cells]
+            changed = [cell for block in postponed for cell in (block.cells[0], block.cells[-1])]  # what they span
             for cells in waiting:
                 for part, value in optimal_parts(cells, margin):
                     block = part[0].block
@@ -223,18 +225,19 @@ class IsotonicFit:
         is_low = needed > found
         if not np.count_nonzero(is_low):
             return
-        highs: dict[float, Block] = {}
+        highs: dict[float, tuple[int, int]] = {}
         low_rows, columns = np.nonzero(is_low)
         for row, column, value in zip(
             low_rows.tolist(), columns.tolist(), needed[low_rows, columns].tolist(), strict=True
         ):
-            if value not in highs:
+            high = highs.get(value)
+            if high is None or high[0] > first + row or high[1] > column:  # this cell does not dominate that one
                 at = int(by_column[row, : column + 1].argmax())
-                highs[value] = self._block_at(int(self._floor[: first + row + 1, at].argmax()), at)
+                high = highs[value] = int(self._floor[: first + row + 1, at].argmax()), at
             low_row = first + row
             if low_row > last:
                 low_row += int(self._ceiling[low_row:, column].argmin())
-            yield highs[value], self._block_at(low_row, column)
+            yield self._block_at(*high), self._block_at(low_row, column)
 
     def _block_at(self, row: int, column: int) -> Block:
         return self._cells[self._row_levels[row] * self.columns + column].block
