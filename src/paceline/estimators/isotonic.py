@@ -189,7 +189,7 @@ class IsotonicFit:
         if self._new_levels:
             self._insert_rows()
         rows, columns = self._rows, self.columns
-        at = np.array([rows[cell.level] * columns + cell.column for cell in changed])
+        at = np.array([rows[cell.level] * columns + cell.column for cell in changed], dtype=np.intp)
         values = np.array([cell.block.value for cell in changed])
         self._floor.reshape(-1)[at] = values
         self._ceiling.reshape(-1)[at] = values
