@@ -143,3 +143,19 @@ def test_a_chain_of_violations_is_not_united_as_a_whole():
     united = unions(chosen)
     assert max(map(len, united)) <= 3
     assert sum(map(len, united)) >= 66
+
+
+@pytest.mark.parametrize("seed", [536, *range(30)])
+def test_batches_with_ties_are_repaired_as_if_all_had_come_at_once(seed):
+    rng = np.random.default_rng(seed)
+    columns, means = int(rng.integers(2, 25)), int(rng.integers(2, 6))
+    fit, fresh = IsotonicFit(columns), IsotonicFit(columns)
+    for _ in range(rng.integers(1, 12)):
+        for _ in range(rng.integers(1, 80)):
+            data = int(rng.integers(columns)), int(rng.integers(columns)), 1.0, float(rng.integers(means))
+            fit.add(*data)
+            fresh.add(*data)
+        fit.solve()
+    fresh.solve()
+    assert fit.values() == pytest.approx(fresh.values(), rel=1e-10, abs=1e-12)
+    check_order(fit)
