@@ -367,6 +367,10 @@ def test_without_samples_nothing_is_known():
         assert estimate.upper.tolist() == [np.inf] * 3
 
 
+def test_a_state_without_samples_is_loaded():
+    assert saved_and_loaded(DurationEstimator(3)).estimate().upper.tolist() == [np.inf] * 3
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from scipy.optimize import isotonic_regression
 
+from paceline.estimators import blocks
+from paceline.estimators.blocks import Block, Cell, choose, optimal_parts, unions
 from paceline.estimators.isotonic import IsotonicFit
 
 
@@ -103,3 +105,57 @@ def test_no_upper_set_of_a_block_has_a_mean_above_it(seed):
         block = [cell for cell, of_cell in values.items() if of_cell == value]
         above = sum(data[cell][0] * (data[cell][1] - value) for cell in block if cell[1] >= starts[cell[0]])
         assert above <= 1e-9
+
+
+@pytest.mark.parametrize("draw", ["normal", "few"])
+@pytest.mark.parametrize("seed", range(20))
+def test_pooling_a_chain_leads_to_the_parts_that_splitting_it_does(monkeypatch, seed, draw):
+    rng = np.random.default_rng(seed)
+    columns = np.sort(rng.integers(6, size=30))
+    chain = [Cell(9 * level + int(column), level, int(column)) for level, column in enumerate(columns)]
+    for cell in chain:
+        cell.weight = float(rng.integers(1, 4))
+        cell.mean = float(rng.normal() if draw == "normal" else rng.integers(3))
+    pooled = optimal_parts(chain, 2.0**-50)
+    monkeypatch.setattr(blocks, "is_chain", lambda cells: False)
+    split = sorted(optimal_parts(chain, 2.0**-50), key=lambda part: part[0][0].place)
+    assert [part for part, _ in pooled] == [part for part, _ in split]
+    assert [value for _, value in pooled] == pytest.approx([value for _, value in split], rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_violation_is_chosen_or_waits_for_one_that_is(seed):
+    rng = np.random.default_rng(seed)
+    values = np.sort(rng.integers(15, size=40) if seed % 2 else rng.normal(size=40)).tolist()
+    order = [Block([], value) for value in values]
+    at = [sorted(pair) for pair in rng.integers(40, size=(30, 2)).tolist() if values[pair[0]] != values[pair[1]]]
+    pairs = [(order[high], order[low]) for low, high in at]
+    chosen, postponed = choose(pairs)
+    taken = {block for pair in chosen for block in pair}
+    assert set(chosen) <= set(pairs)
+    assert all(not taken.isdisjoint(pair) for pair in pairs)
+    assert set(postponed) == {block for pair in pairs for block in pair} - taken
+
+
+def test_a_chain_of_violations_is_not_united_as_a_whole():
+    chain = [Block([Cell(place, 0, place)], float(-place)) for place in range(100)]
+    chosen, _ = choose(list(pairwise(chain)))
+    united = unions(chosen)
+    assert max(map(len, united)) <= 3
+    assert sum(map(len, united)) >= 66
+
+
+@pytest.mark.parametrize("seed", [536, *range(30)])
+def test_batches_with_ties_are_repaired_as_if_all_had_come_at_once(seed):
+    rng = np.random.default_rng(seed)
+    columns, means = int(rng.integers(2, 25)), int(rng.integers(2, 6))
+    fit, fresh = IsotonicFit(columns), IsotonicFit(columns)
+    for _ in range(rng.integers(1, 12)):
+        for _ in range(rng.integers(1, 80)):
+            data = int(rng.integers(columns)), int(rng.integers(columns)), 1.0, float(rng.integers(means))
+            fit.add(*data)
+            fresh.add(*data)
+        fit.solve()
+    fresh.solve()
+    assert fit.values() == pytest.approx(fresh.values(), rel=1e-10, abs=1e-12)
+    check_order(fit)

@@ -37,6 +37,9 @@ class Block:
         self.value = value
 
 
+Pair = tuple[Block, Block]  # in violation
+Centre = tuple[float, list[float]]
+
 _place = attrgetter("place")
 
 
@@ -45,7 +48,31 @@ def first_place(block: Block) -> int:
     return block.cells[0].place
 
 
-def unions(pairs: Iterable[tuple[Block, Block]]) -> list[list[Cell]]:
+def choose(pairs: list[Pair]) -> tuple[list[Pair], list[Block]]:
+    """Return those of the violations to repair first, and the blocks that are only in others.
+
+    Violations can connect most blocks of the order, by chains that drift from value to value, though few of them
+    overlap at any one value. So those around the median are chosen, and then, of those wholly above it and of those
+    wholly below whose blocks are still free, the same.
+    """
+    chosen: list[Pair] = []
+    taken: set[Block] = set()
+    waiting = [pairs]
+    while waiting:
+        free = [pair for pair in waiting.pop() if taken.isdisjoint(pair)]
+        if free:
+            middle = sorted(low.value for _, low in free)[len(free) // 2]
+            above = [(high, low) for high, low in free if high.value > middle < low.value]
+            below = [(high, low) for high, low in free if high.value < middle > low.value]
+            apart = {*above, *below}
+            around = [pair for pair in free if pair not in apart]
+            chosen += around
+            taken.update(*around)
+            waiting += above, below
+    return chosen, [block for pair in pairs for block in pair if block not in taken]
+
+
+def unions(pairs: Iterable[Pair]) -> list[list[Cell]]:
     """Return the cells of the blocks in these pairs, those of connected blocks together, in the order of places."""
     groups: dict[Block, list[Block]] = {}
     for pair in pairs:
@@ -68,20 +95,49 @@ def optimal_parts(cells: list[Cell], margin: float) -> list[tuple[list[Cell], fl
     if len(cells) == 1:
         return [(cells, cells[0].mean)]
     parts = []
-    waiting = [(cells, *centre(cells))]
+    waiting: list[tuple[list[Cell], Centre | None]] = [(cells, None)]
     while waiting:
-        part, value, gains = waiting.pop()
+        part, known = waiting.pop()
+        if is_chain(part):
+            parts += pooled(part, margin)
+            continue
+        value, gains = known or centre(part)
         lower, upper = best_split(part, gains)
         if lower and upper:
             low, high = centre(lower), centre(upper)
-            if high[0] - low[0] > margin * max(abs(high[0]), abs(low[0])):
-                waiting += (lower, *low), (upper, *high)
+            if high[0] - low[0] > margin * (abs(high[0]) + abs(low[0])):
+                waiting += (lower, low), (upper, high)
                 continue
         parts.append((part, value))
     return parts
 
 
-def centre(cells: list[Cell]) -> tuple[float, list[float]]:
+def is_chain(cells: list[Cell]) -> bool:
+    """Return whether each of these cells, in the order of their places, dominates those before it."""
+    columns = [cell.column for cell in cells]
+    return columns == sorted(columns)
+
+
+def pooled(chain: list[Cell], margin: float) -> list[tuple[list[Cell], float]]:
+    """Return the same as `optimal_parts` for a chain, by pooling adjacent violators: one pass, nothing is split."""
+    begins: list[int] = []
+    weights: list[float] = []
+    means: list[float] = []
+    for begin, cell in enumerate(chain):
+        weight, mean = cell.weight, cell.mean
+        while means and mean - means[-1] <= margin * (abs(mean) + abs(means[-1])):
+            begin = begins.pop()
+            weight += weights[-1]
+            mean += (means.pop() - mean) * (weights.pop() / weight)
+        begins.append(begin)
+        weights.append(weight)
+        means.append(mean)
+    if len(begins) == 1:
+        return [(chain, mean)]
+    return [(chain[begin:end], mean) for begin, end, mean in zip(begins, [*begins[1:], None], means, strict=True)]
+
+
+def centre(cells: list[Cell]) -> Centre:
     """Return the weighted mean of cells, exactly the common value if all are equal, and weight * (mean - it) for each.
 
     All is computed as offsets from one of the means, so that rounding is small against the differences of the means.
@@ -123,7 +179,7 @@ def best_split(cells: list[Cell], gains: list[float]) -> tuple[list[Cell], list[
                 spare[at] = gain
             else:
                 del columns[at], spare[at]
-    if sum(spare) <= ROUNDING * sum(map(abs, gains)):
+    if not spare or sum(spare) <= ROUNDING * sum(map(abs, gains)):
         return cells, []
     after.append((level, columns))
     begins: dict[int, float] = {}

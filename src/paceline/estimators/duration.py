@@ -122,7 +122,8 @@ class DurationEstimator:
         if version > self._newest:
             self._advance(version)
         if self.window is None:
-            self._fit.add(*self._place(h, i), self._weight(version), t_s)
+            level, column = self._place(h, i)
+            self._fit.add(level, column, 1.0 if self.forgetting == 1 else self._weight(version), t_s)
         elif version > self._newest - self.window:
             self._keep((h, i), version, t_s)
 

@@ -19,11 +19,13 @@ maximizes sum_c weight_c (mean_c - m) at the block's mean m, and both parts agai
 Values of an upper part end above m and those of a lower part below it, so this is the optimum of the block's cells.
 Then 1 is checked around the cells that changed, blocks in violation are united, each union is split in the same way,
 and so on. The optimum without the constraints between blocks rises strictly with each union, so no partition comes
-twice and the repair ends. Rounding could break that argument, hence a split has to gain more than a margin, which
-grows with the rounds until nothing is split.
+twice and the repair ends, whichever violations come first: those that overlap at one value (`blocks.choose`), because
+chains of all of them could unite most of the order. Rounding could break that argument, hence a split has to gain more
+than a margin, which grows with the rounds until nothing is split.
 
 **The best upper set** is a staircase: on each level it begins at a column, and on later levels not later. One greedy
-pass over the cells finds it (`blocks.best_split`); no network is built and no flow pushed.
+pass over the cells finds it (`blocks.best_split`); no network is built and no flow pushed. Where the cells are a chain,
+adjacent violators are pooled instead (`blocks.pooled`), and nothing has to be split.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.estimators.blocks import Block, Cell, first_place, optimal_parts, unions
+from paceline.estimators.blocks import Block, Cell, choose, first_place, optimal_parts, unions
 
 Floats = NDArray[np.float64]
 
@@ -67,6 +69,7 @@ class IsotonicFit:
         # -inf where maxima are taken and inf where minima are.
         self._rows: dict[int, int] = {}
         self._row_levels: list[int] = []
+        self._new_levels: set[int] = set()
         self._floor = np.full((0, columns), -inf)
         self._ceiling = np.full((0, columns), inf)
 
@@ -77,8 +80,8 @@ class IsotonicFit:
     def add(self, level: int, column: int, weight: float, mean: float) -> None:
         """Take in data of this weight (> 0) and this mean, besides those that the cell has."""
         cell = self._cells.get(level * self.columns + column) or self._new_cell(level, column)
-        cell.weight += weight
-        cell.mean += (mean - cell.mean) * (weight / cell.weight)
+        total = cell.weight = cell.weight + weight
+        cell.mean += (mean - cell.mean) * (weight / total)
         self._stale.add(cell.block)
 
     def replace(self, level: int, column: int, weight: float, mean: float) -> None:
@@ -100,19 +103,28 @@ class IsotonicFit:
     def solve(self) -> None:
         """Make the fit optimal for all data taken in."""
         self._drop_emptied()
-        waiting = [block.cells for block in sorted(self._stale, key=first_place)]
+        waiting = [block.cells for block in self._stale]
         self._stale.clear()
         margin = SMALLEST_GAIN
+        postponed: list[Block] = []
         while waiting:
-            changed: list[Cell] = []
+            changed = [cell for block in postponed for cell in (block.cells[0], block.cells[-1])]  # what they span
             for cells in waiting:
                 for part, value in optimal_parts(cells, margin):
-                    block = Block(part, value)
-                    for cell in part:
-                        cell.block = block
+                    block = part[0].block
+                    if block.cells is part:  # it is not split
+                        block.value = value
+                    else:
+                        block = Block(part, value)
+                        for cell in part:
+                            cell.block = block
                     changed += part
             self._write(changed)
-            waiting = unions(self._violations(changed))
+            violations = list(dict.fromkeys(self._violations(changed)))
+            if not violations:
+                return
+            chosen, postponed = choose(violations)
+            waiting = unions(chosen)
             margin *= GAIN_GROWTH
 
     def values(self) -> dict[tuple[int, int], float]:
@@ -156,6 +168,8 @@ class IsotonicFit:
         place = level * self.columns + column
         cell = self._cells[place] = Cell(place, level, column)
         cell.block = Block([cell], 0.0)
+        if level not in self._rows:
+            self._new_levels.add(level)
         return cell
 
     def _drop_emptied(self) -> None:
@@ -172,16 +186,17 @@ class IsotonicFit:
 
     def _write(self, changed: list[Cell]) -> None:
         """Copy the values of cells into the arrays."""
-        new = {cell.level for cell in changed}.difference(self._rows)
-        if new:
-            self._insert_rows(new)
-        places = [self._rows[cell.level] * self.columns + cell.column for cell in changed]
+        if self._new_levels:
+            self._insert_rows()
+        rows, columns = self._rows, self.columns
+        at = np.array([rows[cell.level] * columns + cell.column for cell in changed], dtype=np.intp)
         values = np.array([cell.block.value for cell in changed])
-        self._floor.reshape(-1)[places] = values
-        self._ceiling.reshape(-1)[places] = values
+        self._floor.reshape(-1)[at] = values
+        self._ceiling.reshape(-1)[at] = values
 
-    def _insert_rows(self, new: set[int]) -> None:
-        levels = sorted(new.union(self._rows))
+    def _insert_rows(self) -> None:
+        levels = sorted(self._new_levels.union(self._rows))
+        self._new_levels.clear()
         kept = [row for row, level in enumerate(levels) if level in self._rows]
         floor, ceiling = self._floor, self._ceiling
         self._floor = np.full((len(levels), self.columns), -inf)
@@ -196,32 +211,33 @@ class IsotonicFit:
         Unchanged cells are in order among themselves. So it is enough to look at the rows from the first changed to
         the last, with what all rows before ask for, and at the smallest values of the rows after.
         """
-        rows = [self._rows[cell.level] for cell in changed]
-        first, last = min(rows), max(rows)
+        levels = {cell.level for cell in changed}
+        first, last = self._rows[min(levels)], self._rows[max(levels)]
         by_column = self._floor[first : last + 2].copy()
         if first:
-            by_column[0] = np.maximum(by_column[0], np.maximum.reduce(self._floor[:first]))
+            np.maximum.reduce(self._floor[: first + 1], out=by_column[0])
         np.maximum.accumulate(by_column, axis=0, out=by_column)
         needed = np.maximum.accumulate(by_column, axis=1)
         found = self._ceiling[first : last + 2]
         if last + 2 < len(self._ceiling):
             found = found.copy()
-            found[-1] = np.minimum.reduce(self._ceiling[last + 1 :])
+            np.minimum.reduce(self._ceiling[last + 1 :], out=found[-1])
         is_low = needed > found
         if not np.count_nonzero(is_low):
             return
-        highs: dict[float, Block] = {}
+        highs: dict[float, tuple[int, int]] = {}
         low_rows, columns = np.nonzero(is_low)
         for row, column, value in zip(
             low_rows.tolist(), columns.tolist(), needed[low_rows, columns].tolist(), strict=True
         ):
-            if value not in highs:
+            high = highs.get(value)
+            if high is None or high[0] > first + row or high[1] > column:  # this cell does not dominate that one
                 at = int(by_column[row, : column + 1].argmax())
-                highs[value] = self._block_at(int(self._floor[: first + row + 1, at].argmax()), at)
+                high = highs[value] = int(self._floor[: first + row + 1, at].argmax()), at
             low_row = first + row
             if low_row > last:
                 low_row += int(self._ceiling[low_row:, column].argmin())
-            yield highs[value], self._block_at(low_row, column)
+            yield self._block_at(*high), self._block_at(low_row, column)
 
     def _block_at(self, row: int, column: int) -> Block:
         return self._cells[self._row_levels[row] * self.columns + column].block
