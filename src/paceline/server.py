@@ -110,7 +110,7 @@ class ParameterServer:
         """
         now = self._state.flat_parameters
         delayed = Delayed(
-            staleness, self.learning_rate, squared_norm, gradient.flat_parameters, now, then.flat_parameters
+            staleness, self._largest_rate, squared_norm, gradient.flat_parameters, now, then.flat_parameters
         )
         done = []
         for compensator in compensators:

@@ -246,6 +246,16 @@ def test_formula_and_factor_are_in_the_record_of_each_gradient():
     assert [update.step_scale for update in result.history.of(UpdateMade)] == scales
 
 
+def first_frozen(parameters):
+    first, *others = parameters
+    return torch.optim.SGD([{"params": [first], "lr": 0.0}, {"params": others, "lr": 0.1}])
+
+
+def test_eta_max_is_the_rate_of_the_parameters_that_move():
+    result = trained("asp + staleness_lr(C=1e-6)", optimizer=first_frozen)
+    assert min(record.step_scale for record in result.history.of(GradientArrived)) < 0.1
+
+
 def test_buffers_are_averaged_as_ever():
     plain = trained("k_async(k=3)", model=batch_norm_net, optimizer=sgd(lr=0.0))
     scaled = trained("k_async(k=3) + staleness_weight", model=batch_norm_net, optimizer=sgd(lr=0.0))

@@ -25,7 +25,7 @@ class Delayed:
 
     Args:
         staleness: versions made since those, >= 0.
-        learning_rate: the optimizer's own.
+        learning_rate: the optimizer's own, the largest of its parameter groups.
         squared_norm: of the gradient.
         gradient: flat vectors, one a dtype, which a compensator may change.
         now: parameters that it will change, likewise.
