@@ -40,16 +40,22 @@ def scaled_part(job: Job, optimizer: torch.optim.Optimizer) -> Literal["gradient
     by it.
 
     Raises:
-        UsageError: neither would change the step.
+        UsageError: neither would scale this very step.
     """
-    if isinstance(optimizer, torch.optim.Rprop):
-        raise UsageError(
-            f"job {job.name}: Rprop steps by the signs of gradients and by step sizes of its own, so nothing that is "
-            "done to gradient or learning rate scales its step; give another optimizer, or no staleness_lr or "
-            "staleness_weight"
-        )
+    for kind, why in _CANNOT_SCALE.items():
+        if isinstance(optimizer, kind):
+            raise UsageError(
+                f"job {job.name}: {kind.__name__} {why}; give another optimizer, or no staleness_lr or staleness_weight"
+            )
     is_linear = type(optimizer) is torch.optim.SGD and job.clip_norm is None
     return "gradient" if is_linear else "learning rate"
+
+
+_CANNOT_SCALE = {
+    torch.optim.Rprop: "steps by the signs of gradients and by step sizes of its own, so nothing that is done to "
+    "gradient or learning rate scales its step",
+    torch.optim.ASGD: "works out the learning rate of a step in the step before, so a scale would come a step late",
+}
 
 
 @contextmanager

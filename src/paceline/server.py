@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from paceline.checks import check
 from paceline.compensation.base import Compensator, Delayed
 from paceline.errors import UsageError
 from paceline.events import Compensation, Step
@@ -107,15 +108,20 @@ class ParameterServer:
             then: the version that it was computed at.
             staleness: versions made since that one, >= 0.
             squared_norm: of the gradient.
+
+        Raises:
+            UsageError: a scale is no number in (0, inf).
         """
         now = self._state.flat_parameters
         delayed = Delayed(
-            staleness, self.learning_rate, squared_norm, gradient.flat_parameters, now, then.flat_parameters
+            staleness, self._largest_rate, squared_norm, gradient.flat_parameters, now, then.flat_parameters
         )
         done = []
         for compensator in compensators:
             memory = self._memories.setdefault(repr(compensator), {})
             factor = compensator.compensate(delayed, memory)
+            if compensator.kind == "scale":
+                check("(0, inf)", **{f"the step scale of {compensator.name}": factor})
             done.append(Compensation(compensator.formula, factor))
         return tuple(done)
 

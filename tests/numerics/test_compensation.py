@@ -246,6 +246,16 @@ def test_formula_and_factor_are_in_the_record_of_each_gradient():
     assert [update.step_scale for update in result.history.of(UpdateMade)] == scales
 
 
+def first_frozen(parameters):
+    first, *others = parameters
+    return torch.optim.SGD([{"params": [first], "lr": 0.0}, {"params": others, "lr": 0.1}])
+
+
+def test_eta_max_is_the_rate_of_the_parameters_that_move():
+    result = trained("asp + staleness_lr(C=1e-6)", optimizer=first_frozen)
+    assert min(record.step_scale for record in result.history.of(GradientArrived)) < 0.1
+
+
 def test_buffers_are_averaged_as_ever():
     plain = trained("k_async(k=3)", model=batch_norm_net, optimizer=sgd(lr=0.0))
     scaled = trained("k_async(k=3) + staleness_weight", model=batch_norm_net, optimizer=sgd(lr=0.0))
@@ -279,6 +289,47 @@ def test_a_rule_of_the_users_own_acts_like_any_other():
         assert record.step_scale == (0.5 if record.staleness else 1.0)
 
 
+@dataclass(frozen=True, repr=False)
+class Given(Halved):
+    """Whatever it is told."""
+
+    factor: object = 1.0
+
+    def compensate(self, delayed, memory):
+        return self.factor if delayed.staleness else 1.0
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, inf, float("nan"), None, "half"])
+def test_a_scale_that_is_none_is_refused(factor):
+    with pytest.raises(pl.UsageError, match=r"the step scale of halved=.* is not a number in"):
+        trained(pl.k_async(k=2) + Given(factor))
+
+
+def test_scales_whose_product_is_below_all_numbers_leave_a_step():
+    rules = pl.chain(Given(1e-200), pl.staleness_weight(lambda tau: 1.0 if tau == 0 else 1e-200))
+    result = trained(pl.k_async(k=2) + rules)
+    assert min(record.step_scale for record in result.history.of(GradientArrived)) > 0
+    assert parameters_of(result.model).isfinite().all()
+
+
+class Unfinished(pl.Compensator):
+    """Neither a dataclass nor of any kind."""
+
+    name = "unfinished"
+    formula = "?"
+
+    def compensate(self, delayed, memory):
+        return 1.0
+
+
+def weight_of_my_own(tau):
+    return 1 / (1 + tau) ** 2
+
+
+def test_a_function_of_the_users_own_is_called_by_its_name_in_every_process():
+    assert repr(pl.staleness_weight(weight_of_my_own)) == "staleness_weight(weighting=weight_of_my_own)"
+
+
 # --- bad input --------------------------------------------------------------------------------------------
 
 
@@ -309,7 +360,8 @@ def test_a_run_says_whether_gradient_or_learning_rate_is_scaled(changes, part, t
         ("asp + dc_asgd(lambda_0=1, m=1)", {}, "m=1 is not a number in"),
         ("asp + dc_asgd(lambda_0=1) + dc_s3gd", {}, "would both correct"),
         ("asp + dc_s3gd + dc_s3gd", {}, "dc_s3gd is given twice"),
-        ("asp + staleness_weight(weighting='1/tau')", {}, "is not known"),
+        ("asp + staleness_weight(weighting='1/tau')", {}, r"weighting '1/tau', expected '1/\(1\+tau\)', '1/sqrt"),
+        ("asp + staleness_weight", {"optimizer": torch.optim.ASGD}, "ASGD works out the learning rate of a step in"),
         ("asp + stalenes_lr(C=1)", {}, "staleness_lr"),
         ("asp + bsp", {}, "'bsp' is not known"),
     ],
@@ -323,6 +375,7 @@ def test_what_cannot_work_is_refused_with_the_reason(protocol, changes, message)
     ("make", "message"),
     [
         (lambda: pl.asp() + 0.5, "is no compensator"),
+        (lambda: pl.asp() + Unfinished(), "Unfinished is not whole"),
         (lambda: pl.chain(pl.dc_s3gd(), "dc_s3gd"), "is no compensator"),
         (lambda: pl.staleness_weight(lambda tau: 2.0), "at staleness 0"),
         (lambda: pl.staleness_weight(lambda tau: 1.0 - tau).weight(1), "expected a weight > 0"),

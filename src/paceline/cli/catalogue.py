@@ -17,7 +17,7 @@ def protocols() -> None:
     from paceline.catalogue import CATALOGUE, COMPENSATORS
 
     _list(CATALOGUE)
-    print("\nFor stale gradients, after a protocol and a plus, as in 'asp + staleness_lr(C=0.01)':\n")
+    print("\nAgainst stale gradients, after a protocol and a plus: asp + staleness_lr(C=0.01)\n")
     _list(COMPENSATORS)
 
 
@@ -44,7 +44,10 @@ def fetch(
 
 def _typed(knob: Parameter) -> str:
     """Return a knob as it is typed, with its default if it has one."""
-    return knob.name if knob.default is Parameter.empty else f"{knob.name}={str(knob.default).lower()}"
+    if knob.default is Parameter.empty:
+        return knob.name
+    default = str(knob.default).lower()
+    return f"{knob.name}={repr(default) if '(' in default else default}"
 
 
 def _wrapped(text: str, indent: str = "    ") -> str:

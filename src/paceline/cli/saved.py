@@ -63,6 +63,6 @@ def advise(
     from paceline import advise as rank
     from paceline.text import split_top
 
-    wanted = [each.strip() for each in split_top(protocols, ",")] if protocols else []
+    wanted = [each.strip() for each in split_top(protocols, ",")] if protocols is not None else []
     advice = rank(run, protocols=wanted, cluster=cluster, seed=seed)
     print(json.dumps(advice.as_json(), allow_nan=False) if output is Format.JSON else advice.text())

@@ -46,8 +46,10 @@ def theory(
     _check_needs_constants(constants, {"--eta": eta, "--seconds": seconds, "--out": out})
     if out is not None:
         _check_picture(out, overwrite)
-    workers = _simulated(cluster)
-    rows = [predict(plan, workers, updates, seed) for plan in _plans(protocols, k)]
+    workers, plans = _simulated(cluster), _plans(protocols, k)
+    if constants is not None:
+        _check_bounds(plans, eta, seconds)
+    rows = [predict(plan, workers, updates, seed) for plan in plans]
     curves = None
     if constants is not None:
         given = _constants(constants)
@@ -78,6 +80,17 @@ def _check_needs_constants(constants: str | None, options: dict[str, object]) ->
     for option, value in options.items():
         if value is not None and constants is None:
             raise UsageError(f"{option} is about the error, which needs --constants, as --constants L=1,c=0.5,sigma2=1")
+
+
+def _check_bounds(plans: list[Plan], eta: float | None, seconds: float | None) -> None:
+    from paceline.checks import check
+
+    check("(0, inf)", **{name: value for name, value in (("eta", eta), ("seconds", seconds)) if value is not None})
+    for plan in plans:
+        if any(phase.compensators for phase in plan.phases):
+            raise UsageError(
+                f"{plan}: no bound on the error knows of a compensator; leave it out, or leave out --constants"
+            )
 
 
 def _check_picture(out: Path, overwrite: bool) -> None:

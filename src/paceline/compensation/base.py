@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from paceline.errors import UsageError
 from paceline.text import brief
@@ -25,7 +26,7 @@ class Delayed:
 
     Args:
         staleness: versions made since those, >= 0.
-        learning_rate: the optimizer's own.
+        learning_rate: the optimizer's own, the largest of its parameter groups.
         squared_norm: of the gradient.
         gradient: flat vectors, one a dtype, which a compensator may change.
         now: parameters that it will change, likewise.
@@ -95,6 +96,9 @@ class Compensator(ABC):
     def compensate(self, delayed: Delayed, memory: Memory) -> float:
         """Return the factor for a gradient, a scale in (0, inf); a correction changes the gradient in place.
 
+        Elements that are 0 have to stay 0: they may be of parameters that the worker did not use, and it does not
+        write those again.
+
         Args:
             delayed: the gradient.
             memory: vectors by name, empty at first, that are kept from gradient to gradient and in checkpoints.
@@ -105,7 +109,7 @@ def chain(*compensators: Compensator) -> tuple[Compensator, ...]:
     """Return compensators that act one after another; scales multiply.
 
     Raises:
-        UsageError: one is given twice, or two correct the same delay.
+        UsageError: one is given twice, or two correct the same delay, or one is not whole.
 
     Example:
         >>> from paceline.catalogue import dc_asgd, staleness_lr
@@ -115,6 +119,11 @@ def chain(*compensators: Compensator) -> tuple[Compensator, ...]:
     for given in compensators:
         if not isinstance(given, Compensator):
             raise UsageError(f"{given!r} is no compensator; expected one such as pl.staleness_lr(C=0.01)")
+        if not is_dataclass(given) or getattr(given, "kind", None) not in get_args(Kind):
+            raise UsageError(
+                f"{type(given).__name__} is not whole: expected a frozen dataclass with a name, and with "
+                "kind = 'scale' or 'correction'"
+            )
     kinds = [type(compensator) for compensator in compensators]
     for kind in kinds:
         if kinds.count(kind) > 1:

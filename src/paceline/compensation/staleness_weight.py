@@ -8,7 +8,7 @@ from math import inf, sqrt
 from typing import TYPE_CHECKING, ClassVar
 
 from paceline.compensation.base import Compensator, Delayed, Kind
-from paceline.errors import UsageError, did_you_mean
+from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.compensation.base import Memory
@@ -45,13 +45,16 @@ class StalenessWeight(Compensator):
         if isinstance(self.weighting, str) and self.weighting not in WEIGHTS:
             known = ", ".join(f"'{name}'" for name in WEIGHTS)
             raise UsageError(
-                f"weighting {self.weighting!r} is not known{did_you_mean(self.weighting, WEIGHTS)}; expected {known}, "
-                "or in Python a function from the staleness to a weight"
+                f"weighting {self.weighting!r}, expected {known}, or in Python a function from staleness to weight"
             )
         if not isinstance(self.weighting, str) and not callable(self.weighting):
             raise UsageError(f"weighting = {self.weighting!r}, expected text or a function from staleness to weight")
         if self.weight(0) != 1:
             raise UsageError(f"{self.formula} is {self.weight(0)!r} at staleness 0; expected 1, for fresh gradients")
+
+    def __repr__(self) -> str:
+        """Name a function without its address, which is another one when the run goes on."""
+        return super().__repr__() if isinstance(self.weighting, str) else f"{self.name}(weighting={self.formula})"
 
     @property
     def formula(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from sys import float_info
 
 from paceline.coordinator import Coordinator
 from paceline.events import Arrival
@@ -34,4 +35,5 @@ def compensated(
     staleness = coordinator.version - version
     done = server.compensate(compensators, gradient, then, staleness, arrival.squared_norm)
     scales = [each.factor for each, by in zip(done, compensators, strict=True) if by.kind == "scale"]
-    return arrival._replace(step_scale=prod(scales, start=1.0), compensations=done)
+    step_scale = max(prod(scales, start=1.0), float_info.min)  # a product may underflow, and weights may not be 0
+    return arrival._replace(step_scale=step_scale, compensations=done)

@@ -65,7 +65,6 @@ class Noise:
         slack = 1 - eta * self.curvature / stability_limit(staleness)
         return eta * self.variance / (4 * k) / slack if slack > 0 else inf
 
-
     def stable_at(self, staleness: float, rate_scale: float) -> Noise:
         """Return the same noise, with a curvature under which a protocol was as stable as its run has shown.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite, isnan
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 PARTS = 5  # of a run: each predicts on its own, to see how sure a prediction is
@@ -70,7 +71,8 @@ class Advice:
 
     def text(self) -> str:
         """Return the ranking as a table of 80 columns, and sentences on why and how sure it is."""
-        return "\n".join([_HEAD, *map(_row, self.ranking), "", *self.verdict()])
+        sentences = [line for sentence in self.verdict() for line in wrap(sentence, 80)]
+        return "\n".join([_HEAD, *map(_row, self.ranking), "", *sentences])
 
     def verdict(self) -> list[str]:
         """Return the best protocol, why, and how sure that is, in sentences."""
@@ -84,6 +86,8 @@ class Advice:
         best = self.best
         if not isfinite(best.seconds):
             return [why, "None of them would make this progress at this learning rate; lower it."]
+        if not best.seconds:
+            return [why, f"{best.protocol} saves more noise than the run made progress; record a longer one."]
         others = [each for each in self.ranking[1:] if isfinite(each.seconds)]
         lead = f", {others[0].seconds / best.seconds:.2f} x sooner than {others[0].protocol}" if others else ""
         return [

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
-from math import inf, nan
+from math import inf, isinf, nan
 from operator import attrgetter
 from pathlib import Path
 from statistics import mean
@@ -57,6 +57,8 @@ def advise(
     given = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     if given is not None and not isinstance(given, Cluster):
         raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster such as '16*exp(mean=1)'")
+    if given is not None:
+        _check_means(given)
     n = given.n if given else trace.workers
     plans = {str(plan): plan for plan in map(_plan, protocols or default_protocols(n))}
     predictions: dict[str, list[Prediction]] = {name: [] for name in plans}
@@ -144,6 +146,12 @@ class _Recorded:
         around = max(1, len(updates) // (4 * PARTS))
         losses = [each.told.loss for each in updates]
         self.curve = [(b, mean_loss(losses[max(0, b - around) : b + around])) for b in borders]
+        (_, before), *_, (_, after) = self.curve
+        if not after < before:
+            raise UsageError(
+                f"{saved.path}: its loss went from {before:.3g} to {after:.3g}, no progress to compare; record a run "
+                "that learns, with another learning rate, or longer"
+            )
         self.noise = noise(updates)
         self._noise_of = [noise(updates[first:after]) for first, after in pairwise(borders)]
         self._k = mean(each.told.k for each in updates)
@@ -175,6 +183,13 @@ def _check(saved: SavedRun, updates: Sequence[Observed]) -> None:
             f"{saved.path}: its updates of a single gradient do not tell how noisy one is; record a run of a "
             "protocol with k >= 2"
         )
+
+
+def _check_means(cluster: Cluster) -> None:
+    laws = [] if isinstance(cluster.timing, Trace) else [cluster.law_of(worker) for worker in range(cluster.n)]
+    for law in laws:
+        if isinf(law.expectation_s):
+            raise UsageError(f"{law} has an infinite mean, of which no simulation tells; give a law with a mean")
 
 
 def _without(trace: Trace, part: int | None) -> Trace:

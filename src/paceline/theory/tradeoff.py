@@ -66,7 +66,8 @@ def tradeoff(
 
     Raises:
         NoTheoryError: a protocol or the cluster has none; a simulation is offered.
-        UsageError: eta is above the largest allowed rate of a protocol.
+        UsageError: eta is above the largest allowed rate of a protocol, two protocols have one name, or one is a phase
+            or a plan, whose controllers and compensators the bounds know nothing of.
 
     >>> from paceline.catalogue import asp, bsp
     >>> constants = Constants(L=1.0, c=0.5, sigma2=1.0, gamma=0.2)
@@ -82,12 +83,20 @@ def tradeoff(
     runtimes: dict[str, Expected] = {}
     errors: dict[str, Array] = {}
     for protocol in protocols:
+        _check(protocol, runtimes)
         own = replace(constants, gamma=(gammas or {}).get(protocol.name, constants.gamma))
         runtimes[protocol.name] = runtime = expected(protocol, cluster)
         errors[protocol.name] = _error(protocol, cluster, own, eta, at_s / runtime.seconds_per_update)
     if not errors:
         raise UsageError("no protocols are given; expected at least one, as [pl.bsp(), pl.asp()]")
     return Tradeoff(at_s, errors, runtimes)
+
+
+def _check(protocol: Protocol, others: Mapping[str, Expected]) -> None:
+    if not isinstance(protocol, Protocol):
+        raise UsageError(f"{protocol} is given, expected a protocol alone such as pl.asp(): no other bounds are known")
+    if protocol.name in others:
+        raise UsageError(f"{protocol.name} is given twice; expected protocols of different names")
 
 
 def _error(protocol: Protocol, cluster: Cluster, constants: Constants, eta: float, updates: Array) -> Array:
