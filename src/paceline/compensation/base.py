@@ -54,21 +54,17 @@ class Delayed:
         """||w_now - w_then||^2; inf where it is no number, because training has exploded."""
         if not self.staleness:
             return 0.0
-        total = sum(squared_norm(difference) for _, difference, _ in self.blocks())
+        total = sum(squared_norm(difference) for _, difference in self.blocks())
         return total if total < inf else inf
 
     def blocks(self, *beside: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-        """Go through the vectors once: yield blocks of g, of w_now - w_then, of free space, and of the vectors beside.
+        """Go through the vectors once: yield blocks of g, of w_now - w_then, and of the vectors beside.
 
-        The difference and the space may be written; the next block has them again.
+        The difference is a copy that may be changed.
         """
         for vectors in zip(self.gradient, self._now, self._then, *beside, strict=True):
-            differences, spaces = vectors[0].new_empty(2, min(BLOCK, vectors[0].numel())).unbind()
             for gradient, now, then, *others in zip(*(vector.split(BLOCK) for vector in vectors), strict=True):
-                size = gradient.numel()
-                difference, space = differences[:size], spaces[:size]
-                difference.copy_(now).sub_(then)
-                yield gradient, difference, space, *others
+                yield gradient, now.sub(then), *others
 
 
 class Compensator(ABC):
@@ -138,5 +134,5 @@ def chain(*compensators: Compensator) -> tuple[Compensator, ...]:
 
 def squared_norm(vector: Tensor) -> float:
     """Return ||v||^2; half precision is summed in single, which does not overflow."""
-    norm = float((vector.float() if vector.element_size() < 4 else vector).norm())
-    return norm * norm
+    wide = vector.float() if vector.element_size() < 4 else vector
+    return float(wide.dot(wide))

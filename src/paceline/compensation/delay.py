@@ -64,10 +64,10 @@ class DCASGD(Compensator):
     def _adapt(self, delayed: Delayed, memory: Memory, m: float) -> None:
         if MEAN_SQUARE not in memory:
             memory[MEAN_SQUARE] = [g.new_zeros(g.shape) for g in delayed.gradient]
-        for g, difference, root, mean_square in delayed.blocks(memory[MEAN_SQUARE]):
+        for g, difference, mean_square in delayed.blocks(memory[MEAN_SQUARE]):
             mean_square.mul_(m).addcmul_(g, g, value=1 - m)
             if delayed.staleness:
-                root.copy_(mean_square).add_(self.epsilon).sqrt_()
+                root = mean_square.add(self.epsilon).sqrt_()
                 g.addcdiv_(difference.mul_(g).mul_(g), root, value=self.lambda_0)
 
 
@@ -103,7 +103,7 @@ class DCS3GD(Compensator):
         # Divided by the mean square of g, because the square of a product of three small numbers may underflow.
         mean_square = delayed.squared_norm / sum(g.numel() for g in delayed.gradient)
         squared_length = 0.0
-        for g, difference, _ in delayed.blocks():
+        for g, difference in delayed.blocks():
             squared_length += squared_norm(difference.mul_(1 / mean_square).mul_(g).mul_(g))
         if not 0 < squared_length < inf:
             return 0.0
@@ -114,5 +114,5 @@ class DCS3GD(Compensator):
 
 def _correct(delayed: Delayed, lambda_: float) -> None:
     """Add lambda * g * g * (w_now - w_then) to g."""
-    for g, difference, _ in delayed.blocks():
+    for g, difference in delayed.blocks():
         g.addcmul_(g, difference.mul_(g), value=lambda_)
