@@ -54,5 +54,6 @@ def test_the_constants_of_a_quadratic_are_found(tmp_path):
 
 def test_a_loss_below_the_least_one_is_refused(tmp_path):
     run = recorded(tmp_path / "run", torch.zeros(100, 3, dtype=torch.float64))
-    with pytest.raises(pl.UsageError, match="give a smaller one"):
-        pl.estimate_constants(run, least_loss=5.0)
+    for least_loss in (5.0, float("nan")):
+        with pytest.raises(pl.UsageError, match="give a smaller one"):
+            pl.estimate_constants(run, least_loss=least_loss)

@@ -43,8 +43,10 @@ def estimate_constants(run: str | Path | SavedRun, least_loss: float = 0.0) -> C
     parts = [[observed[i] for i in part] for part in np.array_split(np.arange(len(observed)), PARTS)]
     seen = [noise(part) for part in parts]
     losses = [mean(each.told.loss for each in part) for part in parts]
-    if min(losses) <= least_loss:
-        raise UsageError(f"least_loss = {least_loss}, but the run has seen {min(losses):.4g}; give a smaller one")
+    first_loss = observed[0].told.loss
+    lowest_loss = min(first_loss, *losses)
+    if not least_loss < lowest_loss:
+        raise UsageError(f"least_loss = {least_loss}, but the run has seen {lowest_loss:.4g}; give a smaller one")
     m = max(1, round(mean(each.samples for each in observed)))
     sigma2, M_G = _variance_law([each.squared_norm for each in seen], [m * each.variance for each in seen])
     L = max(each.curvature for each in seen)
@@ -53,7 +55,7 @@ def estimate_constants(run: str | Path | SavedRun, least_loss: float = 0.0) -> C
         for each, loss, part in zip(seen, losses, parts, strict=True)
         if each.squared_norm > 2 * _standard_error(each, part, m)
     ]
-    return Constants(L, min([*steep, L]) if steep else 0.0, sigma2, M_G, m, observed[0].told.loss - least_loss)
+    return Constants(L, min([*steep, L]) if steep else 0.0, sigma2, M_G, m, first_loss - least_loss)
 
 
 def _standard_error(seen: Noise, part: Sequence[Observed], m: int) -> float:
