@@ -153,3 +153,10 @@ def test_adam_and_momentum_are_taken_as_they_step(tmp_path):
     record(tmp_path / "run", optimizer=partial(torch.optim.SGD, lr=0.02, momentum=0.8))
     [own] = pl.advise(tmp_path / "run", protocols=["k_sync(k=4)"]).ranking
     assert own.updates == pytest.approx(100)
+
+
+def test_single_gradients_tell_their_noise_in_microbatches(tmp_path):
+    record(tmp_path / "run", protocol="asp", updates=200, microbatches=4)
+    found = {each.protocol: each for each in pl.advise(tmp_path / "run", protocols=["asp", "bsp"]).ranking}
+    assert found["asp"].updates == pytest.approx(200, rel=0.3)
+    assert found["bsp"].updates < found["asp"].updates

@@ -21,7 +21,7 @@ from paceline.compensation.staleness_weight import WEIGHTS, StalenessWeight
 from paceline.data import Loader
 from paceline.engines.replica import build_model
 from paceline.history import GradientArrived, UpdateMade
-from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, sgd, tiny_job
+from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, parameters_of, sgd, small_net, tiny_job
 
 SIZES = (BLOCK + 7, 3)  # of two flat vectors: more than a block, and less
 ALL = [
@@ -392,3 +392,14 @@ def test_a_plan_with_compensators_is_what_its_text_says():
     text = "bsp@25% >> k_async(k=2) + staleness_lr(C=5e-05) + dc_asgd(lambda_0=2, m=0.95)"
     assert parse_plan(text) == plan
     assert str(plan) == text.replace("@25%", " until 0.25 of the workload")
+
+
+def test_a_correction_that_overflows_is_dropped_like_any_gradient_that_is_not_finite():
+    result = trained(
+        pl.asp() + pl.dc_asgd(lambda_0=1e30), model=partial(small_net, torch.float32), data=dataset(dtype=torch.float32)
+    )
+    dropped = [record for record in result.history.of(GradientArrived) if not record.used]
+    assert dropped
+    assert {record.reason for record in dropped} == {"not finite"}
+    assert all(record.staleness for record in dropped)
+    assert parameters_of(result.model).isfinite().all()

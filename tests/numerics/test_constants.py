@@ -57,3 +57,12 @@ def test_a_loss_below_the_least_one_is_refused(tmp_path):
     for least_loss in (5.0, float("nan")):
         with pytest.raises(pl.UsageError, match="give a smaller one"):
             pl.estimate_constants(run, least_loss=least_loss)
+
+
+def test_stale_gradients_are_refused(tmp_path):
+    job = pl.jobs.digits(batch_size=8)
+    pl.train(
+        job, protocol="k_async(k=2)", cluster=pl.Cluster(4), stop="updates=40", out=tmp_path / "run", measure_steps=True
+    )
+    with pytest.raises(pl.UsageError, match="record one of k_sync or bsp"):
+        pl.estimate_constants(tmp_path / "run")

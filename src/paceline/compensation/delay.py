@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from paceline.compensation.base import Memory
 
 MEAN_SQUARE = "mean_square"
+REPRESENTABLE = "[0, 1e30]"  # in single precision, with some room
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,7 +43,7 @@ class DCASGD(Compensator):
     kind: ClassVar[Kind] = "correction"
 
     def __post_init__(self) -> None:
-        check("[0, inf)", lambda_0=self.lambda_0)
+        check(REPRESENTABLE, lambda_0=self.lambda_0)
         check("(0, inf)", epsilon=self.epsilon)
         if self.m is not None:
             check("[0, 1)", m=self.m)
@@ -89,7 +90,7 @@ class DCS3GD(Compensator):
     kind: ClassVar[Kind] = "correction"
 
     def __post_init__(self) -> None:
-        check("[0, inf)", lambda_0=self.lambda_0)
+        check(REPRESENTABLE, lambda_0=self.lambda_0)
 
     @property
     def formula(self) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import isfinite, prod
 from sys import float_info
 
+from paceline.compensation.base import BLOCK, squared_norm
 from paceline.coordinator import Coordinator
 from paceline.events import Arrival
 from paceline.server import ParameterServer
@@ -21,6 +22,8 @@ def compensated(
 ) -> Arrival:
     """Let the compensators act on a gradient if it will be accepted; return its arrival with what they did.
 
+    A correction that overflows makes a gradient that is not finite, and will be dropped as any other.
+
     Args:
         arrival: about to be told.
         coordinator: knows the compensators, and what will be accepted.
@@ -36,4 +39,10 @@ def compensated(
     done = server.compensate(compensators, gradient, then, staleness, arrival.squared_norm)
     scales = [each.factor for each, by in zip(done, compensators, strict=True) if by.kind == "scale"]
     step_scale = max(prod(scales, start=1.0), float_info.min)  # a product may underflow, and weights may not be 0
-    return arrival._replace(step_scale=step_scale, compensations=done)
+    finite = not any(by.kind == "correction" for by in compensators) or _is_finite(gradient)
+    return arrival._replace(step_scale=step_scale, compensations=done, finite=finite)
+
+
+def _is_finite(gradient: Vectors) -> bool:
+    """Return whether a gradient that was corrected is still one, by its squared norm, which one pass tells."""
+    return all(isfinite(squared_norm(block)) for flat in gradient.flat_parameters for block in flat.split(BLOCK))

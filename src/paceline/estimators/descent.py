@@ -4,12 +4,14 @@ With the same learning rate every protocol goes down the same mean path, and wha
 noise of their updates keeps them above it. On a loss of curvature h, with gradients of variance V and updates of k of
 them, tau versions old in the mean, that excess is
 
-    E(k, tau) = eta V / (4 k) / (1 - eta h / (2 sin(pi / (2 (2 tau + 1))))).
+    E(k, tau) = eta V / (4 k) * (1 + 2 a tau (1 + tau) / (1 + 2 tau)) / (1 - a / (2 (1 + 2 tau))),   a = eta h.
 
-For tau = 0 this is the stationary excess of SGD on an isotropic quadratic, exactly; for tau > 0 the denominator is 0
-where gradient descent with a delay of tau updates stops being stable, exactly too, and what is between is our own
-guess. So a run that has reached the loss F would have done so under another protocol when it was, or will be, at
-F - E(other) + E(own).
+For tau = 0 this is the stationary excess of SGD on an isotropic quadratic. For tau > 0 it is that of SGD whose steps
+follow the mean of the gradients at all earlier versions, weighted as a geometric staleness of the mean tau weights
+them, which is the staleness of K-async and of asynchronous SGD where times are exponential. Such a mean is momentum,
+and so the path is stable for larger a, not smaller ones; a fixed delay would make it unstable from
+a = 2 sin(pi / (2 (2 tau + 1))) on. So a run that has reached the loss F would have done so under another protocol when
+it was, or will be, at F - E(other) + E(own).
 
 The gain of one update (DBW, eq. 9) does not tell this: it counts the noise of every update as a loss of its own, though
 the excess is soon as large as it gets, and then every update takes away as much of it as it adds.
@@ -20,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import inf, isfinite, nan, pi, sin
+from math import inf, isfinite, nan
 from statistics import mean
 
 from paceline.estimators.gain import Told
@@ -60,10 +62,13 @@ class Noise:
     eta: float
 
     def excess(self, k: float, staleness: float, rate_scale: float) -> float:
-        """Return E(k, tau), how far above its mean path the loss stays; inf where the delay makes it unstable."""
+        """Return E(k, tau), how far above its mean path the loss stays; inf where the path itself is unstable."""
         eta = self.eta * rate_scale
-        slack = 1 - eta * self.curvature / stability_limit(staleness)
-        return eta * self.variance / (4 * k) / slack if slack > 0 else inf
+        a, tau = eta * self.curvature, staleness
+        slack = 1 - a / (2 * (1 + 2 * tau))
+        return (
+            eta * self.variance / (4 * k) * (1 + 2 * a * tau * (1 + tau) / (1 + 2 * tau)) / slack if slack > 0 else inf
+        )
 
     def stable_at(self, staleness: float, rate_scale: float) -> Noise:
         """Return the same noise, with a curvature under which a protocol was as stable as its run has shown.
@@ -71,19 +76,8 @@ class Noise:
         It is at most half of what would have been unstable. Where gradients are far from those of a log-likelihood
         with a good fit, their scatter makes the curvature look larger than it can be.
         """
-        most = stability_limit(staleness) / (2 * self.eta * rate_scale) if self.eta > 0 else inf
+        most = (1 + 2 * staleness) / (self.eta * rate_scale) if self.eta > 0 else inf
         return replace(self, curvature=min(self.curvature, most))
-
-
-def stability_limit(staleness: float) -> float:
-    """Return the largest stable eta h of gradient descent with a delay of so many updates.
-
-    >>> stability_limit(0)
-    2.0
-    >>> round(stability_limit(1), 12)
-    1.0
-    """
-    return 2 * sin(pi / (2 * (2 * staleness + 1)))
 
 
 def variance(told: Told) -> float:
@@ -115,7 +109,7 @@ def noise(observed: Sequence[Observed]) -> Noise:
     N = max(mean(norms), 0.0)
     if not V:
         return Noise(N, 0.0, 0.0, eta)
-    pairs = [(k, (after - before) ** 2 / 2) for k, (before, after) in zip(ks, pairwise(norms), strict=False) if k > 1]
+    pairs = [(k, (after - before) ** 2 / 2) for k, (before, after) in zip(ks, pairwise(norms), strict=False)]
     if not pairs:
         return Noise(N, V, nan, eta)
     scatter = mean(square for _, square in pairs)

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
-from math import inf, isinf, nan
+from math import inf, isfinite, isinf, nan
 from operator import attrgetter
 from pathlib import Path
 from statistics import mean
@@ -15,7 +15,7 @@ from paceline.catalogue import parse_plan
 from paceline.cluster import Cluster
 from paceline.cluster_text import parse_cluster
 from paceline.errors import PacelineWarning, UsageError
-from paceline.estimators.descent import Observed, noise, updates_needed
+from paceline.estimators.descent import Observed, noise, updates_needed, variance
 from paceline.estimators.gain import Told
 from paceline.events import Step
 from paceline.history import GradientArrived, History, StepMeasured, UpdateMade, mean_loss
@@ -44,8 +44,9 @@ def advise(
     above its path their noise keeps the loss.
 
     Args:
-        run: folder of a run that was recorded with `measure_steps=True`, with updates of at least two gradients,
-            because a single one does not tell its noise. Or a trace, or its file, which tells times only.
+        run: folder of a run that was recorded with `measure_steps=True`, with updates of at least two gradients or
+            with microbatches, because a single gradient does not tell its noise. Or a trace, or its file, which tells
+            times only.
         protocols: to rank, with constant knobs; those of the papers with K = 1, 2, 4 ... n if none is given.
         cluster: whose times to take instead of the run's.
         seed: of the simulations.
@@ -178,10 +179,10 @@ def _check(saved: SavedRun, updates: Sequence[Observed]) -> None:
         )
     if any(isinstance(each, GradientArrived) and each.compensations for each in saved.history):
         raise UsageError(f"{saved.path}: compensators have changed its gradients; record a run without them")
-    if sum(each.told.k > 1 for each in updates) < LEAST_UPDATES:
+    if sum(isfinite(variance(each.told)) for each in updates) < LEAST_UPDATES:
         raise UsageError(
             f"{saved.path}: its updates of a single gradient do not tell how noisy one is; record a run of a "
-            "protocol with k >= 2"
+            "protocol with k >= 2, or of a job with microbatches >= 2"
         )
 
 

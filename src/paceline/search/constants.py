@@ -40,6 +40,10 @@ def estimate_constants(run: str | Path | SavedRun, least_loss: float = 0.0) -> C
     its way only. L is a mean curvature, below the largest one; c is the smallest seen, and at most L.
     """
     observed = read_run(run if isinstance(run, SavedRun) else SavedRun(run))
+    if any(each.staleness for each in observed):
+        raise UsageError(
+            "some gradients of the run are stale, and tell of other parameters; record one of k_sync or bsp"
+        )
     parts = [[observed[i] for i in part] for part in np.array_split(np.arange(len(observed)), PARTS)]
     seen = [noise(part) for part in parts]
     losses = [mean(each.told.loss for each in part) for part in parts]

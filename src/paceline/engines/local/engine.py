@@ -301,6 +301,7 @@ class LocalEngine(Engine):
         for command in (peer.working, peer.waiting):
             if command is not None:
                 self._versions.release(command.version)
+        peer.working = peer.waiting = None
         self._events.append(Lost(self._elapsed_s(), worker, reason))
         if self._cluster.respawn and self._respawns[worker] < RESPAWNS_WITHOUT_A_GRADIENT:
             self._respawns[worker] += 1
