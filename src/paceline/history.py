@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.events import Outcome
+from paceline.events import Outcome, Step
 
 Column = NDArray[Any]
 
@@ -134,7 +134,7 @@ class UpdateMade:
 
 @dataclass(frozen=True, slots=True)
 class StepMeasured:
-    """How far an update has moved the parameters, measured because a controller reads it; see `events.Step`."""
+    """How far an update has moved the parameters, measured because somebody reads it; see `events.Step`."""
 
     now_s: float
     version: int
@@ -144,6 +144,11 @@ class StepMeasured:
     learning_rate: float
     next_learning_rate: float
     event_s: float = nan
+
+    @property
+    def step(self) -> Step:
+        """The step as the coordinator was told of it."""
+        return Step(self.squared_norm, self.progress, self.squared_step, self.learning_rate, self.next_learning_rate)
 
 
 @dataclass(frozen=True, slots=True)

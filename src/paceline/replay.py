@@ -22,7 +22,6 @@ from paceline.events import (
     Lost,
     Outcome,
     Restarted,
-    Step,
     Stop,
     Timer,
 )
@@ -203,14 +202,7 @@ def _event(record: Record) -> Event | None:
                 compensations=tuple(Compensation(*each) for each in record.compensations),
             )
         case StepMeasured():
-            step = Step(
-                record.squared_norm,
-                record.progress,
-                record.squared_step,
-                record.learning_rate,
-                record.next_learning_rate,
-            )
-            return Applied(record.event_s, record.version, step)
+            return Applied(record.event_s, record.version, record.step)
         case RunResumed():
             return Restarted(record.now_s, record.workers, record.stop_before)
         case TimerRang():

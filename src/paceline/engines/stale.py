@@ -39,7 +39,8 @@ def compensated(
     done = server.compensate(compensators, gradient, then, staleness, arrival.squared_norm)
     scales = [each.factor for each, by in zip(done, compensators, strict=True) if by.kind == "scale"]
     step_scale = max(prod(scales, start=1.0), float_info.min)  # a product may underflow, and weights may not be 0
-    finite = not any(by.kind == "correction" for by in compensators) or _is_finite(gradient)
+    is_corrected = staleness > 0 and any(by.kind == "correction" for by in compensators)
+    finite = not is_corrected or _is_finite(gradient)
     return arrival._replace(step_scale=step_scale, compensations=done, finite=finite)
 
 

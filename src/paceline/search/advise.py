@@ -17,7 +17,6 @@ from paceline.cluster_text import parse_cluster
 from paceline.errors import PacelineWarning, UsageError
 from paceline.estimators.descent import Observed, noise, updates_needed, variance
 from paceline.estimators.gain import Told
-from paceline.events import Step
 from paceline.history import GradientArrived, History, StepMeasured, UpdateMade, mean_loss
 from paceline.learning_rate import LearningRate
 from paceline.protocols import Phase, Plan, Protocol, as_plan
@@ -110,15 +109,8 @@ def read_updates(history: History, rate: LearningRate, n: int) -> Iterator[Obser
             loss, square, within, staleness = (
                 sum(each.samples * value(each) for each in made_of) / samples for value in _MEANS
             )
-            step = Step(
-                record.squared_norm,
-                record.progress,
-                record.squared_step,
-                record.learning_rate,
-                record.next_learning_rate,
-            )
             k = len(made_of)
-            yield Observed(Told(k, loss, square, within, step), samples / k, staleness, rate.scale(k, n))
+            yield Observed(Told(k, loss, square, within, record.step), samples / k, staleness, rate.scale(k, n))
 
 
 def default_protocols(n: int) -> list[str]:
