@@ -27,7 +27,7 @@ def real(protocol="k_sync(k=3)", stop="updates=60", **options):
 
 
 @pytest.mark.parametrize(
-    "protocol", ["bsp", "k_batch_sync(k=3)", "ssp(lead=1)", "bsp@updates=5 >> asp@seconds=9 >> bsp", "dbw"]
+    "protocol", ["bsp", "k_batch_sync(k=3)", "ssp(lead=1)", "bsp@updates=5 >> asp@seconds=7 >> bsp", "dbw"]
 )
 @pytest.mark.parametrize("stop", ["updates=30", "seconds=7.5", "epochs=3", "accuracy=0.4,updates=30"])
 def test_simulated(protocol, stop, tmp_path):
