@@ -20,6 +20,7 @@ from .catalogue import ringmaster as ringmaster
 from .catalogue import ssp as ssp
 from .catalogue import staleness_lr as staleness_lr
 from .catalogue import staleness_weight as staleness_weight
+from .catalogue import sync_switch as sync_switch
 from .cluster import Cluster as Cluster
 from .cluster import LocalCluster as LocalCluster
 from .compare import compare as compare

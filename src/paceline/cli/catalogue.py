@@ -14,9 +14,11 @@ DATA_FOLDERS = {"mnist": "data/mnist", "cifar10": "data/cifar-10-batches-bin"}  
 
 def protocols() -> None:
     """List the protocols, and what can be done about stale gradients, with their knobs and papers."""
-    from paceline.catalogue import CATALOGUE, COMPENSATORS
+    from paceline.catalogue import CATALOGUE, COMPENSATORS, PLANS
 
     _list(CATALOGUE)
+    print("\nPlans of several protocols, up to the end of the run\n")
+    _list(PLANS)
     print("\nAgainst stale gradients, after a protocol and a plus: asp + staleness_lr(C=0.01)\n")
     _list(COMPENSATORS)
 
