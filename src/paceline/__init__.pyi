@@ -65,6 +65,8 @@ from .search.advice import Prediction as Prediction
 from .search.advise import advise as advise
 from .search.constants import estimate_constants as estimate_constants
 from .search.knee import knee as knee
+from .search.switch import search_switch as search_switch
+from .search.switch_result import SwitchSearch as SwitchSearch
 from .simulation import Simulated as Simulated
 from .simulation import simulate as simulate
 from .stop import Stop as Stop
