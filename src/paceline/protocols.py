@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from paceline.compensation.base import Compensator
     from paceline.controllers.base import Controller
+    from paceline.switch_timing import FoundFor
 
 Unit = Literal["fraction", "updates", "gradients", "epochs", "seconds"]
 UNITS: tuple[Unit, ...] = ("fraction", "updates", "gradients", "epochs", "seconds")
@@ -227,42 +228,6 @@ class Phase:
         name = self.name or f"{self.protocol.name}{controlled}"
         name = " + ".join([name, *map(str, self.compensators)])
         return f"{name}{f' until {self.end}' if self.end else ''}"
-
-
-@dataclass(frozen=True)
-class FoundFor:
-    """What a plan was found for, so that it is not used for anything else.
-
-    Attributes:
-        file: that says so.
-        job: its name.
-        model: what tells its architecture from another one.
-        batch_size: samples in a worker's minibatch.
-        workers: n.
-    """
-
-    file: str
-    job: str
-    model: str
-    batch_size: int
-    workers: int
-
-    def check_workers(self, n: int) -> None:
-        """Refuse another number of workers."""
-        self._check("workers", self.workers, n)
-
-    def check_job(self, job: str, model: str, batch_size: int) -> None:
-        """Refuse another job."""
-        self._check("job", self.job, job)
-        self._check("model", self.model, model)
-        self._check("batch_size", self.batch_size, batch_size)
-
-    def _check(self, what: str, found: object, given: object) -> None:
-        if found != given:
-            raise UsageError(
-                f"{self.file} was found for {what} {found}, and this run has {given}; search again with "
-                "paceline search, or type sync_switch(fraction=...) if you know better"
-            )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.protocols import FoundFor
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "job": str,
@@ -19,6 +18,42 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "then": str,
     "fraction": (int, float),
 }
+
+
+@dataclass(frozen=True)
+class FoundFor:
+    """What a plan was found for, so that it is not used for anything else.
+
+    Attributes:
+        file: that says so.
+        job: its name.
+        model: what tells its architecture from another one.
+        batch_size: samples in a worker's minibatch.
+        workers: n.
+    """
+
+    file: str
+    job: str
+    model: str
+    batch_size: int
+    workers: int
+
+    def check_workers(self, n: int) -> None:
+        """Refuse another number of workers."""
+        self._check("workers", self.workers, n)
+
+    def check_job(self, job: str, model: str, batch_size: int) -> None:
+        """Refuse another job."""
+        self._check("job", self.job, job)
+        self._check("model", self.model, model)
+        self._check("batch_size", self.batch_size, batch_size)
+
+    def _check(self, what: str, found: object, given: object) -> None:
+        if found != given:
+            raise UsageError(
+                f"{self.file} was found for {what} {found}, and this run has {given}; search again with "
+                "paceline search, or type sync_switch(fraction=...) if you know better"
+            )
 
 
 @dataclass(frozen=True)

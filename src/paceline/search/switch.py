@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, replace
-from math import nan
+from dataclasses import replace
+from math import inf, isnan
 from numbers import Integral
 from pathlib import Path
 from statistics import mean
 
-from paceline.catalogue import switch_plan
-from paceline.checkpoint.identity import model_in_short
 from paceline.checks import check
 from paceline.cluster import Cluster, LocalCluster
 from paceline.cluster_text import parse_cluster
-from paceline.comparison.batch import Silent, at_a_time, open_folder, run_cells
-from paceline.comparison.cells import Cell, Task
-from paceline.comparison.folder import Kind, Question, cells_of, is_finished, question
-from paceline.comparison.grid import Display, Report
+from paceline.comparison.batch import Silent, at_a_time, open_folder
+from paceline.comparison.folder import Kind, Question, is_finished, question
+from paceline.comparison.grid import Display
 from paceline.engines.local.engine import refuse_while_importing
 from paceline.engines.replica import build_model, evaluate, usable_device
 from paceline.errors import RunError, UsageError
-from paceline.events import Outcome
 from paceline.job import Job
-from paceline.protocols import Extent, FoundFor
-from paceline.recording.figures import count
-from paceline.recording.run_folder import SavedRun
+from paceline.protocols import Extent
 from paceline.search.bisection import Bisection
-from paceline.search.switch_result import SwitchSearch, Trials
+from paceline.search.switch_result import SwitchSearch
+from paceline.search.trials import Trial, Trials, Trying
 from paceline.stop import Stop
-from paceline.switch_timing import SwitchTiming
 from paceline.train import AnyCluster, check_kinds
 
 TIMING = "timing.toml"
 DIVERGED_AT = 10.0
-DIVERGED = {Outcome.NOT_FINITE, Outcome.DIVERGED}
 
 
 def _is_answered(path: Path, asked: Question) -> bool:
@@ -117,135 +109,58 @@ def search_switch(
     bisection = Bisection(1.0 if target is None else target, margin, settings, two_sided)
     _check_stop(stop)
     every = Extent.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every
-    search = _Search(job, cluster, stop, first, then, every, worker_timeout_s)
-    search.check()
+    trial = Trial(job, cluster, stop, first, then, every, worker_timeout_s)
+    trial.check()
     at_once = at_a_time(cluster, processes)
-    search = replace(search, stop=_ended_when_diverged(stop, job, cluster, seed))
+    trial = replace(trial, stop=_ended_when_diverged(stop, job, cluster, seed))
     asked = question(
         job,
         range(seed, seed + runs),
-        **{"first": first, "then": then, "first_runs": of_first, "cluster": str(cluster), "stop": str(stop)},
-        **{"target": target, "margin": margin, "settings": settings, "two_sided": two_sided},
-        **{"evaluate_every": every and str(every), "worker_timeout_s": worker_timeout_s},
+        first=first,
+        then=then,
+        first_runs=of_first,
+        cluster=str(cluster),
+        stop=str(stop),
+        target=target,
+        margin=margin,
+        settings=settings,
+        two_sided=two_sided,
+        evaluate_every=every and str(every),
+        worker_timeout_s=worker_timeout_s,
     )
     with closing(open_folder(SEARCH, out, "search", job, asked)) as folder:
-        trying = _Trying(search, folder.path, display or Silent(), at_once)
-        finished = sum(map(is_finished, folder.path.glob("*/seed-*")))
-        trying.display.plan(of_first + settings * runs, finished)
-        found = _found(trying, bisection, range(seed, seed + of_first), range(seed, seed + runs), target)
-        if found.timing is not None:
-            folder.save({TIMING: found.to_toml().encode(), "table.txt": found.text().encode()})
-    return found
+        trying = Trying(trial, folder.path, display or Silent(), at_once)
+        trying.display.plan(of_first + settings * runs, sum(map(is_finished, folder.path.glob("*/seed-*"))))
+        nothing_yet = SwitchSearch(trial, bisection, tuple(range(seed, seed + runs)), folder.path)
+        search = _carried_out(nothing_yet, trying, range(seed, seed + of_first), measures=target is None)
+        if not search.interrupted:
+            folder.save({TIMING: search.to_toml().encode(), "table.txt": search.text().encode()})
+    return search
 
 
-@dataclass(frozen=True)
-class _Search:
-    """What is the same for every setting."""
-
-    job: Job
-    cluster: Cluster | LocalCluster
-    stop: Stop
-    first: str
-    then: str
-    evaluate_every: Extent | None
-    worker_timeout_s: float | None
-
-    def task(self, fraction: float) -> Task:
-        """Return what is run to try a fraction."""
-        plan = switch_plan(fraction, self.first, self.then)
-        plans = {self.name(fraction): plan}
-        return Task(self.job, plans, self.cluster, self.stop, self.evaluate_every, self.worker_timeout_s)
-
-    def name(self, fraction: float) -> str:
-        """Return the plan as it would be typed."""
-        return self.first if fraction == 1 else f"{self.first}@{100 * fraction:.12g}% >> {self.then}"
-
-    def check(self) -> None:
-        """Refuse what cannot run."""
-        if self.job.eval_data is None:
-            raise UsageError(f"job {self.job.name} has nothing to measure an accuracy on; give it eval_data")
-        if switch_plan(1.0, self.first, self.then) == switch_plan(1.0, self.then, self.first):
-            raise UsageError(f"first and then are both {self.first}; expected two protocols to switch between")
-        for fraction in (1.0, 0.5):
-            self.task(fraction).check()
-
-    def timing(self, fraction: float, file: Path, seed: int) -> SwitchTiming:
-        """Return what was found, with the runs that it is for."""
-        model = model_in_short(build_model(self.job, seed))
-        found_for = FoundFor(str(file), self.job.name, model, self.job.batch_size, self.cluster.n)
-        return SwitchTiming(fraction, self.first, self.then, found_for)
-
-
-@dataclass(frozen=True)
-class _Trying:
-    """Does the runs of a setting."""
-
-    search: _Search
-    folder: Path
-    display: Display
-    processes: int
-
-    def trials(self, fraction: float, seeds: range) -> Trials | None:
-        """Return what the runs of a fraction came to; None if the user has ended them."""
-        cells = cells_of(self.folder, [self.search.name(fraction)], seeds)
-        report = run_cells(self.search.task(fraction), cells, self.display, self.processes)
-        if report.interrupted:
-            return None
-        ends = [_end(cell, report) for cell in cells]
-        return Trials(fraction, *(tuple(column) for column in zip(*ends, strict=True)))
-
-
-def _found(
-    trying: _Trying, bisection: Bisection, first_seeds: range, seeds: range, target: float | None
-) -> SwitchSearch:
-    """Do what Algorithm 1 asks for."""
-    search = trying.search
-    alone, tried = None, list[Trials]()
-
-    def result(timing: SwitchTiming | None) -> SwitchSearch:
-        told = (search.first, search.then, str(search.cluster), str(search.stop))
-        return SwitchSearch(*told, bisection, alone, tuple(tried), tuple(seeds), trying.folder, timing)
-
+def _carried_out(search: SwitchSearch, trying: Trying, first_seeds: range, measures: bool) -> SwitchSearch:
+    """Do what Algorithm 1 asks for, with the target measured or not; return what there is if the user ends it."""
     if first_seeds:
         alone = trying.trials(1.0, first_seeds)
         if alone is None:
-            return result(None)
-        _refuse_divergence(search.first, alone, first_seeds)
-        if target is None:
-            bisection = replace(bisection, target=mean(alone.accuracies))
-    while (fraction := bisection.next_fraction([(each.fraction, each.accuracies) for each in tried])) is not None:
-        trials = trying.trials(fraction, seeds)
+            return search
+        _refuse_divergence(alone, first_seeds, trying.trial.first)
+        target = mean(alone.accuracies) if measures else search.bisection.target
+        search = replace(search, alone=alone, bisection=replace(search.bisection, target=target))
+    while (fraction := search.next_fraction) is not None:
+        trials = trying.trials(fraction, search.seeds)
         if trials is None:
-            return result(None)
-        tried.append(trials)
-    found = bisection.found([(each.fraction, each.accuracies) for each in tried])
-    return result(search.timing(found, trying.folder / TIMING, seeds[0]))
+            return search
+        search = replace(search, tried=(*search.tried, trials))
+    return replace(search, timing=trying.trial.timing(search.smallest, trying.folder / TIMING, search.seeds[0]))
 
 
-def _end(cell: Cell, report: Report) -> tuple[float, float]:
-    """Return the final accuracy of a run, nan if it diverged, and its seconds."""
-    if cell in report.errors:
-        raise RunError(f"{cell}: {report.errors[cell]}; ask the same again to try it once more (--out {_above(cell)})")
-    figures = count(SavedRun(cell.folder).history)
-    if figures.stopped_by in DIVERGED:
-        return nan, figures.time_s
-    if figures.failed:
-        raise RunError(
-            f"{cell}: {figures.reason}; remove {cell.folder} and ask the same again to have it run once more"
-        )
-    return figures.metrics["accuracy"], figures.time_s
-
-
-def _above(cell: Cell) -> Path:
-    return cell.folder.parent.parent
-
-
-def _refuse_divergence(first: str, alone: Trials, seeds: Iterable[int]) -> None:
-    diverged = [seed for seed, accuracy in zip(seeds, alone.accuracies, strict=True) if accuracy != accuracy]
+def _refuse_divergence(alone: Trials, seeds: range, first: str) -> None:
+    diverged = [str(seed) for seed, accuracy in zip(seeds, alone.accuracies, strict=True) if isnan(accuracy)]
     if diverged:
         raise RunError(
-            f"{first} alone diverged with seed {', '.join(map(str, diverged))}, so there is no accuracy to be kept, and "
-            "nothing is stored; lower the learning rate of the job or clip its gradients (clip_norm=), and search again"
+            f"{first} alone diverged (seed {', '.join(diverged)}), so there is no accuracy to be kept: nothing is "
+            "stored; lower the learning rate of the job or clip its gradients (clip_norm=), and search again"
         )
 
 
@@ -278,6 +193,6 @@ def _ended_when_diverged(stop: Stop, job: Job, cluster: Cluster | LocalCluster, 
             f"job {job.name}: evaluation gives {got}; expected an accuracy as a share, returned from step as "
             "(loss, {'accuracy': ...})"
         )
-    if stop.max_loss is not None or not 0 < metrics["loss"] < float("inf"):
+    if stop.max_loss is not None or not 0 < metrics["loss"] < inf:
         return stop
     return replace(stop, max_loss=float(f"{DIVERGED_AT * metrics['loss']:.3g}"))

@@ -13,6 +13,7 @@ from typing import Any
 import tomli_w
 
 from paceline.search.bisection import Bisection
+from paceline.search.trials import Trial, Trials
 from paceline.switch_timing import SwitchTiming
 
 WIDTH = 80
@@ -21,58 +22,36 @@ HEADER = '# Written by paceline search; used by --protocol "sync_switch(timing=F
 
 
 @dataclass(frozen=True)
-class Trials:
-    """The runs of one setting.
-
-    Attributes:
-        fraction: of the workload under the first protocol; 1 for the first one alone.
-        accuracies: at the end of each run, nan for one that has diverged.
-        times_s: seconds of each run's clock until its end.
-    """
-
-    fraction: float
-    accuracies: tuple[float, ...]
-    times_s: tuple[float, ...]
-
-    @property
-    def diverged(self) -> int:
-        """How many runs have diverged."""
-        return sum(map(isnan, self.accuracies))
-
-    @property
-    def mean_s(self) -> float:
-        """Mean seconds of the runs that came to their end; nan without any."""
-        ended = [time_s for time_s, each in zip(self.times_s, self.accuracies, strict=True) if not isnan(each)]
-        return mean(ended) if ended else nan
-
-
-@dataclass(frozen=True)
 class SwitchSearch:
     """A search for the moment at which one protocol gives way to another.
 
     Attributes:
-        first: the protocol to begin with, as it is typed.
-        then: the one to go on with.
-        cluster: in words.
-        stop: of every run, in words.
+        trial: what its runs have in common.
         bisection: the target, and what is accepted.
-        alone: the runs of the first protocol alone; None without any.
-        tried: the settings, in the order in which they were tried.
         seeds: of the runs of each setting.
         folder: with a folder a run, the table, and timing.toml.
-        timing: what was found; None if the user has ended the search before.
+        alone: the runs of the first protocol alone; None without any.
+        tried: the settings, in the order in which they were tried.
+        timing: what was found; None while nothing is.
     """
 
-    first: str
-    then: str
-    cluster: str
-    stop: str
+    trial: Trial
     bisection: Bisection
-    alone: Trials | None
-    tried: tuple[Trials, ...]
     seeds: tuple[int, ...]
     folder: Path
+    alone: Trials | None = None
+    tried: tuple[Trials, ...] = ()
     timing: SwitchTiming | None = None
+
+    @property
+    def next_fraction(self) -> float | None:
+        """What is to be tried next, None if nothing is."""
+        return self.bisection.next_fraction([(each.fraction, each.accuracies) for each in self.tried])
+
+    @property
+    def smallest(self) -> float:
+        """The smallest share that has been accepted until now, 1 if none has."""
+        return self.bisection.found([(each.fraction, each.accuracies) for each in self.tried])
 
     @property
     def interrupted(self) -> bool:
@@ -82,7 +61,7 @@ class SwitchSearch:
     @property
     def fraction(self) -> float | None:
         """Share of the workload under the first protocol that was found, 1 for all of it."""
-        return self.timing and self.timing.fraction
+        return self.timing.fraction if self.timing else None
 
     @property
     def speed_up(self) -> float:
@@ -115,12 +94,14 @@ class SwitchSearch:
         return self.bisection.accepts(trials.accuracies)
 
     def text(self) -> str:
-        """Return the table for people, 80 columns wide."""
-        searched, bounds = self.bisection, "+-" if self.bisection.two_sided else "-"
-        asked = f"{self.first}, then {self.then}, on {self.cluster}: mean accuracy {searched.target:.4f} {bounds} "
-        lines = [fill(f"{asked}{searched.margin:g} to be kept, by {len(self.seeds)} runs.", WIDTH), "", _HEADINGS]
-        lines += [self._line(each) for each in self._all]
-        return "".join(f"{line}\n" for line in [*lines, "", *self._verdict()])
+        """Return the table for people, 80 columns wide; of a search that was interrupted, what it has cost."""
+        if self.interrupted:
+            return "".join(f"{line}\n" for line in self._verdict())
+        target, margin = self.bisection.target, f"{'+-' if self.bisection.two_sided else '-'} {self.bisection.margin:g}"
+        asked = f"mean accuracy {target:.4f} {margin} to be kept, by {len(self.seeds)} runs"
+        title = f"{self.trial.first}, then {self.trial.then}, on {self.trial.cluster}: {asked}."
+        lines = [fill(title, WIDTH), "", _HEADINGS, *map(self._line, self._all), "", *self._verdict()]
+        return "".join(f"{line}\n" for line in lines)
 
     def _line(self, trials: Trials) -> str:
         kept = NONE if trials is self.alone else "yes" if self.is_accepted(trials) else "no"
@@ -129,15 +110,15 @@ class SwitchSearch:
         return f"{share:>10}  {_spread(trials):<36}  {seconds:>8}  {relative:>10}  {kept:>6}"
 
     def _verdict(self) -> list[str]:
-        cost = "" if isnan(self.cost) else f", as much as {_number(self.cost)} runs of {self.first} alone"
-        told = [fill(f"All runs together took {_number(self.cost_s)} s{cost}.", WIDTH)]
+        first, share = self.trial.first, 100 * (self.fraction or 0)
+        cost = "" if isnan(self.cost) else f", as much as {_number(self.cost)} runs of {first} alone"
+        gain = "" if isnan(self.speed_up) else f", {self.speed_up:.2f} x faster than {first} alone"
+        found = f"Found: {first} for {share:.6g}% of the workload, then {self.trial.then}{gain}."
         if self.fraction is None:
-            return ["The search was interrupted.", *told]
-        if self.fraction == 1:
-            return [fill(f"No switch kept the accuracy: stay with {self.first} to the end.", WIDTH), *told]
-        gain = "" if isnan(self.speed_up) else f", {self.speed_up:.2f} x faster than {self.first} alone"
-        found = f"Found: {self.first} for {100 * self.fraction:.6g}% of the workload, then {self.then}{gain}."
-        return [fill(found, WIDTH), *told]
+            found = "The search was interrupted."
+        elif self.fraction == 1:
+            found = f"No switch kept the accuracy: stay with {first} to the end."
+        return [fill(found, WIDTH), fill(f"All runs together took {_number(self.cost_s)} s{cost}.", WIDTH)]
 
     def to_toml(self) -> str:
         """Return the file that `sync_switch(timing=FILE)` reads, with every trial."""
@@ -148,7 +129,7 @@ class SwitchSearch:
         searched = self.bisection
         asked = {"target": searched.target, "margin": searched.margin, "two_sided": searched.two_sided}
         table = {**(self.timing.as_table() if self.timing else {}), **asked}
-        table |= {"cluster": self.cluster, "stop": self.stop, "seeds": list(self.seeds)}
+        table |= {"cluster": str(self.trial.cluster), "stop": str(self.trial.stop), "seeds": list(self.seeds)}
         table |= {"cost_s": self.cost_s, "cost_in_first_runs": self.cost, "speed_up": self.speed_up}
         alone = {"first_alone": _plain(self.alone)} if self.alone else {}
         return {
@@ -158,7 +139,8 @@ class SwitchSearch:
         }
 
 
-_HEADINGS = f"{'share of':>10}  {'':<36}  {'':>8}  {'of the':>10}  {'':>6}\n" + (
+_HEADINGS = (
+    f"{'share of':>10}  {'':<36}  {'':>8}  {'of the':>10}\n"
     f"{'the first':>10}  {'accuracy at the end':<36}  {'seconds':>8}  {'first one':>10}  {'kept':>6}"
 )
 
