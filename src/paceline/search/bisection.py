@@ -58,6 +58,8 @@ class Bisection:
         if not _is_number(self.margin) or not 0 <= self.margin < 1:
             raise UsageError(f"margin = {self.margin!r}, expected a share in [0, 1){as_share(self.margin)}")
         check("[1, inf)", Integral, settings=self.settings)
+        if not isinstance(self.two_sided, bool):
+            raise UsageError(f"two_sided = {self.two_sided!r}, expected True or False")
 
     def accepts(self, accuracies: Accuracies) -> bool:
         """Return whether a setting keeps the accuracy, from its final accuracies; None or nan for a diverged run."""
