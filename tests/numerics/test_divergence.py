@@ -3,6 +3,7 @@
 import pytest
 
 import paceline as pl
+from paceline.stop import StopWatch
 from tiny_jobs import sgd, tiny_job
 
 
@@ -43,3 +44,12 @@ def test_a_max_loss_that_makes_no_sense_is_refused(stop, words):
 def test_it_is_written_as_it_is_read():
     stop = pl.Stop(epochs=2, max_loss=4.5)
     assert pl.Stop.parse(str(stop)) == stop
+
+
+def test_it_is_looked_at_over_a_whole_window_only():
+    watch = StopWatch(pl.Stop(updates=99, max_loss=5.0), workers=2, per_epoch=None)
+    for update in range(1, 10):
+        watch.accept(5.0)
+        assert watch.after_update(update, update) is None
+    watch.accept(5.0)
+    assert watch.after_update(10, 10).outcome == pl.Outcome.DIVERGED
