@@ -98,7 +98,7 @@ class SwitchSearch:
         if self.interrupted:
             return "".join(f"{line}\n" for line in self._verdict())
         target, margin = self.bisection.target, f"{'+-' if self.bisection.two_sided else '-'} {self.bisection.margin:g}"
-        asked = f"mean accuracy {target:.4f} {margin} to be kept, by {len(self.seeds)} runs"
+        asked = f"mean accuracy {target:.4f} {margin} to be kept, {len(self.seeds)} runs a switch"
         title = f"{self.trial.first}, then {self.trial.then}, on {self.trial.cluster}: {asked}."
         lines = [fill(title, WIDTH), "", _HEADINGS, *map(self._line, self._all), "", *self._verdict()]
         return "".join(f"{line}\n" for line in lines)
