@@ -124,7 +124,7 @@ def search_costs(
 ) -> list[SearchCost]:
     """Return what each search setting costs, and how surely it finds the right switch point.
 
-    The runs of a search are drawn from the recorded ones without replacement. With B runs of BSP and R of each rung, t_i
+    Runs are drawn from the recorded ones without replacement. With B runs of BSP and R of each rung, t_i
     the mean time of rung i over that of BSP, and P_i the probability that exactly the first i of m rungs are accepted,
 
         cost = B + R sum_i P_i (t_1 + ... + t_min(i+1, m)),    amortised = cost / (1 - t_right),
