@@ -1,6 +1,6 @@
 """Work out Table IV of the Sync-Switch paper from the runs that its authors published.
 
-python -m papers.sync_switch.costs FILE.csv        # writes results/table4.json and results/table4.md
+python -m papers.sync_switch.costs FILE.csv        # writes results/table4.jsonl and results/table4.md
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     lines = list(compared(args.file))
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "table4.json").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (args.out / "table4.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     (args.out / "table4.md").write_text("\n".join(table(lines)) + "\n")
 
 

@@ -46,11 +46,12 @@ class SearchSetting:
         """Read ``5+3``, five runs of BSP and three of each candidate; ``0+3`` for a recurring job."""
         bsp, _, candidates = text.partition("+")
         try:
-            return cls(int(bsp), int(candidates))
+            runs = int(bsp), int(candidates)
         except ValueError:
             raise UsageError(
                 f"{text!r} is no search setting; type BSP runs + candidate runs, as 5+3, or 0+3 if the job recurs"
             ) from None
+        return cls(*runs)
 
 
 @dataclass(frozen=True)
