@@ -190,7 +190,7 @@ def test_fewer_runs_than_asked_for_are_refused_unless_all_are_to_be_taken():
 
 RUNS = {
     1.0: [RecordedRun(100.0, 0.9)],
-    0.5: [RecordedRun(60.0, 0.91), RecordedRun(80.0, nan), RecordedRun(70.0, 0.93)],
+    0.5: [RecordedRun(80.0, nan), RecordedRun(60.0, 0.91), RecordedRun(70.0, 0.93)],
     0.1: [RecordedRun(30.0, 0.88)],
     0.0: [RecordedRun(10.0, 0.5)],
 }
