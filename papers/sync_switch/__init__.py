@@ -1,1 +1,1 @@
-"""Li, Mangoubi, Xu, Guo, "Sync-Switch: Hybrid Parameter Synchronization for Distributed Deep Learning", 2021."""
+"""Li, Mangoubi, Xu, Guo, "Sync-Switch", ICDCS 2021."""

@@ -108,7 +108,7 @@ def table(lines: Sequence[Line]) -> Iterator[str]:
 
 def off(line: Line, which: str, name: str) -> float:
     """Return how far a number is off theirs: a share of it, or for the success a difference of shares."""
-    theirs, ours = line["theirs"][name], line[which][name]
+    theirs, ours = float(line["theirs"][name]), float(line[which][name])
     return abs(ours - theirs) / (1 if name == "success" else theirs)
 
 

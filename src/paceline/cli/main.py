@@ -23,7 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-data_app = typer.Typer(help="Data sets of the jobs mnist and cifar10.", no_args_is_help=True)
+data_app = typer.Typer(help="Data sets of the jobs mnist, cifar10 and cifar100.", no_args_is_help=True)
 data_app.command()(fetch)
 for command in (train, compare, knee, search_cost, theory, report, trace, replay, advise, protocols):
     app.command()(command)
