@@ -9,18 +9,22 @@ from typing import Annotated
 
 import typer
 
-DATA_FOLDERS = {"mnist": "data/mnist", "cifar10": "data/cifar-10-batches-bin"}  # where the jobs look
+DATA_FOLDERS = {  # where the jobs look
+    "mnist": "data/mnist",
+    "cifar10": "data/cifar-10-batches-bin",
+    "cifar100": "data/cifar-100-binary",
+}
 
 
 def protocols() -> None:
-    """List the protocols, and what can be done about stale gradients, with their knobs and papers."""
-    from paceline.catalogue import CATALOGUE, COMPENSATORS, PLANS
+    """List the protocols, the plans made of them, and what can be added to them, with their knobs and papers."""
+    from paceline.catalogue import ADDITIONS, CATALOGUE, PLANS
 
     _list(CATALOGUE)
-    print("\nPlans of several protocols, up to the end of the run\n")
+    print("\nPlans of several protocols, up to the end of the run:\n")
     _list(PLANS)
-    print("\nAgainst stale gradients, after a protocol and a plus: asp + staleness_lr(C=0.01)\n")
-    _list(COMPENSATORS)
+    print("\nAfter a protocol and a plus, as in bsp + elastic or asp + staleness_lr(C=0.01):\n")
+    _list(ADDITIONS)
 
 
 def _list(factories: Mapping[str, Callable[..., object]]) -> None:
@@ -33,7 +37,7 @@ def _list(factories: Mapping[str, Callable[..., object]]) -> None:
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(help="mnist or cifar10.")],
+    name: Annotated[str, typer.Argument(help="mnist, cifar10 or cifar100.")],
     to: Annotated[Path | None, typer.Option(help="Folder; data/NAME if left out.")] = None,
 ) -> None:
     """Download a data set from its public mirrors and check its SHA-256."""
