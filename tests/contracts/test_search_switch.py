@@ -247,6 +247,7 @@ REFUSED = [
     ({"first": "bsp@3%"}, "first = 'bsp@3%', expected the text of one protocol"),
     ({"then": "bsp"}, "first and then are both bsp; expected two protocols"),
     ({"then": "k_sync(k=5)"}, "give k <= 4"),
+    ({"made": job(optimizer=sgd()), "then": "asp + momentum(rule=i/n)"}, "SGD has no momentum"),
     ({"target": 92.5}, "if this is percent, give 0.925"),
     ({"margin": 1}, "if this is percent, give 0.01"),
     ({"settings": 0}, "settings=0 is not a whole number in [1, inf)"),
