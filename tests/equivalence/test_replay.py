@@ -55,7 +55,13 @@ def test_of_controllers_that_have_a_name(protocol, tmp_path):
     assert pl.replay(tmp_path / "run").difference == ""
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=3)", "k_batch_async(k=3)@updates=20 >> asp", "dbw"])
+ALOOF = "bsp + elastic(window=1, consecutive=1)@updates=40 >> asp"
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    ["bsp", "k_sync(k=3)", "k_batch_async(k=3)@updates=20 >> asp", "dbw", pytest.param(ALOOF, marks=pytest.mark.slow)],
+)
 def test_real(protocol, tmp_path):
     real(protocol, out=tmp_path / "run")
     assert pl.replay(tmp_path / "run").difference == ""
