@@ -28,3 +28,18 @@ class RandomWalk(pl.Controller):
             pl.SetQuorum(k, f"walked to {k}"),
             pl.AskAgain(moment.now + 0.7),
         ]
+
+
+class Replacing(pl.Controller):
+    """Has a worker replaced when the update after a version is opened."""
+
+    def __init__(self, worker, version):
+        self.worker = worker
+        self.version = version
+
+    def begin(self, n):
+        return None
+
+    def decide(self, state, moment):
+        due = moment.asked == "open" and moment.version == self.version
+        return state, [pl.Replace(self.worker)] if due else []

@@ -12,6 +12,7 @@ from paceline.engines.local.memory import SharedMemory
 from paceline.engines.local.parcel import Parcel
 from paceline.history import DecisionMade, GradientArrived, WorkerJoined, WorkerLost, WorkInterrupted
 from paceline.vectors import Layout
+from tiny_controllers import Replacing
 from tiny_jobs import batch_norm_net, tiny_job
 
 
@@ -53,25 +54,14 @@ def test_respawn_brings_a_killed_worker_back():
     assert used_by(result, 1) > 3
 
 
-@pytest.mark.parametrize("policy", [pytest.param("stragglers", marks=pytest.mark.slow), "elastic"])
-def test_a_persistent_straggler_is_replaced_where_workers_are_started_again(policy):
-    slow = pl.Cluster(
-        3, pl.Deterministic(0.01), slowdowns=[pl.Slowdown(at_s=0.5, until_s=1.5, factor=20, workers=(1,))]
-    )
-    protocol = f"bsp + {policy}(persistent_s=0.2)"
-    result = run(protocol, respawn=True, slowness=slow, updates=400)
-    assert lost(result) == [(1, "replaced by another one")]
-    assert [record.worker for record in result.history.of(WorkerJoined)] == [1]
-    [persistent] = [record for record in result.history.of(DecisionMade) if record.kind == "persistent"]
-    assert persistent.worker == 1
-    assert any(r.used and r.worker == 1 and r.now_s > persistent.now_s + 1 for r in result.history.of(GradientArrived))
-
-
-def test_a_persistent_straggler_stays_where_no_worker_is_started_again():
-    slow = pl.Cluster(3, pl.Deterministic(0.01), slowdowns=[pl.Slowdown(at_s=0.3, factor=10, workers=(1,))])
-    result = run("bsp + stragglers(persistent_s=0.2)", slowness=slow, updates=60)
-    assert [record.worker for record in result.history.of(DecisionMade) if record.kind == "persistent"] == [1]
-    assert lost(result) == []
+@pytest.mark.parametrize("respawn", [True, False])
+def test_a_worker_is_replaced_where_workers_are_started_again(respawn):
+    slow = pl.Cluster(2, timing=pl.Deterministic(0.02))  # 4 s in all, many times what a new process needs
+    replacing = pl.bsp() + Replacing(worker=1, version=3)
+    result = run(replacing, n=2, updates=200 if respawn else 20, respawn=respawn, slowness=slow)
+    assert lost(result) == ([(1, "replaced by another one")] if respawn else [])
+    assert [record.worker for record in result.history.of(WorkerJoined)] == ([1] if respawn else [])
+    assert used_by(result, 1) > 4
 
 
 def test_a_silent_worker_is_declared_lost_by_a_timer():
