@@ -1,0 +1,1 @@
+"""Li, Mangoubi, Xu, Guo, "Sync-Switch", ICDCS 2021."""
