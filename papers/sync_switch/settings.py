@@ -193,7 +193,7 @@ def momentum(percent: float) -> list[Series]:
 
 def batches(setup: Setup, percent: float) -> list[Series]:
     """Return the plan with smaller and larger minibatches."""
-    sizes = (setup.batch_size // 4, setup.batch_size // 2, None, setup.batch_size * 2)
+    sizes = (setup.batch_size // 2, None, setup.batch_size * 2, setup.batch_size * 4)
     return [Series(switch(percent), batch_size=size) for size in sizes]
 
 
@@ -252,7 +252,7 @@ FIGURES: Mapping[str, Figure] = {
     ),
     "straggler": Figure(
         "one transient straggler, 8 workers",
-        {"small": Case(slowed(SMALL, *ONE), end_to_end(PERCENT), seeds=8)},
+        {"small": Case(slowed(SMALL, *ONE), end_to_end(PERCENT), seeds=5)},
     ),
     "rates": Figure(
         "the largest rate at which BSP trains, 16 workers",
