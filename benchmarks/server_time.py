@@ -13,6 +13,7 @@ import paceline as pl
 from common import options, ratios, report, spread
 from paceline.engines.local.memory import SharedMemory
 from paceline.engines.versions import Versions
+from paceline.events import Accept, Apply
 from paceline.server import ParameterServer
 from paceline.vectors import Layout, Vectors
 
@@ -107,12 +108,13 @@ def time_server(
 ) -> tuple[float, float, float]:
     """Return seconds per update in accumulate, apply and publish."""
     accumulate_s = apply_s = publish_s = 0.0
+    accepted = tuple(Accept(worker, 1, 0, 1) for worker in range(len(gradients)))
     for version in range(first, first + updates):
         begun = perf_counter()
         for gradient in gradients:
             server.take(gradient, samples=1)
         accumulated = perf_counter()
-        server.apply(len(gradients), lr_scale=1.0)
+        server.apply(Apply(version, accepted, 1.0, ""))
         applied = perf_counter()
         server.publish(versions.publish(version))
         published = perf_counter()

@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 
 from paceline.data import Loader
 from paceline.engines.replica import build_model
+from paceline.events import Accept, Apply
 from paceline.job import Job
 
 SAMPLES = 96
@@ -66,3 +67,8 @@ def plain_loop(job, seed, n, updates):
             (job.loss(model(inputs), target) / n).backward()
         optimizer.step()
     return model
+
+
+def update_of(k, lr_scale=1.0, **more):
+    """Return the command to make an update of k gradients of 8 samples."""
+    return Apply(1, (Accept(0, 1, 0, 8),) * k, lr_scale, "", **more)

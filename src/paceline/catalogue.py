@@ -15,8 +15,10 @@ from paceline.controllers.b_dbw import BDBW
 from paceline.controllers.base import Controller
 from paceline.controllers.dbw import DBW
 from paceline.controllers.idle_workers import IdleWorkers
+from paceline.controllers.sync_switch import Elastic, Greedy, Stragglers
 from paceline.errors import UsageError, did_you_mean
 from paceline.estimators.duration import Unobserved
+from paceline.momentum import Momentum
 from paceline.protocols import Extent, Phase, Plan, Protocol
 from paceline.text import bind, parse_call, split_top
 
@@ -225,16 +227,56 @@ def dc_s3gd(lambda_0: float = 0.2) -> DCS3GD:
     return DCS3GD(lambda_0)
 
 
-COMPENSATORS: Mapping[str, Callable[..., Compensator]] = {
-    factory.__name__: factory for factory in (staleness_lr, staleness_weight, dc_asgd, dc_s3gd)
+def stragglers(
+    window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False, persistent_s: float = 100.0
+) -> Stragglers:
+    """Straggler detection: who falls behind is put on record.
+
+    Paper: Li et al., "Sync-Switch", 2021, Sect. IV-B2.
+    """
+    return Stragglers(window, consecutive, min_gap, sliding, persistent_s)
+
+
+def greedy(
+    window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False, persistent_s: float = 100.0
+) -> Greedy:
+    """Greedy online policy: asynchronous while there is a straggler.
+
+    Paper: Li et al., "Sync-Switch", 2021, Sect. IV-B2.
+    """
+    return Greedy(window, consecutive, min_gap, sliding, persistent_s)
+
+
+def elastic(
+    window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False, persistent_s: float = 100.0
+) -> Elastic:
+    """Elastic online policy: stragglers are set aside until they have recovered.
+
+    Paper: Li et al., "Sync-Switch", 2021, Sect. IV-B2.
+    """
+    return Elastic(window, consecutive, min_gap, sliding, persistent_s)
+
+
+def momentum(rule: str) -> Momentum:
+    """Momentum after a switch: "keep", "zero", "1/n", or ramps "i/n" and "2^i/n" by epoch.
+
+    Paper: Li et al., "Sync-Switch", 2021, Fig. 8b.
+    """
+    return Momentum(rule)
+
+
+ADDITIONS: Mapping[str, Callable[..., Compensator | Controller[Any] | Momentum]] = {
+    factory.__name__: factory
+    for factory in (staleness_lr, staleness_weight, dc_asgd, dc_s3gd, stragglers, greedy, elastic, momentum)
 }
+"""What can stand after a plus."""
 
 
 def parse_plan(text: str) -> Plan:
     """Read a plan such as ``k_sync(k=12)``, ``bsp@25% >> asp`` or ``asp + staleness_lr(C=0.01)``.
 
-    After ``+`` stands what is done about stale gradients, after ``@`` the point of the run at which a part ends:
-    ``25%`` of the workload, ``updates=100``, ``gradients=6400``, ``epochs=2`` or ``seconds=60``.
+    After ``+`` stands what is done about stale gradients, stragglers or the momentum, after ``@`` the point of the run
+    at which a part ends: ``25%`` of the workload, ``updates=100``, ``gradients=6400``, ``epochs=2`` or ``seconds=60``.
 
     >>> print(parse_plan("bsp@25% >> k_sync(k=3)@epochs=2 >> asp"))
     bsp until 0.25 of the workload >> k_sync(k=3) until 2 epochs >> asp
@@ -246,8 +288,8 @@ def _parse_phase(text: str) -> Phase:
     call, *ends = split_top(text, "@")
     if len(ends) > 1:
         raise UsageError(f"{text!r} has two ends; expected one, as in bsp@25%")
-    protocol, *compensators = split_top(call, "+")
+    protocol, *additions = split_top(call, "+")
     given = bind(parse_call(protocol), CATALOGUE)
     phase = given if isinstance(given, Phase) else Phase(given)
-    phase += tuple(bind(parse_call(each), COMPENSATORS) for each in compensators)
+    phase += tuple(bind(parse_call(each), ADDITIONS) for each in additions)
     return replace(phase, end=Extent.parse(ends[0])) if ends else phase

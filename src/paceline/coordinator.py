@@ -28,6 +28,7 @@ from paceline.events import (
     Lost,
     Outcome,
     Quit,
+    Replace,
     Restarted,
     Step,
     Stop,
@@ -37,9 +38,11 @@ from paceline.events import (
 from paceline.lead import Lead
 from paceline.learning_rate import LearningRate
 from paceline.minibatches import Minibatches
+from paceline.momentum import KEEP
 from paceline.patience import Patience
+from paceline.phase_share import PhaseShare
 from paceline.protocols import Extent, Phase, Plan, Protocol
-from paceline.roster import ASIDE, BUSY, IDLE, LOST, Roster, Status, Worker
+from paceline.roster import ASIDE, BUSY, IDLE, LOST, PROBED, Roster, Status, Worker
 from paceline.stop import Stop as StopRule
 from paceline.stop import StopWatch
 
@@ -48,6 +51,7 @@ NOT_FINITE = "not finite"
 OLD_DRAW = "finished after its interrupt"
 NOBODY_ELSE = "no other live worker can contribute"
 LATE_RETURN = "its worker had been declared lost"
+PROBE = "only a probe of its worker"
 SILENT = "lost"
 SET_ASIDE = "set_aside"
 REJECTIONS_IN_A_ROW = 10
@@ -91,7 +95,11 @@ class Coordinator:
         self.awaits_step = False  # an update is made, and its step has yet to be told
         self._plan = plan
         self._phase = -1
-        self._phase_end: Extent | None = None
+        self._share = PhaseShare(None)
+        self._phase_began = 0  # the workload then
+        self._limits_momentum = any(phase.momentum != KEEP for phase in plan.phases)
+        self._momentum_limit = inf
+        self._per_epoch = per_epoch
         self._protocol: Protocol = plan.phases[0].protocol
         self._controllers: list[tuple[control.Controller[Any], Any]] = []
         self._measures_always = measure_steps
@@ -200,7 +208,7 @@ class Coordinator:
     def _arrival(self, event: Arrival) -> None:
         worker = self._workers[event.worker]
         if event.draw != worker.draw or worker.status is not BUSY:
-            self._unexpected(event, worker)
+            self._rarer_arrival(event, worker)
             return
         staleness = self.version - worker.version
         round_trip_s = event.now - worker.started_s
@@ -219,7 +227,9 @@ class Coordinator:
             self._accept(event, worker, staleness)
         self._delivered = event.worker
         if self._controllers and not self.stopped:
-            self._consult("arrival", event, staleness, accepted)
+            self._consult(
+                "arrival", arrival=event, busy_s=_busy_s(event, worker), staleness=staleness, accepted=accepted
+            )
 
     def _accept(self, event: Arrival, worker: Worker, staleness: int) -> None:
         command = Accept(event.worker, event.draw, staleness, event.samples, event.step_scale)
@@ -250,9 +260,14 @@ class Coordinator:
             )
             self._end(Stop(Outcome.NOT_FINITE, reason))
 
-    def _unexpected(self, event: Arrival, worker: Worker) -> None:
-        if worker.status is not LOST or event.draw != worker.draw:
+    def _rarer_arrival(self, event: Arrival, worker: Worker) -> None:
+        if event.draw != worker.draw or worker.status in {IDLE, ASIDE}:
             self._commands.append(Drop(event.worker, event.draw, None, OLD_DRAW))
+        elif worker.status is PROBED:
+            staleness = self.version - worker.version
+            self._commands.append(Drop(event.worker, event.draw, staleness, PROBE))
+            worker.status = ASIDE
+            self._consult("arrival", arrival=event, busy_s=_busy_s(event, worker), staleness=staleness)
         else:
             self._commands.append(Drop(event.worker, event.draw, self.version - worker.version, LATE_RETURN))
             self._observe(event.now - worker.started_s)
@@ -298,10 +313,22 @@ class Coordinator:
         self._made_of = len(held)
         step_scale = _step_scale(held) if self._is_scaled else 1.0
         self._is_scaled = False
-        self._commands.append(Apply(self.version, tuple(held), scale, reason, self._measures, step_scale))
+        limit = self._limit_momentum(self.workload - len(held)) if self._limits_momentum else inf
+        self._commands.append(Apply(self.version, tuple(held), scale, reason, self._measures, step_scale, limit))
         self.awaits_step = self._measures
         if not self.awaits_step:
             self._check_update()
+
+    def _limit_momentum(self, workload: int) -> float:
+        """Return the largest momentum for an update that is made after this workload."""
+        momentum = self._plan.phases[self._phase].momentum
+        i = int((workload - self._phase_began) / self._per_epoch) if self._per_epoch else 0
+        limit = momentum.limit(i, self._roster.live or 1)
+        if limit != self._momentum_limit:
+            self._momentum_limit = limit
+            text = f"at most {limit:.4g}" if limit < inf else "the optimizer's own"
+            self._commands.append(Decision("momentum", f"{text}: {momentum.rule} after {i} epochs of this phase"))
+        return limit
 
     def _applied(self, event: Applied) -> None:
         self.awaits_step = False
@@ -319,8 +346,7 @@ class Coordinator:
     def _finish_update(self) -> None:
         if self._evaluate_every is not None:
             self._check_evaluation(self._evaluate_every)
-        if self._phase_end is not None:
-            self._check_phase()
+        self._check_phase()
         self._newcomers.clear()
         if self._protocol.on_update == "interrupt":
             self._interrupt_stale()
@@ -420,7 +446,7 @@ class Coordinator:
 
     def _lose(self, worker: int) -> None:
         status = self._roster.status(worker)
-        if status is ASIDE:
+        if status in {ASIDE, PROBED}:
             self._workers[worker].status = LOST
         elif status is not LOST:
             self._take_out(worker, LOST)
@@ -448,9 +474,14 @@ class Coordinator:
             self._interrupt(worker, state)
         self._take_out(worker, ASIDE)
 
-    def _take_back(self, worker: int) -> None:
-        if self._known(worker).status is ASIDE:
-            self._join(worker)
+    def _take_back(self, worker: int, state: Worker) -> None:
+        if state.status is PROBED:
+            self._commands.append(Interrupt(worker, state.draw))
+        self._join(worker)
+
+    def _probe(self, worker: int, state: Worker) -> None:
+        self._roster.probe(state, self.version, self._now)
+        self._commands.append(Compute(worker, self.version, state.draw))
 
     def _deal_out(self) -> None:
         if self._minibatches is not None:
@@ -467,6 +498,8 @@ class Coordinator:
         for phase in self._plan.phases:
             if phase.end is not None and phase.end.unit == "seconds":
                 self._wake(phase.end.amount)
+        if self._share.end is not None and self._share.end.unit == "seconds":
+            self._wake(self._share.ends_at)
 
     def _timer(self) -> None:
         now = self._now
@@ -519,16 +552,20 @@ class Coordinator:
     # --- phases and controllers ---------------------------------------------------------------------------
 
     def _check_phase(self) -> None:
-        while (end := self._phase_end) is not None:
-            if end.position(self.version, self.workload, self._now) < end.amount:
-                break
+        while self._share.end is not None and self._share.is_done(self._position(self._share.end)):
             self._enter_next_phase()
 
+    def _position(self, end: Extent) -> float:
+        return end.position(self.version, self.workload, self._now)
+
     def _enter_next_phase(self) -> None:
-        ended = self._phase_end
+        ended = self._share.end
+        if self._controllers:
+            self._consult("end")
         self._phase += 1
         phase = self._plan.phases[self._phase]
-        self._phase_end = phase.end
+        self._share = PhaseShare(phase.end)
+        self._phase_began = self.workload
         self._controllers = [(c, c.begin(self._roster.live or 1)) for c in phase.controllers]
         self._measures = self._measures_always or _reads_steps(phase)
         self._asked_for.clear()
@@ -553,8 +590,10 @@ class Coordinator:
 
     def _consult(
         self,
-        asked: Literal["open", "arrival", "timer"],
+        asked: control.Asked,
+        *,
         arrival: Arrival | None = None,
+        busy_s: float = 0.0,
         staleness: int = 0,
         accepted: bool = False,
         step: Step | None = None,
@@ -574,6 +613,7 @@ class Coordinator:
             workers=self._roster.taking_part() if asked == "open" else (),
             step=step,
             arrival=arrival,
+            busy_s=busy_s,
             staleness=staleness,
             accepted=accepted,
         )
@@ -588,14 +628,22 @@ class Coordinator:
     def _obey(self, action: control.Action) -> None:
         match action:
             case control.SetAside(worker, reason):
-                if self._known(worker).status in {IDLE, BUSY}:  # one that was lost cannot be handed back
-                    self._commands.append(Decision(SET_ASIDE, f"worker {worker}: {reason}", worker))
-                    self._set_aside(worker)
+                self._obey_set_aside(worker, reason)
             case control.TakeBack(worker, reason):
-                self._commands.append(Decision("take_back", f"worker {worker}: {reason}", worker))
-                self._take_back(worker)
-            case control.ChangeProtocol(protocol, reason):
+                state = self._known(worker)
+                if state.status in {ASIDE, PROBED}:
+                    self._commands.append(Decision("take_back", f"worker {worker}: {reason}", worker))
+                    self._take_back(worker, state)
+            case control.Probe(worker):
+                state = self._known(worker)
+                if state.status is ASIDE:
+                    self._probe(worker, state)
+            case control.Replace(worker):
+                if self._known(worker).status is not LOST:
+                    self._commands.append(Replace(worker))
+            case control.ChangeProtocol(protocol, reason, counts):
                 self._change_protocol(protocol, reason)
+                self._count(counts)
             case control.SetQuorum(k, reason):
                 if k < 1:
                     raise UsageError(f"a controller asked for a quorum of {k!r} ({reason}); expected k >= 1")
@@ -608,6 +656,27 @@ class Coordinator:
                 self._wake(at_s)
             case control.Remark(kind, reason, worker):
                 self._commands.append(Decision(kind, reason, worker))
+
+    def _obey_set_aside(self, worker: int, reason: str) -> None:
+        if self._known(worker).status not in {IDLE, BUSY}:
+            return  # one that was lost cannot be handed back
+        if self._roster.live == 1:
+            self._commands.append(Decision("kept", f"worker {worker}, the last one, in spite of: {reason}", worker))
+            return
+        self._commands.append(Decision(SET_ASIDE, f"worker {worker}: {reason}", worker))
+        self._set_aside(worker)
+
+    def _count(self, counts: bool) -> None:
+        """Let what is made from here on count towards the end of the phase, or not."""
+        end = self._share.end
+        if end is None:
+            return
+        if not counts:
+            self._share.pause(self._position(end))
+            return
+        self._share.go_on(self._position(end))
+        if end.unit == "seconds":
+            self._wake(self._share.ends_at)
 
     # --- evaluation ---------------------------------------------------------------------------------------
 
@@ -639,6 +708,7 @@ class Coordinator:
             "patience": self._patience.state_dict(),
             "minibatches": self._minibatches and self._minibatches.state_dict(),
             "lead": self._lead and self._lead.state_dict(),
+            "share": self._share.state_dict(),
             **copied(self, _AS_IT_IS),
         }
 
@@ -656,7 +726,8 @@ class Coordinator:
             self._phase = -1
             return
         phase = self._plan.phases[self._phase]
-        self._phase_end = phase.end
+        self._share = PhaseShare(phase.end)
+        self._share.load_state_dict(state["share"])
         self._measures = self._measures_always or _reads_steps(phase)
         self._controllers = [
             (controller, controller.load_state_dict(saved))
@@ -692,6 +763,9 @@ class Coordinator:
             self._give_back(state)
         for worker in [worker for worker in self._workers if worker >= workers]:
             self._lose(worker)
+        for state in self._workers.values():
+            if state.status is PROBED:
+                state.status = ASIDE
         is_other_plan = self._phase < 0
         if is_other_plan:
             for worker in [worker for worker in self._workers if self._roster.status(worker) is ASIDE]:
@@ -728,6 +802,8 @@ _AS_IT_IS = (
     "_step",
     "_left",
     "_phase",
+    "_phase_began",
+    "_momentum_limit",
     "_protocol",
     "_needs_alarm",
     "_deserted_until_s",
@@ -746,6 +822,11 @@ _AS_IT_IS = (
     "_asked_for",
     "_now",
 )
+
+
+def _busy_s(event: Arrival, worker: Worker) -> float:
+    """Return what the worker has measured, or else the whole round trip."""
+    return event.pull_s + event.compute_s + event.push_s or event.now - worker.started_s
 
 
 def _reads_steps(phase: Phase) -> bool:

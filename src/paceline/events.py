@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from math import nan
+from math import inf, nan
 from typing import NamedTuple
 
 
@@ -233,6 +233,7 @@ class Apply(NamedTuple):
         reason: why the update is made now.
         measure: whether an `Applied` is to follow at once.
         step_scale: mean of the gradients', by which the mean gradient, each weighted with its own, is multiplied.
+        momentum_limit: the largest momentum that the optimizer may step with.
     """
 
     version: int
@@ -241,6 +242,13 @@ class Apply(NamedTuple):
     reason: str
     measure: bool = False
     step_scale: float = 1.0
+    momentum_limit: float = inf
+
+
+class Replace(NamedTuple):
+    """Give a worker up and start another one in its place, if that can be done; a `Lost` and a `Joined` will tell."""
+
+    worker: int
 
 
 class Evaluate(NamedTuple):
@@ -276,4 +284,4 @@ class Stop(NamedTuple):
     reason: str
 
 
-Command = Compute | Interrupt | Accept | Drop | Apply | Evaluate | Wake | Decision | Stop
+Command = Compute | Interrupt | Replace | Accept | Drop | Apply | Evaluate | Wake | Decision | Stop

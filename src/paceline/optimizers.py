@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import Literal
 
 import torch
@@ -58,17 +59,39 @@ _CANNOT_SCALE = {
 }
 
 
+def check_momentum(job: Job, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer whose momentum cannot be limited.
+
+    Raises:
+        UsageError: it has none that is called so, or one of 0.
+    """
+    momenta = [group.get("momentum", 0.0) for group in optimizer.param_groups]
+    if not any(momenta):
+        raise UsageError(
+            f"job {job.name}: {type(optimizer).__name__} has no momentum that a rule for it could change; give an "
+            "optimizer such as SGD with momentum=0.9, or leave momentum(...) out of the plan"
+        )
+
+
+# At 0, torch's SGD would leave its buffer as it is, to come back when the limit rises; times this, it is forgotten.
+_LEAST_MOMENTUM = 1e-30
+
+
 @contextmanager
-def scaled(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
-    """Let the optimizer step with its learning rates times a factor."""
-    if factor == 1.0:
+def stepping(optimizer: torch.optim.Optimizer, lr_scale: float, momentum_limit: float = inf) -> Iterator[None]:
+    """Let the optimizer step with its learning rates times a scale, and with no more than so much momentum."""
+    if lr_scale == 1.0 and momentum_limit == inf:
         yield
         return
-    own = [group["lr"] for group in optimizer.param_groups]
+    own: list[dict[str, float]] = [
+        {key: group[key] for key in ("lr", "momentum") if key in group} for group in optimizer.param_groups
+    ]
     for group in optimizer.param_groups:
-        group["lr"] = group["lr"] * factor
+        group["lr"] = group["lr"] * lr_scale
+        if group.get("momentum", 0.0) > momentum_limit:
+            group["momentum"] = max(momentum_limit, _LEAST_MOMENTUM)
     try:
         yield
     finally:
-        for group, lr in zip(optimizer.param_groups, own, strict=True):
-            group["lr"] = lr
+        for group, before in zip(optimizer.param_groups, own, strict=True):
+            group.update(before)

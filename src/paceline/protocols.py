@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from paceline.compensation.base import chain
 from paceline.errors import UsageError
+from paceline.momentum import KEEP, Momentum
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.compensation.base import Compensator
     from paceline.controllers.base import Controller
+
+    Addition: TypeAlias = Compensator | Controller[Any] | Momentum
 
 Unit = Literal["fraction", "updates", "gradients", "epochs", "seconds"]
 UNITS: tuple[Unit, ...] = ("fraction", "updates", "gradients", "epochs", "seconds")
@@ -99,8 +101,8 @@ class Protocol:
         """Return a phase that ends at this point of the run, counted from the run's beginning."""
         return Phase(self).until(fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds)
 
-    def __add__(self, compensators: Compensator | tuple[Compensator, ...]) -> Phase:
-        return Phase(self) + compensators
+    def __add__(self, added: Addition | tuple[Addition, ...]) -> Phase:
+        return Phase(self) + added
 
     def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
         return as_plan(self) >> other
@@ -188,7 +190,15 @@ class Phase:
         controllers: that may change it.
         end: where the next phase begins; None for the end of the run.
         name: for people; said in full if not given.
-        compensators: what is done about stale gradients; ``pl.asp() + pl.staleness_lr(C=0.01)`` adds one.
+        compensators: what is done about stale gradients.
+        momentum: how much of the optimizer's own it goes on with.
+
+    Compensators, controllers and a momentum are added with a plus.
+
+    Example:
+        >>> from paceline.catalogue import asp, bsp, elastic, momentum, staleness_lr
+        >>> print((bsp() + elastic()).until(0.25) >> asp() + staleness_lr(C=0.01) + momentum("1/n"))
+        bsp + elastic until 0.25 of the workload >> asp + staleness_lr(C=0.01) + momentum(rule='1/n')
     """
 
     protocol: Protocol
@@ -196,6 +206,7 @@ class Phase:
     end: Extent | None = None
     name: str = ""
     compensators: tuple[Compensator, ...] = ()
+    momentum: Momentum = KEEP
 
     def until(
         self,
@@ -214,17 +225,29 @@ class Phase:
         end = Extent.of(fraction=fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds)
         return replace(self, end=end)
 
-    def __add__(self, compensators: Compensator | tuple[Compensator, ...]) -> Phase:
-        added = compensators if isinstance(compensators, tuple) else (compensators,)
-        return replace(self, compensators=chain(*self.compensators, *added))
+    def __add__(self, added: Addition | tuple[Addition, ...]) -> Phase:
+        phase = self
+        for each in added if isinstance(added, tuple) else (added,):
+            if not hasattr(each, "added_to"):
+                raise UsageError(
+                    f"{each!r} cannot be added to {self}; expected a compensator, a controller or a momentum, "
+                    "such as pl.staleness_lr(C=0.01), pl.elastic() or pl.momentum('1/n')"
+                )
+            phase = each.added_to(phase)
+        return phase
 
     def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
         return as_plan(self) >> other
 
-    def __str__(self) -> str:
+    @property
+    def title(self) -> str:
+        """The protocol with its controllers."""
         controlled = f" controlled by {', '.join(map(repr, self.controllers))}" if self.controllers else ""
-        name = self.name or f"{self.protocol.name}{controlled}"
-        name = " + ".join([name, *map(str, self.compensators)])
+        return self.name or f"{self.protocol.name}{controlled}"
+
+    def __str__(self) -> str:
+        momentum = [] if self.momentum == KEEP else [self.momentum]
+        name = " + ".join(map(str, [self.title, *self.compensators, *momentum]))
         return f"{name}{f' until {self.end}' if self.end else ''}"
 
 
@@ -253,8 +276,12 @@ class Plan:
     @property
     def in_full(self) -> str:
         """The plan with every knob, to tell it from another one that only has the same name."""
-        parts = [(vars(each.protocol), each.end, each.controllers, each.compensators) for each in self.phases]
-        return repr(parts)
+        return repr(
+            [
+                (vars(phase.protocol), phase.end, phase.controllers, phase.compensators, phase.momentum)
+                for phase in self.phases
+            ]
+        )
 
     def checked(self, n: int, total: float | None, per_epoch: float | None) -> Plan:
         """Return this plan with workload in gradients, or refuse what cannot run on n workers."""
@@ -264,6 +291,8 @@ class Plan:
                 controller.check(phase.protocol, n)
             phase.protocol.check_workers(n)
             _check_compensators(phase)
+            if phase.momentum.counts_epochs and per_epoch is None:
+                raise UsageError(f"{phase}: these data have no epochs to raise the momentum by; give another rule")
             end = phase.end and phase.end.in_gradients(total, per_epoch)
             phases.append(replace(phase, end=end))
         _check_ends(self.phases)

@@ -16,10 +16,11 @@ class Status(Enum):
     IDLE = auto()
     BUSY = auto()
     ASIDE = auto()
+    PROBED = auto()  # set aside, and at work that will not be used
     LOST = auto()
 
 
-IDLE, BUSY, ASIDE, LOST = Status  # looked up several times an event, and an enum is slow at that
+IDLE, BUSY, ASIDE, PROBED, LOST = Status  # looked up several times an event, and an enum is slow at that
 
 
 @dataclass(slots=True)
@@ -80,6 +81,14 @@ class Roster:
         del self.idle[worker]
         self.workers[worker].status = status
         self.live -= 1
+
+    def probe(self, state: Worker, version: int, now: float) -> None:
+        """Give a worker that was set aside work that nobody waits for."""
+        state.status = PROBED
+        state.draw += 1
+        state.version = version
+        state.started_s = now
+        state.minibatch = None
 
     def occupy(self, worker: int, state: Worker, version: int, now: float) -> None:
         """Give an idle worker its next work."""

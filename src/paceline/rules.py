@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paceline.catalogue import COMPENSATORS
+from paceline.catalogue import ADDITIONS
 from paceline.checkpoint.state import Json, decode, encode
 from paceline.compensation.base import Compensator
 from paceline.controllers.adasync import AdaSync
@@ -18,6 +18,7 @@ from paceline.coordinator import Coordinator
 from paceline.errors import UsageError
 from paceline.learning_rate import LearningRate
 from paceline.minibatches import Minibatches
+from paceline.momentum import KEEP, Momentum
 from paceline.protocols import Extent, Phase, Plan
 from paceline.stop import Stop
 from paceline.text import bind, parse_call
@@ -61,6 +62,7 @@ def plan_as_json(plan: Plan) -> Json:
             "controllers": [repr(controller) for controller in phase.controllers],
             "name": phase.name,
             "compensators": [repr(compensator) for compensator in phase.compensators],
+            "momentum": phase.momentum.rule,
         }
         for phase in plan.phases
     ]
@@ -82,6 +84,7 @@ def plan_of(phases: Sequence[Json]) -> Plan:
                 Extent(*phase["end"]) if phase["end"] else None,
                 phase.get("name", ""),  # plans had none before
                 tuple(_compensator(text) for text in phase.get("compensators", ())),  # nor these
+                Momentum(phase.get("momentum", KEEP.rule)),  # nor this
             )
             for phase in decode(list(phases), {})
         )
@@ -89,17 +92,22 @@ def plan_of(phases: Sequence[Json]) -> Plan:
 
 
 def _compensator(text: str) -> Compensator:
-    try:
-        return bind(parse_call(text), COMPENSATORS)
-    except UsageError:
-        raise _cannot_make_again("compensator", text) from None
+    made = _made_again("compensator", text, ADDITIONS)
+    assert isinstance(made, Compensator)
+    return made
 
 
 def _controller(text: str) -> Controller[Any]:
+    made = _made_again("controller", text, {**_CONTROLLERS, **ADDITIONS})
+    assert isinstance(made, Controller)
+    return made
+
+
+def _made_again(part: str, text: str, factories: Mapping[str, Callable[..., object]]) -> object:
     try:
-        return bind(parse_call(text), _CONTROLLERS)
+        return bind(parse_call(text), factories)
     except UsageError:
-        raise _cannot_make_again("controller", text) from None
+        raise _cannot_make_again(part, text) from None
 
 
 def _cannot_make_again(part: str, text: str) -> UsageError:

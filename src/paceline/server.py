@@ -12,9 +12,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from paceline.checks import check
 from paceline.compensation.base import Compensator, Delayed
 from paceline.errors import UsageError
-from paceline.events import Compensation, Step
+from paceline.events import Apply, Compensation, Step
 from paceline.job import Job
-from paceline.optimizers import make_optimizer, scaled, scaled_part
+from paceline.optimizers import make_optimizer, scaled_part, stepping
 from paceline.step_meter import StepMeter
 from paceline.vectors import Layout, Vectors, bind, trainable
 
@@ -160,26 +160,21 @@ class ParameterServer:
                 _sum(mean, changes, begin=shares[0] == 1.0)
         self._taken.clear()
 
-    def apply(self, gradients: int, lr_scale: float, measure: bool = False, step_scale: float = 1.0) -> Step | None:
-        """Make one update of what was taken and added; return the step that it was, if it is to be measured.
-
-        Args:
-            gradients: that it is made of, >= 1.
-            lr_scale: factor on the optimizer's learning rates for this step.
-            measure: whether to.
-            step_scale: mean of the gradients' own.
-        """
+    def apply(self, update: Apply) -> Step | None:
+        """Make one update of what was taken and added; return the step that it was, if it is to be measured."""
         mean = self._finished_mean()
         step = None
-        if step_scale != 1.0 and self.scaled_part == "learning rate":
-            lr_scale *= step_scale
-        elif step_scale != 1.0:
+        lr_scale = update.lr_scale
+        if update.step_scale != 1.0 and self.scaled_part == "learning rate":
+            lr_scale *= update.step_scale
+        elif update.step_scale != 1.0:
             for flat in mean.flat_parameters:
-                flat.mul_(step_scale)
-        if measure:
-            step = self._measured_step(mean, lr_scale)
-        else:
-            self._step(mean, lr_scale)
+                flat.mul_(update.step_scale)
+        with stepping(self.optimizer, lr_scale, update.momentum_limit):
+            if update.measure:
+                step = self._measured_step(mean)
+            else:
+                self._step(mean)
         for buffers, change in zip(self._state.flat_buffers, mean.flat_buffers, strict=True):
             if buffers.dtype == torch.bool:
                 buffers.copy_(change)
@@ -187,24 +182,23 @@ class ParameterServer:
                 buffers.add_(change)
         self._samples = 0
         self._weight = 0.0
-        self._workload += gradients
+        self._workload += len(update.gradients)
         self._advance_schedule()
         return step and step._replace(next_learning_rate=self._largest_rate)
 
-    def _measured_step(self, mean: Vectors, lr_scale: float) -> Step:
-        learning_rate = self._largest_rate * lr_scale
+    def _measured_step(self, mean: Vectors) -> Step:
+        learning_rate = self._largest_rate
         self._meter.before(mean.flat_parameters)
-        self._step(mean, lr_scale)
+        self._step(mean)
         return self._meter.after(mean.flat_parameters, learning_rate)
 
-    def _step(self, mean: Vectors, lr_scale: float) -> None:
+    def _step(self, mean: Vectors) -> None:
         for parameter, gradient in zip(self._parameters, mean.parameters, strict=True):
             parameter.grad = gradient
         if self._job.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self._job.clip_norm)
         before = [flat._version for flat in mean.flat_parameters]
-        with scaled(self.optimizer, lr_scale):
-            self.optimizer.step()
+        self.optimizer.step()
         if mean is not self._mean and before != [flat._version for flat in mean.flat_parameters]:
             mean.memory.zero_()  # the optimizer wrote into it, and its worker takes for zero what it did not write
 

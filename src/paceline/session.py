@@ -20,6 +20,8 @@ from paceline.engines.summed_loss import warn_of_summed_loss
 from paceline.engines.virtual import VirtualEngine
 from paceline.errors import UsageError
 from paceline.job import Job
+from paceline.momentum import KEEP
+from paceline.optimizers import check_momentum
 from paceline.protocols import Extent, Plan
 from paceline.recording.recorder import Recorder
 from paceline.rules import make_coordinator, plan_as_json
@@ -137,6 +139,8 @@ class Session:
         _check_memory(self.layout, cluster.n)
         self.server = ParameterServer(job, self.model, self.layout, setting.per_epoch)
         self._step_scale = self._check_step_scale()
+        if any(phase.momentum != KEEP for phase in setting.plan.phases):
+            check_momentum(job, self.server.optimizer)
 
     @cached_property
     def configuration(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from math import nan
 
-from paceline.coordinator import LATE_RETURN, NOT_FINITE, OLD_DRAW, STALE, Coordinator
+from paceline.coordinator import LATE_RETURN, NOT_FINITE, OLD_DRAW, PROBE, STALE, Coordinator
 from paceline.events import (
     Accept,
     Applied,
@@ -22,6 +22,7 @@ from paceline.events import (
     Lost,
     Outcome,
     Quit,
+    Replace,
     Step,
     Stop,
     Timer,
@@ -113,6 +114,8 @@ def _told(command):
             return f"compute w{worker}.{draw} on v{version} shard {shard} epoch {epoch} number {number}"
         case Interrupt(worker, draw):
             return f"interrupt w{worker}.{draw}"
+        case Replace(worker):
+            return f"replace w{worker}"
         case Accept(worker, draw, staleness):
             return f"accept w{worker}.{draw}" + (f" stale {staleness}" if staleness else "")
         case Drop(worker, draw, staleness, reason):
@@ -150,6 +153,7 @@ class Watch:
         self.version = 0
         self.live = set(range(n))
         self.aside = set()
+        self.probed = {}  # worker set aside -> version that it computes on, for nobody
         self.draws = Counter()
         self.flying = {}  # worker -> version that it computes on, in the order of being given work
         self.held = []
@@ -182,12 +186,12 @@ class Watch:
 
     def lose(self, worker):
         self._leave(worker)
-        self.aside.discard(worker)
+        self._not_aside(worker)
         return self._plain(Lost, worker, "scripted")
 
     def join(self, worker):
         self._leave(worker)
-        self.aside.discard(worker)
+        self._not_aside(worker)
         self._enter(worker)
         return self._plain(Joined, worker)
 
@@ -230,6 +234,9 @@ class Watch:
 
     def _compute(self, event, command):
         worker = command.worker
+        if worker in self.aside:
+            self._probe(command)
+            return
         assert worker in self.live
         assert worker not in self.flying, "one gradient in flight"
         assert command.version == self.version, "work is given on the newest version"
@@ -242,6 +249,9 @@ class Watch:
 
     def _interrupt(self, event, command):
         assert command.draw == self.draws[command.worker]
+        if self.probed.pop(command.worker, None) is not None:
+            assert command.worker in self.live, "a probe is interrupted where its worker is taken back"
+            return
         staleness = self.version - self.flying.pop(command.worker)
         if command.worker not in self.aside:
             assert self.protocol.on_update == "interrupt"
@@ -269,8 +279,11 @@ class Watch:
             case "its worker had been declared lost":
                 assert command.reason == LATE_RETURN
                 assert command.worker not in self.live
-                self.aside.discard(command.worker)
+                self._not_aside(command.worker)
                 self._enter(command.worker)
+            case "only a probe of its worker":
+                assert command.reason == PROBE
+                assert command.staleness == self.version - self.probed.pop(command.worker)
             case reason:
                 assert reason == OLD_DRAW
                 assert command.draw < self.draws[command.worker] or command.worker not in self.flying
@@ -293,12 +306,28 @@ class Watch:
         elif command.kind == "set_aside":
             self._set_aside(int(subject.removeprefix("worker ")))
         elif command.kind == "take_back" and (worker := int(subject.removeprefix("worker "))) in self.aside:
-            self.aside.remove(worker)
+            self.aside.remove(worker)  # a probe is interrupted next
             self._enter(worker)
         elif command.kind == "lost":
             self._leave(int(subject.removeprefix("worker ")))
 
+    def _probe(self, command):
+        worker = command.worker
+        assert worker not in self.probed, "one probe at a time"
+        assert (command.version, command.draw) == (self.version, self.draws[worker] + 1)
+        assert command.minibatch is None, "nothing that has to be used is dealt out for a probe"
+        self.draws[worker] = command.draw
+        self.probed[worker] = command.version
+
+    def _replace(self, event, command):
+        assert command.worker in self.live | self.aside
+
+    def _not_aside(self, worker):
+        self.aside.discard(worker)
+        self.probed.pop(worker, None)
+
     def _set_aside(self, worker):
+        assert self.live != {worker}, "the last one stays"
         if worker in self.live:
             version = self.flying.get(worker)
             self._leave(worker)
@@ -318,6 +347,7 @@ class Watch:
     def _check_rest(self):
         """Check the state between two events."""
         assert set(self.flying) <= self.live
+        assert set(self.probed) <= self.aside
         assert self.flying or not self.live, "never stalls: somebody computes"
         able = set(self.flying) - self._joined_since_update
         assert able or not self.held, "held gradients wait for somebody who can still contribute"

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from contracts.harness import Watch, coordinator
 from contracts.naive import NaiveCoordinator, told
 from paceline.catalogue import asp, backup, k_batch_async, k_sync, pull
-from paceline.controllers.base import AskAgain, ChangeProtocol, CloseUpdate, Controller, SetAside, SetQuorum, TakeBack
+from paceline.controllers.base import (
+    AskAgain,
+    ChangeProtocol,
+    CloseUpdate,
+    Controller,
+    Probe,
+    Replace,
+    SetAside,
+    SetQuorum,
+    TakeBack,
+)
 from paceline.events import Accept, Apply, Arrival, Compute, Decision, Drop, Interrupt, Joined, Lost
 from paceline.lead import Lead
 from paceline.minibatches import Minibatches
@@ -69,9 +79,11 @@ def whims(draw, n):
     action = st.one_of(
         st.builds(SetQuorum, st.integers(1, 2 * n), st.just("whim")),
         st.just(CloseUpdate("whim")),
-        st.builds(ChangeProtocol, st.sampled_from(choices), st.just("whim")),
+        st.builds(ChangeProtocol, st.sampled_from(choices), st.just("whim"), st.booleans()),
         st.builds(SetAside, st.integers(0, n - 1), st.just("whim")),
         st.builds(TakeBack, st.integers(0, n - 1), st.just("whim")),
+        st.builds(Probe, st.integers(0, n - 1)),
+        st.builds(Replace, st.integers(0, n - 1)),
         st.builds(AskAgain, st.integers(0, 60).map(float)),
     )
     answers = draw(st.lists(st.lists(action, max_size=2), max_size=20))
@@ -82,7 +94,7 @@ def whims(draw, n):
 # What happens, to a worker chosen by the second number; mostly, somebody who computes delivers.
 happenings = st.lists(
     st.tuples(
-        st.sampled_from(["arrival"] * 8 + ["not finite", "old draw", "lost", "joined", "joined", "timer"]),
+        st.sampled_from(["arrival"] * 8 + ["not finite", "old draw", "probe", "lost", "joined", "joined", "timer"]),
         small,
     ),
     max_size=60,
@@ -99,6 +111,8 @@ def happen(watch, what, number):
     elif what == "old draw":
         if watch.draws[number] > 1:
             watch.arrive(number, draw=watch.draws[number] - 1, dt=0.0)
+    elif what == "probe" and watch.probed:
+        watch.arrive(sorted(watch.probed)[number % len(watch.probed)], dt=0.5)
     elif what == "lost" and len(watch.live) > 1 and number in watch.live:
         watch.lose(number)
     elif what == "joined":
@@ -141,7 +155,7 @@ def test_invariants_hold_and_updates_go_on_whatever_controllers_do(data, n, step
     other = type(other)(
         tuple(
             tuple(
-                ChangeProtocol(more[int(action.protocol.name[-1])], action.reason)
+                ChangeProtocol(more[int(action.protocol.name[-1])], action.reason, action.counts)
                 if isinstance(action, ChangeProtocol)
                 else action
                 for action in answer

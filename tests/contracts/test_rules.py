@@ -31,10 +31,11 @@ class Scripted(Controller):
     open: tuple = ()
     arrival: tuple = ()
     timer: tuple = ()
+    end: tuple = ()
     seen: list = field(default_factory=list)
 
     def begin(self, n):
-        return {"open": 0, "arrival": 0, "timer": 0}
+        return {"open": 0, "arrival": 0, "timer": 0, "end": 0}
 
     def decide(self, state, moment):
         self.seen.append(moment)

@@ -13,7 +13,9 @@ import paceline
 SOURCE = Path(paceline.__file__).parent
 
 # Lowest first; a file may import from its own floor and from those below. A name ending in / is a folder.
-DECIDING = "events history protocols timing/ stop learning_rate lead patience roster minibatches faults"
+DECIDING = (
+    "events history protocols timing/ stop learning_rate momentum phase_share lead patience roster minibatches faults"
+)
 SAVING = "checkpoint checkpoint/state checkpoint/store checkpoint/identity"
 FLOORS = [
     "errors checks text streams attributes",

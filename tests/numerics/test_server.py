@@ -13,7 +13,16 @@ from paceline.engines.replica import Replica, build_model, evaluate
 from paceline.history import UpdateMade
 from paceline.server import ParameterServer
 from paceline.vectors import Layout
-from tiny_jobs import dataset, largest_relative_difference, parameters_of, plain_loop, sgd, small_net, tiny_job
+from tiny_jobs import (
+    dataset,
+    largest_relative_difference,
+    parameters_of,
+    plain_loop,
+    sgd,
+    small_net,
+    tiny_job,
+    update_of,
+)
 
 EXACT = 1e-12
 
@@ -61,7 +70,7 @@ def test_the_mean_is_over_the_samples_received():
     layout = Layout(server.model)
     server.take(constant_gradient(layout, 1.0), samples=8)
     server.take(constant_gradient(layout, 4.0), samples=4)
-    server.apply(gradients=2, lr_scale=1.0)
+    server.apply(update_of(2))
     assert torch.allclose(before - parameters_of(server.model), torch.tensor(2.0).double(), rtol=EXACT)
 
 
@@ -70,7 +79,7 @@ def test_the_learning_rate_is_scaled_for_one_step_only():
     layout = Layout(server.model)
     before = parameters_of(server.model)
     server.take(constant_gradient(layout, 1.0), samples=8)
-    server.apply(gradients=1, lr_scale=0.25)
+    server.apply(update_of(1, lr_scale=0.25))
     assert torch.allclose(before - parameters_of(server.model), torch.tensor(0.25).double())
     assert server.learning_rate == 1.0
 
@@ -93,7 +102,7 @@ def test_clipping_acts_on_the_mean_gradient():
     _, server = pieces(tiny_job(optimizer=sgd(lr=1.0), clip_norm=0.5))
     before = parameters_of(server.model)
     server.take(constant_gradient(Layout(server.model), 3.0), samples=8)
-    server.apply(gradients=1, lr_scale=1.0)
+    server.apply(update_of(1))
     assert torch.linalg.vector_norm(before - parameters_of(server.model)) == pytest.approx(0.5, rel=1e-6)
 
 
@@ -254,7 +263,7 @@ def test_an_optimizer_that_writes_into_gradients_leaves_unused_ones_zero():
         unused = gradient.parameters[2:]
         assert draw == 1 or all((view == 0).all() for view in unused)
         server.take(gradient, samples=8)
-        server.apply(gradients=1, lr_scale=1.0)
+        server.apply(update_of(1))
 
 
 def test_evaluation_leaves_every_module_in_its_own_mode():

@@ -13,7 +13,7 @@ import paceline as pl
 from paceline.engines.replica import Replica, build_model
 from paceline.server import ParameterServer
 from paceline.vectors import Layout
-from tiny_jobs import parameters_of, small_net, tiny_job
+from tiny_jobs import parameters_of, small_net, tiny_job, update_of
 
 OPTIMIZERS = {
     "plain SGD": partial(torch.optim.SGD, lr=0.1),
@@ -42,7 +42,7 @@ def stepped(job, updates=4, lr_scale=0.5):
         g = torch.cat([view.reshape(-1) for view in gradient.parameters]).clone()
         before = parameters_of(model).clone()
         server.take(gradient, 8)
-        step = server.apply(1, lr_scale, measure=True)
+        step = server.apply(update_of(1, lr_scale=lr_scale, measure=True))
         s = before - parameters_of(model)
         yield step, (float(g @ g), float(g @ s), float(s @ s))
 

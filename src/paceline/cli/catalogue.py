@@ -13,12 +13,12 @@ DATA_FOLDERS = {"mnist": "data/mnist", "cifar10": "data/cifar-10-batches-bin"}  
 
 
 def protocols() -> None:
-    """List the protocols, and what can be done about stale gradients, with their knobs and papers."""
-    from paceline.catalogue import CATALOGUE, COMPENSATORS
+    """List the protocols, and what can be added to them, with their knobs and papers."""
+    from paceline.catalogue import ADDITIONS, CATALOGUE
 
     _list(CATALOGUE)
-    print("\nAgainst stale gradients, after a protocol and a plus: asp + staleness_lr(C=0.01)\n")
-    _list(COMPENSATORS)
+    print("\nAfter a protocol and a plus, as in bsp + elastic or asp + staleness_lr(C=0.01):\n")
+    _list(ADDITIONS)
 
 
 def _list(factories: Mapping[str, Callable[..., object]]) -> None:

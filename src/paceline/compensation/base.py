@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
@@ -14,6 +14,8 @@ from paceline.text import brief
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from paceline.protocols import Phase
 
     Memory = dict[str, list[Tensor]]
 
@@ -87,6 +89,10 @@ class Compensator(ABC):
     @abstractmethod
     def formula(self) -> str:
         """What is computed, for the log."""
+
+    def added_to(self, phase: Phase) -> Phase:
+        """Return the phase with this compensator after those that it has."""
+        return replace(phase, compensators=chain(*phase.compensators, self))
 
     @abstractmethod
     def compensate(self, delayed: Delayed, memory: Memory) -> float:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from paceline.events import Arrival, Step
 from paceline.learning_rate import LearningRate
-from paceline.protocols import Protocol
+from paceline.protocols import Phase, Protocol
+
+Asked = Literal["open", "arrival", "timer", "end"]
 
 State = TypeVar("State")
 
@@ -19,7 +21,8 @@ class Moment:
     """What a controller sees when it is asked.
 
     Attributes:
-        asked: at the "open" of an update, at an "arrival", or at a "timer" that a controller asked for.
+        asked: at the "open" of an update, at an "arrival", at a "timer" that a controller asked for, or at the "end" of
+            its phase, if another one follows.
         now: seconds since the run began.
         version: updates made so far.
         opened_s: when the open update was opened.
@@ -32,12 +35,13 @@ class Moment:
         learning_rate: how it follows the number of gradients.
         made_of: gradients that the latest update was made of.
         step: of that update, when the next one is opened, if a controller reads steps.
-        arrival: what has just arrived, else None.
+        arrival: what has just arrived, else None; also of a worker that was set aside, if it is a probe.
+        busy_s: seconds that its worker has spent on it, waiting for others not.
         staleness: of that arrival.
         accepted: whether it entered the update.
     """
 
-    asked: Literal["open", "arrival", "timer"]
+    asked: Asked
     now: float
     version: int
     opened_s: float
@@ -51,6 +55,7 @@ class Moment:
     workers: Sequence[int] = ()
     step: Step | None = None
     arrival: Arrival | None = None
+    busy_s: float = 0.0
     staleness: int = 0
     accepted: bool = False
 
@@ -69,14 +74,19 @@ class CloseUpdate(NamedTuple):
 
 
 class ChangeProtocol(NamedTuple):
-    """Go on with another protocol, under the same controllers."""
+    """Go on with another protocol, under the same controllers.
+
+    Attributes:
+        counts: whether what is made under it counts towards the end of the phase.
+    """
 
     protocol: Protocol
     reason: str
+    counts: bool = True
 
 
 class SetAside(NamedTuple):
-    """Take a live worker out; it stays connected and idle."""
+    """Take a live worker out; it stays connected and idle. The last one is kept."""
 
     worker: int
     reason: str
@@ -87,6 +97,18 @@ class TakeBack(NamedTuple):
 
     worker: int
     reason: str
+
+
+class Probe(NamedTuple):
+    """Give a worker that was set aside a minibatch, to hear how long it takes; its gradient is not used."""
+
+    worker: int
+
+
+class Replace(NamedTuple):
+    """Give a worker up and take another one in its place, where the engine can start one."""
+
+    worker: int
 
 
 class AskAgain(NamedTuple):
@@ -108,12 +130,14 @@ class Remark(NamedTuple):
     worker: int | None = None
 
 
-Action = SetQuorum | CloseUpdate | ChangeProtocol | SetAside | TakeBack | AskAgain | Remark
+Action = SetQuorum | CloseUpdate | ChangeProtocol | SetAside | TakeBack | Probe | Replace | AskAgain | Remark
 
 # Where several controllers speak: membership before protocol before quorum.
 PRECEDENCE: tuple[type[Action], ...] = (
     SetAside,
     TakeBack,
+    Probe,
+    Replace,
     ChangeProtocol,
     SetQuorum,
     CloseUpdate,
@@ -147,6 +171,10 @@ class Controller(ABC, Generic[State]):
     @abstractmethod
     def decide(self, state: State, moment: Moment) -> tuple[State, Sequence[Action]]:
         """Answer with the next state and what to do, possibly nothing."""
+
+    def added_to(self, phase: Phase) -> Phase:
+        """Return the phase under this controller too."""
+        return replace(phase, controllers=(*phase.controllers, self), name=f"{phase.title} + {self}")
 
     def check(self, protocol: Protocol, n: int) -> None:
         """Refuse a protocol or a number of workers that it cannot control; warn where it makes no difference."""

@@ -20,6 +20,7 @@ from paceline.events import (
     Interrupt,
     Outcome,
     Quit,
+    Replace,
     Step,
     Stop,
     Wake,
@@ -78,6 +79,10 @@ class Engine(ABC):
         """Let a worker abandon its work."""
 
     @abstractmethod
+    def replace(self, command: Replace) -> None:
+        """Give a worker up and start another one in its place, where that can be done; else it stays."""
+
+    @abstractmethod
     def accept(self, command: Accept) -> None:
         """Add the gradient that has just arrived."""
 
@@ -104,6 +109,7 @@ class Engine(ABC):
         carry_out: dict[type[Any], Callable[[Any], None]] = {
             Compute: self.compute,
             Interrupt: self.interrupt,
+            Replace: self.replace,
             Accept: self.accept,
             Apply: self.apply,
             Evaluate: self.evaluate,

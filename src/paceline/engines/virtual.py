@@ -28,6 +28,7 @@ from paceline.events import (
     Minibatch,
     Outcome,
     Quit,
+    Replace,
     Timer,
     Wake,
 )
@@ -115,6 +116,9 @@ class TimingEngine(Engine):
         """Forget the arrival that was to come."""
         self._totals.interrupted += 1
         self._finish(command.worker)
+
+    def replace(self, command: Replace) -> None:
+        """Keep it: the times belong to the worker's number, so another one would be as slow."""
 
     def accept(self, command: Accept) -> None:
         """Count its work as useful; the rest is left to `apply`."""
@@ -232,7 +236,7 @@ class VirtualEngine(TimingEngine):
     def apply(self, command: Apply) -> None:
         """Make the update and publish it."""
         super().apply(command)
-        step = self._server.apply(len(command.gradients), command.lr_scale, command.measure, command.step_scale)
+        step = self._server.apply(command)
         self.tell_step(command, step)
         self._server.publish(self._versions.publish(command.version))
 

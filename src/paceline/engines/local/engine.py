@@ -50,6 +50,7 @@ from paceline.events import (
     Lost,
     Outcome,
     Quit,
+    Replace,
     Timer,
     Wake,
 )
@@ -69,6 +70,7 @@ class _Peer:
         self.process = process
         self.connection = connection
         self.is_ready = False  # built its model, and is not known to be dead
+        self.is_replaced = False  # was told to end, for another one to take its place
         self.working: Compute | None = None
         self.waiting: Compute | None = None
 
@@ -180,6 +182,13 @@ class LocalEngine(Engine):
             self._memory.interrupt(command.worker, command.draw)
             peer.send(Nudge())
 
+    def replace(self, command: Replace) -> None:
+        """End a worker's process, if another one will start in its place."""
+        peer = self._workers[command.worker]
+        if self._cluster.respawn and peer.is_ready:
+            peer.is_replaced = True
+            peer.process.kill()
+
     def accept(self, command: Accept) -> None:
         """Take the gradient where the worker left it."""
         self._server.take(self._gradients[command.worker], command.samples, command.step_scale)
@@ -187,7 +196,7 @@ class LocalEngine(Engine):
     def apply(self, command: Apply) -> None:
         """Make the update and publish it in a place that nobody reads."""
         self._use_idle_cores()
-        step = self._server.apply(len(command.gradients), command.lr_scale, command.measure, command.step_scale)
+        step = self._server.apply(command)
         self._server.publish(self._versions.publish(command.version))
         self.now = self._elapsed_s()
         self.tell_step(command, step)
@@ -385,6 +394,8 @@ class LocalEngine(Engine):
         peer.connection.close()
         peer.process.join(GRACE_S)
         code = peer.process.exitcode
+        if peer.is_replaced:
+            return "replaced by another one"
         if code is None:
             peer.process.kill()
             return "its pipe closed"

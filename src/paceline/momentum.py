@@ -1,0 +1,69 @@
+"""How much of the optimizer's momentum a phase goes on with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING
+
+from paceline.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from paceline.protocols import Phase
+
+LIMITS: Mapping[str, Callable[[int, int], float]] = {
+    "keep": lambda i, n: inf,
+    "zero": lambda i, n: 0.0,
+    "1/n": lambda i, n: 1 / n,
+    "i/n": lambda i, n: i / n,
+    "2^i/n": lambda i, n: 2.0 ** min(i, 64) / n,
+}
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """Limits the optimizer's momentum from the beginning of a phase on.
+
+    momentum = min(own, limit(i, n)), where own is the optimizer's, i the whole epochs of workload since the phase
+    began, and n the live workers: a ramp ends where it reaches the own momentum.
+
+    Args:
+        rule: "keep" (no limit), "zero", "1/n", "i/n" or "2^i/n".
+
+    Raises:
+        UsageError: no such rule.
+
+    Example:
+        >>> [Momentum("i/n").limit(i, n=8) for i in (0, 1, 4)]
+        [0.0, 0.125, 0.5]
+
+    Source: Li et al. (Sync-Switch) 2021, Sect. IV-C and Fig. 8b; they keep it.
+    """
+
+    rule: str
+
+    def __post_init__(self) -> None:
+        if self.rule not in LIMITS:
+            raise UsageError(f"momentum rule {self.rule!r} is not known{did_you_mean(str(self.rule), LIMITS)}")
+
+    def __repr__(self) -> str:
+        return f"momentum(rule='{self.rule}')"
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether it follows the epochs since the phase began."""
+        return "i" in self.rule
+
+    def limit(self, i: int, n: int) -> float:
+        """Return the largest momentum after i >= 0 epochs of the phase with n >= 1 workers; inf for any."""
+        return LIMITS[self.rule](i, n)
+
+    def added_to(self, phase: Phase) -> Phase:
+        """Return the phase with this limit."""
+        if phase.momentum != KEEP:
+            raise UsageError(f"{phase} + {self}: the momentum has a rule already; expected one")
+        return replace(phase, momentum=self)
+
+
+KEEP = Momentum("keep")
