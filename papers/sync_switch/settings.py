@@ -151,7 +151,7 @@ MILD = (pl.Slowdown(at_s=100, until_s=200, factor=2, workers=(0,)),)
 PERCENT = 25
 PLAN = switch(PERCENT)
 AWARE = [switch(PERCENT, "bsp + greedy"), switch(PERCENT, "bsp + elastic")]
-RATES = (0.00625, 0.0125, 0.025, 0.05, 0.1)
+RATES = (0.00625, 0.0125, 0.025, 0.035, 0.05, 0.1)  # doublings, and one between that which trains and the next
 
 # -- the paper's set-ups -------------------------------------------------------------------------------------------
 
