@@ -208,3 +208,10 @@ def test_the_time_to_an_accuracy_is_when_it_was_first_measured():
 def test_runs_of_another_set_up_are_not_taken_for_those_of_a_panel():
     lines = [{"asked": Run(SMALL, Series("bsp"), 0).asked()}, {"asked": Run(SMALL_16, Series("bsp"), 0).asked()}]
     assert lines_of(SMALL, [Series("bsp")], lines) == lines[:1]
+
+
+def test_a_run_that_two_panels_show_is_done_once(folder, tmp_path):
+    asked = ["--figure", "5", "--only", "^small, .*/(bsp|asp)$", "--folder", str(folder), "--seeds", "1"]
+    run.main([*asked, "--updates", "1", "--out", str(tmp_path)])
+    lines = [json.loads(line) for line in (tmp_path / "training.jsonl").read_text().splitlines()]
+    assert sorted(line["asked"]["series"] for line in lines) == ["asp", "bsp"]
