@@ -7,15 +7,11 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-import torch
-from torch.optim.lr_scheduler import LambdaLR
-
 import paceline as pl
 from paceline.jobs.images import ImageDataset
-from paceline.jobs.load import load_job
 from paceline.jobs.models import SmallNet
 from papers.probe import One
-from papers.sync_switch.settings import DECAY, MOMENTUM, Setup
+from papers.sync_switch.settings import DECAY_AT, MOMENTUM, Setup
 
 PIXELS, HIDDEN, CLASSES = 28 * 28, 64, 10
 
@@ -30,29 +26,13 @@ def make_job(setup: Setup, lr: float, batch_size: int, workload: int, folder: Pa
         folder: with the folders of the data sets.
     """
     job = _JOBS[setup.job](folder)
-    return replace(
-        job,
-        optimizer=_with(job.optimizer, lr=lr, momentum=MOMENTUM),
-        batch_size=batch_size,
-        scheduler=partial(LambdaLR, lr_lambda=partial(decay, workload=workload)),
-        schedule_unit="gradient",
+    optimizer = partial(job.optimizer, lr=lr, momentum=MOMENTUM)
+    return pl.jobs.trained(
+        replace(job, optimizer=optimizer, batch_size=batch_size),
         lr_rule="proportional",
         lr_is="per_worker",
+        decay_at=[int(share * workload) for share in DECAY_AT],
     )
-
-
-def decay(gradients: int, workload: int) -> float:
-    """Return the factor on the learning rate after so many gradients.
-
-    >>> [decay(gradients, workload=64_000) for gradients in (0, 31_999, 32_000, 48_000)]
-    [1.0, 1.0, 0.1, 0.01]
-    """
-    return min([1.0, *(factor for share, factor in DECAY if gradients >= share * workload)])
-
-
-def _with(optimizer: Callable[..., torch.optim.Optimizer], **settings: float) -> Callable[..., torch.optim.Optimizer]:
-    """Return the optimizer of a ready-made job, a partial, with other settings."""
-    return partial(optimizer, **settings)
 
 
 @lru_cache(maxsize=1)
@@ -71,7 +51,7 @@ def _cifar10(folder: Path) -> pl.Job:
 
 @lru_cache(maxsize=1)
 def _cifar100(folder: Path) -> pl.Job:
-    return load_job("cifar100", model="resnet50", folder=str(folder / "cifar-100-binary"))
+    return pl.jobs.cifar100(model="resnet50", folder=folder / "cifar-100-binary")
 
 
 _JOBS: dict[str, Callable[[Path], pl.Job]] = {

@@ -11,7 +11,7 @@ import paceline as pl
 
 RESULTS = Path(__file__).parent / "results"
 MOMENTUM = 0.9
-DECAY = ((0.5, 0.1), (0.75, 0.01))  # from this share of the workload on, this factor on the learning rate
+DECAY_AT = (0.5, 0.75)  # shares of the workload at which the learning rate falls to a tenth
 
 
 @dataclass(frozen=True)

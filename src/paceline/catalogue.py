@@ -18,7 +18,7 @@ from paceline.controllers.idle_workers import IdleWorkers
 from paceline.controllers.sync_switch import Elastic, Greedy, Stragglers
 from paceline.errors import UsageError, did_you_mean
 from paceline.estimators.duration import Unobserved
-from paceline.momentum import Momentum
+from paceline.momentum_limit import Momentum
 from paceline.protocols import Extent, Phase, Plan, Protocol
 from paceline.text import bind, parse_call, split_top
 

@@ -38,7 +38,7 @@ from paceline.events import (
 from paceline.lead import Lead
 from paceline.learning_rate import LearningRate
 from paceline.minibatches import Minibatches
-from paceline.momentum import KEEP
+from paceline.momentum_limit import KEEP
 from paceline.patience import Patience
 from paceline.phase_share import PhaseShare
 from paceline.protocols import Extent, Phase, Plan, Protocol

@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from paceline.errors import UsageError
-from paceline.momentum import KEEP, Momentum
+from paceline.momentum_limit import KEEP, Momentum
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

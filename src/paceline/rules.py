@@ -18,7 +18,7 @@ from paceline.coordinator import Coordinator
 from paceline.errors import UsageError
 from paceline.learning_rate import LearningRate
 from paceline.minibatches import Minibatches
-from paceline.momentum import KEEP, Momentum
+from paceline.momentum_limit import KEEP, Momentum
 from paceline.protocols import Extent, Phase, Plan
 from paceline.stop import Stop
 from paceline.text import bind, parse_call

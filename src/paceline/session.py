@@ -20,7 +20,7 @@ from paceline.engines.summed_loss import warn_of_summed_loss
 from paceline.engines.virtual import VirtualEngine
 from paceline.errors import UsageError
 from paceline.job import Job
-from paceline.momentum import KEEP
+from paceline.momentum_limit import KEEP
 from paceline.optimizers import check_momentum
 from paceline.protocols import Extent, Plan
 from paceline.recording.recorder import Recorder

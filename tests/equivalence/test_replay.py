@@ -43,7 +43,12 @@ def test_with_losses_of_workers_and_a_timeout(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "protocol", ["b_dbw(release_idle=true)", "adasync(base=k_batch_async, K_0=2)@updates=9 >> dbw"]
+    "protocol",
+    [
+        "b_dbw(release_idle=true)",
+        "adasync(base=k_batch_async, K_0=2)@updates=9 >> dbw",
+        "bsp + elastic(window=1, consecutive=1)@updates=9 >> bsp + greedy(window=1, consecutive=1, persistent_s=2)",
+    ],
 )
 def test_of_controllers_that_have_a_name(protocol, tmp_path):
     simulated(protocol, faults=DYING, worker_timeout_s=4.0, out=tmp_path / "run")

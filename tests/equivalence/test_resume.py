@@ -37,6 +37,15 @@ STRAGGLING = pl.Cluster(
 DYING = pl.Cluster(4, faults=[pl.Fault(1, 3, back_after_s=2.0), pl.Fault(2, 5), pl.Fault(3, 4, kind="not_finite")])
 EPOCHS = {"sampling": "epoch", "batch_size": 4}
 SCHEDULED = {"optimizer": ADAM, "scheduler": partial(torch.optim.lr_scheduler.MultiStepLR, milestones=[20, 50])}
+RAMPED = EPOCHS | {"optimizer": partial(torch.optim.SGD, lr=0.01, momentum=0.9)}
+SLOWED = {  # worker 3 is a straggler twice
+    "cluster": pl.Cluster(
+        4,
+        timing=pl.Uniform(0.9, 1.1),
+        slowdowns=[pl.Slowdown(at_s=at_s, until_s=at_s + 9, factor=4, workers=(3,)) for at_s in (4, 20)],
+    ),
+    "stop": "gradients=90",
+}
 SETTINGS = {
     "bsp": ("bsp", {}, {}),
     "backup": ("backup(k=3)", {}, {}),
@@ -64,6 +73,8 @@ SETTINGS = {
         EPOCHS,
         {"measure_steps": True},
     ),
+    "greedy": ("bsp + greedy(window=1)@gradients=54 >> asp + momentum(rule='i/n')", RAMPED, SLOWED),
+    "elastic": ("bsp + elastic(window=1, persistent_s=5)@gradients=54 >> asp", EPOCHS, SLOWED),
     "adasync": ("adasync(base=k_batch_async, K_0=2)", EPOCHS, {}),
 }
 
@@ -83,10 +94,10 @@ class Crash(pl.Callback):
             raise self.Crashed
 
 
-def train(setting, out=None, stop=f"updates={UPDATES}", **options):
+def train(setting, out=None, **options):
     protocol, job, more = SETTINGS[setting]
-    more = {"cluster": STRAGGLING, "seed": 4, "checkpoint_every": "updates=5", **more, **options}
-    return pl.train(tiny_job(**job), protocol=protocol, stop=stop, out=out, **more)
+    usual = {"cluster": STRAGGLING, "seed": 4, "checkpoint_every": "updates=5", "stop": f"updates={UPDATES}"}
+    return pl.train(tiny_job(**job), protocol=protocol, out=out, **{**usual, **more, **options})
 
 
 def assert_same(ours, theirs):
@@ -129,7 +140,7 @@ def test_a_run_that_ended_can_be_made_longer(unbroken, stop, tmp_path):
     setting, whole = unbroken
     train(setting, tmp_path / "run", stop=stop)
     longer = train(setting, resume=tmp_path / "run")
-    assert longer.stopped_by == "updates"
+    assert longer.stopped_by == whole.stopped_by
     assert torch.equal(parameters_of(longer.model), parameters_of(whole.model))
     # A clock that stops a run is an event of its own; all the others are the same.
     events = [line for line in read(longer) if '"timer_rang"' not in line]

@@ -53,6 +53,27 @@ def test_respawn_brings_a_killed_worker_back():
     assert used_by(result, 1) > 3
 
 
+@pytest.mark.parametrize("policy", [pytest.param("stragglers", marks=pytest.mark.slow), "elastic"])
+def test_a_persistent_straggler_is_replaced_where_workers_are_started_again(policy):
+    slow = pl.Cluster(
+        3, pl.Deterministic(0.01), slowdowns=[pl.Slowdown(at_s=0.5, until_s=1.5, factor=20, workers=(1,))]
+    )
+    protocol = f"bsp + {policy}(persistent_s=0.2)"
+    result = run(protocol, respawn=True, slowness=slow, updates=400)
+    assert lost(result) == [(1, "replaced by another one")]
+    assert [record.worker for record in result.history.of(WorkerJoined)] == [1]
+    [persistent] = [record for record in result.history.of(DecisionMade) if record.kind == "persistent"]
+    assert persistent.worker == 1
+    assert any(r.used and r.worker == 1 and r.now_s > persistent.now_s + 1 for r in result.history.of(GradientArrived))
+
+
+def test_a_persistent_straggler_stays_where_no_worker_is_started_again():
+    slow = pl.Cluster(3, pl.Deterministic(0.01), slowdowns=[pl.Slowdown(at_s=0.3, factor=10, workers=(1,))])
+    result = run("bsp + stragglers(persistent_s=0.2)", slowness=slow, updates=60)
+    assert [record.worker for record in result.history.of(DecisionMade) if record.kind == "persistent"] == [1]
+    assert lost(result) == []
+
+
 def test_a_silent_worker_is_declared_lost_by_a_timer():
     result = run(pl.bsp(), [pl.Fault(0, 4, "hang")], worker_timeout_s=2.0)
     reasons = [record.reason for record in result.history.of(DecisionMade) if record.kind == "lost"]

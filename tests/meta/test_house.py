@@ -13,13 +13,11 @@ import paceline
 SOURCE = Path(paceline.__file__).parent
 
 # Lowest first; a file may import from its own floor and from those below. A name ending in / is a folder.
-DECIDING = (
-    "events history protocols timing/ stop learning_rate momentum phase_share lead patience roster minibatches faults"
-)
+DECIDING = "events history protocols timing/ stop learning_rate momentum_limit phase_share lead patience roster faults"
 SAVING = "checkpoint checkpoint/state checkpoint/store checkpoint/identity"
 FLOORS = [
     "errors checks text streams attributes",
-    f"{DECIDING} cluster cluster_text theory/ estimators/ compensation/",
+    f"{DECIDING} minibatches cluster cluster_text theory/ estimators/ compensation/",
     "controllers/ catalogue coordinator",
     "vectors job data step_meter optimizers server jobs/",
     f"callbacks/ recording/ engines/ rules {SAVING}",

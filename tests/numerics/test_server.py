@@ -1,6 +1,7 @@
 """The parameter server against plain torch, for every kind of optimizer, parameter and buffer."""
 
 from functools import partial
+from math import inf
 
 import pytest
 import torch
@@ -82,6 +83,22 @@ def test_the_learning_rate_is_scaled_for_one_step_only():
     server.apply(update_of(1, lr_scale=0.25))
     assert torch.allclose(before - parameters_of(server.model), torch.tensor(0.25).double())
     assert server.learning_rate == 1.0
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_momentum_is_limited_for_one_step_only_and_a_limit_of_zero_forgets(nesterov):
+    own = 0.9
+    _, server = pieces(tiny_job(optimizer=partial(torch.optim.SGD, lr=0.1, momentum=own, nesterov=nesterov)))
+    layout = Layout(server.model)
+    expected, velocity = parameters_of(server.model), 0.0
+    for step, limit in enumerate([inf, inf, 0.0, 0.25, 0.5, 0.95, 0.0, inf]):
+        momentum, gradient = min(own, limit), 1.0 + step
+        velocity = momentum * velocity + gradient
+        expected = expected - 0.1 * (gradient + momentum * velocity if nesterov else velocity)
+        server.take(constant_gradient(layout, gradient), samples=8)
+        server.apply(update_of(1, momentum_limit=limit))
+        assert torch.allclose(parameters_of(server.model), expected, rtol=EXACT)
+        assert server.optimizer.param_groups[0]["momentum"] == own
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from paceline.engines.replica import seeded
 from paceline.job import Job
 from paceline.server import ParameterServer
 
+SHORT = 20  # a sequence that is told item by item; one of samples is only counted
+
 
 def identity(job: Job, server: ParameterServer) -> dict[str, Any]:
     """Return what makes two runs runs of the same job: its model, data, optimizer and settings."""
@@ -70,6 +72,8 @@ def _described(value: object) -> object:
         return f"{_described(value.func)}({', '.join(given)})"
     if isinstance(value, nn.Module):
         return str(value)
+    if isinstance(value, list | tuple) and len(value) <= SHORT:
+        return f"[{', '.join(str(_described(each)) for each in value)}]"
     if hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     name = f"{type(value).__module__}.{type(value).__qualname__}"

@@ -9,7 +9,11 @@ from typing import Annotated
 
 import typer
 
-DATA_FOLDERS = {"mnist": "data/mnist", "cifar10": "data/cifar-10-batches-bin"}  # where the jobs look
+DATA_FOLDERS = {  # where the jobs look
+    "mnist": "data/mnist",
+    "cifar10": "data/cifar-10-batches-bin",
+    "cifar100": "data/cifar-100-binary",
+}
 
 
 def protocols() -> None:
@@ -31,7 +35,7 @@ def _list(factories: Mapping[str, Callable[..., object]]) -> None:
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(help="mnist or cifar10.")],
+    name: Annotated[str, typer.Argument(help="mnist, cifar10 or cifar100.")],
     to: Annotated[Path | None, typer.Option(help="Folder; data/NAME if left out.")] = None,
 ) -> None:
     """Download a data set from its public mirrors and check its SHA-256."""

@@ -27,7 +27,7 @@ class Censored(StrEnum):
 
 def train(
     job: Annotated[
-        str | None, typer.Argument(help="digits, mnist, cifar10, mnist(folder=DIR), or module:object.")
+        str | None, typer.Argument(help="digits, mnist, cifar10, cifar100, mnist(folder=DIR), or module:object.")
     ] = None,
     protocol: Annotated[str | None, typer.Option(help="As bsp, k_sync(k=12) or 'bsp@25% >> asp'.")] = None,
     cluster: Annotated[

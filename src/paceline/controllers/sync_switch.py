@@ -58,16 +58,23 @@ class Watch:
         for worker in back | gone:
             self.detector.forget(worker)
             self.aside.pop(worker, None)
-            self.since_s.pop(worker, None)
-            self.persistent.discard(worker)
+            self._is_none(worker)
+
+    def take_back(self, worker: int) -> None:
+        """Forget that a worker was set aside, and why."""
+        del self.aside[worker]
+        self._is_none(worker)
 
     def recovered(self) -> set[int]:
         """Return the stragglers that are none any longer, and forget that they were."""
         recovered = self.since_s.keys() - self.detector.stragglers - self.aside.keys()
         for worker in recovered:
-            del self.since_s[worker]
-            self.persistent.discard(worker)
+            self._is_none(worker)
         return recovered
+
+    def _is_none(self, worker: int) -> None:
+        self.since_s.pop(worker, None)
+        self.persistent.discard(worker)
 
     def state_dict(self) -> dict[str, Any]:
         """Return it as a checkpoint can hold it."""
@@ -127,7 +134,7 @@ class Stragglers(Controller[Watch]):
             state.hear(moment)
         if moment.asked == "open":
             state.meet(moment.workers)
-            return state, [*self._report(state, moment), *self._act(state, moment)]
+            return state, [*self._report(state, moment), *self._act(state, moment), *self._replace(state, moment)]
         return state, self._leave(state) if moment.asked == "end" else []
 
     def _report(self, state: Watch, moment: Moment) -> list[Action]:
@@ -138,6 +145,10 @@ class Stragglers(Controller[Watch]):
         for worker in sorted(state.detector.stragglers - state.since_s.keys()):
             state.since_s[worker] = moment.now
             actions.append(Remark("straggler", f"worker {worker}: {_slowness(state, worker)}", worker))
+        return actions
+
+    def _replace(self, state: Watch, moment: Moment) -> list[Action]:
+        actions: list[Action] = []
         for worker, since_s in state.since_s.items():
             slow_s = moment.now - since_s
             if worker not in state.persistent and slow_s >= self.persistent_s:
@@ -237,7 +248,7 @@ class Elastic(Stragglers):
         if state.detector.is_slow_beside(throughput):
             probes_s.clear()
             return Probe(worker)
-        del state.aside[worker]
+        state.take_back(worker)
         return TakeBack(worker, f"{throughput:.3g} gradients/s in a window of probes")
 
     def _leave(self, state: Watch) -> list[Action]:

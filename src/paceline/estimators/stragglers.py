@@ -10,6 +10,7 @@ from typing import Any
 from paceline.attributes import copied, restore
 
 Round = dict[int, tuple[int, float]]  # worker -> gradients, busy_s
+ROUNDING = 1e-9  # where half of the workers are equally slow, they are at S - sigma exactly
 KNOWN = 5  # windows after which a worker's own past tells what is normal for it
 
 
@@ -132,8 +133,6 @@ class StragglerDetector:
             return
         mean, deviation = fmean(throughput.values()), pstdev(throughput.values())
         behind = {worker for worker, each in throughput.items() if self._is_below(each, mean, deviation)}
-        if len(throughput) < 3:
-            behind = set()  # of two, the slower one is at mean - deviation, but for rounding
         changed = {worker for worker, each in throughput.items() if self._is_below_past(worker, each)}
         if len(changed) < len(throughput):
             behind |= changed
@@ -146,7 +145,7 @@ class StragglerDetector:
                 self._pasts.setdefault(worker, Past()).add(each)
 
     def _is_below(self, throughput: float, mean: float, deviation: float) -> bool:
-        return throughput < mean - deviation and throughput <= (1 - self._min_gap) * mean
+        return throughput < mean - deviation - ROUNDING * mean and throughput <= (1 - self._min_gap) * mean
 
     def _is_below_past(self, worker: int, throughput: float) -> bool:
         past = self._pasts.get(worker)

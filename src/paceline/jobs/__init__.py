@@ -1,10 +1,11 @@
 """Ready-made jobs, the models that they train, and the loading of a job by name."""
 
-from paceline.jobs.cifar10 import cifar10
+from paceline.jobs.cifar import cifar10, cifar100
 from paceline.jobs.digits import digits
 from paceline.jobs.load import JobLoadError, load_job
 from paceline.jobs.mnist import mnist
-from paceline.jobs.models import DBWNet, ResNet, SmallNet, SoftmaxRegression, resnet18, resnet20, resnet32
+from paceline.jobs.models import DBWNet, ResNet, SmallNet, SoftmaxRegression, resnet18, resnet20, resnet32, resnet50
+from paceline.jobs.training import trained
 
 __all__ = [
     "DBWNet",
@@ -13,10 +14,13 @@ __all__ = [
     "SmallNet",
     "SoftmaxRegression",
     "cifar10",
+    "cifar100",
     "digits",
     "load_job",
     "mnist",
     "resnet18",
     "resnet20",
     "resnet32",
+    "resnet50",
+    "trained",
 ]

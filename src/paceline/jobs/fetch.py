@@ -17,6 +17,7 @@ _MNIST_MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist",
     "https://storage.googleapis.com/cvdf-datasets/mnist",
 )
+_CIFAR_MIRRORS = ("https://www.cs.toronto.edu/~kriz",)
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,14 @@ SOURCES: Mapping[str, tuple[RemoteFile, ...]] = {
         RemoteFile(
             "cifar-10-binary.tar.gz",
             "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            ("https://www.cs.toronto.edu/~kriz",),
+            _CIFAR_MIRRORS,
+        ),
+    ),
+    "cifar100": (
+        RemoteFile(
+            "cifar-100-binary.tar.gz",
+            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            _CIFAR_MIRRORS,
         ),
     ),
 }
@@ -68,7 +76,7 @@ def fetch(name: str, folder: str | Path, sources: Mapping[str, tuple[RemoteFile,
     unpacked, without the folders inside it.
 
     Args:
-        name: "mnist" (11 MB) or "cifar10" (170 MB).
+        name: "mnist" (11 MB), "cifar10" or "cifar100" (170 MB each).
         folder: created where it is missing.
         sources: the files of each data set and where they are.
 

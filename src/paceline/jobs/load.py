@@ -11,12 +11,15 @@ from typing import Any
 
 from paceline.errors import PacelineError, UsageError, did_you_mean
 from paceline.job import Job
-from paceline.jobs.cifar10 import cifar10
+from paceline.jobs.cifar import cifar10, cifar100
 from paceline.jobs.digits import digits
 from paceline.jobs.mnist import mnist
+from paceline.jobs.training import with_training_knobs
 from paceline.text import Call, bind, parse_call
 
-JOBS: Mapping[str, Callable[..., Job]] = {"cifar10": cifar10, "digits": digits, "mnist": mnist}
+JOBS: Mapping[str, Callable[..., Job]] = {
+    make.__name__: with_training_knobs(make) for make in (cifar10, cifar100, digits, mnist)
+}
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -34,8 +37,9 @@ class JobLoadError(UsageError):
 def load_job(text: str, **settings: Any) -> Job:
     """Return the job called ``text``: one of paceline's own, or ``module:object`` from the user's code.
 
-    ``text`` may carry settings, as in ``mnist(folder=/data/mnist, model=softmax)``. A module is looked for in
-    the current directory first; its object is a Job or a function that returns one.
+    ``text`` may carry settings, as in ``mnist(folder=/data/mnist, model=softmax)``, for one of paceline's own
+    also those of `trained`. A module is looked for in the current directory first; its object is a Job or a
+    function that returns one.
 
     Args:
         text: as typed by the user.

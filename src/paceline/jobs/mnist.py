@@ -14,16 +14,23 @@ CLASSES = 10
 _MODELS: dict[str, MakeModel] = {"dbw": DBWNet, "softmax": partial(SoftmaxRegression, 28 * 28, CLASSES)}
 
 
-def mnist(model: str = "dbw", batch_size: int = 500, lr: float = 0.08, folder: str | Path = "data/mnist") -> Job:
+def mnist(
+    model: str = "dbw",
+    batch_size: int = 500,
+    lr: float = 0.08,
+    momentum: float = 0.0,
+    folder: str | Path = "data/mnist",
+) -> Job:
     """Return the job of DBW's MNIST experiments: 60,000 training images, 10,000 for evaluation.
 
     A sample is float32 ``[1, 28, 28]``, normalised to the training set's mean 0.1307 and standard deviation
-    0.3081; the optimizer is plain SGD.
+    0.3081; the optimizer is SGD, the paper's without momentum.
 
     Args:
         model: "dbw" (two convolutional and two fully connected layers) or "softmax".
         batch_size: samples a gradient.
         lr: learning rate, > 0.
+        momentum: of SGD, in [0, 1).
         folder: where the four standard IDX files are, plain or .gz.
 
     Raises:
@@ -33,7 +40,7 @@ def mnist(model: str = "dbw", batch_size: int = 500, lr: float = 0.08, folder: s
     section 4.
     """
     folder = Path(str(folder))  # the command line reads a folder called 2024 as a number
-    make_model, optimizer = choose_model(model, _MODELS), sgd(lr)
+    make_model, optimizer = choose_model(model, _MODELS), sgd(lr, momentum)
     with fetch_advice("mnist", folder):
         train, test = _read(folder, "train"), _read(folder, "t10k")
     return Job(

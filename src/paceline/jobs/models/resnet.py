@@ -5,65 +5,90 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Shortcut = Callable[[int, int], nn.Module]
-"""Builds what joins a ``channels`` input to an ``out_channels`` output of half its height and width."""
+EXPANSION = 4  # channels of a bottleneck, over those of its 3x3 convolution
+Part = Callable[[int, int, int], nn.Module]
+"""Builds what maps ``channels`` to ``out_channels`` and divides height and width by ``stride``."""
 
 
 def _conv3x3(channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(channels, out_channels, kernel_size=3, stride=stride, padding=1, bias=False)
 
 
+def _conv1x1(channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(channels, out_channels, kernel_size=1, stride=stride, bias=False)
+
+
 class _ZeroPadding(nn.Module):
     """Option A of the paper: every second pixel, and zeros for the new channels; no parameters."""
 
-    def __init__(self, channels: int, out_channels: int) -> None:
+    def __init__(self, channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.new_channels = out_channels - channels
+        self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.new_channels))
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
 
 
-def _projection(channels: int, out_channels: int) -> nn.Module:
-    """Option B of the paper: a 1x1 convolution of stride 2."""
-    convolution = nn.Conv2d(channels, out_channels, kernel_size=1, stride=2, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(out_channels))
+def _projection(channels: int, out_channels: int, stride: int) -> nn.Module:
+    """Option B of the paper: a 1x1 convolution."""
+    return nn.Sequential(_conv1x1(channels, out_channels, stride), nn.BatchNorm2d(out_channels))
 
 
-class _BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut; a block that widens also halves height and width."""
+def _basic(channels: int, out_channels: int, stride: int) -> nn.Module:
+    """Two convolutions of 3x3."""
+    return nn.Sequential(
+        *(_conv3x3(channels, out_channels, stride), nn.BatchNorm2d(out_channels)),
+        nn.ReLU(),
+        *(_conv3x3(out_channels, out_channels), nn.BatchNorm2d(out_channels)),
+    )
 
-    def __init__(self, channels: int, out_channels: int, shortcut: Shortcut) -> None:
+
+def _bottleneck(channels: int, out_channels: int, stride: int) -> nn.Module:
+    """Three convolutions: a 3x3 one of a quarter of the channels, between two of 1x1."""
+    inner = out_channels // EXPANSION
+    return nn.Sequential(
+        *(_conv1x1(channels, inner), nn.BatchNorm2d(inner), nn.ReLU()),
+        *(_conv3x3(inner, inner, stride), nn.BatchNorm2d(inner), nn.ReLU()),
+        *(_conv1x1(inner, out_channels), nn.BatchNorm2d(out_channels)),
+    )
+
+
+class _Block(nn.Module):
+    """A residual part beside a shortcut, which is the identity unless the block widens."""
+
+    def __init__(self, channels: int, out_channels: int, stride: int, residual: Part, shortcut: Part) -> None:
         super().__init__()
-        widens = out_channels != channels
-        self.residual = nn.Sequential(
-            *(_conv3x3(channels, out_channels, stride=2 if widens else 1), nn.BatchNorm2d(out_channels)),
-            nn.ReLU(),
-            *(_conv3x3(out_channels, out_channels), nn.BatchNorm2d(out_channels)),
-        )
-        self.shortcut = shortcut(channels, out_channels) if widens else nn.Identity()
+        self.residual = residual(channels, out_channels, stride)
+        self.shortcut = shortcut(channels, out_channels, stride) if out_channels != channels else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.residual(x) + self.shortcut(x))
 
 
 class ResNet(nn.Sequential):
-    """A residual network of basic blocks, with the stem for small images: 3x3, stride 1, no max-pooling.
+    """A residual network with the stem for small images: 3x3, stride 1, no max-pooling.
 
     Maps images ``[batch, 3, height, width]`` to logits ``[batch, classes]``. Stage i has ``blocks[i]`` blocks
-    of ``width * 2**i`` channels.
+    of ``width * 2**i`` channels, four times as many if they are bottlenecks; each stage but the first begins by halving
+    height and width.
 
-    Reference: He et al. 2016, figure 3 and section 4.2; convolutions are initialised as in their reference
+    Reference: He et al. 2016, figures 3 and 5 and section 4.2; convolutions are initialised as in their reference
     [13] (normal, gain of ReLU).
     """
 
-    def __init__(self, blocks: Sequence[int], width: int, classes: int, shortcut: Shortcut) -> None:
+    def __init__(
+        self, blocks: Sequence[int], width: int, classes: int, shortcut: Part, bottlenecks: bool = False
+    ) -> None:
         layers: list[nn.Module] = [_conv3x3(3, width), nn.BatchNorm2d(width), nn.ReLU()]
+        residual, expansion = (_bottleneck, EXPANSION) if bottlenecks else (_basic, 1)
         channels = width
         for stage, depth in enumerate(blocks):
-            for _ in range(depth):
-                layers.append(_BasicBlock(channels, width * 2**stage, shortcut))
-                channels = width * 2**stage
+            out_channels = width * 2**stage * expansion
+            for block in range(depth):
+                stride = 2 if stage and not block else 1
+                layers.append(_Block(channels, out_channels, stride, residual, shortcut))
+                channels = out_channels
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -93,3 +118,14 @@ def resnet18(classes: int = 10) -> ResNet:
     Differs from the paper: the stem is 3x3 of stride 1 without max-pooling, as is usual for 32x32 images.
     """
     return ResNet([2, 2, 2, 2], width=64, classes=classes, shortcut=_projection)
+
+
+def resnet50(classes: int = 100) -> ResNet:
+    """Return ImageNet's ResNet-50 with the stem for small images: bottlenecks, 23.7M parameters for 100 classes.
+
+    Reference: He et al. 2016, table 1, option B shortcuts; the model of Sync-Switch's set-up 2, which took it from
+    Tensor2Tensor (Vaswani et al. 2018): as there, the stride of a stage is that of its first 3x3 convolution.
+    Differs from both: the stem is 3x3 of stride 1 without max-pooling, as is usual for 32x32 images. Sync-Switch
+    does not say what its stem is.
+    """
+    return ResNet([3, 4, 6, 3], width=64, classes=classes, shortcut=_projection, bottlenecks=True)

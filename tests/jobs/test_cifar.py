@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from paceline.errors import UsageError
-from paceline.jobs import cifar10
+from paceline.jobs import cifar10, cifar100
 from paceline.jobs.images import crop_and_flip
+from paceline.jobs.load import load_job
+from paceline.jobs.models import resnet50
 
 TRAINING_FILES = [f"data_batch_{k}.bin" for k in range(1, 6)]
 
@@ -84,3 +86,40 @@ def test_a_missing_file_is_answered_with_what_to_type(folder):
     (folder / "test_batch.bin").unlink()
     with pytest.raises(UsageError, match=r"cannot read '.*test_batch.bin': No such file or directory; run "):
         cifar10(folder=folder)
+
+
+@pytest.fixture
+def hundred(tmp_path):
+    """Write CIFAR-100 in its standard layout: the coarse label, then the fine one, then the pixels."""
+    (tmp_path / "train.bin").write_bytes(b"".join(bytes([19]) + record(label) for label in (0, 57, 99)))
+    (tmp_path / "test.bin").write_bytes(bytes([3]) + record(42))
+    return tmp_path
+
+
+def test_cifar100_has_the_fine_labels_and_the_same_pixels(hundred, folder):
+    job = cifar100(folder=hundred)
+    assert (job.data.labels.tolist(), job.eval_data.labels.tolist()) == ([0, 57, 99], [42])
+    assert torch.equal(job.data.images[1], cifar10(folder=folder).data.images[1])
+    image, _ = cifar100(folder=hundred, model="softmax").data[1]
+    assert image[1, 0, 5].item() == pytest.approx((20 / 255 - 0.4865) / 0.2564, rel=1e-4)
+
+
+def test_cifar100_trains_its_models_with_100_classes_and_is_called_by_name(hundred):
+    job = pickle.loads(pickle.dumps(load_job(f"cifar100(folder={hundred}, model=resnet20)")))
+    images, labels = job.data.minibatch(torch.arange(3))
+    assert job.model()(images).shape == (3, 100)
+    assert (job.name, job.batch_size, labels.tolist()) == ("cifar100-resnet20", 128, [0, 57, 99])
+    assert (cifar100(folder=hundred).name, cifar100(folder=hundred).model.func) == ("cifar100-resnet50", resnet50)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (record(1), "holds 3073 bytes; expected a multiple of 3074, one record"),
+        (bytes([0]) + record(100), "label 100; expected 0 to 99"),
+    ],
+)
+def test_a_damaged_file_of_cifar100_says_what_to_fetch(hundred, content, said):
+    (hundred / "train.bin").write_bytes(content)
+    with pytest.raises(UsageError, match=rf"train.bin' .*{said}; run 'paceline data fetch cifar100 --to "):
+        cifar100(folder=hundred)

@@ -1,0 +1,166 @@
+"""`paceline search-cost`."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.options import Format, Output
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.search.recorded_search import RecordedSearch
+    from paceline.search.search_cost import SearchCost
+
+_HEAD = f"""{"search setting (recurring,":26} {"cost in":>8}  {"amortised over":>14}  {"effective":>9}  {"success":>8}
+{"BSP runs, candidate runs)":26} {"BSP runs":>8}  {"recurrences":>14}  {"training":>9}"""
+
+
+def search_cost(
+    runs: Annotated[Path, typer.Argument(help="CSV file: setting (0.25) or bsp_percent (25), time_s, accuracy.")],
+    settings: Annotated[
+        str | None, typer.Option(help="BSP runs + candidate runs, as 5+5,1+3; 0+3 recurs. The paper's if left out.")
+    ] = None,
+    ladder: Annotated[str | None, typer.Option(help="As 50%,25%,12.5%; all recorded ones if left out.")] = None,
+    stand_in: Annotated[
+        list[str] | None, typer.Option(help="12.5%=10%: the runs at 10% stand for 12.5%. May be repeated.")
+    ] = None,
+    best_alone: Annotated[
+        str | None, typer.Option(help="As 50%,12.5%: there the most accurate run stands for any number.")
+    ] = None,
+    leave_out: Annotated[
+        list[str] | None, typer.Option(help="COLUMN=VALUE,VALUE: rows to pass over. May be repeated.")
+    ] = None,
+    margin: Annotated[float, typer.Option(help="By which the mean accuracy may fall short of the target.")] = 0.01,
+    two_sided: Annotated[bool, typer.Option("--two-sided", help="Nor may it be better by more than that.")] = False,
+    target: Annotated[
+        float | None, typer.Option(help="Accuracy that a recurring job knows; the mean of all BSP runs if left out.")
+    ] = None,
+    truth: Annotated[
+        str | None, typer.Option(help="Switch point to be found, as 6.25%; what all runs lead to if left out.")
+    ] = None,
+    take_all: Annotated[
+        bool, typer.Option("--take-all", help="Where fewer runs are recorded than asked for, take them all.")
+    ] = False,
+    exact_up_to: Annotated[int, typer.Option(help="Comparisons to count one by one; with more, simulate.")] = 1_000_000,
+    draws: Annotated[int, typer.Option(help="Searches to simulate then.")] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the simulations.")] = 0,
+    output: Output = Format.TEXT,
+) -> None:
+    """Tell from recorded runs what a search for the switch point costs, and how surely it is right."""
+    from paceline.search.recorded_runs import read_recorded_runs
+    from paceline.search.recorded_search import recorded_search
+    from paceline.search.search_cost import Counting, SearchSetting, search_costs
+
+    search = recorded_search(
+        read_recorded_runs(runs, _left_out(leave_out or [])),
+        ladder=_shares(ladder) if ladder is not None else None,
+        stand_ins=dict(map(_stand_in, stand_in or [])),
+        best_alone=_shares(best_alone) if best_alone is not None else (),
+        margin=margin,
+        two_sided=two_sided,
+        target=target,
+        truth=None if truth is None else _share(truth),
+    )
+    asked = None if settings is None else [SearchSetting.parse(each) for each in settings.split(",")]
+    costs = search_costs(search, asked, Counting(take_all, exact_up_to, draws, seed))
+    print(_as_json(search, costs) if output is Format.JSON else "\n".join(_as_text(search, costs)))
+
+
+def _as_text(search: RecordedSearch, costs: Sequence[SearchCost]) -> Iterator[str]:
+    from textwrap import wrap
+
+    from paceline.search.recorded_runs import percent
+
+    yield _HEAD
+    for each in costs:
+        amortised = f"{each.amortised:.2f}" if isfinite(each.amortised) else "never"
+        mark = "~" if each.draws else " "
+        yield (
+            f"{each.setting!s:26} {each.cost:8.2f}{mark} {amortised:>14}{mark} {each.effective:9.2f}{mark} "
+            f"{100 * each.success:6.1f} %{mark}"
+        ).rstrip()
+    yield ""
+    tried = ", ".join(percent(rung.fraction) for rung in search.ladder)
+    fails = "is off the target by more than" if search.two_sided else "falls short of the target by more than"
+    found = search.found
+    sentences = (
+        f"BSP takes {search.bsp.time_s:.4g} s. Tried: {tried} of BSP, until one {fails} {search.margin:g}.",
+        f"{percent(found.fraction)} is right, and takes {found.time_s:.4g} s.",
+        _simulated(costs),
+    )
+    for sentence in sentences:
+        yield from wrap(sentence, 80)
+
+
+def _simulated(costs: Sequence[SearchCost]) -> str:
+    simulated = [each for each in costs if each.draws]
+    if not simulated:
+        return ""
+    cost, success = max(each.cost_error for each in simulated), max(each.success_error for each in simulated)
+    of = f"{cost:.2g} of the cost and {100 * success:.2g} % of the success"
+    return f"~ simulated, {simulated[0].draws} searches: standard error at most {of}. All others are exact."
+
+
+def _as_json(search: RecordedSearch, costs: Sequence[SearchCost]) -> str:
+    rungs = [(rung.fraction, rung.time_s, len(rung.accuracies)) for rung in (search.bsp, *search.ladder)]
+    told = {
+        "truth": search.found.fraction,
+        "target": search.known_target,
+        "ladder": [dict(zip(("setting", "time_s", "runs"), rung, strict=True)) for rung in rungs],
+        "settings": [_plain(each) for each in costs],
+    }
+    return json.dumps(told, allow_nan=False)
+
+
+def _plain(each: SearchCost) -> dict[str, Any]:
+    return {
+        "recurring": each.setting.bsp_runs == 0,
+        **{name: value for name, value in vars(each).items() if name != "setting"},
+        **vars(each.setting),
+        "amortised": each.amortised if isfinite(each.amortised) else None,
+        "found": [{"setting": fraction, "probability": p} for fraction, p in each.found.items()],
+    }
+
+
+def _share(text: str) -> float:
+    """Read a share of the workload.
+
+    >>> _share("12.5%"), _share("0.125")
+    (0.125, 0.125)
+    """
+    number = text.strip().removesuffix("%")
+    try:
+        share = float(number) / (100 if number != text.strip() else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UsageError(f"{text.strip()!r} is no share of the workload; type 25% or 0.25")
+    return share
+
+
+def _shares(text: str) -> list[float]:
+    return [_share(each) for each in text.split(",")]
+
+
+def _stand_in(text: str) -> tuple[float, float]:
+    share, equals, other = text.partition("=")
+    if not equals:
+        raise UsageError(f"--stand-in {text!r}, expected which share and whose runs stand for it, as 12.5%=10%")
+    return _share(share), _share(other)
+
+
+def _left_out(texts: Sequence[str]) -> dict[str, list[str]]:
+    rows: defaultdict[str, list[str]] = defaultdict(list)
+    for text in texts:
+        column, equals, values = text.partition("=")
+        if not equals:
+            raise UsageError(f"--leave-out {text!r}, expected a column and its values, as order=ASP,SSP")
+        rows[column.strip()] += [value.strip() for value in values.split(",")]
+    return rows

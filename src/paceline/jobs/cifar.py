@@ -1,0 +1,146 @@
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from paceline.errors import UsageError
+from paceline.job import Job
+from paceline.jobs.common import choose_model, fetch_advice, sgd
+from paceline.jobs.images import ImageDataset, crop_and_flip
+from paceline.jobs.models import SoftmaxRegression, resnet18, resnet20, resnet32, resnet50
+
+IMAGE_SHAPE = (3, 32, 32)
+PIXELS = 3 * 32 * 32
+_RESNETS = {"resnet18": resnet18, "resnet20": resnet20, "resnet32": resnet32, "resnet50": resnet50}
+
+
+@dataclass(frozen=True)
+class _Files:
+    """A data set in its standard binary version: of each record, some bytes of labels and then the pixels.
+
+    Attributes:
+        name: of the job.
+        classes: of the labels that are learned, the last ones of each record.
+        label_bytes: of each record.
+        train: names of the files.
+        test: name of the file.
+        mean: of each channel over the training set.
+        std: likewise.
+    """
+
+    name: str
+    classes: int
+    label_bytes: int
+    train: Sequence[str]
+    test: str
+    mean: Sequence[float]
+    std: Sequence[float]
+
+    def job(
+        self, model: str, batch_size: int, lr: float, momentum: float, augment: bool | None, folder: str | Path
+    ) -> Job:
+        """Return the job of a model on these files."""
+        folder = Path(str(folder))  # the command line reads a folder called 2024 as a number
+        makers = {name: partial(maker, self.classes) for name, maker in _RESNETS.items()}
+        make_model = choose_model(model, {**makers, "softmax": partial(SoftmaxRegression, PIXELS, self.classes)})
+        optimizer = sgd(lr, momentum, weight_decay=1e-4)
+        if augment not in (None, True, False):
+            raise UsageError(f"augment={augment!r} is not true or false")
+        if augment is None:
+            augment = model != "softmax"
+        with fetch_advice(self.name, folder):
+            images, labels = self._read(folder, self.train)
+            test = ImageDataset(*self._read(folder, [self.test]), self.mean, self.std)
+        return Job(
+            name=f"{self.name}-{model}",
+            model=make_model,
+            optimizer=optimizer,
+            data=ImageDataset(images, labels, self.mean, self.std, augment=crop_and_flip if augment else None),
+            batch_size=batch_size,
+            loss=F.cross_entropy,
+            eval_data=test,
+        )
+
+    def _read(self, folder: Path, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+        records = torch.cat([self._records(folder / name) for name in names])
+        return records[:, self.label_bytes :].reshape(-1, *IMAGE_SHAPE), records[:, self.label_bytes - 1].long()
+
+    def _records(self, path: Path) -> Tensor:
+        record_bytes = self.label_bytes + PIXELS
+        try:
+            content = bytearray(path.read_bytes())
+        except OSError as error:
+            raise UsageError(f"cannot read '{path}': {error.strerror}") from error
+        if not content or len(content) % record_bytes:
+            raise UsageError(f"'{path}' holds {len(content)} bytes; expected a multiple of {record_bytes}, one record")
+        records = torch.frombuffer(content, dtype=torch.uint8).view(-1, record_bytes)
+        largest = records[:, self.label_bytes - 1].max()
+        if largest >= self.classes:
+            raise UsageError(f"'{path}' holds label {largest}; expected 0 to {self.classes - 1}")
+        return records
+
+
+_CIFAR10 = _Files(
+    *("cifar10", 10, 1, [f"data_batch_{k}.bin" for k in range(1, 6)], "test_batch.bin"),
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2470, 0.2435, 0.2616),
+)
+_CIFAR100 = _Files(
+    *("cifar100", 100, 2, ["train.bin"], "test.bin"),
+    mean=(0.5071, 0.4865, 0.4409),
+    std=(0.2673, 0.2564, 0.2762),
+)
+
+
+def cifar10(
+    model: str = "resnet20",
+    batch_size: int = 128,
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    augment: bool | None = None,
+    folder: str | Path = "data/cifar-10-batches-bin",
+) -> Job:
+    """Return a job on CIFAR-10: 50,000 training images, 10,000 for evaluation.
+
+    A sample is float32 ``[3, 32, 32]``, normalised by channel to mean 0 and standard deviation 1 over the
+    training set; the optimizer is SGD with weight decay 1e-4.
+
+    Args:
+        model: "resnet20", "resnet32", "resnet18", "resnet50" or "softmax".
+        batch_size: samples a gradient.
+        lr: learning rate, > 0.
+        momentum: of SGD, in [0, 1).
+        augment: whether training images are shifted and mirrored at random; by default only for a ResNet.
+        folder: where the files of the standard binary version are.
+
+    Raises:
+        UsageError: the files are missing or damaged, or there is no such model.
+
+    Reference: He et al., "Deep Residual Learning", 2016, section 4.2, whose settings Sync-Switch
+    (Li et al., ICDCS 2021) takes over.
+    """
+    return _CIFAR10.job(model, batch_size, lr, momentum, augment, folder)
+
+
+def cifar100(
+    model: str = "resnet50",
+    batch_size: int = 128,
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    augment: bool | None = None,
+    folder: str | Path = "data/cifar-100-binary",
+) -> Job:
+    """Return a job on CIFAR-100 with its 100 fine labels: 50,000 training images, 10,000 for evaluation.
+
+    Samples and optimizer are as those of `cifar10`, and so are the arguments.
+
+    Raises:
+        UsageError: the files are missing or damaged, or there is no such model.
+
+    Reference: set-up 2 of Sync-Switch (Li et al., ICDCS 2021), section VI-A.
+    """
+    return _CIFAR100.job(model, batch_size, lr, momentum, augment, folder)

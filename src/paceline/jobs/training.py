@@ -1,0 +1,89 @@
+"""How a job's learning rate follows the quorum and the workload: the same knobs for all of paceline's own jobs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial, wraps
+from inspect import Parameter, signature
+from itertools import pairwise
+from numbers import Integral
+from typing import Any, Literal
+
+from torch.optim.lr_scheduler import LambdaLR
+
+from paceline.checks import check
+from paceline.errors import UsageError
+from paceline.job import Job
+from paceline.learning_rate import LearningRate
+
+
+def trained(
+    job: Job,
+    *,
+    lr_rule: Literal["constant", "proportional"] = "constant",
+    lr_is: Literal["total", "per_worker"] = "total",
+    decay_at: Sequence[int] = (),
+    decay_by: float = 0.1,
+) -> Job:
+    """Return the job with a learning rate that follows the quorum and falls by workload.
+
+    Args:
+        job: which is left as it is.
+        lr_rule: "constant" or "proportional" to the gradients in an update; see `LearningRate`.
+        lr_is: whether the optimizer's rate is the "total" one or "per_worker".
+        decay_at: gradients (minibatches that were used) after which the rate is multiplied by ``decay_by``, each time
+            anew; rising.
+        decay_by: factor, in (0, 1].
+
+    Raises:
+        UsageError: the gradients are no rising whole numbers, or a knob is out of its range.
+
+    Example:
+        >>> import paceline as pl
+        >>> job = pl.jobs.trained(pl.jobs.digits(momentum=0.9), lr_rule="proportional", lr_is="per_worker")
+        >>> job.learning_rate.scale(k=4, n=8)
+        4.0
+
+    Source: Li et al. (Sync-Switch), ICDCS 2021, Sect. IV-C and VI-A, where they are proportional, per_worker and
+    [32000, 48000] of 64,000 minibatches.
+    """
+    check("(0, 1]", decay_by=decay_by)
+    LearningRate(lr_rule, lr_is)  # which refuses other words
+    at = _milestones(decay_at)
+    decay = partial(LambdaLR, lr_lambda=partial(decayed, at=at, by=decay_by)) if at else job.scheduler
+    return replace(
+        job, lr_rule=lr_rule, lr_is=lr_is, scheduler=decay, schedule_unit="gradient" if at else job.schedule_unit
+    )
+
+
+def decayed(gradients: int, at: Sequence[int], by: float) -> float:
+    """Return the factor on the learning rate after so many gradients.
+
+    >>> [f"{decayed(gradients, at=(32_000, 48_000), by=0.1):.2f}" for gradients in (31_999, 32_000, 48_000)]
+    ['1.00', '0.10', '0.01']
+    """
+    return float(by ** sum(gradients >= each for each in at))
+
+
+def with_training_knobs(make: Callable[..., Job]) -> Callable[..., Job]:
+    """Return what makes the same jobs and takes the knobs of `trained` besides."""
+    knobs = {name: knob for name, knob in signature(trained).parameters.items() if knob.kind is Parameter.KEYWORD_ONLY}
+
+    @wraps(make)
+    def made(**settings: Any) -> Job:
+        beside = {name: settings.pop(name) for name in knobs if name in settings}
+        job = make(**settings)
+        return trained(job, **beside) if beside else job
+
+    own = signature(make)
+    made.__signature__ = own.replace(parameters=[*own.parameters.values(), *knobs.values()])  # type: ignore[attr-defined]
+    return made
+
+
+def _milestones(given: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(given, list | tuple):
+        raise UsageError(f"decay_at={given!r}, expected gradients in brackets, as [32000, 48000]")
+    for each in given:
+        check("[1, inf)", Integral, decay_at=each)
+    if any(after <= before for before, after in pairwise(given)):
+        raise UsageError(f"decay_at={list(given)} does not rise; give the gradients in rising order")
+    return tuple(given)

@@ -1,0 +1,293 @@
+"""Detection of stragglers against the written rule, and what the policies of Sync-Switch do with it."""
+
+from math import sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import paceline as pl
+from paceline.controllers.sync_switch import Elastic, Greedy
+from paceline.estimators.stragglers import KNOWN, Past, StragglerDetector
+from paceline.history import DecisionMade, GradientArrived, UpdateMade
+from tiny_jobs import tiny_job
+
+
+def hear(detector, times_s):
+    """Let every worker deliver once, in a round."""
+    for worker, busy_s in times_s.items():
+        detector.hear(worker, busy_s, live=len(times_s))
+
+
+def named(times_s):
+    return dict(enumerate(times_s))
+
+
+# -- the detector
+
+
+def slow_by_the_rule(throughput, min_gap):
+    """The rule of the cluster, literally."""
+    mean = sum(throughput.values()) / len(throughput)
+    sigma = sqrt(sum((each - mean) ** 2 for each in throughput.values()) / len(throughput))
+    below = mean * (1 - 1e-9) - sigma  # not by rounding alone
+    return {k for k, each in throughput.items() if each < below and each <= (1 - min_gap) * mean}
+
+
+times = st.floats(0.1, 10.0)
+
+
+@given(st.integers(3, 6).flatmap(lambda n: st.lists(st.lists(times, min_size=n, max_size=n), max_size=KNOWN)))
+def test_a_window_is_judged_by_the_rule_of_the_cluster(rounds):
+    detector = StragglerDetector(window=1, consecutive=1, min_gap=0.2)
+    for times_s in rounds:
+        hear(detector, named(times_s))
+        assert detector.throughput == {k: 1 / each for k, each in enumerate(times_s)}
+        assert detector.stragglers == slow_by_the_rule(detector.throughput, 0.2)
+
+
+@pytest.mark.parametrize(("sliding", "expected"), [(False, [6, 9]), (True, [4, 9])])
+def test_windows_follow_each_other_or_overlap(sliding, expected):
+    detector = StragglerDetector(window=3, consecutive=2, sliding=sliding)
+    changes, was = [], False
+    for update in range(1, 13):
+        hear(detector, {0: 1.0, 1: 1.0, 2: 1.0, 3: 9.0 if update <= 6 else 1.0})
+        if (3 in detector.stragglers) is not was:
+            was = not was
+            changes.append(update)
+    assert changes == expected
+
+
+def test_the_throughput_of_a_window_is_gradients_by_busy_seconds():
+    detector = StragglerDetector(window=2)
+    for busy_s in (1.0, 3.0):
+        hear(detector, {0: busy_s, 1: 2.0, 2: 2.0})
+    assert detector.throughput == {0: 2 / 4, 1: 0.5, 2: 0.5}
+
+
+def test_who_is_not_heard_of_in_a_window_stays_what_it_is():
+    detector = StragglerDetector(window=1, consecutive=2)
+    hear(detector, named([9, 1, 1, 1]))
+    for _ in range(4):  # asynchronously: four arrivals of the others are a round
+        detector.hear(1, 1.0, live=4)
+    assert detector.stragglers == set()
+    hear(detector, named([9, 1, 1, 1]))
+    assert detector.stragglers == {0}
+    hear(detector, named([1, 1, 1, 1]))
+    assert detector.stragglers == set()
+
+
+def test_who_is_slower_by_less_than_the_gap_is_no_straggler():
+    for gap, found in ((0.2, set()), (0.1, {0})):
+        detector = StragglerDetector(window=1, consecutive=1, min_gap=gap)
+        hear(detector, named([1.2, 1, 1, 1, 1, 1]))
+        assert detector.stragglers == found
+
+
+@pytest.mark.parametrize(("n", "slow"), [(2, {1}), (4, {2, 3}), (8, {4, 5, 6, 7}), (5, {0, 1, 2})])
+def test_half_of_the_cluster_is_found_by_its_own_past(n, slow):
+    detector = StragglerDetector(window=1, consecutive=2)
+    rng = np.random.default_rng(0)
+    for _ in range(KNOWN):
+        hear(detector, named(rng.uniform(0.95, 1.05, n)))
+    for _ in range(2):
+        hear(detector, {k: 5.0 if k in slow else 1.0 for k in range(n)})
+    assert slow_by_the_rule(detector.throughput, 0.2) & slow == set(), "which the rule of the cluster does not see"
+    assert detector.stragglers == slow
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_where_all_become_slow_nobody_is_a_straggler(n):
+    detector = StragglerDetector(window=1, consecutive=1)
+    rng = np.random.default_rng(0)
+    for factor in [1] * 8 + [4] * 8:
+        hear(detector, named(factor * rng.uniform(0.95, 1.05, n)))
+        assert detector.stragglers == set()
+
+
+def test_a_worker_that_was_always_slower_is_normal_to_itself_but_not_to_the_others():
+    detector = StragglerDetector(window=1, consecutive=2)
+    for _ in range(20):
+        hear(detector, named([2.0, 1.0]))
+    assert detector.stragglers == set(), "two workers: only a change tells"
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=30))
+def test_the_past_is_mean_and_population_deviation(values):
+    past = Past()
+    for value in values:
+        past.add(value)
+    assert (past.mean, past.deviation) == pytest.approx((np.mean(values), np.std(values)), rel=1e-6, abs=1e-6)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), times, st.integers(1, 5)), max_size=60), st.booleans(), st.integers(0, 59))
+def test_a_detector_goes_on_from_its_state(arrivals, sliding, at):
+    whole, part = (StragglerDetector(window=2, sliding=sliding) for _ in range(2))
+    for i, arrival in enumerate(arrivals):
+        whole.hear(*arrival)
+        if i == at:
+            state = part.state_dict()
+            part = StragglerDetector(window=2, sliding=sliding)
+            part.load_state_dict(state)
+        part.hear(*arrival)
+    assert part.state_dict() == whole.state_dict()
+
+
+def test_steps_of_20_percent_noise_are_told_from_a_straggler():
+    """The bars of benchmarks/stragglers.py, in short."""
+    rng, flagged, found = np.random.default_rng(1), 0, 0
+    detector = StragglerDetector()
+    for _ in range(800):
+        hear(detector, named(np.maximum(0.05, 1 + 0.2 * rng.standard_normal(8))))
+        flagged += len(detector.stragglers)
+    for _ in range(50):
+        detector = StragglerDetector()
+        for update in range(20):
+            busy_s = np.maximum(0.05, 1 + 0.2 * rng.standard_normal(8))
+            hear(detector, named(busy_s * [1 + (update >= 14), *[1] * 7]))
+        found += 0 in detector.stragglers
+    assert flagged / (800 * 8) < 0.01
+    assert found >= 48
+
+
+# -- the policies
+
+
+def slow_while(spans, n=4, factor=5, **more):
+    """Return a cluster where (worker, from, to) are slow, with little noise."""
+    slowdowns = [pl.Slowdown(at_s=at_s, until_s=to_s, factor=factor, workers=(worker,)) for worker, at_s, to_s in spans]
+    return pl.Cluster(n, timing=pl.Uniform(0.95, 1.05), slowdowns=slowdowns, **more)
+
+
+def run(protocol, cluster, stop="gradients=400", **options):
+    return pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop=stop, worker_timeout_s=1e6, **options)
+
+
+def decided(result, *kinds):
+    return [(r.kind, r.worker) for r in result.history.of(DecisionMade) if r.kind in kinds]
+
+
+def test_a_straggler_is_reported_under_any_protocol_and_nothing_else_changes():
+    for protocol in ("bsp", "asp", "k_batch_async(k=3)", "ssp(lead=4)"):
+        cluster = slow_while([(2, 20, 60)])
+        watched, plain = run(f"{protocol} + stragglers", cluster), run(protocol, cluster)
+        assert decided(watched, "straggler", "recovered") == [("straggler", 2), ("recovered", 2)]
+        assert decided(watched, "set_aside", "take_back") == []
+        assert watched.time_s == plain.time_s
+
+
+def test_greedy_is_asynchronous_while_there_is_a_straggler():
+    result = run("bsp + greedy@50% >> asp", slow_while([(1, 10, 30)]))
+    protocols = [r.reason for r in result.history.of(DecisionMade) if r.kind == "protocol"]
+    assert protocols == [
+        "bsp: the run begins",
+        "asp: worker 1 fell behind",
+        "bsp: no straggler is left",
+        "asp: 200 gradients reached",
+    ]
+
+
+def test_greedy_fulfils_the_share_of_bsp():
+    result = run("bsp + greedy@50% >> asp", slow_while([(1, 10, 30)]))
+    *_, back, after = [r.now_s for r in result.history.of(DecisionMade) if r.kind == "protocol"]
+    updates = result.history.of(UpdateMade)
+    synchronous = [u.k for u in updates if u.reason == "every live worker has contributed"]
+    assert 200 <= sum(synchronous) < 200 + 4
+    assert any(u.k == 1 and u.now_s < back for u in updates)
+    assert max(u.now_s for u in updates if u.reason == "every live worker has contributed") == after
+
+
+def test_with_two_stragglers_that_overlap_greedy_switches_once():
+    result = run("bsp + greedy@50% >> asp", slow_while([(1, 10, 30), (3, 20, 45)], n=8))
+    protocols = [r for r in result.history.of(DecisionMade) if r.kind == "protocol"]
+    assert len(protocols) == 4
+
+
+def test_elastic_goes_on_without_stragglers_and_takes_them_back_when_probes_are_fast():
+    result = run("bsp + elastic", slow_while([(1, 10, 60), (2, 10, 90)], n=8), stop="seconds=120")
+    assert decided(result, "set_aside", "take_back") == [
+        ("set_aside", 1),
+        ("set_aside", 2),
+        ("take_back", 1),
+        ("take_back", 2),
+    ]
+    by_k = {u.k for u in result.history.of(UpdateMade)}
+    assert by_k == {6, 7, 8}
+    back_s = {r.worker: r.now_s for r in result.history.of(DecisionMade) if r.kind == "take_back"}
+    assert 60 < back_s[1] < 70
+    assert 90 < back_s[2] < 100
+
+
+def test_batch_and_learning_rate_follow_the_workers_that_are_left():
+    job = tiny_job(lr_rule="proportional", lr_is="per_worker")
+    cluster = slow_while([(1, 10, 200)], n=4)
+    result = pl.train(job, protocol="bsp + elastic", cluster=cluster, stop="updates=60")
+    rates = {(u.k, u.samples, round(u.learning_rate / 0.1, 9)) for u in result.history.of(UpdateMade)}
+    assert rates == {(4, 32, 4.0), (3, 24, 3.0)}
+
+
+def test_stragglers_come_back_for_the_next_phase():
+    result = run("bsp + elastic@25% >> asp", slow_while([(1, 5, 1000)]))
+    [back] = [r for r in result.history.of(DecisionMade) if r.kind == "take_back"]
+    [_, switch] = [r for r in result.history.of(DecisionMade) if r.kind == "protocol"]
+    assert (back.worker, back.reason, back.now_s) == (1, "worker 1: the phase ends", switch.now_s)
+    used = [r for r in result.history.of(GradientArrived) if r.worker == 1 and r.used and r.now_s > switch.now_s]
+    assert used
+
+
+@pytest.mark.parametrize(
+    ("n", "factor", "slow", "aside"),
+    [
+        (4, 1.3, {1}, set()),  # three workers of four bring less than four at 1/1.3
+        (4, 5.0, {1, 2}, {1, 2}),  # half of the cluster
+        (4, 3.0, {0, 1, 2}, set()),  # one worker brings less than four at a third
+        (4, 5.0, {0, 1, 2}, {0, 1, 2}),
+        (4, 5.0, {0, 1, 2, 3}, set()),  # everybody
+        (2, 5.0, {1}, {1}),
+        (2, 1.5, {1}, set()),
+    ],
+)
+def test_stragglers_are_set_aside_where_the_others_bring_more_without_them(n, factor, slow, aside):
+    cluster = slow_while([(worker, 10, 1000) for worker in slow], n=n, factor=factor)
+    result = run("bsp + elastic", cluster, stop="seconds=80")
+    assert {worker for _, worker in decided(result, "set_aside")} == aside
+
+
+def test_a_straggler_is_reported_as_persistent_once():
+    for policy in ("stragglers", "greedy", "elastic"):
+        result = run(f"bsp + {policy}(persistent_s=40)", slow_while([(3, 10, 1000)]), stop="seconds=200")
+        [persistent] = [r for r in result.history.of(DecisionMade) if r.kind == "persistent"]
+        assert persistent.worker == 3
+        assert 50 < persistent.now_s < 100
+
+
+def test_a_straggler_that_has_recovered_by_then_is_not_persistent():
+    result = run("bsp + elastic(persistent_s=25)", slow_while([(3, 10, 31)]), stop="seconds=60")
+    assert decided(result, "take_back", "persistent") == [("take_back", 3)]
+    straggler, back = (
+        r for r in result.history.of(DecisionMade) if r.worker == 3 and r.kind in ("straggler", "take_back")
+    )
+    assert back.now_s - straggler.now_s < 25
+
+
+def test_a_straggler_that_dies_and_comes_back_is_a_new_worker():
+    cluster = slow_while([(1, 0, 60)], faults=[pl.Fault(1, 6, back_after_s=50.0)])
+    result = run("bsp + elastic", cluster, stop="seconds=120")
+    assert decided(result, "set_aside", "take_back")[0] == ("set_aside", 1)
+    assert used_after(result, worker=1, after_s=80)
+
+
+def used_after(result, worker, after_s):
+    return [r for r in result.history.of(GradientArrived) if r.used and r.worker == worker and r.now_s > after_s]
+
+
+def test_greedy_changes_to_the_asp_of_the_catalogue():
+    assert Greedy().to == pl.asp()
+    assert repr(Elastic()) == "elastic"
+
+
+def test_policies_run_where_only_times_are_simulated():
+    cluster = slow_while([(1, 10, 60)], n=8)
+    watched = pl.simulate("bsp + elastic", cluster, updates=60)
+    assert watched.time_s < pl.simulate("bsp", cluster, updates=60).time_s
