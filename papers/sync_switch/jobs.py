@@ -26,9 +26,9 @@ def make_job(setup: Setup, lr: float, batch_size: int, workload: int, folder: Pa
         folder: with the folders of the data sets.
     """
     job = _JOBS[setup.job](folder)
-    optimizer = partial(job.optimizer, lr=lr, momentum=MOMENTUM)
+    assert isinstance(job.optimizer, partial)  # of SGD
     return pl.jobs.trained(
-        replace(job, optimizer=optimizer, batch_size=batch_size),
+        replace(job, optimizer=partial(job.optimizer, lr=lr, momentum=MOMENTUM), batch_size=batch_size),
         lr_rule="proportional",
         lr_is="per_worker",
         decay_at=[int(share * workload) for share in DECAY_AT],
