@@ -15,7 +15,7 @@ from papers.sync_switch.settings import FIGURES, Series, Setup
 from papers.tasks import Where
 
 LOSSES = 100  # points of a curve of the training loss
-UNINTERESTING = {"quorum", "worker_timeout"}  # decisions
+DECISIONS = {"protocol", "set_aside", "take_back"}  # that are kept
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def decisions(history: pl.History) -> list[tuple[float, int, str, int | None]]:
         match record:
             case UpdateMade():
                 workload = record.workload
-            case DecisionMade() if record.kind not in UNINTERESTING:
+            case DecisionMade() if record.kind in DECISIONS:
                 told.append((round(record.now_s, 2), workload, record.kind, record.worker))
     return told
 
