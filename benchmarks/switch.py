@@ -1,8 +1,8 @@
 """What a switch of protocols costs on the local engine: its own time against that of an update, and what is lost.
 
-Four worker processes, 11.7 M parameters, real gradients; the plan goes from BSP to ASP and back several times. The time of
-an event is that of the coordinator's answer and of carrying it out, until every worker that may start has been given work.
-That of a switch is compared with the same of the other updates of BSP, and with the time from one of these to the next.
+Four worker processes, 11.7 M parameters, real gradients; the plan goes from BSP to ASP and back several times. The time
+of an event is that of the coordinator's answer and of carrying it out, until every worker that may start has been given
+work. That of a switch is compared with the time from one update of BSP to the next, and with the same of these.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from statistics import median
 from time import perf_counter
 
@@ -45,18 +46,19 @@ class Answers:
 
     def __init__(self) -> None:
         self.all: list[Answer] = []
-        handle, observe = Coordinator.handle, Recorder.observe
+        own_handle, own_observe = Coordinator.handle, Recorder.observe
 
-        def handled(coordinator: Coordinator, event: Event) -> list[Command]:
+        def handle(coordinator: Coordinator, event: Event) -> list[Command]:
             self._begun = perf_counter()
-            return handle(coordinator, event)
+            return own_handle(coordinator, event)
 
-        def observed(recorder: Recorder, now: float, event: Event | None, commands: Sequence[Command]) -> None:
+        def observe(recorder: Recorder, now: float, event: Event | None, commands: Sequence[Command]) -> None:
             if event is not None:
                 self._take(perf_counter() - self._begun, commands)
-            observe(recorder, now, event, commands)
+            own_observe(recorder, now, event, commands)
 
-        Coordinator.handle, Recorder.observe = handled, observed  # type: ignore[method-assign]
+        for kind, method in ((Coordinator, handle), (Recorder, observe)):
+            setattr(kind, method.__name__, method)
 
     def _take(self, took_s: float, commands: Sequence[Command]) -> None:
         updates = sum(isinstance(command, Apply) for command in commands)
@@ -115,10 +117,9 @@ def seconds_per_update(history: pl.History) -> float:
     """Return the median time from one synchronous update to the next, in which nothing was switched."""
     updates = history.of(UpdateMade)
     switches_s = [record.now_s for record in history.of(DecisionMade) if record.kind == "protocol"]
-    pairs = zip(updates, updates[1:], strict=False)
     return median(
-        after.now_s - before.now_s
-        for before, after in pairs
+        float(after.now_s - before.now_s)
+        for before, after in pairwise(updates)
         if before.reason == after.reason == SYNCHRONOUS and before.now_s not in switches_s
     )
 
@@ -131,7 +132,7 @@ def dropped_by_design(history: pl.History) -> int:
 def make_job() -> pl.Job:
     """Return a job of 11.7 million parameters."""
     layers: list[nn.Module] = []
-    for before, after in zip(WIDTHS, WIDTHS[1:], strict=False):
+    for before, after in pairwise(WIDTHS):
         layers += [nn.Linear(before, after), nn.ReLU()]
     data = TensorDataset(torch.randn(512, WIDTHS[0]), torch.randint(WIDTHS[-1], (512,)))
     return pl.Job(

@@ -24,6 +24,7 @@ from .catalogue import ssp as ssp
 from .catalogue import staleness_lr as staleness_lr
 from .catalogue import staleness_weight as staleness_weight
 from .catalogue import stragglers as stragglers
+from .catalogue import sync_switch as sync_switch
 from .cluster import Cluster as Cluster
 from .cluster import LocalCluster as LocalCluster
 from .compare import compare as compare
@@ -73,6 +74,8 @@ from .search.advice import Prediction as Prediction
 from .search.advise import advise as advise
 from .search.constants import estimate_constants as estimate_constants
 from .search.knee import knee as knee
+from .search.switch import search_switch as search_switch
+from .search.switch_result import SwitchSearch as SwitchSearch
 from .simulation import Simulated as Simulated
 from .simulation import simulate as simulate
 from .stop import Stop as Stop

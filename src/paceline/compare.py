@@ -7,12 +7,12 @@ from contextlib import closing
 from pathlib import Path
 
 from paceline.catalogue import parse_plan
-from paceline.cluster import Cluster, LocalCluster, cores
+from paceline.cluster import Cluster, LocalCluster
 from paceline.cluster_text import parse_cluster
+from paceline.comparison.batch import Silent, at_a_time, open_folder, run_cells
 from paceline.comparison.cells import Cell, Task
-from paceline.comparison.folder import ComparisonFolder, is_finished, question, slug
-from paceline.comparison.grid import Display, Report, run_here, run_in_processes
-from paceline.comparison.progress import News
+from paceline.comparison.folder import Kind, Question, cells_of, is_finished, question
+from paceline.comparison.grid import Display, Report
 from paceline.comparison.result import Comparison, Row
 from paceline.engines.local.engine import refuse_while_importing
 from paceline.errors import UsageError
@@ -72,7 +72,7 @@ def compare(
     )
     check_kinds(job=(task.job, Job), cluster=(task.cluster, Cluster | LocalCluster), stop=(task.stop, Stop))
     task.check()
-    at_a_time = _processes(task.cluster, processes)
+    at_once = at_a_time(task.cluster, processes)
     asked = question(
         job,
         _seeds(seeds),
@@ -82,24 +82,27 @@ def compare(
         evaluate_every=evaluate_every and str(task.evaluate_every),
         worker_timeout_s=worker_timeout_s,
     )
-    with closing(_folder(out, job, asked)) as folder:
-        cells = folder.cells()
-        report = _run(task, cells, at_a_time, display or _Silent())
+    with closing(open_folder(COMPARISON, out, "compare", job, asked)) as folder:
+        cells = _cells(folder.path, folder.question)
+        shown = display or Silent()
+        shown.plan(len(cells), sum(is_finished(cell.folder) for cell in cells))
+        report = run_cells(task, cells, shown, at_once)
         rows = [_row(name, [cell for cell in cells if cell.name == name], report) for name in task.plans]
         comparison = Comparison(rows, task.stop, folder.path, price, report.interrupted)
         if not report.interrupted:
-            folder.save(comparison.text(), comparison.to_json())
+            folder.save({"table.txt": comparison.text().encode(), "table.json": comparison.to_json()})
     return comparison
 
 
-class _Silent:
-    def plan(self, cells: int, finished: int) -> None: ...
+def _cells(path: Path, asked: Question) -> list[Cell]:
+    return cells_of(path, asked["protocols"], asked["seeds"])
 
-    def begin(self, cell: Cell) -> None: ...
 
-    def show(self, cell: Cell, news: News) -> None: ...
+def _is_answered(path: Path, asked: Question) -> bool:
+    return all(is_finished(cell.folder) for cell in _cells(path, asked))
 
-    def end(self, cell: Cell, time_s: float | None, reason: str) -> None: ...
+
+COMPARISON = Kind("comparison", "compare.json", _is_answered)
 
 
 def _plans(protocols: str | Sequence[AnyProtocol] | Mapping[str, AnyProtocol]) -> dict[str, Plan]:
@@ -127,31 +130,6 @@ def _seeds(seeds: int | Sequence[int]) -> list[int]:
     if not given or len(set(given)) < len(given) or min(given) < 0:
         raise UsageError(f"seeds = {seeds!r}, expected how many, >= 1, or different whole numbers >= 0")
     return given
-
-
-def _processes(cluster: Cluster | LocalCluster, given: int | None) -> int:
-    if given is not None and given < 1:
-        raise UsageError(f"processes = {given}, expected a whole number >= 1")
-    if isinstance(cluster, LocalCluster):
-        if given not in (None, 1):
-            raise UsageError(f"processes = {given}, but runs on a local cluster take real time; expected one at a time")
-        return 1
-    return given or (cores() if cluster.device == "cpu" else 1)
-
-
-def _folder(out: str | Path | None, job: Job, asked: Mapping[str, object]) -> ComparisonFolder:
-    if out is not None:
-        return ComparisonFolder(Path(out), asked)
-    return ComparisonFolder.free(Path("runs"), f"compare-{slug(job.name)}", asked)
-
-
-def _run(task: Task, cells: Sequence[Cell], processes: int, display: Display) -> Report:
-    waiting = [cell for cell in cells if not is_finished(cell.folder)]
-    display.plan(len(cells), len(cells) - len(waiting))
-    processes = min(processes, len(cells))  # not of those that wait: the last one is to be run as the first one was
-    if processes > 1 and waiting:
-        return run_in_processes(task, waiting, display, processes, threads=max(1, cores() // processes))
-    return run_here(task, waiting, display)
 
 
 def _row(name: str, cells: Sequence[Cell], report: Report) -> Row:

@@ -33,12 +33,13 @@ class Outcome(StrEnum):
     INTERRUPTED = "interrupted"
     NO_WORKERS = "no_workers"
     NOT_FINITE = "not_finite"
+    DIVERGED = "diverged"
     FAILED = "failed"
 
     @property
     def is_failure(self) -> bool:
         """Whether the run could not go on, as opposed to: reached its end or was told to stop."""
-        return self in {Outcome.NO_WORKERS, Outcome.NOT_FINITE, Outcome.FAILED}
+        return self in {Outcome.NO_WORKERS, Outcome.NOT_FINITE, Outcome.DIVERGED, Outcome.FAILED}
 
 
 # --- events -----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -10,10 +11,11 @@ from paceline.errors import UsageError
 from paceline.momentum_limit import KEEP, Momentum
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline.compensation.base import Compensator
     from paceline.controllers.base import Controller
+    from paceline.switch_timing import FoundFor
 
     Addition: TypeAlias = Compensator | Controller[Any] | Momentum
 
@@ -255,6 +257,10 @@ class Phase:
 class Plan:
     """Phases in sequence.
 
+    Args:
+        phases: one or more.
+        found_for: what runs it may be used for, if it was found by a search.
+
     Raises:
         UsageError: a phase has no end though another follows, the last one has an end, or an end is not after
             the one before it.
@@ -266,9 +272,17 @@ class Plan:
     """
 
     phases: tuple[Phase, ...]
+    found_for: FoundFor | None = None
 
     def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
-        return Plan(self.phases + as_plan(other).phases)
+        follower = as_plan(other)
+        for part in (self, follower):
+            if part.found_for is not None:
+                raise UsageError(
+                    f"{part.found_for.file} was found for a run that is {part}, and for no part of a longer plan; "
+                    "use it alone, or type what it holds"
+                )
+        return Plan(self.phases + follower.phases)
 
     def __str__(self) -> str:
         return " >> ".join(str(phase) for phase in self.phases)
@@ -283,8 +297,25 @@ class Plan:
             ]
         )
 
-    def checked(self, n: int, total: float | None, per_epoch: float | None) -> Plan:
-        """Return this plan with workload in gradients, or refuse what cannot run on n workers."""
+    def checked(
+        self,
+        n: int,
+        total: float | None,
+        per_epoch: float | None,
+        updates: float | None = None,
+        seconds: float | None = None,
+    ) -> Plan:
+        """Return this plan with workload in gradients, or refuse what cannot run on n workers.
+
+        Args:
+            n: workers.
+            total: gradients of the whole run, None if its stop does not fix them.
+            per_epoch: gradients of one epoch, None if the data have no length.
+            updates: of the whole run, None if its stop does not limit them.
+            seconds: likewise.
+        """
+        if self.found_for is not None:
+            self.found_for.check_workers(n)
         phases = []
         for phase in self.phases:
             for controller in phase.controllers:
@@ -297,7 +328,8 @@ class Plan:
             phases.append(replace(phase, end=end))
         _check_ends(self.phases)
         _check_ends(phases)
-        return Plan(tuple(phases))
+        _check_reach(phases, {"gradients": total, "updates": updates, "seconds": seconds})
+        return replace(self, phases=tuple(phases))
 
 
 def as_plan(given: Protocol | Phase | Plan) -> Plan:
@@ -332,6 +364,18 @@ def _check_ends(phases: Sequence[Phase]) -> None:
                 "ends count from the beginning of the run and must grow"
             )
         reached[phase.end.unit] = phase
+
+
+def _check_reach(phases: Sequence[Phase], limits: Mapping[Unit, float | None]) -> None:
+    """Refuse a phase that ends where the whole run does, as far as both are in the same unit."""
+    for phase, follower in pairwise(phases):
+        assert phase.end is not None
+        limit = limits.get(phase.end.unit)
+        if limit is not None and phase.end.amount >= limit:
+            raise UsageError(
+                f"{phase}, but the run stops at {limit:.12g} {phase.end.unit}, so {follower.protocol.name} is never "
+                "reached; end the part earlier, or move the stop further away"
+            )
 
 
 def _check_compensators(phase: Phase) -> None:

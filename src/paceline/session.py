@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from paceline.callbacks.base import Callback
-from paceline.checkpoint.identity import identity
+from paceline.checkpoint.identity import identity, model_in_short
 from paceline.cluster import Cluster, LocalCluster
 from paceline.engines.base import Engine
 from paceline.engines.local import LocalEngine
@@ -65,8 +65,13 @@ class Setting:
     def checked_plan(self) -> Plan:
         """The plan in numbers of this run."""
         total = self.stop.workload(self.per_epoch)
-        plan = self.plan.checked(self.cluster.n, total=total, per_epoch=self.per_epoch)
+        limits = {"updates": self.stop.updates, "seconds": self.stop.seconds}
+        plan = self.plan.checked(self.cluster.n, total=total, per_epoch=self.per_epoch, **limits)
         self.cluster.check_plan(plan)
+        if plan.found_for is not None:
+            plan.found_for.check_job(
+                self.job.name, model_in_short(build_model(self.job, self.seed)), self.job.batch_size
+            )
         return plan
 
     @cached_property

@@ -128,7 +128,7 @@ def simulate(
     simulated = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     if not isinstance(simulated, Cluster):
         raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster such as '4*exp(mean=1)'")
-    plan = plan.checked(simulated.n, total=None, per_epoch=None)
+    plan = plan.checked(simulated.n, total=None, per_epoch=None, updates=updates)
     simulated.check_plan(plan)
     _refuse_gradients(plan)
     stop = Stop(updates=updates)

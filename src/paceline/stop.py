@@ -26,6 +26,8 @@ class Stop:
         gradients: workload, in accepted gradients.
         epochs: workload, in passes over the training data.
         seconds: of the run's clock; which may end a run between updates, as an evaluation may.
+        max_loss: mean training loss of the last max(n, 10) accepted gradients, at or above: training has diverged,
+            and the run has failed.
 
     Raises:
         UsageError: no condition is given, or one is out of its range.
@@ -42,10 +44,12 @@ class Stop:
     gradients: int | None = None
     epochs: float | None = None
     seconds: float | None = None
+    max_loss: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.given:
-            raise UsageError(f"a run needs an end; give Stop({'= or '.join(f.name for f in fields(self))}=)")
+        ends = [f.name for f in fields(self) if f.name != "max_loss"]
+        if not any(name in self.given for name in ends):
+            raise UsageError(f"a run needs an end; give Stop({'= or '.join(ends)}=)")
         for name, value in self.given.items():
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < inf:
                 raise UsageError(f"stop {name} = {value!r}, expected a number > 0")
@@ -54,6 +58,10 @@ class Stop:
                 raise UsageError(f"stop {name} = {self.given[name]!r}, expected a whole number")
         if self.accuracy is not None and self.accuracy > 1:
             raise UsageError(f"stop accuracy = {self.accuracy!r}, expected a share, as 0.97")
+        if self.loss is not None and self.max_loss is not None and self.max_loss <= self.loss:
+            raise UsageError(
+                f"stop max_loss = {self.max_loss!r}, expected more than the loss = {self.loss!r} to be reached"
+            )
 
     def __repr__(self) -> str:
         return f"Stop({', '.join(f'{name}={value}' for name, value in self.given.items())})"
@@ -127,10 +135,9 @@ class StopWatch:
 
     def after_update(self, version: int, workload: int) -> events.Stop | None:
         """Look at everything that an update changes."""
-        if self._stop.loss is not None and len(self._losses) == self._losses.maxlen:
-            mean = sum(self._losses) / len(self._losses)
-            if mean <= self._stop.loss:
-                return events.Stop(Outcome.LOSS, f"mean loss {mean:.6g} reached the target {self._stop.loss:g}")
+        found = self._loss_reached()
+        if found is not None:
+            return found
         if version >= self._updates:
             return events.Stop(Outcome.UPDATES, f"{version} updates made")
         if workload < self._gradients:
@@ -138,6 +145,17 @@ class StopWatch:
         if self._gradients == self._stop.gradients:
             return events.Stop(Outcome.GRADIENTS, f"{workload} gradients applied")
         return events.Stop(Outcome.EPOCHS, f"{self._stop.epochs:g} epochs, {workload} gradients, applied")
+
+    def _loss_reached(self) -> events.Stop | None:
+        target, most = self._stop.loss, self._stop.max_loss
+        if (target is None and most is None) or len(self._losses) < (self._losses.maxlen or 0):
+            return None
+        mean = sum(self._losses) / len(self._losses)
+        if target is not None and mean <= target:
+            return events.Stop(Outcome.LOSS, f"mean loss {mean:.6g} reached the target {target:g}")
+        if most is not None and mean >= most:
+            return events.Stop(Outcome.DIVERGED, f"training diverged: mean loss {mean:.6g} reached max_loss {most:g}")
+        return None
 
     def at(self, now: float) -> events.Stop | None:
         """Look at the clock."""

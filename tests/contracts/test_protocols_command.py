@@ -2,7 +2,7 @@
 
 import re
 
-from paceline.catalogue import ADDITIONS, CATALOGUE
+from paceline.catalogue import ADDITIONS, CATALOGUE, PLANS
 from paceline.cli.catalogue import protocols
 from paceline.text import parse_call
 
@@ -12,7 +12,7 @@ def test_every_default_can_be_typed_as_it_is_listed(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     calls = re.findall(r"^(\w+)(?:\((.*?)\))?\n    [A-Z]", "\n".join(lines).replace(",\n    ", ", "), re.MULTILINE)
-    assert [name for name, _ in calls] == [*CATALOGUE, *ADDITIONS]
+    assert [name for name, _ in calls] == [*CATALOGUE, *PLANS, *ADDITIONS]
     for name, knobs in calls:
         given = [knob for knob in knobs.split(", ") if "=" in knob]
         assert len(parse_call(f"{name}({', '.join(given)})").kwargs) == len(given)

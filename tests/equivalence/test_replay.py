@@ -27,7 +27,7 @@ def real(protocol="k_sync(k=3)", stop="updates=60", **options):
 
 
 @pytest.mark.parametrize(
-    "protocol", ["bsp", "k_batch_sync(k=3)", "ssp(lead=1)", "bsp@updates=5 >> asp@seconds=9 >> bsp", "dbw"]
+    "protocol", ["bsp", "k_batch_sync(k=3)", "ssp(lead=1)", "bsp@updates=5 >> asp@seconds=7 >> bsp", "dbw"]
 )
 @pytest.mark.parametrize("stop", ["updates=30", "seconds=7.5", "epochs=3", "accuracy=0.4,updates=30"])
 def test_simulated(protocol, stop, tmp_path):
@@ -55,7 +55,13 @@ def test_of_controllers_that_have_a_name(protocol, tmp_path):
     assert pl.replay(tmp_path / "run").difference == ""
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=3)", "k_batch_async(k=3)@updates=20 >> asp", "dbw"])
+ALOOF = "bsp + elastic(window=1, consecutive=1)@updates=40 >> asp"
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    ["bsp", "k_sync(k=3)", "k_batch_async(k=3)@updates=20 >> asp", "dbw", pytest.param(ALOOF, marks=pytest.mark.slow)],
+)
 def test_real(protocol, tmp_path):
     real(protocol, out=tmp_path / "run")
     assert pl.replay(tmp_path / "run").difference == ""

@@ -57,7 +57,7 @@ SETTINGS = {
     "asp": ("asp", SCHEDULED, {}),
     "ssp": ("ssp(lead=2)", {"microbatches": 2}, {}),
     "ringmaster": ("ringmaster(r=3, stops=true)", EPOCHS, {}),
-    "plan": ("bsp@updates=9 >> k_batch_async(k=2)@seconds=9 >> asp", SCHEDULED, {}),
+    "plan": ("bsp@updates=9 >> k_batch_async(k=2)@seconds=5 >> asp", SCHEDULED, {}),
     "random walk": (WALK, EPOCHS | {"model": batch_norm_net, "optimizer": ADAM}, {}),
     "faults": ("k_async(k=2)", EPOCHS, {"cluster": DYING, "worker_timeout_s": 30.0}),
     "iterable data": ("k_async(k=2)", {"data": Numbers()}, {}),

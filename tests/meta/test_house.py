@@ -13,16 +13,16 @@ import paceline
 SOURCE = Path(paceline.__file__).parent
 
 # Lowest first; a file may import from its own floor and from those below. A name ending in / is a folder.
-DECIDING = "events history protocols timing/ stop learning_rate momentum_limit phase_share lead patience roster faults"
+DECIDING = "events history protocols switch_timing timing/ stop learning_rate momentum_limit phase_share lead patience"
 SAVING = "checkpoint checkpoint/state checkpoint/store checkpoint/identity"
 FLOORS = [
     "errors checks text streams attributes",
-    f"{DECIDING} minibatches cluster cluster_text theory/ estimators/ compensation/",
+    f"{DECIDING} roster faults minibatches cluster cluster_text theory/ estimators/ compensation/",
     "controllers/ catalogue coordinator",
     "vectors job data step_meter optimizers server jobs/",
     f"callbacks/ recording/ engines/ rules {SAVING}",
-    "session checkpoint/keeper checkpoint/resume replay train simulation search/",
-    "summary comparison/ compare cli/ __main__ report/",
+    "session checkpoint/keeper checkpoint/resume replay train simulation search/ comparison/",
+    "summary compare cli/ __main__ report/",
 ]
 BELOW_ENGINES = range(4)
 FORBIDDEN_BELOW_ENGINES = {"torch.distributed", "ray", "multiprocessing", "threading", "time", "random"}

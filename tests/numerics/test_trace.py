@@ -199,7 +199,7 @@ CENSORED = pl.Trace(rows_of([1.0, 2.0, 1.0], censored=[1]), source="yesterday")
 
 
 @pytest.mark.parametrize("run", [pl.simulate, lambda *given, updates: trained(*given, updates)])
-@pytest.mark.parametrize("protocol", ["bsp", "asp", "k_sync(k=1)@updates=1 >> asp", "pull(k=1)"])
+@pytest.mark.parametrize("protocol", ["bsp", "asp", "k_sync(k=1)@seconds=0.5 >> asp", "pull(k=1)"])
 def test_a_protocol_that_never_interrupts_is_refused_where_the_trace_is_censored(run, protocol):
     words = r"1 of 3 rows of yesterday are censored, .* never interrupts, .*--censored km \(censored=\"km\"\)"
     with pytest.raises(pl.UsageError, match=words):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from functools import partial
 from hashlib import sha256
@@ -16,25 +17,43 @@ from paceline.data import fetch
 from paceline.engines.replica import seeded
 from paceline.job import Job
 from paceline.server import ParameterServer
+from paceline.vectors import trainable
 
 SHORT = 20  # a sequence that is told item by item; one of samples is only counted
 
 
 def identity(job: Job, server: ParameterServer) -> dict[str, Any]:
     """Return what makes two runs runs of the same job: its model, data, optimizer and settings."""
-    tensors = {**dict(server.model.named_parameters()), **dict(server.model.named_buffers())}
     return {
         **described(job),
-        "model": {name: _shape(tensor) for name, tensor in tensors.items()},
-        "layers": {name: repr(layer) for name, layer in server.model.named_modules() if not any(layer.children())},
+        **_architecture(server.model),
         "data": _data(job),
         "optimizer": _optimizer(server.optimizer),
     }
 
 
+def model_in_short(model: nn.Module) -> str:
+    """Return a line that two models share if their parameters, buffers and layers are alike, whatever they hold.
+
+    >>> model_in_short(nn.Linear(2, 3))
+    '9 parameters, layers 27ace091'
+    """
+    count = sum(parameter.numel() for parameter in trainable(model))
+    digest = sha256(json.dumps(_architecture(model)).encode()).hexdigest()
+    return f"{count} parameters, layers {digest[:8]}"
+
+
 def described(job: Job) -> dict[str, Any]:
     """Return every part of a job in plain values, the same in every process."""
     return {field.name: _described(getattr(job, field.name)) for field in fields(job)}
+
+
+def _architecture(model: nn.Module) -> dict[str, Any]:
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {
+        "model": {name: _shape(tensor) for name, tensor in tensors.items()},
+        "layers": {name: repr(layer) for name, layer in model.named_modules() if not any(layer.children())},
+    }
 
 
 def _shape(tensor: Tensor) -> str:

@@ -17,10 +17,12 @@ DATA_FOLDERS = {  # where the jobs look
 
 
 def protocols() -> None:
-    """List the protocols, and what can be added to them, with their knobs and papers."""
-    from paceline.catalogue import ADDITIONS, CATALOGUE
+    """List the protocols, the plans made of them, and what can be added to them, with their knobs and papers."""
+    from paceline.catalogue import ADDITIONS, CATALOGUE, PLANS
 
     _list(CATALOGUE)
+    print("\nPlans of several protocols, up to the end of the run:\n")
+    _list(PLANS)
     print("\nAfter a protocol and a plus, as in bsp + elastic or asp + staleness_lr(C=0.01):\n")
     _list(ADDITIONS)
 

@@ -12,6 +12,7 @@ from paceline.cli.catalogue import fetch, protocols
 from paceline.cli.compare import compare
 from paceline.cli.knee import knee
 from paceline.cli.saved import advise, replay, report, trace
+from paceline.cli.search import search
 from paceline.cli.search_cost import search_cost
 from paceline.cli.theory import theory
 from paceline.cli.train import train
@@ -25,7 +26,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets of the jobs mnist, cifar10 and cifar100.", no_args_is_help=True)
 data_app.command()(fetch)
-for command in (train, compare, knee, search_cost, theory, report, trace, replay, advise, protocols):
+for command in (train, compare, knee, search, search_cost, theory, report, trace, replay, advise, protocols):
     app.command()(command)
 app.add_typer(data_app, name="data")
 

@@ -11,7 +11,7 @@ from paceline.cluster import Cluster, LocalCluster
 from paceline.job import Job
 from paceline.protocols import Extent, Plan
 from paceline.recording.run_folder import RUN
-from paceline.session import Setting
+from paceline.session import Session, Setting
 from paceline.stop import Stop
 from paceline.train import Result, train
 
@@ -54,7 +54,9 @@ class Task:
     def check(self) -> None:
         """Refuse a plan that cannot run, before anything does."""
         for plan in self.plans.values():
-            self._setting(plan).check()
+            setting = self._setting(plan)
+            setting.check()
+            Session(setting)  # which refuses what the job's model and optimizer cannot do
 
     def _setting(self, plan: Plan) -> Setting:
         return Setting(self.job, plan, self.cluster, self.stop, 0, self.evaluate_every, self.worker_timeout_s)

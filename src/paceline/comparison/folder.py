@@ -1,11 +1,12 @@
-"""The folder of a comparison: what was asked, a folder a run, and the table."""
+"""The folder of a comparison or a search: what was asked, a folder a run, and the answer."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,32 +22,46 @@ from paceline.recording.event_log import to_record
 from paceline.recording.lock import FolderLock
 from paceline.recording.run_folder import EVENTS
 
-QUESTION = "compare.json"
-TABLE_TEXT = "table.txt"
-TABLE_JSON = "table.json"
 TAIL_BYTES = 1 << 16
 
 Question = Mapping[str, Any]
 
 
-class ComparisonFolder:
+@dataclass(frozen=True)
+class Kind:
+    """What is asked in a folder.
+
+    Attributes:
+        noun: for people.
+        question: name of the file with what was asked.
+        is_answered: tells from a folder and its question whether nothing is left to be done.
+    """
+
+    noun: str
+    question: str
+    is_answered: Callable[[Path, Question], bool]
+
+
+class RunsFolder:
     """Holds the runs of one question, which may be asked again to go on where it was.
 
     Args:
+        kind: of the question.
         path: of the folder, which is made if it does not exist.
-        question: what is compared, as JSON has it.
+        question: as JSON has it.
 
     Raises:
         UsageError: the folder holds the runs of another question, or somebody is at work there.
         RunError: it cannot be written.
     """
 
-    def __init__(self, path: Path, question: Question) -> None:
+    def __init__(self, kind: Kind, path: Path, question: Question) -> None:
         self.path = path
         self.question = question
+        self._kind = kind
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = FolderLock(path, "another comparison")
+            self._lock = FolderLock(path, f"another {kind.noun}")
         except OSError as error:
             raise RunError(f"cannot write {path}: {error.strerror or error}") from error
         try:
@@ -56,51 +71,47 @@ class ComparisonFolder:
             raise
 
     @classmethod
-    def free(cls, root: Path, name: str, question: Question) -> ComparisonFolder:
-        """Return the first of NAME-1, NAME-2, ... that is free, or where this question waits to go on."""
+    def free(cls, kind: Kind, name: str, question: Question) -> RunsFolder:
+        """Return the first of runs/NAME-1, NAME-2, ... that is free, or where this question waits to go on."""
         for number in count(1):
-            path = root / f"{name}-{number}"
-            if not path.exists() or (_asked(path) == question and not is_answered(path, question)):
-                return cls(path, question)
+            path = Path("runs") / f"{name}-{number}"
+            if not path.exists() or (_asked(path, kind) == question and not kind.is_answered(path, question)):
+                return cls(kind, path, question)
         raise AssertionError
 
-    def cells(self) -> list[Cell]:
-        """Return the runs, seed by seed, so that every protocol is seen early."""
-        return cells_of(self.path, self.question)
-
-    def save(self, text: str, rows: bytes) -> None:
-        """Write the table for people and for machines."""
+    def save(self, contents: Mapping[str, bytes]) -> None:
+        """Write the answer, as files by their names."""
         try:
-            (self.path / TABLE_TEXT).write_text(text, encoding="utf-8")
-            (self.path / TABLE_JSON).write_bytes(rows)
+            for name, content in contents.items():
+                (self.path / name).write_bytes(content)
         except OSError as error:
-            raise RunError(f"cannot write the table in {self.path}: {error.strerror or error}") from error
+            raise RunError(f"cannot write in {self.path}: {error.strerror or error}") from error
 
     def close(self) -> None:
         """Let others work in the folder."""
         self._lock.release()
 
     def _ask(self) -> None:
-        asked = _asked(self.path)
-        has_begun = any(entry.name != QUESTION for entry in self.path.iterdir())
+        asked = _asked(self.path, self._kind)
+        has_begun = any(entry.name != self._kind.question for entry in self.path.iterdir())
         if asked == self.question:
             self.question = asked  # its order gives the folders their names
         elif not has_begun:
             self._write_question()
         elif asked is None:
-            raise UsageError(f"{self.path} holds something else than a comparison; give another folder (--out)")
+            raise UsageError(f"{self.path} holds something else than a {self._kind.noun}; give another folder (--out)")
         else:
             raise UsageError(
-                f"{self.path} holds another comparison: {'; '.join(changes(asked, self.question))}; "
+                f"{self.path} holds another {self._kind.noun}: {'; '.join(changes(asked, self.question))}; "
                 "ask the same again to go on there, or give another folder (--out)"
             )
 
     def _write_question(self) -> None:
+        path = self.path / self._kind.question
         try:
-            text = json.dumps(self.question, indent=2) + "\n"
-            (self.path / QUESTION).write_text(text, encoding="utf-8")
+            path.write_text(json.dumps(self.question, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
-            raise RunError(f"cannot write {self.path / QUESTION}: {error.strerror or error}") from error
+            raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def question(job: Job, seeds: Sequence[int], **asked: object) -> Question:
@@ -108,10 +119,10 @@ def question(job: Job, seeds: Sequence[int], **asked: object) -> Question:
     return {"job": described(job), "seeds": list(seeds), **asked}
 
 
-def cells_of(path: Path, asked: Question) -> list[Cell]:
-    """Return the runs that answer a question, seed by seed, so that every protocol is seen early."""
-    slugs = slugs_of(asked["protocols"])
-    return [Cell(name, seed, path / slug / f"seed-{seed}") for seed in asked["seeds"] for name, slug in slugs.items()]
+def cells_of(path: Path, names: Iterable[str], seeds: Iterable[int]) -> list[Cell]:
+    """Return a run for each name and seed, seed by seed, so that every name is seen early."""
+    slugs = slugs_of(names)
+    return [Cell(name, seed, path / slug / f"seed-{seed}") for seed in seeds for name, slug in slugs.items()]
 
 
 def slugs_of(names: Iterable[str]) -> dict[str, str]:
@@ -136,11 +147,6 @@ def slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.") or "unnamed"
 
 
-def is_answered(path: Path, asked: Question) -> bool:
-    """Return whether all runs are finished."""
-    return all(is_finished(cell.folder) for cell in cells_of(path, asked))
-
-
 def is_finished(run: Path) -> bool:
     """Return whether the log of a run closes with an end that is no interruption."""
     end = _last_line(run / EVENTS)
@@ -161,11 +167,11 @@ def _last_line(path: Path) -> bytes:
     return tail.splitlines()[-1] if tail.endswith(b"\n") else b""
 
 
-def _asked(path: Path) -> Question | None:
+def _asked(path: Path, kind: Kind) -> Question | None:
     try:
-        asked: Question = json.loads((path / QUESTION).read_text(encoding="utf-8"))
+        asked: Question = json.loads((path / kind.question).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path / QUESTION} ({error}); give another folder (--out)") from error
+        raise UsageError(f"cannot read {path / kind.question} ({error}); give another folder (--out)") from error
     return asked

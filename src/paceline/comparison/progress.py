@@ -135,7 +135,7 @@ class ProgressBars:
 
     def plan(self, cells: int, finished: int) -> None:
         """Hear how many runs there are, and how many of them are finished already."""
-        self._whole = self._progress.add_task("comparison", total=cells, completed=finished, news="")
+        self._whole = self._progress.add_task("all runs", total=cells, completed=finished, news="")
         self._count()
         if finished:
             self._say(f"{finished} of {cells} runs are finished already")

@@ -1,0 +1,129 @@
+"""The runs by which a switch point is tried, and what they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+from pathlib import Path
+from statistics import mean
+
+from paceline.catalogue import switch_plan
+from paceline.checkpoint.identity import model_in_short
+from paceline.cluster import Cluster, LocalCluster
+from paceline.comparison.batch import run_cells
+from paceline.comparison.cells import Cell, Task
+from paceline.comparison.folder import cells_of
+from paceline.comparison.grid import Display, Report
+from paceline.engines.replica import build_model
+from paceline.errors import RunError, UsageError
+from paceline.events import Outcome
+from paceline.job import Job
+from paceline.protocols import Extent
+from paceline.recording.figures import count
+from paceline.recording.run_folder import SavedRun
+from paceline.stop import Stop
+from paceline.switch_timing import FoundFor, SwitchTiming
+
+DIVERGED = {Outcome.NOT_FINITE, Outcome.DIVERGED}
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The runs of one setting.
+
+    Attributes:
+        fraction: of the workload under the first protocol; 1 for the first one alone.
+        accuracies: at the end of each run, nan for one that has diverged.
+        times_s: seconds of each run's clock until its end.
+    """
+
+    fraction: float
+    accuracies: tuple[float, ...]
+    times_s: tuple[float, ...]
+
+    @property
+    def diverged(self) -> int:
+        """How many runs have diverged."""
+        return sum(map(isnan, self.accuracies))
+
+    @property
+    def mean_s(self) -> float:
+        """Mean seconds of the runs that came to their end; nan without any."""
+        ended = [time_s for time_s, each in zip(self.times_s, self.accuracies, strict=True) if not isnan(each)]
+        return mean(ended) if ended else nan
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What all runs of a search have in common; the attributes are the arguments of `search_switch`."""
+
+    job: Job
+    cluster: Cluster | LocalCluster
+    stop: Stop
+    first: str
+    then: str
+    evaluate_every: Extent | None
+    worker_timeout_s: float | None
+
+    def task(self, fraction: float) -> Task:
+        """Return what is run to try a fraction."""
+        plan = switch_plan(fraction, self.first, self.then)
+        plans = {self.name(fraction): plan}
+        return Task(self.job, plans, self.cluster, self.stop, self.evaluate_every, self.worker_timeout_s)
+
+    def name(self, fraction: float) -> str:
+        """Return the plan as it would be typed."""
+        return self.first if fraction == 1 else f"{self.first}@{100 * fraction:.12g}% >> {self.then}"
+
+    def check(self) -> None:
+        """Refuse what cannot run."""
+        if self.job.eval_data is None:
+            raise UsageError(f"job {self.job.name} has nothing to measure an accuracy on; give it eval_data")
+        if switch_plan(1.0, self.first, self.then) == switch_plan(1.0, self.then, self.first):
+            raise UsageError(f"first and then are both {self.first}; expected two protocols to switch between")
+        for fraction in (1.0, 0.5):
+            self.task(fraction).check()
+
+    def timing(self, fraction: float, file: Path, seed: int) -> SwitchTiming:
+        """Return what was found, with the runs that it is for."""
+        model = model_in_short(build_model(self.job, seed))
+        found_for = FoundFor(str(file), self.job.name, model, self.job.batch_size, self.cluster.n)
+        return SwitchTiming(fraction, self.first, self.then, found_for)
+
+
+@dataclass(frozen=True)
+class Trying:
+    """Does the runs of a setting."""
+
+    trial: Trial
+    folder: Path
+    display: Display
+    processes: int
+
+    def trials(self, fraction: float, seeds: Sequence[int]) -> Trials | None:
+        """Return what the runs of a fraction came to; None if the user has ended them."""
+        cells = cells_of(self.folder, [self.trial.name(fraction)], seeds)
+        report = run_cells(self.trial.task(fraction), cells, self.display, self.processes)
+        if report.interrupted:
+            return None
+        ends = [_end(cell, report) for cell in cells]
+        return Trials(fraction, *(tuple(column) for column in zip(*ends, strict=True)))
+
+
+def _end(cell: Cell, report: Report) -> tuple[float, float]:
+    """Return the final accuracy of a run, nan if it diverged, and its seconds."""
+    if cell in report.errors:
+        raise RunError(f"{cell}: {report.errors[cell]}; ask the same again to try it once more (--out {_above(cell)})")
+    figures = count(SavedRun(cell.folder).history)
+    if figures.stopped_by in DIVERGED:
+        return nan, figures.time_s
+    if figures.failed:
+        raise RunError(
+            f"{cell}: {figures.reason}; remove {cell.folder} and ask the same again to have it run once more"
+        )
+    return figures.metrics["accuracy"], figures.time_s
+
+
+def _above(cell: Cell) -> Path:
+    return cell.folder.parent.parent

@@ -1,0 +1,373 @@
+"""A search for the switch point does each run once, keeps what it found, and says what it could not find."""
+
+import json
+import os
+import signal
+import sys
+import tomllib
+from math import inf, isnan, nan
+from pathlib import Path
+
+import pytest
+import torch.nn.functional as F
+
+import paceline as pl
+from paceline.cli import main
+from paceline.comparison.folder import is_finished
+from paceline.comparison.progress import ProgressBars
+from paceline.recording.figures import count
+from paceline.recording.run_folder import EVENTS
+from paceline.search.bisection import Bisection
+from paceline.search.switch_result import SwitchSearch
+from paceline.search.trials import Trial, Trials
+from paceline.switch_timing import FoundFor, SwitchTiming
+from tiny_jobs import dataset, sgd, tiny_job
+
+CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
+ALL_KEPT = {"target": 0.01, "margin": 0.0}
+
+
+def job(**changes):
+    return tiny_job(**{"eval_data": dataset(), **changes})
+
+
+def search(out, made=None, **options):
+    asked = {"cluster": CLUSTER, "stop": "epochs=2", "settings": 2, "runs": 2, "processes": 1, **options}
+    return pl.search_switch(made or job(), out=out, **asked)
+
+
+def logs(folder):
+    """Return what tells whether a run was done again: its file, when it was written, and its content."""
+    return {
+        str(path.parent.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes())
+        for path in folder.rglob(EVENTS)
+    }
+
+
+def test_every_trial_is_the_run_that_train_makes(tmp_path):
+    found = search(tmp_path / "all", processes=2, seed=3, margin=0.9, settings=1)
+    assert [trials.fraction for trials in (found.alone, *found.tried)] == [1, 0.5]
+    for trials, protocol in zip((found.alone, *found.tried), ("bsp", "bsp@50% >> asp"), strict=True):
+        for seed, accuracy, time_s in zip((3, 4), trials.accuracies, trials.times_s, strict=True):
+            alone = pl.train(job(), protocol=protocol, cluster=CLUSTER, stop="epochs=2", seed=seed)
+            assert (accuracy, time_s) == (alone.metrics["accuracy"], alone.time_s)
+    assert found.bisection.target == sum(found.alone.accuracies) / 2
+    assert found.fraction == 0.5
+    mean_s = sum(found.alone.times_s) / 2
+    assert found.speed_up == pytest.approx(mean_s / (sum(found.tried[0].times_s) / 2))
+    assert found.cost == pytest.approx(sum(sum(each.times_s) for each in (found.alone, *found.tried)) / mean_s)
+    assert sorted(logs(tmp_path / "all")) == ["bsp-50-asp/seed-3", "bsp-50-asp/seed-4", "bsp/seed-3", "bsp/seed-4"]
+    assert (tmp_path / "all/table.txt").read_text() == found.text()
+
+
+def test_what_was_found_is_written_down_and_used(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = search(Path("all"), **ALL_KEPT)
+    table = tomllib.loads(Path("all/timing.toml").read_text())
+    assert {name: table[name] for name in ("job", "workers", "batch_size", "first", "then", "fraction")} == {
+        "job": "tiny",
+        "workers": 4,
+        "batch_size": 8,
+        "first": "bsp",
+        "then": "asp",
+        "fraction": 0.25,
+    }
+    assert table["model"].startswith("75 parameters, layers ")
+    assert (table["target"], table["margin"], table["two_sided"], table["seeds"]) == (0.01, 0.0, False, [0, 1])
+    assert [(each["fraction"], each["accepted"]) for each in table["trials"]] == [(0.5, True), (0.25, True)]
+    assert table["trials"][0]["accuracies"] == list(found.tried[0].accuracies)
+    assert table["trials"][0]["mean_s"] == pytest.approx(sum(found.tried[0].times_s) / 2)
+    assert "first_alone" not in table  # the target was given
+    assert isnan(table["speed_up"])
+    used = pl.train(job(), protocol="sync_switch(timing=all/timing.toml)", cluster=CLUSTER, stop="epochs=2", seed=0)
+    assert used.time_s == found.tried[1].times_s[0]
+    with pytest.raises(pl.UsageError, match="was found for workers 4, and this run has 5"):
+        pl.train(job(), protocol="sync_switch(timing=all/timing.toml)", cluster=pl.Cluster(5), stop="epochs=2")
+
+
+def test_where_nothing_keeps_the_accuracy_the_first_protocol_stays(tmp_path):
+    found = search(tmp_path, target=1.0, margin=0.0, runs=1, first_runs=1, then="k_async(k=2)", first="k_sync(k=2)")
+    assert [trials.fraction for trials in found.tried] == [0.5, 0.75]
+    assert (found.fraction, found.speed_up) == (1.0, 1.0)
+    assert "No switch kept the accuracy: stay with k_sync(k=2) to the end." in found.text()
+    plan = pl.sync_switch(timing=str(tmp_path / "timing.toml"))
+    assert str(plan) == "k_sync(k=2)"
+    assert len(found.alone.times_s) == 1
+
+
+class Heard:
+    """A display that remembers, and sends Ctrl-C when so many runs have ended."""
+
+    def __init__(self, interrupts_at=inf):
+        self.interrupts_at = interrupts_at
+        self.ended = []
+        self.planned = None
+
+    def plan(self, cells, finished):
+        self.planned = cells, finished
+
+    def begin(self, cell):
+        pass
+
+    def show(self, cell, news):
+        pass
+
+    def end(self, cell, time_s, reason):
+        self.ended.append(str(cell))
+        if len(self.ended) == self.interrupts_at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return a search that was not interrupted."""
+    return search(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize(("processes", "at"), [(1, 1), (1, 5), (2, 3)])
+def test_an_interrupted_search_goes_on_and_does_no_run_twice(tmp_path, whole, processes, at):
+    out = tmp_path / "parted"
+    stopped = search(out, processes=processes, display=Heard(at))
+    assert (stopped.interrupted, stopped.fraction) == (True, None)
+    assert "The search was interrupted." in stopped.text()
+    assert not (out / "timing.toml").exists()
+    before = {name: log for name, log in logs(out).items() if is_finished(out / name)}
+    assert len(before) >= at
+    heard = Heard()
+    again = search(out, processes=processes, display=heard)
+    assert heard.planned == (6, len(before))
+    assert len(heard.ended) == 6 - len(before)
+    assert before.items() <= logs(out).items()
+    assert again.as_table() == whole.as_table()
+
+
+def test_a_search_that_is_done_does_nothing_when_it_is_asked_again(whole):
+    before = logs(whole.folder)
+    heard = Heard()
+    search(whole.folder, display=heard)
+    assert (heard.ended, heard.planned) == ([], (6, 6))
+    assert logs(whole.folder) == before
+
+
+def test_without_a_folder_it_finds_what_waits_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = {"settings": 1, "runs": 1, **ALL_KEPT}
+    assert search(None, **small, display=Heard(1)).folder == Path("runs/search-tiny-1")
+    assert search(None, **small, seed=1).folder == Path("runs/search-tiny-2")
+    assert search(None, **small).folder == Path("runs/search-tiny-1")
+    assert search(None, **small).folder == Path("runs/search-tiny-3")
+
+
+def test_another_search_in_the_same_folder_is_refused(whole):
+    with pytest.raises(pl.UsageError, match=r"holds another search: margin 0.01, now 0.1; ask the same again"):
+        search(whole.folder, margin=0.1)
+    with pytest.raises(pl.UsageError, match="holds something else than a comparison"):
+        pl.compare(job(), protocols="bsp", cluster=CLUSTER, stop="epochs=1", out=whole.folder)
+
+
+UNSTABLE = {"optimizer": sgd(lr=1.0, momentum=0.9)}
+MANY = pl.Cluster(12, timing=pl.Exponential(1.0))
+
+
+def test_a_trial_that_diverges_ends_early_and_fails_its_setting(tmp_path):
+    found = search(tmp_path, job(**UNSTABLE), cluster=MANY, stop="epochs=20", settings=1, margin=0.9)
+    assert "max_loss=11" in str(found.trial.stop)  # ten times log 3
+    [trials] = found.tried
+    assert trials.diverged == 2
+    assert (found.fraction, found.is_accepted(trials)) == (1.0, False)
+    assert "2 of 2 diverged" in found.text()
+    for seed in (0, 1):
+        figures = count(pl.History(lambda seed=seed: records(tmp_path / f"bsp-50-asp/seed-{seed}")))
+        assert figures.stopped_by == pl.Outcome.DIVERGED
+        assert figures.used < 240
+    assert all(map(isnan, tomllib.loads((tmp_path / "timing.toml").read_text())["trials"][0]["accuracies"]))
+
+
+def records(folder):
+    from paceline.recording.event_log import read_records
+
+    return read_records(folder / EVENTS)
+
+
+def test_where_the_first_protocol_diverges_that_is_said_and_nothing_is_stored(tmp_path):
+    unstable = job(optimizer=sgd(lr=60.0, momentum=0.9))
+    for _ in range(2):  # asked again, it says the same, and does nothing
+        with pytest.raises(pl.RunError, match=r"bsp alone diverged \(seed 0, 1\).*nothing is stored; lower"):
+            search(tmp_path, unstable, stop="epochs=20")
+        names = {path.name for path in tmp_path.iterdir()}
+        assert names == {"search.json", "bsp"}
+
+
+def test_a_largest_loss_of_ones_own_is_kept(tmp_path):
+    found = search(tmp_path, stop="epochs=2,max_loss=1e9", settings=1, **ALL_KEPT)
+    assert found.trial.stop.max_loss == 1e9
+
+
+def without_accuracy(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def in_percent(model, batch):
+    return without_accuracy(model, batch), {"accuracy": 33.0}
+
+
+class Breaks:
+    """A loss that works until training has begun for a while."""
+
+    def __init__(self):
+        self.left = 40
+
+    def __call__(self, output, target):
+        self.left -= 1
+        if self.left < 0:
+            raise ValueError("my mistake")
+        return F.cross_entropy(output, target)
+
+
+def test_a_trial_that_raises_is_told_and_tried_again(tmp_path, capfd):
+    with pytest.raises(pl.RunError, match=r"bsp, seed \d: ValueError: my mistake; ask the same again"):
+        search(tmp_path, job(loss=Breaks()), first_runs=2)
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_a_run_without_workers_is_no_divergence(tmp_path):
+    with pytest.raises(pl.RunError, match=r"bsp, seed 0: no live worker.*; remove .*bsp/seed-0 and ask"):
+        search(tmp_path, cluster=pl.Cluster(1, faults=[pl.Fault(0, 3)]))
+
+
+REFUSED = [
+    ({"made": tiny_job()}, "has nothing to measure an accuracy on; give it eval_data"),
+    ({"made": job(loss=None, step=without_accuracy)}, "evaluation gives only loss; expected an accuracy as a share"),
+    ({"made": job(loss=None, step=in_percent)}, "evaluation gives an accuracy of 33; expected an accuracy as a share"),
+    ({"made": "digits"}, "expected a pl.Job"),
+    ({"stop": "updates=20"}, "stop updates = 20 may end a run before its workload is done"),
+    ({"stop": "epochs=2,seconds=9"}, "give gradients= or epochs="),
+    ({"stop": "epochs=2,accuracy=0.9"}, "stop accuracy = 0.9 may end a run"),
+    ({"first": "bps"}, "'bps' is not known; did you mean 'bsp'?"),
+    ({"first": "bsp@3%"}, "first = 'bsp@3%', expected the text of one protocol"),
+    ({"then": "bsp"}, "first and then are both bsp; expected two protocols"),
+    ({"then": "k_sync(k=5)"}, "give k <= 4"),
+    ({"made": job(optimizer=sgd()), "then": "asp + momentum(rule=i/n)"}, "SGD has no momentum"),
+    ({"target": 92.5}, "if this is percent, give 0.925"),
+    ({"margin": 1}, "if this is percent, give 0.01"),
+    ({"settings": 0}, "settings=0 is not a whole number in [1, inf)"),
+    ({"runs": 0}, "runs=0 is not a whole number in [1, inf)"),
+    ({"first_runs": -1}, "first_runs=-1 is not a whole number in [0, inf)"),
+    ({"first_runs": 0}, "first_runs = 0 and no target"),
+    ({"seed": -1}, "seed=-1 is not a whole number in [0, inf)"),
+    ({"processes": 0}, "processes = 0, expected a whole number >= 1"),
+    ({"two_sided": "yes"}, "two_sided = 'yes', expected True or False"),
+    ({"evaluate_every": "often"}, "is no point of a run"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_what_cannot_work_is_refused_before_anything_runs(tmp_path, change, words):
+    with pytest.raises(pl.UsageError) as refusal:
+        search(tmp_path / "out", **change)
+    assert words in str(refusal.value)
+    assert not (tmp_path / "out").exists()
+
+
+ALONE = Trials(1.0, (0.9, 0.92), (100.0, 120.0))
+
+
+def a_search(first="bsp", alone=ALONE, **changes):
+    trial = Trial(job(), CLUSTER, pl.Stop(epochs=2), first, "asp", None, None)
+    bisection = Bisection(target=0.91, margin=0.01, settings=2, **changes)
+    tried = (Trials(0.5, (0.92, 0.9), (50.0, 60.0)), Trials(0.25, (0.95, nan), (25.0, 5.0)))
+    timing = SwitchTiming(0.5, first, "asp", FoundFor("timing.toml", "tiny", "75 parameters", 8, 4))
+    return SwitchSearch(trial, bisection, (0, 1), Path("runs"), alone, tried, timing)
+
+
+def test_the_table_says_what_was_tried():
+    lines = [line.split() for line in a_search().text().splitlines()]
+    assert ["100%", "0.9100", "(0.9000", "to", "0.9200)", "110", "1", "-"] in lines
+    assert ["50%", "0.9100", "(0.9000", "to", "0.9200)", "55", "0.5", "yes"] in lines
+    assert ["25%", "1", "of", "2", "diverged", "25", "0.227", "no"] in lines
+    said = " ".join(a_search().text().split())
+    assert "Found: bsp for 50% of the workload, then asp, 2.00 x faster than bsp alone." in said
+    assert "All runs together took 360 s, as much as 3.27 runs of bsp alone." in said
+    assert "mean accuracy 0.9100 +- 0.01 to be kept" in " ".join(a_search(two_sided=True).text().split())
+
+
+def test_without_runs_of_the_first_protocol_nothing_is_compared_with_them():
+    said = a_search(alone=None).text()
+    assert ["50%", "0.9100", "(0.9000", "to", "0.9200)", "55", "-", "yes"] in [
+        line.split() for line in said.splitlines()
+    ]
+    assert "faster" not in said
+    assert "as much as" not in said
+
+
+def test_the_table_fits_80_columns():
+    first = "ringmaster(r=12, stops=true) + staleness_weight(weighting='1/(1+tau)') + dc_asgd(lambda_0=2, m=0.95)"
+    large = Trials(1.0, (0.912345678, 0.92), (123456.7, 1234567.8))
+    lines = a_search(first, large).text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines == [line.rstrip() for line in lines]
+
+
+MODULE = """
+from tiny_jobs import dataset, sgd, tiny_job
+
+def job(lr=0.1):
+    return tiny_job(eval_data=dataset(), optimizer=sgd(lr=lr))
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch, capsys):
+    """Run `paceline search` in a folder of its own; return the status and what it says."""
+    (tmp_path / "searched_job.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    asked = ["--cluster", "2*exp(mean=1)", "--stop", "epochs=2", "--settings", "1", "--runs", "1", "--processes", "1"]
+
+    def run(job, *arguments, command="search", options=asked):
+        monkeypatch.setattr(sys, "argv", ["paceline", command, job, *options, *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return end.value.code or 0, said.out, said.err
+
+    return run
+
+
+def test_the_command_line_prints_the_table_and_how_to_go_on(program):
+    status, out, err = program("searched_job:job", "--out", "here", "--margin", "0.5")
+    assert status == 0, err
+    assert out.startswith(Path("here/table.txt").read_text())
+    assert len(err.splitlines()) == 2  # one a run, since it is no terminal
+    line = out.splitlines()[-1]
+    assert line == 'paceline train searched_job:job --protocol "sync_switch(timing=here/timing.toml)" ...'
+    options = ["--protocol", "sync_switch(timing=here/timing.toml)", "--cluster", "2*exp(mean=1)", "--stop", "epochs=2"]
+    status, _, err = program("searched_job:job", "--out", "run", command="train", options=options)
+    assert status == 0, err
+    status, _, err = program("searched_job:job", "--cluster", "3*exp(mean=1)", command="train", options=options)
+    assert (status, "was found for workers 2, and this run has 3" in err) == (2, True)
+
+
+def test_the_command_line_prints_json(program):
+    status, out, _ = program("searched_job:job", "--format", "json", "--target", "0.001", "--margin", "0")
+    assert status == 0
+    told = json.loads(out)
+    assert (told["fraction"], told["speed_up"]) == (0.5, None)
+    assert Path("runs/search-tiny-1/timing.toml").exists()
+
+
+def test_a_first_protocol_that_diverges_is_status_1(program):
+    status, _, err = program("searched_job:job(lr=1e30)")
+    assert (status, "nothing is stored" in err.splitlines()[-1]) == (1, True)
+
+
+def test_what_makes_no_sense_is_status_2(program):
+    status, _, err = program("searched_job:job", "--target", "92.5")
+    assert (status, "if this is percent, give 0.925" in err) == (2, True)
+
+
+def test_ctrl_c_is_status_130_and_says_how_to_go_on(program, monkeypatch):
+    monkeypatch.setattr(ProgressBars, "end", lambda self, *told: Heard(1).end(*told))
+    status, _, err = program("searched_job:job", "--out", "here")
+    assert status == 130
+    assert "interrupted; the same again with --out here goes on from there" in err

@@ -1,0 +1,119 @@
+"""Algorithm 1 of Sync-Switch: beside a literal transcription, on curves whose knee is known, and asked wrongly."""
+
+from math import inf, nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import paceline as pl
+from paceline.search.acceptance import accepts
+from paceline.search.bisection import Bisection
+
+shares = st.floats(0.01, 1.0)
+
+
+def searched(bisection, train):
+    """Return the fractions that were tried and the one that was found."""
+    tried = []
+    while (fraction := bisection.next_fraction(tried)) is not None:
+        tried.append((fraction, train(fraction)))
+    return [fraction for fraction, _ in tried], bisection.found(tried)
+
+
+def algorithm_1(beta, M, A, train, one_sided):
+    """Algorithm 1, line by line and in percent; alpha' is set to 0 for each setting, which the paper forgets."""
+    upper, lower, m = 100.0, 0.0, 0
+    timings = []
+    while m < M:
+        alpha_sum = 0.0
+        switching_timing = (upper + lower) / 2
+        timings.append(switching_timing)
+        accuracies = train(switching_timing / 100)
+        for alpha_r in accuracies:
+            alpha_sum = alpha_sum + alpha_r
+        mean = alpha_sum / len(accuracies)
+        if A - beta <= mean and (one_sided or mean <= A + beta):
+            upper = switching_timing
+        else:
+            lower = switching_timing
+        m = m + 1
+    return [timing / 100 for timing in timings], upper / 100
+
+
+@given(
+    M=st.integers(1, 8),
+    A=shares,
+    beta=st.floats(0, 0.2),
+    two_sided=st.booleans(),
+    table=st.lists(st.lists(shares, min_size=1, max_size=3), min_size=8, max_size=8),
+)
+def test_it_decides_as_algorithm_1_does(M, A, beta, two_sided, table):
+    def answers():
+        rows = iter(table)
+        return lambda fraction: next(rows)
+
+    ours = searched(Bisection(A, beta, M, two_sided), answers())
+    assert ours == algorithm_1(beta, M, A, answers(), one_sided=not two_sided)
+
+
+@given(knee=st.floats(0, 1), M=st.integers(1, 10), steepness=st.floats(0.1, 10))
+def test_on_a_curve_that_rises_it_finds_the_knee_from_above(knee, M, steepness):
+    def train(fraction):
+        return [0.9 + steepness / 100 * (fraction - knee)]
+
+    tried, found = searched(Bisection(0.9, 0.0, M), train)
+    assert len(set(tried)) == M
+    smallest = min((fraction for fraction in tried if train(fraction)[0] >= 0.9), default=1.0)
+    assert found == smallest
+    assert knee - 1e-9 <= found <= knee + 2.0**-M + 1e-9
+
+
+def test_where_nothing_is_accepted_the_first_protocol_stays_to_the_end():
+    assert searched(Bisection(0.9, 0.01, 3), lambda fraction: [0.5]) == ([0.5, 0.75, 0.875], 1.0)
+
+
+def test_where_everything_is_accepted_it_goes_down_to_the_smallest_fraction():
+    assert searched(Bisection(0.9, 0.01, 3), lambda fraction: [0.9]) == ([0.5, 0.25, 0.125], 0.125)
+
+
+def test_a_more_accurate_switch_is_thrown_away_by_the_printed_test_only():
+    def better(fraction):
+        return [0.95]
+
+    assert searched(Bisection(0.9, 0.01, 2), better)[1] == 0.25
+    assert searched(Bisection(0.9, 0.01, 2, two_sided=True), better)[1] == 1.0
+
+
+@pytest.mark.parametrize("lost", [None, nan, inf])
+def test_one_run_that_diverged_fails_its_setting(lost):
+    assert accepts([0.99, 0.99], 0.9, 0.01)
+    assert not accepts([0.99, lost, 0.99], 0.9, 0.01)
+    assert not accepts([], 0.9, 0.01)
+
+
+def test_the_bounds_belong_to_what_is_accepted():
+    assert accepts([0.75], 1.0, 0.25)
+    assert accepts([1.0], 0.75, 0.25, two_sided=True)
+    assert not accepts([0.7499], 1.0, 0.25)
+    assert not accepts([1.0], 0.7499, 0.25, two_sided=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"target": 92.5}, "target = 92.5, expected a share in (0, 1]; if this is percent, give 0.925"),
+        ({"target": 0}, "target = 0, expected a share in (0, 1]"),
+        ({"target": nan}, "expected a share in (0, 1]"),
+        ({"target": "high"}, "target = 'high', expected a share"),
+        ({"margin": 1}, "margin = 1, expected a share in [0, 1); if this is percent, give 0.01"),
+        ({"margin": -0.01}, "margin = -0.01, expected a share"),
+        ({"margin": True}, "margin = True, expected a share"),
+        ({"settings": 0}, "settings=0 is not a whole number in [1, inf)"),
+        ({"settings": 2.5}, "settings=2.5 is not a whole number in [1, inf)"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(change, words):
+    with pytest.raises(pl.UsageError) as refusal:
+        Bisection(**{"target": 0.9, **change})
+    assert words in str(refusal.value)
