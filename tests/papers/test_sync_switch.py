@@ -49,8 +49,13 @@ def folder(tmp_path_factory):
     for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"):
         records = np.concatenate([labels[:, None], pixels], axis=1)
         (folder / f"cifar-10-batches-bin/{name}.bin").write_bytes(records.tobytes())
+    (folder / "cifar-100-binary").mkdir()
+    for name in ("train", "test"):
+        records = np.concatenate([labels[:, None] // 5, labels[:, None], pixels], axis=1)
+        (folder / f"cifar-100-binary/{name}.bin").write_bytes(records.tobytes())
     jobs._mnist.cache_clear()
     jobs._cifar10.cache_clear()
+    jobs._cifar100.cache_clear()
     return folder
 
 
@@ -193,10 +198,12 @@ def test_a_figure_is_run_once_tabulated_and_drawn(folder, tmp_path):
     assert {"figure11.svg", "figurestraggler.svg"} <= {path.name for path in (tmp_path / "figures").iterdir()}
 
 
-def test_the_papers_own_job_runs(folder):
-    """With minibatches of two samples, and as many of them as make three updates."""
-    tiny = replace(SETUP_1, batch_size=2, workload=10, evaluations=1)
-    line = Run(tiny, Series(switch(80)), seed=0).carry_out(Where(folder))
+@pytest.mark.parametrize("name", SETUPS)
+def test_the_papers_own_jobs_run(folder, name):
+    """On two workers, with minibatches of two samples, and as many of them as make an update of BSP and two of ASP."""
+    setup, _ = SETUPS[name]
+    tiny = replace(setup, cluster=replace(setup.cluster, n=2), batch_size=2, workload=4, evaluations=1)
+    line = Run(tiny, Series(switch(50)), seed=0).carry_out(Where(folder))
     assert (line["updates"], line["stopped_by"]) == (3, "gradients")
     assert [kind for _, _, kind, _ in line["decisions"]] == ["protocol", "protocol"]
 
