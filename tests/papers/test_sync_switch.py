@@ -198,7 +198,7 @@ def test_a_figure_is_run_once_tabulated_and_drawn(folder, tmp_path):
     assert {"figure11.svg", "figurestraggler.svg"} <= {path.name for path in (tmp_path / "figures").iterdir()}
 
 
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize("name", ["set-up 1", pytest.param("set-up 2", marks=pytest.mark.slow), "set-up 3"])
 def test_the_papers_own_jobs_run(folder, name):
     """On two workers, with minibatches of two samples, and as many of them as make an update of BSP and two of ASP."""
     setup, _ = SETUPS[name]
