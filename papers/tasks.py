@@ -42,13 +42,13 @@ class Task(Protocol):
 
 
 def carry_out(tasks: Sequence[Task], where: Where, store: Store, processes: int) -> None:
-    """Do the tasks that the store does not hold, and write each down when it is done.
+    """Do the tasks that the store does not hold, each once, and write it down when it is done.
 
     Args:
         processes: tasks at a time, each with one thread; a single one is done in this process.
     """
     done = store.done()
-    waiting = [task for task in tasks if key(task.asked()) not in done]
+    waiting = list({name: task for task in tasks if (name := key(task.asked())) not in done}.values())
     for line in map(_timed, waiting, repeat(where)) if processes == 1 else _in_processes(waiting, where, processes):
         store.add(line)
         print(_summary(line), flush=True)

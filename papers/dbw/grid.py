@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import paceline as pl
 from paceline.history import DecisionMade, UpdateMade, VersionEvaluated
+from papers.command import seed_by_seed
 from papers.dbw.jobs import make_job
 from papers.dbw.settings import FIGURES, Case, Figure, Series
 from papers.store import Line, rounded
@@ -95,18 +95,6 @@ def reasons(history: pl.History) -> Line:
 
 
 def runs(figure: str, seeds: int | None, only: str = "") -> Iterator[Run]:
-    """Yield the runs of a figure, seed by seed, so that whatever is finished is paired.
-
-    Args:
-        seeds: of each series; the case's own number if not given.
-        only: regular expression that is to be found in "case/series", as "alpha=1/dbw".
-    """
-    cases = FIGURES[figure].cases
-    for seed in range(max(seeds or case.seeds for case in cases.values())):
-        for name, case in cases.items():
-            if seed < (seeds or case.seeds):
-                yield from (
-                    Run(figure, name, series, seed)
-                    for series in case.series
-                    if re.search(only, f"{name}/{series.name}")
-                )
+    """Yield the runs of a figure; the arguments are those of `seed_by_seed`."""
+    for case, series, seed in seed_by_seed(FIGURES[figure].cases, seeds, only):
+        yield Run(figure, case, series, seed)

@@ -7,30 +7,19 @@ python -m papers.dbw.run --figure 5 --folder data/cifar-10-batches-bin --device 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from papers.command import Paper
 from papers.dbw.durations import Durations
 from papers.dbw.grid import runs
 from papers.dbw.settings import RESULTS, TRACED
 from papers.dbw.traces import Trace
-from papers.store import Store, machine
-from papers.tasks import Task, Where, carry_out
+from papers.store import Store
+from papers.tasks import Task
 
 ON_CPU = ("3", "6", "9", "1", "4", "options", "8", "10")
 ALL = ("1", "2", "3", "4", "5", "6", "8", "9", "10", "options")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    args = options(arguments)
-    where = Where(args.folder, args.device, args.updates)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "machine.json").write_text(machine())
-    for figure in args.figure or ON_CPU:
-        carry_out(
-            tasks(figure, args.seeds, args.only), where, Store(args.out / f"figure{figure}.jsonl"), args.processes
-        )
 
 
 def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
@@ -43,22 +32,14 @@ def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
     return list(runs(figure, seeds, only))
 
 
-def options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--figure", action="append", choices=ALL, help="may be repeated; those that fit a CPU if not given"
-    )
-    parser.add_argument("--folder", type=Path, default=Path("data/mnist"), help="with the data set")
-    parser.add_argument("--seeds", type=int, help="runs of each series; the figure's own number if not given")
-    parser.add_argument("--only", default="", help="regular expression found in 'case/series', as alpha=1/dbw")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--processes", type=int, default=1, help="runs at a time")
-    parser.add_argument("--updates", type=int, help="end every run after so many, to try a figure out")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
-    args = parser.parse_args(arguments)
-    if args.updates and args.out == RESULTS:
-        parser.error("--updates ends runs early, and they must not stand among the results: give --out FOLDER with it")
-    return args
+def store(figure: str, folder: Path) -> Store:
+    """Return where the lines of a figure are."""
+    return Store(folder / f"figure{figure}.jsonl")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    says = __doc__ or ""
+    Paper(says, ALL, RESULTS, tasks, store, by_default=ON_CPU, folder=Path("data/mnist")).run(arguments)
 
 
 if __name__ == "__main__":

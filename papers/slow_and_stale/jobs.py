@@ -15,7 +15,7 @@ import paceline as pl
 from paceline.job import Batch, Metrics
 from paceline.jobs.images import ImageDataset
 from paceline.jobs.models import SoftmaxRegression
-from papers.probe import probe
+from papers.probe import One, probe
 from papers.slow_and_stale.settings import Case
 
 GREY = (0.2989, 0.5870, 0.114)  # of red, green, blue
@@ -27,24 +27,6 @@ SCALES: dict[str, dict[str, Scale]] = {
     "mnist": {"0 to 1": (0.0, 1.0)},
     "cifar10": {"0 to 1": (0.0, 1.0), "0 to 255": (0.0, 1 / 255), "normalised": (0.4812, 0.2391)},
 }
-
-
-class One(Dataset[tuple[Tensor, Tensor]]):
-    """A batch as data of one item, so that it is evaluated at once, however small the minibatches are."""
-
-    def __init__(self, batch: tuple[Tensor, Tensor]) -> None:
-        self._batch = batch
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return all of it."""
-        return self._batch
-
-    def minibatch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all of it."""
-        return self._batch
 
 
 class Regularised:
@@ -85,7 +67,7 @@ def make_job(case: Case, lr: float, folder: Path) -> pl.Job:
         data=scaled,
         batch_size=case.batch_size,
         step=Regularised(case.regulariser),
-        eval_data=One(sample.minibatch(torch.arange(len(sample)))),
+        eval_data=One.of(sample),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
@@ -11,6 +10,7 @@ import numpy as np
 
 import paceline as pl
 from paceline.history import UpdateMade, VersionEvaluated
+from papers.command import seed_by_seed
 from papers.slow_and_stale.jobs import make_job
 from papers.slow_and_stale.settings import FIGURES, Case, Series
 from papers.store import Line, key, rounded
@@ -77,19 +77,10 @@ def told(history: pl.History) -> Line:
 
 
 def runs(figure: str, seeds: int | None, only: str = "") -> Iterator[Run]:
-    """Yield the runs of a figure, seed by seed, so that whatever is finished is paired.
-
-    Args:
-        seeds: of each series; the case's own number if not given.
-        only: regular expression that is to be found in "case/series".
-    """
+    """Yield the runs of a figure; the arguments are those of `seed_by_seed`."""
     cases = FIGURES[figure].cases
-    for seed in range(max(seeds or case.seeds for case in cases.values())):
-        for name, case in cases.items():
-            if seed < (seeds or case.seeds):
-                yield from (
-                    Run(case, series, seed) for series in case.series if re.search(only, f"{name}/{series.name}")
-                )
+    for name, series, seed in seed_by_seed(cases, seeds, only):
+        yield Run(cases[name], series, seed)
 
 
 def lines_of(case: Case, lines: Sequence[Line]) -> list[Line]:

@@ -87,6 +87,7 @@ from .timing import HyperExponential as HyperExponential
 from .timing import LogNormal as LogNormal
 from .timing import Network as Network
 from .timing import Pareto as Pareto
+from .timing import Periodic as Periodic
 from .timing import ServerTime as ServerTime
 from .timing import ShiftedExponential as ShiftedExponential
 from .timing import Slowdown as Slowdown

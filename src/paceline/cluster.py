@@ -17,7 +17,7 @@ from paceline.faults import Fault
 from paceline.protocols import Plan
 from paceline.streams import stream
 from paceline.text import brief
-from paceline.timing import Exponential, Law, Network, ServerTime, Slowdown, Timeline, Trace, Transient
+from paceline.timing import Exponential, Law, Network, Periodic, ServerTime, Slowdown, Timeline, Trace, Transient
 from paceline.timing.replay import FILL_IN, Replay
 from paceline.timing.scenario import ALWAYS_NORMAL
 
@@ -37,8 +37,8 @@ class Cluster:
         timing: Law of the seconds that one gradient takes to compute; one for all workers or a list of n. Or the
             `Trace` of n workers, whose recorded pulls and pushes are added to the network's.
         speed: The compute time is divided by it, > 0; one for all workers or a list of n.
-        slowdowns: Workers that are slower from some moment on.
-        transient: Workers that are slower now and then.
+        slowdowns: Workers that are slower from some moment on (`Slowdown`), or again and again (`Periodic`).
+        transient: Workers that are slower now and then, at random.
         network: Cost of a pull and a push.
         server: Seconds the parameter server is busy.
         device: Where the gradients are really computed, ``"cpu"`` or ``"cuda"``.
@@ -55,7 +55,7 @@ class Cluster:
     timing: Law | Sequence[Law] | Trace = field(default=Exponential(mean_s=1.0))
     _: KW_ONLY
     speed: float | Sequence[float] = 1.0
-    slowdowns: Sequence[Slowdown] = ()
+    slowdowns: Sequence[Slowdown | Periodic] = ()
     transient: Transient | None = None
     network: Network = field(default=Network())
     server: ServerTime = field(default=ServerTime())

@@ -11,17 +11,19 @@ from typing import Any, Literal
 from paceline.cluster import Cluster, LocalCluster
 from paceline.errors import UsageError, did_you_mean
 from paceline.text import Call, bind, parse_call, split_top
-from paceline.timing import Law, Network, ServerTime, Slowdown, Trace, Transient, parse_law
+from paceline.timing import Law, Network, Periodic, ServerTime, Slowdown, Trace, Transient, parse_law
 
 Schema = Mapping[str, "Schema"]
 
 _TABLES: Mapping[str, Callable[..., object]] = {
     "slowdown": Slowdown,
+    "periodic": Periodic,
     "transient": Transient,
     "network": Network,
     "server": ServerTime,
 }
-_ARGUMENTS = {"workers": "n", "slowdown": "slowdowns"}
+_ARGUMENTS = {"workers": "n"}
+_SLOWDOWNS = ("slowdown", "periodic")  # tables that may be repeated
 _KNOBS: Schema = {name: {knob: {} for knob in signature(table).parameters} for name, table in _TABLES.items()}
 _SLOWNESS: Schema = {"timing": {}, "speed": {}, **_KNOBS}
 _CLUSTER: Schema = {"workers": {}, "device": {}, **_SLOWNESS}
@@ -99,9 +101,9 @@ def load_cluster(path: str | Path) -> Cluster | LocalCluster:
     """Read a cluster from a TOML file; one with a ``[local]`` table is a `LocalCluster`.
 
     The keys are the arguments of `Cluster`: ``workers`` (its ``n``), ``timing`` and ``speed`` (one, or a list
-    of n), and the tables ``[[slowdown]]``, ``[transient]``, ``[network]``, ``[server]``. Beside ``[local]``
-    (workers, device, respawn, threads) a table ``[slowness]`` holds the same without ``workers``. With
-    ``timing = "trace:FILE"`` the trace knows how many workers there are.
+    of n), and the tables ``[[slowdown]]`` and ``[[periodic]]``, as many as there are, ``[transient]``,
+    ``[network]``, ``[server]``. Beside ``[local]`` (workers, device, respawn, threads) a table ``[slowness]``
+    holds the same without ``workers``. With ``timing = "trace:FILE"`` the trace knows how many workers there are.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -119,7 +121,9 @@ def load_cluster(path: str | Path) -> Cluster | LocalCluster:
 
 
 def _cluster(tables: Mapping[str, Any]) -> Cluster:
-    given: dict[str, Any] = {_ARGUMENTS.get(key, key): _read(key, value) for key, value in tables.items()}
+    others = {key: value for key, value in tables.items() if key not in _SLOWDOWNS}
+    given: dict[str, Any] = {_ARGUMENTS.get(key, key): _read(key, value) for key, value in others.items()}
+    given["slowdowns"] = [each for key in _SLOWDOWNS for each in _repeated(key, tables.get(key, []))]
     if isinstance(given.get("timing"), Trace):
         given.setdefault("n", given["timing"].workers)
     if "n" not in given:
@@ -140,11 +144,13 @@ def _local(tables: Mapping[str, Any]) -> LocalCluster:
 def _read(key: str, value: Any) -> object:
     if key == "timing":
         return [_timing(each) for each in value] if isinstance(value, list) else _timing(value)
-    if key == "slowdown":
-        if not isinstance(value, list):
-            raise UsageError("slowdown may be repeated: type [[slowdown]]")
-        return [bind(Call(key, _table(key, each)), _TABLES) for each in value]
     return bind(Call(key, _table(key, value)), _TABLES) if key in _TABLES else value
+
+
+def _repeated(key: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise UsageError(f"{key} may be repeated: type [[{key}]]")
+    return [bind(Call(key, _table(key, each)), _TABLES) for each in value]
 
 
 def _timing(value: object) -> Law | Trace:

@@ -283,6 +283,7 @@ TRACE = pl.Trace([Row(worker, 1, 0.0, 0.0, 1.0, 0.0, 1.0, 0) for worker in range
     "knobs",
     [
         {"slowdowns": [pl.Slowdown(at_s=1.0, factor=2.0, workers=0.5)]},
+        {"slowdowns": [pl.Periodic(on_s=1.0, every_s=2.0, slowdown=2.0)]},
         {"transient": pl.Transient(mean_on_s=1.0, mean_off_s=1.0, slowdown=2.0)},
         {"faults": [pl.Fault(0, 1)]},
         {"server": pl.ServerTime(gradient_s=0.1)},

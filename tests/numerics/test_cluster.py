@@ -12,6 +12,7 @@ from paceline.timing import (
     Deterministic,
     Exponential,
     Network,
+    Periodic,
     ServerTime,
     ShiftedExponential,
     Slowdown,
@@ -106,6 +107,54 @@ def test_the_long_run_share_of_slow_time_is_that_of_the_means():
     assert timeline.duration_s(100_000, 0) / 100_000 == pytest.approx(1 / (0.75 + 0.25 / 4), rel=0.02)
 
 
+@given(
+    on_s=st.floats(0.1, 50),
+    off_s=st.floats(0.1, 50),
+    slowdown=st.floats(0.2, 10),
+    at_s=st.floats(0, 100),
+    periods=st.integers(1, 50),
+    begun_s=st.floats(0, 1),
+)
+@settings(deadline=None)  # a busy machine is not a failure
+def test_whole_periods_do_the_work_of_the_closed_form(on_s, off_s, slowdown, at_s, periods, begun_s):
+    """Wherever in a period they begin, slow time or not."""
+    every_s = on_s + off_s
+    timeline = Timeline([Periodic(on_s, every_s, slowdown, at_s=at_s)])
+    work_s = periods * (off_s + on_s / slowdown)
+    start_s = at_s + begun_s * every_s
+    assert timeline.duration_s(work_s, start_s) == pytest.approx(periods * every_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("start_s", "work_s", "duration_s"),
+    [
+        (0, 5, 5),  # ends as the first slow period begins
+        (0, 6, 5 + 4),  # crosses into it
+        (5, 2, 8),  # wholly within it
+        (14, 1, 1 + 0.75),  # crosses out of it
+        (0, 5 + 2.5 + 10 + 1, 25 + 4),  # over a whole period into the next
+        (1_000_000, 1, 1),  # far away: 5 + 20 i is where a slow period begins, and 15 + 20 i where it ends
+        (1_000_005, 1, 4),
+    ],
+)
+def test_periodic_slowness_is_as_computed_by_hand(start_s, work_s, duration_s):
+    timeline = Timeline([Periodic(on_s=10, every_s=20, slowdown=4, at_s=5)])
+    assert timeline.duration_s(work_s, start_s) == pytest.approx(duration_s, rel=1e-12)
+
+
+def test_stragglers_with_beginnings_of_their_own_are_slow_at_their_own_times_and_both_at_once_where_they_meet():
+    slowdowns = [Periodic(50, 100, 5, workers=(0,)), Periodic(50, 100, 5, workers=(1,), at_s=25)]
+    trips = Cluster(3, Deterministic(1.0), slowdowns=slowdowns).round_trips(0)
+    found = {start_s: [trips.duration_s(worker, 1, start_s) for worker in range(3)] for start_s in (0, 30, 60, 80, 130)}
+    assert found == {0: [5, 1, 1], 30: [5, 5, 1], 60: [1, 5, 1], 80: [1, 1, 1], 130: [5, 5, 1]}
+
+
+def test_periods_multiply_with_what_else_slows_a_worker_down():
+    timeline = Timeline([Periodic(10, 20, 4), Slowdown(5, 3, 1.0, until_s=15)])
+    # Until 5 s 4 times, until 10 s 12 times, until 15 s 3 times, until 20 s not at all.
+    assert timeline.duration_s(5 / 4 + 5 / 12 + 5 / 3 + 5, 0) == pytest.approx(20, rel=1e-12)
+
+
 def test_transient_periods_begin_normal_and_differ_by_worker_but_not_by_order_of_asking():
     cluster = Cluster(3, Deterministic(1.0), transient=Transient(20, 10, slowdown=4, workers=[0, 1]))
     forth, back = cluster.round_trips(0), cluster.round_trips(0)
@@ -144,6 +193,17 @@ at_s = 10
 until_s = 20.5
 factor = 2
 workers = [0, 3]
+[[periodic]]
+on_s = 20
+every_s = 100
+slowdown = 5
+workers = [1]
+[[periodic]]
+on_s = 50
+every_s = 100
+slowdown = 5
+workers = [2]
+at_s = 25
 [transient]
 mean_on_s = 10
 mean_off_s = 90
@@ -159,7 +219,10 @@ PYTHON = Cluster(
     16,
     SHIFTED,
     speed=2.0,
-    slowdowns=[Slowdown(160, 5, 0.5), Slowdown(10, 2, (0, 3), until_s=20.5)],
+    slowdowns=[
+        *(Slowdown(160, 5, 0.5), Slowdown(10, 2, (0, 3), until_s=20.5)),
+        *(Periodic(20, 100, 5, (1,)), Periodic(50, 100, 5, (2,), at_s=25)),
+    ],
     transient=Transient(10, 90, 4),
     network=Network(0.001, up_bytes_per_s=1e9, down_bytes_per_s=inf),
     server=ServerTime(0.01, 0.001),
@@ -268,6 +331,9 @@ def test_a_badly_typed_cluster_is_explained(text, words):
         ("workers = 2\nspeed = [1, 0]", "speed=0 is not a number in (0, inf)"),
         ("workers = 2\nnetwork = 3", "network is not a table: type [network]"),
         ("workers = 2\n[slowdown]\nat_s = 1", "type [[slowdown]]"),
+        ("workers = 2\n[periodic]\non_s = 1", "type [[periodic]]"),
+        ("workers = 2\n[[periodic]]\non_s = 1", "periodic needs every_s, slowdown"),
+        ("workers = 2\n[[periodic]]\non_s = 1\nevery = 5", "line 4: 'every' is not known; did you mean 'every_s'?"),
         ("workers = 2\n[[slowdown]]\nat_s = 1", "slowdown needs factor, workers"),
         ("workers = 2\n[transient]\nmean_on_s = 1", "transient needs mean_off_s, slowdown"),
         (
@@ -312,6 +378,11 @@ def test_a_bad_file_is_explained_in_one_line_with_its_name(write, text, words):
         ),
         (lambda: Slowdown(5, 2, workers=[-1]), "workers=-1 is not a whole number in [0, inf)"),
         (lambda: Transient(0, 1, 2), "mean_on_s=0"),
+        (lambda: Periodic(0, 1, 2), "on_s=0"),
+        (lambda: Periodic(100, 100, 2), "every_s=100 is not a number in (100, inf)"),
+        (lambda: Periodic(20, 100, 0), "slowdown=0"),
+        (lambda: Periodic(20, 100, 5, at_s=-1), "at_s=-1"),
+        (lambda: Periodic(20, 100, 5, workers=2), "workers=2"),
         (lambda: Transient(1, 1, 2, workers="all"), "workers='all'"),
     ],
 )

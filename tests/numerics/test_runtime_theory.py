@@ -108,6 +108,7 @@ def test_a_protocol_without_theory_says_so_and_offers_the_simulation(protocol):
         (pl.Cluster(2, [EXPONENTIAL, SHIFTED]), "whose workers differ"),
         (pl.Cluster(2, speed=[1.0, 2.0]), "whose workers differ"),
         (pl.Cluster(2, slowdowns=[pl.Slowdown(at_s=1.0, factor=2.0, workers=0.5)]), "slowed down for a while"),
+        (pl.Cluster(2, slowdowns=[pl.Periodic(on_s=1.0, every_s=5.0, slowdown=2.0)]), "slowed down for a while"),
         (pl.Cluster(2, faults=[pl.Fault(0, 3)]), "fail by script"),
         (pl.Cluster(2, server=pl.ServerTime(update_s=0.1)), "whose server takes time"),
     ],

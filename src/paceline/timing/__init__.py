@@ -15,7 +15,7 @@ from paceline.timing.laws import (
     parse_law,
 )
 from paceline.timing.network import Network, ServerTime
-from paceline.timing.scenario import Slowdown, Timeline, Transient
+from paceline.timing.scenario import Periodic, Slowdown, Timeline, Transient
 from paceline.timing.trace import Row, Trace
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "LogNormal",
     "Network",
     "Pareto",
+    "Periodic",
     "Row",
     "ServerTime",
     "ShiftedExponential",

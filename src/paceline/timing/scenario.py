@@ -1,8 +1,9 @@
 """Workers that become slower for a while: a piecewise-constant slowness over virtual time."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import ceil, inf, prod
 from numbers import Integral
 from operator import itemgetter
@@ -50,6 +51,58 @@ class Slowdown:
         """Return whether the worker is one of those slowed down in a cluster of n."""
         return _selects(self.workers, worker, n)
 
+    def periods(self) -> Iterator[Piece]:
+        """Yield the time before, the slow time, and what is left."""
+        yield self.at_s, 1.0
+        yield self.until_s, self.factor
+        yield inf, 1.0
+
+
+@dataclass(frozen=True)
+class Periodic:
+    """Transient stragglers by script: from ``at_s`` on, slow for ``on_s`` in every ``every_s`` seconds.
+
+    ``work done in a whole period = every_s - on_s + on_s / slowdown`` seconds of work at normal speed
+
+    Workers that are not slow at the same time are given one each, with their own ``at_s``.
+
+    Args:
+        on_s: Length of a slow period, seconds, > 0.
+        every_s: From the beginning of a slow period to that of the next, seconds, > on_s.
+        slowdown: How many times slower the worker computes in a slow period, > 0.
+        workers: Ids of the workers, or a fraction in (0, 1]: the first ceil(fraction * n) of them.
+        at_s: Virtual second at which the first slow period begins, >= 0.
+
+    >>> Timeline([Periodic(on_s=20, every_s=100, slowdown=5)]).duration_s(work_s=84, start_s=0)
+    100.0
+
+    Source: Li et al., "Sync-Switch", ICDCS 2021, Sect. VI-B3 (stragglers that are injected by script; it gives
+    how many of them, how often, and a network latency in place of the factor).
+    """
+
+    on_s: float
+    every_s: float
+    slowdown: float
+    workers: Selection = 1.0
+    at_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        check("(0, inf)", on_s=self.on_s, slowdown=self.slowdown)
+        check(f"({self.on_s}, inf)", every_s=self.every_s)
+        check("[0, inf)", at_s=self.at_s)
+        object.__setattr__(self, "workers", _checked(self.workers))
+
+    def affects(self, worker: int, n: int) -> bool:
+        """Return whether the worker is one of those with slow periods in a cluster of n."""
+        return _selects(self.workers, worker, n)
+
+    def periods(self) -> Iterator[Piece]:
+        """Yield the periods without end, normal and slow in turn."""
+        for i in count():
+            begin_s = self.at_s + i * self.every_s
+            yield begin_s, 1.0
+            yield begin_s + self.on_s, self.slowdown
+
 
 @dataclass(frozen=True)
 class Transient:
@@ -91,15 +144,19 @@ class Transient:
 
 
 class Timeline:
-    """One worker's slowness over time: the product of the slowdowns in force and its transient periods.
+    """One worker's slowness over time: the product of everything that slows it down at a moment.
+
+    Args:
+        slowdowns: Those that affect the worker.
+        periods: Of its own, besides.
 
     >>> half_time = Timeline([Slowdown(at_s=10, factor=5, workers=(0,))])
     >>> half_time.duration_s(work_s=3, start_s=8)  # 2 s at full speed, 1 s of work at a fifth of it
     7.0
     """
 
-    def __init__(self, slowdowns: Iterable[Slowdown], periods: Iterable[Piece] = ALWAYS_NORMAL) -> None:
-        self._coming = _pieces(tuple(slowdowns), periods)
+    def __init__(self, slowdowns: Iterable[Slowdown | Periodic], periods: Iterable[Piece] = ALWAYS_NORMAL) -> None:
+        self._coming = _product([iter(periods), *(each.periods() for each in slowdowns)])
         self._pieces = [next(self._coming)]
 
     def duration_s(self, work_s: float, start_s: float) -> float:
@@ -124,14 +181,13 @@ class Timeline:
                 self._pieces.append(next(self._coming))
 
 
-def _pieces(slowdowns: tuple[Slowdown, ...], periods: Iterable[Piece]) -> Iterator[Piece]:
-    changes = sorted({time_s for each in slowdowns for time_s in (each.at_s, each.until_s)})
-    start_s = 0.0
-    for period_end_s, slowness in periods:
-        for end_s in [*(change for change in changes if start_s < change < period_end_s), period_end_s]:
-            in_force = (each.factor for each in slowdowns if each.at_s <= start_s < each.until_s)
-            yield end_s, slowness * prod(in_force)
-            start_s = end_s
+def _product(factors: Sequence[Iterator[Piece]]) -> Iterator[Piece]:
+    """Yield the pieces of a product of piecewise-constant slownesses; each of them ends at infinity, or never."""
+    pieces = [next(factor) for factor in factors]
+    while True:
+        end_s = min(piece_end_s for piece_end_s, _ in pieces)
+        yield end_s, prod(slowness for _, slowness in pieces)
+        pieces = [next(factor) if piece[0] <= end_s else piece for factor, piece in zip(factors, pieces, strict=True)]
 
 
 def _checked(workers: object) -> object:
