@@ -12,7 +12,7 @@ import paceline as pl
 from contracts.harness import coordinator, play
 from contracts.test_rules import Scripted
 from paceline.catalogue import ADDITIONS, asp, bsp, k_sync, parse_plan
-from paceline.controllers.base import ChangeProtocol, Probe, Replace, SetAside, TakeBack
+from paceline.controllers.base import ChangeProtocol, Probe, Remark, Replace, SetAside, TakeBack
 from paceline.events import Apply, Arrival
 from paceline.phase_share import PhaseShare
 from paceline.protocols import Extent
@@ -278,6 +278,8 @@ def test_a_policy_stands_beside_the_controllers_of_a_named_protocol():
         ("bsp + stragglers(sliding=2)", "sliding = 2, expected true or false"),
         ("bsp + elastik", "elastic"),
         ("asp + greedy", "there is nothing to change; expected a protocol that waits"),
+        ("bsp + elastic + greedy", "somebody looks after stragglers already; expected one of"),
+        ("bsp + stragglers + elastic", "somebody looks after stragglers already; expected one of"),
         ("asp + momentum(rule=half)", "momentum rule 'half' is not known"),
         ("asp + momentum(rule='1/n') + momentum(rule=zero)", "the momentum has a rule already"),
     ],
@@ -298,3 +300,23 @@ def test_an_optimizer_without_a_momentum_is_refused(optimizer):
 def test_the_only_worker_is_never_set_aside_and_that_is_said():
     with pytest.warns(pl.errors.PacelineWarning, match="the only worker is never set aside"):
         pl.train(tiny_job(), protocol="bsp + elastic", cluster=pl.Cluster(1), stop="updates=2")
+
+
+@pytest.mark.parametrize("protocol", ["asp", "pull(k=2)", "k_batch_async(k=2)"])
+def test_who_waits_for_nobody_is_told_that_it_loses_by_setting_stragglers_aside(protocol):
+    with pytest.warns(pl.errors.PacelineWarning, match="waits for nobody"):
+        coordinator(parse_plan(f"{protocol} + elastic"), 2)
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=2)", "ssp(lead=1)", "k_async(k=2)", "dbw", "dbw(base=pull)"])
+def test_who_waits_is_not(protocol):
+    coordinator(parse_plan(f"{protocol} + elastic"), 2)
+
+
+def test_what_is_found_is_said_before_what_is_done_about_it():
+    controller = Scripted(open=((SetAside(1, "slow"), Remark("straggler", "worker 1: slow", 1)),))
+    script = """
+        begin        | protocol: bsp: the run begins; straggler: worker 1: slow; set_aside: worker 1: slow
+                     | compute w0.1 on v0
+    """
+    play(bsp().controlled_by(controller), 2, script)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import paceline as pl
 from paceline.controllers.sync_switch import Elastic, Greedy
 from paceline.estimators.stragglers import KNOWN, Past, StragglerDetector
-from paceline.history import DecisionMade, GradientArrived, UpdateMade
+from paceline.history import DecisionMade, GradientArrived, UpdateMade, WorkerLost
 from tiny_jobs import tiny_job
 
 
@@ -269,6 +269,13 @@ def test_a_straggler_that_has_recovered_by_then_is_not_persistent():
         r for r in result.history.of(DecisionMade) if r.worker == 3 and r.kind in ("straggler", "take_back")
     )
     assert back.now_s - straggler.now_s < 25
+
+
+def test_a_straggler_that_has_died_is_not_persistent():
+    cluster = slow_while([(1, 0, 1000)], faults=[pl.Fault(1, 6)])
+    result = run("bsp + elastic(persistent_s=30)", cluster, stop="seconds=100")
+    assert decided(result, "set_aside", "persistent") == [("set_aside", 1)]
+    assert [lost.worker for lost in result.history.of(WorkerLost)] == [1]
 
 
 def test_a_straggler_that_dies_and_comes_back_is_a_new_worker():
