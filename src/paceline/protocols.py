@@ -367,7 +367,10 @@ def _check_ends(phases: Sequence[Phase]) -> None:
 
 
 def _check_reach(phases: Sequence[Phase], limits: Mapping[Unit, float | None]) -> None:
-    """Refuse a phase that ends where the whole run does, as far as that is known: an update is of a gradient or more."""
+    """Refuse a phase that ends where the whole run does, as far as that is known.
+
+    An update is made of a gradient or more, so that a run of so many gradients has no more updates.
+    """
     for phase, follower in pairwise(phases):
         assert phase.end is not None
         units: tuple[Unit, ...] = ("updates", "gradients") if phase.end.unit == "updates" else (phase.end.unit,)
