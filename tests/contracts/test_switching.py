@@ -282,6 +282,7 @@ def test_a_policy_stands_beside_the_controllers_of_a_named_protocol():
         ("asp + greedy", "there is nothing to change; expected a protocol that waits"),
         ("bsp + elastic + greedy", "somebody looks after stragglers already; expected one of"),
         ("bsp + stragglers + elastic", "somebody looks after stragglers already; expected one of"),
+        ("bsp@25% + elastic >> asp", r"'25% \+ elastic': the end comes last; type bsp \+ elastic@25%"),
         ("asp + momentum(rule=half)", "momentum rule 'half' is not known"),
         ("asp + momentum(rule='1/n') + momentum(rule=zero)", "the momentum has a rule already"),
     ],
@@ -289,6 +290,11 @@ def test_a_policy_stands_beside_the_controllers_of_a_named_protocol():
 def test_what_cannot_be_added_is_refused(protocol, message):
     with pytest.raises(pl.UsageError, match=message):
         pl.train(tiny_job(), protocol=protocol, cluster=pl.Cluster(2), stop="updates=2")
+
+
+def test_greedy_changes_to_a_protocol():
+    with pytest.raises(pl.UsageError, match="to = 'asp', expected a protocol"):
+        pl.Greedy(to="asp")
 
 
 @pytest.mark.parametrize("optimizer", [partial(torch.optim.SGD, lr=0.1), partial(torch.optim.Adam, lr=0.1)])

@@ -207,6 +207,11 @@ class Greedy(Stragglers):
 
     name: ClassVar[str] = "greedy"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.to, Protocol):
+            raise UsageError(f"greedy: to = {self.to!r}, expected a protocol, as pl.asp()")
+
     def check(self, protocol: Protocol, n: int) -> None:
         """Refuse the protocol that it would change to."""
         if protocol == self.to:
