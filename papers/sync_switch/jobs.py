@@ -27,7 +27,7 @@ def make_job(setup: Setup, lr: float, batch_size: int, workload: int, folder: Pa
     """
     job = _JOBS[setup.job](folder)
     assert isinstance(job.optimizer, partial)  # of SGD
-    return pl.jobs.trained(
+    return pl.jobs.scheduled(
         replace(job, optimizer=partial(job.optimizer, lr=lr, momentum=MOMENTUM), batch_size=batch_size),
         lr_rule="proportional",
         lr_is="per_worker",

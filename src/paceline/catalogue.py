@@ -355,7 +355,17 @@ def _parse_part(text: str) -> Plan:
         return given
     phase = given if isinstance(given, Phase) else Phase(given)
     phase += tuple(bind(parse_call(each), ADDITIONS) for each in additions)
-    return as_plan(replace(phase, end=Extent.parse(ends[0])) if ends else phase)
+    return as_plan(replace(phase, end=_parse_end(call.strip(), ends[0])) if ends else phase)
+
+
+def _parse_end(call: str, text: str) -> Extent:
+    try:
+        return Extent.parse(text)
+    except UsageError:
+        end, plus, addition = (each.strip() for each in text.partition("+"))
+        if not plus:
+            raise
+        raise UsageError(f"{text.strip()!r}: the end comes last; type {call} + {addition}@{end}") from None
 
 
 def _refuse_more(name: str, additions: Sequence[str], ends: Sequence[str]) -> None:

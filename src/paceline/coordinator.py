@@ -611,6 +611,7 @@ class Coordinator:
             learning_rate=self._learning_rate,
             made_of=self._made_of,
             workers=self._roster.taking_part() if asked == "open" else (),
+            aside=self._roster.aside() if asked == "open" else (),
             step=step,
             arrival=arrival,
             busy_s=busy_s,

@@ -56,8 +56,12 @@ class Momentum:
         return "i" in self.rule
 
     def limit(self, i: int, n: int) -> float:
-        """Return the largest momentum after i >= 0 epochs of the phase with n >= 1 workers; inf for any."""
-        return LIMITS[self.rule](i, n)
+        """Return the largest momentum after i >= 0 epochs of the phase with n >= 1 workers; inf for any.
+
+        A ramp that has come to 1 limits nothing any more.
+        """
+        limit = LIMITS[self.rule](i, n)
+        return limit if limit < 1 else inf
 
     def added_to(self, phase: Phase) -> Phase:
         """Return the phase with this limit."""

@@ -145,7 +145,7 @@ class Extent:
             if isinstance(error, UsageError):
                 raise
             raise UsageError(
-                f"{text!r} is no point of a run; expected 25%, updates=100, epochs=2 or seconds=60"
+                f"{text.strip()!r} is no point of a run; expected 25%, updates=100, epochs=2 or seconds=60"
             ) from None
         return cls(unit, value)  # type: ignore[arg-type]  # checked when built
 
@@ -367,13 +367,17 @@ def _check_ends(phases: Sequence[Phase]) -> None:
 
 
 def _check_reach(phases: Sequence[Phase], limits: Mapping[Unit, float | None]) -> None:
-    """Refuse a phase that ends where the whole run does, as far as both are in the same unit."""
+    """Refuse a phase that ends where the whole run does, as far as that is known.
+
+    An update is made of a gradient or more, so that a run of so many gradients has no more updates.
+    """
     for phase, follower in pairwise(phases):
         assert phase.end is not None
-        limit = limits.get(phase.end.unit)
-        if limit is not None and phase.end.amount >= limit:
+        units: tuple[Unit, ...] = ("updates", "gradients") if phase.end.unit == "updates" else (phase.end.unit,)
+        limit, unit = min((limits[unit] or inf, unit) for unit in units)
+        if phase.end.amount >= limit:
             raise UsageError(
-                f"{phase}, but the run stops at {limit:.12g} {phase.end.unit}, so {follower.protocol.name} is never "
+                f"{phase}, but the run stops at {limit:.12g} {unit}, so {follower.protocol.name} is never "
                 "reached; end the part earlier, or move the stop further away"
             )
 

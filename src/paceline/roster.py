@@ -64,6 +64,10 @@ class Roster:
         """Return the workers that are at work or idle."""
         return [*self.in_flight, *self.idle]
 
+    def aside(self) -> list[int]:
+        """Return the workers that were set aside and are still there."""
+        return [worker for worker, state in self.workers.items() if state.status in {ASIDE, PROBED}]
+
     def status(self, worker: int) -> Status:
         """Return what a worker is doing; one that was never there is lost."""
         return self.workers[worker].status if worker in self.workers else LOST

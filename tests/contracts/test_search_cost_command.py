@@ -45,6 +45,11 @@ def test_shares_may_be_typed_either_way_and_settings_may_be_shares(program):
     assert percent == program(shares, "--settings", "1+1", "--ladder", "0.5,0")[1]
 
 
+def test_a_file_of_a_spreadsheet_is_read(program):
+    spreadsheet = "\N{BYTE ORDER MARK}" + FILE.replace(",", ", ")
+    assert program(spreadsheet, "--settings", "1+1") == program(FILE, "--settings", "1+1")
+
+
 def test_rows_can_be_left_out_and_stand_for_others(program):
     options = ("--settings", "0+1", "--ladder", "25%", "--stand-in", "25%=50%", "--truth", "25%", "--format", "json")
     everybody = json.loads(program(FILE, *options)[1])
@@ -105,6 +110,7 @@ def test_the_best_run_alone_two_sides_and_a_given_target_change_what_is_found(pr
         (FILE.replace("BSP,100,", "BSP,90,"), "no runs were recorded at 100%"),
         (FILE.replace("0.93", "nan"), "a recorded BSP run has diverged (accuracy nan)"),
         (FILE + "\nshort,BSP", "line 7, column time_s: '' is not a number"),
+        ("setting,time_s,accuracy\n1,100,0,92", "runs.csv, line 2: more cells than the header has columns"),
     ],
 )
 def test_a_wrong_file_is_one_line_that_says_where(program, content, said):

@@ -45,7 +45,7 @@ def logs(folder):
 
 
 def test_every_trial_is_the_run_that_train_makes(tmp_path):
-    found = search(tmp_path / "all", processes=2, seed=3, margin=0.9, settings=1)
+    found = search(tmp_path / "all", seed=3, margin=0.9, settings=1)
     assert [trials.fraction for trials in (found.alone, *found.tried)] == [1, 0.5]
     for trials, protocol in zip((found.alone, *found.tried), ("bsp", "bsp@50% >> asp"), strict=True):
         for seed, accuracy, time_s in zip((3, 4), trials.accuracies, trials.times_s, strict=True):

@@ -1,6 +1,7 @@
 """What happens at a switch, and to workers that were set aside: events with all the commands that answer them."""
 
 from functools import partial
+from itertools import pairwise
 from math import inf
 
 import pytest
@@ -12,7 +13,7 @@ import paceline as pl
 from contracts.harness import coordinator, play
 from contracts.test_rules import Scripted
 from paceline.catalogue import ADDITIONS, asp, bsp, k_sync, parse_plan
-from paceline.controllers.base import ChangeProtocol, Probe, Replace, SetAside, TakeBack
+from paceline.controllers.base import ChangeProtocol, Probe, Remark, Replace, SetAside, TakeBack
 from paceline.events import Apply, Arrival
 from paceline.phase_share import PhaseShare
 from paceline.protocols import Extent
@@ -220,15 +221,16 @@ def limits(plan, n, per_epoch, updates):
         ("keep", [inf] * 10),
         ("zero", [0.0] * 10),
         ("1/n", [0.5] * 10),
-        ("i/n", [0, 0, 0, 0.5, 0.5, 0.5, 1, 1, 1, 1.5]),
-        ("2^i/n", [0.5, 0.5, 0.5, 1, 1, 1, 2, 2, 2, 4]),
+        ("i/n", [0, 0, 0, 0.5, 0.5, 0.5, inf, inf, inf, inf]),
+        ("2^i/n", [0.5, 0.5, 0.5, inf, inf, inf, inf, inf, inf, inf]),
     ],
 )
 def test_the_momentum_follows_its_rule_from_the_switch_on(rule, expected):
     plan = bsp().until(updates=3) >> asp() + pl.momentum(rule)
     found, said = limits(plan, n=2, per_epoch=3, updates=13)
     assert found == [inf] * 3 + expected
-    assert len(said) == len(set(expected) - {inf})
+    changes = [after for before, after in pairwise([inf, *expected]) if after != before]
+    assert len(said) == len(changes), "nothing is said of a ramp that is over"
 
 
 def test_the_limit_ends_with_its_phase():
@@ -278,6 +280,9 @@ def test_a_policy_stands_beside_the_controllers_of_a_named_protocol():
         ("bsp + stragglers(sliding=2)", "sliding = 2, expected true or false"),
         ("bsp + elastik", "elastic"),
         ("asp + greedy", "there is nothing to change; expected a protocol that waits"),
+        ("bsp + elastic + greedy", "somebody looks after stragglers already; expected one of"),
+        ("bsp + stragglers + elastic", "somebody looks after stragglers already; expected one of"),
+        ("bsp@25% + elastic >> asp", r"'25% \+ elastic': the end comes last; type bsp \+ elastic@25%"),
         ("asp + momentum(rule=half)", "momentum rule 'half' is not known"),
         ("asp + momentum(rule='1/n') + momentum(rule=zero)", "the momentum has a rule already"),
     ],
@@ -285,6 +290,11 @@ def test_a_policy_stands_beside_the_controllers_of_a_named_protocol():
 def test_what_cannot_be_added_is_refused(protocol, message):
     with pytest.raises(pl.UsageError, match=message):
         pl.train(tiny_job(), protocol=protocol, cluster=pl.Cluster(2), stop="updates=2")
+
+
+def test_greedy_changes_to_a_protocol():
+    with pytest.raises(pl.UsageError, match="to = 'asp', expected a protocol"):
+        pl.Greedy(to="asp")
 
 
 @pytest.mark.parametrize("optimizer", [partial(torch.optim.SGD, lr=0.1), partial(torch.optim.Adam, lr=0.1)])
@@ -298,3 +308,23 @@ def test_an_optimizer_without_a_momentum_is_refused(optimizer):
 def test_the_only_worker_is_never_set_aside_and_that_is_said():
     with pytest.warns(pl.errors.PacelineWarning, match="the only worker is never set aside"):
         pl.train(tiny_job(), protocol="bsp + elastic", cluster=pl.Cluster(1), stop="updates=2")
+
+
+@pytest.mark.parametrize("protocol", ["asp", "pull(k=2)", "k_batch_async(k=2)"])
+def test_who_waits_for_nobody_is_told_that_it_loses_by_setting_stragglers_aside(protocol):
+    with pytest.warns(pl.errors.PacelineWarning, match="waits for nobody"):
+        coordinator(parse_plan(f"{protocol} + elastic"), 2)
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=2)", "ssp(lead=1)", "k_async(k=2)", "dbw", "dbw(base=pull)"])
+def test_who_waits_is_not(protocol):
+    coordinator(parse_plan(f"{protocol} + elastic"), 2)
+
+
+def test_what_is_found_is_said_before_what_is_done_about_it():
+    controller = Scripted(open=((SetAside(1, "slow"), Remark("straggler", "worker 1: slow", 1)),))
+    script = """
+        begin        | protocol: bsp: the run begins; straggler: worker 1: slow; set_aside: worker 1: slow
+                     | compute w0.1 on v0
+    """
+    play(bsp().controlled_by(controller), 2, script)

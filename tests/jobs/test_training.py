@@ -5,7 +5,7 @@ import pytest
 import paceline as pl
 from paceline.checkpoint.identity import described
 from paceline.errors import UsageError
-from paceline.jobs import load_job, trained
+from paceline.jobs import load_job, scheduled
 from tiny_jobs import tiny_job
 
 
@@ -18,7 +18,7 @@ def rates(job, protocol, updates, cluster="4*exp(mean=1)"):
 
 @pytest.mark.parametrize(("protocol", "k"), [("bsp", 4), ("k_sync(k=2)", 2), ("asp", 1)])
 def test_the_rate_falls_at_the_same_workload_whatever_the_protocol_and_follows_the_quorum(protocol, k):
-    job = trained(tiny_job(), lr_rule="proportional", lr_is="per_worker", decay_at=[8, 16], decay_by=0.5)
+    job = scheduled(tiny_job(), lr_rule="proportional", lr_is="per_worker", decay_at=[8, 16], decay_by=0.5)
     own = job.optimizer(job.build_model(0).parameters()).param_groups[0]["lr"]
     seen = rates(job, protocol, updates=24 // k)
     assert [rate for _, rate in seen] == pytest.approx(
@@ -42,7 +42,7 @@ def test_a_job_by_name_takes_these_knobs_and_without_them_is_what_it_was():
 
 def test_jobs_with_different_decays_are_different_jobs():
     one, same, at, by = (
-        described(trained(tiny_job(), decay_at=at, decay_by=by))["scheduler"]
+        described(scheduled(tiny_job(), decay_at=at, decay_by=by))["scheduler"]
         for at, by in (([4, 8], 0.1), ([4, 8], 0.1), ([4, 9], 0.1), ([4, 8], 0.2))
     )
     assert one == same

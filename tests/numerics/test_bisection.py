@@ -33,7 +33,7 @@ def algorithm_1(beta, M, A, train, one_sided):
         for alpha_r in accuracies:
             alpha_sum = alpha_sum + alpha_r
         mean = alpha_sum / len(accuracies)
-        if A - beta <= mean and (one_sided or mean <= A + beta):
+        if A - (beta + 1e-12) <= mean and (one_sided or mean <= A + (beta + 1e-12)):
             upper = switching_timing
         else:
             lower = switching_timing
@@ -55,6 +55,13 @@ def test_it_decides_as_algorithm_1_does(M, A, beta, two_sided, table):
 
     ours = searched(Bisection(A, beta, M, two_sided), answers())
     assert ours == algorithm_1(beta, M, A, answers(), one_sided=not two_sided)
+
+
+@given(thousandths=st.integers(1, 980), short=st.integers(1, 20))
+def test_a_mean_that_is_off_by_the_margin_exactly_is_accepted(thousandths, short):
+    mean, target, margin = thousandths / 1000, (thousandths + short) / 1000, short / 1000
+    assert accepts([mean], target, margin, two_sided=True)
+    assert accepts([target], mean, margin, two_sided=True)
 
 
 @given(knee=st.floats(0, 1), M=st.integers(1, 10), steepness=st.floats(0.1, 10))

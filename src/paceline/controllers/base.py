@@ -28,6 +28,7 @@ class Moment:
         opened_s: when the open update was opened.
         live: how many workers take part.
         workers: which they are, when an update is opened; else empty.
+        aside: who is set aside and still there, likewise.
         held: gradients accepted for the open update.
         quorum: gradients it waits for; inf when it waits for every worker.
         protocol: the protocol in force.
@@ -53,6 +54,7 @@ class Moment:
     learning_rate: LearningRate
     made_of: int = 0
     workers: Sequence[int] = ()
+    aside: Sequence[int] = ()
     step: Step | None = None
     arrival: Arrival | None = None
     busy_s: float = 0.0
@@ -132,8 +134,9 @@ class Remark(NamedTuple):
 
 Action = SetQuorum | CloseUpdate | ChangeProtocol | SetAside | TakeBack | Probe | Replace | AskAgain | Remark
 
-# Where several controllers speak: membership before protocol before quorum.
+# Where several controllers speak: what was found, before membership, before protocol, before quorum.
 PRECEDENCE: tuple[type[Action], ...] = (
+    Remark,
     SetAside,
     TakeBack,
     Probe,
@@ -142,7 +145,6 @@ PRECEDENCE: tuple[type[Action], ...] = (
     SetQuorum,
     CloseUpdate,
     AskAgain,
-    Remark,
 )
 
 

@@ -24,7 +24,7 @@ from paceline.controllers.base import (
 )
 from paceline.errors import PacelineWarning, UsageError
 from paceline.estimators.stragglers import StragglerDetector
-from paceline.protocols import Protocol
+from paceline.protocols import Phase, Protocol
 from paceline.text import brief
 
 
@@ -51,11 +51,16 @@ class Watch:
         else:
             self.detector.hear(worker, moment.busy_s, moment.live)
 
-    def meet(self, workers: Collection[int]) -> None:
-        """Forget who has gone; one that was set aside and is among the workers has gone in between."""
-        back = self.aside.keys() & set(workers)
-        gone = (self.detector.known | self.since_s.keys()) - set(workers) - self.aside.keys()
-        for worker in back | gone:
+    def meet(self, workers: Collection[int], aside: Collection[int]) -> None:
+        """Forget who has gone, or was set aside and takes part again.
+
+        Args:
+            workers: that take part.
+            aside: that were set aside and are still there.
+        """
+        known = self.detector.known | self.since_s.keys() | self.aside.keys()
+        as_they_were = (set(workers) - self.aside.keys()) | (set(aside) & self.aside.keys())
+        for worker in known - as_they_were:
             self.detector.forget(worker)
             self.aside.pop(worker, None)
             self._is_none(worker)
@@ -124,6 +129,15 @@ class Stragglers(Controller[Watch]):
     def __repr__(self) -> str:
         return brief(self, self.name).removesuffix("()")
 
+    def added_to(self, phase: Phase) -> Phase:
+        """Return the phase under this policy, if it has no other one."""
+        if any(isinstance(controller, Stragglers) for controller in phase.controllers):
+            raise UsageError(
+                f"{phase} + {self}: somebody looks after stragglers already; "
+                "expected one of stragglers, greedy and elastic"
+            )
+        return super().added_to(phase)
+
     def begin(self, n: int) -> Watch:
         """Know nobody yet."""
         return Watch(StragglerDetector(self.window, self.consecutive, self.min_gap, self.sliding))
@@ -133,7 +147,7 @@ class Stragglers(Controller[Watch]):
         if moment.asked == "arrival":
             state.hear(moment)
         if moment.asked == "open":
-            state.meet(moment.workers)
+            state.meet(moment.workers, moment.aside)
             return state, [*self._report(state, moment), *self._act(state, moment), *self._replace(state, moment)]
         return state, self._leave(state) if moment.asked == "end" else []
 
@@ -193,6 +207,11 @@ class Greedy(Stragglers):
 
     name: ClassVar[str] = "greedy"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.to, Protocol):
+            raise UsageError(f"greedy: to = {self.to!r}, expected a protocol, as pl.asp()")
+
     def check(self, protocol: Protocol, n: int) -> None:
         """Refuse the protocol that it would change to."""
         if protocol == self.to:
@@ -226,9 +245,16 @@ class Elastic(Stragglers):
     name: ClassVar[str] = "elastic"
 
     def check(self, protocol: Protocol, n: int) -> None:
-        """Warn where nobody can be set aside."""
+        """Warn where nobody can be set aside, and where nothing is won by it."""
         if n == 1:
             warnings.warn("elastic: the only worker is never set aside", PacelineWarning, stacklevel=2)
+        if protocol.quorum != "all" and protocol.refill == "arrival" and protocol.max_lead == inf:
+            warnings.warn(
+                f"{protocol} + elastic: {protocol} waits for nobody, so it only loses the gradients of those that are "
+                "set aside; stragglers puts them on record",
+                PacelineWarning,
+                stacklevel=2,
+            )
 
     def _act(self, state: Watch, moment: Moment) -> list[Action]:
         actions = [self._look_after(state, worker) for worker in list(state.aside)]

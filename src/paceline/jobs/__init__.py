@@ -5,7 +5,7 @@ from paceline.jobs.digits import digits
 from paceline.jobs.load import JobLoadError, load_job
 from paceline.jobs.mnist import mnist
 from paceline.jobs.models import DBWNet, ResNet, SmallNet, SoftmaxRegression, resnet18, resnet20, resnet32, resnet50
-from paceline.jobs.training import trained
+from paceline.jobs.training import scheduled
 
 __all__ = [
     "DBWNet",
@@ -22,5 +22,5 @@ __all__ = [
     "resnet20",
     "resnet32",
     "resnet50",
-    "trained",
+    "scheduled",
 ]

@@ -38,7 +38,7 @@ def load_job(text: str, **settings: Any) -> Job:
     """Return the job called ``text``: one of paceline's own, or ``module:object`` from the user's code.
 
     ``text`` may carry settings, as in ``mnist(folder=/data/mnist, model=softmax)``, for one of paceline's own
-    also those of `trained`. A module is looked for in the current directory first; its object is a Job or a
+    also those of `scheduled`. A module is looked for in the current directory first; its object is a Job or a
     function that returns one.
 
     Args:

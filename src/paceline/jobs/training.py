@@ -16,7 +16,7 @@ from paceline.job import Job
 from paceline.learning_rate import LearningRate
 
 
-def trained(
+def scheduled(
     job: Job,
     *,
     lr_rule: Literal["constant", "proportional"] = "constant",
@@ -39,7 +39,7 @@ def trained(
 
     Example:
         >>> import paceline as pl
-        >>> job = pl.jobs.trained(pl.jobs.digits(momentum=0.9), lr_rule="proportional", lr_is="per_worker")
+        >>> job = pl.jobs.scheduled(pl.jobs.digits(momentum=0.9), lr_rule="proportional", lr_is="per_worker")
         >>> job.learning_rate.scale(k=4, n=8)
         4.0
 
@@ -65,14 +65,16 @@ def decayed(gradients: int, at: Sequence[int], by: float) -> float:
 
 
 def with_training_knobs(make: Callable[..., Job]) -> Callable[..., Job]:
-    """Return what makes the same jobs and takes the knobs of `trained` besides."""
-    knobs = {name: knob for name, knob in signature(trained).parameters.items() if knob.kind is Parameter.KEYWORD_ONLY}
+    """Return what makes the same jobs and takes the knobs of `scheduled` besides."""
+    knobs = {
+        name: knob for name, knob in signature(scheduled).parameters.items() if knob.kind is Parameter.KEYWORD_ONLY
+    }
 
     @wraps(make)
     def made(**settings: Any) -> Job:
         beside = {name: settings.pop(name) for name in knobs if name in settings}
         job = make(**settings)
-        return trained(job, **beside) if beside else job
+        return scheduled(job, **beside) if beside else job
 
     own = signature(make)
     made.__signature__ = own.replace(parameters=[*own.parameters.values(), *knobs.values()])  # type: ignore[attr-defined]

@@ -44,8 +44,8 @@ def read_recorded_runs(file: str | Path, leave_out: Mapping[str, Sequence[str]] 
         UsageError: the file cannot be read, or is wrong; with the line and the column.
     """
     try:
-        with open(file, newline="", encoding="utf-8") as stream:
-            return _read(csv.DictReader(stream), str(file), leave_out or {})
+        with open(file, newline="", encoding="utf-8-sig") as stream:  # spreadsheets begin with a mark
+            return _read(csv.DictReader(stream, skipinitialspace=True), str(file), leave_out or {})
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"cannot read the runs {file}: {error}; give a CSV file") from error
 
@@ -72,6 +72,11 @@ def _read(reader: csv.DictReader[str], file: str, leave_out: Mapping[str, Sequen
             raise UsageError(f"{file} has no column {column!r} to leave rows out by; it has {', '.join(columns)}")
     runs = defaultdict(list)
     for cells in reader:
+        if None in cells:
+            raise UsageError(
+                f"{file}, line {reader.line_num}: more cells than the header has columns; correct the line, and write "
+                "0.92, not 0,92"
+            )
         if not any(cells[column] in values for column, values in leave_out.items()):
             where = f"{file}, line {reader.line_num}"
             run = RecordedRun(_time_s(cells["time_s"], where), _accuracy(cells["accuracy"], where))

@@ -13,8 +13,6 @@ from paceline.errors import UsageError
 from paceline.search.acceptance import accepts
 from paceline.search.recorded_runs import RecordedRun, Runs, percent, same_fraction
 
-ROUNDING = 1e-12  # of accuracies: equal decimals are equal, in whichever order they were added
-
 
 @dataclass(frozen=True)
 class Rung:
@@ -97,7 +95,7 @@ class RecordedSearch:
 
     def accepts(self, mean_accuracy: float, target: float) -> bool:
         """Return whether runs of this mean accuracy are good enough."""
-        return accepts([mean_accuracy], target, self.margin + ROUNDING, self.two_sided)
+        return accepts([mean_accuracy], target, self.margin, self.two_sided)
 
     def cost(self, bsp_runs: int, candidate_runs: int, accepted: int) -> float:
         """Return what a search costs that accepts so many rungs, in runs of BSP; the one that fails is paid too."""

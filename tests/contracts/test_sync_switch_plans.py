@@ -182,6 +182,7 @@ def test_a_part_that_the_switch_overtakes_is_refused():
         ("bsp@gradients=64 >> asp", "gradients=64", "bsp until 64 gradients, but the run stops at 64 gradients"),
         ("bsp@epochs=3 >> asp", "epochs=2", "but the run stops at 24 gradients"),
         ("bsp@gradients=50 >> asp", "loss=0.1,epochs=2", "but the run stops at 24 gradients"),
+        ("bsp@updates=24 >> asp", "epochs=2", "bsp until 24 updates, but the run stops at 24 gradients"),
         ("bsp@seconds=9 >> asp", "seconds=9", "bsp until 9 seconds, but the run stops at 9 seconds"),
         ("bsp@updates=3 >> ssp(lead=1)@seconds=12 >> asp", "seconds=9", "so asp is never reached; end the part"),
     ],
@@ -201,6 +202,7 @@ def test_a_simulation_that_never_reaches_a_part_is_refused():
     ("plan", "stop"),
     [
         ("bsp@updates=2 >> asp", "updates=3"),
+        ("bsp@updates=23 >> asp", "epochs=2"),  # if workers are lost, its updates are of one gradient
         ("bsp@updates=50 >> asp", "seconds=3"),  # in other units: nobody knows beforehand
         ("bsp@seconds=100 >> asp", "updates=3"),
         ("bsp@99% >> asp", "epochs=1"),
