@@ -289,6 +289,12 @@ def sync_switch(
         )
     if timing is not None:
         found = SwitchTiming.read(timing)
+        for knob, given, searched in (("first", first, found.first), ("then", then, found.then)):
+            if given is not None and _typed_phase(given, knob).protocol != _typed_phase(searched, knob).protocol:
+                raise UsageError(
+                    f"{timing} was found for {knob} = {searched!r}, and {given!r} is another protocol; search again, "
+                    f"or add to the one that was searched with, as {knob}='{searched} + stragglers'"
+                )
         plan = switch_plan(found.fraction, first or found.first, then or found.then)
         return replace(plan, found_for=found.found_for)
     if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction < 1:

@@ -1,5 +1,6 @@
 """Detection of stragglers against the written rule, and what the policies of Sync-Switch do with it."""
 
+from itertools import combinations
 from math import sqrt
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.controllers.sync_switch import Elastic, Greedy
+from paceline.controllers.sync_switch import Elastic, Greedy, _better_without
 from paceline.estimators.stragglers import KNOWN, Past, StragglerDetector
 from paceline.history import DecisionMade, GradientArrived, UpdateMade, WorkerLost
 from tiny_jobs import tiny_job
@@ -252,6 +253,20 @@ def test_stragglers_are_set_aside_where_the_others_bring_more_without_them(n, fa
     cluster = slow_while([(worker, 10, 1000) for worker in slow], n=n, factor=factor)
     result = run("bsp + elastic", cluster, stop="seconds=80")
     assert {worker for _, worker in decided(result, "set_aside")} == aside
+
+
+@given(st.dictionaries(st.integers(0, 7), st.floats(0.1, 2.0), min_size=1), st.sets(st.integers(0, 9)))
+def test_those_are_left_out_without_whom_the_others_bring_most(throughput, stragglers):
+    def gradients_per_s(left_out):
+        left = [each for worker, each in throughput.items() if worker not in left_out]
+        return len(left) * min(left, default=0.0)
+
+    among = [worker for worker in throughput if worker in stragglers]
+    best = max(gradients_per_s(each) for size in range(len(among) + 1) for each in combinations(among, size))
+    left_out = _better_without(stragglers, throughput)
+    assert gradients_per_s(left_out) == best
+    assert set(left_out) <= set(among)
+    assert set(left_out) < throughput.keys()
 
 
 def test_a_straggler_is_reported_as_persistent_once():

@@ -236,8 +236,9 @@ class Elastic(Stragglers):
     is given one minibatch after another all the same, whose gradients nobody waits for and nobody uses: probes. When it
     delivers a window of them as fast as it should, it is taken back.
 
-    With n workers, of which the slowest has throughput S_min, updates of all bring about n S_min gradients a second.
-    The stragglers stay if the others alone would bring less: so at least one worker stays.
+    With n workers, of which the slowest has throughput S_min, updates of all bring about n S_min gradients a second. So
+    many stragglers are set aside, the slowest first, as make this largest for those that are left: perhaps none, and
+    never all workers.
 
     Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2, who set them aside whatever it brings, until the switch.
     """
@@ -258,12 +259,12 @@ class Elastic(Stragglers):
 
     def _act(self, state: Watch, moment: Moment) -> list[Action]:
         actions = [self._look_after(state, worker) for worker in list(state.aside)]
-        slow = state.detector.stragglers & set(moment.workers)
-        if slow and _is_faster_without(slow, state.detector.throughput):
-            actions += [SetAside(worker, _slowness(state, worker)) for worker in sorted(slow)]
-            for worker in slow:
-                state.detector.excuse(worker)
-                state.aside[worker] = []
+        stragglers = state.detector.stragglers & set(moment.workers)
+        left_out = _better_without(stragglers, state.detector.throughput)
+        actions += [SetAside(worker, _slowness(state, worker)) for worker in left_out]
+        for worker in left_out:
+            state.detector.excuse(worker)
+            state.aside[worker] = []
         return actions
 
     def _look_after(self, state: Watch, worker: int) -> Action:
@@ -281,15 +282,25 @@ class Elastic(Stragglers):
         return [TakeBack(worker, "the phase ends") for worker in state.aside]
 
 
-def _is_faster_without(slow: set[int], throughput: Mapping[int, float]) -> bool:
-    """Return whether synchronous updates bring as many gradients a second at least without the slow workers.
+def _better_without(stragglers: Collection[int], throughput: Mapping[int, float]) -> list[int]:
+    """Return those of the stragglers, if any, without whom updates of all the others bring most gradients a second.
 
     Example:
-        >>> _is_faster_without({0}, {0: 0.7, 1: 1.0, 2: 1.0}), _is_faster_without({0}, {0: 0.6, 1: 1.0, 2: 1.0})
-        (False, True)
+        >>> _better_without({0}, {0: 0.6, 1: 1.0, 2: 1.0}), _better_without({0}, {0: 0.7, 1: 1.0, 2: 1.0})
+        ([0], [])
+        >>> _better_without({0, 1}, {0: 0.2, 1: 0.77, 2: 1.0, 3: 1.0})
+        [0]
     """
-    others = [each for worker, each in throughput.items() if worker not in slow]
-    return bool(others) and len(others) * min(others) >= len(throughput) * min(throughput.values())
+    slowest_first = sorted(
+        (each for each in stragglers if each in throughput), key=lambda each: (throughput[each], each)
+    )
+
+    def gradients_per_s(left_out: int) -> float:
+        left = throughput.keys() - slowest_first[:left_out]
+        return len(left) * min((throughput[each] for each in left), default=0.0)
+
+    best = max(range(len(slowest_first) + 1), key=lambda left_out: (gradients_per_s(left_out), left_out))
+    return sorted(slowest_first[:best])
 
 
 def _slowness(state: Watch, worker: int) -> str:
