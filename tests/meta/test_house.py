@@ -17,7 +17,7 @@ DECIDING = "events history protocols timing/ stop learning_rate momentum_limit p
 SAVING = "checkpoint checkpoint/state checkpoint/store checkpoint/identity"
 FLOORS = [
     "errors checks text streams attributes",
-    f"{DECIDING} minibatches cluster cluster_text theory/ estimators/ compensation/",
+    f"{DECIDING} minibatches cluster cluster_text torchrun theory/ estimators/ compensation/",
     "controllers/ catalogue coordinator",
     "vectors job data step_meter optimizers server jobs/",
     f"callbacks/ recording/ engines/ rules {SAVING}",
