@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -41,24 +42,34 @@ def test_bsp_is_bsp_of_the_simulation_and_every_rank_has_its_model():
     assert [len(end.records) > 40 for end in ends] == [True, False, False, False]
 
 
-def test_a_killed_worker_is_lost_at_once_and_one_that_comes_back_takes_part():
-    slow = pl.Cluster(3, timing=pl.Deterministic(0.01))
-    faults = [pl.Fault(worker=1, draw=5, kind="die"), pl.Fault(worker=2, draw=7, kind="not_finite")]
-    with ranks(4, tiny_job(), {"slowness": slow, "faults": faults}, protocol="bsp", stop="updates=250") as job:
-        job.start_all()
+def test_a_killed_worker_is_lost_at_once_and_one_that_comes_back_does_its_share():
+    epochs, samples = 3, 8 * BATCH
+    faults = [pl.Fault(worker=0, draw=9), pl.Fault(worker=1, draw=3)]  # after that there is nobody
+    train = counting_job(samples)
+    killed_s = []
+
+    def come_back():
         job.processes[2].join(60)  # worker 1
-        killed_s = time.monotonic()
+        killed_s.append(time.time())
+        job.processes[1].join(60)
         job.start(2)
-        end = job.end(0)
-        took_s = time.monotonic() - killed_s
-    assert lost(end)[0][0] == 1
-    assert "closed" in lost(end)[0][1]
-    [joined] = end.of(WorkerJoined)
-    assert joined.worker == 1
-    assert joined.now_s - end.of(WorkerLost)[0].now_s < took_s
-    assert used_by(end, 1) > 10
-    assert [record.worker for record in end.of(GradientArrived) if record.reason == "not finite"] == [2]
-    assert end.stopped_by == "updates"
+
+    with (
+        ranks(3, train, {"faults": faults}, protocol="bsp", stop=f"epochs={epochs}") as job,
+        ThreadPoolExecutor() as pool,
+    ):
+        job.start_workers()
+        pool.submit(come_back)
+        begun_s = time.time()
+        end = job.serve()
+    assert [worker for worker, _ in lost(end)] == [1, 0]
+    assert all("closed" in reason or "reset" in reason for _, reason in lost(end))
+    assert end.of(WorkerLost)[0].now_s < killed_s[0] - begun_s + 1.0
+    assert used_by(end, 0) == 8  # two with the other one, and then alone
+    assert [record.worker for record in end.of(WorkerJoined)] == [1]
+    model = train.model()
+    model.load_state_dict(end.parameters)
+    assert times_applied(model) == [epochs] * samples
 
 
 def test_interrupted_workers_abandon_sleep_at_once():
@@ -90,6 +101,12 @@ def test_every_protocol_runs_and_replays(protocol, tmp_path):
 def test_stale_gradients_are_compensated(protocol):
     [end, *_] = run(4, tiny_job(), protocol=protocol, stop="updates=60")
     assert any(record.compensations for record in end.of(GradientArrived))
+
+
+@pytest.mark.slow
+def test_a_gradient_that_is_not_finite_is_rejected():
+    [end, *_] = run(3, tiny_job(), {"faults": [pl.Fault(1, 7, "not_finite")]}, protocol="bsp", stop="updates=20")
+    assert [record.worker for record in end.of(GradientArrived) if record.reason == "not finite"] == [1]
 
 
 @pytest.mark.slow
