@@ -123,6 +123,9 @@ class Job:
         for process in self.processes.values():
             process.kill()
             process.join()
+            process.close()
+        for end in self._ends.values():
+            end.close()
         self._folder.cleanup()
 
 

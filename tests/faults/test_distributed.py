@@ -1,7 +1,9 @@
 """Real ranks on this machine: what they decide, and what becomes of them, scripted by (worker, draw)."""
 
+import gc
 import os
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -232,9 +234,34 @@ def test_every_sample_is_applied_exactly_once_an_epoch_though_workers_are_killed
     assert times_applied(model) == [epochs] * samples
 
 
+def what_is_open():
+    """Return threads, listening ports and the number of open files of this process."""
+    gc.collect()
+    process = psutil.Process()
+    ports = [each.laddr.port for each in process.connections(kind="tcp") if each.status == psutil.CONN_LISTEN]
+    return sorted(thread.name for thread in threading.enumerate()), ports, process.num_fds()
+
+
 @pytest.mark.slow
-def test_nothing_is_left_behind(tmp_path):
-    children = psutil.Process().children(recursive=True)
-    run(3, tiny_job(), protocol="asp", stop="updates=20")
-    left = [each for each in psutil.Process().children(recursive=True) if each not in children]
-    assert [each for each in left if each.connections(kind="tcp")] == []
+@pytest.mark.parametrize("fault", [None, pl.Fault(1, 3), pl.Fault(0, 3, "hang")], ids=["healthy", "killed", "hung"])
+def test_rank_0_leaves_nothing_behind(fault):
+    settings = {"protocol": "k_async(k=1)", "stop": "updates=20"}
+    run(3, tiny_job(), **settings)  # the first one starts what is there for good
+    before = what_is_open()
+    with ranks(3, tiny_job(), {"faults": [fault] if fault else []}, **settings) as job:
+        job.start_workers()
+        assert job.serve().stopped_by == "updates"
+    del job  # with the pipes to its ranks
+    assert what_is_open() == before
+
+
+@pytest.mark.slow
+def test_rank_0_leaves_nothing_behind_when_the_run_fails():
+    run(2, tiny_job(), protocol="bsp", stop="updates=2")
+    before = what_is_open()
+    with (
+        ranks(2, tiny_job(), {"start_timeout_s": 0.5}, protocol="bsp", stop="updates=2") as job,
+        pytest.raises(pl.RunError, match="worker 0 did not come"),
+    ):
+        job.serve()
+    assert what_is_open() == before
