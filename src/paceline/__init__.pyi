@@ -94,5 +94,6 @@ from .timing import Slowdown as Slowdown
 from .timing import Trace as Trace
 from .timing import Transient as Transient
 from .timing import Uniform as Uniform
+from .torchrun import Torchrun as Torchrun
 from .train import Result as Result
 from .train import train as train

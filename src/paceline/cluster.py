@@ -67,8 +67,8 @@ class Cluster:
         for name in ("timing", "speed"):
             object.__setattr__(self, name, _one_or_n(name, getattr(self, name), self.n))
         object.__setattr__(self, "slowdowns", tuple(self.slowdowns))
-        _check_device(self.device)
-        _check_faults(self.faults, self.n)
+        check_device(self.device)
+        check_faults(self.faults, self.n)
         _check_timing(self.timing, self.n)
         for speed in _each(self.speed):
             check("(0, inf)", speed=speed)
@@ -246,8 +246,8 @@ class LocalCluster:
         check("[1, inf)", Integral, n=self.n)
         if self.threads is not None:
             check("[1, inf)", Integral, threads=self.threads)
-        _check_device(self.device)
-        _check_faults(self.faults, self.n)
+        check_device(self.device)
+        check_faults(self.faults, self.n)
         if not isinstance(self.respawn, bool):
             raise UsageError(f"respawn={self.respawn!r} is neither true nor false")
         if self.slowness is not None and self.slowness.n != self.n:
@@ -258,8 +258,7 @@ class LocalCluster:
 
     def check_plan(self, plan: Plan) -> None:
         """Refuse slowness of which a trace does not tell the length: these workers cannot look back."""
-        if self.slowness is not None:
-            _check_certain(self.slowness.timing, "worker processes have to sleep for some time")
+        check_no_censored_sleep(self.slowness)
 
     @property
     def worker_threads(self) -> int:
@@ -288,12 +287,20 @@ def _check_certain(timing: object, why: str) -> None:
         raise UsageError(f"{rows}, nobody knows how long that work takes, and {why}: {FILL_IN}")
 
 
-def _check_device(device: str) -> None:
+def check_no_censored_sleep(slowness: Cluster | None) -> None:
+    """Refuse slowness of which a trace does not tell the length."""
+    if slowness is not None:
+        _check_certain(slowness.timing, "worker processes have to sleep for some time")
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not known."""
     if device not in DEVICES:
         raise UsageError(f"device={device!r} is not known{did_you_mean(str(device), DEVICES)}")
 
 
-def _check_faults(faults: Sequence[Fault], n: int) -> None:
+def check_faults(faults: Sequence[Fault], n: int) -> None:
+    """Refuse faults of workers that are not there."""
     for fault in faults:
         if fault.worker >= n:
             raise UsageError(f"{fault}: the cluster has workers 0 to {n - 1}")

@@ -12,6 +12,7 @@ from paceline.cluster import Cluster, LocalCluster
 from paceline.errors import UsageError, did_you_mean
 from paceline.text import Call, bind, parse_call, split_top
 from paceline.timing import Law, Network, Periodic, ServerTime, Slowdown, Trace, Transient, parse_law
+from paceline.torchrun import Torchrun
 
 Schema = Mapping[str, "Schema"]
 
@@ -30,11 +31,12 @@ _CLUSTER: Schema = {"workers": {}, "device": {}, **_SLOWNESS}
 _LOCAL: Schema = {"local": {"workers": {}, "device": {}, "respawn": {}, "threads": {}}, "slowness": _SLOWNESS}
 
 
-def parse_cluster(text: str, censored: Literal["km"] | None = None) -> Cluster | LocalCluster:
+def parse_cluster(text: str, censored: Literal["km"] | None = None) -> Cluster | LocalCluster | Torchrun:
     """Read a cluster as it is typed on the command line.
 
     Args:
-        text: such as ``16*exp(mean=1)``, ``local:4``, ``trace:FILE`` or ``trace(file=FILE, by=time)``, ``FILE.toml``.
+        text: such as ``16*exp(mean=1)``, ``local:4``, ``torchrun`` or ``torchrun(address=10.0.0.1)``, ``trace:FILE``
+            or ``trace(file=FILE, by=time)``, ``FILE.toml``.
         censored: how long censored work of its trace takes, as in `Trace`.
 
     >>> parse_cluster("4*exp(mean=1) + 4*exp(mean=5)").n
@@ -46,12 +48,14 @@ def parse_cluster(text: str, censored: Literal["km"] | None = None) -> Cluster |
     return cluster if censored is None else _with_censored(cluster, censored)
 
 
-def _parse(text: str) -> Cluster | LocalCluster:
+def _parse(text: str) -> Cluster | LocalCluster | Torchrun:
     if _is_trace(text):
         trace = _trace(text)
         return Cluster(trace.workers, trace)
     if text.endswith(".toml"):
         return load_cluster(text)
+    if re.match(r"\s*torchrun\s*(\(|$)", text):
+        return bind(parse_call(text), {"torchrun": Torchrun})
     if text.startswith("local:"):
         return LocalCluster(_count(text.removeprefix("local:"), text))
     groups = [_group(part, text) for part in split_top(text, "+")]
@@ -61,7 +65,9 @@ def _parse(text: str) -> Cluster | LocalCluster:
     return Cluster(len(laws), laws)
 
 
-def _with_censored(cluster: Cluster | LocalCluster, censored: Literal["km"]) -> Cluster | LocalCluster:
+def _with_censored(
+    cluster: Cluster | LocalCluster | Torchrun, censored: Literal["km"]
+) -> Cluster | LocalCluster | Torchrun:
     if isinstance(cluster, LocalCluster) and cluster.slowness is not None:
         slowness = _with_censored(cluster.slowness, censored)
         assert isinstance(slowness, Cluster)
@@ -84,7 +90,7 @@ def _trace(text: str) -> Trace:
 def _group(part: str, text: str) -> tuple[int, Law]:
     count, star, law = part.partition("*")
     if not star:
-        wanted = "type 16*exp(mean=1), local:4, trace:FILE, or a file.toml"
+        wanted = "type 16*exp(mean=1), local:4, torchrun, trace:FILE, or a file.toml"
         raise UsageError(f"{part.strip()!r} is not a group of workers: {wanted}")
     return _count(count, text), parse_law(law)
 

@@ -22,6 +22,7 @@ from paceline.recording.figures import count
 from paceline.recording.run_folder import SavedRun
 from paceline.stop import Stop
 from paceline.text import split_top
+from paceline.torchrun import without_torchrun
 from paceline.train import AnyCluster, AnyProtocol, check_kinds
 
 
@@ -65,7 +66,7 @@ def compare(
     task = Task(
         job=job,
         plans=_plans(protocols),
-        cluster=parse_cluster(cluster) if isinstance(cluster, str) else cluster,
+        cluster=without_torchrun(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "compare"),
         stop=Stop.parse(stop) if isinstance(stop, str) else stop,
         evaluate_every=Extent.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every,
         worker_timeout_s=worker_timeout_s,

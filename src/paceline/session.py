@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,11 +10,13 @@ from typing import Any
 
 import psutil
 import torch
+from torch import nn
 
 from paceline.callbacks.base import Callback
-from paceline.checkpoint.identity import identity, model_in_short
+from paceline.checkpoint.identity import identity, identity_of_replica, model_in_short
 from paceline.cluster import Cluster, LocalCluster
 from paceline.engines.base import Engine
+from paceline.engines.distributed import DistributedEngine, member
 from paceline.engines.local import LocalEngine
 from paceline.engines.replica import Replica, build_model, evaluate, usable_device
 from paceline.engines.summed_loss import warn_of_summed_loss
@@ -24,9 +27,11 @@ from paceline.momentum_limit import KEEP
 from paceline.optimizers import check_momentum
 from paceline.protocols import Extent, Plan
 from paceline.recording.recorder import Recorder
+from paceline.recording.run_folder import versions
 from paceline.rules import make_coordinator, plan_as_json
 from paceline.server import ParameterServer
 from paceline.stop import Stop
+from paceline.torchrun import Torchrun
 from paceline.vectors import Layout, trainable
 
 
@@ -43,7 +48,7 @@ class Setting:
 
     job: Job
     plan: Plan
-    cluster: Cluster | LocalCluster
+    cluster: Cluster | LocalCluster | Torchrun
     stop: Stop
     seed: int
     evaluate_every: Extent | None = None
@@ -185,11 +190,50 @@ class Session:
         job, cluster, seed = self.setting.job, self.setting.cluster, self.setting.seed
         if isinstance(cluster, LocalCluster):
             return LocalEngine(job, cluster, seed, self.server, self.layout)
+        if isinstance(cluster, Torchrun):
+            return DistributedEngine(job, cluster, self.server, self.layout, agreement(self.setting, self.model))
         return VirtualEngine(cluster, seed, Replica(job, seed, cluster.n, device=cluster.device), self.server)
 
     def evaluate(self) -> dict[str, float]:
         """Measure the parameters as they are, if there are data for it."""
         return evaluate(self.setting.job, self.model, self.setting.seed) if self.setting.evaluations else {}
+
+
+def agreement(setting: Setting, model: nn.Module) -> dict[str, Any]:
+    """Return what all processes of a distributed run have to agree on, as JSON gives it back."""
+    agreed = {
+        "seed": setting.seed,
+        "protocol": str(setting.checked_plan),
+        "plan": plan_as_json(setting.checked_plan),
+        "stop": str(setting.stop),
+        "rules": setting.rules,
+        **identity_of_replica(setting.job, model),
+        "versions": versions(),
+    }
+    given_back: dict[str, Any] = json.loads(json.dumps(agreed))
+    return given_back
+
+
+def serve(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
+    """Be a worker of rank 0 until its run ends; return the trained model, and what rank 0 says of the end.
+
+    Raises:
+        UsageError: rank 0 was asked for something else, or for what cannot work.
+        RunError: the run has failed.
+    """
+    job, cluster = setting.job, setting.cluster
+    assert isinstance(cluster, Torchrun)
+    setting.check()
+    model = build_model(job, setting.seed)
+    ended = member.serve(job, cluster, setting.seed, agreement(setting, model))
+    with torch.no_grad():
+        for ours, theirs in zip(
+            [*trainable(model), *model.buffers()],
+            [*ended.parameters.parameters, *ended.parameters.buffers],
+            strict=True,
+        ):
+            ours.copy_(theirs)
+    return model, ended.end
 
 
 def memory_note(layout: Layout, n: int) -> str:

@@ -1,7 +1,7 @@
 """The small language of the command line: ``k_sync(k=12)`` names a factory and its knobs."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from inspect import Parameter, signature
 from typing import Any, TypeVar
@@ -133,12 +133,13 @@ def _parameter(name: str, knob: str, parameters: Mapping[str, Parameter]) -> str
     raise UsageError(f"{name} has no knob {knob!r}{did_you_mean(knob, parameters)}")
 
 
-def brief(instance: Any, name: str = "") -> str:
+def brief(instance: Any, name: str = "", without: Collection[str] = ()) -> str:
     """Return a dataclass as its call, without what is as it is by default.
 
     Args:
         instance: the dataclass.
         name: of what is called, if not its class.
+        without: fields that are left out whatever they are.
 
     >>> brief(Call("bsp"))
     "Call(name='bsp')"
@@ -147,6 +148,6 @@ def brief(instance: Any, name: str = "") -> str:
     for each in fields(instance):
         default = each.default_factory() if each.default_factory is not MISSING else each.default
         value = getattr(instance, each.name)
-        if value != default:
+        if each.init and value != default and each.name not in without:
             told.append(f"{each.name}={value!r}")
     return f"{name or type(instance).__name__}({', '.join(told)})"

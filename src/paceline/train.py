@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -19,19 +20,20 @@ from paceline.cluster_text import parse_cluster
 from paceline.coordinator import Coordinator
 from paceline.engines.base import Engine
 from paceline.engines.local.engine import refuse_while_importing
-from paceline.errors import UsageError
+from paceline.errors import RunError, UsageError
 from paceline.events import Command, Event, Outcome
 from paceline.events import Stop as EndCommand
 from paceline.history import History
 from paceline.job import Job
 from paceline.protocols import Extent, Phase, Plan, Protocol, as_plan
 from paceline.recording.recorder import Recorder
-from paceline.recording.run_folder import RunFolder
-from paceline.session import Session, Setting
+from paceline.recording.run_folder import RUN, RunFolder
+from paceline.session import Session, Setting, serve
 from paceline.stop import Stop
+from paceline.torchrun import Torchrun
 
 AnyProtocol = str | Protocol | Phase | Plan
-AnyCluster = str | Cluster | LocalCluster
+AnyCluster = str | Cluster | LocalCluster | Torchrun
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,10 @@ def train(
     Args:
         job: what to train.
         protocol: such as `pl.k_sync(k=12)`, a phase, a plan, or their text: "bsp@25% >> asp".
-        cluster: a simulated `Cluster`, a `LocalCluster` of processes, or their text: "local:4".
+        cluster: a simulated `Cluster`, a `LocalCluster` of processes, `Torchrun`, or their text: "local:4". Every rank
+            that torchrun has started calls this with the same arguments. Rank 0 writes and tells; the others compute
+            until it is done, and their result has the trained model and why the run ended, and no history. Where
+            torchrun has started them again, the run in `out` goes on from its last checkpoint.
         stop: when to end, as `Stop(loss=0.2)` or "loss=0.2,seconds=600".
         seed: of everything that is drawn, >= 0.
         out: folder to write the run down in; nothing is written without it.
@@ -106,7 +111,7 @@ def train(
     plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
-    check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster), stop=(stop, Stop))
+    check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster | Torchrun), stop=(stop, Stop))
     setting = Setting(
         job,
         plan,
@@ -117,6 +122,10 @@ def train(
         worker_timeout_s,
         measure_steps,
     )
+    if isinstance(cluster, Torchrun) and not cluster.is_server:
+        return _serve(setting)
+    if resume is None and out is not None and _is_started_again(cluster, Path(out)):
+        out, resume = None, out
     habit = Habit(setting.in_gradients(_extent(checkpoint_every)), keep_checkpoints)
     session = Session(setting)
     if resume is None:
@@ -127,6 +136,21 @@ def train(
     past = Resumption(Path(resume), session, allow_change)
     folder = RunFolder(Path(resume), session.configuration, overwrite=True, keep_bytes=past.log_bytes)
     return _run(session, folder, past, callbacks, habit)
+
+
+def _is_started_again(cluster: Cluster | LocalCluster | Torchrun, out: Path) -> bool:
+    """Return whether torchrun has started the ranks again, after the run in this folder had begun."""
+    return isinstance(cluster, Torchrun) and cluster.ranks.restarts > 0 and (out / RUN).exists()
+
+
+def _serve(setting: Setting) -> Result:
+    model, end = serve(setting)
+    if "error" in end:
+        raise (UsageError if end["is_usage"] else RunError)(f"rank 0: {end['error']}")
+    assert isinstance(setting.cluster, Torchrun)
+    if setting.cluster.ranks.assistant is not None:
+        raise SystemExit(0)  # what comes after the training is for rank 0 itself to do
+    return Result(model, History(list), end["time_s"], Outcome(end["outcome"]), end["reason"])
 
 
 def _run(
@@ -186,6 +210,6 @@ def check_kinds(**given: tuple[object, type | UnionType]) -> None:
     for name, (value, kind) in given.items():
         if not isinstance(value, kind):
             wanted = (
-                str(kind).replace("paceline.cluster.", "pl.") if isinstance(kind, UnionType) else f"pl.{kind.__name__}"
+                re.sub(r"paceline\.\w+\.", "pl.", str(kind)) if isinstance(kind, UnionType) else f"pl.{kind.__name__}"
             )
             raise UsageError(f"{name} = {value!r}, expected a {wanted}")

@@ -17,7 +17,7 @@ DECIDING = "events history protocols switch_timing timing/ stop learning_rate mo
 SAVING = "checkpoint checkpoint/state checkpoint/store checkpoint/identity"
 FLOORS = [
     "errors checks text streams attributes",
-    f"{DECIDING} roster faults minibatches cluster cluster_text theory/ estimators/ compensation/",
+    f"{DECIDING} roster faults minibatches cluster cluster_text torchrun theory/ estimators/ compensation/",
     "controllers/ catalogue coordinator",
     "vectors job data step_meter optimizers server jobs/",
     f"callbacks/ recording/ engines/ rules {SAVING}",
@@ -98,6 +98,12 @@ def test_nothing_below_the_engines_knows_a_clock_a_process_or_a_cluster(path):
 def test_what_decides_knows_no_tensor(path):
     if floor_of_file(path) in NO_TORCH:
         assert not any(f"{name}.".startswith("torch.") for name in imports(path))
+
+
+@each_file
+def test_only_the_distributed_engine_knows_torch_distributed(path):
+    if not name_of(path).startswith("engines/distributed/"):
+        assert not any(f"{name}.".startswith("torch.distributed.") for name in imports(path))
 
 
 def test_every_member_of_the_house_that_is_there_is_found():

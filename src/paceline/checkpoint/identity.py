@@ -24,11 +24,15 @@ SHORT = 20  # a sequence that is told item by item; one of samples is only count
 
 def identity(job: Job, server: ParameterServer) -> dict[str, Any]:
     """Return what makes two runs runs of the same job: its model, data, optimizer and settings."""
+    return {**identity_of_replica(job, server.model), "optimizer": _optimizer(server.optimizer)}
+
+
+def identity_of_replica(job: Job, model: nn.Module) -> dict[str, Any]:
+    """Return what two workers of the same job have in common: its model, data and settings."""
     return {
         **described(job),
-        **_architecture(server.model),
+        **_architecture(model),
         "data": _data(job),
-        "optimizer": _optimizer(server.optimizer),
     }
 
 

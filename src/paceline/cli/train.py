@@ -31,7 +31,7 @@ def train(
     ] = None,
     protocol: Annotated[str | None, typer.Option(help="As bsp, k_sync(k=12) or 'bsp@25% >> asp'.")] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="As local:4, '16*exp(mean=1)', trace:FILE or cluster.toml.")
+        str | None, typer.Option(help="As local:4, '16*exp(mean=1)', torchrun, trace:FILE or cluster.toml.")
     ] = None,
     stop: Annotated[str | None, typer.Option(help="As loss=0.2,seconds=60; the first to be reached.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of everything that is drawn; 0 if left out.")] = None,
@@ -78,6 +78,8 @@ def train(
         censored=censored,
     )
     result = _train(typed.completed(resume), out, resume, overwrite=overwrite, allow_change=allow_change)
+    if result.folder is None:
+        return  # rank 0 tells
     _print_result(result, output)
     if result.stopped_by.is_failure:
         raise RunError(result.reason)
@@ -94,6 +96,7 @@ def _train(typed: Typed, out: Path | None, resume: Path | None, *, overwrite: bo
     from paceline.cluster_text import parse_cluster
     from paceline.jobs import load_job
     from paceline.stop import Stop
+    from paceline.torchrun import Torchrun
 
     if resume is not None and (out is not None or overwrite):
         raise UsageError(f"a resumed run stays where it is, in {resume}; copy it first, without --out and --overwrite")
@@ -101,7 +104,8 @@ def _train(typed: Typed, out: Path | None, resume: Path | None, *, overwrite: bo
     cluster = parse_cluster(typed["cluster"], typed["censored"])
     job = load_job(typed["job"])
     folder = resume or out or _free_folder(job.name)
-    with ProgressLine(typed["protocol"], stop, Console(stderr=True)) as progress:
+    is_worker = isinstance(cluster, Torchrun) and not cluster.is_server
+    with ProgressLine(typed["protocol"], stop, Console(stderr=True, quiet=is_worker)) as progress:
         return run(
             job,
             protocol=typed["protocol"],

@@ -32,6 +32,12 @@ class Versions:
     def __getitem__(self, version: int) -> Vectors:
         return self._stored[version]
 
+    @property
+    def newest(self) -> int:
+        """The version published last."""
+        assert self._newest is not None
+        return self._newest
+
     def publish(self, version: int) -> Vectors:
         """Return storage to write the new version into; the one before is let go."""
         storage = self._free.pop() if self._free else self._allocate()

@@ -25,6 +25,7 @@ from paceline.protocols import Protocol, as_plan
 from paceline.search.range_test import Range, averaged, find_knee, smoothed
 from paceline.stop import Stop
 from paceline.text import parse_call
+from paceline.torchrun import without_torchrun
 from paceline.train import AnyCluster, check_kinds, train
 
 Watch = Callable[[str, Stop], AbstractContextManager[Callback]]
@@ -137,7 +138,7 @@ def knee(
     2020, Sect. 4.
     """
     refuse_while_importing()
-    cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    cluster = without_torchrun(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "knee")
     check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster))
     check("[0, inf)", Integral, seed=seed)
     check("[1, inf)", Integral, runs=runs)

@@ -24,6 +24,7 @@ from paceline.search.bisection import Bisection
 from paceline.search.switch_result import SwitchSearch
 from paceline.search.trials import Trial, Trials, Trying
 from paceline.stop import Stop
+from paceline.torchrun import without_torchrun
 from paceline.train import AnyCluster, check_kinds
 
 TIMING = "timing.toml"
@@ -100,7 +101,7 @@ def search_switch(
     Source: Li et al. (Sync-Switch), ICDCS 2021, Sect. IV-B1, Algorithm 1.
     """
     refuse_while_importing()
-    cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    cluster = without_torchrun(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "search")
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
     check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster), stop=(stop, Stop))
     check("[1, inf)", Integral, runs=runs)

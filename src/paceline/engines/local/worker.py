@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 import torch
 
 from paceline.cluster import LocalCluster
+from paceline.engines.labour import Labour, device_of, pin
 from paceline.engines.local.memory import SharedMemory
 from paceline.engines.local.messages import (
     Abandoned,
@@ -27,7 +28,7 @@ from paceline.engines.local.messages import (
     Work,
 )
 from paceline.engines.local.parcel import Parcel
-from paceline.engines.replica import Interrupted, Replica, usable_device
+from paceline.engines.replica import Interrupted, Replica
 from paceline.errors import UsageError
 from paceline.vectors import Vectors
 
@@ -97,13 +98,14 @@ class _Worker:
         self._memory = assignment.memory
         self._connection = assignment.connection
         self._draw = 0
-        self._replica = Replica(job, seed, cluster.n, device=_device(cluster, self._worker), check=self._check)
+        device = device_of(cluster.device, self._worker)
+        self._replica = Replica(job, seed, cluster.n, device=device, check=self._check)
         self._gradient = self._memory.gradient(self._replica.layout, self._worker)
         self._versions: dict[int, Vectors] = {}
-        self._slowness = cluster.slowness.round_trips(seed) if cluster.slowness is not None else None
-        self._faults = {fault.draw: fault.kind for fault in cluster.faults if fault.worker == self._worker}
+        faults = tuple(cluster.faults)
+        self._labour = Labour(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
         if cluster.device == "cuda":
-            _pin(self._gradient)
+            pin(self._gradient)
 
     def answer(self, request: Work | Evaluation) -> Finished | Abandoned:
         assert isinstance(request, Work)
@@ -113,59 +115,30 @@ class _Worker:
         if version is None:
             version = self._memory.version(self._replica.layout, request.place)
             self._versions[request.place] = version
-        self._befall(request.draw)
         try:
-            self._sleep(request)
-            slept_s = time.monotonic() - begun
-            measured = self._replica.gradient(self._worker, request.draw, request.minibatch, version, self._gradient)
+            measured = self._labour.gradient(request.draw, request.minibatch, request.run_s, version, self._gradient)
         except Interrupted:
             return Abandoned(request.draw)
-        finite = measured.finite and self._faults.get(request.draw) != "not_finite"
-        measured = measured._replace(compute_s=measured.compute_s + slept_s, finite=finite)
         return Finished(request.draw, measured, begun - request.sent_s, time.monotonic())
 
     def _check(self) -> None:
         if self._memory.is_interrupted(self._worker, self._draw):
             raise Interrupted
 
-    def _sleep(self, request: Work) -> None:
-        """Be as slow as asked for; a message can only be the nudge of an interrupt, or the end."""
-        if self._slowness is None:
-            return
-        seconds = self._slowness.times(self._worker, request.draw, request.run_s).compute_s
+    def _sleep(self, seconds: float) -> None:
+        """Wait; a message can only be the nudge of an interrupt, or the end."""
         if self._connection.poll(seconds):
             raise Interrupted
-
-    def _befall(self, draw: int) -> None:
-        match self._faults.get(draw):
-            case "die":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "raise":
-                raise RuntimeError(f"scripted fault at draw {draw}")
-            case "hang":
-                threading.Event().wait()
 
 
 class _Evaluator:
     def __init__(self, assignment: Assignment) -> None:
         cluster = assignment.cluster
         self._memory = assignment.memory
-        self._replica = Replica(assignment.job.open(), assignment.seed, cluster.n, device=_device(cluster, cluster.n))
+        device = device_of(cluster.device, cluster.n)
+        self._replica = Replica(assignment.job.open(), assignment.seed, cluster.n, device=device)
 
     def answer(self, request: Work | Evaluation) -> Measurement:
         assert isinstance(request, Evaluation)
         version = self._memory.version(self._replica.layout, request.place)
         return Measurement(request.version, self._replica.evaluate(version))
-
-
-def _device(cluster: LocalCluster, worker: int) -> str:
-    if cluster.device == "cpu":
-        return "cpu"
-    usable_device(cluster.device)
-    return f"cuda:{worker % torch.cuda.device_count()}"
-
-
-def _pin(vectors: Vectors) -> None:
-    """Lock the pages of a gradient, so that the GPU writes into them directly."""
-    memory = vectors.memory
-    torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))

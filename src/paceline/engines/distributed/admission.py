@@ -1,0 +1,87 @@
+"""Who may take part: whoever knows the token and wants to do the same as rank 0."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from typing import Any
+
+from paceline.engines.distributed.line import Line
+from paceline.errors import RunError, UsageError
+from paceline.recording.difference import changes
+
+WRONG_TOKEN = "it does not know the token of this job"
+
+
+class Refused(Exception):  # noqa: N818  # what a stranger is told is no error of this run
+    """Somebody may not take part.
+
+    Attributes:
+        is_ours: it knows the token, so that the whole job is to hear of it.
+    """
+
+    def __init__(self, reason: str, is_ours: bool) -> None:
+        super().__init__(reason)
+        self.is_ours = is_ours
+
+
+def examine(line: Line, token: str, agreement: dict[str, Any]) -> dict[str, Any]:
+    """Return what a newcomer says of itself, when it has proved that it knows the token and agrees with this process.
+
+    Args:
+        line: to it; its next text is expected to be the answer.
+        token: of the job.
+        agreement: what all processes have to agree on.
+
+    Raises:
+        Refused: it may not take part.
+    """
+    challenge = secrets.token_hex(32)
+    line.tell({"challenge": challenge})
+    hello = line.receive()
+    if not isinstance(hello, dict) or not _is_proved(hello.get("proof"), token, "worker", challenge):
+        line.tell({"refused": WRONG_TOKEN, "proof": ""})
+        raise Refused(WRONG_TOKEN, is_ours=False)
+    proof = _proof(token, "server", str(hello.get("challenge")))
+    found = changes(agreement, hello["agreement"])
+    if found:
+        reason = f"{hello['name']} differs from rank 0: {'; '.join(found)}"
+        line.tell({"refused": reason, "proof": proof})
+        raise Refused(reason, is_ours=True)
+    line.tell({"welcome": True, "proof": proof})
+    return hello
+
+
+def apply_for(line: Line, token: str, hello: dict[str, Any]) -> None:
+    """Prove to rank 0 that this process knows the token, see it prove the same, and hear whether one may take part.
+
+    Args:
+        line: to rank 0.
+        token: of the job.
+        hello: what it is told: name, worker, agreement.
+
+    Raises:
+        UsageError: one may not take part.
+        RunError: whoever answers there does not know the token either.
+    """
+    asked = line.receive()
+    challenge = secrets.token_hex(32)
+    proof = _proof(token, "worker", str(asked.get("challenge") if isinstance(asked, dict) else ""))
+    line.tell({**hello, "proof": proof, "challenge": challenge})
+    answer = line.receive()
+    if not isinstance(answer, dict):
+        raise RunError("what answers in the place of rank 0 is no server of paceline")
+    if answer.get("refused") == WRONG_TOKEN:
+        raise UsageError("rank 0 has another token; set PACELINE_TOKEN to the same on every host")
+    if not _is_proved(answer.get("proof"), token, "server", challenge):
+        raise RunError("what answers in the place of rank 0 does not know the token of this job")
+    if "refused" in answer:
+        raise UsageError(str(answer["refused"]))
+
+
+def _proof(token: str, who: str, challenge: str) -> str:
+    return hmac.digest(token.encode(), f"{who} {challenge}".encode(), "sha256").hex()
+
+
+def _is_proved(given: object, token: str, who: str, challenge: str) -> bool:
+    return isinstance(given, str) and hmac.compare_digest(given, _proof(token, who, challenge))

@@ -1,0 +1,170 @@
+"""Lets processes in, and hears them from then on: a thread for each, which ends with its line."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from paceline.engines.distributed.admission import Refused, examine
+from paceline.engines.distributed.inbox import Inbox
+from paceline.engines.distributed.line import Broken, Line
+from paceline.engines.distributed.meeting import LOOK_AGAIN_S, Meeting, pair_key
+from paceline.engines.distributed.messages import Abandoned, Finished, Message
+
+LONGEST_TEXT_BYTES = 1 << 26
+GRACE_S = 5.0
+
+
+class Entered(NamedTuple):
+    """A process may take part.
+
+    Attributes:
+        ticket: by which it is known.
+        worker: its number.
+        line: to it.
+    """
+
+    ticket: int
+    worker: int
+    line: Line
+
+
+class Heard(NamedTuple):
+    """Somebody has said something.
+
+    Attributes:
+        at_s: on this host's monotonic clock, when the message came.
+        contents_s: seconds until what follows it was there.
+    """
+
+    ticket: int
+    message: Message | dict[str, Any]
+    at_s: float
+    contents_s: float
+
+
+class Gone(NamedTuple):
+    """A line is at its end."""
+
+    ticket: int
+    reason: str
+
+
+class TurnedAway(NamedTuple):
+    """A process of this job may not take part."""
+
+    reason: str
+
+
+class Deserted(NamedTuple):
+    """Some time ago the last worker was gone.
+
+    Attributes:
+        joined: how many workers had come until then.
+    """
+
+    joined: int
+
+
+News = Entered | Heard | Gone | TurnedAway | Deserted
+
+
+class Door:
+    """Waits for newcomers, examines them, and receives what those who may take part say.
+
+    Args:
+        meeting: where they come.
+        token: of the job.
+        agreement: what all processes have to agree on.
+        rooms: by worker, the memory for its gradients.
+        inbox: where everything is told.
+    """
+
+    def __init__(
+        self, meeting: Meeting, token: str, agreement: dict[str, Any], rooms: list[Tensor], inbox: Inbox[News]
+    ) -> None:
+        self._meeting = meeting
+        self._token = token
+        self._agreement = agreement
+        self._rooms = rooms
+        self._inbox = inbox
+        self._closing = threading.Event()
+        self._lines: dict[int, Line] = {}
+        self._threads: dict[int, threading.Thread] = {0: threading.Thread(target=self._watch, daemon=True)}
+        self._threads[0].start()
+
+    def shut(self, ticket: int) -> None:
+        """End a line and the thread that listens to it."""
+        self._lines[ticket].close()
+        self._threads[ticket].join(GRACE_S)
+
+    def close(self) -> bool:
+        """Let nobody in any more and end what is left; whether no thread is left that might speak."""
+        self._closing.set()
+        self._threads[0].join(GRACE_S)
+        for ticket in list(self._lines):
+            self.shut(ticket)
+        deadline = time.monotonic() + GRACE_S
+        for thread in self._threads.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads.values())
+
+    def wait(self, tickets: list[int], timeout_s: float) -> None:
+        """Wait until these have ended their lines themselves, for some time."""
+        deadline = time.monotonic() + timeout_s
+        for ticket in tickets:
+            self._threads[ticket].join(max(0.0, deadline - time.monotonic()))
+
+    def _watch(self) -> None:
+        while not self._closing.wait(LOOK_AGAIN_S):
+            for ticket in self._meeting.newcomers():
+                thread = threading.Thread(target=self._serve, args=(ticket,), daemon=True)
+                self._threads[ticket] = thread
+                thread.start()
+
+    def _serve(self, ticket: int) -> None:
+        try:
+            line = Line(self._meeting.client(), pair_key(ticket), 0, self._meeting.device)
+        except Broken:
+            return  # it has not stayed
+        self._lines[ticket] = line
+        try:
+            hello = examine(line, self._token, self._agreement)
+            worker = int(hello["worker"])
+            if worker not in range(len(self._rooms)):
+                raise ValueError(f"there is no worker {worker}")
+        except Refused as refused:
+            self._turn_away(line, refused)
+        except (Broken, KeyError, TypeError, ValueError):
+            line.close()
+        else:
+            line.longest_text = LONGEST_TEXT_BYTES
+            self._inbox.put(Entered(ticket, worker, line))
+            self._listen(ticket, line, self._rooms[worker])
+
+    def _turn_away(self, line: Line, refused: Refused) -> None:
+        """Tell of somebody who may not take part, once it has heard so and has gone."""
+        with suppress(Broken):
+            line.receive()
+        if refused.is_ours:
+            self._inbox.put(TurnedAway(str(refused)))
+        else:
+            print(f"paceline: somebody was turned away: {refused}", file=sys.stderr)
+
+    def _listen(self, ticket: int, line: Line, room: Tensor) -> None:
+        try:
+            while True:
+                message = line.receive()
+                at_s = time.monotonic()
+                if isinstance(message, Finished):
+                    line.receive_into(room)
+                if isinstance(message, Finished | Abandoned) or "metrics" in message:
+                    line.settle()
+                self._inbox.put(Heard(ticket, message, at_s, time.monotonic() - at_s))
+        except Broken as error:
+            self._inbox.put(Gone(ticket, str(error)))

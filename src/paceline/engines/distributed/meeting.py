@@ -1,0 +1,146 @@
+"""Where the processes of a job find rank 0: a store that it hosts, and the tickets drawn there."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from paceline.engines.distributed.line import dist
+from paceline.errors import RunError, UsageError
+from paceline.torchrun import Torchrun
+
+TIMEOUT = timedelta(seconds=20)
+LOOK_AGAIN_S = 0.1
+TICKETS = "tickets"
+
+
+class Meeting:
+    """The store of a job, on the address that the user has named, and gloo's device there.
+
+    Args:
+        cluster: says where.
+
+    Raises:
+        UsageError: the address is not this host's, or its port is in use.
+    """
+
+    def __init__(self, cluster: Torchrun) -> None:
+        ranks = cluster.ranks
+        host = cluster.host
+        wanted = cluster.port or (0 if ranks.has_agent else ranks.master[1])
+        listener = _listen(host, wanted)
+        port = listener.getsockname()[1]
+        self._reachable = (ranks.master[0] if host == "0.0.0.0" else host, port)
+        self._store: Any = dist.TCPStore(
+            host, port, None, True, TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        self.device = dist.ProcessGroupGloo.create_device(hostname=self._reachable[0])
+        self._met = 0  # tickets drawn, of those that are known
+        self._drawn: list[int] = []  # whose holders have not said that they are there
+        if ranks.has_agent:
+            _agents_store(cluster).set(_key(cluster), f"{self._reachable[0]}:{port}")
+
+    def client(self) -> Any:
+        """Return a connection of its own to the store: whoever waits at one keeps all others from it."""
+        return _client(self._reachable)
+
+    def newcomers(self) -> list[int]:
+        """Return the tickets of those who have come since the last time."""
+        count = self._store.add(TICKETS, 0)
+        self._drawn += range(self._met + 1, count + 1)
+        self._met = count
+        here = [ticket for ticket in self._drawn if self._store.check([_here(ticket)])]
+        self._drawn = [ticket for ticket in self._drawn if ticket not in here]
+        return here
+
+
+def meet(cluster: Torchrun) -> tuple[Any, int, Any]:
+    """Return a connection to the store of rank 0, a ticket for it, and gloo's device that reaches it.
+
+    Raises:
+        RunError: there is none, though it was waited for.
+    """
+    deadline = time.monotonic() + cluster.start_timeout_s
+    while True:
+        address = _address(cluster)
+        if address is not None and (here := _reached_from(address)):
+            store = _client(address)
+            ticket = store.add(TICKETS, 1)
+            device = dist.ProcessGroupGloo.create_device(hostname=here)
+            store.set(_here(ticket), "here")
+            return store, ticket, device
+        if time.monotonic() > deadline:
+            where = "{}:{}".format(*address) if address else "{}:{}".format(*cluster.ranks.master)
+            raise RunError(
+                f"rank 0 could not be reached at {where} for start_timeout_s = {cluster.start_timeout_s:g} s; "
+                "if it runs on another host, give its address, as pl.Torchrun(address=...)"
+            )
+        time.sleep(LOOK_AGAIN_S)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        where = f"{host}:{port}" if port else host
+        raise UsageError(
+            f"cannot listen on {where} ({error.strerror}); give an address of this host and a free port, as "
+            f"pl.Torchrun(address='{host}:29511')"
+        ) from None
+    return listener
+
+
+def _address(cluster: Torchrun) -> tuple[str, int] | None:
+    """Return where rank 0 listens, as far as it is known."""
+    ranks = cluster.ranks
+    host, port = ranks.master
+    if cluster.port is not None:
+        return (cluster.host if cluster.host != "0.0.0.0" else host), cluster.port
+    if not ranks.has_agent:
+        return host, port
+    if not _reached_from(ranks.master):
+        return None
+    with suppress(RuntimeError):
+        store = _agents_store(cluster)
+        if store.check([_key(cluster)]):
+            host, _, text = store.get(_key(cluster)).decode().rpartition(":")
+            return host, int(text)
+    return None
+
+
+def _reached_from(address: tuple[str, int]) -> str | None:
+    """Return this host's own address on the way to another one, None if nobody answers there."""
+    try:
+        with socket.create_connection(address, timeout=2.0) as connection:
+            return str(connection.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _client(address: tuple[str, int]) -> Any:
+    return dist.TCPStore(*address, None, False, TIMEOUT, wait_for_workers=False)
+
+
+def _agents_store(cluster: Torchrun) -> Any:
+    return _client(cluster.ranks.master)
+
+
+def _key(cluster: Torchrun) -> str:
+    return f"paceline/{cluster.ranks.restarts}"
+
+
+def _here(ticket: int) -> str:
+    return f"here/{ticket}"
+
+
+def pair_key(ticket: int) -> str:
+    """Return the key of the line between rank 0 and the holder of a ticket."""
+    return f"line/{ticket}"

@@ -1,0 +1,231 @@
+"""What every other process of a job does: compute gradients, or evaluate, for rank 0 until the run ends."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from paceline.engines.distributed.admission import apply_for
+from paceline.engines.distributed.line import Broken, Line
+from paceline.engines.distributed.meeting import meet, pair_key
+from paceline.engines.distributed.messages import Abandoned, Ending, Evaluation, Finished, Interrupting, Work
+from paceline.engines.labour import Labour, device_of, pin
+from paceline.engines.replica import Interrupted, Replica
+from paceline.errors import RunError, UsageError
+from paceline.job import Job
+from paceline.torchrun import Torchrun
+from paceline.vectors import Vectors
+
+LONGEST_TEXT_BYTES = 1 << 26
+ALL_DRAWS = sys.maxsize
+LEAVE_S = 10.0
+
+
+class Ended(NamedTuple):
+    """The run is over.
+
+    Attributes:
+        parameters: and buffers, as they were at the end.
+        end: what rank 0 says of it.
+    """
+
+    parameters: Vectors
+    end: dict[str, Any]
+
+
+class _Leave(NamedTuple):
+    """SIGTERM has come."""
+
+    reason: str
+
+
+class _Gone(NamedTuple):
+    """Rank 0 does not answer any more."""
+
+    reason: str
+
+
+def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> Ended:
+    """Take part in the run of rank 0 until it ends.
+
+    Args:
+        job: what to compute.
+        cluster: who computes.
+        seed: of the run.
+        agreement: what rank 0 has to agree on.
+
+    Raises:
+        UsageError: rank 0 does not agree, or the job cannot work.
+        RunError: rank 0 is gone, or its run has failed.
+        SystemExit: this process was told to end, and has handed in what it had.
+    """
+    torch.set_num_threads(cluster.worker_threads)
+    member = _Member(job, cluster, seed)
+    store, ticket, device = meet(cluster)
+    name = f"worker {cluster.worker} ({socket.gethostname()}, process {os.getpid()})"
+    try:
+        with closing(Line(store, pair_key(ticket), 1, device)) as line:
+            apply_for(line, cluster.ranks.token, {"name": name, "worker": cluster.worker, "agreement": agreement})
+            line.longest_text = LONGEST_TEXT_BYTES
+            return member.take_part(line)
+    except Broken as error:
+        raise RunError(f"rank 0 is gone: {error}") from error
+    finally:
+        member.join()
+
+
+class _Member:
+    def __init__(self, job: Job, cluster: Torchrun, seed: int) -> None:
+        self._worker = cluster.worker
+        device = device_of(cluster.device, cluster.ranks.local_rank)
+        is_worker = self._worker < cluster.n
+        check = self._check if is_worker else None
+        self._replica = Replica(job, seed, cluster.n, device=device, check=check)
+        faults = tuple(cluster.faults)
+        self._labour = Labour(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
+        self._version = self._replica.layout.allocate()
+        self._gradient = self._replica.layout.allocate()
+        if cluster.device == "cuda":
+            pin(self._version)
+            pin(self._gradient)
+        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()  # also safe in a handler of signals
+        self._draw = 0
+        self._interrupted = 0  # the newest draw that is to be abandoned
+        self._nudge = threading.Event()  # wakes who sleeps
+        self._listener: threading.Thread | None = None
+
+    def take_part(self, line: Line) -> Ended:
+        """Answer every request until the end."""
+        self._line = line
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        with self._leaving_on_sigterm():
+            while True:
+                request = self._requests.get()
+                if isinstance(request, Ended):
+                    return request
+                try:
+                    self._answer(request)
+                except (Broken, SystemExit):
+                    raise
+                except Exception as error:
+                    self._fail(error)
+                    raise
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for the thread that listens, when the line is at its end."""
+        if self._listener is not None:
+            self._listener.join(timeout_s)
+
+    def _answer(self, request: Any) -> None:
+        match request:
+            case Work(), received_s:
+                self._compute(request[0], received_s)
+            case Evaluation(version), _:
+                metrics = self._replica.evaluate(self._version)
+                self._line.tell({"metrics": metrics, "version": version}, will_be_answered=True)
+            case _Leave(reason):
+                print(f"paceline: worker {self._worker} leaves: {reason}", file=sys.stderr)
+                self._take_leave({"leaves": reason})
+                raise SystemExit(0)
+            case _Gone(reason):
+                raise RunError(f"rank 0 is gone: {reason}")
+
+    def _compute(self, work: Work, received_s: float) -> None:
+        self._draw = work.draw
+        try:
+            measured = self._labour.gradient(work.draw, work.minibatch, work.run_s, self._version, self._gradient)
+        except Interrupted:
+            self._line.send(Abandoned(work.draw), will_be_answered=True)
+        else:
+            busy_s = time.monotonic() - received_s
+            finished = Finished(work.draw, busy_s, *measured)
+            self._line.send(finished, self._gradient.memory, will_be_answered=True)
+
+    def _check(self) -> None:
+        if self._interrupted >= self._draw:
+            raise Interrupted
+
+    def _sleep(self, seconds: float) -> None:
+        until_s = time.monotonic() + seconds
+        while (left_s := until_s - time.monotonic()) > 0:
+            self._check()
+            self._nudge.wait(left_s)
+            self._nudge.clear()
+        self._check()
+
+    def _listen(self) -> None:
+        """Receive requests; only an interrupt comes while the main thread works, so the version is its alone then."""
+        try:
+            while True:
+                match self._line.receive():
+                    case Work() as work:
+                        self._line.settle()
+                        if work.sends_version:
+                            self._line.receive_into(self._version.memory)
+                        self._requests.put((work, time.monotonic()))
+                    case Evaluation() as evaluation:
+                        self._line.settle()
+                        self._line.receive_into(self._version.memory)
+                        self._requests.put((evaluation, time.monotonic()))
+                    case Interrupting(draw):
+                        self._abandon(draw)
+                    case Ending():
+                        last = self._replica.layout.allocate()
+                        self._line.receive_into(last.memory)
+                        self._requests.put(Ended(last, self._reason()))
+                        self._abandon(ALL_DRAWS)
+                        return
+        except Broken as error:
+            self._requests.put(_Gone(str(error)))
+            self._abandon(ALL_DRAWS)
+
+    def _reason(self) -> dict[str, Any]:
+        text = self._line.receive()
+        assert isinstance(text, dict)
+        end: dict[str, Any] = text["end"]
+        return end
+
+    def _abandon(self, draw: int) -> None:
+        self._interrupted = draw
+        self._nudge.set()
+
+    def _fail(self, error: Exception) -> None:
+        """Tell rank 0 what has gone wrong here."""
+        is_usage = isinstance(error, UsageError)
+        message = str(error) if is_usage else f"{type(error).__name__}: {error}"
+        self._take_leave({"failed": message, "details": traceback.format_exc(), "is_usage": is_usage})
+
+    def _take_leave(self, text: dict[str, Any]) -> None:
+        """Say a last word, and wait until rank 0 has heard it and ends the line."""
+        self._line.tell(text)
+        self.join(LEAVE_S)
+
+    @contextmanager
+    def _leaving_on_sigterm(self) -> Iterator[None]:
+        """Hand in the work at hand before ending by SIGTERM; leave Ctrl-C to rank 0, which ends everybody."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def leave(number: int, frame: object) -> None:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._requests.put(_Leave("SIGTERM"))
+
+        before = signal.signal(signal.SIGTERM, leave), signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before[0])
+            signal.signal(signal.SIGINT, before[1])

@@ -1,0 +1,226 @@
+"""Who computes, when torchrun (or Slurm, Kubernetes, a shell with the same variables) starts the processes."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from numbers import Integral
+
+from paceline.checks import check
+from paceline.cluster import Cluster, LocalCluster, check_device, check_faults, check_no_censored_sleep, cores
+from paceline.errors import UsageError
+from paceline.faults import Fault
+from paceline.protocols import Plan
+from paceline.text import brief
+
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+TOKEN = "PACELINE_TOKEN"
+ASSISTANT = "PACELINE_ASSISTANT"  # number of a worker that rank 0 has started beside itself
+COMMAND = "torchrun --nproc-per-node 4 -m paceline train JOB --protocol bsp --cluster torchrun --stop loss=0.2"
+BY_HAND = f"start every process with torchrun, as in {COMMAND}; or set {', '.join(NEEDED)} and {TOKEN} for each"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What the environment says about this process and the others of its job.
+
+    Attributes:
+        rank: of this process, 0 for the one with coordinator and server.
+        world_size: processes of the job.
+        local_rank: of this process on its host.
+        local_world_size: processes on this host.
+        master: host and port that every process knows.
+        has_agent: whether torchrun listens there; else it is for rank 0 to listen.
+        restarts: how often torchrun has started the job again.
+        token: that every process of the job knows, and nobody else.
+        assistant: the number of the worker that this process is, if rank 0 has started it.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    master: tuple[str, int]
+    has_agent: bool
+    restarts: int
+    token: str
+    assistant: int | None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Ranks:
+        """Read torchrun's variables.
+
+        Raises:
+            UsageError: some are missing, or they contradict each other.
+        """
+        missing = [name for name in NEEDED if not environment.get(name)]
+        if missing:
+            given = [name for name in NEEDED if name not in missing]
+            beside = f", though {', '.join(given)} {_is(given)} set" if given else ""
+            raise UsageError(f"{', '.join(missing)} {_is(missing)} not set{beside}: {BY_HAND}")
+        world_size = _number(environment, "WORLD_SIZE", 1, None)
+        local = _number(environment, "LOCAL_WORLD_SIZE", 1, world_size, default=1)
+        assistant = environment.get(ASSISTANT)
+        return cls(
+            rank=_number(environment, "RANK", 0, world_size - 1),
+            world_size=world_size,
+            local_rank=_number(environment, "LOCAL_RANK", 0, None, default=0),
+            local_world_size=local,
+            master=(environment["MASTER_ADDR"], _number(environment, "MASTER_PORT", 1, 65535)),
+            has_agent=environment.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
+            restarts=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0, None, default=0),
+            token=_token(environment),
+            assistant=int(assistant) if assistant else None,
+        )
+
+
+@dataclass(frozen=True)
+class Torchrun:
+    """The processes of a job that torchrun has started: rank 0 hosts coordinator and server, the others are workers.
+
+    How many workers there are is not said here but by torchrun. Every rank calls `pl.train` with the same arguments.
+    A job of one process is server and worker.
+
+    Args:
+        address: of rank 0's host, on which the server listens, as ``"10.0.0.1"``; ``"10.0.0.1:29511"`` if the port
+            matters. Only this machine can reach the default.
+        worker_at_server: whether a process beside rank 0 is a worker too.
+        device: Of the workers, ``"cpu"`` or ``"cuda"``.
+        slowness: Injected slowness, as in `LocalCluster`.
+        threads: Threads of each worker, >= 1; None shares a host's cores among its ranks.
+        faults: Failures by script, to rehearse what a run does about them.
+        start_timeout_s: Seconds in which every rank has to be there, > 0.
+
+    Raises:
+        UsageError: this process was not started by torchrun, nor as torchrun would.
+    """
+
+    _: KW_ONLY
+    address: str = "127.0.0.1"
+    worker_at_server: bool = False
+    device: str = "cpu"
+    slowness: Cluster | None = None
+    threads: int | None = None
+    faults: Sequence[Fault] = ()
+    start_timeout_s: float = 300.0
+    ranks: Ranks = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ranks", Ranks.from_environment(os.environ))
+        if not isinstance(self.worker_at_server, bool):
+            raise UsageError(f"worker_at_server={self.worker_at_server!r} is neither true nor false")
+        if self.threads is not None:
+            check("[1, inf)", Integral, threads=self.threads)
+        check("(0, inf)", start_timeout_s=self.start_timeout_s)
+        check_device(self.device)
+        check_faults(self.faults, self.n)
+        if self.slowness is not None and self.slowness.n != self.n:
+            raise UsageError(f"slowness has {self.slowness.n} workers, these ranks {self.n}: give it {self.n}")
+        self._check_address()
+
+    def __str__(self) -> str:
+        told = brief(self, without=("address", "start_timeout_s"))  # a run may go on from other hosts
+        return f"{told} with {self.n} worker{'s' if self.n > 1 else ''}"
+
+    @property
+    def n(self) -> int:
+        """Workers."""
+        return self.ranks.world_size - 1 + self.has_worker_at_server
+
+    @property
+    def has_worker_at_server(self) -> bool:
+        """Whether there is one: asked for, or the only one."""
+        return self.worker_at_server or self.ranks.world_size == 1
+
+    @property
+    def is_server(self) -> bool:
+        """Whether this process hosts coordinator and server."""
+        return self.ranks.rank == 0 and self.ranks.assistant is None
+
+    @property
+    def worker(self) -> int:
+        """The number of the worker that this process is; n evaluates, as an assistant of rank 0."""
+        if self.ranks.assistant is not None:
+            return self.ranks.assistant
+        return self.ranks.rank - 1 + self.has_worker_at_server
+
+    @property
+    def host(self) -> str:
+        """The address to listen on."""
+        return self.address.rpartition(":")[0] if _has_port(self.address) else self.address
+
+    @property
+    def port(self) -> int | None:
+        """The port to listen on, if it was given."""
+        return int(self.address.rpartition(":")[2]) if _has_port(self.address) else None
+
+    @property
+    def worker_threads(self) -> int:
+        """Threads of each worker: as given, or an equal share of its host's cores, at least one."""
+        return self.threads or max(1, cores() // self.ranks.local_world_size)
+
+    def check_plan(self, plan: Plan) -> None:
+        """Refuse slowness of which a trace does not tell the length: these workers cannot look back."""
+        check_no_censored_sleep(self.slowness)
+
+    def _check_address(self) -> None:
+        if not isinstance(self.address, str) or not self.host or "/" in self.address:
+            raise UsageError(f"address={self.address!r}: expected a host or host:port, as 10.0.0.1 or 10.0.0.1:29511")
+        if not is_loopback(self.host):
+            if self.ranks.token.startswith("run "):
+                raise UsageError(
+                    f"address={self.address!r} can be reached from elsewhere: set {TOKEN} to a secret, the same on "
+                    "every host, so that nobody else can take part"
+                )
+        elif self.ranks.local_world_size < self.ranks.world_size and not is_loopback(self.ranks.master[0]):
+            raise UsageError(
+                f"the ranks are on several hosts, which cannot reach {self.address}: give the address of rank 0's "
+                f"host, as pl.Torchrun(address='{self.ranks.master[0]}'), and set {TOKEN}"
+            )
+
+
+def without_torchrun(cluster: Cluster | LocalCluster | Torchrun, what: str) -> Cluster | LocalCluster:
+    """Return a cluster, or refuse ranks where several runs are to be made, one after another."""
+    if isinstance(cluster, Torchrun):
+        raise UsageError(f"{what} makes several runs, which torchrun's ranks do not; give local:4 or 4*exp(mean=1)")
+    return cluster
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine's alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _has_port(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return bool(host) and ":" not in host and port.isdecimal()
+
+
+def _number(environment: Mapping[str, str], name: str, least: int, most: int | None, default: int | None = None) -> int:
+    text = environment.get(name, "")
+    if not text and default is not None:
+        return default
+    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+        upper = f" and <= {most}" if most is not None else ""
+        raise UsageError(f"{name}={text!r}, expected a whole number >= {least}{upper}: {BY_HAND}")
+    return int(text)
+
+
+def _token(environment: Mapping[str, str]) -> str:
+    """Return the secret of the job; torchrun's id of the run is none to rely on beyond one machine."""
+    token = environment.get(TOKEN)
+    if token:
+        return token
+    run = environment.get("TORCHELASTIC_RUN_ID")
+    if run is None:
+        raise UsageError(f"{TOKEN} is not set, nor was this process started by torchrun: {BY_HAND}")
+    return f"run {run}"
+
+
+def _is(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"

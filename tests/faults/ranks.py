@@ -1,0 +1,197 @@
+"""The ranks of a job on this machine, each a process with torchrun's variables, as somebody who starts them by hand."""
+
+import multiprocessing
+import os
+import pickle
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import paceline as pl
+
+PRELOAD = ["paceline.engines.local.worker", "paceline.train"]
+LIMIT_S = 60
+TOKEN = "a secret of the tests"
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def context():
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload(PRELOAD)
+    return made
+
+
+class Job:
+    """Starts ranks and hears what became of them.
+
+    Args:
+        world_size: ranks.
+        job: what they train.
+        settings: of `pl.train` and of `pl.Torchrun`, for every rank.
+    """
+
+    def __init__(self, world_size, job, torchrun=None, **settings):
+        self._world_size = world_size
+        self._job = job
+        self._torchrun = {"start_timeout_s": 30.0, **(torchrun or {})}
+        self._settings = {"seed": 1, **settings}
+        self._port = free_port()
+        self._context = context()
+        self._ends = {}
+        self._folder = tempfile.TemporaryDirectory()
+        self.processes = {}
+
+    def start(self, rank, **changes):
+        """Start a rank, or start it once more, perhaps with something else than the others."""
+        environment = self._environment(rank, changes.pop("token", TOKEN))
+        ours, theirs = self._context.Pipe(duplex=False)
+        job = changes.pop("job", self._job)
+        torchrun = {**self._torchrun, **changes.pop("torchrun", {})}
+        settings = {**self._settings, "callbacks": [Announce(self._place("training"))], **changes}
+        arguments = (environment, job, torchrun, settings, self._place(f"said by {rank}"), theirs)
+        process = self._context.Process(target=_rank, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        self.processes[rank] = process
+        self._ends[rank] = ours
+        return process
+
+    def _environment(self, rank, token=TOKEN):
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self._world_size),
+            "LOCAL_WORLD_SIZE": str(self._world_size),
+            "LOCAL_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._port),
+            "PACELINE_TOKEN": token,
+        }
+
+    def start_workers(self):
+        for rank in range(1, self._world_size):
+            self.start(rank)
+
+    def serve(self):
+        """Be rank 0 in this process, which has loaded everything already, and return its result."""
+        with patch.dict(os.environ, self._environment(0)):
+            result = pl.train(self._job, cluster=pl.Torchrun(**self._torchrun), **self._settings)
+        return _portable((result, result.history.records))
+
+    def start_all(self):
+        for rank in range(self._world_size):
+            self.start(rank)
+
+    def await_training(self):
+        """Wait until some updates have been made."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while not self._place("training").exists():
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"no update was made; rank 0 said: {self.said(0)}")
+            time.sleep(0.02)
+
+    def said(self, rank):
+        """Return what a rank has written to its standard error."""
+        return self._place(f"said by {rank}").read_text()
+
+    def _place(self, name):
+        return Path(self._folder.name) / name
+
+    def end(self, rank):
+        """Return a rank's result, or raise what it raised; None if it ended without a word."""
+        try:
+            if not self._ends[rank].poll(LIMIT_S):
+                raise TimeoutError(f"rank {rank} does not end")
+            end = pickle.loads(self._ends[rank].recv_bytes())
+        except EOFError:
+            end = None
+        self.processes[rank].join(LIMIT_S)
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    def kill_all(self):
+        for process in self.processes.values():
+            process.kill()
+            process.join()
+            process.close()
+        for end in self._ends.values():
+            end.close()
+        self._folder.cleanup()
+
+
+class Announce(pl.Callback):
+    """Makes a file when some updates have been made."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def on_update(self, update):
+        if update.version == 3:
+            self._path.touch()
+
+
+def _rank(environment, job, torchrun, settings, said, connection):
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), sys.stderr.fileno())
+    os.environ.update(environment)
+    try:
+        end = pl.train(job, cluster=pl.Torchrun(**torchrun), **settings)
+        records = end.history.records
+        told = (end, records)
+    except SystemExit as left:
+        told = left
+    except BaseException as error:
+        traceback.print_exc()
+        told = error
+    connection.send_bytes(pickle.dumps(_portable(told)))
+    connection.close()
+
+
+def _portable(told):
+    if isinstance(told, BaseException):
+        return told
+    result, records = told
+    return Ended(
+        result.model.state_dict(), records, result.stopped_by, result.reason, result.time_s, dict(result.metrics)
+    )
+
+
+class Ended:
+    """What is told of a rank's result."""
+
+    def __init__(self, parameters, records, stopped_by, reason, time_s, metrics):
+        self.parameters = parameters
+        self.records = records
+        self.stopped_by = stopped_by
+        self.reason = reason
+        self.time_s = time_s
+        self.metrics = metrics
+
+    def of(self, kind):
+        return [record for record in self.records if isinstance(record, kind)]
+
+
+@contextmanager
+def ranks(world_size, job, torchrun=None, **settings):
+    """Yield the ranks of a job, none of them started; none of them is left afterwards."""
+    made = Job(world_size, job, torchrun, **settings)
+    try:
+        yield made
+    finally:
+        made.kill_all()
+
+
+def run(world_size, job, torchrun=None, **settings):
+    """Return the results of every rank, of which the first one is this process."""
+    with ranks(world_size, job, torchrun, **settings) as made:
+        made.start_workers()
+        return [made.serve(), *(made.end(rank) for rank in range(1, world_size))]
