@@ -1,5 +1,6 @@
 """The ranks of a job on this machine, each a process with torchrun's variables, as somebody who starts them by hand."""
 
+import ctypes
 import multiprocessing
 import os
 import pickle
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 
 import paceline as pl
 
-PRELOAD = ["paceline.train", "paceline.torchrun", "tiny_jobs", "tiny_counting"]
+PRELOAD = ["paceline.train", "paceline.torchrun", "torch._dynamo", "tiny_jobs", "tiny_counting"]
 LIMIT_S = 60
 TOKEN = "a secret of the tests"
 
@@ -55,6 +56,7 @@ class Job:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._port),
             "PACELINE_TOKEN": changes.pop("token", TOKEN),
+            **changes.pop("environment", {}),
         }
         ours, theirs = self._context.Pipe(duplex=False)
         job = changes.pop("job", self._job)
@@ -93,6 +95,8 @@ class Job:
 
 def _rank(environment, job, torchrun, settings, connection):
     os.environ.update(environment)
+    if "NETWORK_NAMESPACE" in environment:
+        enter(environment["NETWORK_NAMESPACE"])
     try:
         end = pl.train(job, cluster=pl.Torchrun(**torchrun), **settings)
         records = end.history.records
@@ -104,6 +108,14 @@ def _rank(environment, job, torchrun, settings, connection):
         told = error
     connection.send_bytes(pickle.dumps(_portable(told)))
     connection.close()
+
+
+def enter(namespace):
+    """Take this process, which has one thread, into a network namespace, as `ip netns exec` does."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{namespace}") as file:
+        if libc.setns(file.fileno(), 0x40000000) != 0:  # CLONE_NEWNET
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
 
 
 def _portable(told):
