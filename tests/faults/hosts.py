@@ -5,11 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from functools import cache
 
 import pytest
 
+import paceline as pl
 from faults import wire
 from faults.ranks import Job, free_port
 
@@ -53,6 +55,9 @@ class Hosts:
         self.names = [f"{prefix}-{host}" for host in range(count)]
         self._forwarders = []
 
+    def __getstate__(self):
+        return {**vars(self), "_forwarders": []}
+
     def address(self, host):
         return f"10.77.0.{host + 1}"
 
@@ -71,7 +76,7 @@ class Hosts:
     def remove(self):
         for forwarder in self._forwarders:
             forwarder.kill()
-            forwarder.wait()
+            forwarder.communicate()
         for name in [*self.names, self.switch]:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
@@ -80,6 +85,12 @@ class Hosts:
 
     def mend(self, host):
         ip("-n", self.switch, "link", "set", f"h{host}", "up")
+
+    def is_cut(self, host):
+        told = subprocess.run(
+            ["ip", "-n", self.switch, "-o", "link", "show", f"h{host}"], capture_output=True, text=True
+        )
+        return ",UP" not in told.stdout
 
     def shape(self, host, rate):
         """Let a link carry no more than this, as "20mbit", in each direction."""
@@ -117,19 +128,46 @@ def hosts(count):
         made.remove()
 
 
+class Cut(pl.Callback):
+    """Cuts the link of a host when a worker delivers a draw, and mends it later.
+
+    Args:
+        made: the hosts.
+        place: the host that is cut off.
+        after: worker and draw.
+        back_after_s: None leaves it cut.
+    """
+
+    def __init__(self, made, place, after, back_after_s=None):
+        self._hosts = made
+        self._place = place
+        self._after = after
+        self._back_after_s = back_after_s
+
+    def on_arrival(self, arrival):
+        if (arrival.worker, arrival.draw) == self._after:
+            self._hosts.cut(self._place)
+            if self._back_after_s is not None:
+                mending = threading.Timer(self._back_after_s, self._hosts.mend, [self._place])
+                mending.daemon = True
+                mending.start()
+
+
 class JobOnHosts(Job):
     """Ranks on hosts, rank 0 on the first one.
 
     Args:
         made: the hosts.
         places: the host of each rank.
+        callbacks: of rank 0.
     """
 
-    def __init__(self, made, places, job, torchrun=None, **settings):
+    def __init__(self, made, places, job, torchrun=None, callbacks=(), **settings):
         torchrun = {"address": f"{made.address(places[0])}:{free_port()}", **(torchrun or {})}
         super().__init__(len(places), job, torchrun, **settings)
         self._hosts = made
         self._places = places
+        self._callbacks = list(callbacks)
 
     def start(self, rank, **changes):
         place = self._places[rank]
@@ -140,13 +178,16 @@ class JobOnHosts(Job):
             "LOCAL_RANK": str(here.index(rank)),
             "NETWORK_NAMESPACE": self._hosts.names[place],
         }
-        return super().start(rank, environment=environment, **changes)
+        super().start(rank, environment=environment, callbacks=self._callbacks, **changes)
+
+    def has_ended(self, rank, within_s):
+        return self._ends[rank].poll(within_s)
 
 
 @contextmanager
-def ranks_on_hosts(made, places, job, torchrun=None, **settings):
+def ranks_on_hosts(made, places, job, torchrun=None, callbacks=(), **settings):
     """Yield ranks on hosts, none of them started; none of them is left afterwards."""
-    started = JobOnHosts(made, places, job, torchrun, **settings)
+    started = JobOnHosts(made, places, job, torchrun, callbacks, **settings)
     try:
         yield started
     finally:
