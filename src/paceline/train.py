@@ -19,6 +19,7 @@ from paceline.cluster import Cluster, LocalCluster
 from paceline.cluster_text import parse_cluster
 from paceline.coordinator import Coordinator
 from paceline.engines.base import Engine
+from paceline.engines.distributed.meeting import is_restart
 from paceline.engines.local.engine import refuse_while_importing
 from paceline.errors import RunError, UsageError
 from paceline.events import Command, Event, Outcome
@@ -27,7 +28,7 @@ from paceline.history import History
 from paceline.job import Job
 from paceline.protocols import Extent, Phase, Plan, Protocol, as_plan
 from paceline.recording.recorder import Recorder
-from paceline.recording.run_folder import RunFolder
+from paceline.recording.run_folder import RUN, RunFolder
 from paceline.session import Session, Setting, serve
 from paceline.stop import Stop
 from paceline.torchrun import Torchrun
@@ -87,7 +88,8 @@ def train(
             until it is done, and their result has the trained model and why the run ended, and no history.
         stop: when to end, as `Stop(loss=0.2)` or "loss=0.2,seconds=600".
         seed: of everything that is drawn, >= 0.
-        out: folder to write the run down in; nothing is written without it.
+        out: folder to write the run down in; nothing is written without it. Where torchrun starts a job again, the run
+            that it had begun in this folder goes on from its last checkpoint.
         overwrite: whether an earlier run in that folder may be replaced.
         resume: folder of a run of the same job to go on with, instead of `out`. A simulated run goes on bit for bit
             as if it had never stopped; a real one from its last checkpoint.
@@ -125,6 +127,8 @@ def train(
         return _serve(setting)
     habit = Habit(setting.in_gradients(_extent(checkpoint_every)), keep_checkpoints)
     session = Session(setting)
+    if resume is None and out is not None and _is_begun(cluster, Path(out)):
+        out, resume = None, out
     if resume is None:
         folder = RunFolder(Path(out), session.configuration, overwrite=overwrite) if out is not None else None
         return _run(session, folder, None, callbacks, habit)
@@ -133,6 +137,11 @@ def train(
     past = Resumption(Path(resume), session, allow_change)
     folder = RunFolder(Path(resume), session.configuration, overwrite=True, keep_bytes=past.log_bytes)
     return _run(session, folder, past, callbacks, habit)
+
+
+def _is_begun(cluster: Cluster | LocalCluster | Torchrun, folder: Path) -> bool:
+    """Return whether torchrun has started this job before, and it has left a run in its folder."""
+    return isinstance(cluster, Torchrun) and is_restart(cluster, str(folder.resolve())) and (folder / RUN).exists()
 
 
 def _serve(setting: Setting) -> Result:

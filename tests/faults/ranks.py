@@ -122,7 +122,9 @@ def _portable(told):
     if isinstance(told, BaseException):
         return told
     result, records = told
-    return Ended(result.model.state_dict(), records, result.stopped_by, result.reason, result.time_s, dict(result.metrics))
+    return Ended(
+        result.model.state_dict(), records, result.stopped_by, result.reason, result.time_s, dict(result.metrics)
+    )
 
 
 class Ended:

@@ -148,8 +148,9 @@ def test_a_run_without_workers_ends_when_nobody_comes():
 
 @pytest.mark.slow
 def test_a_silent_worker_is_declared_lost_and_another_process_takes_its_place():
-    with ranks(3, tiny_job(), {"faults": [pl.Fault(0, 4, "hang")]}, protocol="bsp", stop="updates=3000",
-               worker_timeout_s=1.0) as job:
+    with ranks(
+        3, tiny_job(), {"faults": [pl.Fault(0, 4, "hang")]}, protocol="bsp", stop="updates=3000", worker_timeout_s=1.0
+    ) as job:
         job.start_all()
         time.sleep(4.0)
         job.start(1)

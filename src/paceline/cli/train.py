@@ -103,6 +103,8 @@ def _train(typed: Typed, out: Path | None, resume: Path | None, *, overwrite: bo
     stop = Stop.parse(typed["stop"])
     cluster = parse_cluster(typed["cluster"], typed["censored"])
     job = load_job(typed["job"])
+    if isinstance(cluster, Torchrun) and cluster.ranks.max_restarts and not (out or resume):
+        raise UsageError("torchrun may start this job again: give --out FOLDER, so that it goes on with the same run")
     folder = resume or out or _free_folder(job.name)
     is_worker = isinstance(cluster, Torchrun) and not cluster.is_server
     with ProgressLine(typed["protocol"], stop, Console(stderr=True, quiet=is_worker)) as progress:

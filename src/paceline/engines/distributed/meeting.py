@@ -81,6 +81,17 @@ def meet(cluster: Torchrun) -> tuple[Any, int, Any]:
         time.sleep(LOOK_AGAIN_S)
 
 
+def is_restart(cluster: Torchrun, what: str) -> bool:
+    """Note that rank 0 begins something, and return whether this job of torchrun's had begun it before.
+
+    torchrun counts the restarts after failures only; where a node has come or gone its store remembers.
+    """
+    if not cluster.ranks.has_agent:
+        return cluster.ranks.restarts > 0
+    times = int(_agents_store(cluster).add(f"paceline/begun/{what}", 1))
+    return cluster.ranks.restarts > 0 or times > 1
+
+
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
