@@ -6,6 +6,7 @@ import ipaddress
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from numbers import Integral
 
 from paceline.checks import check
 from paceline.cluster import Cluster, LocalCluster, check_device, check_faults, check_no_censored_sleep, cores
@@ -114,7 +115,7 @@ class Torchrun:
         if not isinstance(self.worker_at_server, bool):
             raise UsageError(f"worker_at_server={self.worker_at_server!r} is neither true nor false")
         if self.threads is not None:
-            check("[1, inf)", int, threads=self.threads)
+            check("[1, inf)", Integral, threads=self.threads)
         check("(0, inf)", start_timeout_s=self.start_timeout_s)
         check_device(self.device)
         check_faults(self.faults, self.n)

@@ -85,11 +85,11 @@ def train(
         protocol: such as `pl.k_sync(k=12)`, a phase, a plan, or their text: "bsp@25% >> asp".
         cluster: a simulated `Cluster`, a `LocalCluster` of processes, `Torchrun`, or their text: "local:4". Every rank
             that torchrun has started calls this with the same arguments. Rank 0 writes and tells; the others compute
-            until it is done, and their result has the trained model and why the run ended, and no history.
+            until it is done, and their result has the trained model and why the run ended, and no history. Where
+            torchrun has started them again, the run in `out` goes on from its last checkpoint.
         stop: when to end, as `Stop(loss=0.2)` or "loss=0.2,seconds=600".
         seed: of everything that is drawn, >= 0.
-        out: folder to write the run down in; nothing is written without it. Where torchrun starts a job again, the run
-            that it had begun in this folder goes on from its last checkpoint.
+        out: folder to write the run down in; nothing is written without it.
         overwrite: whether an earlier run in that folder may be replaced.
         resume: folder of a run of the same job to go on with, instead of `out`. A simulated run goes on bit for bit
             as if it had never stopped; a real one from its last checkpoint.
@@ -125,10 +125,10 @@ def train(
     )
     if isinstance(cluster, Torchrun) and not cluster.is_server:
         return _serve(setting)
+    if resume is None and out is not None and _is_started_again(cluster, Path(out)):
+        out, resume = None, out
     habit = Habit(setting.in_gradients(_extent(checkpoint_every)), keep_checkpoints)
     session = Session(setting)
-    if resume is None and out is not None and _is_begun(cluster, Path(out)):
-        out, resume = None, out
     if resume is None:
         folder = RunFolder(Path(out), session.configuration, overwrite=overwrite) if out is not None else None
         return _run(session, folder, None, callbacks, habit)
@@ -139,9 +139,9 @@ def train(
     return _run(session, folder, past, callbacks, habit)
 
 
-def _is_begun(cluster: Cluster | LocalCluster | Torchrun, folder: Path) -> bool:
-    """Return whether torchrun has started this job before, and it has left a run in its folder."""
-    return isinstance(cluster, Torchrun) and is_restart(cluster, str(folder.resolve())) and (folder / RUN).exists()
+def _is_started_again(cluster: Cluster | LocalCluster | Torchrun, out: Path) -> bool:
+    """Return whether torchrun has started the ranks again, after the run in this folder had begun."""
+    return isinstance(cluster, Torchrun) and is_restart(cluster, str(out.resolve())) and (out / RUN).exists()
 
 
 def _serve(setting: Setting) -> Result:

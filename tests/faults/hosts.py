@@ -59,7 +59,7 @@ class Hosts:
         return {**vars(self), "_forwarders": []}
 
     def address(self, host):
-        return f"10.77.0.{host + 1}"
+        return f"10.0.0.{host + 1}"
 
     def make(self):
         ip("netns", "add", self.switch)

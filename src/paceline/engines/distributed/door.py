@@ -13,7 +13,7 @@ from paceline.engines.distributed.admission import Refused, examine
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import LOOK_AGAIN_S, Meeting, pair_key
-from paceline.engines.distributed.messages import Finished, Message
+from paceline.engines.distributed.messages import Abandoned, Finished, Message
 
 LONGEST_TEXT_BYTES = 1 << 26
 GRACE_S = 5.0
@@ -152,7 +152,6 @@ class Door:
         else:
             print(f"paceline: somebody was turned away: {refused}", file=sys.stderr)
         try:
-            line.finish()
             line.receive()  # until it has gone
         except Broken:
             return
@@ -164,7 +163,8 @@ class Door:
                 at_s = time.monotonic()
                 if isinstance(message, Finished):
                     line.receive_into(room)
-                line.finish()
+                if isinstance(message, Finished | Abandoned) or "metrics" in message:
+                    line.settle()
                 self._inbox.put(Heard(ticket, message, at_s, time.monotonic() - at_s))
         except Broken as error:
             self._inbox.put(Gone(ticket, str(error)))
