@@ -78,8 +78,8 @@ def train(
         censored=censored,
     )
     result = _train(typed.completed(resume), out, resume, overwrite=overwrite, allow_change=allow_change)
-    if result.folder is None:
-        return  # rank 0 tells
+    if result.folder is None:  # rank 0 tells; whoever starts ranks again has to see that this one is not done either
+        raise typer.Exit(130 if result.stopped_by == "interrupted" else 0)
     _print_result(result, output)
     if result.stopped_by.is_failure:
         raise RunError(result.reason)
