@@ -13,7 +13,7 @@ import pytest
 
 import paceline as pl
 from faults import wire
-from faults.ranks import Job, free_port
+from faults.ranks import TOKEN, Job, free_port
 
 _numbers = itertools.count()
 
@@ -169,16 +169,19 @@ class JobOnHosts(Job):
         self._places = places
         self._callbacks = list(callbacks)
 
-    def start(self, rank, **changes):
+    def _environment(self, rank, token=TOKEN):
         place = self._places[rank]
         here = [each for each in range(len(self._places)) if self._places[each] == place]
-        environment = {
+        return {
+            **super()._environment(rank, token),
             "MASTER_ADDR": self._hosts.address(self._places[0]),
             "LOCAL_WORLD_SIZE": str(len(here)),
             "LOCAL_RANK": str(here.index(rank)),
             "NETWORK_NAMESPACE": self._hosts.names[place],
         }
-        super().start(rank, environment=environment, callbacks=self._callbacks, **changes)
+
+    def start(self, rank, **changes):
+        return super().start(rank, callbacks=self._callbacks, **changes)
 
     def has_ended(self, rank, within_s):
         return self._ends[rank].poll(within_s)
