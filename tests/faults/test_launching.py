@@ -68,7 +68,8 @@ def kill(process):
     if process.poll() is None:
         for each in [*psutil.Process(process.pid).children(recursive=True), process]:
             each.kill()
-    process.communicate()
+    process.wait()
+    process.stdout.close()
 
 
 def outputs(processes):
