@@ -74,11 +74,13 @@ def test_a_killed_worker_is_lost_at_once_and_one_that_comes_back_does_its_share(
     assert times_applied(model) == [epochs] * samples
 
 
-def test_interrupted_workers_abandon_sleep_at_once():
-    slow = pl.Cluster(2, timing=[pl.Deterministic(1e-6), pl.Deterministic(30.0)])
-    [end, *_] = run(3, tiny_job(), {"slowness": slow}, protocol="k_sync(k=1)", stop="updates=20")
+def test_an_interrupted_worker_abandons_its_sleep_at_once_and_begins_anew():
+    slow = pl.Cluster(2, timing=[pl.Deterministic(0.03), pl.Deterministic(30.0)])
+    faults = [pl.Fault(1, draw) for draw in range(2, 30)]  # the next work that it begins is the end of it
+    [end, *_] = run(3, tiny_job(), {"slowness": slow, "faults": faults}, protocol="k_sync(k=1)", stop="updates=25")
     assert end.time_s < 10
     assert {record.worker for record in end.of(WorkInterrupted)} == {1}
+    assert [worker for worker, _ in lost(end)] == [1]
 
 
 def test_ranks_that_do_not_agree_stop_with_the_difference():
