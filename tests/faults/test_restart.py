@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 import paceline as pl
 from faults import restarted_script
 from faults.restarted_script import EPOCHS, SAMPLES
+from paceline.engines.distributed.line import dist
+from paceline.engines.distributed.meeting import is_restart
 from paceline.history import RunResumed, UpdateMade
 from paceline.recording.run_folder import MODEL, SavedRun
 from tiny_counting import counting_job, times_applied
@@ -76,3 +78,16 @@ def test_rank_0_is_killed_and_the_run_ends_as_one_that_was_not(last, unbroken, t
 def test_rank_0_is_killed_and_every_sample_is_applied_exactly_once(tmp_path):
     run("counting", 200, tmp_path)
     assert times_applied(model_of(tmp_path / "run", counting_job(SAMPLES))) == [EPOCHS] * SAMPLES
+
+
+def test_a_job_that_torchrun_starts_again_without_counting_is_recognised(monkeypatch):
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # that of torchrun's agent
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    variables |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True", "PACELINE_TOKEN": "secret"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert not is_restart(pl.Torchrun(), "/runs/one")
+    assert not is_restart(pl.Torchrun(), "/runs/other")
+    assert is_restart(pl.Torchrun(), "/runs/one")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert is_restart(pl.Torchrun(), "/runs/third")
