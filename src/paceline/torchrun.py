@@ -33,7 +33,8 @@ class Ranks:
         local_world_size: processes on this host.
         master: host and port that every process knows.
         has_agent: whether torchrun listens there; else it is for rank 0 to listen.
-        restarts: how often torchrun has started the job again.
+        restarts: how often torchrun has started the job again after a failure.
+        max_restarts: how often it would.
         token: that every process of the job knows, and nobody else.
         assistant: the number of the worker that this process is, if rank 0 has started it.
     """
@@ -45,6 +46,7 @@ class Ranks:
     master: tuple[str, int]
     has_agent: bool
     restarts: int
+    max_restarts: int
     token: str
     assistant: int | None
 
@@ -71,6 +73,7 @@ class Ranks:
             master=(environment["MASTER_ADDR"], _number(environment, "MASTER_PORT", 1, 65535)),
             has_agent=environment.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
             restarts=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0, None, default=0),
+            max_restarts=_number(environment, "TORCHELASTIC_MAX_RESTARTS", 0, None, default=0),
             token=_token(environment),
             assistant=int(assistant) if assistant else None,
         )

@@ -19,6 +19,7 @@ from paceline.cluster import Cluster, LocalCluster
 from paceline.cluster_text import parse_cluster
 from paceline.coordinator import Coordinator
 from paceline.engines.base import Engine
+from paceline.engines.distributed.meeting import is_restart
 from paceline.engines.local.engine import refuse_while_importing
 from paceline.errors import RunError, UsageError
 from paceline.events import Command, Event, Outcome
@@ -140,7 +141,7 @@ def train(
 
 def _is_started_again(cluster: Cluster | LocalCluster | Torchrun, out: Path) -> bool:
     """Return whether torchrun has started the ranks again, after the run in this folder had begun."""
-    return isinstance(cluster, Torchrun) and cluster.ranks.restarts > 0 and (out / RUN).exists()
+    return isinstance(cluster, Torchrun) and is_restart(cluster, str(out.resolve())) and (out / RUN).exists()
 
 
 def _serve(setting: Setting) -> Result:

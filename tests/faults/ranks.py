@@ -1,5 +1,6 @@
 """The ranks of a job on this machine, each a process with torchrun's variables, as somebody who starts them by hand."""
 
+import ctypes
 import multiprocessing
 import os
 import pickle
@@ -143,6 +144,8 @@ class Announce(pl.Callback):
 def _rank(environment, job, torchrun, settings, said, connection):
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), sys.stderr.fileno())
     os.environ.update(environment)
+    if "NETWORK_NAMESPACE" in environment:
+        enter(environment["NETWORK_NAMESPACE"])
     try:
         end = pl.train(job, cluster=pl.Torchrun(**torchrun), **settings)
         records = end.history.records
@@ -154,6 +157,14 @@ def _rank(environment, job, torchrun, settings, said, connection):
         told = error
     connection.send_bytes(pickle.dumps(_portable(told)))
     connection.close()
+
+
+def enter(namespace):
+    """Take this process, which has one thread, into a network namespace, as `ip netns exec` does."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{namespace}") as file:
+        if libc.setns(file.fileno(), 0x40000000) != 0:  # CLONE_NEWNET
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
 
 
 def _portable(told):

@@ -78,8 +78,8 @@ def train(
         censored=censored,
     )
     result = _train(typed.completed(resume), out, resume, overwrite=overwrite, allow_change=allow_change)
-    if result.folder is None:
-        return  # rank 0 tells
+    if result.folder is None:  # rank 0 tells; whoever starts ranks again has to see that this one is not done either
+        raise typer.Exit(130 if result.stopped_by == "interrupted" else 0)
     _print_result(result, output)
     if result.stopped_by.is_failure:
         raise RunError(result.reason)
@@ -103,6 +103,8 @@ def _train(typed: Typed, out: Path | None, resume: Path | None, *, overwrite: bo
     stop = Stop.parse(typed["stop"])
     cluster = parse_cluster(typed["cluster"], typed["censored"])
     job = load_job(typed["job"])
+    if isinstance(cluster, Torchrun) and cluster.ranks.max_restarts and not (out or resume):
+        raise UsageError("torchrun may start this job again: give --out FOLDER, so that it goes on with the same run")
     folder = resume or out or _free_folder(job.name)
     is_worker = isinstance(cluster, Torchrun) and not cluster.is_server
     with ProgressLine(typed["protocol"], stop, Console(stderr=True, quiet=is_worker)) as progress:

@@ -192,12 +192,11 @@ class DistributedEngine(RealTimeEngine[_Member]):
     def _hear(self, member: _Member, heard: Heard) -> None:
         match heard.message:
             case Finished() as finished:
-                network_s = max(0.0, heard.at_s - member.sent_s - finished.busy_s)
                 self._arrived(
                     member.worker,
                     finished.draw,
                     finished.measured,
-                    pull_s=max(0.0, network_s - heard.contents_s),
+                    pull_s=max(0.0, heard.at_s - member.sent_s - finished.busy_s),
                     push_s=heard.contents_s,
                 )
             case Abandoned():

@@ -15,6 +15,7 @@ from paceline.torchrun import Torchrun
 TIMEOUT = timedelta(seconds=20)
 LOOK_AGAIN_S = 0.1
 TICKETS = "tickets"
+ADDRESS = "paceline/address"  # of rank 0, in the store of torchrun's agents, who may count restarts differently
 
 
 class Meeting:
@@ -41,7 +42,7 @@ class Meeting:
         self._met = 0  # tickets drawn, of those that are known
         self._drawn: list[int] = []  # whose holders have not said that they are there
         if ranks.has_agent:
-            _agents_store(cluster).set(_key(cluster), f"{self._reachable[0]}:{port}")
+            _agents_store(cluster).set(ADDRESS, f"{self._reachable[0]}:{port}")
 
     def client(self) -> Any:
         """Return a connection of its own to the store: whoever waits at one keeps all others from it."""
@@ -81,6 +82,17 @@ def meet(cluster: Torchrun) -> tuple[Any, int, Any]:
         time.sleep(LOOK_AGAIN_S)
 
 
+def is_restart(cluster: Torchrun, what: str) -> bool:
+    """Note that rank 0 begins something, and return whether this job of torchrun's had begun it before.
+
+    torchrun counts the restarts after failures only; where a node has come or gone its store remembers.
+    """
+    if not cluster.ranks.has_agent:
+        return cluster.ranks.restarts > 0
+    times = int(_agents_store(cluster).add(f"paceline/begun/{what}", 1))
+    return cluster.ranks.restarts > 0 or times > 1
+
+
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
@@ -110,8 +122,8 @@ def _address(cluster: Torchrun) -> tuple[str, int] | None:
         return None
     with suppress(RuntimeError):
         store = _agents_store(cluster)
-        if store.check([_key(cluster)]):
-            host, _, text = store.get(_key(cluster)).decode().rpartition(":")
+        if store.check([ADDRESS]):
+            host, _, text = store.get(ADDRESS).decode().rpartition(":")
             return host, int(text)
     return None
 
@@ -131,10 +143,6 @@ def _client(address: tuple[str, int]) -> Any:
 
 def _agents_store(cluster: Torchrun) -> Any:
     return _client(cluster.ranks.master)
-
-
-def _key(cluster: Torchrun) -> str:
-    return f"paceline/{cluster.ranks.restarts}"
 
 
 def _here(ticket: int) -> str:

@@ -88,6 +88,8 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
 class _Member:
     def __init__(self, job: Job, cluster: Torchrun, seed: int) -> None:
         self._worker = cluster.worker
+        # torchrun would end the neighbours of one that fails; anybody else is to start another one in its place.
+        self._leaving_status = 0 if cluster.ranks.has_agent else 128 + signal.SIGTERM
         device = device_of(cluster.device, cluster.ranks.local_rank)
         is_worker = self._worker < cluster.n
         check = self._check if is_worker else None
@@ -138,7 +140,7 @@ class _Member:
             case _Leave(reason):
                 print(f"paceline: worker {self._worker} leaves: {reason}", file=sys.stderr)
                 self._take_leave({"leaves": reason})
-                raise SystemExit(0)
+                raise SystemExit(self._leaving_status)
             case _Gone(reason):
                 raise RunError(f"rank 0 is gone: {reason}")
 

@@ -1,0 +1,159 @@
+"""Runs over several hosts, whose links are slow, far away or cut; each test asserts that its fault fired."""
+
+import time
+from statistics import median
+
+import pytest
+from torch import nn
+
+import paceline as pl
+from faults.hosts import Cut, hosts, need_hosts, ranks_on_hosts
+from paceline.coordinator import LATE_RETURN
+from paceline.history import DecisionMade, GradientArrived, UpdateMade, WorkerJoined, WorkerLost
+from tiny_jobs import tiny_job
+
+STEADY = pl.Deterministic(0.02)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hosts_can_be_made():
+    need_hosts()
+
+
+def used_by(end, worker, since_s=0.0):
+    return sum(r.used and r.worker == worker and r.now_s > since_s for r in end.of(GradientArrived))
+
+
+def lost(end):
+    return [(record.worker, record.reason) for record in end.of(WorkerLost)]
+
+
+def test_a_run_over_two_hosts():
+    with (
+        hosts(2) as made,
+        ranks_on_hosts(made, [0, 0, 1], tiny_job(), protocol="k_sync(k=1)", stop="updates=200") as job,
+    ):
+        job.start_all()
+        ends = [job.end(rank) for rank in range(3)]
+    assert [end.reason for end in ends] == ["200 updates made"] * 3
+    assert used_by(ends[0], 0) > 0
+    assert used_by(ends[0], 1) > 0
+
+
+def wide_net():
+    return nn.Sequential(nn.Linear(5, 20_000), nn.Tanh(), nn.Linear(20_000, 3)).double()  # 1.4 MB
+
+
+def decided(end, kind):
+    return [record.worker for record in end.of(DecisionMade) if record.kind == kind]
+
+
+def run(made, places, job=None, **settings):
+    with ranks_on_hosts(made, places, job or tiny_job(), **settings) as started:
+        started.start_all()
+        return started.end(0)
+
+
+@pytest.mark.slow
+def test_a_worker_whose_host_is_cut_off_is_lost_by_its_silence_and_takes_part_again_when_the_link_is_back():
+    with hosts(2) as made:
+        end = run(
+            made,
+            [0, 0, 1],
+            torchrun={"slowness": pl.Cluster(2, timing=STEADY)},
+            callbacks=[Cut(made, place=1, after=(1, 20), back_after_s=3.0)],
+            protocol="bsp",
+            stop="seconds=12",
+            worker_timeout_s=1.0,
+        )
+    assert decided(end, "lost") == [1]
+    [at_s] = [record.now_s for record in end.of(DecisionMade) if record.kind == "lost"]
+    assert used_by(end, 0, at_s) - used_by(end, 0, at_s + 2.0) > 30  # alone
+    late = [record for record in end.of(GradientArrived) if record.reason == LATE_RETURN]
+    assert [record.worker for record in late] == [1]
+    assert used_by(end, 1, late[0].now_s) > 20
+    assert [worker for worker, _ in lost(end)] == [1]  # and no second time: the connection has held
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_started_again_after_its_host_was_cut_off_takes_its_place():
+    with hosts(2) as made:
+        cut = Cut(made, place=1, after=(1, 20))
+        slow = {"slowness": pl.Cluster(2, timing=STEADY)}
+        settings = {"protocol": "bsp", "stop": "seconds=15", "worker_timeout_s": 1.0}
+        with ranks_on_hosts(made, [0, 0, 1], tiny_job(), slow, [cut], **settings) as job:
+            job.start_all()
+            while not made.is_cut(1):
+                time.sleep(0.1)
+            time.sleep(2.0)
+            job.processes[2].kill()  # of which rank 0 hears nothing
+            job.processes[2].join()
+            made.mend(1)
+            job.start(2)
+            end = job.end(0)
+    assert decided(end, "lost") == [1]
+    [joined] = end.of(WorkerJoined)
+    assert joined.worker == 1
+    assert used_by(end, 1, joined.now_s) > 20
+
+
+@pytest.mark.slow
+def test_faults_by_script_befall_workers_of_other_hosts():
+    faults = [pl.Fault(1, 5, "die"), pl.Fault(2, 8, "hang")]
+    with hosts(3) as made:
+        end = run(
+            made,
+            [0, 0, 1, 2],
+            torchrun={"slowness": pl.Cluster(3, timing=STEADY), "faults": faults},
+            protocol="k_async(k=2)",
+            stop="seconds=6",
+            worker_timeout_s=1.0,
+        )
+    assert {worker for worker, _ in lost(end)} == {1, 2}
+    assert decided(end, "lost") == [2]
+    assert (used_by(end, 1), used_by(end, 2)) == (4, 7)
+    assert end.stopped_by == "seconds"
+
+
+@pytest.mark.slow
+def test_a_slow_link_makes_a_straggler_that_k_sync_does_not_wait_for():
+    per_update_s = {}
+    with hosts(2) as made:
+        made.shape(1, rate="16mbit")  # 0.7 s for a version or a gradient
+        for protocol in ("bsp", "k_sync(k=2)"):
+            end = run(made, [0, 0, 0, 1], tiny_job(model=wide_net), protocol=protocol, stop="seconds=10")
+            per_update_s[protocol] = end.time_s / end.of(UpdateMade)[-1].version
+            if protocol == "bsp":
+                slow = [record.pull_s + record.push_s for record in end.of(GradientArrived) if record.worker == 2]
+                assert min(slow) > 1.0
+            else:
+                assert used_by(end, 2) < 5
+    assert per_update_s["bsp"] > 1.0
+    assert per_update_s["k_sync(k=2)"] < 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["bsp + elastic", "dbw", "bsp@updates=5 >> asp"])
+def test_policies_and_controllers_run_over_a_slow_link(protocol):
+    with hosts(2) as made:
+        made.shape(1, rate="40mbit")  # 0.3 s for a version or a gradient
+        end = run(made, [0, 0, 0, 1], tiny_job(model=wide_net), protocol=protocol, stop="seconds=12")
+    assert end.stopped_by == "seconds"
+    if protocol == "bsp + elastic":
+        assert set(decided(end, "set_aside")) == {2}
+    if protocol == "dbw":
+        assert min(record.k for record in end.of(DecisionMade) if record.k is not None) < 3
+    assert used_by(end, 0) > used_by(end, 2)
+
+
+@pytest.mark.slow
+def test_the_times_of_a_worker_far_away_tell_how_far():
+    with hosts(2) as made:
+        made.delay(1, 0.1)
+        end = run(made, [0, 0, 1], protocol="asp", stop="seconds=6")
+    near, far = (
+        [record.pull_s + record.push_s for record in end.of(GradientArrived) if record.worker == worker]
+        for worker in (0, 1)
+    )
+    assert median(near) < 0.1
+    assert 0.2 <= median(far) < 0.7  # gloo asks for the contents before it sends them
