@@ -200,7 +200,6 @@ def agreement(setting: Setting, server: ParameterServer) -> dict[str, Any]:
         "seed": setting.seed,
         "protocol": str(setting.checked_plan),
         "plan": plan_as_json(setting.checked_plan),
-        "cluster": str(setting.cluster),
         "stop": str(setting.stop),
         "rules": setting.rules,
         **identity(setting.job, server),

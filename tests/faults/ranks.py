@@ -1,0 +1,145 @@
+"""The ranks of a job on this machine, each a process with torchrun's variables, as somebody who starts them by hand."""
+
+import multiprocessing
+import os
+import pickle
+import socket
+import traceback
+from contextlib import contextmanager
+
+import paceline as pl
+
+PRELOAD = ["paceline.train", "paceline.torchrun", "tiny_jobs", "tiny_counting"]
+LIMIT_S = 60
+TOKEN = "a secret of the tests"
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def context():
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload(["paceline.engines.local.worker", *PRELOAD])
+    return made
+
+
+class Job:
+    """Starts ranks and hears what became of them.
+
+    Args:
+        world_size: ranks.
+        job: what they train.
+        settings: of `pl.train` and of `pl.Torchrun`, for every rank.
+    """
+
+    def __init__(self, world_size, job, torchrun=None, **settings):
+        self._world_size = world_size
+        self._job = job
+        self._torchrun = {"start_timeout_s": 30.0, **(torchrun or {})}
+        self._settings = {"seed": 1, **settings}
+        self._port = free_port()
+        self._context = context()
+        self._ends = {}
+        self.processes = {}
+
+    def start(self, rank, **changes):
+        """Start a rank, or start it once more, perhaps with something else than the others."""
+        environment = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self._world_size),
+            "LOCAL_WORLD_SIZE": str(self._world_size),
+            "LOCAL_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._port),
+            "PACELINE_TOKEN": changes.pop("token", TOKEN),
+        }
+        ours, theirs = self._context.Pipe(duplex=False)
+        job = changes.pop("job", self._job)
+        torchrun = {**self._torchrun, **changes.pop("torchrun", {})}
+        settings = {**self._settings, **changes}
+        arguments = (environment, job, torchrun, settings, theirs)
+        process = self._context.Process(target=_rank, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        self.processes[rank] = process
+        self._ends[rank] = ours
+        return process
+
+    def start_all(self):
+        for rank in range(self._world_size):
+            self.start(rank)
+
+    def end(self, rank):
+        """Return a rank's result, or raise what it raised; None if it ended without a word."""
+        try:
+            if not self._ends[rank].poll(LIMIT_S):
+                raise TimeoutError(f"rank {rank} does not end")
+            end = pickle.loads(self._ends[rank].recv_bytes())
+        except EOFError:
+            end = None
+        self.processes[rank].join(LIMIT_S)
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    def kill_all(self):
+        for process in self.processes.values():
+            process.kill()
+            process.join()
+
+
+def _rank(environment, job, torchrun, settings, connection):
+    os.environ.update(environment)
+    try:
+        end = pl.train(job, cluster=pl.Torchrun(**torchrun), **settings)
+        records = end.history.records
+        told = (end, records)
+    except SystemExit as left:
+        told = left
+    except BaseException as error:
+        traceback.print_exc()
+        told = error
+    connection.send_bytes(pickle.dumps(_portable(told)))
+    connection.close()
+
+
+def _portable(told):
+    if isinstance(told, BaseException):
+        return told
+    result, records = told
+    return Ended(result.model.state_dict(), records, result.stopped_by, result.reason, result.time_s, dict(result.metrics))
+
+
+class Ended:
+    """What is told of a rank's result."""
+
+    def __init__(self, parameters, records, stopped_by, reason, time_s, metrics):
+        self.parameters = parameters
+        self.records = records
+        self.stopped_by = stopped_by
+        self.reason = reason
+        self.time_s = time_s
+        self.metrics = metrics
+
+    def of(self, kind):
+        return [record for record in self.records if isinstance(record, kind)]
+
+
+@contextmanager
+def ranks(world_size, job, torchrun=None, **settings):
+    """Yield the ranks of a job, none of them started; none of them is left afterwards."""
+    made = Job(world_size, job, torchrun, **settings)
+    try:
+        yield made
+    finally:
+        made.kill_all()
+
+
+def run(world_size, job, torchrun=None, **settings):
+    """Return the results of every rank."""
+    with ranks(world_size, job, torchrun, **settings) as made:
+        made.start_all()
+        return [made.end(rank) for rank in range(world_size)]

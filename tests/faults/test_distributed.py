@@ -1,0 +1,221 @@
+"""Real ranks on this machine: what they decide, and what becomes of them, scripted by (worker, draw)."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+from contracts.catalogue_table import TABLE
+from faults.ranks import free_port, ranks, run
+from paceline.history import GradientArrived, WorkerJoined, WorkerLost, WorkInterrupted
+from tiny_counting import BATCH, counting_job, times_applied
+from tiny_jobs import batch_norm_net, largest_relative_difference, tiny_job
+
+EXACT = 1e-12
+
+
+def flat(parameters):
+    return torch.cat([tensor.reshape(-1).double() for tensor in parameters.values()])
+
+
+def used_by(end, worker):
+    return sum(record.used and record.worker == worker for record in end.of(GradientArrived))
+
+
+def lost(end):
+    return [(record.worker, record.reason) for record in end.of(WorkerLost)]
+
+
+def test_bsp_is_bsp_of_the_simulation_and_every_rank_has_its_model():
+    job = tiny_job(model=batch_norm_net)
+    ends = run(4, job, protocol="bsp", stop="updates=40")
+    simulated = pl.train(job, protocol="bsp", cluster=pl.Cluster(3), stop="updates=40", seed=1)
+    for end in ends:
+        assert largest_relative_difference(flat(end.parameters), flat(simulated.model.state_dict())) < EXACT
+        assert end.reason == "40 updates made"
+    assert [len(end.records) > 40 for end in ends] == [True, False, False, False]
+
+
+def test_a_killed_worker_is_lost_at_once_and_one_that_comes_back_takes_part():
+    slow = pl.Cluster(3, timing=pl.Deterministic(0.01))
+    faults = [pl.Fault(worker=1, draw=5, kind="die"), pl.Fault(worker=2, draw=7, kind="not_finite")]
+    with ranks(4, tiny_job(), {"slowness": slow, "faults": faults}, protocol="bsp", stop="updates=250") as job:
+        job.start_all()
+        job.processes[2].join(60)  # worker 1
+        killed_s = time.monotonic()
+        job.start(2)
+        end = job.end(0)
+        took_s = time.monotonic() - killed_s
+    assert lost(end)[0][0] == 1
+    assert "closed" in lost(end)[0][1]
+    [joined] = end.of(WorkerJoined)
+    assert joined.worker == 1
+    assert joined.now_s - end.of(WorkerLost)[0].now_s < took_s
+    assert used_by(end, 1) > 10
+    assert [record.worker for record in end.of(GradientArrived) if record.reason == "not finite"] == [2]
+    assert end.stopped_by == "updates"
+
+
+def test_interrupted_workers_abandon_sleep_at_once():
+    slow = pl.Cluster(2, timing=[pl.Deterministic(1e-6), pl.Deterministic(30.0)])
+    [end, *_] = run(3, tiny_job(), {"slowness": slow}, protocol="k_sync(k=1)", stop="updates=20")
+    assert end.time_s < 10
+    assert {record.worker for record in end.of(WorkInterrupted)} == {1}
+
+
+def test_ranks_that_do_not_agree_stop_with_the_difference():
+    with ranks(2, tiny_job(), protocol="bsp", stop="updates=5") as job:
+        job.start(0)
+        job.start(1, seed=2, job=tiny_job(batch_size=4))
+        for rank in range(2):
+            with pytest.raises(pl.UsageError, match=r"differs from rank 0: seed 1, now 2; .*batch_size 8, now 4"):
+                job.end(rank)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", [str(row[1]) for row in TABLE])
+def test_every_protocol_runs_and_replays(protocol, tmp_path):
+    ends = run(4, tiny_job(), protocol=protocol, stop="updates=60", out=tmp_path / "run")
+    assert [end.stopped_by for end in ends] == ["updates"] * 4
+    assert pl.replay(tmp_path / "run").is_same
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["asp + dc_asgd(lambda_0=0.04)", "k_async(k=2) + staleness_weight"])
+def test_stale_gradients_are_compensated(protocol):
+    [end, *_] = run(4, tiny_job(), protocol=protocol, stop="updates=60")
+    assert any(record.compensations for record in end.of(GradientArrived))
+
+
+@pytest.mark.slow
+def test_a_rank_with_another_token_is_turned_away_and_the_right_one_is_waited_for(capfd):
+    with ranks(2, tiny_job(), protocol="bsp", stop="updates=5") as job:
+        job.start(0)
+        job.start(1, token="a guess")
+        with pytest.raises(pl.UsageError, match="rank 0 has another token; set PACELINE_TOKEN to the same"):
+            job.end(1)
+        job.start(1)
+        assert job.end(0).stopped_by == "updates"
+    assert "somebody was turned away: it does not know the token" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_told_to_end_hands_in_what_it_has():
+    slow = pl.Cluster(2, timing=pl.Deterministic(0.3))
+    with ranks(3, tiny_job(), {"slowness": slow}, protocol="asp", stop="updates=30") as job:
+        job.start_all()
+        time.sleep(3.0)
+        os.kill(job.processes[1].pid, signal.SIGTERM)
+        with pytest.raises(SystemExit) as left:
+            job.end(1)
+        assert left.value.code == 0
+        end = job.end(0)
+    assert lost(end) == [(0, "SIGTERM")]
+    assert end.stopped_by == "updates"
+    gone_s = end.of(WorkerLost)[0].now_s
+    last_s = max(record.now_s for record in end.of(GradientArrived) if record.worker == 0)
+    assert gone_s - last_s < 0.2  # not in the middle of its work
+
+
+@pytest.mark.slow
+def test_workers_end_when_their_server_is_gone():
+    slow = pl.Cluster(2, timing=pl.Deterministic(20.0))
+    with ranks(3, tiny_job(), {"slowness": slow}, protocol="asp", stop="updates=30") as job:
+        job.start_all()
+        time.sleep(3.0)
+        job.processes[0].kill()
+        begun_s = time.monotonic()
+        for rank in (1, 2):
+            with pytest.raises(pl.RunError, match="rank 0 is gone"):
+                job.end(rank)
+        assert time.monotonic() - begun_s < 2.0
+
+
+@pytest.mark.slow
+def test_a_run_without_workers_ends_when_nobody_comes():
+    faults = [pl.Fault(worker, 3) for worker in range(2)]
+    torchrun = {"faults": faults, "start_timeout_s": 4.0}
+    with ranks(3, tiny_job(), torchrun, protocol="asp", stop="updates=3000") as job:
+        job.start_all()
+        end = job.end(0)
+    assert end.reason == "every worker is gone, and nobody has come for 4 s"
+
+
+@pytest.mark.slow
+def test_a_silent_worker_is_declared_lost_and_another_process_takes_its_place():
+    with ranks(3, tiny_job(), {"faults": [pl.Fault(0, 4, "hang")]}, protocol="bsp", stop="updates=3000",
+               worker_timeout_s=1.0) as job:
+        job.start_all()
+        time.sleep(4.0)
+        job.start(1)
+        end = job.end(0)
+    assert (0, "another process has come in its place") in lost(end)
+    assert used_by(end, 0) > 100
+
+
+@pytest.mark.slow
+def test_the_traceback_of_a_failed_worker_is_shown_by_rank_0(capfd):
+    with ranks(3, tiny_job(), {"faults": [pl.Fault(1, 3, "raise")]}, protocol="bsp", stop="updates=30") as job:
+        job.start_all()
+        with pytest.raises(RuntimeError, match="scripted fault at draw 3"):
+            job.end(2)
+        assert lost(job.end(0)) == [(1, "RuntimeError: scripted fault at draw 3")]
+    assert "worker 1 failed:\nTraceback" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_scalar_stops_every_rank_with_one_line():
+    job = tiny_job(loss=nn.CrossEntropyLoss(reduction="none"))
+    with ranks(2, job, protocol="bsp", stop="updates=30") as started:
+        started.start_all()
+        for rank in range(2):
+            with pytest.raises(pl.UsageError, match=r"the loss is no scalar"):
+                started.end(rank)
+
+
+@pytest.mark.slow
+def test_a_port_in_use_and_a_rank_that_does_not_come():
+    with ranks(2, tiny_job(), {"start_timeout_s": 1.0}, protocol="bsp", stop="updates=3") as job:
+        job.start(0)
+        with pytest.raises(pl.RunError, match=r"worker 0 did not come within start_timeout_s = 1 s"):
+            job.end(0)
+        job.start(1)
+        with pytest.raises(pl.RunError, match=r"rank 0 could not be reached at 127.0.0.1:\d+ for start_timeout_s = 1"):
+            job.end(1)
+    with ranks(2, tiny_job(), {"address": f"127.0.0.1:{free_port()}"}, protocol="bsp", stop="updates=3000000") as job:
+        job.start_all()
+        time.sleep(1.0)
+        job.start(0)
+        with pytest.raises(pl.UsageError, match=r"cannot listen on 127.0.0.1:\d+ \(Address already in use\)"):
+            job.end(0)
+
+
+@pytest.mark.slow
+def test_every_sample_is_applied_exactly_once_an_epoch_though_workers_are_killed_and_come_back():
+    samples, n, epochs = 4 * BATCH * 5, 4, 3
+    slow = pl.Cluster(n, timing=pl.Exponential(0.2))
+    faults = [pl.Fault(worker, draw) for worker, draw in enumerate([2, 3, 4, 2])]
+    settings = {"protocol": "k_async(k=2)", "stop": f"epochs={epochs}"}
+    with ranks(n + 1, counting_job(samples), {"slowness": slow, "faults": faults}, **settings) as job:
+        job.start_all()
+        for rank in (1, 4, 2, 3):
+            job.processes[rank].join(60)
+            job.start(rank)
+        end = job.end(0)
+    assert len(lost(end)) == n
+    model = counting_job(samples).model()
+    model.load_state_dict(end.parameters)
+    assert times_applied(model) == [epochs] * samples
+
+
+@pytest.mark.slow
+def test_nothing_is_left_behind(tmp_path):
+    children = psutil.Process().children(recursive=True)
+    run(3, tiny_job(), protocol="asp", stop="updates=20")
+    left = [each for each in psutil.Process().children(recursive=True) if each not in children]
+    assert [each for each in left if each.connections(kind="tcp")] == []
