@@ -143,8 +143,7 @@ class Door:
             line.close()
         else:
             line.longest_text = LONGEST_TEXT_BYTES
-            self._inbox.put(Entered(ticket, worker, line))
-            self._listen(ticket, line, self._rooms[worker])
+            self._listen(ticket, line, worker)
 
     def _turn_away(self, line: Line, refused: Refused) -> None:
         if refused.is_ours:
@@ -157,13 +156,15 @@ class Door:
         except Broken:
             return
 
-    def _listen(self, ticket: int, line: Line, room: Tensor) -> None:
+    def _listen(self, ticket: int, line: Line, worker: int) -> None:
         try:
+            line.make_room(self._rooms[worker])
+            self._inbox.put(Entered(ticket, worker, line))
             while True:
                 message = line.receive()
                 at_s = time.monotonic()
                 if isinstance(message, Finished):
-                    line.receive_into(room)
+                    line.receive_vectors()
                 line.finish()
                 self._inbox.put(Heard(ticket, message, at_s, time.monotonic() - at_s))
         except Broken as error:

@@ -77,6 +77,7 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
         with closing(Line(store, pair_key(ticket), 1, device)) as line:
             apply_for(line, cluster.ranks.token, {"name": name, "worker": cluster.worker, "agreement": agreement})
             line.longest_text = LONGEST_TEXT_BYTES
+            line.make_room(member.room)
             return member.take_part(line)
     except Broken as error:
         raise RunError(f"rank 0 is gone: {error}") from error
@@ -103,6 +104,11 @@ class _Member:
         self._interrupted = 0  # the newest draw that is to be abandoned
         self._nudge = threading.Event()  # wakes who sleeps
         self._listener: threading.Thread | None = None
+
+    @property
+    def room(self) -> torch.Tensor:
+        """Where versions come in."""
+        return self._version.memory
 
     def take_part(self, line: Line) -> Ended:
         """Answer every request until the end."""
@@ -171,10 +177,10 @@ class _Member:
                 match self._line.receive():
                     case Work() as work:
                         if work.sends_version:
-                            self._line.receive_into(self._version.memory)
+                            self._line.receive_vectors()
                         self._requests.put((work, time.monotonic()))
                     case Evaluation() as evaluation:
-                        self._line.receive_into(self._version.memory)
+                        self._line.receive_vectors()
                         self._requests.put((evaluation, time.monotonic()))
                     case Interrupting(draw):
                         self._abandon(draw)
