@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import options, ratios, report, rounded, spread
+from common import options, ratios, report, spread
 from distributed_ranks import ANSWER
 
 RANKS = Path(__file__).with_name("distributed_ranks.py")
@@ -53,8 +53,9 @@ def move(args: argparse.Namespace) -> dict[str, Any]:
         settings = {"parameters": parameters, "updates": updates}
         ours, gloo = [], []
         for _ in range(args.rounds):
-            ours.append(Job("move_ours", 2, settings).answer())
-            gloo.append(Job("move_by_gloo", 2, settings).answer())
+            update_s, gradient_s = Job("move_ours", 2, settings).answers()
+            ours.append(update_s - gradient_s)
+            gloo.append(Job("move_by_gloo", 2, settings).answers()[0])
         ratio = ratios(ours, gloo)
         meets = ratio["median"] <= MOVE_BAR
         results[name] = {"ours_s": spread(ours), "gloo_s": spread(gloo), "ratio": ratio, "meets_bar": meets}
@@ -135,7 +136,7 @@ def join(args: argparse.Namespace) -> dict[str, Any]:
         }
         job = Job("train_ours", args.workers + 1, settings)
         begun_s = job.start_again(2)
-        ours = job.answer()
+        ours = job.answers()[0]
         [joined_s], [used_s] = ours["joins"], ours["used_after_join"]
         at_s = [moment for moment, _, _ in ours["updates"]]
         gaps_s = [after - before for before, after in pairwise(at_s) if after > begun_s and before < used_s]
@@ -167,14 +168,14 @@ def train_ours(
     args: argparse.Namespace, compute_s: list[float], protocol: str, faults: list[tuple[int, int]] | None = None
 ) -> dict[str, Any]:
     settings = {"protocol": protocol, "compute_s": compute_s, "updates": args.updates, "faults": faults or []}
-    return dict(Job("train_ours", len(compute_s) + 1, settings).answer())
+    return dict(Job("train_ours", len(compute_s) + 1, settings).answers()[0])
 
 
 def train_ddp(
     args: argparse.Namespace, compute_s: list[float], faults: list[tuple[int, int]] | None = None
 ) -> dict[str, Any]:
     settings = {"compute_s": compute_s, "updates": args.updates, "faults": faults or []}
-    return dict(Job("train_ddp", len(compute_s), settings).answer())
+    return dict(Job("train_ddp", len(compute_s), settings).answers()[0])
 
 
 def rate(updates: list[tuple[float, int, int]]) -> float:
@@ -216,18 +217,16 @@ class Job:
         self._processes.append(self._start(rank, IS_BACK="1"))
         return begun_s
 
-    def answer(self) -> Any:
-        """Return what rank 0 says, when every rank has ended."""
+    def answers(self) -> list[Any]:
+        """Return what every rank says that says something, when all have ended."""
         try:
-            said, _ = self._processes[0].communicate(timeout=LIMIT_S)
-            for process in self._processes[1:]:
-                process.wait(LIMIT_S)
+            said = [process.communicate(timeout=LIMIT_S)[0] for process in self._processes]
         finally:
             for process in self._processes:
                 process.kill()
                 process.wait()
-        [line] = [line for line in said.splitlines() if line.startswith(ANSWER)]
-        return json.loads(line.removeprefix(ANSWER))
+        lines = [line for text in said for line in text.splitlines() if line.startswith(ANSWER)]
+        return [json.loads(line.removeprefix(ANSWER)) for line in lines]
 
     def _start(self, rank: int, **more: str) -> subprocess.Popen[str]:
         environment = {**os.environ, **self._environment, "RANK": str(rank), "LOCAL_RANK": str(rank), **more}

@@ -1,6 +1,6 @@
 """One rank of a job that `distributed.py` measures: ours, DistributedDataParallel's, or bare gloo's.
 
-Called with the name of a contender and its settings as JSON; rank 0 prints its answer as JSON.
+Called with the name of a contender and its settings as JSON; every rank prints its answer as JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import paceline as pl
+from common import Stopwatch
 from paceline.callbacks.base import Callback
+from paceline.engines.replica import Replica
 from paceline.history import GradientArrived, Record, UpdateMade, WorkerJoined, WorkerLost
 
 ANSWER = "answer: "
@@ -32,9 +34,7 @@ LR = 1e-3
 def main() -> None:
     torch.set_num_threads(1)
     contender, settings = sys.argv[1], json.loads(sys.argv[2])
-    answer = CONTENDERS[contender](settings)
-    if int(os.environ["RANK"]) == 0:
-        print(ANSWER + json.dumps(answer), flush=True)
+    print(ANSWER + json.dumps(CONTENDERS[contender](settings)), flush=True)
 
 
 # --- moving parameters, and nothing else -----------------------------------------------------------------------------
@@ -60,7 +60,12 @@ def step_one_parameter(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimi
 
 
 def move_ours(settings: dict[str, Any]) -> float:
-    """Return the seconds from an update to the next: publish, push, and what the server does between them."""
+    """Return the seconds from an update to the next, in a worker's process those of its replica for a gradient.
+
+    The difference is publish, push, and whatever the engine and the server do besides.
+    """
+    watch = Stopwatch()
+    watch.time(Replica, "gradient")
     job = pl.Job(
         model=partial(Idle, settings["parameters"]),
         optimizer=step_one_parameter,
@@ -71,8 +76,10 @@ def move_ours(settings: dict[str, Any]) -> float:
     updates = settings["updates"]
     cluster = pl.Torchrun(threads=1, **settings.get("torchrun", {}))
     end = pl.train(job, protocol=pl.bsp(), cluster=cluster, stop=pl.Stop(updates=updates + warm_up(updates)))
-    times_s = [update.now_s for update in end.history.of(UpdateMade)][-updates - 1 :]
-    return float(times_s[-1] - times_s[0]) / updates if times_s else 0.0
+    if os.environ["RANK"] != "0":
+        return watch.s / (updates + warm_up(updates))
+    times_s: list[float] = [update.now_s for update in end.history.of(UpdateMade)][-updates - 1 :]
+    return (times_s[-1] - times_s[0]) / updates
 
 
 def move_by_gloo(settings: dict[str, Any]) -> float:

@@ -16,6 +16,7 @@ from paceline.text import brief
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TOKEN = "PACELINE_TOKEN"
+WIRES = ("float32", "bf16", "float16")
 ASSISTANT = "PACELINE_ASSISTANT"  # number of a worker that rank 0 has started beside itself
 COMMAND = "torchrun --nproc-per-node 4 -m paceline train JOB --protocol bsp --cluster torchrun --stop loss=0.2"
 BY_HAND = f"start every process with torchrun, as in {COMMAND}; or set {', '.join(NEEDED)} and {TOKEN} for each"
@@ -89,6 +90,10 @@ class Torchrun:
         device: Of the workers, ``"cpu"`` or ``"cuda"``.
         slowness: Injected slowness, as in `LocalCluster`.
         threads: Threads of each worker, >= 1; None shares a host's cores among its ranks.
+        wire: The numbers in which parameters and gradients of float32 travel, "float32", "bf16" or "float16": half the
+            bytes, rounded to nearest. The server's own stay float32, and so do a worker's sums; buffers and other
+            types travel as they are. bf16 keeps 8 bits of a number (relative error up to 2^-9) and float32's range;
+            float16 keeps 11 (2^-12) and overflows beyond 65504: such a gradient is not finite and is dropped.
         faults: Failures by script, to rehearse what a run does about them.
         start_timeout_s: Seconds in which every rank has to be there, > 0.
 
@@ -102,6 +107,7 @@ class Torchrun:
     device: str = "cpu"
     slowness: Cluster | None = None
     threads: int | None = None
+    wire: str = "float32"
     faults: Sequence[Fault] = ()
     start_timeout_s: float = 300.0
     ranks: Ranks = field(init=False, repr=False, compare=False)
@@ -112,6 +118,8 @@ class Torchrun:
             raise UsageError(f"worker_at_server={self.worker_at_server!r} is neither true nor false")
         if self.threads is not None:
             check("[1, inf)", int, threads=self.threads)
+        if self.wire not in WIRES:
+            raise UsageError(f"wire={self.wire!r}, expected {', '.join(WIRES[:-1])} or {WIRES[-1]}")
         check("(0, inf)", start_timeout_s=self.start_timeout_s)
         check_device(self.device)
         check_faults(self.faults, self.n)

@@ -7,13 +7,12 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from paceline.engines.distributed.admission import Refused, examine
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import LOOK_AGAIN_S, Meeting, pair_key
 from paceline.engines.distributed.messages import Finished, Message
+from paceline.engines.distributed.wire import Travelling
 
 LONGEST_TEXT_BYTES = 1 << 26
 GRACE_S = 5.0
@@ -80,12 +79,12 @@ class Door:
         meeting: where they come.
         token: of the job.
         agreement: what all processes have to agree on.
-        rooms: by worker, the memory for its gradients.
+        rooms: by worker, where its gradients come in.
         inbox: where everything is told.
     """
 
     def __init__(
-        self, meeting: Meeting, token: str, agreement: dict[str, Any], rooms: list[Tensor], inbox: Inbox[News]
+        self, meeting: Meeting, token: str, agreement: dict[str, Any], rooms: list[Travelling], inbox: Inbox[News]
     ) -> None:
         self._meeting = meeting
         self._token = token
@@ -158,13 +157,15 @@ class Door:
 
     def _listen(self, ticket: int, line: Line, worker: int) -> None:
         try:
-            line.make_room(self._rooms[worker])
+            room = self._rooms[worker]
+            line.make_room(room.memory)
             self._inbox.put(Entered(ticket, worker, line))
             while True:
                 message = line.receive()
                 at_s = time.monotonic()
                 if isinstance(message, Finished):
                     line.receive_vectors()
+                    room.unpack()
                 line.finish()
                 self._inbox.put(Heard(ticket, message, at_s, time.monotonic() - at_s))
         except Broken as error:

@@ -20,6 +20,7 @@ from paceline.engines.distributed.admission import apply_for
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import meet, pair_key
 from paceline.engines.distributed.messages import Abandoned, Ending, Evaluation, Finished, Interrupting, Work
+from paceline.engines.distributed.wire import Travelling, Wire
 from paceline.engines.labour import Labour, device_of, pin
 from paceline.engines.replica import Interrupted, Replica
 from paceline.errors import RunError, UsageError
@@ -96,6 +97,9 @@ class _Member:
         self._labour = Labour(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
+        wire = Wire(cluster.wire if is_worker else "float32", self._replica.layout)  # what is measured is exact
+        self._arriving = Travelling(wire, self._version)
+        self._leaving = Travelling(wire, self._gradient)
         if cluster.device == "cuda":
             pin(self._version)
             pin(self._gradient)
@@ -108,7 +112,7 @@ class _Member:
     @property
     def room(self) -> torch.Tensor:
         """Where versions come in."""
-        return self._version.memory
+        return self._arriving.memory
 
     def take_part(self, line: Line) -> Ended:
         """Answer every request until the end."""
@@ -155,8 +159,10 @@ class _Member:
         except Interrupted:
             self._line.send(Abandoned(work.draw))
         else:
+            self._leaving.pack()
+            finite = measured.finite and not self._leaving.overflows(measured.squared_norm)
             busy_s = time.monotonic() - received_s
-            self._line.send(Finished(work.draw, busy_s, *measured), self._gradient.memory)
+            self._line.send(Finished(work.draw, busy_s, *measured._replace(finite=finite)), self._leaving.memory)
 
     def _check(self) -> None:
         if self._interrupted >= self._draw:
@@ -178,9 +184,11 @@ class _Member:
                     case Work() as work:
                         if work.sends_version:
                             self._line.receive_vectors()
+                            self._arriving.unpack()
                         self._requests.put((work, time.monotonic()))
                     case Evaluation() as evaluation:
                         self._line.receive_vectors()
+                        self._arriving.unpack()
                         self._requests.put((evaluation, time.monotonic()))
                     case Interrupting(draw):
                         self._abandon(draw)
