@@ -73,7 +73,7 @@ def move_ours(settings: dict[str, Any]) -> float:
         batch_size=1,
         step=touch_one_parameter,
     )
-    updates = settings["updates"]
+    updates: int = settings["updates"]
     cluster = pl.Torchrun(threads=1, **settings.get("torchrun", {}))
     end = pl.train(job, protocol=pl.bsp(), cluster=cluster, stop=pl.Stop(updates=updates + warm_up(updates)))
     if os.environ["RANK"] != "0":
@@ -85,7 +85,8 @@ def move_ours(settings: dict[str, Any]) -> float:
 def move_by_gloo(settings: dict[str, Any]) -> float:
     """Return the seconds of sending a vector and receiving another one of its size."""
     dist.init_process_group("gloo")
-    rank, updates = dist.get_rank(), settings["updates"]
+    rank = dist.get_rank()
+    updates: int = settings["updates"]
     vector, gradient = torch.ones(settings["parameters"]), torch.ones(settings["parameters"])
     begun = 0.0
     for update in range(warm_up(updates) + updates):

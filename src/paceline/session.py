@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from paceline.callbacks.base import Callback
-from paceline.checkpoint.identity import identity
+from paceline.checkpoint.identity import identity, identity_of_replica
 from paceline.cluster import Cluster, LocalCluster
 from paceline.engines.base import Engine
 from paceline.engines.distributed import DistributedEngine, member
@@ -186,7 +186,7 @@ class Session:
         if isinstance(cluster, LocalCluster):
             return LocalEngine(job, cluster, seed, self.server, self.layout)
         if isinstance(cluster, Torchrun):
-            return DistributedEngine(job, cluster, self.server, self.layout, agreement(self.setting, self.server))
+            return DistributedEngine(job, cluster, self.server, self.layout, agreement(self.setting, self.model))
         return VirtualEngine(cluster, seed, Replica(job, seed, cluster.n, device=cluster.device), self.server)
 
     def evaluate(self) -> dict[str, float]:
@@ -194,7 +194,7 @@ class Session:
         return evaluate(self.setting.job, self.model, self.setting.seed) if self.setting.evaluations else {}
 
 
-def agreement(setting: Setting, server: ParameterServer) -> dict[str, Any]:
+def agreement(setting: Setting, model: nn.Module) -> dict[str, Any]:
     """Return what all processes of a distributed run have to agree on, as JSON gives it back."""
     agreed = {
         "seed": setting.seed,
@@ -202,7 +202,7 @@ def agreement(setting: Setting, server: ParameterServer) -> dict[str, Any]:
         "plan": plan_as_json(setting.checked_plan),
         "stop": str(setting.stop),
         "rules": setting.rules,
-        **identity(setting.job, server),
+        **identity_of_replica(setting.job, model),
         "versions": versions(),
     }
     given_back: dict[str, Any] = json.loads(json.dumps(agreed))
@@ -220,10 +220,7 @@ def serve(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
     assert isinstance(cluster, Torchrun)
     setting.check()
     model = build_model(job, setting.seed)
-    layout = Layout(model)
-    server = ParameterServer(job, model, layout, setting.per_epoch)
-    agreed = agreement(setting, server)
-    ended = member.serve(job, cluster, setting.seed, agreed)
+    ended = member.serve(job, cluster, setting.seed, agreement(setting, model))
     with torch.no_grad():
         for ours, theirs in zip(
             [*trainable(model), *model.buffers()],

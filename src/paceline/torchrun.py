@@ -6,6 +6,7 @@ import ipaddress
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from numbers import Integral
 
 from paceline.checks import check
 from paceline.cluster import Cluster, LocalCluster, check_device, check_faults, check_no_censored_sleep, cores
@@ -117,7 +118,7 @@ class Torchrun:
         if not isinstance(self.worker_at_server, bool):
             raise UsageError(f"worker_at_server={self.worker_at_server!r} is neither true nor false")
         if self.threads is not None:
-            check("[1, inf)", int, threads=self.threads)
+            check("[1, inf)", Integral, threads=self.threads)
         if self.wire not in WIRES:
             raise UsageError(f"wire={self.wire!r}, expected {', '.join(WIRES[:-1])} or {WIRES[-1]}")
         check("(0, inf)", start_timeout_s=self.start_timeout_s)

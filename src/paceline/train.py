@@ -27,7 +27,7 @@ from paceline.history import History
 from paceline.job import Job
 from paceline.protocols import Extent, Phase, Plan, Protocol, as_plan
 from paceline.recording.recorder import Recorder
-from paceline.recording.run_folder import RunFolder
+from paceline.recording.run_folder import RUN, RunFolder
 from paceline.session import Session, Setting, serve
 from paceline.stop import Stop
 from paceline.torchrun import Torchrun
@@ -84,7 +84,8 @@ def train(
         protocol: such as `pl.k_sync(k=12)`, a phase, a plan, or their text: "bsp@25% >> asp".
         cluster: a simulated `Cluster`, a `LocalCluster` of processes, `Torchrun`, or their text: "local:4". Every rank
             that torchrun has started calls this with the same arguments. Rank 0 writes and tells; the others compute
-            until it is done, and their result has the trained model and why the run ended, and no history.
+            until it is done, and their result has the trained model and why the run ended, and no history. Where
+            torchrun has started them again, the run in `out` goes on from its last checkpoint.
         stop: when to end, as `Stop(loss=0.2)` or "loss=0.2,seconds=600".
         seed: of everything that is drawn, >= 0.
         out: folder to write the run down in; nothing is written without it.
@@ -123,6 +124,8 @@ def train(
     )
     if isinstance(cluster, Torchrun) and not cluster.is_server:
         return _serve(setting)
+    if resume is None and out is not None and _is_started_again(cluster, Path(out)):
+        out, resume = None, out
     habit = Habit(setting.in_gradients(_extent(checkpoint_every)), keep_checkpoints)
     session = Session(setting)
     if resume is None:
@@ -133,6 +136,11 @@ def train(
     past = Resumption(Path(resume), session, allow_change)
     folder = RunFolder(Path(resume), session.configuration, overwrite=True, keep_bytes=past.log_bytes)
     return _run(session, folder, past, callbacks, habit)
+
+
+def _is_started_again(cluster: Cluster | LocalCluster | Torchrun, out: Path) -> bool:
+    """Return whether torchrun has started the ranks again, after the run in this folder had begun."""
+    return isinstance(cluster, Torchrun) and cluster.ranks.restarts > 0 and (out / RUN).exists()
 
 
 def _serve(setting: Setting) -> Result:

@@ -4,12 +4,16 @@ import multiprocessing
 import os
 import pickle
 import socket
+import sys
+import tempfile
+import time
 import traceback
 from contextlib import contextmanager
+from pathlib import Path
 
 import paceline as pl
 
-PRELOAD = ["paceline.train", "paceline.torchrun", "tiny_jobs", "tiny_counting"]
+PRELOAD = ["paceline.train", "paceline.torchrun", "torch._dynamo"]  # the last is what an optimizer loads
 LIMIT_S = 60
 TOKEN = "a secret of the tests"
 
@@ -43,6 +47,7 @@ class Job:
         self._port = free_port()
         self._context = context()
         self._ends = {}
+        self._folder = tempfile.TemporaryDirectory()
         self.processes = {}
 
     def start(self, rank, **changes):
@@ -59,8 +64,8 @@ class Job:
         ours, theirs = self._context.Pipe(duplex=False)
         job = changes.pop("job", self._job)
         torchrun = {**self._torchrun, **changes.pop("torchrun", {})}
-        settings = {**self._settings, **changes}
-        arguments = (environment, job, torchrun, settings, theirs)
+        settings = {**self._settings, "callbacks": [Announce(self._place("training"))], **changes}
+        arguments = (environment, job, torchrun, settings, self._place(f"said by {rank}"), theirs)
         process = self._context.Process(target=_rank, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -71,6 +76,21 @@ class Job:
     def start_all(self):
         for rank in range(self._world_size):
             self.start(rank)
+
+    def await_training(self):
+        """Wait until some updates have been made."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while not self._place("training").exists():
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"no update was made; rank 0 said: {self.said(0)}")
+            time.sleep(0.02)
+
+    def said(self, rank):
+        """Return what a rank has written to its standard error."""
+        return self._place(f"said by {rank}").read_text()
+
+    def _place(self, name):
+        return Path(self._folder.name) / name
 
     def end(self, rank):
         """Return a rank's result, or raise what it raised; None if it ended without a word."""
@@ -89,9 +109,22 @@ class Job:
         for process in self.processes.values():
             process.kill()
             process.join()
+        self._folder.cleanup()
 
 
-def _rank(environment, job, torchrun, settings, connection):
+class Announce(pl.Callback):
+    """Makes a file when some updates have been made."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def on_update(self, update):
+        if update.version == 3:
+            self._path.touch()
+
+
+def _rank(environment, job, torchrun, settings, said, connection):
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), sys.stderr.fileno())
     os.environ.update(environment)
     try:
         end = pl.train(job, cluster=pl.Torchrun(**torchrun), **settings)
@@ -110,7 +143,9 @@ def _portable(told):
     if isinstance(told, BaseException):
         return told
     result, records = told
-    return Ended(result.model.state_dict(), records, result.stopped_by, result.reason, result.time_s, dict(result.metrics))
+    return Ended(
+        result.model.state_dict(), records, result.stopped_by, result.reason, result.time_s, dict(result.metrics)
+    )
 
 
 class Ended:

@@ -93,7 +93,7 @@ def test_stale_gradients_are_compensated(protocol):
 
 
 @pytest.mark.slow
-def test_a_rank_with_another_token_is_turned_away_and_the_right_one_is_waited_for(capfd):
+def test_a_rank_with_another_token_is_turned_away_and_the_right_one_is_waited_for():
     with ranks(2, tiny_job(), protocol="bsp", stop="updates=5") as job:
         job.start(0)
         job.start(1, token="a guess")
@@ -101,7 +101,7 @@ def test_a_rank_with_another_token_is_turned_away_and_the_right_one_is_waited_fo
             job.end(1)
         job.start(1)
         assert job.end(0).stopped_by == "updates"
-    assert "somebody was turned away: it does not know the token" in capfd.readouterr().err
+        assert "somebody was turned away: it does not know the token" in job.said(0)
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_a_worker_that_is_told_to_end_hands_in_what_it_has():
     slow = pl.Cluster(2, timing=pl.Deterministic(0.3))
     with ranks(3, tiny_job(), {"slowness": slow}, protocol="asp", stop="updates=30") as job:
         job.start_all()
-        time.sleep(3.0)
+        job.await_training()
         os.kill(job.processes[1].pid, signal.SIGTERM)
         with pytest.raises(SystemExit) as left:
             job.end(1)
@@ -124,10 +124,10 @@ def test_a_worker_that_is_told_to_end_hands_in_what_it_has():
 
 @pytest.mark.slow
 def test_workers_end_when_their_server_is_gone():
-    slow = pl.Cluster(2, timing=pl.Deterministic(20.0))
-    with ranks(3, tiny_job(), {"slowness": slow}, protocol="asp", stop="updates=30") as job:
+    slow = pl.Cluster(2, timing=[pl.Deterministic(0.01), pl.Deterministic(20.0)])
+    with ranks(3, tiny_job(), {"slowness": slow}, protocol="asp", stop="updates=3000") as job:
         job.start_all()
-        time.sleep(3.0)
+        job.await_training()
         job.processes[0].kill()
         begun_s = time.monotonic()
         for rank in (1, 2):
@@ -148,10 +148,12 @@ def test_a_run_without_workers_ends_when_nobody_comes():
 
 @pytest.mark.slow
 def test_a_silent_worker_is_declared_lost_and_another_process_takes_its_place():
-    with ranks(3, tiny_job(), {"faults": [pl.Fault(0, 4, "hang")]}, protocol="bsp", stop="updates=3000",
-               worker_timeout_s=1.0) as job:
+    with ranks(
+        3, tiny_job(), {"faults": [pl.Fault(0, 4, "hang")]}, protocol="bsp", stop="updates=600", worker_timeout_s=1.0
+    ) as job:
         job.start_all()
-        time.sleep(4.0)
+        job.await_training()
+        time.sleep(1.0)
         job.start(1)
         end = job.end(0)
     assert (0, "another process has come in its place") in lost(end)
@@ -159,13 +161,13 @@ def test_a_silent_worker_is_declared_lost_and_another_process_takes_its_place():
 
 
 @pytest.mark.slow
-def test_the_traceback_of_a_failed_worker_is_shown_by_rank_0(capfd):
+def test_the_traceback_of_a_failed_worker_is_shown_by_rank_0():
     with ranks(3, tiny_job(), {"faults": [pl.Fault(1, 3, "raise")]}, protocol="bsp", stop="updates=30") as job:
         job.start_all()
         with pytest.raises(RuntimeError, match="scripted fault at draw 3"):
             job.end(2)
         assert lost(job.end(0)) == [(1, "RuntimeError: scripted fault at draw 3")]
-    assert "worker 1 failed:\nTraceback" in capfd.readouterr().err
+        assert "worker 1 failed:\nTraceback" in job.said(0)
 
 
 @pytest.mark.slow
@@ -189,7 +191,7 @@ def test_a_port_in_use_and_a_rank_that_does_not_come():
             job.end(1)
     with ranks(2, tiny_job(), {"address": f"127.0.0.1:{free_port()}"}, protocol="bsp", stop="updates=3000000") as job:
         job.start_all()
-        time.sleep(1.0)
+        job.await_training()
         job.start(0)
         with pytest.raises(pl.UsageError, match=r"cannot listen on 127.0.0.1:\d+ \(Address already in use\)"):
             job.end(0)

@@ -100,6 +100,12 @@ def test_what_decides_knows_no_tensor(path):
         assert not any(f"{name}.".startswith("torch.") for name in imports(path))
 
 
+@each_file
+def test_only_the_distributed_engine_knows_torch_distributed(path):
+    if not name_of(path).startswith("engines/distributed/"):
+        assert not any(f"{name}.".startswith("torch.distributed.") for name in imports(path))
+
+
 def test_every_member_of_the_house_that_is_there_is_found():
     assert {floor_of_file(path) for path in FILES} >= {0, 1, 2, 3, 4, 5}
 

@@ -22,13 +22,17 @@ SHORT = 20  # a sequence that is told item by item; one of samples is only count
 
 def identity(job: Job, server: ParameterServer) -> dict[str, Any]:
     """Return what makes two runs runs of the same job: its model, data, optimizer and settings."""
-    tensors = {**dict(server.model.named_parameters()), **dict(server.model.named_buffers())}
+    return {**identity_of_replica(job, server.model), "optimizer": _optimizer(server.optimizer)}
+
+
+def identity_of_replica(job: Job, model: nn.Module) -> dict[str, Any]:
+    """Return what two workers of the same job have in common: its model, data and settings."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {
         **described(job),
         "model": {name: _shape(tensor) for name, tensor in tensors.items()},
-        "layers": {name: repr(layer) for name, layer in server.model.named_modules() if not any(layer.children())},
+        "layers": {name: repr(layer) for name, layer in model.named_modules() if not any(layer.children())},
         "data": _data(job),
-        "optimizer": _optimizer(server.optimizer),
     }
 
 

@@ -69,7 +69,6 @@ def apply_for(line: Line, token: str, hello: dict[str, Any]) -> None:
     proof = _proof(token, "worker", str(asked.get("challenge") if isinstance(asked, dict) else ""))
     line.tell({**hello, "proof": proof, "challenge": challenge})
     answer = line.receive()
-    line.finish()
     if not isinstance(answer, dict):
         raise RunError("what answers in the place of rank 0 is no server of paceline")
     if answer.get("refused") == WRONG_TOKEN:

@@ -11,7 +11,7 @@ from paceline.engines.distributed.admission import Refused, examine
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import LOOK_AGAIN_S, Meeting, pair_key
-from paceline.engines.distributed.messages import Finished, Message
+from paceline.engines.distributed.messages import Abandoned, Finished, Message
 from paceline.engines.distributed.wire import Travelling
 
 LONGEST_TEXT_BYTES = 1 << 26
@@ -150,7 +150,6 @@ class Door:
         else:
             print(f"paceline: somebody was turned away: {refused}", file=sys.stderr)
         try:
-            line.finish()
             line.receive()  # until it has gone
         except Broken:
             return
@@ -166,7 +165,8 @@ class Door:
                 if isinstance(message, Finished):
                     line.receive_vectors()
                     room.unpack()
-                line.finish()
+                if isinstance(message, Finished | Abandoned) or "metrics" in message:
+                    line.settle()
                 self._inbox.put(Heard(ticket, message, at_s, time.monotonic() - at_s))
         except Broken as error:
             self._inbox.put(Gone(ticket, str(error)))

@@ -43,7 +43,6 @@ class _Member(Peer):
         self.ticket = ticket
         self.worker = worker
         self.line = line
-        self.reason = ""  # for which it leaves, if it has said so
         self.holds = NO_VERSION  # which it was sent last
         self.sent_s = 0.0  # when it was given its work
 
@@ -152,7 +151,8 @@ class DistributedEngine(RealTimeEngine[_Member]):
         work = Work(command.draw, command.version, sends_version, self._elapsed_s(), *minibatch)
         peer.holds = command.version
         peer.sent_s = time.monotonic()
-        peer.line.send(work, self._published.travelling(command.version) if sends_version else None)
+        contents = self._published.travelling(command.version) if sends_version else None
+        peer.line.send(work, contents, will_be_answered=True)
 
     def _tell_to_abandon(self, peer: _Member, command: Interrupt) -> None:
         peer.line.send(Interrupting(command.draw))
@@ -164,7 +164,7 @@ class DistributedEngine(RealTimeEngine[_Member]):
         """Send the version to the process that evaluates."""
         assert self._evaluator is not None
         version = self._versions.hold(command.version)
-        self._evaluator.line.send(Evaluation(command.version), version.memory)
+        self._evaluator.line.send(Evaluation(command.version), version.memory, will_be_answered=True)
 
     # --- events -------------------------------------------------------------------------------------------
 
@@ -186,8 +186,7 @@ class DistributedEngine(RealTimeEngine[_Member]):
 
     def _enter(self, entered: Entered) -> None:
         for before in [each for each in self._members.values() if each.worker == entered.worker]:
-            self._door_shut(before.ticket)  # perhaps its host is gone without a word
-            self._gone(self._members.pop(before.ticket), "another process has come in its place")
+            self._dismiss(before, "another process has come in its place")  # its host may be gone without a word
         member = _Member(entered.ticket, entered.worker, entered.line)
         self._members[entered.ticket] = member
         if entered.worker == self._cluster.n:
@@ -214,19 +213,19 @@ class DistributedEngine(RealTimeEngine[_Member]):
                 self._versions.release(version)
                 self._events.append(Evaluated(self._elapsed_s(), version, metrics))
             case {"leaves": reason}:
-                member.reason = str(reason)
+                self._dismiss(member, str(reason))
             case {"failed": message, "details": details, "is_usage": is_usage}:
                 if is_usage:
                     raise UsageError(message)
                 print(f"worker {member.worker} failed:\n{details}", file=sys.stderr)
                 if not self._begun:
                     raise RunError(f"worker {member.worker} failed while it started: {message}")
-                member.reason = str(message)
+                self._dismiss(member, str(message))
 
     def _gone(self, member: _Member, reason: str) -> None:
         if member is self._evaluator:
-            raise RunError(f"the process that evaluates ended: {member.reason or reason}")
-        self._lost(member.worker, member, member.reason or reason)
+            raise RunError(f"the process that evaluates ended: {reason}")
+        self._lost(member.worker, member, reason)
         if self._begun and not self._is_anybody_there:
             timer = threading.Timer(self._cluster.start_timeout_s, self._inbox.put, [Deserted(self._joined)])
             self._patience.append(timer)
@@ -236,6 +235,9 @@ class DistributedEngine(RealTimeEngine[_Member]):
     def _is_anybody_there(self) -> bool:
         return any(each.is_ready for each in self._workers.values())
 
-    def _door_shut(self, ticket: int) -> None:
+    def _dismiss(self, member: _Member, reason: str) -> None:
+        """End the line to a process, which waits for that if it has asked for it."""
         assert self._door is not None
-        self._door.shut(ticket)
+        del self._members[member.ticket]
+        self._door.shut(member.ticket)
+        self._gone(member, reason)

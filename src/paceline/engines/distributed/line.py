@@ -60,32 +60,42 @@ class Line:
             self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore(key, store), side, 2, options)
         self._other = 1 - side
         self._sending: list[tuple[Any, Tensor]] = []  # gloo neither waits for itself nor keeps the memory
+        self._answerable = 0  # of them, up to the last one that will be answered
         self._lock = threading.Lock()
         self._room: Tensor | None = None
         self._arriving: Any = None
         self.longest_text = SHORT_BYTES
 
-    def send(self, message: Message, contents: Tensor | None = None) -> None:
-        """Begin to send a message and what follows it; whether it came, the next receive tells."""
+    def send(self, message: Message, contents: Tensor | None = None, *, will_be_answered: bool = False) -> None:
+        """Begin to send a message and what follows it; that the line is broken, the next receive tells.
+
+        Args:
+            message: to send.
+            contents: that follow it.
+            will_be_answered: whether there will be an answer, from which it is known that both have come.
+        """
         with self._lock, suppress(RuntimeError):
             self._begin(encode(message), HEADERS)
             if contents is not None:
                 self._begin(contents, VECTORS if isinstance(message, WITH_VECTORS) else CONTENTS)
+            if will_be_answered:
+                self._answerable = len(self._sending)
 
-    def tell(self, text: dict[str, Any]) -> None:
+    def tell(self, text: dict[str, Any], *, will_be_answered: bool = False) -> None:
         """Begin to send a text."""
         content = torch.frombuffer(bytearray(json.dumps(text).encode()), dtype=torch.uint8)
-        self.send(Text(content.numel()), content)
+        self.send(Text(content.numel()), content, will_be_answered=will_be_answered)
 
-    def finish(self) -> None:
-        """Wait until the other side has received everything.
+    def settle(self) -> None:
+        """Let go of everything up to the message whose answer has come.
 
-        Raises:
-            Broken: it will not.
+        A send that the other side has received is done; one that the end of the line has overtaken may be waited
+        for in vain, with gloo.
         """
         with self._lock:
-            sending, self._sending = self._sending, []
-        for work, _ in sending:
+            done, self._sending = self._sending[: self._answerable], self._sending[self._answerable :]
+            self._answerable = 0
+        for work, _ in done:
             with _saying_when_broken():
                 work.wait(FOREVER)
 

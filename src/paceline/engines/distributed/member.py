@@ -30,6 +30,7 @@ from paceline.vectors import Vectors
 
 LONGEST_TEXT_BYTES = 1 << 26
 ALL_DRAWS = sys.maxsize
+LEAVE_S = 10.0
 
 
 class Ended(NamedTuple):
@@ -132,37 +133,37 @@ class _Member:
                     self._fail(error)
                     raise
 
-    def join(self) -> None:
+    def join(self, timeout_s: float | None = None) -> None:
         """Wait for the thread that listens, when the line is at its end."""
         if self._listener is not None:
-            self._listener.join()
+            self._listener.join(timeout_s)
 
     def _answer(self, request: Any) -> None:
         match request:
             case Work(), received_s:
                 self._compute(request[0], received_s)
             case Evaluation(version), _:
-                self._line.tell({"metrics": self._replica.evaluate(self._version), "version": version})
+                metrics = self._replica.evaluate(self._version)
+                self._line.tell({"metrics": metrics, "version": version}, will_be_answered=True)
             case _Leave(reason):
                 print(f"paceline: worker {self._worker} leaves: {reason}", file=sys.stderr)
-                self._line.tell({"leaves": reason})
-                self._line.finish()
+                self._take_leave({"leaves": reason})
                 raise SystemExit(0)
             case _Gone(reason):
                 raise RunError(f"rank 0 is gone: {reason}")
-        self._line.finish()
 
     def _compute(self, work: Work, received_s: float) -> None:
         self._draw = work.draw
         try:
             measured = self._labour.gradient(work.draw, work.minibatch, work.run_s, self._version, self._gradient)
         except Interrupted:
-            self._line.send(Abandoned(work.draw))
+            self._line.send(Abandoned(work.draw), will_be_answered=True)
         else:
             self._leaving.pack()
             finite = measured.finite and not self._leaving.overflows(measured.squared_norm)
             busy_s = time.monotonic() - received_s
-            self._line.send(Finished(work.draw, busy_s, *measured._replace(finite=finite)), self._leaving.memory)
+            finished = Finished(work.draw, busy_s, *measured._replace(finite=finite))
+            self._line.send(finished, self._leaving.memory, will_be_answered=True)
 
     def _check(self) -> None:
         if self._interrupted >= self._draw:
@@ -182,11 +183,13 @@ class _Member:
             while True:
                 match self._line.receive():
                     case Work() as work:
+                        self._line.settle()
                         if work.sends_version:
                             self._line.receive_vectors()
                             self._arriving.unpack()
                         self._requests.put((work, time.monotonic()))
                     case Evaluation() as evaluation:
+                        self._line.settle()
                         self._line.receive_vectors()
                         self._arriving.unpack()
                         self._requests.put((evaluation, time.monotonic()))
@@ -216,8 +219,12 @@ class _Member:
         """Tell rank 0 what has gone wrong here."""
         is_usage = isinstance(error, UsageError)
         message = str(error) if is_usage else f"{type(error).__name__}: {error}"
-        self._line.tell({"failed": message, "details": traceback.format_exc(), "is_usage": is_usage})
-        self._line.finish()
+        self._take_leave({"failed": message, "details": traceback.format_exc(), "is_usage": is_usage})
+
+    def _take_leave(self, text: dict[str, Any]) -> None:
+        """Say a last word, and wait until rank 0 has heard it and ends the line."""
+        self._line.tell(text)
+        self.join(LEAVE_S)
 
     @contextmanager
     def _leaving_on_sigterm(self) -> Iterator[None]:

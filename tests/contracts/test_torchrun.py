@@ -1,0 +1,137 @@
+"""What torchrun's variables and the arguments of `pl.Torchrun` may be, and what is said of those that may not."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import paceline as pl
+from paceline.cluster_text import parse_cluster
+from paceline.engines.distributed.messages import Finished, Work, decode, encode
+
+FOUR = {
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+}
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Let this process be a rank."""
+
+    def start(**changes):
+        for name in (*FOUR, "PACELINE_TOKEN", "PACELINE_ASSISTANT", "TORCHELASTIC_RESTART_COUNT"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in {**FOUR, **changes}.items():
+            if value is not None:
+                monkeypatch.setenv(name, value)
+
+    return start
+
+
+BAD = [
+    ({"RANK": None}, r"RANK is not set, though WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set: .* torchrun --nproc"),
+    ({"MASTER_ADDR": None, "MASTER_PORT": ""}, r"MASTER_ADDR, MASTER_PORT are not set, though"),
+    ({"RANK": "4"}, r"RANK='4', expected a whole number >= 0 and <= 3"),
+    ({"WORLD_SIZE": "0"}, r"WORLD_SIZE='0', expected a whole number >= 1"),
+    ({"MASTER_PORT": "http"}, r"MASTER_PORT='http', expected a whole number >= 1 and <= 65535"),
+    ({"TORCHELASTIC_RUN_ID": None}, r"PACELINE_TOKEN is not set, nor was this process started by torchrun"),
+    (
+        {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"},
+        r"the ranks are on several hosts, which cannot reach 127.0.0.1: .* pl.Torchrun\(address='10.0.0.1'\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD)
+def test_variables_that_are_missing_or_wrong(started, changes, message):
+    started(**changes)
+    with pytest.raises(pl.UsageError, match=message):
+        pl.Torchrun()
+
+
+WRONG = [
+    ({"address": "10.0.0.1"}, r"can be reached from elsewhere: set PACELINE_TOKEN"),
+    ({"address": "tcp://x"}, r"address='tcp://x': expected a host or host:port"),
+    ({"address": ""}, r"address='': expected a host or host:port"),
+    ({"threads": 0}, r"threads=0 is not a whole number in \[1, inf\)"),
+    ({"start_timeout_s": 0}, r"start_timeout_s=0 is not a number in \(0, inf\)"),
+    ({"worker_at_server": 1}, r"worker_at_server=1 is neither true nor false"),
+    ({"device": "gpu"}, r"device='gpu' is not known"),
+    ({"faults": [pl.Fault(3, 1)]}, r"the cluster has workers 0 to 2"),
+    ({"slowness": pl.Cluster(4)}, r"slowness has 4 workers, these ranks 3: give it 3"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG)
+def test_arguments_that_cannot_work(started, arguments, message):
+    started()
+    with pytest.raises(pl.UsageError, match=message):
+        pl.Torchrun(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("rank", "arguments", "n", "worker"),
+    [("1", {}, 3, 0), ("3", {}, 3, 2), ("3", {"worker_at_server": True}, 4, 3)],
+)
+def test_workers_are_the_ranks_beside_the_server(started, rank, arguments, n, worker):
+    started(RANK=rank)
+    cluster = pl.Torchrun(**arguments)
+    assert (cluster.n, cluster.worker, cluster.is_server) == (n, worker, False)
+
+
+def test_a_single_rank_is_server_and_has_a_worker(started):
+    started(RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
+    assert (pl.Torchrun().n, pl.Torchrun().is_server) == (1, True)
+    started(RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", PACELINE_ASSISTANT="0")
+    assert (pl.Torchrun().worker, pl.Torchrun().is_server) == (0, False)
+
+
+def test_it_can_be_typed(started):
+    started(PACELINE_TOKEN="secret")
+    cluster = parse_cluster("torchrun(address=10.0.0.1:29511, worker_at_server=true)")
+    assert (cluster.host, cluster.port, cluster.n) == ("10.0.0.1", 29511, 4)
+    assert str(parse_cluster("torchrun")) == "Torchrun() with 3 workers"
+    with pytest.raises(pl.UsageError, match="torchrun has no knob 'workers'"):
+        parse_cluster("torchrun(workers=3)")
+
+
+@pytest.mark.parametrize("make", [pl.compare, pl.knee])
+def test_several_runs_are_refused(started, make):
+    started()
+    more = {"protocols": "bsp, asp", "stop": "updates=3"} if make is pl.compare else {"protocol": "k_sync", "k": 1}
+    with pytest.raises(pl.UsageError, match=r"(compare|knee) makes several runs, .*; give local:4 or"):
+        make(pl.jobs.digits(), cluster="torchrun", **more)
+
+
+WHOLE = st.integers(0, 2**53)
+PLACE = st.one_of(st.none(), st.tuples(WHOLE, st.one_of(st.none(), WHOLE), st.one_of(st.none(), WHOLE)))
+
+
+@given(WHOLE, WHOLE, st.booleans(), st.floats(0, 1e9), PLACE)
+def test_work_comes_over_the_wire_as_it_was(draw, version, sends_version, run_s, minibatch):
+    work = Work(draw, version, sends_version, run_s, *(minibatch or (None, None, None)))
+    again = decode(encode(work))
+    assert again == work
+    assert (again.minibatch is None) == (minibatch is None)
+    assert [type(each) for each in again] == [type(each) for each in work]
+
+
+@given(st.lists(st.floats(), min_size=4, max_size=4), WHOLE, st.booleans())
+def test_measurements_come_over_the_wire_as_they_were(numbers, samples, finite):
+    loss, squared_norm, variance, compute_s = numbers
+    finished = Finished(3, 0.1, loss, samples, squared_norm, variance, finite, compute_s)
+    np.testing.assert_equal(tuple(decode(encode(finished))), tuple(finished))
+
+
+def test_numbers_that_are_no_message_are_refused():
+    for kind in (-1.0, 7.0, 0.5, float("nan")):
+        numbers = encode(Work(1, 1, True, 0.0, None, None, None))
+        numbers[0] = kind
+        with pytest.raises(ValueError, match="a message of kind"):
+            decode(numbers)

@@ -1,0 +1,70 @@
+"""The command torchrun itself, as a user types it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.recording.event_log import read_events
+from paceline.recording.run_folder import EVENTS
+
+pytestmark = pytest.mark.slow
+SOURCE = Path(__file__).parents[2] / "src"
+SCRIPT = """
+import os, signal
+import paceline as pl
+from tiny_jobs import tiny_job
+
+class Kill(pl.Callback):
+    def on_update(self, update):
+        if update.version == 25 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    result = pl.train(tiny_job(), protocol="bsp", cluster=pl.Torchrun(), stop="updates=40", out="run",
+                      checkpoint_every="updates=10", callbacks=[Kill()])
+    total = sum(float(each.double().sum()) for each in result.model.parameters())
+    print(f"{os.environ['RANK']} {result.reason} {total:.12f}", flush=True)
+"""
+
+
+def torchrun(folder, *arguments):
+    paths = [str(SOURCE), str(Path(__file__).parents[1])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=110
+    )
+
+
+def test_the_command_line_writes_and_tells_once(tmp_path):
+    arguments = ["digits", "--protocol", "k_sync(k=2)", "--cluster", "torchrun", "--stop", "updates=50", "--out", "run"]
+    done = torchrun(tmp_path, "--nproc-per-node", "3", "-m", "paceline", "train", *arguments, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert json.loads(line)["updates"] == 50
+    assert read_events(tmp_path / "run" / EVENTS)[-1]["outcome"] == "updates"
+
+
+def test_one_process_is_server_and_worker(tmp_path):
+    arguments = ["digits", "--protocol", "asp", "--cluster", "torchrun", "--stop", "updates=20", "--out", "run"]
+    done = torchrun(tmp_path, "--nproc-per-node", "1", "-m", "paceline", "train", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "20 updates made" in done.stdout
+
+
+@pytest.mark.parametrize("at_server", [False, True])
+def test_after_the_death_of_rank_0_torchrun_starts_the_job_again_and_it_goes_on(tmp_path, at_server):
+    text = SCRIPT.replace("Torchrun()", f"Torchrun(worker_at_server={at_server})")
+    (tmp_path / "script.py").write_text(text)
+    done = torchrun(tmp_path, "--nproc-per-node", "3", "--max-restarts", "1", "script.py")
+    assert done.returncode == 0, done.stderr
+    told = sorted(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert [rank for rank, _ in told] == ["0", "1", "2"]
+    assert len({said for _, said in told}) == 1
+    assert "40 updates made" in told[0][1]
+    [resumed] = [event for event in read_events(tmp_path / "run" / EVENTS) if event["event"] == "run_resumed"]
+    assert resumed["version"] == 20
