@@ -95,6 +95,8 @@ class Torchrun:
             bytes, rounded to nearest. The server's own stay float32, and so do a worker's sums; buffers and other
             types travel as they are. bf16 keeps 8 bits of a number (relative error up to 2^-9) and float32's range;
             float16 keeps 11 (2^-12) and overflows beyond 65504: such a gradient is not finite and is dropped.
+        bytes_per_s: Of rank 0's link, in each direction, > 0, for the line that tells how busy it will be; None to
+            measure it with the first gradients.
         faults: Failures by script, to rehearse what a run does about them.
         start_timeout_s: Seconds in which every rank has to be there, > 0.
 
@@ -109,6 +111,7 @@ class Torchrun:
     slowness: Cluster | None = None
     threads: int | None = None
     wire: str = "float32"
+    bytes_per_s: float | None = None
     faults: Sequence[Fault] = ()
     start_timeout_s: float = 300.0
     ranks: Ranks = field(init=False, repr=False, compare=False)
@@ -119,6 +122,8 @@ class Torchrun:
             raise UsageError(f"worker_at_server={self.worker_at_server!r} is neither true nor false")
         if self.threads is not None:
             check("[1, inf)", Integral, threads=self.threads)
+        if self.bytes_per_s is not None:
+            check("(0, inf)", bytes_per_s=self.bytes_per_s)
         if self.wire not in WIRES:
             raise UsageError(f"wire={self.wire!r}, expected {', '.join(WIRES[:-1])} or {WIRES[-1]}")
         check("(0, inf)", start_timeout_s=self.start_timeout_s)
@@ -129,7 +134,7 @@ class Torchrun:
         self._check_address()
 
     def __str__(self) -> str:
-        told = brief(self, without=("address", "start_timeout_s"))  # a run may go on from other hosts
+        told = brief(self, without=("address", "start_timeout_s", "bytes_per_s"))  # a run may go on from other hosts
         return f"{told} with {self.n} worker{'s' if self.n > 1 else ''}"
 
     @property

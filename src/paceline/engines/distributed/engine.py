@@ -17,6 +17,7 @@ from paceline.engines.distributed.assistants import Assistant
 from paceline.engines.distributed.door import Deserted, Door, Entered, Gone, Heard, News, TurnedAway
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.line import Line
+from paceline.engines.distributed.link_load import Survey
 from paceline.engines.distributed.meeting import Meeting
 from paceline.engines.distributed.messages import Abandoned, Ending, Evaluation, Finished, Interrupting, Work
 from paceline.engines.distributed.published import Published
@@ -65,6 +66,7 @@ class DistributedEngine(RealTimeEngine[_Member]):
         rooms = cluster.n + self._needs_evaluator
         self._wire = Wire(cluster.wire, layout)
         self._published = Published(server, layout, self._wire)
+        self._survey = Survey(cluster.n, self._wire.nbytes, cluster.bytes_per_s)
         super().__init__(server, self._published, [layout.allocate() for _ in range(rooms)])
         self._cluster = cluster
         self._agreement = agreement
@@ -200,6 +202,7 @@ class DistributedEngine(RealTimeEngine[_Member]):
         match heard.message:
             case Finished() as finished:
                 network_s = max(0.0, heard.at_s - member.sent_s - finished.busy_s)
+                self._tell_load(member.worker, finished.compute_s, network_s)
                 self._arrived(
                     member.worker,
                     finished.draw,
@@ -221,6 +224,11 @@ class DistributedEngine(RealTimeEngine[_Member]):
                 if not self._begun:
                     raise RunError(f"worker {member.worker} failed while it started: {message}")
                 self._dismiss(member, str(message))
+
+    def _tell_load(self, worker: int, compute_s: float, network_s: float) -> None:
+        said = self._survey.hear(worker, compute_s, network_s)
+        if said is not None:
+            print(f"paceline: {said}", file=sys.stderr)
 
     def _gone(self, member: _Member, reason: str) -> None:
         if member is self._evaluator:
