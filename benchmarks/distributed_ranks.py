@@ -183,7 +183,8 @@ def train_ddp(settings: dict[str, Any]) -> dict[str, Any]:
         try:
             F.mse_loss(model(inputs[sample]), targets[sample]).backward()
         except RuntimeError as error:
-            return {"updates": updates, "error": str(error).splitlines()[0], "error_s": time.monotonic()}
+            said = str(error).partition("] ")[2].partition(". This")[0]
+            return {"updates": updates, "error": f"{type(error).__name__}: {said}", "error_s": time.monotonic()}
         optimizer.step()
         updates.append((time.monotonic(), update, dist.get_world_size()))
     dist.destroy_process_group()
