@@ -13,7 +13,7 @@ from paceline.engines.replica import build_model
 from paceline.server import ParameterServer
 from paceline.torchrun import WIRES
 from paceline.vectors import Layout
-from tiny_jobs import sgd, tiny_job, update_of
+from tiny_jobs import dataset, sgd, small_net, tiny_job, update_of
 
 
 class Mixed(nn.Module):
@@ -92,7 +92,7 @@ def test_every_word_for_the_wire_has_a_type_and_others_are_refused(monkeypatch):
 
 def served(optimizer, measure):
     """Yield a server and a way to make an update of a gradient that depends on the state."""
-    job = tiny_job(optimizer=optimizer)
+    job = tiny_job(model=partial(small_net, torch.float32), data=dataset(dtype=torch.float32), optimizer=optimizer)
     model = build_model(job, 3)
     layout = Layout(model)
     server = ParameterServer(job, model, layout, None)
@@ -126,20 +126,19 @@ def test_a_version_stays_while_it_is_held_and_only_then_is_it_copied(wire):
     server, layout, update = served(sgd(), measure=False)
     published = Published(server, layout, Wire(wire, layout))
     published.take_over(0)
-    places = []
+    places, held = [], []
     for version in range(1, 7):
         is_held = version in {2, 3}
         if is_held:
             published.hold(version - 1)
-        travelling = published.travelling(version - 1)
-        sent = travelling.clone()
+            travelling = published.travelling(version - 1)
+            held.append((travelling, travelling.clone()))
+        assert sum(torch.equal(published.travelling(version - 1), before) for _, before in held) == is_held
         published.make_way()
         update()
         published.take_over(version)
         places.append(server.state)
-        if is_held:
-            assert torch.equal(travelling, sent)
-            assert not torch.equal(published.travelling(version), sent)
+        assert all(torch.equal(*pair) for pair in held)
     assert [places[i] is not places[i - 1] for i in range(1, 6)] == [True, True, False, False, False]
     for version in (1, 2):
         published.release(version)
