@@ -10,10 +10,11 @@ import time
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import paceline as pl
 
-PRELOAD = ["paceline.train", "paceline.torchrun", "torch._dynamo"]  # the last is what an optimizer loads
+PRELOAD = ["paceline.engines.local.worker", "paceline.train"]
 LIMIT_S = 60
 TOKEN = "a secret of the tests"
 
@@ -26,7 +27,7 @@ def free_port():
 
 def context():
     made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(["paceline.engines.local.worker", *PRELOAD])
+    made.set_forkserver_preload(PRELOAD)
     return made
 
 
@@ -52,15 +53,7 @@ class Job:
 
     def start(self, rank, **changes):
         """Start a rank, or start it once more, perhaps with something else than the others."""
-        environment = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(self._world_size),
-            "LOCAL_WORLD_SIZE": str(self._world_size),
-            "LOCAL_RANK": str(rank),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self._port),
-            "PACELINE_TOKEN": changes.pop("token", TOKEN),
-        }
+        environment = self._environment(rank, changes.pop("token", TOKEN))
         ours, theirs = self._context.Pipe(duplex=False)
         job = changes.pop("job", self._job)
         torchrun = {**self._torchrun, **changes.pop("torchrun", {})}
@@ -72,6 +65,27 @@ class Job:
         self.processes[rank] = process
         self._ends[rank] = ours
         return process
+
+    def _environment(self, rank, token=TOKEN):
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self._world_size),
+            "LOCAL_WORLD_SIZE": str(self._world_size),
+            "LOCAL_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._port),
+            "PACELINE_TOKEN": token,
+        }
+
+    def start_workers(self):
+        for rank in range(1, self._world_size):
+            self.start(rank)
+
+    def serve(self):
+        """Be rank 0 in this process, which has loaded everything already, and return its result."""
+        with patch.dict(os.environ, self._environment(0)):
+            result = pl.train(self._job, cluster=pl.Torchrun(**self._torchrun), **self._settings)
+        return _portable((result, result.history.records))
 
     def start_all(self):
         for rank in range(self._world_size):
@@ -109,6 +123,9 @@ class Job:
         for process in self.processes.values():
             process.kill()
             process.join()
+            process.close()
+        for end in self._ends.values():
+            end.close()
         self._folder.cleanup()
 
 
@@ -174,7 +191,7 @@ def ranks(world_size, job, torchrun=None, **settings):
 
 
 def run(world_size, job, torchrun=None, **settings):
-    """Return the results of every rank."""
+    """Return the results of every rank, of which the first one is this process."""
     with ranks(world_size, job, torchrun, **settings) as made:
-        made.start_all()
-        return [made.end(rank) for rank in range(world_size)]
+        made.start_workers()
+        return [made.serve(), *(made.end(rank) for rank in range(1, world_size))]

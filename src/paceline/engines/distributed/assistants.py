@@ -34,6 +34,10 @@ class Assistant:
         if status is not None:
             raise RunError(f"worker {self._worker}, beside rank 0, ended with status {status} before it took part")
 
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        self._process.kill()
+
     def end(self) -> None:
         """Wait for its end, and make one if need be."""
         with suppress(subprocess.TimeoutExpired):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from paceline.engines.distributed.admission import Refused, examine
@@ -135,7 +136,7 @@ class Door:
             hello = examine(line, self._token, self._agreement)
             worker = int(hello["worker"])
             if worker not in range(len(self._rooms)):
-                raise Refused(f"there is no worker {worker}", is_ours=True)
+                raise ValueError(f"there is no worker {worker}")
         except Refused as refused:
             self._turn_away(line, refused)
         except (Broken, KeyError, TypeError, ValueError):
@@ -145,14 +146,13 @@ class Door:
             self._listen(ticket, line, worker)
 
     def _turn_away(self, line: Line, refused: Refused) -> None:
+        """Tell of somebody who may not take part, once it has heard so and has gone."""
+        with suppress(Broken):
+            line.receive()
         if refused.is_ours:
             self._inbox.put(TurnedAway(str(refused)))
         else:
             print(f"paceline: somebody was turned away: {refused}", file=sys.stderr)
-        try:
-            line.receive()  # until it has gone
-        except Broken:
-            return
 
     def _listen(self, ticket: int, line: Line, worker: int) -> None:
         try:

@@ -111,14 +111,10 @@ class DistributedEngine(RealTimeEngine[_Member]):
         return [worker for worker in range(len(self._gradients)) if worker not in there]
 
     def _close(self, error: BaseException | None) -> None:
-        end = {"error": str(error), "is_usage": isinstance(error, UsageError)} if error else self._end
-        newest = self._versions.newest
-        for member in self._members.values():
-            member.line.send(Ending(newest), self._versions[newest].memory)
-            member.line.tell({"end": end})
-        nbytes = len(self._members) * self._versions[newest].memory.nbytes
-        if self._door is not None:
-            self._door.wait(list(self._members), GRACE_S + nbytes / SLOWEST_BYTES_PER_S)
+        for assistant in self._assistants[self._cluster.has_worker_at_server :]:
+            assistant.kill()  # nobody waits for an evaluation any more
+        if self._members:
+            self._take_leave({"error": str(error), "is_usage": isinstance(error, UsageError)} if error else self._end)
         for timer in self._patience:
             timer.cancel()
             timer.join()
@@ -130,6 +126,15 @@ class DistributedEngine(RealTimeEngine[_Member]):
         self._workers.clear()
         self._evaluator = self._door = None  # and with the lines and the store the ports are free again
         self._selector.close()
+
+    def _take_leave(self, end: dict[str, Any]) -> None:
+        """Send everybody the parameters and why the run ended, and wait until they have gone."""
+        assert self._door is not None
+        last = self._versions[self._versions.newest].memory
+        for member in self._members.values():
+            member.line.send(Ending(self._versions.newest), last)
+            member.line.tell({"end": end})
+        self._door.wait(list(self._members), GRACE_S + len(self._members) * last.nbytes / SLOWEST_BYTES_PER_S)
 
     def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> Stop:
         """Run to the end and return what ended it, which the workers are told too."""
