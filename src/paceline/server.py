@@ -52,13 +52,11 @@ class ParameterServer:
         self.device = self._parameters[0].device
         self._state = layout.allocate(self.device)
         self._mean = layout.allocate(self.device)
-        for ours, theirs in (
-            (self._state.parameters, self._parameters),
-            (self._state.buffers, list(model.buffers())),
+        for view, tensor in zip(
+            [*self._state.parameters, *self._state.buffers], [*self._parameters, *model.buffers()], strict=True
         ):
-            for view, tensor in zip(ours, theirs, strict=True):
-                view.copy_(tensor.detach())
-            bind(theirs, ours)
+            view.copy_(tensor.detach())
+        self._live_in_state()
         self._taken: list[_Taken] = []
         self._samples = 0  # in the mean
         self._weight = 0.0  # likewise
@@ -76,6 +74,18 @@ class ParameterServer:
             )
         if self._scheduler is not None and self._per_step is None:
             raise UsageError(f"job {job.name}: these data have no epochs to schedule by; give schedule_unit='gradient'")
+
+    @property
+    def state(self) -> Vectors:
+        """Parameters and buffers as they are, where the next update will change them."""
+        return self._state
+
+    def move_to(self, place: Vectors) -> None:
+        """Go on in another place of the same device, and leave the state where it was as it is."""
+        place.copy_(self._state)
+        self._state = place
+        self._meter.parameters = place.flat_parameters
+        self._live_in_state()
 
     @property
     def learning_rate(self) -> float:
@@ -245,6 +255,10 @@ class ParameterServer:
             self._memories[name] = {vector: [each.to(self.device) for each in memory[vector]] for vector in memory}
         if state["mean"] is not None:
             self._mean.memory.copy_(state["mean"])
+
+    def _live_in_state(self) -> None:
+        bind(self._parameters, self._state.parameters)
+        bind(list(self.model.buffers()), self._state.buffers)
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return all parameters and buffers by name; a state_dict of the model would leave some buffers out."""

@@ -20,11 +20,14 @@ class StepMeter:
     Args:
         optimizer: that will step.
         parameters: flat vectors, which its step moves.
+
+    Attributes:
+        parameters: where they lie now.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
         self._optimizer = optimizer
-        self._parameters = parameters
+        self.parameters = parameters
         self._before: list[Tensor] = []
         self._squared_norm = 0.0
 
@@ -32,8 +35,8 @@ class StepMeter:
         """Look at the mean gradient, which is not clipped yet, and at the parameters."""
         self._squared_norm = _squared_norm(gradient)
         if not self._is_plain_sgd():
-            self._before = self._before or [torch.empty_like(flat) for flat in self._parameters]
-            for copy, flat in zip(self._before, self._parameters, strict=True):
+            self._before = self._before or [torch.empty_like(flat) for flat in self.parameters]
+            for copy, flat in zip(self._before, self.parameters, strict=True):
                 copy.copy_(flat)
 
     def after(self, gradient: Sequence[Tensor], learning_rate: float) -> Step:
@@ -50,7 +53,7 @@ class StepMeter:
             progress = learning_rate * squared_norm * shrunk
             squared_step = learning_rate * learning_rate * clipped_norm  # ** raises where this is inf
         else:
-            steps = [copy.sub_(flat) for copy, flat in zip(self._before, self._parameters, strict=True)]
+            steps = [copy.sub_(flat) for copy, flat in zip(self._before, self.parameters, strict=True)]
             along = sum(_dot(piece, step) for piece, step in zip(gradient, steps, strict=True))
             progress = along / shrunk if shrunk else 0.0
             squared_step = _squared_norm(steps)
@@ -62,7 +65,7 @@ class StepMeter:
         groups = self._optimizer.param_groups
         one_rate = len({float(group["lr"]) for group in groups}) == 1
         moved = sum(parameter.numel() for group in groups for parameter in group["params"])
-        moves_all = moved == sum(flat.numel() for flat in self._parameters)
+        moves_all = moved == sum(flat.numel() for flat in self.parameters)
         return (
             one_rate
             and moves_all

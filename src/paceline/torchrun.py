@@ -17,6 +17,7 @@ from paceline.text import brief
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TOKEN = "PACELINE_TOKEN"
+WIRES = ("float32", "bf16", "float16")
 ASSISTANT = "PACELINE_ASSISTANT"  # number of a worker that rank 0 has started beside itself
 COMMAND = "torchrun --nproc-per-node 4 -m paceline train JOB --protocol bsp --cluster torchrun --stop loss=0.2"
 BY_HAND = f"start every process with torchrun, as in {COMMAND}; or set {', '.join(NEEDED)} and {TOKEN} for each"
@@ -93,6 +94,12 @@ class Torchrun:
         device: Of the workers, ``"cpu"`` or ``"cuda"``.
         slowness: Injected slowness, as in `LocalCluster`.
         threads: Threads of each worker, >= 1; None shares a host's cores among its ranks.
+        wire: The numbers in which parameters and gradients of float32 travel, "float32", "bf16" or "float16": half the
+            bytes, rounded to nearest. The server's own stay float32, and so do a worker's sums; buffers and other
+            types travel as they are. bf16 keeps 8 bits of a number (relative error up to 2^-9) and float32's range;
+            float16 keeps 11 (2^-12) and overflows beyond 65504: such a gradient is not finite and is dropped.
+        bytes_per_s: Of rank 0's link, in each direction, > 0, for the line that tells how busy it will be; None to
+            measure it with the first gradients.
         faults: Failures by script, to rehearse what a run does about them.
         start_timeout_s: Seconds in which every rank has to be there, > 0.
 
@@ -106,6 +113,8 @@ class Torchrun:
     device: str = "cpu"
     slowness: Cluster | None = None
     threads: int | None = None
+    wire: str = "float32"
+    bytes_per_s: float | None = None
     faults: Sequence[Fault] = ()
     start_timeout_s: float = 300.0
     ranks: Ranks = field(init=False, repr=False, compare=False)
@@ -116,6 +125,10 @@ class Torchrun:
             raise UsageError(f"worker_at_server={self.worker_at_server!r} is neither true nor false")
         if self.threads is not None:
             check("[1, inf)", Integral, threads=self.threads)
+        if self.bytes_per_s is not None:
+            check("(0, inf)", bytes_per_s=self.bytes_per_s)
+        if self.wire not in WIRES:
+            raise UsageError(f"wire={self.wire!r}, expected {', '.join(WIRES[:-1])} or {WIRES[-1]}")
         check("(0, inf)", start_timeout_s=self.start_timeout_s)
         check_device(self.device)
         check_faults(self.faults, self.n)
@@ -124,7 +137,7 @@ class Torchrun:
         self._check_address()
 
     def __str__(self) -> str:
-        told = brief(self, without=("address", "start_timeout_s"))  # a run may go on from other hosts
+        told = brief(self, without=("address", "start_timeout_s", "bytes_per_s"))  # a run may go on from other hosts
         return f"{told} with {self.n} worker{'s' if self.n > 1 else ''}"
 
     @property

@@ -6,7 +6,6 @@ import selectors
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable
 from heapq import heappop, heappush
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -49,14 +48,14 @@ class RealTimeEngine(Engine, Generic[P]):
 
     Args:
         server: owns the parameters.
-        allocate: makes a place for a version.
+        versions: where each of them lies.
         gradients: where that of each worker lies when it arrives.
     """
 
-    def __init__(self, server: ParameterServer, allocate: Callable[[], Vectors], gradients: list[Vectors]) -> None:
+    def __init__(self, server: ParameterServer, versions: Versions, gradients: list[Vectors]) -> None:
         super().__init__()
         self._server = server
-        self._versions = Versions(allocate)
+        self._versions = versions
         self._gradients = gradients
         self._workers: dict[int, P] = {}
         self._events: deque[Event] = deque()
@@ -70,7 +69,7 @@ class RealTimeEngine(Engine, Generic[P]):
     def __enter__(self) -> Self:
         """Publish the first version and wait until every worker is ready."""
         try:
-            self._server.publish(self._versions.publish(self._first_version))
+            self._publish(self._first_version)
             self._start()
         except BaseException as error:
             self._close(error)
@@ -115,6 +114,10 @@ class RealTimeEngine(Engine, Generic[P]):
     def _read(self, key: selectors.SelectorKey) -> None:
         """Make events of what there is to read."""
 
+    def _publish(self, version: int) -> None:
+        """Make what the server holds a version, in a place that nobody reads."""
+        self._server.publish(self._versions.publish(version))
+
     def _use_idle_cores(self) -> None:
         """Let the server compute on cores that no worker uses, where it can be known."""
 
@@ -148,10 +151,10 @@ class RealTimeEngine(Engine, Generic[P]):
         self._server.take(self._gradients[command.worker], command.samples, command.step_scale)
 
     def apply(self, command: Apply) -> None:
-        """Make the update and publish it in a place that nobody reads."""
+        """Make the update and publish it."""
         self._use_idle_cores()
         step = self._server.apply(command)
-        self._server.publish(self._versions.publish(command.version))
+        self._publish(command.version)
         self.now = self._elapsed_s()
         self.tell_step(command, step)
 

@@ -263,11 +263,10 @@ def _check_between_layers(model: nn.Module, check: Callable[[], None]) -> None:
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed every global generator that a data set or a layer may use, and leave the caller's as they were."""
     states: Mapping[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        if device.type == "cuda":
-            torch.manual_seed(seed)
-        else:  # alone: the others are not restored, and seeding them takes longer than a small gradient
-            torch.default_generator.manual_seed(seed)
+    is_cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if is_cuda else []):
+        # Without a device, the general function notes the stack for each kind of device that there might yet be.
+        (torch if is_cuda else torch.default_generator).manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
         try:

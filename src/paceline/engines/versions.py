@@ -40,7 +40,14 @@ class Versions:
 
     def publish(self, version: int) -> Vectors:
         """Return storage to write the new version into; the one before is let go."""
-        storage = self._free.pop() if self._free else self._allocate()
+        return self.keep(version, self.spare())
+
+    def spare(self) -> Vectors:
+        """Return storage that nobody uses."""
+        return self._free.pop() if self._free else self._allocate()
+
+    def keep(self, version: int, storage: Vectors) -> Vectors:
+        """Let a new version be what is, or will be, in this storage; the one before is let go."""
         self._stored[version] = storage
         self.hold(version)
         if self._newest is not None:
@@ -53,12 +60,18 @@ class Versions:
         self._holders[version] += 1
         return self._stored[version]
 
+    def is_read(self, version: int) -> bool:
+        """Return whether somebody holds a version, apart from its being the newest."""
+        return self._holders[version] > (version == self._newest)
+
     def release(self, version: int) -> None:
         """Let a version go."""
         self._holders[version] -= 1
         if not self._holders[version]:
             del self._holders[version]
-            self._free.append(self._stored.pop(version))
+            storage = self._stored.pop(version)
+            if all(storage is not other for other in self._stored.values()):
+                self._free.append(storage)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stored versions and who holds them."""
@@ -70,7 +83,7 @@ class Versions:
         self._free += self._stored.values()
         self._stored = {}
         for version, memory in state["stored"].items():
-            self._stored[version] = self._free.pop() if self._free else self._allocate()
+            self._stored[version] = self.spare()
             self._stored[version].memory.copy_(memory)
         self._holders = Counter(state["holders"])
         self._newest = state["newest"]

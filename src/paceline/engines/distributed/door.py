@@ -8,13 +8,12 @@ import time
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from paceline.engines.distributed.admission import Refused, examine
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import LOOK_AGAIN_S, Meeting, pair_key
 from paceline.engines.distributed.messages import Abandoned, Finished, Message
+from paceline.engines.distributed.wire import Travelling
 
 LONGEST_TEXT_BYTES = 1 << 26
 GRACE_S = 5.0
@@ -81,12 +80,12 @@ class Door:
         meeting: where they come.
         token: of the job.
         agreement: what all processes have to agree on.
-        rooms: by worker, the memory for its gradients.
+        rooms: by worker, where its gradients come in.
         inbox: where everything is told.
     """
 
     def __init__(
-        self, meeting: Meeting, token: str, agreement: dict[str, Any], rooms: list[Tensor], inbox: Inbox[News]
+        self, meeting: Meeting, token: str, agreement: dict[str, Any], rooms: list[Travelling], inbox: Inbox[News]
     ) -> None:
         self._meeting = meeting
         self._token = token
@@ -144,8 +143,7 @@ class Door:
             line.close()
         else:
             line.longest_text = LONGEST_TEXT_BYTES
-            self._inbox.put(Entered(ticket, worker, line))
-            self._listen(ticket, line, self._rooms[worker])
+            self._listen(ticket, line, worker)
 
     def _turn_away(self, line: Line, refused: Refused) -> None:
         """Tell of somebody who may not take part, once it has heard so and has gone."""
@@ -156,13 +154,17 @@ class Door:
         else:
             print(f"paceline: somebody was turned away: {refused}", file=sys.stderr)
 
-    def _listen(self, ticket: int, line: Line, room: Tensor) -> None:
+    def _listen(self, ticket: int, line: Line, worker: int) -> None:
         try:
+            room = self._rooms[worker]
+            line.make_room(room.memory)
+            self._inbox.put(Entered(ticket, worker, line))
             while True:
                 message = line.receive()
                 at_s = time.monotonic()
                 if isinstance(message, Finished):
-                    line.receive_into(room)
+                    line.receive_vectors()
+                    room.unpack()
                 if isinstance(message, Finished | Abandoned) or "metrics" in message:
                     line.settle()
                 self._inbox.put(Heard(ticket, message, at_s, time.monotonic() - at_s))

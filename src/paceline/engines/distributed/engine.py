@@ -17,11 +17,14 @@ from paceline.engines.distributed.assistants import Assistant
 from paceline.engines.distributed.door import Deserted, Door, Entered, Gone, Heard, News, TurnedAway
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.line import Line
+from paceline.engines.distributed.link_load import Survey
 from paceline.engines.distributed.meeting import Meeting
 from paceline.engines.distributed.messages import Abandoned, Ending, Evaluation, Finished, Interrupting, Work
+from paceline.engines.distributed.published import Published
+from paceline.engines.distributed.wire import Travelling, Wire
 from paceline.engines.realtime import Peer, RealTimeEngine
 from paceline.errors import RunError, UsageError
-from paceline.events import Compute, Evaluate, Evaluated, Event, Interrupt, Joined, Outcome, Quit, Replace, Stop
+from paceline.events import Apply, Compute, Evaluate, Evaluated, Event, Interrupt, Joined, Outcome, Quit, Replace, Stop
 from paceline.job import Job
 from paceline.server import ParameterServer
 from paceline.torchrun import Torchrun
@@ -61,7 +64,10 @@ class DistributedEngine(RealTimeEngine[_Member]):
     ) -> None:
         self._needs_evaluator = job.eval_data is not None
         rooms = cluster.n + self._needs_evaluator
-        super().__init__(server, layout.allocate, [layout.allocate() for _ in range(rooms)])
+        self._wire = Wire(cluster.wire, layout)
+        self._published = Published(server, layout, self._wire)
+        self._survey = Survey(cluster.n, self._wire.nbytes, cluster.bytes_per_s)
+        super().__init__(server, self._published, [layout.allocate() for _ in range(rooms)])
         self._cluster = cluster
         self._agreement = agreement
         self._inbox: Inbox[News] = Inbox()
@@ -76,7 +82,7 @@ class DistributedEngine(RealTimeEngine[_Member]):
     def _start(self) -> None:
         torch.set_num_threads(max(1, cores() // self._cluster.ranks.local_world_size))
         meeting = Meeting(self._cluster)
-        rooms = [vectors.memory for vectors in self._gradients]
+        rooms = [Travelling(self._wire, gradient) for gradient in self._gradients]
         self._door = Door(meeting, self._cluster.ranks.token, self._agreement, rooms, self._inbox)
         if self._cluster.has_worker_at_server:
             self._assistants.append(Assistant(0))
@@ -138,13 +144,21 @@ class DistributedEngine(RealTimeEngine[_Member]):
 
     # --- commands -----------------------------------------------------------------------------------------
 
+    def apply(self, command: Apply) -> None:
+        """Make the update, elsewhere if the version before is still read, and publish it where it is made."""
+        self._published.make_way()
+        super().apply(command)
+
+    def _publish(self, version: int) -> None:
+        self._published.take_over(version)
+
     def _send(self, peer: _Member, command: Compute) -> None:
         minibatch = command.minibatch or (None, None, None)
         sends_version = peer.holds != command.version
         work = Work(command.draw, command.version, sends_version, self._elapsed_s(), *minibatch)
         peer.holds = command.version
         peer.sent_s = time.monotonic()
-        contents = self._versions[command.version].memory if sends_version else None
+        contents = self._published.travelling(command.version) if sends_version else None
         peer.line.send(work, contents, will_be_answered=True)
 
     def _tell_to_abandon(self, peer: _Member, command: Interrupt) -> None:
@@ -192,11 +206,13 @@ class DistributedEngine(RealTimeEngine[_Member]):
     def _hear(self, member: _Member, heard: Heard) -> None:
         match heard.message:
             case Finished() as finished:
+                pull_s = max(0.0, heard.at_s - member.sent_s - finished.busy_s)
+                self._tell_load(member.worker, finished.compute_s, pull_s + heard.contents_s)
                 self._arrived(
                     member.worker,
                     finished.draw,
                     finished.measured,
-                    pull_s=max(0.0, heard.at_s - member.sent_s - finished.busy_s),
+                    pull_s=pull_s,
                     push_s=heard.contents_s,
                 )
             case Abandoned():
@@ -213,6 +229,11 @@ class DistributedEngine(RealTimeEngine[_Member]):
                 if not self._begun:
                     raise RunError(f"worker {member.worker} failed while it started: {message}")
                 self._dismiss(member, str(message))
+
+    def _tell_load(self, worker: int, compute_s: float, network_s: float) -> None:
+        said = self._survey.hear(worker, compute_s, network_s)
+        if said is not None:
+            print(f"paceline: {said}", file=sys.stderr)
 
     def _gone(self, member: _Member, reason: str) -> None:
         if member is self._evaluator:

@@ -12,15 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from paceline.engines.distributed.messages import Message, Text, decode, encode, header
+from paceline.engines.distributed.messages import Evaluation, Finished, Message, Text, Work, decode, encode, header
 
 dist: Any = distributed  # it does not export the types of all its names
 
 CONNECT_TIMEOUT = timedelta(seconds=20)
 FOREVER = timedelta(days=365)  # gloo closes a pair on which a receive has taken too long
 AT_ONCE = timedelta(milliseconds=1)
-HEADERS, CONTENTS, NOTHING = 1, 2, 3  # tags
+HEADERS, CONTENTS, NOTHING, VECTORS = 1, 2, 3, 4  # tags
 SHORT_BYTES = 1 << 20  # what may be said before anybody knows who says it
+WITH_VECTORS = (Work, Evaluation, Finished)  # what follows these has its room ready
 
 
 class Broken(Exception):  # noqa: N818  # a line ends with every run
@@ -61,6 +62,8 @@ class Line:
         self._sending: list[tuple[Any, Tensor]] = []  # gloo neither waits for itself nor keeps the memory
         self._answerable = 0  # of them, up to the last one that will be answered
         self._lock = threading.Lock()
+        self._room: Tensor | None = None
+        self._arriving: Any = None
         self.longest_text = SHORT_BYTES
 
     def send(self, message: Message, contents: Tensor | None = None, *, will_be_answered: bool = False) -> None:
@@ -74,7 +77,7 @@ class Line:
         with self._lock, suppress(RuntimeError):
             self._begin(encode(message), HEADERS)
             if contents is not None:
-                self._begin(contents, CONTENTS)
+                self._begin(contents, VECTORS if isinstance(message, WITH_VECTORS) else CONTENTS)
             if will_be_answered:
                 self._answerable = len(self._sending)
 
@@ -113,6 +116,21 @@ class Line:
     def receive_into(self, contents: Tensor) -> None:
         """Wait for what follows a message."""
         self._receive_into(contents, CONTENTS)
+
+    def make_room(self, room: Tensor) -> None:
+        """Let vectors come into this memory whenever the other side sends them: they wait for no answer then.
+
+        It sends them only when the room is free, which it knows from what was said before.
+        """
+        with _saying_when_broken():
+            self._room = room
+            self._arriving = self._group.recv([room], self._other, VECTORS)
+
+    def receive_vectors(self) -> None:
+        """Wait until the vectors that follow a message are in their room."""
+        with _saying_when_broken():
+            self._arriving.wait(FOREVER)
+            self._arriving = self._group.recv([self._room], self._other, VECTORS)
 
     def close(self) -> None:
         """End the line at once, whoever waits on it, on both sides."""

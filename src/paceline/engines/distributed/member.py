@@ -20,6 +20,7 @@ from paceline.engines.distributed.admission import apply_for
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import meet, pair_key
 from paceline.engines.distributed.messages import Abandoned, Ending, Evaluation, Finished, Interrupting, Work
+from paceline.engines.distributed.wire import Travelling, Wire
 from paceline.engines.labour import Labour, device_of, pin
 from paceline.engines.replica import Interrupted, Replica
 from paceline.errors import RunError, UsageError
@@ -78,6 +79,7 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
         with closing(Line(store, pair_key(ticket), 1, device)) as line:
             apply_for(line, cluster.ranks.token, {"name": name, "worker": cluster.worker, "agreement": agreement})
             line.longest_text = LONGEST_TEXT_BYTES
+            line.make_room(member.room)
             return member.take_part(line)
     except Broken as error:
         raise RunError(f"rank 0 is gone: {error}") from error
@@ -98,6 +100,9 @@ class _Member:
         self._labour = Labour(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
+        wire = Wire(cluster.wire if is_worker else "float32", self._replica.layout)  # what is measured is exact
+        self._arriving = Travelling(wire, self._version)
+        self._leaving = Travelling(wire, self._gradient)
         if cluster.device == "cuda":
             pin(self._version)
             pin(self._gradient)
@@ -106,6 +111,11 @@ class _Member:
         self._interrupted = 0  # the newest draw that is to be abandoned
         self._nudge = threading.Event()  # wakes who sleeps
         self._listener: threading.Thread | None = None
+
+    @property
+    def room(self) -> torch.Tensor:
+        """Where versions come in."""
+        return self._arriving.memory
 
     def take_part(self, line: Line) -> Ended:
         """Answer every request until the end."""
@@ -151,9 +161,11 @@ class _Member:
         except Interrupted:
             self._line.send(Abandoned(work.draw), will_be_answered=True)
         else:
+            self._leaving.pack()
+            finite = measured.finite and not self._leaving.overflows(measured.squared_norm)
             busy_s = time.monotonic() - received_s
-            finished = Finished(work.draw, busy_s, *measured)
-            self._line.send(finished, self._gradient.memory, will_be_answered=True)
+            finished = Finished(work.draw, busy_s, *measured._replace(finite=finite))
+            self._line.send(finished, self._leaving.memory, will_be_answered=True)
 
     def _check(self) -> None:
         if self._interrupted >= self._draw:
@@ -175,11 +187,13 @@ class _Member:
                     case Work() as work:
                         self._line.settle()
                         if work.sends_version:
-                            self._line.receive_into(self._version.memory)
+                            self._line.receive_vectors()
+                            self._arriving.unpack()
                         self._requests.put((work, time.monotonic()))
                     case Evaluation() as evaluation:
                         self._line.settle()
-                        self._line.receive_into(self._version.memory)
+                        self._line.receive_vectors()
+                        self._arriving.unpack()
                         self._requests.put((evaluation, time.monotonic()))
                     case Interrupting(draw):
                         self._abandon(draw)

@@ -30,6 +30,7 @@ from paceline.engines.local.messages import (
 )
 from paceline.engines.local.parcel import Parcel
 from paceline.engines.realtime import Peer, RealTimeEngine
+from paceline.engines.versions import Versions
 from paceline.errors import RunError, UsageError
 from paceline.events import Compute, Evaluate, Evaluated, Interrupt, Joined, Outcome, Quit, Replace
 from paceline.job import Job
@@ -73,7 +74,8 @@ class LocalEngine(RealTimeEngine[_Peer]):
         # was computed at that the coordinator has yet to hear of.
         self._memory = SharedMemory(layout, workers=n, places=3 * n + 4)
         self._places = iter(range(3 * n + 4))
-        super().__init__(server, self._new_place, [self._memory.gradient(layout, worker) for worker in range(n)])
+        gradients = [self._memory.gradient(layout, worker) for worker in range(n)]
+        super().__init__(server, Versions(self._new_place), gradients)
         self._job = job
         self._cluster = cluster
         self._seed = seed

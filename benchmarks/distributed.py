@@ -1,0 +1,243 @@
+"""The distributed engine against DistributedDataParallel and bare gloo, every rank a fresh process on loopback.
+
+- `move`: push and publish of parameters that nothing steps, one worker, against gloo's send and recv.
+- `premium`: four workers that sleep for their compute time, BSP, against DDP.
+- `payout`: the same with one worker at half speed, protocols that do not wait for it.
+- `kill`: one of the workers is killed.
+- `join`: a killed worker's process is started again while the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from common import options, ratios, report, spread
+from distributed_ranks import ANSWER
+
+RANKS = Path(__file__).with_name("distributed_ranks.py")
+MOVED = {"4 MB": (1_000_000, 150), "47 MB": (11_700_000, 40)}  # parameters, updates
+MOVE_BAR, PREMIUM_BAR, JOIN_BAR_S = 1.25, 1.10, 5.0
+PAYOUT_BARS = {"k_sync(k=3)": 1.4, "k_batch_async(k=4)": 1.6}
+WARM_UP = 5
+DYING_UPDATE = 20
+LIMIT_S = 180
+
+
+def main() -> None:
+    parser = options(__doc__ or "")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--compute-s", type=float, default=0.1)
+    parser.add_argument("--updates", type=int, default=60, help="of each training")
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    args = parser.parse_args()
+    report("distributed", args, {part: PARTS[part](args) for part in args.parts})
+
+
+# --- the parts -------------------------------------------------------------------------------------------------------
+
+
+def move(args: argparse.Namespace) -> dict[str, Any]:
+    results: dict[str, Any] = {"bar": f"at most {MOVE_BAR} x gloo's time"}
+    for name, (parameters, updates) in MOVED.items():
+        settings = {"parameters": parameters, "updates": updates}
+        ours, gloo = [], []
+        for _ in range(args.rounds):
+            update_s, gradient_s = Job("move_ours", 2, settings).answers()
+            ours.append(update_s - gradient_s)
+            gloo.append(Job("move_by_gloo", 2, settings).answers()[0])
+        ratio = ratios(ours, gloo)
+        meets = ratio["median"] <= MOVE_BAR
+        results[name] = {"ours_s": spread(ours), "gloo_s": spread(gloo), "ratio": ratio, "meets_bar": meets}
+    return results
+
+
+def premium(args: argparse.Namespace) -> dict[str, Any]:
+    compute_s = [args.compute_s] * args.workers
+    ours, ddp = [], []
+    for _ in range(args.rounds):
+        ours.append(1 / rate(train_ours(args, compute_s, "bsp")["updates"]))
+        ddp.append(1 / rate(train_ddp(args, compute_s)["updates"]))
+    ratio = ratios(ours, ddp)
+    return {
+        "bar": f"at most {PREMIUM_BAR} x DDP's time per update",
+        "ours_s": spread([args.workers * each for each in ours]),
+        "ddp_s": spread([args.workers * each for each in ddp]),
+        "ratio": ratio,
+        "meets_bar": ratio["median"] <= PREMIUM_BAR,
+    }
+
+
+def payout(args: argparse.Namespace) -> dict[str, Any]:
+    compute_s = [2 * args.compute_s] + [args.compute_s] * (args.workers - 1)
+    measured: dict[str, list[float]] = {name: [] for name in ("ddp", *PAYOUT_BARS)}
+    for _ in range(args.rounds):
+        measured["ddp"].append(rate(train_ddp(args, compute_s)["updates"]))
+        for protocol in PAYOUT_BARS:
+            measured[protocol].append(rate(train_ours(args, compute_s, protocol)["updates"]))
+    results: dict[str, Any] = {"ddp": {"minibatches_per_s": spread(measured["ddp"])}}
+    for protocol, bar in PAYOUT_BARS.items():
+        ratio = ratios(measured[protocol], measured["ddp"])
+        results[protocol] = {
+            "minibatches_per_s": spread(measured[protocol]),
+            "ratio": ratio,
+            "bar": f"at least {bar} x DDP's",
+            "meets_bar": ratio["median"] >= bar,
+        }
+    return results
+
+
+def kill(args: argparse.Namespace) -> dict[str, Any]:
+    compute_s = [args.compute_s] * args.workers
+    pauses, steps, silent, errors = [], [], [], []
+    is_complete = True
+    for _ in range(args.rounds):
+        ours = train_ours(args, compute_s, "bsp", faults=[(1, DYING_UPDATE)])
+        at_s = [moment for moment, _, _ in ours["updates"]]
+        [lost_s] = ours["losses"]
+        usual_s = typical(at_s)
+        around_s = next(after - before for before, after in pairwise(at_s) if after > lost_s)
+        steps.append(usual_s)
+        pauses.append(around_s - usual_s)
+        versions = [version for _, version, _ in ours["updates"]]
+        is_complete &= versions == list(range(1, args.updates + 1))
+        ddp = train_ddp(args, compute_s, faults=[(1, DYING_UPDATE)])
+        silent.append(ddp["error_s"] - ddp["updates"][-1][0])
+        errors.append(f"{len(ddp['updates'])} of {args.updates} updates, then {ddp['error']}")
+    return {
+        "bar": "no update lost, pause under one update's time in every round",
+        "every_update_made": is_complete,
+        "update_s": spread(steps),
+        "pause_s": spread(pauses),
+        "meets_bar": is_complete and all(pause < step for pause, step in zip(pauses, steps, strict=True)),
+        "ddp": {"ends_after_s": spread(silent), "with": errors[-1]},
+    }
+
+
+def join(args: argparse.Namespace) -> dict[str, Any]:
+    compute_s = [args.compute_s] * args.workers
+    since_start, since_joined, longest = [], [], []
+    for _ in range(args.rounds):
+        settings = {
+            "protocol": "bsp",
+            "compute_s": compute_s,
+            "faults": [(1, DYING_UPDATE)],
+            "updates": DYING_UPDATE + round(12 / args.compute_s),
+        }
+        job = Job("train_ours", args.workers + 1, settings)
+        begun_s = job.start_again(2)
+        ours = job.answers()[0]
+        [joined_s], [used_s] = ours["joins"], ours["used_after_join"]
+        at_s = [moment for moment, _, _ in ours["updates"]]
+        gaps_s = [after - before for before, after in pairwise(at_s) if after > begun_s and before < used_s]
+        since_start.append(used_s - begun_s)
+        since_joined.append(used_s - joined_s)
+        longest.append(max(gaps_s) / typical(at_s))
+    return {
+        "bar": f"first gradient used within {JOIN_BAR_S} s of the process's start; no update takes twice as long",
+        "from_start_of_process_s": spread(since_start),
+        "from_joining_s": spread(since_joined),
+        "longest_update_while_joining_in_usual_ones": spread(longest),
+        "meets_bar": max(since_start) <= JOIN_BAR_S and max(longest) < 2.0,
+    }
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "move": move,
+    "premium": premium,
+    "payout": payout,
+    "kill": kill,
+    "join": join,
+}
+
+
+# --- jobs of several processes ---------------------------------------------------------------------------------------
+
+
+def train_ours(
+    args: argparse.Namespace, compute_s: list[float], protocol: str, faults: list[tuple[int, int]] | None = None
+) -> dict[str, Any]:
+    settings = {"protocol": protocol, "compute_s": compute_s, "updates": args.updates, "faults": faults or []}
+    return dict(Job("train_ours", len(compute_s) + 1, settings).answers()[0])
+
+
+def train_ddp(
+    args: argparse.Namespace, compute_s: list[float], faults: list[tuple[int, int]] | None = None
+) -> dict[str, Any]:
+    settings = {"compute_s": compute_s, "updates": args.updates, "faults": faults or []}
+    return dict(Job("train_ddp", len(compute_s), settings).answers()[0])
+
+
+def rate(updates: list[tuple[float, int, int]]) -> float:
+    """Return minibatches applied per second, after the first updates."""
+    timed = updates[WARM_UP:]
+    return sum(k for _, _, k in timed[1:]) / (timed[-1][0] - timed[0][0])
+
+
+def typical(at_s: list[float]) -> float:
+    """Return the median of the seconds between two updates."""
+    return median(after - before for before, after in pairwise(at_s[WARM_UP:]))
+
+
+class Job:
+    """The processes of a job, with the variables that torchrun would set.
+
+    Args:
+        contender: what each of them does.
+        world_size: how many there are.
+        settings: of the contender.
+    """
+
+    def __init__(self, contender: str, world_size: int, settings: dict[str, Any]) -> None:
+        self._command = [sys.executable, str(RANKS), contender, json.dumps(settings)]
+        self._environment = {
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "PACELINE_TOKEN": "benchmark",
+            "OMP_NUM_THREADS": "1",
+        }
+        self._processes = [self._start(rank) for rank in range(world_size)]
+
+    def start_again(self, rank: int) -> float:
+        """Start a rank once more when it has ended; return the monotonic time of it."""
+        self._processes[rank].wait(LIMIT_S)
+        begun_s = time.monotonic()
+        self._processes.append(self._start(rank, IS_BACK="1"))
+        return begun_s
+
+    def answers(self) -> list[Any]:
+        """Return what every rank says that says something, when all have ended."""
+        try:
+            said = [process.communicate(timeout=LIMIT_S)[0] for process in self._processes]
+        finally:
+            for process in self._processes:
+                process.kill()
+                process.wait()
+        lines = [line for text in said for line in text.splitlines() if line.startswith(ANSWER)]
+        return [json.loads(line.removeprefix(ANSWER)) for line in lines]
+
+    def _start(self, rank: int, **more: str) -> subprocess.Popen[str]:
+        environment = {**os.environ, **self._environment, "RANK": str(rank), "LOCAL_RANK": str(rank), **more}
+        return subprocess.Popen(self._command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()

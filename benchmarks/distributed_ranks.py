@@ -1,0 +1,202 @@
+"""One rank of a job that `distributed.py` measures: ours, DistributedDataParallel's, or bare gloo's.
+
+Called with the name of a contender and its settings as JSON; every rank prints its answer as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+import paceline as pl
+from common import Stopwatch
+from paceline.callbacks.base import Callback
+from paceline.engines.replica import Replica
+from paceline.history import GradientArrived, Record, UpdateMade, WorkerJoined, WorkerLost
+
+ANSWER = "answer: "
+LR = 1e-3
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    contender, settings = sys.argv[1], json.loads(sys.argv[2])
+    print(ANSWER + json.dumps(CONTENDERS[contender](settings)), flush=True)
+
+
+# --- moving parameters, and nothing else -----------------------------------------------------------------------------
+
+
+class Idle(nn.Module):
+    """Nearly all parameters are in one vector that no loss depends on."""
+
+    def __init__(self, parameters: int) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.ones(parameters - 1))
+        self.used = nn.Parameter(torch.zeros(1))
+
+
+def touch_one_parameter(model: nn.Module, batch: object) -> Tensor:
+    assert isinstance(model, Idle)
+    return model.used.sum()
+
+
+def step_one_parameter(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return an optimizer of the used one alone: what is left of an update is to move the others."""
+    return torch.optim.SGD(list(parameters)[-1:], lr=LR)
+
+
+def move_ours(settings: dict[str, Any]) -> float:
+    """Return the seconds from an update to the next, in a worker's process those of its replica for a gradient.
+
+    The difference is publish, push, and whatever the engine and the server do besides.
+    """
+    watch = Stopwatch()
+    watch.time(Replica, "gradient")
+    job = pl.Job(
+        model=partial(Idle, settings["parameters"]),
+        optimizer=step_one_parameter,
+        data=TensorDataset(torch.zeros(1)),
+        batch_size=1,
+        step=touch_one_parameter,
+    )
+    updates: int = settings["updates"]
+    cluster = pl.Torchrun(threads=1, **settings.get("torchrun", {}))
+    end = pl.train(job, protocol=pl.bsp(), cluster=cluster, stop=pl.Stop(updates=updates + warm_up(updates)))
+    if os.environ["RANK"] != "0":
+        return watch.s / (updates + warm_up(updates))
+    times_s: list[float] = [update.now_s for update in end.history.of(UpdateMade)][-updates - 1 :]
+    return (times_s[-1] - times_s[0]) / updates
+
+
+def move_by_gloo(settings: dict[str, Any]) -> float:
+    """Return the seconds of sending a vector and receiving another one of its size."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    updates: int = settings["updates"]
+    vector, gradient = torch.ones(settings["parameters"]), torch.ones(settings["parameters"])
+    begun = 0.0
+    for update in range(warm_up(updates) + updates):
+        if update == warm_up(updates):
+            begun = time.perf_counter()
+        if rank == 0:
+            dist.send(vector, 1)
+            dist.recv(gradient, 1)
+        else:
+            dist.recv(vector, 0)
+            dist.send(gradient, 0)
+    took_s = time.perf_counter() - begun
+    dist.destroy_process_group()
+    return took_s / updates
+
+
+def warm_up(updates: int) -> int:
+    """Return how many updates come before the timed ones."""
+    return max(5, updates // 10)
+
+
+# --- training with emulated compute ----------------------------------------------------------------------------------
+
+
+def make_model() -> nn.Module:
+    """Return four layers with a million parameters together."""
+    return nn.Sequential(*[nn.Linear(500, 500, bias=False) for _ in range(4)])
+
+
+def make_data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(64, 500, generator=generator), torch.randn(64, 500, generator=generator))
+
+
+class Clock(Callback):
+    """Notes when something happens, on the clock that all processes of this machine share."""
+
+    def __init__(self) -> None:
+        self.updates: list[tuple[float, int, int]] = []  # at_s, version, k
+        self.losses: list[float] = []
+        self.joins: list[float] = []
+        self.used_after_join: list[float] = []
+        self._joined: int | None = None
+
+    def on_record(self, record: Record) -> None:
+        """Note the moment."""
+        at_s = time.monotonic()
+        match record:
+            case UpdateMade():
+                self.updates.append((at_s, record.version, record.k))
+            case WorkerLost():
+                self.losses.append(at_s)
+            case WorkerJoined():
+                self.joins.append(at_s)
+                self._joined = record.worker
+            case GradientArrived(used=True) if record.worker == self._joined:
+                self.used_after_join.append(at_s)
+                self._joined = None
+
+
+def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
+    compute_s = settings["compute_s"]
+    sleeps = [pl.Deterministic(each) for each in compute_s]
+    faults = [pl.Fault(*fault) for fault in settings.get("faults", [])] if not os.environ.get("IS_BACK") else []
+    clock = Clock()
+    pl.train(
+        pl.Job(
+            model=make_model, loss=F.mse_loss, optimizer=partial(torch.optim.SGD, lr=LR), data=make_data(), batch_size=1
+        ),
+        protocol=settings["protocol"],
+        cluster=pl.Torchrun(threads=1, slowness=pl.Cluster(len(compute_s), timing=sleeps), faults=faults),
+        stop=pl.Stop(updates=settings["updates"]),
+        callbacks=[clock],
+    )
+    return vars(clock)
+
+
+def train_ddp(settings: dict[str, Any]) -> dict[str, Any]:
+    """Train as DDP does, and tell how it ends when one of its ranks dies."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(make_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    inputs, targets = make_data().tensors
+    order = torch.Generator().manual_seed(rank)
+    updates: list[tuple[float, int, int]] = []
+    for update in range(1, settings["updates"] + 1):
+        if [rank, update] in settings.get("faults", []):
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(settings["compute_s"][rank])
+        sample = torch.randint(len(inputs), (1,), generator=order)
+        optimizer.zero_grad()
+        try:
+            F.mse_loss(model(inputs[sample]), targets[sample]).backward()
+        except RuntimeError as error:
+            said = str(error).partition("] ")[2].partition(". This")[0]
+            return {"updates": updates, "error": f"{type(error).__name__}: {said}", "error_s": time.monotonic()}
+        optimizer.step()
+        updates.append((time.monotonic(), update, dist.get_world_size()))
+    dist.destroy_process_group()
+    return {"updates": updates}
+
+
+CONTENDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "move_ours": move_ours,
+    "move_by_gloo": move_by_gloo,
+    "train_ours": train_ours,
+    "train_ddp": train_ddp,
+}
+
+if __name__ == "__main__":
+    main()

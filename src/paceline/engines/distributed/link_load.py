@@ -1,0 +1,82 @@
+"""How busy the server's link is going to be, from the first gradient of every worker."""
+
+from __future__ import annotations
+
+from math import ceil
+from statistics import median
+
+BUSIEST = 0.5  # beyond which workers that send at random moments wait for each other about as long as they send
+
+
+def share_busy(n: int, nbytes: int, compute_s: float, bytes_per_s: float) -> float:
+    """Return the share of time in which each direction of the server's link is busy if no worker ever waits.
+
+    With t = nbytes / bytes_per_s, a worker is through after compute_s + 2 t and needs each direction for t, so the
+    share is n t / (compute_s + 2 t); above 1 workers have to wait, whatever the protocol.
+
+    Args:
+        n: workers, >= 1.
+        nbytes: of a version, and of a gradient, on the wire.
+        compute_s: seconds to compute a gradient, >= 0.
+        bytes_per_s: in each direction, > 0.
+
+    >>> share_busy(4, 4_000_000, 0.1, 400e6)
+    0.3333333333333333
+    """
+    moving_s = nbytes / bytes_per_s
+    return n * moving_s / (compute_s + 2 * moving_s)
+
+
+def slices_for(n: int, nbytes: int, compute_s: float, bytes_per_s: float) -> int:
+    """Return how many servers, each with its part of the vector, would be busy for half of the time at most.
+
+    The smallest m with n t / m <= (compute_s + 2 t / m) / 2, >= 1; no number helps where nothing is computed: n then.
+
+    >>> slices_for(64, 2_000_000_000, 10.0, 3e9)
+    9
+    """
+    excess_s = nbytes / bytes_per_s * (n - 2 * BUSIEST)
+    wanted = excess_s / (BUSIEST * compute_s) if compute_s > 0 else n
+    return max(1, min(n, ceil(wanted)))
+
+
+class Survey:
+    """Waits for the first gradient of every worker and tells how busy the server's link is going to be.
+
+    Args:
+        n: workers.
+        nbytes: of a version, and of a gradient, on the wire.
+        bytes_per_s: in each direction; None to go by the fastest exchange among those first ones.
+    """
+
+    def __init__(self, n: int, nbytes: int, bytes_per_s: float | None) -> None:
+        self._n = n
+        self._nbytes = nbytes
+        self._given = bytes_per_s
+        self._first: dict[int, tuple[float, float]] = {}
+
+    def hear(self, worker: int, compute_s: float, network_s: float) -> str | None:
+        """Take in a gradient and return what is to be told, when the last worker's first one has come.
+
+        Args:
+            worker: whose.
+            compute_s: seconds to compute it.
+            network_s: seconds that its version and the gradient itself were on their way.
+        """
+        if worker in self._first:
+            return None
+        self._first[worker] = compute_s, network_s
+        return self._sentence() if len(self._first) == self._n else None
+
+    def _sentence(self) -> str:
+        compute_s = median(seconds for seconds, _ in self._first.values())
+        fastest_s = max(1e-9, min(seconds for _, seconds in self._first.values()))
+        bytes_per_s = self._given or 2 * self._nbytes / fastest_s
+        share = share_busy(self._n, self._nbytes, compute_s, bytes_per_s)
+        slices = slices_for(self._n, self._nbytes, compute_s, bytes_per_s)
+        advice = "" if slices == 1 else f"{slices} slices would be better, "
+        return (
+            f"the server's link will be busy {share:.0%} of the time{' (workers will wait)' if share > 1 else ''}: "
+            f"{self._n} workers, {self._nbytes / 1e6:.3g} MB each way a gradient, {compute_s:.3g} s to compute it, "
+            f"{bytes_per_s / 1e6:.3g} MB/s {'given' if self._given else 'measured'}; {advice}1 slice is what there is"
+        )
