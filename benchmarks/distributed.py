@@ -38,7 +38,7 @@ def main() -> None:
     parser = options(__doc__ or "")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--compute-s", type=float, default=0.1)
-    parser.add_argument("--updates", type=int, default=60, help="of each training")
+    parser.add_argument("--updates", type=int, default=40, help="of each training")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     args = parser.parse_args()
     report("distributed", args, {part: PARTS[part](args) for part in args.parts})
