@@ -1,7 +1,6 @@
 """The reproduction of "Slow and Stale Gradients", on images made up: that it is the paper's, and that it runs."""
 
 import json
-import struct
 
 import numpy as np
 import pytest
@@ -15,26 +14,15 @@ from papers.slow_and_stale import draw, jobs, run, table
 from papers.slow_and_stale.predicted import changes
 from papers.slow_and_stale.settings import BOUNDS, CIFAR10, FIGURES, K_SYNC, LAWS, MNIST, TIMES, C
 from papers.slow_and_stale.training import lines_of, runs
+from tiny_data import write_images
 
 SAMPLES = 300
-RNG = np.random.default_rng(0)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    labels = RNG.integers(0, 10, size=SAMPLES).astype(np.uint8)
-    (folder / "mnist").mkdir()
-    for split in ("train", "t10k"):
-        digits = (labels[:, None, None] * 25 + RNG.integers(0, 5, size=(SAMPLES, 28, 28))).astype(np.uint8)
-        for kind, array in (("images-idx3", digits), ("labels-idx1", labels)):
-            head = struct.pack(f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-            (folder / f"mnist/{split}-{kind}-ubyte").write_bytes(head + array.tobytes())
-    (folder / "cifar-10-batches-bin").mkdir()
-    pixels = RNG.integers(0, 256, size=(SAMPLES, 3072)).astype(np.uint8)
-    for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"):
-        records = np.concatenate([labels[:, None], pixels], axis=1)
-        (folder / f"cifar-10-batches-bin/{name}.bin").write_bytes(records.tobytes())
+    write_images(folder, SAMPLES)
     return folder
 
 

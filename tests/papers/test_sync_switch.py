@@ -1,7 +1,6 @@
 """The reproduction of Sync-Switch: that its settings are the paper's, what it predicts, and that it runs."""
 
 import json
-import struct
 from dataclasses import replace
 
 import numpy as np
@@ -29,30 +28,15 @@ from papers.sync_switch.settings import (
 )
 from papers.sync_switch.training import Run, lines_of, runs
 from papers.tasks import Where
+from tiny_data import write_images
 
 SAMPLES = 40
-RNG = np.random.default_rng(0)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    labels = RNG.integers(0, 10, size=SAMPLES).astype(np.uint8)
-    (folder / "mnist").mkdir()
-    for split in ("train", "t10k"):
-        digits = (labels[:, None, None] * 25 + RNG.integers(0, 5, size=(SAMPLES, 28, 28))).astype(np.uint8)
-        for kind, array in (("images-idx3", digits), ("labels-idx1", labels)):
-            head = struct.pack(f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-            (folder / f"mnist/{split}-{kind}-ubyte").write_bytes(head + array.tobytes())
-    (folder / "cifar-10-batches-bin").mkdir()
-    pixels = RNG.integers(0, 256, size=(SAMPLES, 3072)).astype(np.uint8)
-    for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"):
-        records = np.concatenate([labels[:, None], pixels], axis=1)
-        (folder / f"cifar-10-batches-bin/{name}.bin").write_bytes(records.tobytes())
-    (folder / "cifar-100-binary").mkdir()
-    for name in ("train", "test"):
-        records = np.concatenate([labels[:, None] // 5, labels[:, None], pixels], axis=1)
-        (folder / f"cifar-100-binary/{name}.bin").write_bytes(records.tobytes())
+    write_images(folder, SAMPLES)
     jobs._mnist.cache_clear()
     jobs._cifar10.cache_clear()
     jobs._cifar100.cache_clear()
