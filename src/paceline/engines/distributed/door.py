@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from paceline.engines.distributed.admission import Refused, examine
-from paceline.engines.distributed.inbox import Inbox
+from paceline.engines.distributed.inbox import Post
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import LOOK_AGAIN_S, Meeting, pair_key
 from paceline.engines.distributed.messages import Abandoned, Finished, Message
@@ -80,12 +81,17 @@ class Door:
         meeting: where they come.
         token: of the job.
         agreement: what all processes have to agree on.
-        rooms: by worker, where its gradients come in.
+        rooms: by worker, where its gradients come in; None for one that sends none.
         inbox: where everything is told.
     """
 
     def __init__(
-        self, meeting: Meeting, token: str, agreement: dict[str, Any], rooms: list[Travelling], inbox: Inbox[News]
+        self,
+        meeting: Meeting,
+        token: str,
+        agreement: dict[str, Any],
+        rooms: Sequence[Travelling | None],
+        inbox: Post[News],
     ) -> None:
         self._meeting = meeting
         self._token = token
@@ -157,12 +163,13 @@ class Door:
     def _listen(self, ticket: int, line: Line, worker: int) -> None:
         try:
             room = self._rooms[worker]
-            line.make_room(room.memory)
+            if room is not None:
+                line.make_room(room.memory)
             self._inbox.put(Entered(ticket, worker, line))
             while True:
                 message = line.receive()
                 at_s = time.monotonic()
-                if isinstance(message, Finished):
+                if isinstance(message, Finished) and room is not None:
                     line.receive_vectors()
                     room.unpack()
                 if isinstance(message, Finished | Abandoned) or "metrics" in message:

@@ -18,7 +18,7 @@ from paceline.engines.distributed.door import Deserted, Door, Entered, Gone, Hea
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.line import Line
 from paceline.engines.distributed.link_load import Survey
-from paceline.engines.distributed.meeting import Meeting
+from paceline.engines.distributed.meeting import call
 from paceline.engines.distributed.messages import Abandoned, Ending, Evaluation, Finished, Interrupting, Work
 from paceline.engines.distributed.published import Published
 from paceline.engines.distributed.wire import Travelling, Wire
@@ -81,7 +81,7 @@ class DistributedEngine(RealTimeEngine[_Member]):
 
     def _start(self) -> None:
         torch.set_num_threads(max(1, cores() // self._cluster.ranks.local_world_size))
-        meeting = Meeting(self._cluster)
+        meeting = call(self._cluster)
         rooms = [Travelling(self._wire, gradient) for gradient in self._gradients]
         self._door = Door(meeting, self._cluster.ranks.token, self._agreement, rooms, self._inbox)
         if self._cluster.has_worker_at_server:
