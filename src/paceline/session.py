@@ -205,6 +205,7 @@ def agreement(setting: Setting, model: nn.Module) -> dict[str, Any]:
     agreed = {
         "seed": setting.seed,
         "workers": setting.cluster.workers,
+        "debug": setting.cluster.debug,
         "protocol": str(setting.checked_plan),
         "plan": plan_as_json(setting.checked_plan),
         "stop": str(setting.stop),

@@ -141,6 +141,8 @@ class Torchrun:
             measure it with the first gradients.
         faults: Failures by script, to rehearse what a run does about them.
         start_timeout_s: Seconds in which every rank has to be there, > 0.
+        debug: Whether a script that changes the parameters itself ends the run, as in `LocalCluster`; workers also
+            compare every version to the server's.
 
     Raises:
         UsageError: this process was not started by torchrun, nor as torchrun would.
@@ -157,12 +159,14 @@ class Torchrun:
     bytes_per_s: float | None = None
     faults: Sequence[Fault] = ()
     start_timeout_s: float = 300.0
+    debug: bool = False
     ranks: Ranks = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", Ranks.from_environment(os.environ))
-        if not isinstance(self.worker_at_server, bool):
-            raise UsageError(f"worker_at_server={self.worker_at_server!r} is neither true nor false")
+        for name in ("worker_at_server", "debug"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name}={getattr(self, name)!r} is neither true nor false")
         if self.workers not in WORKERS:
             raise UsageError(f"workers={self.workers!r}, expected {' or '.join(WORKERS)}")
         if self.workers == "node":
@@ -181,7 +185,9 @@ class Torchrun:
         self._check_address()
 
     def __str__(self) -> str:
-        told = brief(self, without=("address", "start_timeout_s", "bytes_per_s"))  # a run may go on from other hosts
+        told = brief(
+            self, without=("address", "start_timeout_s", "bytes_per_s", "debug")
+        )  # a run may go on from other hosts
         return f"{told} with {self.n} worker{'s' if self.n > 1 else ''}"
 
     @property

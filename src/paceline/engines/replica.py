@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from paceline.data import Loader, batch_len, eval_batches, part_of
 from paceline.engines.microbatches import Spread, variance
+from paceline.engines.seal import Seal
 from paceline.engines.share import Part, Sharing
 from paceline.errors import RunError, UsageError
 from paceline.events import Minibatch
@@ -53,6 +54,7 @@ class Replica:
         team: of processes that share each minibatch, if there are more than this one. What a layer or a data set
             draws at random differs between them, and so, by no more than that, from what one process draws. Their
             check is called between microbatches only, as often by each of them.
+        debug: whether parameters that the job changes while it computes are noticed.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Replica:
         device: torch.device | str = "cpu",
         check: Callable[[], None] | None = None,
         team: Sharing | None = None,
+        debug: bool = False,
     ) -> None:
         self._job = job
         self._seed = seed
@@ -73,6 +76,7 @@ class Replica:
         self._team = team
         self.model = build_model(job, seed).to(self._device)
         self.layout = Layout(self.model)
+        self._seal = Seal.of_parameters(self.model) if debug else None
         self._parameters = trainable(self.model)
         self._buffers = list(self.model.buffers())
         self._own: dict[str, Vectors] = {}
@@ -98,7 +102,8 @@ class Replica:
             begun = perf_counter()
             ours = self._local("gradient", gradient)
             at = self._read(version)
-            part = self._forward_backward(batch, ours)
+            with self._seal_closed(worker, draw):
+                part = self._forward_backward(batch, ours)
             for change, buffer, before in zip(ours.buffers, self._buffers, at.buffers, strict=True):
                 change.copy_(buffer)
                 if change.dtype != torch.bool:
@@ -129,6 +134,11 @@ class Replica:
             whole = self._loader.batch(worker, draw, minibatch)
         mine = np.array_split(np.arange(batch_len(whole)), team.size)[team.place]
         return part_of(whole, mine[0], mine[-1] + 1) if len(mine) else None
+
+    def _seal_closed(self, worker: int, draw: int) -> AbstractContextManager[None]:
+        if self._seal is None:
+            return nullcontext()
+        return self._seal.closed(f"worker {worker}", f"while job {self._job.name} computed its draw {draw}")
 
     def _forward_backward(self, batch: Batch | None, gradient: Vectors) -> Part:
         for i in gradient.written:  # an unused parameter costs nothing

@@ -22,6 +22,7 @@ from paceline.engines.distributed.messages import Ending, Work
 from paceline.engines.distributed.team import Team, Torn
 from paceline.engines.labour import device_of
 from paceline.engines.replica import Interrupted, Replica
+from paceline.engines.seal import check_version
 from paceline.engines.signals import leaving_on_sigterm
 from paceline.errors import RunError, UsageError
 from paceline.job import Job
@@ -56,7 +57,8 @@ class _Follower:
         self._cluster = cluster
         self._team = Team(cluster.place, cluster.team_size, lambda: False, uses_nccl=uses_nccl(cluster))
         device = device_of(cluster.device, cluster.ranks.local_rank)
-        self._replica = Replica(job, seed, cluster.n, device=device, check=self._team.check, team=self._team)
+        team = self._team
+        self._replica = Replica(job, seed, cluster.n, device=device, check=team.check, team=team, debug=cluster.debug)
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
         self._requests: queue.SimpleQueue[Work | Ended | SystemExit | Broken] = queue.SimpleQueue()
@@ -115,6 +117,8 @@ class _Follower:
         try:
             if work.sends_version:
                 self._team.hand_round(self._version)
+            who = f"process {self._cluster.place} of worker {self._cluster.worker}"
+            check_version(self._version.memory, work.checksum, who, f"before its draw {work.draw}")
             self._replica.gradient(self._cluster.worker, work.draw, work.minibatch, self._version, self._gradient)
         except Interrupted:
             pass

@@ -18,6 +18,7 @@ from paceline.engines.distributed.meeting import Meeting, client
 from paceline.engines.distributed.messages import Ending, Work
 from paceline.engines.distributed.team import Team
 from paceline.engines.replica import Measured, Replica
+from paceline.engines.seal import checksum
 from paceline.errors import RunError, UsageError
 from paceline.events import Minibatch
 from paceline.job import Job
@@ -133,6 +134,8 @@ class Leader:
     def pass_on(self, draw: int, minibatch: Minibatch | None, version: Vectors) -> None:
         """Let the others compute their shares of a minibatch at a version."""
         work = Work(draw, 0, not self._is_passed_on, 0.0, *(minibatch or (None, None, None)))
+        if self._cluster.debug:
+            work = work._replace(checksum=checksum(version.memory))
         for line in self._lines.values():
             line.settle()  # they have agreed on what became of the work before
             line.send(work, will_be_answered=True)
@@ -179,8 +182,8 @@ class LeadingReplica(Replica):
         leader: of the processes that share.
     """
 
-    def __init__(self, job: Job, seed: int, n: int, *, device: torch.device | str, leader: Leader) -> None:
-        super().__init__(job, seed, n, device=device, check=leader.team.check, team=leader.team)
+    def __init__(self, job: Job, seed: int, n: int, *, device: torch.device | str, leader: Leader, debug: bool) -> None:
+        super().__init__(job, seed, n, device=device, check=leader.team.check, team=leader.team, debug=debug)
         self._leader = leader
 
     def gradient(

@@ -25,6 +25,7 @@ from paceline.engines.distributed.team import Torn
 from paceline.engines.distributed.wire import Travelling, Wire
 from paceline.engines.labour import Labour, device_of, pin
 from paceline.engines.replica import Interrupted, Replica
+from paceline.engines.seal import check_version
 from paceline.engines.signals import leaving_on_sigterm
 from paceline.errors import RunError, UsageError
 from paceline.job import Job
@@ -105,9 +106,10 @@ class _Member:
         self.leader = Leader(cluster, self._is_unwanted, self._leave, self._break_up)
         self._replica: Replica
         if self.leader.team.size > 1:
-            self._replica = LeadingReplica(job, seed, cluster.n, device=device, leader=self.leader)
+            self._replica = LeadingReplica(job, seed, cluster.n, device=device, leader=self.leader, debug=cluster.debug)
         else:
-            self._replica = Replica(job, seed, cluster.n, device=device, check=self._check if is_worker else None)
+            check = self._check if is_worker else None
+            self._replica = Replica(job, seed, cluster.n, device=device, check=check, debug=cluster.debug)
         faults = tuple(cluster.faults)
         self._labour = Labour(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
         self._version = self._replica.layout.allocate()
@@ -174,16 +176,25 @@ class _Member:
     def _compute(self, work: Work, received_s: float) -> None:
         self._draw = work.draw
         self.leader.expect(work)
+        self._check_version(work, "before")
         try:
             measured = self._labour.gradient(work.draw, work.minibatch, work.run_s, self._version, self._gradient)
         except Interrupted:
             self._line.send(Abandoned(work.draw), will_be_answered=True)
         else:
+            self._check_version(work, "after")
             self._leaving.pack()
             finite = measured.finite and not self._leaving.overflows(measured.squared_norm)
             busy_s = time.monotonic() - received_s
             finished = Finished(work.draw, busy_s, *measured._replace(finite=finite))
             self._line.send(finished, self._leaving.memory, will_be_answered=True)
+
+    def _check_version(self, work: Work, when: str) -> None:
+        """Compare what is computed with to what the server has sent, in debug mode."""
+        if work.checksum is not None:
+            self._arriving.pack()
+            at = f"{when} its draw {work.draw}, of version {work.version}"
+            check_version(self._arriving.memory, work.checksum, f"worker {self._worker}", at)
 
     def _is_unwanted(self) -> bool:
         return self._interrupted >= self._draw
