@@ -68,6 +68,7 @@ class Replica:
         team: Sharing | None = None,
         debug: bool = False,
     ) -> None:
+        self.batch_size = job.batch_size
         self._job = job
         self._seed = seed
         self._device = torch.device(device)
