@@ -43,7 +43,7 @@ WORKERS = 4
 SEED = 5
 EXACT, ALIKE = 1e-12, 1e-5  # bars in float64, and in float32 where both sides round to bf16
 BF16 = 2.0**-8  # half of it when a version is rounded, half when its gradient is
-COMPENSATED = ["asp + dc_asgd(lambda_0=0.04)", "k_async(k=2) + staleness_weight"]
+COMPENSATED = ["asp + dc_asgd(lambda0=0.04)", "k_async(k=2) + staleness_weight"]
 PROTOCOLS = [*(str(row[1]) for row in TABLE), *COMPENSATED]
 SAMPLES, FEATURES, HIDDEN, CLASSES, BATCH = 2000, 20, 50, 10, 32
 RANK = "--rank"

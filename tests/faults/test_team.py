@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import IterableDataset
 
 import paceline as pl
+from faults.hosts import Cut, hosts, need_hosts, ranks_on_hosts
 from faults.ranks import ranks, run
 from faults.test_distributed import flat, lost, used_by
 from paceline.engines.distributed.line import dist
@@ -21,7 +22,7 @@ from paceline.engines.distributed.team import Team, Torn
 from paceline.engines.microbatches import variance
 from paceline.engines.replica import Interrupted, Part, Replica, build_model
 from paceline.events import Minibatch
-from paceline.history import GradientArrived, WorkInterrupted
+from paceline.history import DecisionMade, GradientArrived, WorkInterrupted
 from paceline.server import ParameterServer
 from tiny_counting import BATCH, counting_job, times_applied
 from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, tiny_job
@@ -367,3 +368,22 @@ def test_a_group_that_is_not_complete_says_who_is_missing():
             job.end(1)
         with pytest.raises(pl.RunError, match=r"worker 0 did not come"):
             job.end(0)
+
+
+@pytest.mark.slow
+def test_a_host_that_is_cut_off_is_one_worker_that_is_lost_and_takes_part_again():
+    need_hosts()
+    slow = {**NODE, "slowness": pl.Cluster(2, timing=pl.Deterministic(0.02))}
+    rules = {"protocol": "bsp", "stop": "seconds=15", "worker_timeout_s": 1.5}
+    with hosts(2) as made:
+        cut = Cut(made, place=1, after=(1, 20), back_after_s=4.0)
+        with ranks_on_hosts(made, [0, 0, 1, 1], tiny_job(), slow, [cut], **rules) as job:
+            job.start_all()
+            ends = [job.end(rank) for rank in range(4)]
+    decided = [
+        (record.worker, record.kind, record.now_s) for record in ends[0].of(DecisionMade) if record.kind == "lost"
+    ]
+    assert [worker for worker, _, _ in decided] == [1]
+    back = [r.now_s for r in ends[0].of(GradientArrived) if r.worker == 1 and r.used and r.now_s > decided[0][2]]
+    assert len(back) > 5
+    assert all(torch.equal(flat(end.parameters), flat(ends[0].parameters)) for end in ends)
