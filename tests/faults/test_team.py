@@ -4,6 +4,8 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -196,6 +198,16 @@ def test_a_version_goes_round():
         return int(version.memory.min())
 
     assert together(3, act) == [7, 7, 7]
+
+
+@pytest.mark.slow
+def test_who_is_slow_is_waited_for():
+    def act(team):
+        time.sleep(2.0 * team.place)  # longer than to connect
+        return outcome(team.check)
+
+    with patch("paceline.engines.distributed.team.CONNECT_TIMEOUT", timedelta(seconds=1)):
+        assert together(2, act) == [None, None]
 
 
 def test_who_waits_for_a_torn_team_hears_of_it():

@@ -80,6 +80,7 @@ class Team(Sharing):
         with self._tearing():
             options = dist.BroadcastOptions()
             options.rootRank = 0
+            options.timeout = FOREVER
             self._group.broadcast([version.memory], options).wait(FOREVER)
 
     def add_up(self, gradient: Vectors, part: Part) -> Part:
@@ -92,7 +93,7 @@ class Team(Sharing):
             for flat in [*gradient.flat_parameters, *gradient.flat_buffers]:
                 if flat.is_floating_point() or flat.is_complex():
                     _ = flat.mul_(ours / samples) if ours else flat.zero_()
-                    self._adder.allreduce([flat]).wait(FOREVER)
+                    _add_up(self._adder, flat)
         gradient.written.update(range(len(gradient.parameters)))
         return Part(loss / samples, int(samples), mean_square / samples, int(microbatches))
 
@@ -114,7 +115,7 @@ class Team(Sharing):
         sums: Tensor = self._sums
         sums.copy_(torch.tensor([self._is_unwanted(), *ours], dtype=torch.float64))
         with self._tearing():
-            self._group.allreduce([sums]).wait(FOREVER)
+            _add_up(self._group, sums)
         is_unwanted, *rest = sums.tolist()
         if is_unwanted:
             raise Interrupted
@@ -128,3 +129,10 @@ class Team(Sharing):
             yield
         except RuntimeError as error:
             raise Torn(f"a process of this worker is gone: {error}".partition("\n")[0]) from error
+
+
+def _add_up(group: Any, tensor: Tensor) -> None:
+    """Make of everybody's tensor the sum of them, however long one of them takes."""
+    options = dist.AllreduceOptions()  # a sum
+    options.timeout = FOREVER  # the group's own is that of connecting
+    group.allreduce([tensor], options).wait(FOREVER)
