@@ -1,8 +1,8 @@
 """The distributed engine against DistributedDataParallel and bare gloo, every rank a fresh process on loopback.
 
 - `move`: push and publish of parameters that nothing steps, one worker, against gloo's send and recv.
-- `overlap`: ResNet-18 on 32 x 32 images over a link of 1 Gbit/s between two network namespaces, one worker: gradients that leave
-  in pieces during the backward pass against gradients that leave as a whole after it. Needs root.
+- `overlap`: ResNet-18 on 32 x 32 images over a link of 1 Gbit/s between two network namespaces, one worker: gradients
+  that leave in pieces during the backward pass against gradients that leave as a whole after it. Needs root.
 - `premium`: four workers that sleep for their compute time, BSP, against DDP.
 - `payout`: the same with one worker at half speed, protocols that do not wait for it.
 - `kill`: one of the workers is killed.

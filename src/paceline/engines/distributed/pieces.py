@@ -84,7 +84,7 @@ class Departure:
     in reentrant checkpoints), the piece goes a second time at the end, and from then on only at the end.
 
     Args:
-        pieces: of what travels.
+        pieces: of what travels; one with something else than parameters in it holds none of them, or is the only one.
         places: of each parameter in what travels.
         send: packs and sends a piece, given its number.
 
