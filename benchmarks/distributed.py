@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -67,8 +68,7 @@ def move(args: argparse.Namespace) -> dict[str, Any]:
 
 def overlap(args: argparse.Namespace) -> dict[str, Any]:
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from faults.hosts import hosts
-
+    hosts = import_module("faults.hosts").hosts
     measured: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     with hosts(2) as made:
         made.shape(1, OVERLAP_LINK)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,6 @@ from torch.utils.data import TensorDataset
 import paceline as pl
 from common import Stopwatch
 from paceline.callbacks.base import Callback
-from paceline.engines.distributed import wire
 from paceline.engines.distributed.pieces import Piece
 from paceline.engines.replica import Replica
 from paceline.history import GradientArrived, Record, UpdateMade, WorkerJoined, WorkerLost
@@ -116,7 +116,7 @@ def warm_up(updates: int) -> int:
 def train_resnet(settings: dict[str, Any]) -> float:
     """Return the seconds from an update to the next, in a worker's process those of its replica for a gradient."""
     if not settings["in_pieces"]:
-        wire.cut = lambda gradient_nbytes, nbytes: [Piece(0, nbytes)]
+        patch("paceline.engines.distributed.wire.cut", as_a_whole).start()
     watch = Stopwatch()
     watch.time(Replica, "gradient")
     images = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -134,6 +134,10 @@ def train_resnet(settings: dict[str, Any]) -> float:
         return watch.s / (updates + warm_up(updates))
     times_s: list[float] = [update.now_s for update in end.history.of(UpdateMade)][-updates - 1 :]
     return (times_s[-1] - times_s[0]) / updates
+
+
+def as_a_whole(gradient_nbytes: int, nbytes: int, piece_nbytes: int = 0) -> list[Piece]:
+    return [Piece(0, nbytes)]
 
 
 # --- training with emulated compute ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from paceline.engines.distributed.admission import Refused, examine
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.line import Broken, Line
-from paceline.engines.distributed.meeting import LOOK_AGAIN_S, Meeting, pair_key
+from paceline.engines.distributed.meeting import LOOK_AGAIN_S, Meeting
 from paceline.engines.distributed.messages import Abandoned, Begun, Finished, Message
 from paceline.engines.distributed.pieces import from_number
 from paceline.engines.distributed.wire import Travelling
@@ -129,7 +129,7 @@ class Door:
 
     def _serve(self, ticket: int) -> None:
         try:
-            line = Line(self._meeting.client(), pair_key(ticket), 0, self._meeting.device)
+            line = self._meeting.line(ticket)
         except Broken:
             return  # it has not stayed
         self._lines[ticket] = line

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, distributed
 
 from paceline.engines.distributed.messages import Message, Text, decode, encode, header
+from paceline.engines.distributed.silence import end_when_silent, sockets
 
 dist: Any = distributed  # it does not export the types of all its names
 
@@ -44,19 +45,22 @@ class Line:
         store: where the two find each other, a client of its own.
         key: that only these two use.
         side: 0 for the server, 1 for the worker.
-        device: of gloo, from `listening`.
+        device: of gloo, on the address of this host.
+        silence_s: seconds after which a host that does not answer any more is taken for gone, and the line ends.
 
     Raises:
         Broken: the other one did not come.
     """
 
-    def __init__(self, store: Any, key: str, side: int, device: Any) -> None:
+    def __init__(self, store: Any, key: str, side: int, device: Any, silence_s: float) -> None:
         options = dist.ProcessGroupGloo._Options()
         options._timeout = CONNECT_TIMEOUT
         options._devices = [device]
         options._threads = 1
+        before = sockets()
         with _saying_when_broken():
             self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore(key, store), side, 2, options)
+        end_when_silent(before, silence_s)
         self._other = 1 - side
         self._sending: list[tuple[Any, Tensor]] = []  # gloo neither waits for itself nor keeps the memory
         self._answerable = 0  # of them, up to the last one that will be answered

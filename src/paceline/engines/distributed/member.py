@@ -77,7 +77,7 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
     store, ticket, device = meet(cluster)
     name = f"worker {cluster.worker} ({socket.gethostname()}, process {os.getpid()})"
     try:
-        with closing(Line(store, pair_key(ticket), 1, device)) as line:
+        with closing(Line(store, pair_key(ticket), 1, device, cluster.silence_s)) as line:
             apply_for(line, cluster.ranks.token, {"name": name, "worker": cluster.worker, "agreement": agreement})
             line.longest_text = LONGEST_TEXT_BYTES
             line.make_rooms([member.room])
