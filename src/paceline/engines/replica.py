@@ -65,6 +65,7 @@ class Replica:
         check: Callable[[], None] | None = None,
         accumulated: Callable[[int], None] | None = None,
     ) -> None:
+        self.batch_size = job.batch_size
         self._job = job
         self._seed = seed
         self._device = torch.device(device)
