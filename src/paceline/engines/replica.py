@@ -55,6 +55,8 @@ class Replica:
             draws at random differs between them, and so, by no more than that, from what one process draws. Their
             check is called between microbatches only, as often by each of them.
         debug: whether parameters that the job changes while it computes are noticed.
+        accumulated: called in the last backward pass, if the gradient is written on the device where it is wanted, with
+            the number of each parameter whose gradient autograd has added to: mostly once, and it is final then.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Replica:
         check: Callable[[], None] | None = None,
         team: Sharing | None = None,
         debug: bool = False,
+        accumulated: Callable[[int], None] | None = None,
     ) -> None:
         self.batch_size = job.batch_size
         self._job = job
@@ -75,6 +78,8 @@ class Replica:
         self._loader = Loader(job, seed, n)
         self._check = check
         self._team = team
+        self._accumulated = accumulated
+        self._is_telling = False
         self.model = build_model(job, seed).to(self._device)
         self.layout = Layout(self.model)
         self._seal = Seal.of_parameters(self.model) if debug else None
@@ -84,7 +89,7 @@ class Replica:
         self._has_checked = False
         self._written: set[int] = set()
         for i, parameter in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(lambda _, i=i: self._written.add(i))
+            parameter.register_post_accumulate_grad_hook(lambda _, i=i: self._note(i))
         self._spread = Spread(self._parameters) if job.microbatches > 1 else None
         if check is not None and team is None and self._device.type == "cpu":
             _check_between_layers(self.model, check)
@@ -104,7 +109,7 @@ class Replica:
             ours = self._local("gradient", gradient)
             at = self._read(version)
             with self._seal_closed(worker, draw):
-                part = self._forward_backward(batch, ours)
+                part = self._forward_backward(batch, ours, tells=ours is gradient)
             for change, buffer, before in zip(ours.buffers, self._buffers, at.buffers, strict=True):
                 change.copy_(buffer)
                 if change.dtype != torch.bool:
@@ -141,7 +146,7 @@ class Replica:
             return nullcontext()
         return self._seal.closed(f"worker {worker}", f"while job {self._job.name} computed its draw {draw}")
 
-    def _forward_backward(self, batch: Batch | None, gradient: Vectors) -> Part:
+    def _forward_backward(self, batch: Batch | None, gradient: Vectors, tells: bool) -> Part:
         for i in gradient.written:  # an unused parameter costs nothing
             gradient.parameters[i].zero_()
         gradient.written.clear()
@@ -152,21 +157,36 @@ class Replica:
         if self._spread is not None:
             self._spread.begin()
         size = 0 if batch is None else batch_len(batch)
+        parts = list(_parts(batch, size, self._job.microbatches))
         with self._checking_once():
-            for part, share in _parts(batch, size, self._job.microbatches):
+            for number, (part, share) in enumerate(parts, 1):
                 if self._check is not None:
                     self._check()
                 if not share:
                     continue
                 loss, _ = self._job.loss_of(self.model, to_device(part, self._device))
                 if loss.requires_grad:
-                    (loss * share if share != 1.0 else loss).backward()
+                    with self._telling(tells and number == len(parts)):
+                        (loss * share if share != 1.0 else loss).backward()
                 if self._spread is not None:
                     self._spread.add(share)
                 loss_sum += float(loss.detach()) * share
         if self._spread is None:
             return Part(loss_sum, size, mean_square=0.0, microbatches=0)
         return Part(loss_sum, size, self._spread.mean_square, self._spread.parts)
+
+    def _note(self, parameter: int) -> None:
+        self._written.add(parameter)
+        if self._is_telling and self._accumulated is not None:
+            self._accumulated(parameter)
+
+    @contextmanager
+    def _telling(self, tells: bool) -> Iterator[None]:
+        self._is_telling = tells
+        try:
+            yield
+        finally:
+            self._is_telling = False
 
     def _read(self, version: Vectors) -> Vectors:
         """Bind the parameters to a version and copy its buffers, which every draw may change for itself."""

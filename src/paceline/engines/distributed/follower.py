@@ -90,7 +90,7 @@ class _Follower:
 
     def _enter(self, address: tuple[str, int], hello: dict[str, Any]) -> Line:
         store, ticket, device = enter(address)
-        line = Line(store, pair_key(ticket), 1, device)
+        line = Line(store, pair_key(ticket), 1, device, self._cluster.silence_s)
         apply_for(line, self._cluster.ranks.token, hello)
         line.longest_text = LONGEST_TEXT_BYTES
         told = line.receive()

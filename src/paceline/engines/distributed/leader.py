@@ -68,7 +68,7 @@ class Leader:
         """
         if self.team.size == 1:
             return
-        meeting = Meeting(LOOPBACK)
+        meeting = Meeting(LOOPBACK, silence_s=self._cluster.silence_s)
         self._door = Door(meeting, self._cluster.ranks.token, agreement, [None] * self.team.size, self._news)
         client(address).set(team_key(self._cluster.worker), str(meeting.address[1]))
         self._await_everybody()
@@ -76,7 +76,7 @@ class Leader:
         key = secrets.token_hex(32)  # whoever finds the store, but does not know the token, cannot take a place
         for line in self._lines.values():
             line.tell({"team": key})
-        self.team.connect(meeting.client(), key, meeting.device)
+        self.team.connect(client(meeting.address), key, meeting.device)
 
     def _await_everybody(self) -> None:
         deadline = time.monotonic() + self._cluster.start_timeout_s

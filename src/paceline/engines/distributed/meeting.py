@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from paceline.engines.distributed.line import dist
+from paceline.engines.distributed.line import Line, dist
 from paceline.errors import RunError, UsageError
 from paceline.torchrun import Torchrun
 
@@ -25,6 +25,7 @@ class Meeting:
         host: to listen on.
         port: likewise; 0 for a free one.
         name: by which others reach this host, if not by that.
+        silence_s: seconds after which a host that does not answer any more is taken for gone.
 
     Attributes:
         address: host and port that others reach.
@@ -33,7 +34,7 @@ class Meeting:
         UsageError: the address is not this host's, or its port is in use.
     """
 
-    def __init__(self, host: str, port: int = 0, name: str | None = None) -> None:
+    def __init__(self, host: str, port: int = 0, name: str | None = None, *, silence_s: float) -> None:
         listener = _listen(host, port)
         port = listener.getsockname()[1]
         self.address = (name or host, port)
@@ -41,12 +42,18 @@ class Meeting:
             host, port, None, True, TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         self.device = dist.ProcessGroupGloo.create_device(hostname=self.address[0])
+        self._silence_s = silence_s
         self._met = 0  # tickets drawn, of those that are known
         self._drawn: list[int] = []  # whose holders have not said that they are there
 
-    def client(self) -> Any:
-        """Return a connection of its own to the store: whoever waits at one keeps all others from it."""
-        return client(self.address)
+    def line(self, ticket: int) -> Line:
+        """Wait for the holder of a ticket and return the line to it.
+
+        Raises:
+            Broken: it has not stayed.
+        """
+        # Whoever waits at a connection to the store keeps all others from it.
+        return Line(client(self.address), pair_key(ticket), 0, self.device, self._silence_s)
 
     def newcomers(self) -> list[int]:
         """Return the tickets of those who have come since the last time."""
@@ -66,7 +73,9 @@ def call(cluster: Torchrun) -> Meeting:
     """
     ranks = cluster.ranks
     name = ranks.master[0] if cluster.host == "0.0.0.0" else None
-    meeting = Meeting(cluster.host, cluster.port or (0 if ranks.has_agent else ranks.master[1]), name)
+    meeting = Meeting(
+        cluster.host, cluster.port or (0 if ranks.has_agent else ranks.master[1]), name, silence_s=cluster.silence_s
+    )
     if ranks.has_agent:
         _agents_store(cluster).set(ADDRESS, "{}:{}".format(*meeting.address))
     return meeting
