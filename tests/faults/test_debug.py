@@ -123,7 +123,7 @@ def _halves(version):
     return version
 
 
-@pytest.mark.parametrize("change", [halve, replace])
+@pytest.mark.parametrize("change", [halve, pytest.param(replace, marks=pytest.mark.slow)])
 def test_a_callback_that_changes_the_servers_model_is_found_out(change):
     job = tiny_job(model=remembered_net)
     since = r"2.weight changed on the server after version 3 was made, at [\d.]+ s;"
