@@ -17,7 +17,7 @@ DECIDING = "events history protocols switch_timing timing/ stop learning_rate mo
 SAVING = "checkpoint checkpoint/state checkpoint/store checkpoint/identity"
 FLOORS = [
     "errors checks text streams attributes",
-    f"{DECIDING} roster faults minibatches cluster cluster_text torchrun theory/ estimators/ compensation/",
+    f"{DECIDING} schedule roster faults minibatches cluster cluster_text torchrun theory/ estimators/ compensation/",
     "controllers/ catalogue coordinator",
     "vectors job data step_meter optimizers server jobs/",
     f"callbacks/ recording/ engines/ rules {SAVING}",
