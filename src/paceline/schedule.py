@@ -68,9 +68,12 @@ class LinearSchedule:
     total: str | Extent | None = None
 
     def __post_init__(self) -> None:
-        for name in ("warm_up", "warm_up_until", "check_every", "total"):
-            if getattr(self, name) not in (None, PLATEAU if name == "warm_up_until" else None):
-                self._extent(name)
+        self._extent("warm_up")
+        self._extent("check_every")
+        if self.warm_up_until not in (None, PLATEAU):
+            self._extent("warm_up_until")
+        if self.total is not None:
+            self._extent("total")
         check("[0, 1)", least_reduction=self.least_reduction)
         if self.weight_decay is not None:
             check("[0, inf)", weight_decay=self.weight_decay)
@@ -209,7 +212,7 @@ class ScheduleWatch:
         return copied(self, _AS_IT_IS)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state, perhaps of a run of another length."""
+        """Go on from such a state; in a run of another length too, a warm-up that has ended stays ended."""
         restore(self, _AS_IT_IS, state)
 
 
