@@ -122,6 +122,20 @@ def test_a_plateau_is_where_the_losses_at_two_looks_say_so(losses, checks, least
     assert ends == [checks * flat[0]] * bool(flat) if flat else ends == []
 
 
+@pytest.mark.parametrize(("now", "expected"), [(-2.05, False), (-2.01, True), (-1.99, True)])
+def test_a_loss_below_0_has_to_fall_by_a_share_of_its_size(now, expected):
+    assert is_plateau(-2.0, now, least_reduction=0.01) == expected
+
+
+@pytest.mark.parametrize(
+    ("check_every", "per_epoch", "looks"),
+    [("epochs=5", 100, (500, 100)), ("epochs=0.5", 100, (50, 50)), ("gradients=70", None, (70, 70))],
+)
+def test_the_loss_is_looked_at_over_the_last_epoch_before_the_check(check_every, per_epoch, looks):
+    curve = pl.LinearSchedule(check_every=check_every).in_gradients(9000, per_epoch)
+    assert (curve.check_every, curve.window) == looks
+
+
 def test_a_reduction_that_is_too_small_is_a_plateau():
     slowly = [2 * 0.99**epoch for epoch in range(30)]
     assert end_of_warm_up(slowly) is None
@@ -287,6 +301,8 @@ def test_a_step_goes_by_the_scaled_rate_and_decay_and_leaves_the_optimizers_own(
         optimizer = make([parameter], lr=0.1, weight_decay=0.3)
         parameter.data.fill_(2.0)
         parameter.grad = torch.ones_like(parameter)
+        with stepping(optimizer, 1.0, weight_decay_scale=2.0):
+            assert optimizer.param_groups[0]["weight_decay"] == 0.6
         with stepping(optimizer, 0.5, weight_decay_scale=2.0):
             optimizer.step()
         assert parameter.item() == pytest.approx(expected, rel=1e-7)
