@@ -255,6 +255,13 @@ def test_training_is_the_update_that_is_written_out(protocol, n, make_cluster):
     assert largest_relative_difference(parameters_of(run.model), parameters_of(plain)) < EXACT
 
 
+@pytest.mark.parametrize(("protocol", "n"), [("all_reduce", 4), ("local_sgd(H=1)", 4), ("dc_s3gd", 1)])
+def test_workers_without_a_server_make_the_update_that_is_written_out(protocol, n):
+    job = tiny_job(**DECAYED)
+    run = pl.train(job, protocol=protocol, cluster=pl.Cluster(n), stop=pl.Stop(gradients=30 * n))
+    assert largest_relative_difference(parameters_of(run.model), parameters_of(by_hand(job, n, 30))) < EXACT
+
+
 def test_norms_without_decay_are_the_update_that_is_written_out():
     job = tiny_job(**DECAYED, model=batch_norm_net, no_decay_on=pl.BATCH_NORMS)
     stop = pl.Stop(gradients=50)
