@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from typing import Any, NamedTuple
@@ -94,7 +95,7 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
         raise RunError(f"rank 0 is gone: {error}") from error
     finally:
         member.leader.close()
-        member.join()
+        member.close()
 
 
 class _Member:
@@ -129,6 +130,9 @@ class _Member:
         if cluster.device == "cuda":
             pin(self._version)
             pin(self._gradient)
+        # Over a slow link gloo's send writes for as long as the socket takes more, and would hold up a backward pass.
+        self._sender = ThreadPoolExecutor(max_workers=1)
+        self._sent: list[Future[None]] = []
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()  # also safe in a handler of signals
         self._draw = 0
         self._received_s = 0.0  # when the work came
@@ -161,6 +165,11 @@ class _Member:
                     self._fail(error)
                     raise
 
+    def close(self) -> None:
+        """Wait for the threads, when the line is at its end."""
+        self._sender.shutdown()
+        self.join()
+
     def join(self, timeout_s: float | None = None) -> None:
         """Wait for the thread that listens, when the line is at its end."""
         if self._listener is not None:
@@ -191,6 +200,7 @@ class _Member:
         try:
             measured = self._labour.gradient(work.draw, work.minibatch, work.run_s, self._version, self._gradient)
         except Interrupted:
+            self._await_sender()
             self._line.send(Abandoned(work.draw, as_number(self._departure.gone)), will_be_answered=True)
         else:
             self._check_version(work, "after")
@@ -204,10 +214,16 @@ class _Member:
         if not self._departure.gone:
             self._line.send(Begun(self._draw, self._busy_s))
         self._leaving.pack(number)
-        self._line.send_piece(number, self._leaving.pieces[number])
+        self._sent.append(self._sender.submit(self._line.send_piece, number, self._leaving.pieces[number]))
+
+    def _await_sender(self) -> None:
+        for each in self._sent:
+            each.result()
+        self._sent.clear()
 
     def _hand_in(self, measured: Measured) -> None:
         """Send what of the gradient has not gone yet, and its scalars."""
+        self._await_sender()
         rest, again = self._departure.rest()
         for number in rest:
             self._leaving.pack(number)
