@@ -19,6 +19,8 @@ from paceline.cluster import Cluster, LocalCluster
 from paceline.engines.all_reduce import VirtualAllReduce
 from paceline.engines.base import Engine
 from paceline.engines.distributed import DistributedEngine, member
+from paceline.engines.distributed.all_reduce import AllReduceEngine
+from paceline.engines.labour import device_of
 from paceline.engines.local import LocalEngine
 from paceline.engines.replica import Replica, build_model, evaluate, usable_device
 from paceline.engines.summed_loss import warn_of_summed_loss
@@ -146,6 +148,8 @@ class Session:
         self.model = build_model(job, setting.seed)
         if isinstance(cluster, Cluster):
             self.model = self.model.to(usable_device(cluster.device))
+        elif isinstance(cluster, Torchrun) and setting.plan.reduction is not None:
+            self.model = self.model.to(device_of(cluster.device, cluster.ranks.local_rank))
         if any(controller.reads != "times" for phase in setting.plan.phases for controller in phase.controllers):
             warn_of_summed_loss(job, self.model)
         self.layout = Layout(self.model)
@@ -199,12 +203,21 @@ class Session:
         if isinstance(cluster, LocalCluster):
             return LocalEngine(job, cluster, seed, self.server, self.layout)
         if isinstance(cluster, Torchrun):
-            return DistributedEngine(job, cluster, self.server, self.layout, agreement(self.setting, self.model))
+            return self._engine_of_ranks(cluster)
         replica = Replica(job, seed, cluster.n, device=cluster.device)
         reduction = self.setting.plan.reduction
         if reduction is not None:
             return VirtualAllReduce(cluster, seed, reduction, replica, self._workers(reduction, cluster.n))
         return VirtualEngine(cluster, seed, replica, self.server)
+
+    def _engine_of_ranks(self, cluster: Torchrun) -> Engine:
+        job, seed, reduction = self.setting.job, self.setting.seed, self.setting.plan.reduction
+        agreed = agreement(self.setting, self.model)
+        if reduction is None:
+            return DistributedEngine(job, cluster, self.server, self.layout, agreed)
+        replica = Replica(job, seed, cluster.n, device=self.server.device)
+        worker = make_worker(reduction, self.server, self.layout)
+        return AllReduceEngine(cluster, seed, reduction, replica, worker, agreed)
 
     def _workers(self, reduction: Reduction, n: int) -> list[Worker]:
         """Return n workers without a server: the first has this session's, the others each one like it."""
@@ -248,6 +261,8 @@ def serve(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
     job, cluster = setting.job, setting.cluster
     assert isinstance(cluster, Torchrun)
     setting.check()
+    if setting.plan.reduction is not None:
+        return _take_part(setting)
     model = build_model(job, setting.seed)
     ended = member.serve(job, cluster, setting.seed, agreement(setting, model))
     with torch.no_grad():
@@ -258,6 +273,18 @@ def serve(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
         ):
             ours.copy_(theirs)
     return model, ended.end
+
+
+def _take_part(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
+    """Train with the other ranks, of which rank 0 alone writes and tells."""
+    session = Session(setting)
+    engine = session.engine()
+    assert isinstance(engine, AllReduceEngine)
+    with engine:
+        engine.run(session.coordinator)
+    model = session.model.cpu()
+    model.zero_grad(set_to_none=True)
+    return model, engine.end
 
 
 def memory_note(layout: Layout, n: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from numbers import Integral
 
 from paceline.checks import check
@@ -90,7 +90,8 @@ class Torchrun:
     Args:
         address: of rank 0's host, on which the server listens, as ``"10.0.0.1"``; ``"10.0.0.1:29511"`` if the port
             matters. Only this machine can reach the default.
-        worker_at_server: whether a process beside rank 0 is a worker too.
+        worker_at_server: whether a process beside rank 0 is a worker too. Without a server (all_reduce, local_sgd,
+            s3gd, dc_s3gd) every rank is a worker, so leave it out.
         device: Of the workers, ``"cpu"`` or ``"cuda"``.
         slowness: Injected slowness, as in `LocalCluster`.
         threads: Threads of each worker, >= 1; None shares a host's cores among its ranks.
@@ -102,6 +103,7 @@ class Torchrun:
             measure it with the first gradients.
         faults: Failures by script, to rehearse what a run does about them.
         start_timeout_s: Seconds in which every rank has to be there, > 0.
+        elastic: Whether workers without a server go on when some of them are gone, and take in who comes later.
 
     Raises:
         UsageError: this process was not started by torchrun, nor as torchrun would.
@@ -109,7 +111,7 @@ class Torchrun:
 
     _: KW_ONLY
     address: str = "127.0.0.1"
-    worker_at_server: bool = False
+    worker_at_server: bool | None = None
     device: str = "cpu"
     slowness: Cluster | None = None
     threads: int | None = None
@@ -117,12 +119,14 @@ class Torchrun:
     bytes_per_s: float | None = None
     faults: Sequence[Fault] = ()
     start_timeout_s: float = 300.0
+    elastic: bool = False
     ranks: Ranks = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", Ranks.from_environment(os.environ))
-        if not isinstance(self.worker_at_server, bool):
-            raise UsageError(f"worker_at_server={self.worker_at_server!r} is neither true nor false")
+        for name, given in (("worker_at_server", self.worker_at_server or False), ("elastic", self.elastic)):
+            if not isinstance(given, bool):
+                raise UsageError(f"{name}={given!r} is neither true nor false")
         if self.threads is not None:
             check("[1, inf)", Integral, threads=self.threads)
         if self.bytes_per_s is not None:
@@ -131,14 +135,36 @@ class Torchrun:
             raise UsageError(f"wire={self.wire!r}, expected {', '.join(WIRES[:-1])} or {WIRES[-1]}")
         check("(0, inf)", start_timeout_s=self.start_timeout_s)
         check_device(self.device)
-        check_faults(self.faults, self.n)
-        if self.slowness is not None and self.slowness.n != self.n:
-            raise UsageError(f"slowness has {self.slowness.n} workers, these ranks {self.n}: give it {self.n}")
+        check_faults(self.faults, self.n if self.worker_at_server is not None else self.ranks.world_size)
         self._check_address()
 
     def __str__(self) -> str:
         told = brief(self, without=("address", "start_timeout_s", "bytes_per_s"))  # a run may go on from other hosts
+        if self.elastic:
+            return told  # or with other workers
         return f"{told} with {self.n} worker{'s' if self.n > 1 else ''}"
+
+    def fitted_to(self, plan: Plan) -> Torchrun:
+        """Return these ranks with as many workers as a plan makes of them.
+
+        Raises:
+            UsageError: the plan cannot run on them.
+        """
+        if plan.reduction is None:
+            fitted = replace(self, worker_at_server=self.worker_at_server or False)
+            if self.elastic:
+                raise UsageError(f"elastic=True: {plan} has a server, which takes in and lets go workers as it is")
+        else:
+            fitted = replace(self, worker_at_server=True)
+            if self.worker_at_server is False and self.ranks.world_size > 1:
+                raise UsageError(f"worker_at_server=False: {plan} has no server, so every rank is a worker")
+            if self.wire != "float32":
+                raise UsageError(f"wire={self.wire!r}: {plan} sums float32 as it is; leave wire out")
+        if fitted.slowness is not None and fitted.slowness.n != fitted.n:
+            n = fitted.n
+            raise UsageError(f"slowness has {fitted.slowness.n} workers, these ranks {n}: give it {n}")
+        check_faults(fitted.faults, fitted.n)
+        return fitted
 
     @property
     def n(self) -> int:
@@ -148,7 +174,7 @@ class Torchrun:
     @property
     def has_worker_at_server(self) -> bool:
         """Whether there is one: asked for, or the only one."""
-        return self.worker_at_server or self.ranks.world_size == 1
+        return bool(self.worker_at_server) or self.ranks.world_size == 1
 
     @property
     def is_server(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -80,12 +81,17 @@ class Door:
         meeting: where they come.
         token: of the job.
         agreement: what all processes have to agree on.
-        rooms: by worker, where its gradients come in.
+        rooms: by worker, where its gradients come in; None for one that sends none.
         inbox: where everything is told.
     """
 
     def __init__(
-        self, meeting: Meeting, token: str, agreement: dict[str, Any], rooms: list[Travelling], inbox: Inbox[News]
+        self,
+        meeting: Meeting,
+        token: str,
+        agreement: dict[str, Any],
+        rooms: Sequence[Travelling | None],
+        inbox: Inbox[News],
     ) -> None:
         self._meeting = meeting
         self._token = token
@@ -157,6 +163,7 @@ class Door:
     def _listen(self, ticket: int, line: Line, worker: int) -> None:
         try:
             room = self._rooms[worker]
+            assert room is not None
             line.make_room(room.memory)
             self._inbox.put(Entered(ticket, worker, line))
             while True:

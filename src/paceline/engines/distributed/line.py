@@ -29,7 +29,7 @@ class Broken(Exception):  # noqa: N818  # a line ends with every run
 
 
 @contextmanager
-def _saying_when_broken() -> Iterator[None]:
+def saying_when_broken() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # of whatever kind torch raises
@@ -56,7 +56,7 @@ class Line:
         options._timeout = CONNECT_TIMEOUT
         options._devices = [device]
         options._threads = 1
-        with _saying_when_broken():
+        with saying_when_broken():
             self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore(key, store), side, 2, options)
         self._other = 1 - side
         self._sending: list[tuple[Any, Tensor]] = []  # gloo neither waits for itself nor keeps the memory
@@ -96,7 +96,7 @@ class Line:
             done, self._sending = self._sending[: self._answerable], self._sending[self._answerable :]
             self._answerable = 0
         for work, _ in done:
-            with _saying_when_broken():
+            with saying_when_broken():
                 work.wait(FOREVER)
 
     def receive(self) -> Message | dict[str, Any]:
@@ -122,13 +122,13 @@ class Line:
 
         It sends them only when the room is free, which it knows from what was said before.
         """
-        with _saying_when_broken():
+        with saying_when_broken():
             self._room = room
             self._arriving = self._group.recv([room], self._other, VECTORS)
 
     def receive_vectors(self) -> None:
         """Wait until the vectors that follow a message are in their room."""
-        with _saying_when_broken():
+        with saying_when_broken():
             self._arriving.wait(FOREVER)
             self._arriving = self._group.recv([self._room], self._other, VECTORS)
 
@@ -148,7 +148,7 @@ class Line:
         return text
 
     def _receive_into(self, contents: Tensor, tag: int) -> None:
-        with _saying_when_broken():
+        with saying_when_broken():
             self._group.recv([contents], self._other, tag).wait(FOREVER)
 
     def _begin(self, contents: Tensor, tag: int) -> None:
