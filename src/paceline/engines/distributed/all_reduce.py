@@ -32,6 +32,7 @@ from paceline.events import (
     Evaluated,
     Event,
     Interrupt,
+    Joined,
     Outcome,
     Quit,
     Replace,
@@ -54,7 +55,7 @@ class AllReduceEngine(Engine):
     """Trains with all other ranks, of which each runs the same coordinator on the same events.
 
     An iteration: gradient; hand in; begin the sum; compute the next gradient meanwhile, if the reduction lets it;
-    hear what everybody has told of theirs; wait for the sum; and then all gradients arrive, in the order of the workers.
+    hear what everybody has told of theirs; wait for the sum. Then all gradients arrive, in the order of the workers.
 
     All events have the time that rank 0 had when the last worker had told of its gradient. The wait for the sum is in
     what the next gradients tell as `pull_s`: for how long all have waited though every gradient was there.
@@ -92,7 +93,7 @@ class AllReduceEngine(Engine):
         self._timers: list[float] = []
         self._asked: Evaluate | None = None
         self._iteration = 0
-        self._behind: Apply | None = None  # made since the last sum; the average does not know yet
+        self._behind: Apply | None = None  # made since the last sum; the average does not know of it
         self._newcomers: set[int] = set()
         self._is_to_reform = False
         self._waited_s = 0.0
@@ -143,11 +144,6 @@ class AllReduceEngine(Engine):
         """Begin at this time with what the worker's server holds as this version."""
         self.now = self._common_s = now
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether the average is that of the newest version; else it is that of the last sum."""
-        return self._behind is None
-
     # --- commands -----------------------------------------------------------------------------------------
 
     def compute(self, command: Compute) -> None:
@@ -162,11 +158,12 @@ class AllReduceEngine(Engine):
         """Keep it: only who has started it can start another one in its place."""
 
     def accept(self, command: Accept) -> None:
-        """It is in the sum already."""
+        """Leave it: it is in the sum already."""
 
     def apply(self, command: Apply) -> None:
         """Take over the sum; where there was none, remember that."""
         self._behind = command
+        self.is_settled = False
         if self._reduction.communicates(self._iteration):
             self._take_over(adopts=True)
         self._tell_time()
@@ -308,6 +305,7 @@ class AllReduceEngine(Engine):
         """Move the average by the sum that lies where the payload was."""
         update, self._behind = self._behind, None
         assert update is not None
+        self.is_settled = True
         shares = sum(each.samples for each in update.gradients) / self._replica.batch_size
         step = self._worker.take_over(self._worker.payload, shares, update, adopts=adopts)
         if step is not None:
@@ -337,7 +335,7 @@ class AllReduceEngine(Engine):
         try:
             self._catch_up()
         except Reform:
-            self._behind = None
+            self._behind = None  # and what the others have done since the last sum is lost
 
     # --- who takes part -----------------------------------------------------------------------------------
 
@@ -382,9 +380,10 @@ class AllReduceEngine(Engine):
         self._common_s = state["now"]
         self.now = max(self.now, self._common_s)
         events: list[Event] = state["events"]
-        self._newcomers = {event.worker for event in events if type(event).__name__ == "Joined"}
+        self._newcomers = {event.worker for event in events if isinstance(event, Joined)}
         self._events.clear()
         self._done = self._behind = None
+        self.is_settled = True
         self._iteration = 0
         self._waited_s = 0.0
         self._is_to_reform = False

@@ -60,7 +60,8 @@ class Table(NamedTuple):
         8
         """
         hands = {worker: Hand(*rest) for worker, *rest in text["hands"]}
-        return cls(*text["table"], hands)
+        generation, now, reforms = text["table"]
+        return cls(generation, now, reforms, hands)
 
 
 class Reform(Exception):  # noqa: N818  # membership changes, which is no error

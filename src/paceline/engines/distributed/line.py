@@ -30,6 +30,7 @@ class Broken(Exception):  # noqa: N818  # a line ends with every run
 
 @contextmanager
 def saying_when_broken() -> Iterator[None]:
+    """Raise Broken where gloo raises whatever it does."""
     try:
         yield
     except RuntimeError as error:  # of whatever kind torch raises
