@@ -292,8 +292,8 @@ class Head:
         with self._lock:
             silent = {w: member for w, member in self._members.items() if w not in self._hands}
         for worker, member in silent.items():
-            member.line.close()
             self.leave(worker, member.ticket, f"silent for {timeout_s:g} s")
+            member.line.close()
 
 
 GO_ON = "torchrun(elastic=true) goes on without it, and torchrun --max-restarts 3 from the last checkpoint in out="
