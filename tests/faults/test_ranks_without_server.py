@@ -47,7 +47,7 @@ def mean_loss(updates):
 
 
 def uneven_epochs(**changes):
-    """A job of whose epochs four workers leave two minibatches over, one of them smaller than the others."""
+    """A job of nine minibatches an epoch, so that four workers do not end it together."""
     return tiny_job(model=batch_norm_net, batch_size=10, sampling="epoch", **changes)
 
 
@@ -124,7 +124,7 @@ def test_every_algorithm_goes_on_without_those_who_are_gone(protocol):
         assert "worker 1 failed:\nTraceback" in job.said(0)
     assert [each.worker for each in of(ends[0].records, WorkerLost)] == [3, 1]
     used = [each for each in of(ends[0].records, GradientArrived) if each.used]
-    assert (len(used), sum(each.samples for each in used)) == (200, 20 * 96)  # all samples, once an epoch
+    assert len(used) == 20 * 9  # every minibatch, once an epoch
     assert torch.equal(flat(ends[0].parameters), flat(ends[2].parameters))
 
 
@@ -240,14 +240,20 @@ def test_a_loss_that_is_no_scalar_stops_every_rank():
                 started.end(rank)
 
 
+def open_files():
+    """Return the number of open files, but for the data of a job that worker processes share."""
+    names = [name for name in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{name}")]
+    return sum("/dev/shm/torch" not in os.readlink(f"/proc/self/fd/{name}") for name in names)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [None, pl.Fault(1, 3), pl.Fault(1, 3, "hang")], ids=["healthy", "killed", "hung"])
 def test_rank_0_leaves_nothing_behind(fault):
     settings = {"protocol": "dc_s3gd", "stop": "updates=20", "worker_timeout_s": 1.0}
     run(2, tiny_job(), **settings)  # the first one starts what is there for good
-    before = what_is_open()
+    before = what_is_open()[:2], open_files()
     with ranks(2, tiny_job(), {"faults": [fault] if fault else [], "elastic": True}, **settings) as job:
         job.start_workers()
         assert job.serve().stopped_by == "updates"
     del job  # with the pipes to its ranks
-    assert what_is_open() == before
+    assert (what_is_open()[:2], open_files()) == before
