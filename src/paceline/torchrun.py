@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from numbers import Integral
@@ -187,6 +188,14 @@ class Torchrun:
         if self.ranks.assistant is not None:
             return self.ranks.assistant
         return self.ranks.rank - 1 + self.has_worker_at_server
+
+    @property
+    def leaving_status(self) -> int:
+        """With which a process ends that was told to: torchrun would end the neighbours of one that fails.
+
+        Anybody else is to start another one in its place.
+        """
+        return 0 if self.ranks.has_agent else 128 + signal.SIGTERM
 
     @property
     def host(self) -> str:

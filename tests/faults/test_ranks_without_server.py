@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from torch import nn
 
 import paceline as pl
 from faults.ranks import ranks, run
@@ -49,6 +50,20 @@ def mean_loss(updates):
 def uneven_epochs(**changes):
     """A job of nine minibatches an epoch, so that four workers do not end it together."""
     return tiny_job(model=batch_norm_net, batch_size=10, sampling="epoch", **changes)
+
+
+def big_net():
+    """8 MB that are summed, of which little is computed with."""
+    return nn.Sequential(nn.Linear(5, 3), Idle())
+
+
+class Idle(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(2_000_000))
+
+    def forward(self, inputs):
+        return inputs + self.bias[:3]
 
 
 def test_ranks_do_what_the_simulation_does():
@@ -160,6 +175,17 @@ def test_a_rank_whose_gradients_are_never_finite_is_named():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("elastic", [False, True])
+def test_decisions_can_be_replayed(elastic, tmp_path):
+    torchrun = {"faults": [pl.Fault(1, 9), pl.Fault(2, 5, "not_finite")] if elastic else [], "elastic": elastic}
+    settings = {"protocol": "dc_s3gd", "stop": "epochs=7", "out": tmp_path / "run"}
+    with ranks(3, uneven_epochs(eval_data=dataset(20)), torchrun, **settings) as job:
+        job.start_workers()
+        job.serve()
+    assert pl.replay(tmp_path / "run").is_same
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("protocol", ["dc_s3gd", "local_sgd(H=4)"])
 def test_a_signal_ends_all_alike_with_a_checkpoint(rank, protocol, tmp_path):
@@ -180,6 +206,42 @@ def test_a_signal_ends_all_alike_with_a_checkpoint(rank, protocol, tmp_path):
     assert [update.version for update in of(ends[0].records, UpdateMade)] == list(range(1, made + 6))
     assert [resumed.version for resumed in of(ends[0].records, RunResumed)] == [made]
     assert torch.equal(flat(ends[0].parameters), flat(ends[2].parameters))
+
+
+@pytest.mark.slow
+def test_an_elastic_rank_that_is_told_to_end_leaves_alone():
+    slow = pl.Cluster(3, timing=pl.Deterministic(0.05))
+    with ranks(3, tiny_job(), {"slowness": slow, "elastic": True}, protocol="dc_s3gd", stop="updates=100") as job:
+        job.start_all()
+        job.await_training()
+        begun_s = time.monotonic()
+        os.kill(job.processes[2].pid, signal.SIGTERM)
+        with pytest.raises(SystemExit) as left:
+            job.end(2)
+        assert left.value.code == 128 + signal.SIGTERM
+        assert time.monotonic() - begun_s < 5.0
+        end = job.end(0)
+    [lost] = of(end.records, WorkerLost)
+    assert (lost.worker, lost.reason[-7:]) == (2, "SIGTERM")
+    assert end.stopped_by == "updates"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_rank_that_stands_still_in_the_middle_of_a_sum_counts_as_dead(elastic):
+    job = tiny_job(model=big_net, data=dataset(dtype=torch.float32))
+    torchrun = {"elastic": elastic, "threads": 1}
+    settings = {"protocol": "all_reduce", "stop": "updates=40", "worker_timeout_s": 2.0}
+    with ranks(3, job, torchrun, **settings) as started:
+        started.start_all()
+        started.await_training()
+        os.kill(started.processes[1].pid, signal.SIGSTOP)  # sums are most of the time
+        if elastic:
+            [lost] = of(started.end(0).records, WorkerLost)
+            assert lost.worker == 1
+        else:
+            with pytest.raises(pl.RunError, match=r"worker 1 \("):
+                started.end(2)
 
 
 @pytest.mark.slow

@@ -6,20 +6,20 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from heapq import heappop, heappush
-from math import inf, isnan, nan
+from math import inf, isnan
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 
-from paceline.allreduce import HandedIn, Worker
+from paceline.allreduce import Worker
 from paceline.coordinator import Coordinator
 from paceline.engines.base import Engine, Observer
 from paceline.engines.distributed.follower import Follower
 from paceline.engines.distributed.head import Head
 from paceline.engines.distributed.iteration import Hand, Over, Reform, Table
-from paceline.engines.labour import Labour
-from paceline.engines.replica import Measured, Replica
+from paceline.engines.distributed.part import Part
+from paceline.engines.replica import Replica
 from paceline.errors import UsageError
 from paceline.events import (
     Accept,
@@ -42,13 +42,6 @@ from paceline.events import (
 )
 from paceline.reduction import Reduction
 from paceline.torchrun import Torchrun
-
-
-class _Done(NamedTuple):
-    """A gradient that was computed."""
-
-    work: Compute
-    measured: Measured
 
 
 class AllReduceEngine(Engine):
@@ -84,11 +77,10 @@ class AllReduceEngine(Engine):
         self._replica = replica
         self._worker = worker
         self._number = cluster.worker
-        self._labour = Labour(replica, self._number, cluster.slowness, seed, tuple(cluster.faults), time.sleep)
+        self._part = Part(cluster, seed, replica, worker)
         self._is_head = cluster.is_server
         self._circle = Head(cluster, agreement, self._elapsed_s) if self._is_head else Follower(cluster, agreement)
         self._work: dict[int, Compute] = {}
-        self._done: _Done | None = None
         self._events: deque[Event] = deque()
         self._timers: list[float] = []
         self._asked: Evaluate | None = None
@@ -200,63 +192,33 @@ class AllReduceEngine(Engine):
         return applied if applied is not None else self.next_event()
 
     def _iterate(self) -> None:
-        work = self._work.get(self._number)
-        hand = self._hand_in(work)
+        self._leave_on_sigterm()
+        hand = self._part.hand_in(self._work.get(self._number), self.now, self._coordinator.expected_update())
         communicates = self._reduction.communicates(self._iteration + 1)
         begun = self._begin_sum() if communicates else []
-        self._circle.hand_in(hand)
+        waited_s, leaves = self._waited_s, self._leaves
+        self._circle.hand_in(hand._replace(generation=self._circle.generation, waited_s=waited_s, leaves=leaves))
         if self._reduction.overlaps or not communicates:
-            self._compute_ahead()
+            next_work = self._coordinator.ahead().get(self._number)
+            if next_work is not None:
+                self._part.compute_ahead(next_work, self.now)
         since_s = time.monotonic()
         table = self._circle.table(self._patience_s)
-        self._circle.wait(begun)
+        self._circle.wait(begun, self._patience_s)
         self._waited_s = time.monotonic() - since_s if communicates else 0.0
         self._iteration += 1
         self._report(table)
 
-    def _hand_in(self, work: Compute | None) -> Hand:
-        """Make the payload; return what is told of it."""
-        hand = Hand(self._circle.generation, waited_s=self._waited_s, leaves=self._leaves)
-        if work is None:  # others have the last minibatches
-            self._worker.payload.memory.zero_()
-            return hand
-        measured = self._measured(work)
-        handed_in = HandedIn(finite=False)
-        if measured.finite:
-            share = measured.samples / self._replica.batch_size
-            handed_in = self._worker.hand_in(measured.squared_norm, share, self._coordinator.expected_update())
-        else:
-            self._worker.sit_out()
-        return hand._replace(
-            draw=work.draw,
-            loss=measured.loss,
-            samples=measured.samples,
-            squared_norm=measured.squared_norm,
-            variance=measured.variance,
-            finite=handed_in.finite,
-            factor=handed_in.compensations[0].factor if handed_in.compensations else nan,
-            compute_s=measured.compute_s,
-        )
+    def _leave_on_sigterm(self) -> None:
+        """End this process alone, if the others go on without it (a spot notice)."""
+        if self._cluster.elastic and self.signals.caught == "SIGTERM" and isinstance(self._circle, Follower):
+            self._circle.leave("SIGTERM")
+            raise SystemExit(self._cluster.leaving_status)
 
     @property
     def _leaves(self) -> str:
         caught = self.signals.caught
         return f"interrupted by {caught}{'' if self._is_head else f' at worker {self._number}'}" if caught else ""
-
-    def _measured(self, work: Compute) -> Measured:
-        """Return what is known of the gradient of this work, which was computed ahead or is computed now."""
-        done, self._done = self._done, None
-        if done is not None and (done.work.draw, done.work.minibatch) == (work.draw, work.minibatch):
-            return done.measured
-        ours = self._worker
-        return self._labour.gradient(work.draw, work.minibatch, self.now, ours.weights, ours.gradient)
-
-    def _compute_ahead(self) -> None:
-        """Compute what will be this worker's next work, if everything goes on as it has."""
-        work = self._coordinator.ahead().get(self._number)
-        if work is not None:
-            self._done = None
-            self._done = _Done(work, self._measured(work))
 
     def _report(self, table: Table) -> None:
         """Make events of what everybody has told."""
@@ -314,7 +276,7 @@ class AllReduceEngine(Engine):
     def _catch_up(self) -> None:
         """Let the average be that of now, though nobody goes on from it."""
         if self._behind is not None:
-            self._circle.wait(self._begin_sum())
+            self._circle.wait(self._begin_sum(), self._patience_s)
             self._take_over(adopts=False)
 
     def _evaluate(self) -> None:
@@ -382,7 +344,8 @@ class AllReduceEngine(Engine):
         events: list[Event] = state["events"]
         self._newcomers = {event.worker for event in events if isinstance(event, Joined)}
         self._events.clear()
-        self._done = self._behind = None
+        self._behind = None
+        self._part.forget()
         self.is_settled = True
         self._iteration = 0
         self._waited_s = 0.0
@@ -392,7 +355,7 @@ class AllReduceEngine(Engine):
     def _close(self, error: BaseException | None) -> None:
         torch.set_num_threads(self._threads)
         is_usage = isinstance(error, UsageError)
-        if isinstance(self._circle, Follower) and error is not None:
+        if isinstance(self._circle, Follower) and isinstance(error, Exception):
             self._circle.fail(error)
         self._circle.close({"error": str(error), "is_usage": is_usage} if error else self.end)
 

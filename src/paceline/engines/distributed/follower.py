@@ -87,7 +87,8 @@ class Follower:
             self._form = None
             self.generation = form.generation
             try:
-                ring = self.ring = Ring(self._store, f"ring/{form.generation}", form.place, form.size, self._device)
+                key, on_gpu = f"ring/{form.generation}", self._cluster.device == "cuda"
+                ring = self.ring = Ring(self._store, key, form.place, form.size, self._device, on_gpu=on_gpu)
                 return ring.spread(None)
             except Broken as error:
                 self._tell({"broken": str(error), "generation": form.generation})
@@ -110,8 +111,8 @@ class Follower:
             if isinstance(news, Table) and news.generation == self.generation:
                 return news
 
-    def wait(self, begun: list[Any]) -> None:
-        """Wait for sums.
+    def wait(self, begun: list[Any], timeout_s: float) -> None:
+        """Wait for sums; rank 0 sees to it that they do not take too long.
 
         Raises:
             Reform: others take part from here on.
@@ -148,6 +149,12 @@ class Follower:
         """
         self._form = self._next_form()
         return False
+
+    def leave(self, reason: str) -> None:
+        """Tell rank 0 that this process ends, and wait until it has heard it."""
+        self._tell({"leaves": reason})
+        assert self._listener is not None
+        self._listener.join(LEAVE_S)
 
     def fail(self, error: BaseException) -> None:
         """Tell rank 0 what has gone wrong here, and wait until it has heard it and ends the line."""
@@ -207,6 +214,8 @@ class Follower:
                     case {"form": generation, "place": place, "size": size}:
                         self._break_off()
                         self._news.put(_Form(generation, place, size))
+                    case {"are you there": generation}:
+                        line.tell({"here": generation})
                     case {"end": end}:
                         if "error" in end:  # else the last sum is still to be finished
                             self._break_off()

@@ -81,6 +81,7 @@ class Head:
         self._came: dict[int, _Member] = {}
         self._gone: dict[int, str] = {}
         self._hands: dict[int, Hand] = {}
+        self._answered: set[int] = set()
         self._gate: _Gate | None = None
         self.generation = 0
         self.ring: Ring | None = None
@@ -129,7 +130,8 @@ class Head:
                 self._members[worker].line.tell(form)
             try:
                 key = f"ring/{self.generation}"
-                ring = self.ring = Ring(self._meeting.client(), key, 0, len(places), self._meeting.device)
+                store, on_gpu = self._meeting.client(), self._cluster.device == "cuda"
+                ring = self.ring = Ring(store, key, 0, len(places), self._meeting.device, on_gpu=on_gpu)
                 return ring.spread(make_state(events))
             except Broken as error:
                 self._news.put(_Changed(self.generation, str(error)))
@@ -159,17 +161,20 @@ class Head:
                 return news
             raise Reform(news.reason)
 
-    def wait(self, begun: list[Any]) -> None:
-        """Wait for sums.
+    def wait(self, begun: list[Any], timeout_s: float) -> None:
+        """Wait for sums; after so long, see who is still there.
 
         Raises:
             Reform: somebody is gone.
         """
         assert self.ring is not None
         try:
-            self.ring.wait(begun)
+            is_there = self.ring.wait(begun, timeout_s)
         except Broken as error:
             raise Reform(str(error)) from error
+        if not is_there:
+            self._expel_who_does_not_answer(f"no part in a sum for {timeout_s:g} s, and no answer")
+            raise Reform("a sum has taken too long")
 
     def metrics(self, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Measure, and tell everybody."""
@@ -219,6 +224,8 @@ class Head:
                     if hand.generation == self.generation and worker in self._members:
                         self._members[worker].line.settle()
                         self._take(worker, hand)
+            case {"here": _}:
+                self._answered.add(worker)
             case {"broken": reason, "generation": generation}:
                 self._news.put(_Changed(generation, f"worker {worker}: {reason}"))
             case {"failed": message, "details": details, "is_usage": is_usage}:
@@ -226,9 +233,9 @@ class Head:
                     self._news.put(UsageError(message))
                 else:
                     print(f"worker {worker} failed:\n{details}", file=sys.stderr)
-                    self.leave(worker, ticket, message)
+                    self._dismiss(worker, ticket, message)
             case {"leaves": reason}:
-                self.leave(worker, ticket, reason)
+                self._dismiss(worker, ticket, reason)
 
     def leave(self, worker: int, ticket: int, reason: str) -> None:
         """Note that a process is gone."""
@@ -243,6 +250,12 @@ class Head:
                             self.ring.break_off()
 
     # --- inside -------------------------------------------------------------------------------------------
+
+    def _dismiss(self, worker: int, ticket: int, reason: str) -> None:
+        """End the line to a process that waits for that."""
+        assert self._gate is not None
+        self.leave(worker, ticket, reason)
+        self._gate.hang_up(ticket)
 
     def _take(self, worker: int, hand: Hand) -> None:
         self._hands[worker] = hand
@@ -287,6 +300,18 @@ class Head:
                     return
                 raise RunError(f"workers cannot reach each other any more, though they are there; {GO_ON}")
             time.sleep(LOOK_AGAIN_S)
+
+    def _expel_who_does_not_answer(self, reason: str) -> None:
+        with self._lock:
+            self._answered.clear()
+            asked = dict(self._members)
+            self._tell_all({"are you there": self.generation})
+        deadline = time.monotonic() + GRACE_S
+        while time.monotonic() < deadline and not asked.keys() <= self._answered:
+            time.sleep(LOOK_AGAIN_S)
+        for worker in asked.keys() - self._answered:
+            self.leave(worker, asked[worker].ticket, reason)
+            asked[worker].line.close()
 
     def _expel_silent(self, timeout_s: float) -> None:
         with self._lock:

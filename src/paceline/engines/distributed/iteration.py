@@ -10,7 +10,7 @@ class Hand(NamedTuple):
     """What a worker tells of its part in an iteration.
 
     Attributes:
-        generation: of those who take part.
+        generation: of those who take part, counted from 1.
         draw: which work it has done; 0 if it had none.
         loss: and what comes after it, as in `Arrival`.
         factor: of the correction, nan for none.
@@ -18,7 +18,7 @@ class Hand(NamedTuple):
         leaves: why it wants the run to end, empty if it does not.
     """
 
-    generation: int
+    generation: int = 0
     draw: int = 0
     loss: float = nan
     samples: int = 0

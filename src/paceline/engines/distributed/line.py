@@ -34,7 +34,7 @@ def saying_when_broken() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # of whatever kind torch raises
-        raise Broken(_in_short(str(error))) from error
+        raise Broken(in_short(str(error))) from error
 
 
 class Line:
@@ -156,7 +156,7 @@ class Line:
         self._sending.append((self._group.send([contents], self._other, tag), contents))
 
 
-def _in_short(reason: str) -> str:
+def in_short(reason: str) -> str:
     """Return what gloo says without where in its source it says so, and what else may help."""
     said = reason.rpartition("] ")[2] if reason.startswith("[/") else reason
     return said.partition(". This is")[0].partition("\n")[0]

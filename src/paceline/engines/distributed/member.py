@@ -90,8 +90,7 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
 class _Member:
     def __init__(self, job: Job, cluster: Torchrun, seed: int) -> None:
         self._worker = cluster.worker
-        # torchrun would end the neighbours of one that fails; anybody else is to start another one in its place.
-        self._leaving_status = 0 if cluster.ranks.has_agent else 128 + signal.SIGTERM
+        self._leaving_status = cluster.leaving_status
         device = device_of(cluster.device, cluster.ranks.local_rank)
         is_worker = self._worker < cluster.n
         check = self._check if is_worker else None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import suppress
+from datetime import timedelta
+from math import inf
 from typing import Any
 
 import torch
@@ -11,10 +14,20 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from paceline.checkpoint.state import decode, encode
-from paceline.engines.distributed.line import AT_ONCE, CONNECT_TIMEOUT, FOREVER, NOTHING, dist, saying_when_broken
+from paceline.engines.distributed.line import (
+    AT_ONCE,
+    CONNECT_TIMEOUT,
+    FOREVER,
+    NOTHING,
+    Broken,
+    dist,
+    in_short,
+    saying_when_broken,
+)
 from paceline.vectors import Vectors
 
 BUCKET_BYTES = 1 << 24  # of a vector are summed at a time, while others wait or are under way
+LOOK_AGAIN_S = 0.0005
 THREADS = 2  # which work on buckets
 
 
@@ -27,14 +40,17 @@ class Ring:
         place: of this process among them, from 0.
         size: how many they are.
         device: of gloo, from `Meeting`.
+        on_gpu: whether the vectors are on GPUs, a different one for each process; they are summed with NCCL then.
 
     Raises:
         Broken: somebody did not come.
     """
 
-    def __init__(self, store: Any, key: str, place: int, size: int, device: Any) -> None:
+    def __init__(self, store: Any, key: str, place: int, size: int, device: Any, *, on_gpu: bool = False) -> None:
         self._others = [other for other in range(size) if other != place]
         self._group: Any = None
+        self._nccl: Any = None
+        self._is_broken = False
         if self._others:
             options = dist.ProcessGroupGloo._Options()
             options._timeout = CONNECT_TIMEOUT
@@ -42,6 +58,9 @@ class Ring:
             options._threads = THREADS
             with saying_when_broken():
                 self._group = dist.ProcessGroupGloo(dist.PrefixStore(key, store), place, size, options)
+                if on_gpu:
+                    options = dist.ProcessGroupNCCL.Options()
+                    self._nccl = dist.ProcessGroupNCCL(dist.PrefixStore(f"{key}/nccl", store), place, size, options)
 
     def begin_sum(self, vectors: Vectors) -> list[Any]:
         """Begin to sum vectors up where they lie, floats and integers by adding, booleans as true where any is.
@@ -61,15 +80,28 @@ class Ring:
                 for piece in _real(flat).split(max(1, BUCKET_BYTES // flat.itemsize))
             ]
 
-    def wait(self, begun: list[Any]) -> None:
-        """Wait until sums are there.
+    def wait(self, begun: list[Any], timeout_s: float = inf) -> bool:
+        """Wait until sums are there; return whether they are.
 
         Raises:
             Broken: somebody has left.
         """
-        with saying_when_broken():
-            for work in begun:
-                work.wait(FOREVER)
+        deadline = time.monotonic() + timeout_s
+        for work in begun:
+            while self._nccl is not None and not work.is_completed():  # it would wait for a GPU that nobody wakes
+                if self._is_broken:
+                    raise Broken("somebody has left")
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(LOOK_AGAIN_S)
+            left = timedelta(seconds=max(0.001, deadline - time.monotonic())) if timeout_s < inf else FOREVER
+            try:
+                work.wait(left)
+            except RuntimeError as error:
+                if not work.is_completed():
+                    return False
+                raise Broken(in_short(str(error))) from error
+        return True
 
     def spread(self, state: dict[str, Any] | None) -> dict[str, Any]:
         """Return the state that the first process gives; the others give None.
@@ -93,6 +125,9 @@ class Ring:
 
     def break_off(self) -> None:
         """Leave, so that whoever waits here or at another process hears of it at once; from any thread."""
+        self._is_broken = True
+        if self._nccl is not None:
+            self._nccl.abort()
         for other in self._others:
             with suppress(RuntimeError):  # gloo ends a pair on which a wait has timed out, and in no other way
                 self._group.recv([torch.zeros(1)], other, NOTHING).wait(AT_ONCE)
@@ -101,7 +136,7 @@ class Ring:
         options = dist.AllreduceOptions()
         options.timeout = FOREVER
         options.reduceOp = dist.ReduceOp.MAX if is_boolean else dist.ReduceOp.SUM
-        return self._group.allreduce([piece], options)
+        return (self._nccl or self._group).allreduce([piece], options)
 
     def _broadcast(self, tensor: Tensor) -> None:
         if self._group is None:
