@@ -65,7 +65,7 @@ class Follower:
         self._store, ticket, self._device = meet(cluster)
         name = f"worker {cluster.worker} ({socket.gethostname()}, process {os.getpid()})"
         try:
-            self._line = Line(self._store, pair_key(ticket), 1, self._device)
+            self._line = Line(self._store, pair_key(ticket), 1, self._device, cluster.silence_s)
             hello = {"name": name, "worker": cluster.worker, "agreement": self._agreement}
             apply_for(self._line, cluster.ranks.token, hello)
         except Broken as error:
@@ -87,8 +87,7 @@ class Follower:
             self._form = None
             self.generation = form.generation
             try:
-                key, on_gpu = f"ring/{form.generation}", self._cluster.device == "cuda"
-                ring = self.ring = Ring(self._store, key, form.place, form.size, self._device, on_gpu=on_gpu)
+                ring = self.ring = self._ring(form)
                 return ring.spread(None)
             except Broken as error:
                 self._tell({"broken": str(error), "generation": form.generation})
@@ -175,6 +174,18 @@ class Follower:
         self._line = self.ring = None
 
     # --- inside -------------------------------------------------------------------------------------------
+
+    def _ring(self, form: _Form) -> Ring:
+        cluster = self._cluster
+        return Ring(
+            self._store,
+            f"ring/{form.generation}",
+            form.place,
+            form.size,
+            self._device,
+            silence_s=cluster.silence_s,
+            on_gpu=cluster.device == "cuda",
+        )
 
     def _tell(self, text: dict[str, Any]) -> None:
         assert self._line is not None

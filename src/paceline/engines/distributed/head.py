@@ -129,9 +129,8 @@ class Head:
                 form = {"form": self.generation, "place": place, "size": len(places)}
                 self._members[worker].line.tell(form)
             try:
-                key = f"ring/{self.generation}"
-                store, on_gpu = self._meeting.client(), self._cluster.device == "cuda"
-                ring = self.ring = Ring(store, key, 0, len(places), self._meeting.device, on_gpu=on_gpu)
+                key, on_gpu = f"ring/{self.generation}", self._cluster.device == "cuda"
+                ring = self.ring = self._meeting.ring(key, len(places), on_gpu=on_gpu)
                 return ring.spread(make_state(events))
             except Broken as error:
                 self._news.put(_Changed(self.generation, str(error)))

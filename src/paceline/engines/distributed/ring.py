@@ -24,6 +24,7 @@ from paceline.engines.distributed.line import (
     in_short,
     saying_when_broken,
 )
+from paceline.engines.distributed.silence import end_when_silent, sockets
 from paceline.vectors import Vectors
 
 BUCKET_BYTES = 1 << 24  # of a vector are summed at a time, while others wait or are under way
@@ -40,13 +41,16 @@ class Ring:
         place: of this process among them, from 0.
         size: how many they are.
         device: of gloo, from `Meeting`.
+        silence_s: seconds after which a host that does not answer any more is taken for gone.
         on_gpu: whether the vectors are on GPUs, a different one for each process; they are summed with NCCL then.
 
     Raises:
         Broken: somebody did not come.
     """
 
-    def __init__(self, store: Any, key: str, place: int, size: int, device: Any, *, on_gpu: bool = False) -> None:
+    def __init__(
+        self, store: Any, key: str, place: int, size: int, device: Any, *, silence_s: float, on_gpu: bool
+    ) -> None:
         self._others = [other for other in range(size) if other != place]
         self._group: Any = None
         self._nccl: Any = None
@@ -56,8 +60,10 @@ class Ring:
             options._timeout = CONNECT_TIMEOUT
             options._devices = [device]
             options._threads = THREADS
+            before = sockets()
             with saying_when_broken():
                 self._group = dist.ProcessGroupGloo(dist.PrefixStore(key, store), place, size, options)
+                end_when_silent(before, silence_s)
                 if on_gpu:
                     options = dist.ProcessGroupNCCL.Options()
                     self._nccl = dist.ProcessGroupNCCL(dist.PrefixStore(f"{key}/nccl", store), place, size, options)
