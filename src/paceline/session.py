@@ -162,7 +162,7 @@ class Session:
         if any(controller.reads != "times" for phase in setting.plan.phases for controller in phase.controllers):
             warn_of_summed_loss(job, self.model)
         self.layout = Layout(self.model)
-        _check_memory(self.layout, cluster.n)
+        _check_memory(self.layout, self._sharing)
         self.server = ParameterServer(job, self.model, self.layout, setting.per_epoch)
         self._step_scale = self._check_step_scale()
         if setting.measure_steps and setting.plan.reduction and setting.plan.reduction.sums == "updates":
@@ -185,7 +185,7 @@ class Session:
             "seed": setting.seed,
             "batch_size": job.batch_size,
             "workers": setting.cluster.n,
-            "memory": memory_note(self.layout, setting.cluster.n),
+            "memory": memory_note(self.layout, self._sharing),
             "parameters": sum(parameter.numel() for parameter in trainable(self.model)),
             "plan": plan_as_json(setting.checked_plan),
             "rules": setting.rules,
@@ -193,6 +193,12 @@ class Session:
             "identity": identity(job, self.server),
             "step_scale": self._step_scale,
         }
+
+    @property
+    def _sharing(self) -> int:
+        """Workers whose versions and gradients are in the memory of this process."""
+        is_one_of_many = isinstance(self.setting.cluster, Torchrun) and self.setting.plan.reduction is not None
+        return 1 if is_one_of_many else self.setting.cluster.n
 
     def _check_step_scale(self) -> str:
         """Return what compensators scale, if there are some; refuse them where that would change nothing."""
@@ -203,7 +209,7 @@ class Session:
     def recorder(self, callbacks: Sequence[Callback]) -> Recorder:
         """Return what keeps the books of this run."""
         n, job = self.setting.cluster.n, self.setting.job
-        note = memory_note(self.layout, n)
+        note = memory_note(self.layout, self._sharing)
         return Recorder(n, job.batch_size, note, lambda: self.server.learning_rate, callbacks)
 
     def engine(self) -> Engine:

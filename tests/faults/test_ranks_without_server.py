@@ -9,9 +9,12 @@ import torch
 from torch import nn
 
 import paceline as pl
+from faults import restarted_ranks
 from faults.ranks import ranks, run
 from faults.test_distributed import what_is_open
+from faults.test_restart import torchrun
 from paceline.history import GradientArrived, RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
+from paceline.recording.run_folder import SavedRun
 from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, tiny_job
 
 EXACT = 1e-12
@@ -100,11 +103,13 @@ def test_a_killed_rank_is_named_by_all_others_at_once():
     slow = pl.Cluster(3, timing=pl.Deterministic(0.05))
     torchrun = {"faults": [pl.Fault(2, 9)], "slowness": slow}
     with ranks(3, tiny_job(), torchrun, protocol="dc_s3gd", stop="updates=3000") as job:
-        job.start_workers()
-        with pytest.raises(pl.RunError, match=r"a worker is gone: worker 2 \(.*, process \d+\): .*elastic=true"):
-            job.serve()
-        with pytest.raises(pl.RunError, match=r"rank 0: a worker is gone: worker 2 \("):
-            job.end(1)
+        job.start_all()
+        job.processes[2].join(60)
+        begun_s = time.monotonic()
+        for rank, said in ((0, ""), (1, "rank 0: ")):
+            with pytest.raises(pl.RunError, match=rf"{said}a worker is gone: worker 2 \(.*, process \d+\): .*elastic"):
+                job.end(rank)
+        assert time.monotonic() - begun_s < 5.0
 
 
 def test_those_who_are_left_go_on_and_one_that_comes_later_takes_part():
@@ -319,3 +324,15 @@ def test_rank_0_leaves_nothing_behind(fault):
         assert job.serve().stopped_by == "updates"
     del job  # with the pipes to its ranks
     assert (what_is_open()[:2], open_files()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_torchrun_starts_all_ranks_again_from_the_last_checkpoint(rank, tmp_path):
+    done = torchrun([restarted_ranks.__file__, str(rank), "35"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    saved = SavedRun(tmp_path / "run")
+    [resumed] = saved.history.of(RunResumed)
+    assert resumed.version == 30
+    updates = [record.version for record in saved.history.of(UpdateMade)]
+    assert updates == list(range(1, restarted_ranks.UPDATES + 1))
