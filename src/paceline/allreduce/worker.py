@@ -180,7 +180,7 @@ class UpdateWorker(Worker):
                 average.logical_or_(step)
             elif average.is_floating_point() or average.is_complex():
                 average.add_(step, alpha=1 / shares)
-            else:
+            elif adopts:  # else a count would be told of twice
                 average.add_(step)
         if adopts and not self._overlaps:  # else the worker is on its way already
             self.go_on_from_average()
