@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -216,7 +216,7 @@ class UpdateWorker(Worker):
         self.server.live_in(average)
 
     def _write_payload(self, share: float) -> None:
-        for step, weights, average in _pairs(self._payload, self._weights, self.average):
+        for step, weights, average in _blocks(self._payload, self._weights, self.average):
             if step.dtype == torch.bool:
                 step.copy_(weights)
                 continue
@@ -267,6 +267,12 @@ def _has_finite_norm(flat: torch.Tensor) -> bool:
 
 def _pairs(*vectors: Vectors) -> zip[tuple[torch.Tensor, ...]]:
     return zip(*([*each.flat_parameters, *each.flat_buffers] for each in vectors), strict=True)
+
+
+def _blocks(*vectors: Vectors) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Go through vectors once, in parts that stay in a core's cache from one operation to the next."""
+    for flats in _pairs(*vectors):
+        yield from zip(*(flat.split(BLOCK) for flat in flats), strict=True)
 
 
 def _scale(vectors: Vectors, factor: float) -> None:
