@@ -1,8 +1,9 @@
 """Workers without a server against DistributedDataParallel and bare gloo, two ranks with a shaped link between them.
 
 - `overlap`: ranks that sleep for their compute time; seconds of an iteration against those of computing and summing.
-- `ddp`: ResNet-18, iterations/s and final loss against DDP.
-- `unshaped`: the same without a limit on the link: what an iteration costs besides computing.
+- `ddp`: ResNet-18, iterations/s against DDP.
+- `unshaped`: the same without a limit on the link: what an iteration costs besides computing; and the final losses,
+  which do not depend on the link.
 - `memory`: of a rank, beyond its model and optimizer.
 
 The link joins two network namespaces, which needs root.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +31,7 @@ LAYERS = (4, 500)  # and so wide: a million parameters
 MBIT_PER_S = {"20 ms": 1700.0, "80 ms": 418.0, "150 ms": 222.0}  # by the seconds of a sum of theirs
 LARGE_LAYERS = (50, 1000)
 OVERLAP_BAR, BLOCKING_BAR, DDP_BAR, MEMORY_BAR = 1.10, 0.95, 0.9, 5.0
+WARM_UP = 2
 LIMIT_S = 300
 Step = tuple[str, dict[str, Any]]
 
@@ -36,13 +39,15 @@ Step = tuple[str, dict[str, Any]]
 def main() -> None:
     parser = options(__doc__ or "")
     parser.add_argument("--compute-s", type=float, default=0.1, help="slept, in overlap")
-    parser.add_argument("--iterations", type=int, default=20, help="timed, of each training in overlap")
+    parser.add_argument("--iterations", type=int, default=10, help="timed, of each training in overlap")
     parser.add_argument("--batch-size", type=int, default=32, help="of ResNet-18, a rank")
-    parser.add_argument("--lr", type=float, default=0.02, help="of ResNet-18")
-    parser.add_argument("--mbit-per-s", type=float, default=1000.0, help="of the link in ddp")
-    parser.add_argument("--updates", type=int, default=40, help="of each training in ddp")
+    parser.add_argument("--lr", type=float, default=0.01, help="of ResNet-18")
+    parser.add_argument("--mbit-per-s", type=float, default=400.0, help="of the link in ddp")
+    parser.add_argument("--timed", type=int, default=8, help="iterations of each training in ddp")
+    parser.add_argument("--updates", type=int, default=20, help="of each training in unshaped")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # and leave no namespace behind
     report("all_reduce", args, {part: PARTS[part](args) for part in args.parts})
 
 
@@ -50,7 +55,7 @@ def main() -> None:
 
 
 def overlap(args: argparse.Namespace) -> dict[str, Any]:
-    series = {"warm_up": 5, "iterations": args.iterations}
+    series = {"warm_up": 3, "iterations": args.iterations}
     steps: list[Step] = []
     for mbit_per_s in MBIT_PER_S.values():
         settings = {"layers": LAYERS, "compute_s": args.compute_s, "mbit_per_s": mbit_per_s, **series}
@@ -84,38 +89,24 @@ def _overlap(measured: list[list[float]], compute_s: float) -> dict[str, Any]:
 
 
 def ddp(args: argparse.Namespace) -> dict[str, Any]:
-    warm_up = 5
-    measured = []
-    for seed in range(args.rounds):
-        settings = {
-            **_resnet(args, seed),
-            "mbit_per_s": args.mbit_per_s,
-            "warm_up": warm_up,
-            "iterations": args.updates - warm_up,
-            "probes": True,
-        }
-        few = {**settings, "warm_up": 2, "iterations": 6}
-        trainings: list[Step] = [("train_ddp", settings), ("train_ours", {**settings, "protocol": "dc_s3gd"})]
-        order = 1 if seed % 2 == 0 else -1
-        alone_s, compute_s, *trained = run([("sum_alone", few), ("compute_alone", few), *trainings[::order]])
-        measured.append([alone_s, compute_s, *trained[::order]])
-    results = _against_ddp(measured)
-    losses = [[each["loss"] for each in contender] for contender in list(zip(*measured, strict=True))[2:]]
-    results["final_loss"] = _final_loss(*losses)
-    return results
+    return _against_ddp([_train_both(args, seed, args.mbit_per_s, args.timed) for seed in range(args.rounds)])
 
 
 def unshaped(args: argparse.Namespace) -> dict[str, Any]:
-    measured = []
-    for seed in range(args.rounds):
-        settings = {**_resnet(args, seed), "mbit_per_s": None, "warm_up": 2, "iterations": 6}
-        trainings: list[Step] = [("train_ddp", settings), ("train_ours", {**settings, "protocol": "dc_s3gd"})]
-        measured.append(run([("sum_alone", settings), ("compute_alone", settings), *trainings]))
-    return _against_ddp(measured)
+    measured = [_train_both(args, seed, None, args.updates - WARM_UP) for seed in range(args.rounds)]
+    theirs, ours = ([answers[place]["loss"] for answers in measured] for place in (2, 3))
+    return {**_against_ddp(measured), "final_loss": _final_loss(theirs, ours)}
 
 
-def _resnet(args: argparse.Namespace, seed: int) -> dict[str, Any]:
-    return {"batch_size": args.batch_size, "lr": args.lr, "seed": seed}
+def _train_both(args: argparse.Namespace, seed: int, mbit_per_s: float | None, timed: int) -> list[dict[str, Any]]:
+    """Return the answers of a sum alone, computing alone, DDP and ours; the two trainings take turns to be first."""
+    settings = {"batch_size": args.batch_size, "lr": args.lr, "seed": seed, "mbit_per_s": mbit_per_s}
+    settings |= {"warm_up": WARM_UP, "iterations": timed, "probes": True}
+    few = {**settings, "iterations": 4}
+    trainings: list[Step] = [("train_ddp", settings), ("train_ours", {**settings, "protocol": "dc_s3gd"})]
+    order = 1 if seed % 2 == 0 else -1
+    alone, computing, *trained = run([("sum_alone", few), ("compute_alone", few), *trainings[::order]])
+    return [alone, computing, *trained[::order]]
 
 
 def _against_ddp(measured: list[list[dict[str, Any]]]) -> dict[str, Any]:

@@ -225,7 +225,7 @@ class Notes(Callback):
 def mean_s(ends_s: list[float], settings: Answer) -> float:
     """Return the seconds of an iteration after the first ones."""
     first = settings["warm_up"] - 1
-    return (ends_s[-1] - ends_s[first]) / (len(ends_s) - 1 - first)
+    return float((ends_s[-1] - ends_s[first]) / (len(ends_s) - 1 - first))
 
 
 def parameters_of(settings: Answer) -> int:
