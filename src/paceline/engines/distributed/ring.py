@@ -10,7 +10,6 @@ from math import inf
 from typing import Any
 
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
 from paceline.checkpoint.state import decode, encode
@@ -116,18 +115,22 @@ class Ring:
             Broken: somebody has left.
         """
         tensors: dict[str, Tensor] = {}
-        text = json.dumps(encode(state, tensors)).encode()
-        contents = [text, save(tensors)]
-        sizes = torch.tensor([len(each) for each in contents])
-        self._broadcast(sizes)
-        rooms = [torch.zeros(size, dtype=torch.uint8) for size in sizes.tolist()]
-        for room, content in zip(rooms, contents, strict=True):
-            if state is not None:
-                room.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-            self._broadcast(room)
-        text, packed = (room.numpy().tobytes() for room in rooms)
-        given: dict[str, Any] = decode(json.loads(text), load(packed))
+        value = encode(state, tensors)
+        forms = {name: [str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in tensors.items()}
+        value, forms = json.loads(self._spread_text(json.dumps([value, forms])))
+        if state is None:
+            tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, (dtype, shape) in forms.items()}
+        self._broadcast(*(each.view(-1).view(torch.uint8) for each in tensors.values() if each.numel()))
+        given: dict[str, Any] = decode(value, tensors)
         return given
+
+    def _spread_text(self, text: str) -> str:
+        ours = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        size = torch.tensor(ours.shape)
+        self._broadcast(size)
+        room = ours if ours.shape == (int(size),) else torch.zeros(int(size), dtype=torch.uint8)
+        self._broadcast(room)
+        return room.numpy().tobytes().decode()
 
     def break_off(self) -> None:
         """Leave, so that whoever waits here or at another process hears of it at once; from any thread."""
@@ -144,14 +147,14 @@ class Ring:
         options.reduceOp = dist.ReduceOp.MAX if is_boolean else dist.ReduceOp.SUM
         return (self._nccl or self._group).allreduce([piece], options)
 
-    def _broadcast(self, tensor: Tensor) -> None:
+    def _broadcast(self, *tensors: Tensor) -> None:
         if self._group is None:
             return
         options = dist.BroadcastOptions()
         options.rootRank = 0
         options.timeout = FOREVER
         with saying_when_broken():
-            self._group.broadcast([tensor], options).wait(FOREVER)
+            self.wait([self._group.broadcast([each], options) for each in tensors])
 
 
 def _real(flat: Tensor) -> Tensor:
