@@ -15,9 +15,9 @@ import torch
 from paceline.allreduce import Worker
 from paceline.coordinator import Coordinator
 from paceline.engines.base import Engine, Observer
-from paceline.engines.distributed.follower import Follower
 from paceline.engines.distributed.head import Head
 from paceline.engines.distributed.iteration import Hand, Over, Reform, Table
+from paceline.engines.distributed.other_rank import OtherRank
 from paceline.engines.distributed.part import Part
 from paceline.engines.replica import Replica
 from paceline.errors import UsageError
@@ -79,7 +79,7 @@ class AllReduceEngine(Engine):
         self._number = cluster.worker
         self._part = Part(cluster, seed, replica, worker)
         self._is_head = cluster.is_server
-        self._circle = Head(cluster, agreement, self._elapsed_s) if self._is_head else Follower(cluster, agreement)
+        self._circle = Head(cluster, agreement, self._elapsed_s) if self._is_head else OtherRank(cluster, agreement)
         self._work: dict[int, Compute] = {}
         self._events: deque[Event] = deque()
         self._timers: list[float] = []
@@ -211,7 +211,7 @@ class AllReduceEngine(Engine):
 
     def _leave_on_sigterm(self) -> None:
         """End this process alone, if the others go on without it (a spot notice)."""
-        if self._cluster.elastic and self.signals.caught == "SIGTERM" and isinstance(self._circle, Follower):
+        if self._cluster.elastic and self.signals.caught == "SIGTERM" and isinstance(self._circle, OtherRank):
             self._circle.leave("SIGTERM")
             raise SystemExit(self._cluster.leaving_status)
 
@@ -355,7 +355,7 @@ class AllReduceEngine(Engine):
     def _close(self, error: BaseException | None) -> None:
         torch.set_num_threads(self._threads)
         is_usage = isinstance(error, UsageError)
-        if isinstance(self._circle, Follower) and isinstance(error, Exception):
+        if isinstance(self._circle, OtherRank) and isinstance(error, Exception):
             self._circle.fail(error)
         self._circle.close({"error": str(error), "is_usage": is_usage} if error else self.end)
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from paceline.engines.distributed.admission import Refused, examine
-from paceline.engines.distributed.inbox import Inbox
+from paceline.engines.distributed.inbox import Post
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import LOOK_AGAIN_S, Meeting
 from paceline.engines.distributed.messages import Abandoned, Begun, Finished, Message
@@ -92,7 +92,7 @@ class Door:
         token: str,
         agreement: dict[str, Any],
         rooms: Sequence[Travelling | None],
-        inbox: Inbox[News],
+        inbox: Post[News],
     ) -> None:
         self._meeting = meeting
         self._token = token
@@ -168,8 +168,8 @@ class Door:
     def _listen(self, ticket: int, line: Line, worker: int) -> None:
         try:
             room = self._rooms[worker]
-            assert room is not None
-            line.make_rooms(room.pieces)
+            if room is not None:
+                line.make_rooms(room.pieces)
             self._inbox.put(Entered(ticket, worker, line))
             given_s = None  # when the worker had its work, if it has told before its gradient was there
             while True:
@@ -189,10 +189,10 @@ class Door:
             self._inbox.put(Gone(ticket, str(error)))
 
 
-def _receive_pieces(line: Line, room: Travelling, message: object) -> None:
+def _receive_pieces(line: Line, room: Travelling | None, message: object) -> None:
     """Wait for what has come, or still comes, of the gradient that a message is about."""
     match message:
-        case Finished():
+        case Finished() if room is not None:
             for number in [*range(len(room.pieces)), *from_number(message.again)]:
                 line.receive_piece(number)
                 room.unpack(number)

@@ -1,4 +1,4 @@
-"""A rank other than 0 among workers without a server: its line to rank 0, and its place in the ring."""
+"""What the other processes of a worker do: compute their share of each minibatch, for the first one of their host."""
 
 from __future__ import annotations
 
@@ -6,237 +6,165 @@ import os
 import queue
 import socket
 import threading
+import time
 import traceback
-from typing import Any, NamedTuple
+from contextlib import closing
+from typing import Any
+
+import torch
 
 from paceline.engines.distributed.admission import apply_for
-from paceline.engines.distributed.iteration import Hand, Over, Reform, Table
+from paceline.engines.distributed.leader import LOOPBACK, team_key, uses_nccl
 from paceline.engines.distributed.line import Broken, Line
-from paceline.engines.distributed.meeting import meet, pair_key
-from paceline.engines.distributed.ring import Ring
+from paceline.engines.distributed.meeting import LOOK_AGAIN_S, client, enter, find, pair_key, reached_from
+from paceline.engines.distributed.member import LEAVE_S, LONGEST_TEXT_BYTES, Ended
+from paceline.engines.distributed.messages import Ending, Work
+from paceline.engines.distributed.team import Team, Torn
+from paceline.engines.labour import device_of
+from paceline.engines.replica import Interrupted, Replica
+from paceline.engines.seal import check_version
+from paceline.engines.signals import leaving_on_sigterm
 from paceline.errors import RunError, UsageError
+from paceline.job import Job
 from paceline.torchrun import Torchrun
 
-LEAVE_S = 10.0
-LONGEST_TEXT_BYTES = 1 << 26
 
-
-class _Form(NamedTuple):
-    """A ring is to be formed."""
-
-    generation: int
-    place: int
-    size: int
-
-
-class _Metrics(NamedTuple):
-    """What rank 0 has measured."""
-
-    generation: int
-    metrics: dict[str, float]
-
-
-class Follower:
-    """Does what `Head` says, as the engine of every other rank.
+def follow(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> Ended:
+    """Take part in the work of the first process of this host until the run ends.
 
     Args:
-        cluster: says where rank 0 is.
-        agreement: what it has to agree on.
+        job: what to compute.
+        cluster: who computes.
+        seed: of the run.
+        agreement: what the first process has to agree on.
+
+    Raises:
+        UsageError: it does not agree, or the job cannot work.
+        RunError: it is gone, or the run has failed.
+        SystemExit: all processes of this worker were told to end.
     """
+    torch.set_num_threads(cluster.worker_threads)
+    follower = _Follower(job, cluster, seed)
+    try:
+        with closing(follower.join(agreement)):
+            return follower.take_part()
+    except Broken as error:
+        raise RunError(f"the first process of worker {cluster.worker} is gone: {error}") from error
 
-    def __init__(self, cluster: Torchrun, agreement: dict[str, Any]) -> None:
+
+class _Follower:
+    def __init__(self, job: Job, cluster: Torchrun, seed: int) -> None:
         self._cluster = cluster
-        self._agreement = agreement
-        self._news: queue.SimpleQueue[Table | _Form | _Metrics | Over | RunError] = queue.SimpleQueue()
-        self._form: _Form | None = None
-        self._line: Line | None = None
-        self._listener: threading.Thread | None = None
-        self.generation = 0
-        self.ring: Ring | None = None
+        self._team = Team(cluster.place, cluster.team_size, lambda: False, uses_nccl=uses_nccl(cluster))
+        device = device_of(cluster.device, cluster.ranks.local_rank)
+        team = self._team
+        self._replica = Replica(job, seed, cluster.n, device=device, check=team.check, team=team, debug=cluster.debug)
+        self._version = self._replica.layout.allocate()
+        self._gradient = self._replica.layout.allocate()
+        self._requests: queue.SimpleQueue[Work | Ended | SystemExit | Broken] = queue.SimpleQueue()
 
-    def open(self) -> None:
-        """Go to rank 0 and be let in.
-
-        Raises:
-            UsageError: rank 0 wants something else.
-            RunError: there is no rank 0.
-        """
-        cluster = self._cluster
-        self._store, ticket, self._device = meet(cluster)
-        name = f"worker {cluster.worker} ({socket.gethostname()}, process {os.getpid()})"
-        try:
-            self._line = Line(self._store, pair_key(ticket), 1, self._device, cluster.silence_s)
-            hello = {"name": name, "worker": cluster.worker, "agreement": self._agreement}
-            apply_for(self._line, cluster.ranks.token, hello)
-        except Broken as error:
-            raise RunError(f"rank 0 is gone: {error}") from error
-        self._line.longest_text = LONGEST_TEXT_BYTES
-        self._line.tell({"name": name})
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-
-    def form(self, make_state: object) -> dict[str, Any]:
-        """Take one's place in the next ring, and return the state to go on from.
+    def join(self, agreement: dict[str, Any]) -> Line:
+        """Find the first process, be examined by it, and become one of the team.
 
         Raises:
-            Over: there will be none.
-            RunError: rank 0 is gone.
+            UsageError: it wants something else, or has another token.
+            RunError: it does not come.
         """
-        while True:
-            form = self._form or self._next_form()
-            self._form = None
-            self.generation = form.generation
-            try:
-                ring = self.ring = self._ring(form)
-                return ring.spread(None)
-            except Broken as error:
-                self._tell({"broken": str(error), "generation": form.generation})
-
-    def hand_in(self, hand: Hand) -> None:
-        """Tell of this process's part in an iteration."""
-        assert self._line is not None
-        self._line.tell({"hand": list(hand)}, will_be_answered=True)
-
-    def table(self, timeout_s: float) -> Table:
-        """Wait until everybody has told of an iteration; rank 0 sees to it that nobody is silent for too long.
-
-        Raises:
-            Reform: others take part from here on.
-            Over: rank 0 has ended the run.
-            RunError: rank 0 is gone.
-        """
-        while True:
-            news = self._next_news()
-            if isinstance(news, Table) and news.generation == self.generation:
-                return news
-
-    def wait(self, begun: list[Any], timeout_s: float) -> None:
-        """Wait for sums; rank 0 sees to it that they do not take too long.
-
-        Raises:
-            Reform: others take part from here on.
-            Over: rank 0 has ended the run.
-            RunError: rank 0 is gone.
-        """
-        assert self.ring is not None
-        try:
-            self.ring.wait(begun)
-        except Broken as error:
-            self._tell({"broken": str(error), "generation": self.generation})
-            self._form = self._next_form()
-            raise Reform from error
-
-    def metrics(self, measure: object) -> dict[str, float]:
-        """Wait for what rank 0 has measured.
-
-        Raises:
-            Reform: others take part from here on.
-            Over: rank 0 has ended the run.
-            RunError: rank 0 is gone.
-        """
-        while True:
-            news = self._next_news()
-            if isinstance(news, _Metrics) and news.generation == self.generation:
-                return news.metrics
-
-    def is_over(self) -> bool:
-        """Wait until rank 0 has come to its end, too, or goes on from somewhere before.
-
-        Raises:
-            Over: it has.
-            RunError: it is gone.
-        """
-        self._form = self._next_form()
-        return False
-
-    def leave(self, reason: str) -> None:
-        """Tell rank 0 that this process ends, and wait until it has heard it."""
-        self._tell({"leaves": reason})
-        assert self._listener is not None
-        self._listener.join(LEAVE_S)
-
-    def fail(self, error: BaseException) -> None:
-        """Tell rank 0 what has gone wrong here, and wait until it has heard it and ends the line."""
-        if self._listener is None or not self._listener.is_alive():
-            return
-        is_usage = isinstance(error, UsageError)
-        message = str(error) if is_usage else f"{type(error).__name__}: {error}"
-        details = "".join(traceback.format_exception(error))
-        self._tell({"failed": message, "details": details, "is_usage": is_usage})
-        self._listener.join(LEAVE_S)
-
-    def close(self, end: object) -> None:
-        """Let go of rank 0."""
-        if self._line is not None:
-            self._line.close()
-        if self._listener is not None:
-            self._listener.join(LEAVE_S)
-        self._line = self.ring = None
-
-    # --- inside -------------------------------------------------------------------------------------------
-
-    def _ring(self, form: _Form) -> Ring:
-        cluster = self._cluster
-        return Ring(
-            self._store,
-            f"ring/{form.generation}",
-            form.place,
-            form.size,
-            self._device,
-            silence_s=cluster.silence_s,
-            on_gpu=cluster.device == "cuda",
+        deadline = time.monotonic() + self._cluster.start_timeout_s
+        place = self._cluster.place
+        name = f"process {place} of worker {self._cluster.worker} ({socket.gethostname()}, process {os.getpid()})"
+        hello = {"name": name, "worker": place, "agreement": agreement}
+        store = client(find(self._cluster))
+        while time.monotonic() < deadline:
+            address = _told(store, team_key(self._cluster.worker))
+            if address is not None and reached_from(address):  # else it is that of an earlier one
+                try:
+                    return self._enter(address, hello)
+                except Broken:
+                    pass
+            time.sleep(LOOK_AGAIN_S)
+        raise RunError(
+            f"the first process of worker {self._cluster.worker} could not be reached for start_timeout_s = "
+            f"{self._cluster.start_timeout_s:g} s: see what it says"
         )
 
-    def _tell(self, text: dict[str, Any]) -> None:
-        assert self._line is not None
-        self._line.tell(text)
+    def _enter(self, address: tuple[str, int], hello: dict[str, Any]) -> Line:
+        store, ticket, device = enter(address)
+        line = Line(store, pair_key(ticket), 1, device, self._cluster.silence_s)
+        apply_for(line, self._cluster.ranks.token, hello)
+        line.longest_text = LONGEST_TEXT_BYTES
+        told = line.receive()
+        if not isinstance(told, dict) or "team" not in told:
+            raise Broken("what came is no key of a team")
+        self._team.connect(client(address), told["team"], device)
+        self._line = line
+        return line
 
-    def _next_form(self) -> _Form:
-        while True:
-            try:
-                self._next_news()
-            except Reform:
-                assert self._form is not None
-                form, self._form = self._form, None
-                return form
+    def take_part(self) -> Ended:
+        """Compute this process's share of everything until the end."""
+        threading.Thread(target=self._listen, daemon=True).start()
+        with leaving_on_sigterm(self._ask_to_leave):
+            while True:
+                match self._requests.get():
+                    case Work() as work:
+                        self._compute(work)
+                    case Ended() as ended:
+                        return ended
+                    case error:
+                        raise error
 
-    def _next_news(self) -> Table | _Metrics:
-        news = self._news.get()
-        if isinstance(news, Exception):
-            raise news
-        if isinstance(news, _Form):
-            self._form = news
-            raise Reform
-        return news
+    def _compute(self, work: Work) -> None:
+        try:
+            if work.sends_version:
+                self._team.hand_round(self._version)
+            who = f"process {self._cluster.place} of worker {self._cluster.worker}"
+            check_version(self._version.memory, work.checksum, who, f"before its draw {work.draw}")
+            self._replica.gradient(self._cluster.worker, work.draw, work.minibatch, self._version, self._gradient)
+        except Interrupted:
+            pass
+        except Torn as error:
+            raise Broken(str(error)) from error
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: Exception) -> None:
+        """Tell the first process, which tells rank 0, and wait until it has ended the line."""
+        is_usage = isinstance(error, UsageError)
+        message = str(error) if is_usage else f"{type(error).__name__}: {error}"
+        self._line.tell({"failed": message, "details": traceback.format_exc(), "is_usage": is_usage})
+        try:
+            while not isinstance(self._requests.get(timeout=LEAVE_S), Broken):
+                pass
+        except queue.Empty:
+            pass
 
     def _listen(self) -> None:
-        assert self._line is not None
-        line = self._line
+        """Hear what the first process says while the main thread computes."""
         try:
             while True:
-                text = line.receive()
-                assert isinstance(text, dict)
-                match text:
-                    case {"table": _}:
-                        line.settle()
-                        self._news.put(Table.from_json(text))
-                    case {"metrics": metrics, "generation": generation}:
-                        self._news.put(_Metrics(generation, metrics))
-                    case {"form": generation, "place": place, "size": size}:
-                        self._break_off()
-                        self._news.put(_Form(generation, place, size))
-                    case {"are you there": generation}:
-                        line.tell({"here": generation})
-                    case {"end": end}:
-                        if "error" in end:  # else the last sum is still to be finished
-                            self._break_off()
-                        self._news.put(Over(end))
+                match self._line.receive():
+                    case Work() as work:
+                        self._requests.put(work)
+                    case Ending():
+                        last = self._replica.layout.allocate()
+                        self._line.receive_into(last.memory)
+                        text = self._line.receive()
+                        assert isinstance(text, dict)
+                        self._requests.put(Ended(last, text["end"]))
+                        return
+                    case {"leave": status}:
+                        self._requests.put(SystemExit(status))
                         return
         except Broken as error:
-            self._break_off()
-            self._news.put(RunError(f"rank 0 is gone: {error}"))
+            self._requests.put(error)
+            self._team.abort()
 
-    def _break_off(self) -> None:
-        """Let nobody wait for this process in a ring that is no more."""
-        if self.ring is not None:
-            self.ring.break_off()
+    def _ask_to_leave(self) -> None:
+        # A thread of its own: the main one may hold the line just now.
+        threading.Thread(target=self._line.tell, args=({"leaves": "SIGTERM"},), daemon=True).start()
+
+
+def _told(store: Any, key: str) -> tuple[str, int] | None:
+    """Return where the first process listens, as far as it has said."""
+    return (LOOPBACK, int(store.get(key))) if store.check([key]) else None

@@ -14,7 +14,7 @@ from paceline.engines.distributed.door import Door, News, TurnedAway
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.iteration import Hand, Reform, Table
 from paceline.engines.distributed.line import Broken, Line
-from paceline.engines.distributed.meeting import Meeting
+from paceline.engines.distributed.meeting import call
 from paceline.engines.distributed.ring import Ring
 from paceline.errors import RunError, UsageError
 from paceline.events import Event, Joined, Lost
@@ -96,7 +96,7 @@ class Head:
             RunError: somebody has not come.
         """
         cluster = self._cluster
-        self._meeting = Meeting(cluster)
+        self._meeting = call(cluster)
         self._told: Inbox[News] = Inbox()  # of those who were turned away
         rooms = [None] * cluster.n
         self._gate = _Gate(self, self._meeting, cluster.ranks.token, self._agreement, rooms, self._told)

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from paceline.engines.distributed.admission import apply_for
+from paceline.engines.distributed.leader import Leader, LeadingReplica
 from paceline.engines.distributed.line import Broken, Line
-from paceline.engines.distributed.meeting import meet, pair_key
+from paceline.engines.distributed.meeting import enter, find, pair_key
 from paceline.engines.distributed.messages import Abandoned, Begun, Ending, Evaluation, Finished, Interrupting, Work
 from paceline.engines.distributed.pieces import Departure, as_number
+from paceline.engines.distributed.team import Torn
 from paceline.engines.distributed.wire import Travelling, Wire
 from paceline.engines.labour import Labour, device_of, pin
 from paceline.engines.replica import Interrupted, Measured, Replica
+from paceline.engines.seal import check_version
+from paceline.engines.signals import leaving_on_sigterm
 from paceline.errors import RunError, UsageError
 from paceline.job import Job
 from paceline.torchrun import Torchrun
@@ -75,17 +78,22 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
     """
     torch.set_num_threads(cluster.worker_threads)
     member = _Member(job, cluster, seed)
-    store, ticket, device = meet(cluster)
     name = f"worker {cluster.worker} ({socket.gethostname()}, process {os.getpid()})"
     try:
+        address = find(cluster)
+        member.leader.gather(address, agreement)
+        store, ticket, device = enter(address)
         with closing(Line(store, pair_key(ticket), 1, device, cluster.silence_s)) as line:
             apply_for(line, cluster.ranks.token, {"name": name, "worker": cluster.worker, "agreement": agreement})
             line.longest_text = LONGEST_TEXT_BYTES
             line.make_rooms([member.room])
-            return member.take_part(line)
+            ended = member.take_part(line)
+            member.leader.end(ended.parameters, ended.end)
+            return ended
     except Broken as error:
         raise RunError(f"rank 0 is gone: {error}") from error
     finally:
+        member.leader.close()
         member.close()
 
 
@@ -95,8 +103,20 @@ class _Member:
         self._leaving_status = cluster.leaving_status
         device = device_of(cluster.device, cluster.ranks.local_rank)
         is_worker = self._worker < cluster.n
-        check = self._check if is_worker else None
-        self._replica = Replica(job, seed, cluster.n, device=device, check=check, accumulated=self._accumulated)
+        self.leader = Leader(cluster, self._is_unwanted, self._leave, self._break_up)
+        self._replica: Replica
+        if self.leader.team.size > 1:
+            self._replica = LeadingReplica(job, seed, cluster.n, device=device, leader=self.leader, debug=cluster.debug)
+        else:
+            self._replica = Replica(
+                job,
+                seed,
+                cluster.n,
+                device=device,
+                check=self._check if is_worker else None,
+                debug=cluster.debug,
+                accumulated=self._accumulated,
+            )
         faults = tuple(cluster.faults)
         self._labour = Labour(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
         self._version = self._replica.layout.allocate()
@@ -128,7 +148,7 @@ class _Member:
         self._line = line
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
-        with self._leaving_on_sigterm():
+        with leaving_on_sigterm(partial(self._leave, "SIGTERM")):
             while True:
                 request = self._requests.get()
                 if isinstance(request, Ended):
@@ -137,6 +157,8 @@ class _Member:
                     self._answer(request)
                 except (Broken, SystemExit):
                     raise
+                except Torn as error:
+                    raise self._failed_together() from error
                 except Exception as error:
                     self._fail(error)
                     raise
@@ -160,20 +182,26 @@ class _Member:
                 self._line.tell({"metrics": metrics, "version": version}, will_be_answered=True)
             case _Leave(reason):
                 print(f"paceline: worker {self._worker} leaves: {reason}", file=sys.stderr)
+                self.leader.dismiss({"leave": self._leaving_status})
                 self._take_leave({"leaves": reason})
                 raise SystemExit(self._leaving_status)
             case _Gone(reason):
                 raise RunError(f"rank 0 is gone: {reason}")
+            case Torn():
+                raise request
 
     def _compute(self, work: Work, received_s: float) -> None:
         self._draw, self._received_s = work.draw, received_s
         self._departure.begin()
+        self.leader.expect(work)
+        self._check_version(work, "before")
         try:
             measured = self._labour.gradient(work.draw, work.minibatch, work.run_s, self._version, self._gradient)
         except Interrupted:
             self._await_sender()
             self._line.send(Abandoned(work.draw, as_number(self._departure.gone)), will_be_answered=True)
         else:
+            self._check_version(work, "after")
             self._hand_in(measured)
 
     def _accumulated(self, parameter: int) -> None:
@@ -206,8 +234,18 @@ class _Member:
     def _busy_s(self) -> float:
         return time.monotonic() - self._received_s
 
+    def _check_version(self, work: Work, when: str) -> None:
+        """Compare what is computed with to what the server has sent, in debug mode."""
+        if work.checksum is not None:
+            self._arriving.pack()
+            at = f"{when} its draw {work.draw}, of version {work.version}"
+            check_version(self._arriving.memory, work.checksum, f"worker {self._worker}", at)
+
+    def _is_unwanted(self) -> bool:
+        return self._interrupted >= self._draw
+
     def _check(self) -> None:
-        if self._interrupted >= self._draw:
+        if self._is_unwanted():
             raise Interrupted
 
     def _sleep(self, seconds: float) -> None:
@@ -256,6 +294,20 @@ class _Member:
         self._interrupted = draw
         self._nudge.set()
 
+    def _leave(self, reason: str) -> None:
+        self._requests.put(_Leave(reason))
+
+    def _break_up(self) -> None:
+        self._requests.put(Torn("a process of this worker is gone"))
+        self._abandon(ALL_DRAWS)
+
+    def _failed_together(self) -> UsageError | RunError:
+        """Tell rank 0 what has become of another process of this worker."""
+        text = self.leader.last_word()
+        self._take_leave(text)
+        kind = UsageError if text.get("is_usage") else RunError
+        return kind(str(text.get("failed", text.get("leaves"))))
+
     def _fail(self, error: Exception) -> None:
         """Tell rank 0 what has gone wrong here."""
         is_usage = isinstance(error, UsageError)
@@ -266,21 +318,3 @@ class _Member:
         """Say a last word, and wait until rank 0 has heard it and ends the line."""
         self._line.tell(text)
         self.join(LEAVE_S)
-
-    @contextmanager
-    def _leaving_on_sigterm(self) -> Iterator[None]:
-        """Hand in the work at hand before ending by SIGTERM; leave Ctrl-C to rank 0, which ends everybody."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def leave(number: int, frame: object) -> None:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            self._requests.put(_Leave("SIGTERM"))
-
-        before = signal.signal(signal.SIGTERM, leave), signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before[0])
-            signal.signal(signal.SIGINT, before[1])

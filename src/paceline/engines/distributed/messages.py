@@ -22,6 +22,7 @@ class Work(NamedTuple):
         sends_version: whether the version follows; else the worker has it already.
         run_s: seconds since the run began.
         shard: of the minibatch; None where the worker draws for itself, and so the next two.
+        checksum: of the version as it travels, in debug mode.
     """
 
     draw: int
@@ -31,6 +32,7 @@ class Work(NamedTuple):
     shard: int | None
     epoch: int | None
     number: int | None
+    checksum: int | None = None
 
     @property
     def minibatch(self) -> Minibatch | None:
@@ -125,7 +127,7 @@ def encode(message: Message) -> Tensor:
     """Return a message as float64 [NUMBERS]; whole numbers are exact up to 2^53.
 
     >>> decode(encode(Work(3, 7, True, 0.5, None, None, None)))
-    Work(draw=3, version=7, sends_version=True, run_s=0.5, shard=None, epoch=None, number=None)
+    Work(draw=3, version=7, sends_version=True, run_s=0.5, shard=None, epoch=None, number=None, checksum=None)
     """
     numbers = [nan if value is None else float(value) for value in message]
     padding = [0.0] * (NUMBERS - 1 - len(numbers))
