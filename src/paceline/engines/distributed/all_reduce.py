@@ -211,13 +211,17 @@ class AllReduceEngine(Engine):
 
     def _leave_on_sigterm(self) -> None:
         """End this process alone, if the others go on without it (a spot notice)."""
-        if self._cluster.elastic and self.signals.caught == "SIGTERM" and isinstance(self._circle, OtherRank):
+        if self._leaves_alone and isinstance(self._circle, OtherRank):
             self._circle.leave("SIGTERM")
             raise SystemExit(self._cluster.leaving_status)
 
     @property
+    def _leaves_alone(self) -> bool:
+        return self._cluster.elastic and not self._is_head and self.signals.caught == "SIGTERM"
+
+    @property
     def _leaves(self) -> str:
-        caught = self.signals.caught
+        caught = "" if self._leaves_alone else self.signals.caught
         return f"interrupted by {caught}{'' if self._is_head else f' at worker {self._number}'}" if caught else ""
 
     def _report(self, table: Table) -> None:
