@@ -188,8 +188,8 @@ class Torchrun:
         check("(0, inf)", start_timeout_s=self.start_timeout_s)
         check("[1, inf)", silence_s=self.silence_s)
         check_device(self.device)
-        is_known = self.worker_at_server is not None or self.workers == "node"
-        check_faults(self.faults, self.n if is_known else self.ranks.world_size)
+        is_certain = self.worker_at_server is not None or self.workers == "node"
+        check_faults(self.faults, self.n if is_certain else self.ranks.world_size)
         self._check_address()
 
     def __str__(self) -> str:
@@ -214,8 +214,8 @@ class Torchrun:
             fitted = replace(self, worker_at_server=True)
             if self.worker_at_server is False and self.ranks.world_size > 1:
                 raise UsageError(f"worker_at_server=False: {plan} has no server, so every rank is a worker")
-            if self.workers == "node":
-                raise UsageError(f"workers='node': {plan} has no server, and every rank is a worker; leave it out")
+            if self.workers != "process":
+                raise UsageError(f"workers={self.workers!r}: {plan} has no server, so every process is a worker")
             if self.wire != "float32":
                 raise UsageError(f"wire={self.wire!r}: {plan} sums float32 as it is; leave wire out")
         if fitted.slowness is not None and fitted.slowness.n != fitted.n:
@@ -251,6 +251,14 @@ class Torchrun:
         return self.ranks.rank - 1 + self.has_worker_at_server
 
     @property
+    def leaving_status(self) -> int:
+        """With which a process ends that was told to: torchrun would end the neighbours of one that fails.
+
+        Anybody else is to start another one in its place.
+        """
+        return 0 if self.ranks.has_agent else 128 + signal.SIGTERM
+
+    @property
     def team_size(self) -> int:
         """Processes of the worker that this one belongs to."""
         if self.workers == "process" or self.worker == self.n:
@@ -268,14 +276,6 @@ class Torchrun:
     def _at_server(self) -> int:
         """Processes on rank 0's host that compute."""
         return self.ranks.local_world_size - 1 + self.has_worker_at_server
-
-    @property
-    def leaving_status(self) -> int:
-        """With which a process ends that was told to: torchrun would end the neighbours of one that fails.
-
-        Anybody else is to start another one in its place.
-        """
-        return 0 if self.ranks.has_agent else 128 + signal.SIGTERM
 
     @property
     def host(self) -> str:

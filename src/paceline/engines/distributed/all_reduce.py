@@ -15,10 +15,10 @@ import torch
 from paceline.allreduce import Worker
 from paceline.coordinator import Coordinator
 from paceline.engines.base import Engine, Observer
+from paceline.engines.distributed.head import Head
 from paceline.engines.distributed.iteration import Hand, Over, Reform, Table
+from paceline.engines.distributed.other_rank import OtherRank
 from paceline.engines.distributed.part import Part
-from paceline.engines.distributed.ring_follower import RingFollower
-from paceline.engines.distributed.ring_head import RingHead
 from paceline.engines.replica import Replica
 from paceline.errors import UsageError
 from paceline.events import (
@@ -79,9 +79,7 @@ class AllReduceEngine(Engine):
         self._number = cluster.worker
         self._part = Part(cluster, seed, replica, worker)
         self._is_head = cluster.is_server
-        self._circle = (
-            RingHead(cluster, agreement, self._elapsed_s) if self._is_head else RingFollower(cluster, agreement)
-        )
+        self._circle = Head(cluster, agreement, self._elapsed_s) if self._is_head else OtherRank(cluster, agreement)
         self._work: dict[int, Compute] = {}
         self._events: deque[Event] = deque()
         self._timers: list[float] = []
@@ -213,13 +211,17 @@ class AllReduceEngine(Engine):
 
     def _leave_on_sigterm(self) -> None:
         """End this process alone, if the others go on without it (a spot notice)."""
-        if self._cluster.elastic and self.signals.caught == "SIGTERM" and isinstance(self._circle, RingFollower):
+        if self._leaves_alone and isinstance(self._circle, OtherRank):
             self._circle.leave("SIGTERM")
             raise SystemExit(self._cluster.leaving_status)
 
     @property
+    def _leaves_alone(self) -> bool:
+        return self._cluster.elastic and not self._is_head and self.signals.caught == "SIGTERM"
+
+    @property
     def _leaves(self) -> str:
-        caught = self.signals.caught
+        caught = "" if self._leaves_alone else self.signals.caught
         return f"interrupted by {caught}{'' if self._is_head else f' at worker {self._number}'}" if caught else ""
 
     def _report(self, table: Table) -> None:
@@ -357,7 +359,7 @@ class AllReduceEngine(Engine):
     def _close(self, error: BaseException | None) -> None:
         torch.set_num_threads(self._threads)
         is_usage = isinstance(error, UsageError)
-        if isinstance(self._circle, RingFollower) and isinstance(error, Exception):
+        if isinstance(self._circle, OtherRank) and isinstance(error, Exception):
             self._circle.fail(error)
         self._circle.close({"error": str(error), "is_usage": is_usage} if error else self.end)
 

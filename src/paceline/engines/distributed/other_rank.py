@@ -36,8 +36,8 @@ class _Metrics(NamedTuple):
     metrics: dict[str, float]
 
 
-class RingFollower:
-    """Does what `RingHead` says, as the engine of every other rank.
+class OtherRank:
+    """Does what `Head` says, as the engine of every other rank.
 
     Args:
         cluster: says where rank 0 is.

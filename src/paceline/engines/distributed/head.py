@@ -43,7 +43,7 @@ class _Changed(NamedTuple):
 class _Gate(Door):
     """Lets processes in, and passes on what they say."""
 
-    def __init__(self, head: RingHead, *place: Any) -> None:
+    def __init__(self, head: Head, *place: Any) -> None:
         self._head = head
         super().__init__(*place)
 
@@ -60,7 +60,7 @@ class _Gate(Door):
             self._head.leave(worker, ticket, str(error))
 
 
-class RingHead:
+class Head:
     """Gathers what every worker tells of an iteration, and forms the ring of those who take part.
 
     A table is closed in the thread that hears the last one, so that nobody waits until this process has computed.
