@@ -114,7 +114,7 @@ def stragglers(lines: Sequence[Line]) -> Any:
         for i, (name, runs) in enumerate(by_series.items()):
             seconds = np.mean([line["seconds"] for line in runs.values()], axis=0)
             style = {"linewidth": 2.5} if name == COMPENSATED else {}
-            axis.plot(STRAGGLERS.workers, seconds, "o-", color=f"C{i}", label=name, **style)
+            axis.plot(STRAGGLERS.workers, seconds, "o-", color=f"C{i}", label=name.format(most="3N/4"), **style)
         axis.set(xscale="log", title=cluster, ylim=(0, None))
         axis.set_xticks(STRAGGLERS.workers, [str(n) for n in STRAGGLERS.workers])
         axis.minorticks_off()

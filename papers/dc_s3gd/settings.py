@@ -197,6 +197,7 @@ class Stragglers:
     seeds: int = 3
 
 
+ALWAYS_1 = pl.Deterministic(1.0)
 HICCUPS = Empirical((1.0,) * 49 + (5.0,))
 ALWAYS_SLOW = pl.Slowdown(at_s=0, factor=2, workers=(0,))
 NOW_AND_THEN = pl.Periodic(on_s=20, every_s=100, slowdown=5, workers=(0,))
@@ -207,8 +208,8 @@ STRAGGLERS = Stragglers(
         "0.5 + 0.5 exp(1)": pl.Cluster(1, pl.ShiftedExponential(shift_s=0.5, mean_s=0.5)),
         "0.9 + 0.1 exp(1)": pl.Cluster(1, pl.ShiftedExponential(shift_s=0.9, mean_s=0.1)),
         "1, and 5 for every 50th gradient": pl.Cluster(1, HICCUPS),
-        "1, one worker 5 times slower for 20 s in every 100 s": pl.Cluster(1, slowdowns=(NOW_AND_THEN,)),
-        "1, one worker twice as slow": pl.Cluster(1, slowdowns=(ALWAYS_SLOW,)),
+        "1, one worker 5 times slower for 20 s in every 100 s": pl.Cluster(1, ALWAYS_1, slowdowns=(NOW_AND_THEN,)),
+        "1, one worker twice as slow": pl.Cluster(1, ALWAYS_1, slowdowns=(ALWAYS_SLOW,)),
     },
     (4, 16, 64),
     (BLOCKING, COMPENSATED, "k_sync(k={most})", "ssp(lead=1)", "asp"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
+
+import numpy as np
 
 from papers.dc_s3gd.run import store
 from papers.dc_s3gd.settings import (
@@ -120,25 +122,28 @@ def measured(lines: Sequence[Line]) -> Iterator[str]:
 
 def stragglers(lines: Sequence[Line]) -> Iterator[str]:
     """Yield a row for each cluster and protocol: seconds for each N, and in units of all-reduce SGD."""
-    names = [f"N={n}: mean (min to max)" for n in STRAGGLERS.workers]
+    names = ["seconds of a gradient", "protocol", *(f"N={n}" for n in STRAGGLERS.workers)]
     names += [f"N={n}: / {BLOCKING}" for n in STRAGGLERS.workers]
-    yield f"| seconds of a gradient | protocol | {' | '.join(names)} | played literally | staleness, N=16 |"
-    yield "|" + " --- |" * (4 + len(names))
+    names += ["seeds", "largest deviation of a seed", "played literally", f"staleness, N={STRAGGLERS.workers[-1]}"]
+    yield f"| {' | '.join(names)} |"
+    yield "|" + " --- |" * len(names)
     for cluster in STRAGGLERS.clusters:
         by_series = series_of([line for line in lines if line["asked"]["law"] == cluster])
         for name, runs in by_series.items():
-            yield f"| {cluster} | {name} | {' | '.join(_waiting(runs, by_series[BLOCKING]))} |"
+            cells = [cluster, name.format(most="3N/4"), *_waiting(runs, by_series[BLOCKING])]
+            yield f"| {' | '.join(cells)} |"
 
 
-def _waiting(runs: Runs, blocking: Mapping[int, Line]) -> Iterator[str]:
-    numbers = range(len(STRAGGLERS.workers))
-    for i in numbers:
-        yield spread([line["seconds"][i] for line in runs.values()], 3)
-    for i in numbers:
-        yield f"{fmean(line['seconds'][i] / blocking[seed]['seconds'][i] for seed, line in runs.items()):.2f}"
-    played = [[line["played_s"][i] for line in runs.values()] for i in numbers]
-    yield " ".join(f"{fmean(each):.3f}" for each in played if None not in each) or "-"
-    yield f"{fmean(line['staleness'][STRAGGLERS.workers.index(16)] for line in runs.values()):.2f}"
+def _waiting(runs: Runs, blocking: Runs) -> Iterator[str]:
+    seconds = np.array([line["seconds"] for line in runs.values()])
+    ratios = np.array([line["seconds"] for line in runs.values()]) / [blocking[seed]["seconds"] for seed in runs]
+    yield from (f"{each:.3f}" for each in seconds.mean(axis=0))
+    yield from (f"{each:.2f}" for each in ratios.mean(axis=0))
+    yield str(len(runs))
+    yield f"{abs(seconds / seconds.mean(axis=0) - 1).max():.1%}"
+    played = np.array([line["played_s"] for line in runs.values()], dtype=float).mean(axis=0)
+    yield "-" if np.isnan(played).any() else ", ".join(f"{each:.3f}" for each in played)
+    yield f"{fmean(line['staleness'][-1] for line in runs.values()):.1f}"
 
 
 # -- the paper's own ---------------------------------------------------------------------------------------------------
@@ -149,7 +154,14 @@ def theirs() -> Iterator[str]:
     yield r"| model | \|B\| | nodes | accuracy, % | images/s | images of a node | s an iteration | images/s of a node |"
     yield "|" + " --- |" * 8
     for row in TABLE_I:
-        cells = [row.model, row.batch_size, row.nodes, row.accuracy, row.images_per_s, row.batch_size // row.nodes]
+        cells: list[object] = [
+            row.model,
+            row.batch_size,
+            row.nodes,
+            row.accuracy,
+            row.images_per_s,
+            row.batch_size // row.nodes,
+        ]
         cells += [f"{row.iteration_s:.2f}", f"{row.images_per_s / row.nodes:.1f}"]
         yield f"| {' | '.join(map(str, cells))} |"
 

@@ -15,6 +15,7 @@ from papers.store import Line, rounded
 from papers.tasks import Task, Where
 
 Array = NDArray[np.float64]
+PLAYED = 10_000  # rounds
 
 
 # -- eq. (13) to (15) --------------------------------------------------------------------------------------------------
@@ -117,6 +118,7 @@ class Waiting:
         return {
             "figure": "stragglers",
             "law": self.cluster,
+            "cluster": str(STRAGGLERS.clusters[self.cluster]),
             "series": self.protocol,
             "workers": list(STRAGGLERS.workers),
             "rounds": STRAGGLERS.rounds,
@@ -145,7 +147,7 @@ class Waiting:
         cluster = STRAGGLERS.clusters[self.cluster]
         if cluster.slowdowns or self.protocol not in {BLOCKING, COMPENSATED}:
             return float("nan")
-        draws = np.random.default_rng(self.seed).random((STRAGGLERS.rounds, n))
+        draws = np.random.default_rng(self.seed).random((PLAYED, n))
         return played_s(self.protocol, cluster.law_of(0).quantile(draws))
 
 
