@@ -65,6 +65,7 @@ from .history import GradientArrived as GradientArrived
 from .history import History as History
 from .history import StepMeasured as StepMeasured
 from .history import UpdateMade as UpdateMade
+from .job import BATCH_NORMS as BATCH_NORMS
 from .job import Job as Job
 from .protocols import Extent as Extent
 from .protocols import Phase as Phase
@@ -73,6 +74,7 @@ from .protocols import Protocol as Protocol
 from .reduction import Reduction as Reduction
 from .replay import Replay as Replay
 from .replay import replay as replay
+from .schedule import LinearSchedule as LinearSchedule
 from .search.advice import Advice as Advice
 from .search.advice import Prediction as Prediction
 from .search.advise import advise as advise

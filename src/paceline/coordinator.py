@@ -43,6 +43,7 @@ from paceline.patience import Patience
 from paceline.phase_share import PhaseShare
 from paceline.protocols import Extent, Phase, Plan, Protocol
 from paceline.roster import ASIDE, BUSY, IDLE, LOST, NEVER, PROBED, Roster, Status, Worker
+from paceline.schedule import Curve, Scales, ScheduleWatch
 from paceline.stop import Stop as StopRule
 from paceline.stop import StopWatch
 
@@ -70,6 +71,7 @@ class Coordinator:
         per_epoch: gradients of one epoch, if the data have a length.
         minibatches: deals out the data; None where the workers draw for themselves.
         learning_rate: its scale for an update of k gradients.
+        schedule: that learning rate and weight decay follow by workload besides.
         worker_timeout_s: silence after which a worker is declared lost; None to derive it from observed round
             trips.
         evaluate_every: updates, gradients or seconds between evaluations; None for no evaluation.
@@ -85,6 +87,7 @@ class Coordinator:
         per_epoch: float | None = None,
         minibatches: Minibatches | None = None,
         learning_rate: LearningRate | None = None,
+        schedule: Curve | None = None,
         worker_timeout_s: float | None = None,
         evaluate_every: Extent | None = None,
         measure_steps: bool = False,
@@ -112,6 +115,7 @@ class Coordinator:
         self._minibatches = minibatches
         self.is_limited = minibatches is not None and minibatches.is_limited
         self._learning_rate = learning_rate or LearningRate()
+        self._schedule = ScheduleWatch(schedule) if schedule is not None else None
         self._patience = Patience(worker_timeout_s)
         self._needs_alarm = self._patience.is_due_to_arm
         self._deserted_until_s = inf  # when the last silent worker was lost, plus the time to come back
@@ -169,13 +173,21 @@ class Coordinator:
     def expected_update(self) -> Apply:
         """Return the next update as it will be if every worker at work takes part: some step before it is made."""
         expected = tuple(Accept(worker, state.draw, 0, 1) for worker, state in self._in_flight.items())
-        scale = self._learning_rate.scale(len(expected) or 1, self._roster.live or 1)
-        return Apply(self.version + 1, expected, scale, "expected")
+        scales = self.scales(len(expected) or 1)
+        return Apply(self.version + 1, expected, scales.lr, "expected", weight_decay_scale=scales.weight_decay)
 
     @property
     def compensators(self) -> tuple[Compensator, ...]:
         """What is done about stale gradients now."""
         return self._plan.phases[self._phase].compensators
+
+    def scales(self, k: int) -> Scales:
+        """Return what an update of k gradients, made now, would multiply learning rate and weight decay by."""
+        scale = self._learning_rate.scale(k, self._roster.live or 1)
+        if self._schedule is None:
+            return Scales(scale)
+        scheduled = self._schedule.scales(self.workload, k)
+        return scheduled._replace(lr=scale * scheduled.lr)
 
     def handle(self, event: Event) -> list[Command]:
         """Take one event and return what is to be done, in order."""
@@ -247,6 +259,8 @@ class Coordinator:
         worker.rejections = 0
         self._owing.discard(event.worker)
         self._watch.accept(event.loss)
+        if self._schedule is not None and (reason := self._schedule.accept(event.loss)):
+            self._commands.append(Decision("warm_up", reason))
 
     def _drop(self, event: Arrival, worker: Worker, staleness: int, reason: str) -> None:
         self._commands.append(Drop(event.worker, event.draw, staleness, reason))
@@ -326,13 +340,15 @@ class Coordinator:
         self._held = []
         self._close_reason = ""
         self.version += 1
+        scales = self.scales(len(held))
         self.workload += len(held)
-        scale = self._learning_rate.scale(len(held), self._roster.live or 1)
         self._made_of = len(held)
         step_scale = _step_scale(held) if self._is_scaled else 1.0
         self._is_scaled = False
         limit = self._limit_momentum(self.workload - len(held)) if self._limits_momentum else inf
-        self._commands.append(Apply(self.version, tuple(held), scale, reason, self._measures, step_scale, limit))
+        self._commands.append(
+            Apply(self.version, tuple(held), scales.lr, reason, self._measures, step_scale, limit, scales.weight_decay)
+        )
         self.awaits_step = self._measures
         if not self.awaits_step:
             self._check_update()
@@ -627,6 +643,7 @@ class Coordinator:
             protocol=self._protocol,
             workload=self.workload,
             learning_rate=self._learning_rate,
+            schedule_scale=self._schedule.scales(self.workload, 1).lr if self._schedule is not None else 1.0,
             made_of=self._made_of,
             workers=self._roster.taking_part() if asked == "open" else (),
             aside=self._roster.aside() if asked == "open" else (),
@@ -728,6 +745,7 @@ class Coordinator:
             "minibatches": self._minibatches and self._minibatches.state_dict(),
             "lead": self._lead and self._lead.state_dict(),
             "share": self._share.state_dict(),
+            "schedule": self._schedule and self._schedule.state_dict(),
             **copied(self, _AS_IT_IS),
         }
 
@@ -740,6 +758,8 @@ class Coordinator:
         self._patience.load_state_dict(state["patience"])
         if self._minibatches is not None:
             self._minibatches.load_state_dict(state["minibatches"])
+        if self._schedule is not None:
+            self._schedule.load_state_dict(state["schedule"])
         self._woken_for_s = state["seconds"]
         if state["plan"] != self._plan.in_full:
             self._phase = -1

@@ -235,6 +235,7 @@ class Apply(NamedTuple):
         measure: whether an `Applied` is to follow at once.
         step_scale: mean of the gradients', by which the mean gradient, each weighted with its own, is multiplied.
         momentum_limit: the largest momentum that the optimizer may step with.
+        weight_decay_scale: what the optimizer's weight decay is multiplied by for this step.
     """
 
     version: int
@@ -244,6 +245,7 @@ class Apply(NamedTuple):
     measure: bool = False
     step_scale: float = 1.0
     momentum_limit: float = inf
+    weight_decay_scale: float = 1.0
 
 
 class Replace(NamedTuple):

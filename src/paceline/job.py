@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,9 +14,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from paceline.errors import UsageError
 from paceline.learning_rate import LearningRate
+from paceline.schedule import LinearSchedule
 from paceline.vectors import trainable
 
 Batch = Any
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
 Metrics = Mapping[str, float | Tensor]
 Step = Callable[[nn.Module, Batch], "Tensor | tuple[Tensor, Metrics]"]
 
@@ -35,6 +38,9 @@ class Job:
         eval_data: what `accuracy` and other metrics are measured on.
         scheduler: from the optimizer to a `torch.optim.lr_scheduler`; it is stepped by workload.
         schedule_unit: one step of the scheduler for each "gradient" or for each "epoch" of workload.
+        schedule: of learning rate and weight decay together, instead of a scheduler; see `LinearSchedule`.
+        no_decay_on: types of modules, such as `pl.BATCH_NORMS`, whose own parameters get no weight decay: the optimizer
+            is then given them in a parameter group with weight_decay=0.
         clip_norm: largest norm of the mean gradient, None for no clipping.
         lr_rule: "constant" or "proportional" to the gradients in an update; see `LearningRate`.
         lr_is: whether the optimizer's rate is the "total" one or "per_worker".
@@ -59,6 +65,8 @@ class Job:
     eval_data: Dataset[Any] | None = None
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
     schedule_unit: Literal["gradient", "epoch"] = "gradient"
+    schedule: LinearSchedule | None = None
+    no_decay_on: Sequence[type[nn.Module]] = ()
     clip_norm: float | None = None
     lr_rule: Literal["constant", "proportional"] = "constant"
     lr_is: Literal["total", "per_worker"] = "total"
@@ -99,7 +107,20 @@ class Job:
                 f"job {self.name}: {self.microbatches} microbatches of a minibatch of {self.batch_size}; "
                 f"expected at most {self.batch_size}"
             )
+        self._check_schedule()
         self._check_sampling()
+
+    def _check_schedule(self) -> None:
+        if not isinstance(self.schedule, LinearSchedule | None):
+            raise UsageError(
+                f"job {self.name}: schedule = {self.schedule!r}, expected a pl.LinearSchedule; one of "
+                "torch.optim.lr_scheduler is given as scheduler="
+            )
+        if self.schedule is not None and self.scheduler is not None:
+            raise UsageError(f"job {self.name}: the learning rate has a schedule and a scheduler; give one of the two")
+        kinds = self.no_decay_on
+        if not isinstance(kinds, Sequence) or not all(isinstance(kind, type) for kind in kinds):
+            raise UsageError(f"job {self.name}: no_decay_on = {kinds!r}, expected types of modules, as pl.BATCH_NORMS")
 
     def _check_sampling(self) -> None:
         if self.is_iterable and self.sampling == "epoch":

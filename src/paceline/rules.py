@@ -21,6 +21,7 @@ from paceline.minibatches import Minibatches
 from paceline.momentum_limit import KEEP, Momentum
 from paceline.protocols import Extent, Phase, Plan
 from paceline.reduction import Reduction
+from paceline.schedule import Curve
 from paceline.stop import Stop
 from paceline.text import bind, parse_call
 
@@ -31,10 +32,11 @@ def make_coordinator(plan: Plan, stop: Stop, rules: Mapping[str, Any]) -> Coordi
     Args:
         plan: already checked.
         stop: when to end.
-        rules: workers, per_epoch, minibatches, learning_rate, worker_timeout_s, evaluate_every and
+        rules: workers, per_epoch, minibatches, learning_rate, schedule, worker_timeout_s, evaluate_every and
             measure_steps.
     """
     every = rules["evaluate_every"]
+    schedule = rules.get("schedule")  # runs did not say before
     return Coordinator(
         plan,
         workers=rules["workers"],
@@ -42,9 +44,10 @@ def make_coordinator(plan: Plan, stop: Stop, rules: Mapping[str, Any]) -> Coordi
         per_epoch=rules["per_epoch"],
         minibatches=_minibatches(rules["minibatches"], stop) if rules["minibatches"] else None,
         learning_rate=LearningRate(**rules["learning_rate"]),
+        schedule=Curve(**schedule) if schedule else None,
         worker_timeout_s=rules["worker_timeout_s"],
         evaluate_every=Extent(**every) if every else None,
-        measure_steps=rules.get("measure_steps", False),  # runs did not say before
+        measure_steps=rules.get("measure_steps", False),  # nor this
     )
 
 

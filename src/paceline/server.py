@@ -64,7 +64,7 @@ class ParameterServer:
         self._workload = 0
         self._scheduled = 0
         self._per_step = 1.0 if job.schedule_unit == "gradient" else per_epoch
-        self.optimizer = make_optimizer(job, self._parameters)
+        self.optimizer = make_optimizer(job, self._parameters, model)
         self._meter = StepMeter(self.optimizer, self._state.flat_parameters)
         self._scheduler = job.scheduler(self.optimizer) if job.scheduler is not None else None
         if isinstance(self._scheduler, ReduceLROnPlateau):
@@ -184,7 +184,7 @@ class ParameterServer:
         elif update.step_scale != 1.0:
             for flat in mean.flat_parameters:
                 flat.mul_(update.step_scale)
-        with stepping(self.optimizer, lr_scale, update.momentum_limit):
+        with stepping(self.optimizer, lr_scale, update.momentum_limit, update.weight_decay_scale):
             if update.measure:
                 step = self._measured_step(mean)
             else:

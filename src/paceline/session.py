@@ -32,6 +32,7 @@ from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import versions
 from paceline.reduction import Reduction
 from paceline.rules import make_coordinator, plan_as_json
+from paceline.schedule import Curve
 from paceline.server import ParameterServer
 from paceline.stop import Stop
 from paceline.torchrun import Torchrun
@@ -83,6 +84,13 @@ class Setting:
         return plan
 
     @cached_property
+    def schedule(self) -> Curve | None:
+        """The job's schedule in numbers of this run."""
+        if self.job.schedule is None:
+            return None
+        return self.job.schedule.in_gradients(self.stop.workload(self.per_epoch), self.per_epoch)
+
+    @cached_property
     def evaluations(self) -> Extent | None:
         """How often a version is evaluated, if there are data for it."""
         if self.job.eval_data is None:
@@ -99,7 +107,7 @@ class Setting:
         Raises:
             UsageError: a part contradicts another.
         """
-        _ = (self.checked_plan, self.evaluations)
+        _ = (self.checked_plan, self.evaluations, self.schedule)
 
     def in_gradients(self, extent: Extent) -> Extent:
         """Express epochs and fractions in gradients of this run."""
@@ -113,6 +121,7 @@ class Setting:
             "per_epoch": self.per_epoch,
             "minibatches": self._dealing(),
             "learning_rate": vars(self.job.learning_rate),
+            "schedule": vars(self.schedule) if self.schedule else None,
             "worker_timeout_s": self.worker_timeout_s,
             "evaluate_every": vars(self.evaluations) if self.evaluations else None,
             "measure_steps": self.measure_steps,

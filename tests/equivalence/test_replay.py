@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
+from paceline.history import DecisionMade
 from paceline.recording.run_folder import EVENTS
 from tiny_controllers import RandomWalk
 from tiny_jobs import dataset, tiny_job
@@ -35,6 +36,13 @@ def test_simulated(protocol, stop, tmp_path):
     found = pl.replay(tmp_path / "run")
     assert (found.difference, found.updates) == ("", run.history.totals.updates)
     assert found.decisions > found.updates
+
+
+def test_of_a_schedule_whose_warm_up_a_plateau_ends(tmp_path):
+    job = tiny_job(schedule=pl.LinearSchedule(check_every="gradients=8"))
+    run = pl.train(job, protocol="asp", cluster="4*exp(mean=1)", stop="gradients=90", out=tmp_path / "run")
+    assert "plateau" in str([each.reason for each in run.history.of(DecisionMade) if each.kind == "warm_up"])
+    assert pl.replay(tmp_path / "run").difference == ""
 
 
 def test_with_losses_of_workers_and_a_timeout(tmp_path):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
 import paceline as pl
+from paceline.errors import UsageError
 from paceline.recording.run_folder import EVENTS
 from tiny_controllers import RandomWalk
 from tiny_jobs import batch_norm_net, dataset, parameters_of, tiny_job
@@ -38,6 +39,12 @@ DYING = pl.Cluster(4, faults=[pl.Fault(1, 3, back_after_s=2.0), pl.Fault(2, 5), 
 EPOCHS = {"sampling": "epoch", "batch_size": 4}
 SCHEDULED = {"optimizer": ADAM, "scheduler": partial(torch.optim.lr_scheduler.MultiStepLR, milestones=[20, 50])}
 RAMPED = EPOCHS | {"optimizer": partial(torch.optim.SGD, lr=0.01, momentum=0.9)}
+BY_WORKLOAD = {
+    "schedule": pl.LinearSchedule(check_every="gradients=7", total="gradients=80"),
+    "optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "no_decay_on": pl.BATCH_NORMS,
+    "model": batch_norm_net,
+}
 SLOWED = {  # worker 3 is a straggler twice
     "cluster": pl.Cluster(
         4,
@@ -74,6 +81,7 @@ SETTINGS = {
         {"measure_steps": True},
     ),
     "greedy": ("bsp + greedy(window=1)@gradients=54 >> asp + momentum(rule='i/n')", RAMPED, SLOWED),
+    "schedule": ("k_async(k=2)", EPOCHS | BY_WORKLOAD, {}),
     "elastic": ("bsp + elastic(window=1, persistent_s=5)@gradients=54 >> asp", EPOCHS, SLOWED),
     "adasync": ("adasync(base=k_batch_async, K_0=2)", EPOCHS, {}),
 }
@@ -149,6 +157,17 @@ def test_a_run_that_ended_can_be_made_longer(unbroken, stop, tmp_path):
 
 def read(result):
     return (result.folder / EVENTS).read_text().splitlines()
+
+
+def test_in_a_longer_run_the_rate_falls_to_its_end_and_a_warm_up_that_has_ended_stays_ended(tmp_path):
+    job = tiny_job(schedule=pl.LinearSchedule())
+    options = {"protocol": "bsp", "cluster": STRAGGLING}
+    pl.train(job, stop="gradients=40", out=tmp_path / "run", **options)
+    with pytest.raises(UsageError, match=r"schedule total 40, now 80.*allow_change=True"):
+        pl.train(job, stop="gradients=80", resume=tmp_path / "run", **options)
+    longer = pl.train(job, stop="gradients=80", resume=tmp_path / "run", allow_change=True, **options)
+    rates = longer.history.columns()["learning_rate"]
+    assert list(rates[9:]) == pytest.approx([0.1 * 2 / 20, *(0.05 * (80 - w) / 60 for w in range(42, 80, 4))])
 
 
 def test_a_run_can_be_stopped_again_and_again(tmp_path):

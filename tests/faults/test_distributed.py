@@ -35,7 +35,8 @@ def lost(end):
 
 
 def test_bsp_is_bsp_of_the_simulation_and_every_rank_has_its_model():
-    job = tiny_job(model=batch_norm_net)
+    schedule = pl.LinearSchedule(check_every="gradients=12", total="gradients=120")
+    job = tiny_job(model=batch_norm_net, schedule=schedule, no_decay_on=pl.BATCH_NORMS)
     ends = run(4, job, protocol="bsp", stop="updates=40")
     simulated = pl.train(job, protocol="bsp", cluster=pl.Cluster(3), stop="updates=40", seed=1)
     for end in ends:

@@ -7,7 +7,19 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from paceline.jobs.models import DBWNet, SmallNet, SoftmaxRegression, resnet18, resnet20, resnet32, resnet50
+from paceline.errors import UsageError
+from paceline.jobs.models import (
+    DBWNet,
+    SmallNet,
+    SoftmaxRegression,
+    resnet18,
+    resnet20,
+    resnet32,
+    resnet50,
+    resnet101,
+    resnet152,
+    vgg16,
+)
 
 PARAMETERS = [
     (partial(SoftmaxRegression, 64, 10), 650),
@@ -17,6 +29,10 @@ PARAMETERS = [
     (resnet32, 464_154),
     (resnet18, 11_173_962),
     (resnet50, 23_705_252),
+    (partial(resnet50, 1000, "imagenet"), 25_557_032),
+    (resnet101, 44_549_160),
+    (resnet152, 60_192_808),
+    (vgg16, 138_357_544),
 ]
 SHAPES = [
     (partial(SoftmaxRegression, 64, 3), (8, 8)),
@@ -27,11 +43,22 @@ SHAPES = [
     (partial(resnet18, 3), (3, 32, 32)),
     (partial(resnet50, 3), (3, 32, 32)),
 ]
+LARGE = [
+    (partial(resnet50, 3, "imagenet"), 64),
+    (partial(resnet101, 3, "small"), 32),
+    (partial(resnet101, 3), 64),
+    (partial(resnet152, 3, "small"), 32),
+    (partial(resnet152, 3), 64),
+    (partial(vgg16, 3, 32), 32),
+    (partial(vgg16, 3, 64), 64),
+]
 
 
 @pytest.mark.parametrize(("make_model", "parameters"), PARAMETERS)
 def test_has_the_published_number_of_parameters(make_model, parameters):
-    assert sum(p.numel() for p in make_model().parameters()) == parameters
+    with torch.device("meta"):
+        model = make_model()
+    assert sum(p.numel() for p in model.parameters()) == parameters
 
 
 @pytest.mark.parametrize(("make_model", "sample_shape"), SHAPES)
@@ -41,6 +68,43 @@ def test_maps_a_batch_to_logits_and_every_parameter_learns(make_model, sample_sh
     assert logits.shape == (2, 3)
     F.cross_entropy(logits, torch.tensor([0, 2])).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("make_model", [resnet101, vgg16])
+def test_maps_the_images_of_imagenet_to_a_thousand_logits(make_model):
+    with torch.device("meta"):
+        assert make_model()(torch.empty(2, 3, 224, 224)).shape == (2, 1000)
+
+
+@pytest.mark.parametrize(("make_model", "size"), LARGE)
+@pytest.mark.slow
+def test_a_step_of_a_large_model_lowers_the_loss_by_what_the_gradient_says(make_model, size):
+    torch.manual_seed(0)
+    model, images = make_model().double(), torch.rand(4, 3, size, size, dtype=torch.float64)
+    labels = torch.tensor([0, 2, 1, 0])
+
+    def loss_now():
+        torch.manual_seed(1)  # the same units are dropped
+        return F.cross_entropy(model(images), labels)
+
+    before = loss_now()
+    before.backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
+    rate = 1e-5 * before.item() / sum(gradient.square().sum().item() for gradient in gradients)
+    torch.optim.SGD(model.parameters(), lr=rate).step()
+    assert (before - loss_now()).item() == pytest.approx(1e-5 * before.item(), rel=0.1)
+
+
+@pytest.mark.parametrize("image_size", [0, 28, 224.5])
+def test_vgg_refuses_an_image_that_does_not_halve_five_times(image_size):
+    with pytest.raises(UsageError, match="expected a multiple of 32"):
+        vgg16(10, image_size)
+
+
+def test_a_stem_that_there_is_not_is_refused():
+    with pytest.raises(UsageError, match="stem = 'big', expected 'small' or 'imagenet'"):
+        resnet50(stem="big")
 
 
 def test_softmax_regression_starts_at_the_loss_of_a_uniform_guess():

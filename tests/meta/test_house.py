@@ -18,7 +18,7 @@ MEMBERS = "phase_share lead patience roster faults minibatches"
 SAVING = "checkpoint checkpoint/state checkpoint/store checkpoint/identity"
 FLOORS = [
     "errors checks text streams attributes",
-    f"{DECIDING} {MEMBERS} cluster cluster_text torchrun theory/ estimators/ compensation/",
+    f"{DECIDING} {MEMBERS} schedule cluster cluster_text torchrun theory/ estimators/ compensation/",
     "controllers/ catalogue coordinator",
     "vectors job data step_meter optimizers server allreduce/ jobs/",
     f"callbacks/ recording/ engines/ rules {SAVING}",

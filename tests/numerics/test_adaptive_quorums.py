@@ -30,6 +30,7 @@ class Driven:
         self.state = controller.begin(n)
         self.version, self.now, self.opened_s, self.made_of = 0, 0.0, 0.0, 0
         self.held = 0
+        self.schedule_scale = 1.0
         self.actions = []
         self.ask("open")
 
@@ -45,6 +46,7 @@ class Driven:
             protocol=self.protocol,
             workload=0,
             learning_rate=LearningRate(),
+            schedule_scale=self.schedule_scale,
             made_of=self.made_of,
             step=step,
             **more,
@@ -60,7 +62,9 @@ class Driven:
     def reason(self):
         return next(action.reason for action in self.actions if isinstance(action, SetQuorum))
 
-    def update(self, loss, times=None, squared_norm=1.0, mean_norm=0.9, rate=0.1, variance=float("nan")):
+    def update(
+        self, loss, times=None, squared_norm=1.0, mean_norm=0.9, rate=0.1, next_rate=None, variance=float("nan")
+    ):
         """Let k gradients arrive after these times, and make the update."""
         k = self.k
         for worker, after_s in enumerate((times or range(1, self.n + 1))[:k]):
@@ -69,7 +73,7 @@ class Driven:
             self.ask("arrival", arrival=arrival, accepted=True)
         self.version += 1
         self.made_of, self.opened_s = k, self.now
-        step = Step(mean_norm, rate * mean_norm, rate**2 * mean_norm, rate, rate)
+        step = Step(mean_norm, rate * mean_norm, rate**2 * mean_norm, rate, next_rate or rate)
         self.ask("open", step=step)
         return self.k
 
@@ -169,6 +173,16 @@ def test_the_rate_of_the_next_update_may_depend_on_k():
         tiny_job(optimizer=sgd(0.05)), protocol="dbw", cluster=pl.Cluster(4, pl.Exponential(1.0)), stop="updates=30"
     )
     assert min(chosen(result)) == 1
+
+
+def test_a_schedule_scales_the_rate_that_a_gain_is_expected_of():
+    scheduled, smaller, other = (Driven(pl.DBW(), 4) for _ in range(3))
+    scheduled.schedule_scale = 0.25
+    for loss in (1.0, 0.93, 0.86):
+        scheduled.update(loss)
+        smaller.update(loss, next_rate=0.025)
+        other.update(loss)
+    assert scheduled.actions == smaller.actions != other.actions
 
 
 @pytest.mark.parametrize(("unobserved", "expected"), [("lower", 1), ("upper", 4)])

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from paceline.data import fetch
 from paceline.engines.replica import seeded
 from paceline.job import Job
+from paceline.schedule import LinearSchedule
 from paceline.server import ParameterServer
 from paceline.vectors import trainable
 
@@ -93,7 +94,7 @@ def _described(value: object) -> object:
         given = [str(_described(each)) for each in value.args]
         given += [f"{name}={_described(each)}" for name, each in value.keywords.items()]
         return f"{_described(value.func)}({', '.join(given)})"
-    if isinstance(value, nn.Module):
+    if isinstance(value, nn.Module | LinearSchedule):
         return str(value)
     if isinstance(value, list | tuple) and len(value) <= SHORT:
         return f"[{', '.join(str(_described(each)) for each in value)}]"

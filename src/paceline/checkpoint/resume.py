@@ -137,4 +137,5 @@ def _changeable(configuration: Mapping[str, Any]) -> dict[str, Any]:
         "evaluate_every": configuration["rules"]["evaluate_every"],
         "worker_timeout_s": configuration["rules"]["worker_timeout_s"],
         "measure_steps": configuration["rules"].get("measure_steps", False),
+        "schedule": configuration["rules"].get("schedule"),
     }

@@ -34,6 +34,7 @@ class Moment:
         protocol: the protocol in force.
         workload: gradients applied so far.
         learning_rate: how it follows the number of gradients.
+        schedule_scale: by which a schedule multiplies it besides.
         made_of: gradients that the latest update was made of.
         step: of that update, when the next one is opened, if a controller reads steps.
         arrival: what has just arrived, else None; also of a worker that was set aside, if it is a probe.
@@ -52,6 +53,7 @@ class Moment:
     protocol: Protocol
     workload: int
     learning_rate: LearningRate
+    schedule_scale: float = 1.0
     made_of: int = 0
     workers: Sequence[int] = ()
     aside: Sequence[int] = ()

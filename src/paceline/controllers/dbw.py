@@ -125,7 +125,8 @@ class DBW(Controller[_State]):
         n = max(moment.live, 1)
         if n == 1:
             return 1, "plain SGD of one worker"
-        gains = state.gain.gains([state.rate * moment.learning_rate.scale(k, n) for k in range(1, n + 1)])
+        rate = state.rate * moment.schedule_scale
+        gains = state.gain.gains([rate * moment.learning_rate.scale(k, n) for k in range(1, n + 1)])
         if gains is None:
             return n, "all workers, until loss and gradients of two updates are known"
         k, reason = self._best(gains, state, n)

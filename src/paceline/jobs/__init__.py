@@ -4,10 +4,24 @@ from paceline.jobs.cifar import cifar10, cifar100
 from paceline.jobs.digits import digits
 from paceline.jobs.load import JobLoadError, load_job
 from paceline.jobs.mnist import mnist
-from paceline.jobs.models import DBWNet, ResNet, SmallNet, SoftmaxRegression, resnet18, resnet20, resnet32, resnet50
+from paceline.jobs.models import (
+    VGG,
+    DBWNet,
+    ResNet,
+    SmallNet,
+    SoftmaxRegression,
+    resnet18,
+    resnet20,
+    resnet32,
+    resnet50,
+    resnet101,
+    resnet152,
+    vgg16,
+)
 from paceline.jobs.training import scheduled
 
 __all__ = [
+    "VGG",
     "DBWNet",
     "JobLoadError",
     "ResNet",
@@ -22,5 +36,8 @@ __all__ = [
     "resnet20",
     "resnet32",
     "resnet50",
+    "resnet101",
+    "resnet152",
     "scheduled",
+    "vgg16",
 ]

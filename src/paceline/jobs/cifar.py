@@ -1,21 +1,38 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.errors import UsageError
 from paceline.job import Job
 from paceline.jobs.common import choose_model, fetch_advice, sgd
 from paceline.jobs.images import ImageDataset, crop_and_flip
-from paceline.jobs.models import SoftmaxRegression, resnet18, resnet20, resnet32, resnet50
+from paceline.jobs.models import (
+    SoftmaxRegression,
+    resnet18,
+    resnet20,
+    resnet32,
+    resnet50,
+    resnet101,
+    resnet152,
+    vgg16,
+)
 
 IMAGE_SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
-_RESNETS = {"resnet18": resnet18, "resnet20": resnet20, "resnet32": resnet32, "resnet50": resnet50}
+_NETWORKS: dict[str, Callable[[int], nn.Module]] = {
+    "resnet18": resnet18,
+    "resnet20": resnet20,
+    "resnet32": resnet32,
+    "resnet50": resnet50,
+    "resnet101": partial(resnet101, stem="small"),
+    "resnet152": partial(resnet152, stem="small"),
+    "vgg16": partial(vgg16, image_size=32),
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +62,7 @@ class _Files:
     ) -> Job:
         """Return the job of a model on these files."""
         folder = Path(str(folder))  # the command line reads a folder called 2024 as a number
-        makers = {name: partial(maker, self.classes) for name, maker in _RESNETS.items()}
+        makers = {name: partial(maker, self.classes) for name, maker in _NETWORKS.items()}
         make_model = choose_model(model, {**makers, "softmax": partial(SoftmaxRegression, PIXELS, self.classes)})
         optimizer = sgd(lr, momentum, weight_decay=1e-4)
         if augment not in (None, True, False):
@@ -110,11 +127,11 @@ def cifar10(
     training set; the optimizer is SGD with weight decay 1e-4.
 
     Args:
-        model: "resnet20", "resnet32", "resnet18", "resnet50" or "softmax".
+        model: "resnet20", "resnet32", "resnet18", "resnet50", "resnet101", "resnet152", "vgg16" or "softmax".
         batch_size: samples a gradient.
         lr: learning rate, > 0.
         momentum: of SGD, in [0, 1).
-        augment: whether training images are shifted and mirrored at random; by default only for a ResNet.
+        augment: whether training images are shifted and mirrored at random; by default for all but "softmax".
         folder: where the files of the standard binary version are.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How a job's learning rate follows the quorum and the workload: the same knobs for all of paceline's own jobs."""
+"""How learning rate and weight decay follow quorum and workload: the same knobs for all of paceline's own jobs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,8 +12,12 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from paceline.checks import check
 from paceline.errors import UsageError
-from paceline.job import Job
+from paceline.job import BATCH_NORMS, Job
 from paceline.learning_rate import LearningRate
+from paceline.schedule import LinearSchedule
+from paceline.text import bind, parse_call
+
+SCHEDULES = {"linear": LinearSchedule}
 
 
 def scheduled(
@@ -23,8 +27,10 @@ def scheduled(
     lr_is: Literal["total", "per_worker"] = "total",
     decay_at: Sequence[int] = (),
     decay_by: float = 0.1,
+    schedule: str | LinearSchedule | None = None,
+    decay_norms: bool = True,
 ) -> Job:
-    """Return the job with a learning rate that follows the quorum and falls by workload.
+    """Return the job with a learning rate that follows the quorum, and one or the other schedule by workload.
 
     Args:
         job: which is left as it is.
@@ -33,6 +39,8 @@ def scheduled(
         decay_at: gradients (minibatches that were used) after which the rate is multiplied by ``decay_by``, each time
             anew; rising.
         decay_by: factor, in (0, 1].
+        schedule: `LinearSchedule`, also as typed: "linear", or "linear(warm_up_until='epochs=15')" with its knobs.
+        decay_norms: whether the parameters of batch normalization get weight decay as the others do.
 
     Raises:
         UsageError: the gradients are no rising whole numbers, or a knob is out of its range.
@@ -44,14 +52,23 @@ def scheduled(
         4.0
 
     Source: Li et al. (Sync-Switch), ICDCS 2021, Sect. IV-C and VI-A, where they are proportional, per_worker and
-    [32000, 48000] of 64,000 minibatches.
+    [32000, 48000] of 64,000 minibatches. Rigazzi (DC-S3GD), 2019, Sect. IV-A, where they are proportional, per_worker,
+    linear, and without decay of norms.
     """
     check("(0, 1]", decay_by=decay_by)
     LearningRate(lr_rule, lr_is)  # which refuses other words
+    if decay_norms not in (True, False):
+        raise UsageError(f"decay_norms={decay_norms!r} is not true or false")
     at = _milestones(decay_at)
     decay = partial(LambdaLR, lr_lambda=partial(decayed, at=at, by=decay_by)) if at else job.scheduler
     return replace(
-        job, lr_rule=lr_rule, lr_is=lr_is, scheduler=decay, schedule_unit="gradient" if at else job.schedule_unit
+        job,
+        lr_rule=lr_rule,
+        lr_is=lr_is,
+        scheduler=decay,
+        schedule_unit="gradient" if at else job.schedule_unit,
+        schedule=_schedule(schedule) if schedule is not None else job.schedule,
+        no_decay_on=job.no_decay_on if decay_norms else BATCH_NORMS,
     )
 
 
@@ -79,6 +96,10 @@ def with_training_knobs(make: Callable[..., Job]) -> Callable[..., Job]:
     own = signature(make)
     made.__signature__ = own.replace(parameters=[*own.parameters.values(), *knobs.values()])  # type: ignore[attr-defined]
     return made
+
+
+def _schedule(given: str | LinearSchedule) -> LinearSchedule:
+    return bind(parse_call(given), SCHEDULES) if isinstance(given, str) else given
 
 
 def _milestones(given: Sequence[int]) -> tuple[int, ...]:

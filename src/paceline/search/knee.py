@@ -108,8 +108,8 @@ def knee(
     or until it diverges, and `find_knee` reads the curve of its loss.
 
     The rates are those of the optimizer's first parameter group; the others keep their ratio to it. What is found
-    is the total rate of an update of k gradients, as with lr_rule="constant": the job's own lr_rule, lr_is and
-    scheduler are left out of the runs, and nothing is evaluated.
+    is the total rate of an update of k gradients, as with lr_rule="constant": the job's own lr_rule, lr_is,
+    scheduler and schedule are left out of the runs, and nothing is evaluated.
 
     Args:
         job: what to train.
@@ -203,6 +203,7 @@ class _Search:
             self.job,
             scheduler=partial(rising, tried=self.tried, k=k),
             schedule_unit="gradient",
+            schedule=None,
             lr_rule="constant",
             lr_is="total",
             eval_data=None,

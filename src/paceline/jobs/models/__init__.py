@@ -1,6 +1,20 @@
 """The models that the papers train, and two small ones for a first look."""
 
-from paceline.jobs.models.resnet import ResNet, resnet18, resnet20, resnet32, resnet50
+from paceline.jobs.models.resnet import ResNet, resnet18, resnet20, resnet32, resnet50, resnet101, resnet152
 from paceline.jobs.models.small import DBWNet, SmallNet, SoftmaxRegression
+from paceline.jobs.models.vgg import VGG, vgg16
 
-__all__ = ["DBWNet", "ResNet", "SmallNet", "SoftmaxRegression", "resnet18", "resnet20", "resnet32", "resnet50"]
+__all__ = [
+    "VGG",
+    "DBWNet",
+    "ResNet",
+    "SmallNet",
+    "SoftmaxRegression",
+    "resnet18",
+    "resnet20",
+    "resnet32",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "vgg16",
+]

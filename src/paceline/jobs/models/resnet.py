@@ -1,10 +1,14 @@
-"""Residual networks for 32x32 images, after He, Zhang, Ren, Sun, "Deep Residual Learning", CVPR 2016."""
+"""Residual networks, after He, Zhang, Ren, Sun, "Deep Residual Learning", CVPR 2016."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.errors import UsageError
+
+Stem = Literal["small", "imagenet"]
 EXPANSION = 4  # channels of a bottleneck, over those of its 3x3 convolution
 Part = Callable[[int, int, int], nn.Module]
 """Builds what maps ``channels`` to ``out_channels`` and divides height and width by ``stride``."""
@@ -66,21 +70,36 @@ class _Block(nn.Module):
         return F.relu(self.residual(x) + self.shortcut(x))
 
 
+def _stem(stem: Stem, width: int) -> list[nn.Module]:
+    if stem == "small":
+        return [_conv3x3(3, width), nn.BatchNorm2d(width), nn.ReLU()]
+    if stem != "imagenet":
+        raise UsageError(f"stem = {stem!r}, expected 'small' or 'imagenet'")
+    convolution = nn.Conv2d(3, width, kernel_size=7, stride=2, padding=3, bias=False)
+    return [convolution, nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(kernel_size=3, stride=2, padding=1)]
+
+
 class ResNet(nn.Sequential):
-    """A residual network with the stem for small images: 3x3, stride 1, no max-pooling.
+    """A residual network, whose stem for small images is 3x3 of stride 1 without max-pooling.
 
     Maps images ``[batch, 3, height, width]`` to logits ``[batch, classes]``. Stage i has ``blocks[i]`` blocks
     of ``width * 2**i`` channels, four times as many if they are bottlenecks; each stage but the first begins by halving
-    height and width.
+    height and width. The stem of ImageNet, 7x7 of stride 2 with max-pooling, divides them by 4 before.
 
     Reference: He et al. 2016, figures 3 and 5 and section 4.2; convolutions are initialised as in their reference
     [13] (normal, gain of ReLU).
     """
 
     def __init__(
-        self, blocks: Sequence[int], width: int, classes: int, shortcut: Part, bottlenecks: bool = False
+        self,
+        blocks: Sequence[int],
+        width: int,
+        classes: int,
+        shortcut: Part,
+        bottlenecks: bool = False,
+        stem: Stem = "small",
     ) -> None:
-        layers: list[nn.Module] = [_conv3x3(3, width), nn.BatchNorm2d(width), nn.ReLU()]
+        layers = _stem(stem, width)
         residual, expansion = (_bottleneck, EXPANSION) if bottlenecks else (_basic, 1)
         channels = width
         for stage, depth in enumerate(blocks):
@@ -120,12 +139,30 @@ def resnet18(classes: int = 10) -> ResNet:
     return ResNet([2, 2, 2, 2], width=64, classes=classes, shortcut=_projection)
 
 
-def resnet50(classes: int = 100) -> ResNet:
-    """Return ImageNet's ResNet-50 with the stem for small images: bottlenecks, 23.7M parameters for 100 classes.
+def resnet50(classes: int = 100, stem: Stem = "small") -> ResNet:
+    """Return ImageNet's ResNet-50: bottlenecks, 23.7M parameters for 100 classes of small images.
 
     Reference: He et al. 2016, table 1, option B shortcuts; the model of Sync-Switch's set-up 2, which took it from
     Tensor2Tensor (Vaswani et al. 2018): as there, the stride of a stage is that of its first 3x3 convolution.
-    Differs from both: the stem is 3x3 of stride 1 without max-pooling, as is usual for 32x32 images. Sync-Switch
-    does not say what its stem is.
+    Differs from both: the stem is 3x3 of stride 1 without max-pooling, as is usual for 32x32 images, unless
+    stem="imagenet" is given. Sync-Switch does not say what its stem is.
     """
-    return ResNet([3, 4, 6, 3], width=64, classes=classes, shortcut=_projection, bottlenecks=True)
+    return ResNet([3, 4, 6, 3], width=64, classes=classes, shortcut=_projection, bottlenecks=True, stem=stem)
+
+
+def resnet101(classes: int = 1000, stem: Stem = "imagenet") -> ResNet:
+    """Return ImageNet's ResNet-101: bottlenecks, 44.5M parameters; for 32x32 images give stem="small".
+
+    Reference: He et al. 2016, table 1, option B shortcuts; a model of DC-S3GD's table I (Rigazzi 2019).
+    Differs from the paper: the stride of a stage is that of its first 3x3 convolution, see `resnet50`.
+    """
+    return ResNet([3, 4, 23, 3], width=64, classes=classes, shortcut=_projection, bottlenecks=True, stem=stem)
+
+
+def resnet152(classes: int = 1000, stem: Stem = "imagenet") -> ResNet:
+    """Return ImageNet's ResNet-152: bottlenecks, 60.2M parameters; for 32x32 images give stem="small".
+
+    Reference: He et al. 2016, table 1, option B shortcuts; a model of DC-S3GD's table I (Rigazzi 2019).
+    Differs from the paper: the stride of a stage is that of its first 3x3 convolution, see `resnet50`.
+    """
+    return ResNet([3, 8, 36, 3], width=64, classes=classes, shortcut=_projection, bottlenecks=True, stem=stem)

@@ -1,0 +1,419 @@
+"""Learning rate and weight decay by workload, against closed forms and updates that are written out by hand."""
+
+import json
+from functools import partial
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+import paceline as pl
+from paceline.checkpoint.identity import described
+from paceline.coordinator import Coordinator
+from paceline.data import Loader
+from paceline.engines.replica import build_model
+from paceline.errors import UsageError
+from paceline.events import Apply, Arrival, Compute, Decision
+from paceline.history import DecisionMade
+from paceline.jobs import load_job
+from paceline.optimizers import make_optimizer, stepping
+from paceline.protocols import as_plan
+from paceline.schedule import Curve, Scales, ScheduleWatch, is_plateau
+from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, tiny_job
+
+PAPER = pl.LinearSchedule(warm_up="50%", warm_up_until="epochs=15", total="epochs=90")
+EXACT = 1e-12
+
+
+def watch(until, *, warm_up=1000, total=10_000, check_every=0, window=1, least_reduction=0.0):
+    return ScheduleWatch(Curve(warm_up, until, total, 2.3, check_every, window, least_reduction))
+
+
+# --- the curve --------------------------------------------------------------------------------------------
+
+
+def test_the_papers_warm_up_of_15_epochs_reaches_a_third_of_the_rate_and_falls_to_nothing_at_90():
+    curve = PAPER.in_gradients(None, per_epoch=40)
+    at_epoch = {epoch: curve.scale(40 * epoch, curve.until) for epoch in (0, 7.5, 15, 52.5, 90, 91)}
+    assert at_epoch == pytest.approx({0: 0, 7.5: 1 / 6, 15: 1 / 3, 52.5: 1 / 6, 90: 0, 91: 0})
+
+
+@pytest.mark.parametrize("warm_up", ["50%", "epochs=45", pl.Extent("gradients", 1800)])
+def test_a_warm_up_at_its_full_length_makes_a_triangle(warm_up):
+    curve = pl.LinearSchedule(warm_up=warm_up, warm_up_until=None).in_gradients(3600, per_epoch=40)
+    assert [curve.scale(w, curve.until) for w in (0, 900, 1800, 2700, 3600)] == pytest.approx([0, 0.5, 1, 0.5, 0])
+
+
+def test_a_warm_up_of_the_whole_run_never_decays():
+    curve = pl.LinearSchedule(warm_up="gradients=100", warm_up_until=None).in_gradients(100, per_epoch=None)
+    assert [curve.scale(w, curve.until) for w in (0, 99, 100)] == [0, 0.99, 0]
+
+
+quorums = st.lists(st.integers(1, 40), min_size=1, max_size=30)
+
+
+@given(rising=quorums, falling=quorums, warm_up=st.integers(1, 5000))
+def test_the_same_workload_moves_as_far_whatever_the_quorums(rising, falling, warm_up):
+    until, total = sum(rising), sum(rising) + sum(falling)
+    ours = ScheduleWatch(Curve(max(until, warm_up), until, total, None, 0, 1, 0.0))
+    ks = rising + falling
+    begins = [0, *accumulate(ks)][:-1]
+    moved = sum(k * ours.scales(w, k).lr for w, k in zip(begins, ks, strict=True))
+    assert moved == pytest.approx(until / max(until, warm_up) * total / 2)  # the area of the triangle
+
+
+@given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 500), st.integers(0, 2000))
+def test_the_scale_is_a_share_without_jumps(until, more, left, workload):
+    curve = Curve(until + more, until, until + more + left, None, 0, 1, 0.0)
+    here, there = (curve.scale(w, until) for w in (workload, workload + 0.001))
+    assert 0 <= here <= 1
+    assert abs(here - there) <= 0.001 * max(1 / curve.warm_up, until / curve.warm_up / (more + left)) * (1 + 1e-6)
+
+
+def test_the_weight_decay_follows_times_k_or_is_left_alone():
+    curve = Curve(100, 100, 200, 2.3, 0, 1, 0.0)
+    assert ScheduleWatch(curve).scales(40, 20) == (0.5, 1.15)
+    assert ScheduleWatch(Curve(100, 100, 200, None, 0, 1, 0.0)).scales(40, 20) == (0.5, 1.0)
+
+
+# --- the plateau ------------------------------------------------------------------------------------------
+
+
+def end_of_warm_up(losses, per_epoch=4, checks=5, until=1000, least_reduction=0.0):
+    """Feed the mean losses of epochs, and return the epochs after which the warm-up ends; None if it does not."""
+    ours = watch(until, check_every=checks * per_epoch, window=per_epoch, least_reduction=least_reduction)
+    for epoch, loss in enumerate(losses, 1):
+        for noise in [0.5, -0.5] * (per_epoch // 2):
+            if ours.accept(loss + noise):
+                return epoch
+    return None
+
+
+FALLING = [3 / epoch for epoch in range(1, 31)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "ends"),
+    [
+        (FALLING, None),
+        ([2.0] * 30, 10),
+        ([9.0] * 4 + [2.0] * 26, 10),  # what was before the first look is not known
+        (FALLING[:15] + [FALLING[14]] * 15, 20),
+        ([*FALLING[:13], 9.0, *FALLING[14:]], None),  # a bump between two looks is not seen
+        ([*FALLING[:14], 9.0, *FALLING[15:]], 15),  # at a look it is
+        ([-epoch for epoch in range(30)], None),  # a loss below 0
+        ([-2.0] * 30, 10),
+    ],
+)
+def test_the_warm_up_ends_at_the_first_look_without_a_reduction(losses, ends):
+    assert end_of_warm_up(losses) == ends
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=40), st.integers(1, 6), st.floats(0, 0.5))
+def test_a_plateau_is_where_the_losses_at_two_looks_say_so(losses, checks, least_reduction):
+    looks = losses[checks - 1 :: checks]
+    flat = [i for i, (one, other) in enumerate(pairwise(looks), 2) if is_plateau(one, other, least_reduction)]
+    ours = watch(1000, check_every=checks, least_reduction=least_reduction)
+    ends = [i for i, loss in enumerate(losses, 1) if ours.accept(loss)]
+    assert ends == [checks * flat[0]] * bool(flat) if flat else ends == []
+
+
+@pytest.mark.parametrize(("now", "expected"), [(-2.05, False), (-2.01, True), (-1.99, True)])
+def test_a_loss_below_0_has_to_fall_by_a_share_of_its_size(now, expected):
+    assert is_plateau(-2.0, now, least_reduction=0.01) == expected
+
+
+@pytest.mark.parametrize(
+    ("check_every", "per_epoch", "looks"),
+    [("epochs=5", 100, (500, 100)), ("epochs=0.5", 100, (50, 50)), ("gradients=70", None, (70, 70))],
+)
+def test_the_loss_is_looked_at_over_the_last_epoch_before_the_check(check_every, per_epoch, looks):
+    curve = pl.LinearSchedule(check_every=check_every).in_gradients(9000, per_epoch)
+    assert (curve.check_every, curve.window) == looks
+
+
+def test_a_reduction_that_is_too_small_is_a_plateau():
+    slowly = [2 * 0.99**epoch for epoch in range(30)]
+    assert end_of_warm_up(slowly) is None
+    assert end_of_warm_up(slowly, least_reduction=0.06) == 10
+    assert end_of_warm_up(slowly, least_reduction=0.04) is None
+
+
+def test_a_warm_up_without_plateau_ends_as_far_as_it_was_to_go_and_says_so_once():
+    ours = watch(1000, check_every=100, window=10)
+    said = {w: text for w in range(1, 2001) if (text := ours.accept(1 / w))}
+    assert said == {1000: "ends after 1000 gradients at 1 of the full rate: as far as it was to go"}
+
+
+def test_a_plateau_bends_the_curve_where_it_is_found():
+    ours = watch(1000, total=2000, check_every=100, window=100)
+    assert [text for _ in range(300) if (text := ours.accept(2.0))] == [
+        "ends after 200 gradients at 0.2 of the full rate: plateau, a mean loss of 2 after 2 100 gradients before"
+    ]
+    assert [ours.scales(w, 2).lr for w in (99, 199, 1099, 1999)] == pytest.approx([0.1, 0.2, 0.1, 0])
+
+
+@given(st.lists(st.floats(0, 9), max_size=60), st.integers(0, 60))
+def test_a_watch_goes_on_from_its_state(losses, cut):
+    whole, first, second = (watch(40, warm_up=50, total=60, check_every=7, window=3) for _ in range(3))
+    said = [whole.accept(loss) for loss in losses]
+    ours = [first.accept(loss) for loss in losses[:cut]]
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert ours + [second.accept(loss) for loss in losses[cut:]] == said
+    assert second.state_dict() == whole.state_dict()
+
+
+# --- what the coordinator says ----------------------------------------------------------------------------
+
+
+def test_the_scales_that_are_asked_for_are_those_of_the_update():
+    schedule = pl.LinearSchedule(warm_up_until="plateau", check_every="gradients=8").in_gradients(40, None)
+    rate = pl.Job.learning_rate.fget(tiny_job(lr_rule="proportional", lr_is="per_worker"))
+    ours = Coordinator(as_plan(pl.bsp()), workers=2, stop=pl.Stop(gradients=40), learning_rate=rate, schedule=schedule)
+    work, told, asked, decided = list(ours.begin()), [], [], []
+    while not ours.stopped:
+        due = [command for command in work if isinstance(command, Compute)]
+        asked.append(ours.scales(2))
+        for each in due:
+            work = ours.handle(Arrival(float(ours.version + 1), each.worker, each.draw, loss=1.0))
+            told += [(c.lr_scale, c.weight_decay_scale) for c in work if isinstance(c, Apply)]
+            decided += [(ours.workload, c.reason) for c in work if isinstance(c, Decision) and c.kind == "warm_up"]
+    assert told == asked
+    assert len(told) == 20
+    rising = [Scales(2 * (w + 1) / 20, 2.3 * (w + 1) / 20) for w in range(0, 16, 2)]
+    falling = [Scales(2 * 0.8 * (39 - w) / 24, 2.3 * 0.8 * (39 - w) / 24) for w in range(16, 40, 2)]
+    assert told == [pytest.approx(tuple(scales)) for scales in rising + falling]
+    assert decided == [
+        (16, "ends after 16 gradients at 0.8 of the full rate: plateau, a mean loss of 1 after 1 8 gradients before")
+    ]
+
+
+def test_without_a_schedule_the_weight_decay_is_left_alone():
+    assert Coordinator(as_plan(pl.asp()), workers=2, stop=pl.Stop(updates=1)).scales(1) == (1.0, 1.0)
+
+
+class Telling(pl.Controller):
+    """Puts the scale of the schedule that it sees on record."""
+
+    def begin(self, n):
+        return None
+
+    def decide(self, state, moment):
+        return state, [pl.Remark("seen", repr((moment.workload, moment.schedule_scale)))] * (moment.asked == "open")
+
+
+def test_a_controller_sees_the_scale_that_a_gradient_would_have():
+    job = tiny_job(schedule=pl.LinearSchedule(warm_up_until=None))
+    run = pl.train(job, protocol=pl.bsp().controlled_by(Telling()), cluster=pl.Cluster(2), stop="gradients=20")
+    seen = [json.loads(f"[{each.reason[1:-1]}]") for each in run.history.of(DecisionMade) if each.kind == "seen"]
+    assert seen == [[w, pytest.approx(1 - abs(w + 0.5 - 10) / 10)] for w in range(0, 20, 2)]
+
+
+# --- training ---------------------------------------------------------------------------------------------
+
+SCHEDULE = pl.LinearSchedule(warm_up="50%", warm_up_until="30%", weight_decay=2.3)
+DECAYED = {
+    "optimizer": partial(torch.optim.SGD, lr=0.02, momentum=0.9, weight_decay=0.05),
+    "lr_rule": "proportional",
+    "lr_is": "per_worker",
+    "schedule": SCHEDULE,
+}
+
+
+def by_hand(job, n, updates, spared=()):
+    """N workers and one momentum SGD, each update written out: eta = 0.02 N s, weight decay 0.05 * 2.3 s."""
+    model, loader = build_model(job, 0), Loader(job, 0, n)
+    named = dict(model.named_parameters())
+    velocity = {name: torch.zeros_like(each) for name, each in named.items()}
+    total, warm_up, until = n * updates, 0.5 * n * updates, 0.3 * n * updates
+    for t in range(updates):
+        w = n * t + n / 2
+        s = w / warm_up if w < until else until / warm_up * (total - w) / (total - until)
+        losses = []
+        for worker in range(n):
+            inputs, target = loader.batch(worker, t + 1, None)
+            losses.append(F.cross_entropy(model(inputs), target) / n)
+        gradients = torch.autograd.grad(sum(losses), list(named.values()))
+        with torch.no_grad():
+            for (name, each), gradient in zip(named.items(), gradients, strict=True):
+                decay = 0.0 if name in spared else 0.05 * 2.3 * s
+                velocity[name] = 0.9 * velocity[name] + gradient + decay * each
+                each -= 0.02 * n * s * velocity[name]
+    return model
+
+
+@pytest.mark.parametrize(("protocol", "n"), [("bsp", 4), ("bsp", 1), ("asp", 1)])
+@pytest.mark.parametrize("make_cluster", [pl.Cluster, pytest.param(pl.LocalCluster, marks=pytest.mark.slow)])
+def test_training_is_the_update_that_is_written_out(protocol, n, make_cluster):
+    job = tiny_job(**DECAYED)
+    run = pl.train(job, protocol=protocol, cluster=make_cluster(n), stop=pl.Stop(gradients=30 * n))
+    plain = by_hand(job, n, 30)
+    assert largest_relative_difference(parameters_of(run.model), parameters_of(plain)) < EXACT
+
+
+@pytest.mark.parametrize(("protocol", "n"), [("all_reduce", 4), ("local_sgd(H=1)", 4), ("dc_s3gd", 1)])
+def test_workers_without_a_server_make_the_update_that_is_written_out(protocol, n):
+    job = tiny_job(**DECAYED)
+    run = pl.train(job, protocol=protocol, cluster=pl.Cluster(n), stop=pl.Stop(gradients=30 * n))
+    assert largest_relative_difference(parameters_of(run.model), parameters_of(by_hand(job, n, 30))) < EXACT
+
+
+def test_norms_without_decay_are_the_update_that_is_written_out():
+    job = tiny_job(**DECAYED, model=batch_norm_net, no_decay_on=pl.BATCH_NORMS)
+    stop = pl.Stop(gradients=50)
+    run = pl.train(job, protocol="bsp", cluster=pl.Cluster(1), stop=stop)
+    ours, spared, decayed = (
+        parameters_of(model) for model in (run.model, by_hand(job, 1, 50, ("1.weight", "1.bias")), by_hand(job, 1, 50))
+    )
+    assert largest_relative_difference(ours, spared) < EXACT
+    assert largest_relative_difference(ours, decayed) > 1e-6
+
+
+@pytest.mark.parametrize(("protocol", "k"), [("bsp", 4), ("k_async(k=2)", 2), ("asp", 1), ("bsp@25% >> asp", None)])
+def test_the_rate_is_that_of_the_workload_under_every_protocol(protocol, k):
+    job = tiny_job(schedule=SCHEDULE, lr_rule="proportional", lr_is="per_worker")
+    columns = pl.train(job, protocol=protocol, cluster="4*exp(mean=1)", stop="gradients=120").history.columns()
+    assert set(columns["k"]) == ({k} if k else {1, 4})
+    workload = columns["workload"] - columns["k"] / 2
+    expected = [w / 60 if w < 36 else 0.6 * (120 - w) / 84 for w in workload]
+    assert list(columns["learning_rate"]) == pytest.approx(
+        [0.1 * k * s for k, s in zip(columns["k"], expected, strict=True)]
+    )
+
+
+def test_the_warm_up_of_a_run_ends_at_the_first_look_that_its_losses_allow():
+    job = tiny_job(schedule=pl.LinearSchedule(check_every="epochs=1"), sampling="epoch", lr_is="per_worker")
+    run = pl.train(job, protocol="k_async(k=3)", cluster="4*exp(mean=1)", stop="epochs=20")
+    losses = [each.loss for each in run.history.of(pl.GradientArrived) if each.used]
+    epochs = [sum(losses[i : i + 12]) / 12 for i in range(0, len(losses), 12)]
+    first = next(epoch for epoch, (one, other) in enumerate(pairwise(epochs), 2) if other >= one)
+    assert first < 10
+    [decided] = [each.reason for each in run.history.of(DecisionMade) if each.kind == "warm_up"]
+    assert decided.startswith(f"ends after {12 * first} gradients at {first / 10:.4g} of the full rate: plateau")
+
+
+# --- the optimizer ----------------------------------------------------------------------------------------
+
+
+def test_a_step_goes_by_the_scaled_rate_and_decay_and_leaves_the_optimizers_own():
+    parameter = nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
+    for make, expected in (
+        (torch.optim.SGD, 2 - 0.1 * 0.5 * (1 + 0.3 * 2 * 2.0)),
+        (torch.optim.AdamW, 2 - 0.1 * 0.5 * 0.3 * 2 * 2.0 - 0.1 * 0.5),
+    ):
+        optimizer = make([parameter], lr=0.1, weight_decay=0.3)
+        parameter.data.fill_(2.0)
+        parameter.grad = torch.ones_like(parameter)
+        with stepping(optimizer, 1.0, weight_decay_scale=2.0):
+            assert optimizer.param_groups[0]["weight_decay"] == 0.6
+        with stepping(optimizer, 0.5, weight_decay_scale=2.0):
+            optimizer.step()
+        assert parameter.item() == pytest.approx(expected, rel=1e-7)
+        assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.1, 0.3)
+
+
+def test_an_optimizer_without_weight_decay_follows_the_rate_alone():
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SparseAdam([parameter])
+    with stepping(optimizer, 0.5, weight_decay_scale=2.0):
+        assert optimizer.param_groups[0]["lr"] == 0.0005
+    assert "weight_decay" not in optimizer.param_groups[0]
+
+
+def groups_of(job):
+    model = build_model(job, 0)
+    optimizer = make_optimizer(job, list(model.parameters()), model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [(group["weight_decay"], [names[id(each)] for each in group["params"]]) for group in optimizer.param_groups]
+
+
+def norms_alone():
+    return nn.Sequential(nn.BatchNorm1d(5), nn.LayerNorm(5))
+
+
+def test_norms_go_into_a_group_without_weight_decay_and_biases_do_not():
+    everything = ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"]
+    job = tiny_job(model=batch_norm_net, optimizer=DECAYED["optimizer"])
+    assert groups_of(job) == [(0.05, everything)]
+    spared = tiny_job(model=batch_norm_net, optimizer=DECAYED["optimizer"], no_decay_on=pl.BATCH_NORMS)
+    assert groups_of(spared) == [(0.05, everything[:2] + everything[4:]), (0.0, everything[2:4])]
+    without = tiny_job(optimizer=DECAYED["optimizer"], no_decay_on=pl.BATCH_NORMS)
+    assert groups_of(without) == [(0.05, ["0.weight", "0.bias", "2.weight", "2.bias"])]
+    both = tiny_job(
+        model=norms_alone, optimizer=DECAYED["optimizer"], no_decay_on=[*pl.BATCH_NORMS, nn.LayerNorm], name="norms"
+    )
+    assert groups_of(both) == [(0.0, ["0.weight", "0.bias", "1.weight", "1.bias"])]
+
+
+# --- typed, and refused -----------------------------------------------------------------------------------
+
+
+def test_a_job_by_name_takes_the_schedule_of_the_paper():
+    pytest.importorskip("sklearn")
+    job = load_job("digits(schedule=linear, lr_rule=proportional, lr_is=per_worker, decay_norms=false)")
+    assert (job.schedule, job.no_decay_on) == (pl.LinearSchedule(), pl.BATCH_NORMS)
+    job = load_job("""digits(schedule="linear(warm_up_until='epochs=15', weight_decay=none)")""")
+    assert job.schedule == pl.LinearSchedule(warm_up_until="epochs=15", weight_decay=None)
+
+
+def test_jobs_with_different_schedules_are_different_jobs():
+    schedules = [pl.LinearSchedule(weight_decay=k, warm_up=warm_up) for k in (1, 2.3) for warm_up in ("50%", "25%")]
+    assert len({described(tiny_job(schedule=schedule))["schedule"] for schedule in [None, *schedules]}) == 5
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"warm_up": "updates=9"}, "warm_up = 'updates=9', expected workload, as '50%', 'epochs=5' or 'gradients=500'"),
+        ({"check_every": pl.Extent("seconds", 9)}, "check_every = .*expected workload"),
+        ({"total": 90}, "total = 90, expected workload"),
+        ({"warm_up_until": "valley"}, "'valley' is no point of a run"),
+        ({"warm_up": None}, "warm_up = None, expected workload"),
+        ({"least_reduction": 1}, "least_reduction=1 is not a number in"),
+        ({"weight_decay": -1}, "weight_decay=-1 is not a number in"),
+    ],
+)
+def test_knobs_that_cannot_be_are_refused(knobs, said):
+    with pytest.raises(UsageError, match=said):
+        pl.LinearSchedule(**knobs)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "stop", "said"),
+    [
+        ({}, "updates=30", "add epochs= or gradients= to the stop, or give the schedule total='epochs=90'"),
+        ({"total": "gradients=90"}, "gradients=99", "total is 90 gradients, and the run ends at 99; expected no more"),
+        ({"warm_up": "epochs=20"}, "epochs=10", "total is 120 gradients, and warm_up ends at 240; expected no more"),
+        ({"warm_up_until": "60%"}, "gradients=90", "warm_up is 45 gradients, and warm_up_until ends at 54"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_the_run_is_refused_before_it_begins(knobs, stop, said):
+    with pytest.raises(UsageError, match=said):
+        pl.train(tiny_job(schedule=pl.LinearSchedule(**knobs)), protocol="bsp", cluster="2*exp(mean=1)", stop=stop)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"schedule": "linear"}, "schedule = 'linear', expected a pl.LinearSchedule"),
+        (
+            {"schedule": PAPER, "scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=1)},
+            "has a schedule and a scheduler; give one of the two",
+        ),
+        ({"no_decay_on": nn.BatchNorm1d}, "expected types of modules, as pl.BATCH_NORMS"),
+        ({"no_decay_on": ["norm"]}, "expected types of modules, as pl.BATCH_NORMS"),
+    ],
+)
+def test_a_job_that_contradicts_itself_is_refused(changes, said):
+    with pytest.raises(UsageError, match=said):
+        tiny_job(**changes)
+
+
+def test_an_optimizer_that_no_schedule_could_scale_is_refused():
+    job = tiny_job(schedule=PAPER, optimizer=torch.optim.Rprop)
+    with pytest.raises(UsageError, match=r"Rprop steps by the signs .*; give another optimizer, or no schedule"):
+        pl.train(job, protocol="bsp", cluster="2*exp(mean=1)", stop="epochs=1")
