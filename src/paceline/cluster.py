@@ -232,6 +232,8 @@ class LocalCluster:
         respawn: Whether a worker that was lost is started again.
         threads: Threads of each worker, >= 1; None shares this machine's cores among the workers.
         faults: Failures by script, to rehearse what a run does about them.
+        debug: Whether a script that changes the parameters itself ends the run: a job while it computes a gradient, a
+            callback or another thread between two events. It reads all parameters several times a gradient.
     """
 
     n: int
@@ -241,6 +243,7 @@ class LocalCluster:
     respawn: bool = False
     threads: int | None = None
     faults: Sequence[Fault] = ()
+    debug: bool = False
 
     def __post_init__(self) -> None:
         check("[1, inf)", Integral, n=self.n)
@@ -248,13 +251,14 @@ class LocalCluster:
             check("[1, inf)", Integral, threads=self.threads)
         check_device(self.device)
         check_faults(self.faults, self.n)
-        if not isinstance(self.respawn, bool):
-            raise UsageError(f"respawn={self.respawn!r} is neither true nor false")
+        for name in ("respawn", "debug"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name}={getattr(self, name)!r} is neither true nor false")
         if self.slowness is not None and self.slowness.n != self.n:
             raise UsageError(f"slowness has {self.slowness.n} workers, the cluster {self.n}: type {self.n} in both")
 
     def __str__(self) -> str:
-        return brief(self)
+        return brief(self, without=("debug",))
 
     def check_plan(self, plan: Plan) -> None:
         """Refuse slowness of which a trace does not tell the length, and what has no server, as these workers do."""

@@ -28,7 +28,10 @@ _SLOWDOWNS = ("slowdown", "periodic")  # tables that may be repeated
 _KNOBS: Schema = {name: {knob: {} for knob in signature(table).parameters} for name, table in _TABLES.items()}
 _SLOWNESS: Schema = {"timing": {}, "speed": {}, **_KNOBS}
 _CLUSTER: Schema = {"workers": {}, "device": {}, **_SLOWNESS}
-_LOCAL: Schema = {"local": {"workers": {}, "device": {}, "respawn": {}, "threads": {}}, "slowness": _SLOWNESS}
+_LOCAL: Schema = {
+    "local": {"workers": {}, "device": {}, "respawn": {}, "threads": {}, "debug": {}},
+    "slowness": _SLOWNESS,
+}
 
 
 def parse_cluster(text: str, censored: Literal["km"] | None = None) -> Cluster | LocalCluster | Torchrun:
@@ -108,7 +111,7 @@ def load_cluster(path: str | Path) -> Cluster | LocalCluster:
 
     The keys are the arguments of `Cluster`: ``workers`` (its ``n``), ``timing`` and ``speed`` (one, or a list
     of n), and the tables ``[[slowdown]]`` and ``[[periodic]]``, as many as there are, ``[transient]``,
-    ``[network]``, ``[server]``. Beside ``[local]`` (workers, device, respawn, threads) a table ``[slowness]``
+    ``[network]``, ``[server]``. Beside ``[local]`` (workers, device, respawn, threads, debug) a table ``[slowness]``
     holds the same without ``workers``. With ``timing = "trace:FILE"`` the trace knows how many workers there are.
     """
     try:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import count, islice
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from paceline.errors import RunError
@@ -47,6 +49,21 @@ class Loader:
                 reader = self._streams[worker] = _Stream(self._job, worker % self._n, self._n, self._seed)
             return reader.batch(draw)
         return fetch(self._job, self._indices(worker, draw, minibatch or WHOLE))
+
+    def share(self, worker: int, draw: int, minibatch: Minibatch | None, place: int, size: int) -> Batch | None:
+        """Return what one of several processes takes of that batch of map-style data, None if nothing is left for it.
+
+        The first of them take a sample more where it does not come out even.
+
+        Args:
+            worker: that all of them are.
+            draw: of its work.
+            minibatch: which one, as in `batch`.
+            place: of the process, 0 <= place < size.
+            size: processes.
+        """
+        chosen = np.array_split(self._indices(worker, draw, minibatch or WHOLE), size)[place]
+        return fetch(self._job, chosen) if len(chosen) else None
 
     def _indices(self, worker: int, draw: int, minibatch: Minibatch) -> NDArray[np.int64]:
         size = self._job.batch_size
@@ -109,6 +126,11 @@ def batch_len(batch: Batch) -> int:
     for tensor in _tensors(batch):
         return len(tensor) if tensor.ndim else 1
     return len(batch) if hasattr(batch, "__len__") else 1
+
+
+def part_of(batch: Batch, start: int, end: int) -> Batch:
+    """Return some samples of a batch: a slice of each of its tensors, along the first dimension."""
+    return pytree.tree_map_only(Tensor, itemgetter(slice(start, end)), batch)
 
 
 def _tensors(batch: Batch) -> Iterator[Tensor]:

@@ -18,7 +18,7 @@ from paceline.checkpoint.identity import identity, identity_of_replica, model_in
 from paceline.cluster import Cluster, LocalCluster
 from paceline.engines.all_reduce import VirtualAllReduce
 from paceline.engines.base import Engine
-from paceline.engines.distributed import DistributedEngine, member
+from paceline.engines.distributed import DistributedEngine, follower, member
 from paceline.engines.local import LocalEngine
 from paceline.engines.replica import Replica, build_model, evaluate, usable_device
 from paceline.engines.summed_loss import warn_of_summed_loss
@@ -234,8 +234,11 @@ class Session:
 
 def agreement(setting: Setting, model: nn.Module) -> dict[str, Any]:
     """Return what all processes of a distributed run have to agree on, as JSON gives it back."""
+    assert isinstance(setting.cluster, Torchrun)
     agreed = {
         "seed": setting.seed,
+        "workers": setting.cluster.workers,
+        "debug": setting.cluster.debug,
         "protocol": str(setting.checked_plan),
         "plan": plan_as_json(setting.checked_plan),
         "stop": str(setting.stop),
@@ -258,7 +261,8 @@ def serve(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
     assert isinstance(cluster, Torchrun)
     setting.check()
     model = build_model(job, setting.seed)
-    ended = member.serve(job, cluster, setting.seed, agreement(setting, model))
+    take_part = follower.follow if cluster.place else member.serve
+    ended = take_part(job, cluster, setting.seed, agreement(setting, model))
     with torch.no_grad():
         for ours, theirs in zip(
             [*trainable(model), *model.buffers()],

@@ -18,6 +18,8 @@ from paceline.text import brief
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TOKEN = "PACELINE_TOKEN"
 WIRES = ("float32", "bf16", "float16")
+WORKERS = ("process", "node")
+NODE, NODES = "GROUP_RANK", "GROUP_WORLD_SIZE"
 ASSISTANT = "PACELINE_ASSISTANT"  # number of a worker that rank 0 has started beside itself
 COMMAND = "torchrun --nproc-per-node 4 -m paceline train JOB --protocol bsp --cluster torchrun --stop loss=0.2"
 BY_HAND = f"start every process with torchrun, as in {COMMAND}; or set {', '.join(NEEDED)} and {TOKEN} for each"
@@ -32,6 +34,8 @@ class Ranks:
         world_size: processes of the job.
         local_rank: of this process on its host.
         local_world_size: processes on this host.
+        node: number of this host, 0 for that of rank 0; None if it is not told.
+        nodes: how many hosts there are, likewise.
         master: host and port that every process knows.
         has_agent: whether torchrun listens there; else it is for rank 0 to listen.
         restarts: how often torchrun has started the job again after a failure.
@@ -44,6 +48,8 @@ class Ranks:
     world_size: int
     local_rank: int
     local_world_size: int
+    node: int | None
+    nodes: int | None
     master: tuple[str, int]
     has_agent: bool
     restarts: int
@@ -66,11 +72,15 @@ class Ranks:
         world_size = _number(environment, "WORLD_SIZE", 1, None)
         local = _number(environment, "LOCAL_WORLD_SIZE", 1, world_size, default=1)
         assistant = environment.get(ASSISTANT)
+        told = [name for name in (NODE, NODES) if environment.get(name)]
+        alone = {} if told or local < world_size else {NODE: "0", NODES: "1"}
         return cls(
             rank=_number(environment, "RANK", 0, world_size - 1),
             world_size=world_size,
             local_rank=_number(environment, "LOCAL_RANK", 0, None, default=0),
             local_world_size=local,
+            node=_number_or_none({**environment, **alone}, NODE, 0, world_size - 1),
+            nodes=_number_or_none({**environment, **alone}, NODES, 1, world_size),
             master=(environment["MASTER_ADDR"], _number(environment, "MASTER_PORT", 1, 65535)),
             has_agent=environment.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
             restarts=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0, None, default=0),
@@ -78,6 +88,29 @@ class Ranks:
             token=_token(environment),
             assistant=int(assistant) if assistant else None,
         )
+
+    def check_nodes(self) -> None:
+        """Refuse processes of which it is not known on which host they are, or hosts with more of them than others.
+
+        Raises:
+            UsageError: that is so.
+        """
+        if self.node is None or self.nodes is None:
+            raise UsageError(
+                f"workers='node', but {NODE} or {NODES} is not set: torchrun sets both; elsewhere set {NODE} to the "
+                f"number of the host, 0 for that of rank 0, and {NODES} to how many there are, and LOCAL_RANK and "
+                "LOCAL_WORLD_SIZE beside"
+            )
+        if self.world_size != self.nodes * self.local_world_size:
+            raise UsageError(
+                f"workers='node', but {self.local_world_size} processes on this host and {self.world_size} on "
+                f"{self.nodes} hosts: start as many on every host"
+            )
+        if self.rank != self.node * self.local_world_size + self.local_rank:
+            raise UsageError(
+                f"workers='node', but RANK={self.rank} is not {NODE}={self.node} * LOCAL_WORLD_SIZE="
+                f"{self.local_world_size} + LOCAL_RANK={self.local_rank}: number the processes host by host"
+            )
 
 
 @dataclass(frozen=True)
@@ -87,10 +120,16 @@ class Torchrun:
     How many workers there are is not said here but by torchrun. Every rank calls `pl.train` with the same arguments.
     A job of one process is server and worker.
 
+    With ``workers="node"`` the processes of a host are one worker. Each computes its share of the samples of every
+    minibatch, the shares are added up within the host (gloo; on GPUs of their own NCCL), and its first process
+    speaks for all of them. On rank 0's host these are the other processes, and the one beside rank 0 if there is
+    one; a host where rank 0 is alone is no worker.
+
     Args:
         address: of rank 0's host, on which the server listens, as ``"10.0.0.1"``; ``"10.0.0.1:29511"`` if the port
             matters. Only this machine can reach the default.
         worker_at_server: whether a process beside rank 0 is a worker too.
+        workers: What a worker is: a "process", or a "node", all processes of a host.
         device: Of the workers, ``"cpu"`` or ``"cuda"``.
         slowness: Injected slowness, as in `LocalCluster`.
         threads: Threads of each worker, >= 1; None shares a host's cores among its ranks.
@@ -102,6 +141,10 @@ class Torchrun:
             measure it with the first gradients.
         faults: Failures by script, to rehearse what a run does about them.
         start_timeout_s: Seconds in which every rank has to be there, > 0.
+        silence_s: Seconds after which a host that does not answer any more (powered off, its cable cut) is taken for
+            gone, >= 1. The host of a process that hangs still answers.
+        debug: Whether a script that changes the parameters itself ends the run, as in `LocalCluster`; workers also
+            compare every version to the server's.
 
     Raises:
         UsageError: this process was not started by torchrun, nor as torchrun would.
@@ -110,6 +153,7 @@ class Torchrun:
     _: KW_ONLY
     address: str = "127.0.0.1"
     worker_at_server: bool = False
+    workers: str = "process"
     device: str = "cpu"
     slowness: Cluster | None = None
     threads: int | None = None
@@ -117,12 +161,19 @@ class Torchrun:
     bytes_per_s: float | None = None
     faults: Sequence[Fault] = ()
     start_timeout_s: float = 300.0
+    silence_s: float = 60.0
+    debug: bool = False
     ranks: Ranks = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", Ranks.from_environment(os.environ))
-        if not isinstance(self.worker_at_server, bool):
-            raise UsageError(f"worker_at_server={self.worker_at_server!r} is neither true nor false")
+        for name in ("worker_at_server", "debug"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name}={getattr(self, name)!r} is neither true nor false")
+        if self.workers not in WORKERS:
+            raise UsageError(f"workers={self.workers!r}, expected {' or '.join(WORKERS)}")
+        if self.workers == "node":
+            self.ranks.check_nodes()
         if self.threads is not None:
             check("[1, inf)", Integral, threads=self.threads)
         if self.bytes_per_s is not None:
@@ -130,6 +181,7 @@ class Torchrun:
         if self.wire not in WIRES:
             raise UsageError(f"wire={self.wire!r}, expected {', '.join(WIRES[:-1])} or {WIRES[-1]}")
         check("(0, inf)", start_timeout_s=self.start_timeout_s)
+        check("[1, inf)", silence_s=self.silence_s)
         check_device(self.device)
         check_faults(self.faults, self.n)
         if self.slowness is not None and self.slowness.n != self.n:
@@ -137,12 +189,16 @@ class Torchrun:
         self._check_address()
 
     def __str__(self) -> str:
-        told = brief(self, without=("address", "start_timeout_s", "bytes_per_s"))  # a run may go on from other hosts
+        told = brief(
+            self, without=("address", "start_timeout_s", "silence_s", "bytes_per_s", "debug")
+        )  # a run may go on from other hosts
         return f"{told} with {self.n} worker{'s' if self.n > 1 else ''}"
 
     @property
     def n(self) -> int:
         """Workers."""
+        if self.ranks.nodes is not None and self.workers == "node":
+            return self.ranks.nodes - (self._at_server == 0)
         return self.ranks.world_size - 1 + self.has_worker_at_server
 
     @property
@@ -160,7 +216,28 @@ class Torchrun:
         """The number of the worker that this process is; n evaluates, as an assistant of rank 0."""
         if self.ranks.assistant is not None:
             return self.ranks.assistant
+        if self.ranks.node is not None and self.workers == "node":
+            return self.ranks.node - (self._at_server == 0)
         return self.ranks.rank - 1 + self.has_worker_at_server
+
+    @property
+    def team_size(self) -> int:
+        """Processes of the worker that this one belongs to."""
+        if self.workers == "process" or self.worker == self.n:
+            return 1
+        return self._at_server if self.ranks.node == 0 else self.ranks.local_world_size
+
+    @property
+    def place(self) -> int:
+        """The number of this process among those of its worker; 0 speaks for all of them."""
+        if self.team_size == 1:
+            return 0
+        return self.ranks.local_rank - (self.ranks.node == 0 and not self.has_worker_at_server)
+
+    @property
+    def _at_server(self) -> int:
+        """Processes on rank 0's host that compute."""
+        return self.ranks.local_world_size - 1 + self.has_worker_at_server
 
     @property
     def host(self) -> str:
@@ -225,6 +302,10 @@ def _number(environment: Mapping[str, str], name: str, least: int, most: int | N
         upper = f" and <= {most}" if most is not None else ""
         raise UsageError(f"{name}={text!r}, expected a whole number >= {least}{upper}: {BY_HAND}")
     return int(text)
+
+
+def _number_or_none(environment: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+    return _number(environment, name, least, most) if environment.get(name) else None
 
 
 def _token(environment: Mapping[str, str]) -> str:

@@ -25,7 +25,14 @@ def started(monkeypatch):
     """Let this process be a rank."""
 
     def start(**changes):
-        for name in (*FOUR, "PACELINE_TOKEN", "PACELINE_ASSISTANT", "TORCHELASTIC_RESTART_COUNT"):
+        for name in (
+            *FOUR,
+            "GROUP_RANK",
+            "GROUP_WORLD_SIZE",
+            "PACELINE_TOKEN",
+            "PACELINE_ASSISTANT",
+            "TORCHELASTIC_RESTART_COUNT",
+        ):
             monkeypatch.delenv(name, raising=False)
         for name, value in {**FOUR, **changes}.items():
             if value is not None:
@@ -64,6 +71,8 @@ WRONG = [
     ({"worker_at_server": 1}, r"worker_at_server=1 is neither true nor false"),
     ({"device": "gpu"}, r"device='gpu' is not known"),
     ({"faults": [pl.Fault(3, 1)]}, r"the cluster has workers 0 to 2"),
+    ({"workers": "host"}, r"workers='host', expected process or node"),
+    ({"workers": "node", "faults": [pl.Fault(1, 1)]}, r"the cluster has workers 0 to 0"),
     ({"slowness": pl.Cluster(4)}, r"slowness has 4 workers, these ranks 3: give it 3"),
 ]
 
@@ -92,13 +101,64 @@ def test_a_single_rank_is_server_and_has_a_worker(started):
     assert (pl.Torchrun().worker, pl.Torchrun().is_server) == (0, False)
 
 
+NO_NODES = [
+    ({"LOCAL_WORLD_SIZE": "2"}, r"workers='node', but GROUP_RANK or GROUP_WORLD_SIZE is not set: .* elsewhere set"),
+    ({"GROUP_RANK": "0"}, r"workers='node', but GROUP_RANK or GROUP_WORLD_SIZE is not set"),
+    ({"GROUP_WORLD_SIZE": "2"}, r"workers='node', but GROUP_RANK or GROUP_WORLD_SIZE is not set"),
+    (
+        {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "2"},
+        r"4 processes on this host and 4 on 2 hosts: start as many on every",
+    ),
+    (
+        {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+        r"RANK=1 is not GROUP_RANK=1 \* LOCAL_WORLD_SIZE=2 \+ LOCAL_RANK=1: number the processes host by host",
+    ),
+    ({"GROUP_RANK": "4", "GROUP_WORLD_SIZE": "1"}, r"GROUP_RANK='4', expected a whole number >= 0 and <= 3"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), NO_NODES)
+def test_hosts_that_are_not_known_or_not_alike(started, changes, message):
+    started(**changes)
+    with pytest.raises(pl.UsageError, match=message):
+        pl.Torchrun(workers="node")
+
+
+@pytest.mark.parametrize("at_server", [False, True])
+@pytest.mark.parametrize(("nodes", "local"), [(1, 1), (1, 2), (1, 4), (2, 1), (3, 1), (2, 2), (3, 4)])
+def test_every_process_has_its_place_in_a_worker(started, nodes, local, at_server):
+    places = []
+
+    def place(rank, **changes):
+        node, local_rank = divmod(rank, local)
+        more = {"GROUP_RANK": node, "GROUP_WORLD_SIZE": nodes, "WORLD_SIZE": nodes * local, **changes}
+        told = {"RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local, **more}
+        started(**{name: str(value) for name, value in told.items()})
+        return pl.Torchrun(workers="node", worker_at_server=at_server)
+
+    server = place(0)
+    ranks = [place(rank) for rank in range(1, nodes * local)]
+    if server.has_worker_at_server:
+        ranks.append(place(0, PACELINE_ASSISTANT=0))
+    evaluator = place(0, PACELINE_ASSISTANT=server.n)
+    assert (evaluator.worker, evaluator.place, evaluator.team_size) == (server.n, 0, 1)
+    assert {cluster.n for cluster in ranks} == {server.n}
+    places = sorted((cluster.worker, cluster.place) for cluster in ranks)
+    assert places == [(w, place) for w in range(server.n) for place in range(sum(each == w for each, _ in places))]
+    for cluster in ranks:
+        assert cluster.team_size == sum(worker == cluster.worker for worker, _ in places)
+    by_host = {cluster.worker: cluster.ranks.node for cluster in ranks}
+    assert len(set(by_host.values())) == server.n
+
+
 def test_it_can_be_typed(started):
     started(PACELINE_TOKEN="secret")
     cluster = parse_cluster("torchrun(address=10.0.0.1:29511, worker_at_server=true)")
     assert (cluster.host, cluster.port, cluster.n) == ("10.0.0.1", 29511, 4)
     assert str(parse_cluster("torchrun")) == "Torchrun() with 3 workers"
-    with pytest.raises(pl.UsageError, match="torchrun has no knob 'workers'"):
-        parse_cluster("torchrun(workers=3)")
+    assert str(parse_cluster("torchrun(workers=node)")) == "Torchrun(workers='node') with 1 worker"
+    with pytest.raises(pl.UsageError, match="torchrun has no knob 'worker'; did you mean 'workers'"):
+        parse_cluster("torchrun(worker=3)")
 
 
 @pytest.mark.parametrize("make", [pl.compare, pl.knee])

@@ -177,6 +177,8 @@ class JobOnHosts(Job):
             "MASTER_ADDR": self._hosts.address(self._places[0]),
             "LOCAL_WORLD_SIZE": str(len(here)),
             "LOCAL_RANK": str(here.index(rank)),
+            "GROUP_RANK": str(place),
+            "GROUP_WORLD_SIZE": str(len(set(self._places))),
             "NETWORK_NAMESPACE": self._hosts.names[place],
         }
 

@@ -39,10 +39,12 @@ class Job:
         world_size: ranks.
         job: what they train.
         settings: of `pl.train` and of `pl.Torchrun`, for every rank.
+        nodes: hosts that the ranks believe to be on, as many on each.
     """
 
-    def __init__(self, world_size, job, torchrun=None, **settings):
+    def __init__(self, world_size, job, torchrun=None, nodes=1, **settings):
         self._world_size = world_size
+        self._nodes = nodes
         self._job = job
         self._torchrun = {"start_timeout_s": 30.0, **(torchrun or {})}
         self._settings = {"seed": 1, **settings}
@@ -71,8 +73,10 @@ class Job:
         return {
             "RANK": str(rank),
             "WORLD_SIZE": str(self._world_size),
-            "LOCAL_WORLD_SIZE": str(self._world_size),
-            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(self._world_size // self._nodes),
+            "LOCAL_RANK": str(rank % (self._world_size // self._nodes)),
+            "GROUP_RANK": str(rank // (self._world_size // self._nodes)),
+            "GROUP_WORLD_SIZE": str(self._nodes),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._port),
             "PACELINE_TOKEN": token,

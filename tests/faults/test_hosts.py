@@ -31,7 +31,7 @@ def lost(end):
 def test_a_run_over_two_hosts():
     with (
         hosts(2) as made,
-        ranks_on_hosts(made, [0, 0, 1], tiny_job(), protocol="k_sync(k=1)", stop="updates=200") as job,
+        ranks_on_hosts(made, [0, 0, 1], tiny_job(), protocol="asp", stop="updates=200") as job,
     ):
         job.start_all()
         ends = [job.end(rank) for rank in range(3)]
@@ -133,6 +133,17 @@ def test_a_slow_link_makes_a_straggler_that_k_sync_does_not_wait_for():
 
 
 @pytest.mark.slow
+def test_a_version_on_its_way_over_a_slow_link_keeps_nobody_else_waiting():
+    with hosts(2) as made:
+        made.shape(1, rate="16mbit")  # 0.7 s for a version or a gradient
+        end = run(made, [0, 0, 0, 1], tiny_job(model=wide_net), protocol="asp", stop="seconds=10")
+    pulls = [[r.pull_s for r in end.of(GradientArrived) if r.worker == worker] for worker in range(3)]
+    assert min(pulls[2]) > 0.5
+    assert max(median(pulls[0]), median(pulls[1])) < 0.1
+    assert min(used_by(end, 0), used_by(end, 1)) > 5 * used_by(end, 2) > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["bsp + elastic", "dbw", "bsp@updates=5 >> asp"])
 def test_policies_and_controllers_run_over_a_slow_link(protocol):
     with hosts(2) as made:
@@ -157,3 +168,26 @@ def test_the_times_of_a_worker_far_away_tell_how_far():
     )
     assert median(near) < 0.1
     assert 0.2 <= median(far) < 0.7  # gloo asks for the contents before it sends them
+
+
+@pytest.mark.slow
+def test_a_host_that_is_cut_off_for_good_is_given_up_by_both_sides():
+    slow = pl.Cluster(2, timing=[pl.Deterministic(0.5), pl.Deterministic(0.02)])  # worker 1 is idle when it happens
+    settings = {"protocol": "bsp", "stop": "seconds=12", "worker_timeout_s": 1000.0}
+    with hosts(2) as made:
+        cut = Cut(made, place=1, after=(1, 3))
+        torchrun = {"slowness": slow, "silence_s": 2.0}
+        with ranks_on_hosts(made, [0, 0, 1], tiny_job(), torchrun, [cut], **settings) as job:
+            job.start_all()
+            while not made.is_cut(1):
+                time.sleep(0.05)
+            begun_s = time.monotonic()
+            with pytest.raises(pl.RunError, match=r"rank 0 is gone: .*timed out"):
+                job.end(2)
+            assert time.monotonic() - begun_s < 8.0
+            end = job.end(0)
+    [(worker, reason)] = lost(end)
+    assert worker == 1
+    assert "timed out" in reason
+    assert end.of(WorkerLost)[0].now_s < 8.0
+    assert used_by(end, 0, end.of(WorkerLost)[0].now_s) > 3

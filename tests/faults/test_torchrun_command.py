@@ -57,6 +57,20 @@ def test_one_process_is_server_and_worker(tmp_path):
 
 
 @pytest.mark.parametrize("at_server", [False, True])
+def test_the_processes_of_a_host_are_one_worker(tmp_path, at_server):
+    text = SCRIPT.replace("Torchrun()", f"Torchrun(worker_at_server={at_server}, workers='node')")
+    (tmp_path / "script.py").write_text(text.replace("== 25", "== 1000"))
+    done = torchrun(tmp_path, "--nproc-per-node", "3", "script.py")
+    assert done.returncode == 0, done.stderr
+    told = [line.split(" ", 1)[1] for line in done.stdout.splitlines()]
+    assert len(told) == 3
+    assert len(set(told)) == 1
+    arrived = [event for event in read_events(tmp_path / "run" / EVENTS) if event["event"] == "gradient_arrived"]
+    assert len(arrived) == 40
+    assert {(event["worker"], event["samples"]) for event in arrived} == {(0, 8)}
+
+
+@pytest.mark.parametrize("at_server", [False, True])
 def test_after_the_death_of_rank_0_torchrun_starts_the_job_again_and_it_goes_on(tmp_path, at_server):
     text = SCRIPT.replace("Torchrun()", f"Torchrun(worker_at_server={at_server})")
     (tmp_path / "script.py").write_text(text)

@@ -14,6 +14,7 @@ import torch
 
 from paceline.engines.base import Engine
 from paceline.engines.replica import Measured
+from paceline.engines.seal import Seal
 from paceline.engines.stale import compensated
 from paceline.engines.versions import Versions
 from paceline.events import Accept, Apply, Arrival, Compute, Event, Interrupt, Lost, Timer, Wake
@@ -50,13 +51,17 @@ class RealTimeEngine(Engine, Generic[P]):
         server: owns the parameters.
         versions: where each of them lies.
         gradients: where that of each worker lies when it arrives.
+        debug: whether a script that changes the server's model is noticed.
     """
 
-    def __init__(self, server: ParameterServer, versions: Versions, gradients: list[Vectors]) -> None:
+    def __init__(
+        self, server: ParameterServer, versions: Versions, gradients: list[Vectors], *, debug: bool = False
+    ) -> None:
         super().__init__()
         self._server = server
         self._versions = versions
         self._gradients = gradients
+        self._seal = Seal.of_everything(server.model) if debug else None
         self._workers: dict[int, P] = {}
         self._events: deque[Event] = deque()
         self._read_by: dict[tuple[int, int], int] = {}  # version of a finished gradient, by worker and draw
@@ -70,6 +75,7 @@ class RealTimeEngine(Engine, Generic[P]):
         """Publish the first version and wait until every worker is ready."""
         try:
             self._publish(self._first_version)
+            self._press()
             self._start()
         except BaseException as error:
             self._close(error)
@@ -155,8 +161,13 @@ class RealTimeEngine(Engine, Generic[P]):
         self._use_idle_cores()
         step = self._server.apply(command)
         self._publish(command.version)
+        self._press()
         self.now = self._elapsed_s()
         self.tell_step(command, step)
+
+    def _press(self) -> None:
+        if self._seal is not None:
+            self._seal.press()
 
     def wake(self, command: Wake) -> None:
         """Send a timer at that moment."""
@@ -166,6 +177,9 @@ class RealTimeEngine(Engine, Generic[P]):
 
     def next_event(self) -> Event:
         """Wait for a worker, a timer or a signal."""
+        if self._seal is not None:  # callbacks have just had their say
+            since = f"after version {self._versions.newest} was made, at {self.now:.3g} s"
+            self._seal.check("the server", since)
         while not self._events:
             self._wait()
         event = self._events.popleft()

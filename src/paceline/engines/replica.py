@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
-from math import nan
-from operator import itemgetter
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -16,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from paceline.data import Loader, batch_len, eval_batches
-from paceline.engines.microbatches import Spread
+from paceline.data import Loader, batch_len, eval_batches, part_of
+from paceline.engines.microbatches import Spread, variance
+from paceline.engines.seal import Seal
+from paceline.engines.share import Part, Sharing
 from paceline.errors import RunError, UsageError
 from paceline.events import Minibatch
 from paceline.job import Batch, Job
@@ -51,6 +51,12 @@ class Replica:
             writes into the gradient itself; elsewhere both are copied.
         check: called between layers, forward and backward, on the CPU, and between microbatches; it raises
             `Interrupted` when the work is to be abandoned.
+        team: of processes that share each minibatch, if there are more than this one. What a layer or a data set
+            draws at random differs between them, and so, by no more than that, from what one process draws. Their
+            check is called between microbatches only, as often by each of them.
+        debug: whether parameters that the job changes while it computes are noticed.
+        accumulated: called in the last backward pass, if the gradient is written on the device where it is wanted, with
+            the number of each parameter whose gradient autograd has added to: mostly once, and it is final then.
     """
 
     def __init__(
@@ -61,6 +67,9 @@ class Replica:
         *,
         device: torch.device | str = "cpu",
         check: Callable[[], None] | None = None,
+        team: Sharing | None = None,
+        debug: bool = False,
+        accumulated: Callable[[int], None] | None = None,
     ) -> None:
         self.batch_size = job.batch_size
         self._job = job
@@ -68,17 +77,21 @@ class Replica:
         self._device = torch.device(device)
         self._loader = Loader(job, seed, n)
         self._check = check
+        self._team = team
+        self._accumulated = accumulated
+        self._is_telling = False
         self.model = build_model(job, seed).to(self._device)
         self.layout = Layout(self.model)
+        self._seal = Seal.of_parameters(self.model) if debug else None
         self._parameters = trainable(self.model)
         self._buffers = list(self.model.buffers())
         self._own: dict[str, Vectors] = {}
         self._has_checked = False
         self._written: set[int] = set()
         for i, parameter in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(lambda _, i=i: self._written.add(i))
+            parameter.register_post_accumulate_grad_hook(lambda _, i=i: self._note(i))
         self._spread = Spread(self._parameters) if job.microbatches > 1 else None
-        if check is not None and self._device.type == "cpu":
+        if check is not None and team is None and self._device.type == "cpu":
             _check_between_layers(self.model, check)
 
     def gradient(
@@ -89,30 +102,51 @@ class Replica:
         Raises:
             Interrupted: the check said so; what stands in `gradient` is of no use.
         """
-        with seeded(derived_seed(self._seed, "gradient", worker, draw), self._device):
-            batch = self._loader.batch(worker, draw, minibatch)
+        place = () if self._team is None else (self._team.place,)
+        with seeded(derived_seed(self._seed, "gradient", worker, draw, *place), self._device):
+            batch = self._load(worker, draw, minibatch)
             begun = perf_counter()
             ours = self._local("gradient", gradient)
             at = self._read(version)
-            loss = self._forward_backward(batch, ours)
+            with self._seal_closed(worker, draw):
+                part = self._forward_backward(batch, ours, tells=ours is gradient)
             for change, buffer, before in zip(ours.buffers, self._buffers, at.buffers, strict=True):
                 change.copy_(buffer)
                 if change.dtype != torch.bool:
                     change.sub_(before)
+            if self._team is not None:
+                part = self._team.add_up(ours, part)
             squared_norm = sum(_norm(ours.parameters[i]) ** 2 for i in ours.written)
             if ours is not gradient:
                 gradient.copy_(ours)
                 torch.cuda.synchronize(self._device)
-        variance = self._spread.variance(squared_norm) if self._spread is not None else nan
-        finite = bool(np.isfinite(loss) and np.isfinite(squared_norm))
-        return Measured(loss, batch_len(batch), squared_norm, variance, finite, perf_counter() - begun)
+        spread = variance(part.mean_square, squared_norm, part.microbatches)
+        finite = bool(np.isfinite(part.loss) and np.isfinite(squared_norm))
+        return Measured(part.loss, part.samples, squared_norm, spread, finite, perf_counter() - begun)
 
     def evaluate(self, version: Vectors) -> dict[str, float]:
         """Return the mean loss and the mean of every metric over the evaluation data at a version."""
         self._read(version)
         return evaluate(self._job, self.model, self._seed)
 
-    def _forward_backward(self, batch: Batch, gradient: Vectors) -> float:
+    def _load(self, worker: int, draw: int, minibatch: Minibatch | None) -> Batch | None:
+        """Return the samples that this process computes; None if they are fewer than the team."""
+        team = self._team
+        if team is None:
+            return self._loader.batch(worker, draw, minibatch)
+        if not self._job.is_iterable:
+            return self._loader.share(worker, draw, minibatch, team.place, team.size)
+        with seeded(derived_seed(self._seed, "gradient", worker, draw), self._device):  # everybody reads the same
+            whole = self._loader.batch(worker, draw, minibatch)
+        mine = np.array_split(np.arange(batch_len(whole)), team.size)[team.place]
+        return part_of(whole, mine[0], mine[-1] + 1) if len(mine) else None
+
+    def _seal_closed(self, worker: int, draw: int) -> AbstractContextManager[None]:
+        if self._seal is None:
+            return nullcontext()
+        return self._seal.closed(f"worker {worker}", f"while job {self._job.name} computed its draw {draw}")
+
+    def _forward_backward(self, batch: Batch | None, gradient: Vectors, tells: bool) -> Part:
         for i in gradient.written:  # an unused parameter costs nothing
             gradient.parameters[i].zero_()
         gradient.written.clear()
@@ -122,18 +156,37 @@ class Replica:
         loss_sum = 0.0
         if self._spread is not None:
             self._spread.begin()
-        size = batch_len(batch)
+        size = 0 if batch is None else batch_len(batch)
+        parts = list(_parts(batch, size, self._job.microbatches))
         with self._checking_once():
-            for part, share in _parts(batch, size, self._job.microbatches):
+            for number, (part, share) in enumerate(parts, 1):
                 if self._check is not None:
                     self._check()
+                if not share:
+                    continue
                 loss, _ = self._job.loss_of(self.model, to_device(part, self._device))
                 if loss.requires_grad:
-                    (loss * share if share != 1.0 else loss).backward()
+                    with self._telling(tells and number == len(parts)):
+                        (loss * share if share != 1.0 else loss).backward()
                 if self._spread is not None:
                     self._spread.add(share)
                 loss_sum += float(loss.detach()) * share
-        return loss_sum
+        if self._spread is None:
+            return Part(loss_sum, size, mean_square=0.0, microbatches=0)
+        return Part(loss_sum, size, self._spread.mean_square, self._spread.parts)
+
+    def _note(self, parameter: int) -> None:
+        self._written.add(parameter)
+        if self._is_telling and self._accumulated is not None:
+            self._accumulated(parameter)
+
+    @contextmanager
+    def _telling(self, tells: bool) -> Iterator[None]:
+        self._is_telling = tells
+        try:
+            yield
+        finally:
+            self._is_telling = False
 
     def _read(self, version: Vectors) -> Vectors:
         """Bind the parameters to a version and copy its buffers, which every draw may change for itself."""
@@ -227,15 +280,15 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
-def _parts(batch: Batch, size: int, count: int) -> Iterator[tuple[Batch, float]]:
-    """Split a batch into parts of nearly equal size along the first dimension of its tensors."""
-    if count == 1:
-        yield batch, 1.0
+def _parts(batch: Batch | None, size: int, count: int) -> Iterator[tuple[Batch, float]]:
+    """Split a batch into parts of nearly equal size, each with its share; one that is left empty has none."""
+    if batch is None or count == 1:
+        for _ in range(count):
+            yield batch, float(batch is not None)
         return
     ends = [size * i // count for i in range(count + 1)]
     for start, end in pairwise(ends):
-        if end > start:
-            yield pytree.tree_map_only(Tensor, itemgetter(slice(start, end)), batch), (end - start) / size
+        yield part_of(batch, start, end), (end - start) / max(size, 1)
 
 
 def _norm(flat: Tensor) -> float:

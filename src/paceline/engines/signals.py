@@ -1,10 +1,12 @@
-"""Ctrl-C and SIGTERM as something that an engine can look at and wait for."""
+"""Ctrl-C and SIGTERM as something that an engine can look at and wait for, and a worker can leave by."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -40,3 +42,26 @@ class Signals:
         signal.signal(number, self._previous[number])
         self.caught = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         os.write(self._writer, b"x")
+
+
+@contextmanager
+def leaving_on_sigterm(leave: Callable[[], None]) -> Iterator[None]:
+    """Call something at the first SIGTERM, the second one acts as usual; leave Ctrl-C to rank 0, which ends everybody.
+
+    Args:
+        leave: may be called between any two instructions of the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def heard(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        leave()
+
+    before = signal.signal(signal.SIGTERM, heard), signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])

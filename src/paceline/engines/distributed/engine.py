@@ -18,11 +18,12 @@ from paceline.engines.distributed.door import Deserted, Door, Entered, Gone, Hea
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.line import Line
 from paceline.engines.distributed.link_load import Survey
-from paceline.engines.distributed.meeting import Meeting
+from paceline.engines.distributed.meeting import call
 from paceline.engines.distributed.messages import Abandoned, Ending, Evaluation, Finished, Interrupting, Work
 from paceline.engines.distributed.published import Published
 from paceline.engines.distributed.wire import Travelling, Wire
 from paceline.engines.realtime import Peer, RealTimeEngine
+from paceline.engines.seal import checksum
 from paceline.errors import RunError, UsageError
 from paceline.events import Apply, Compute, Evaluate, Evaluated, Event, Interrupt, Joined, Outcome, Quit, Replace, Stop
 from paceline.job import Job
@@ -67,7 +68,7 @@ class DistributedEngine(RealTimeEngine[_Member]):
         self._wire = Wire(cluster.wire, layout)
         self._published = Published(server, layout, self._wire)
         self._survey = Survey(cluster.n, self._wire.nbytes, cluster.bytes_per_s)
-        super().__init__(server, self._published, [layout.allocate() for _ in range(rooms)])
+        super().__init__(server, self._published, [layout.allocate() for _ in range(rooms)], debug=cluster.debug)
         self._cluster = cluster
         self._agreement = agreement
         self._inbox: Inbox[News] = Inbox()
@@ -81,7 +82,7 @@ class DistributedEngine(RealTimeEngine[_Member]):
 
     def _start(self) -> None:
         torch.set_num_threads(max(1, cores() // self._cluster.ranks.local_world_size))
-        meeting = Meeting(self._cluster)
+        meeting = call(self._cluster)
         rooms = [Travelling(self._wire, gradient) for gradient in self._gradients]
         self._door = Door(meeting, self._cluster.ranks.token, self._agreement, rooms, self._inbox)
         if self._cluster.has_worker_at_server:
@@ -156,10 +157,12 @@ class DistributedEngine(RealTimeEngine[_Member]):
         minibatch = command.minibatch or (None, None, None)
         sends_version = peer.holds != command.version
         work = Work(command.draw, command.version, sends_version, self._elapsed_s(), *minibatch)
+        if self._cluster.debug:
+            work = work._replace(checksum=checksum(self._published.travelling(command.version)))
         peer.holds = command.version
         peer.sent_s = time.monotonic()
-        contents = self._published.travelling(command.version) if sends_version else None
-        peer.line.send(work, contents, will_be_answered=True)
+        pieces = [(0, self._published.travelling(command.version))] if sends_version else []
+        peer.line.send(work, pieces=pieces, will_be_answered=True)
 
     def _tell_to_abandon(self, peer: _Member, command: Interrupt) -> None:
         peer.line.send(Interrupting(command.draw))
@@ -171,7 +174,7 @@ class DistributedEngine(RealTimeEngine[_Member]):
         """Send the version to the process that evaluates."""
         assert self._evaluator is not None
         version = self._versions.hold(command.version)
-        self._evaluator.line.send(Evaluation(command.version), version.memory, will_be_answered=True)
+        self._evaluator.line.send(Evaluation(command.version), pieces=[(0, version.memory)], will_be_answered=True)
 
     # --- events -------------------------------------------------------------------------------------------
 

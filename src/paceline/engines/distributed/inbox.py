@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
+Told = TypeVar("Told", contravariant=True)
+
+
+class Post(Protocol[Told]):
+    """Where something can be told, from any thread."""
+
+    def put(self, item: Told, /) -> None:
+        """Add something."""
 
 
 class Inbox(Generic[T]):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from paceline.engines.distributed.line import dist
+from paceline.engines.distributed.line import Line, dist
 from paceline.errors import RunError, UsageError
 from paceline.torchrun import Torchrun
 
@@ -19,34 +19,41 @@ ADDRESS = "paceline/address"  # of rank 0, in the store of torchrun's agents, wh
 
 
 class Meeting:
-    """The store of a job, on the address that the user has named, and gloo's device there.
+    """A store on an address of this host, and gloo's device there.
 
     Args:
-        cluster: says where.
+        host: to listen on.
+        port: likewise; 0 for a free one.
+        name: by which others reach this host, if not by that.
+        silence_s: seconds after which a host that does not answer any more is taken for gone.
+
+    Attributes:
+        address: host and port that others reach.
 
     Raises:
         UsageError: the address is not this host's, or its port is in use.
     """
 
-    def __init__(self, cluster: Torchrun) -> None:
-        ranks = cluster.ranks
-        host = cluster.host
-        wanted = cluster.port or (0 if ranks.has_agent else ranks.master[1])
-        listener = _listen(host, wanted)
+    def __init__(self, host: str, port: int = 0, name: str | None = None, *, silence_s: float) -> None:
+        listener = _listen(host, port)
         port = listener.getsockname()[1]
-        self._reachable = (ranks.master[0] if host == "0.0.0.0" else host, port)
+        self.address = (name or host, port)
         self._store: Any = dist.TCPStore(
             host, port, None, True, TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
         )
-        self.device = dist.ProcessGroupGloo.create_device(hostname=self._reachable[0])
+        self.device = dist.ProcessGroupGloo.create_device(hostname=self.address[0])
+        self._silence_s = silence_s
         self._met = 0  # tickets drawn, of those that are known
         self._drawn: list[int] = []  # whose holders have not said that they are there
-        if ranks.has_agent:
-            _agents_store(cluster).set(ADDRESS, f"{self._reachable[0]}:{port}")
 
-    def client(self) -> Any:
-        """Return a connection of its own to the store: whoever waits at one keeps all others from it."""
-        return _client(self._reachable)
+    def line(self, ticket: int) -> Line:
+        """Wait for the holder of a ticket and return the line to it.
+
+        Raises:
+            Broken: it has not stayed.
+        """
+        # Whoever waits at a connection to the store keeps all others from it.
+        return Line(client(self.address), pair_key(ticket), 0, self.device, self._silence_s)
 
     def newcomers(self) -> list[int]:
         """Return the tickets of those who have come since the last time."""
@@ -58,21 +65,49 @@ class Meeting:
         return here
 
 
-def meet(cluster: Torchrun) -> tuple[Any, int, Any]:
-    """Return a connection to the store of rank 0, a ticket for it, and gloo's device that reaches it.
+def call(cluster: Torchrun) -> Meeting:
+    """Return rank 0's own, on the address that the user has named, where every rank finds it.
 
     Raises:
-        RunError: there is none, though it was waited for.
+        UsageError: the address is not this host's, or its port is in use.
+    """
+    ranks = cluster.ranks
+    name = ranks.master[0] if cluster.host == "0.0.0.0" else None
+    meeting = Meeting(
+        cluster.host, cluster.port or (0 if ranks.has_agent else ranks.master[1]), name, silence_s=cluster.silence_s
+    )
+    if ranks.has_agent:
+        _agents_store(cluster).set(ADDRESS, "{}:{}".format(*meeting.address))
+    return meeting
+
+
+def enter(address: tuple[str, int]) -> tuple[Any, int, Any]:
+    """Return a connection to the store that is reached there, a ticket for it, and gloo's device that reaches it.
+
+    Raises:
+        RunError: nobody answers there any more.
+    """
+    here = reached_from(address)
+    if here is None:
+        raise RunError("nobody answers at {}:{} any more".format(*address))
+    store = client(address)
+    ticket = store.add(TICKETS, 1)
+    device = dist.ProcessGroupGloo.create_device(hostname=here)
+    store.set(_here(ticket), "here")
+    return store, ticket, device
+
+
+def find(cluster: Torchrun) -> tuple[str, int]:
+    """Return where rank 0 is reached.
+
+    Raises:
+        RunError: nowhere, though it was waited for.
     """
     deadline = time.monotonic() + cluster.start_timeout_s
     while True:
         address = _address(cluster)
-        if address is not None and (here := _reached_from(address)):
-            store = _client(address)
-            ticket = store.add(TICKETS, 1)
-            device = dist.ProcessGroupGloo.create_device(hostname=here)
-            store.set(_here(ticket), "here")
-            return store, ticket, device
+        if address is not None and reached_from(address):
+            return address
         if time.monotonic() > deadline:
             where = "{}:{}".format(*address) if address else "{}:{}".format(*cluster.ranks.master)
             raise RunError(
@@ -118,7 +153,7 @@ def _address(cluster: Torchrun) -> tuple[str, int] | None:
         return (cluster.host if cluster.host != "0.0.0.0" else host), cluster.port
     if not ranks.has_agent:
         return host, port
-    if not _reached_from(ranks.master):
+    if not reached_from(ranks.master):
         return None
     with suppress(RuntimeError):
         store = _agents_store(cluster)
@@ -128,7 +163,7 @@ def _address(cluster: Torchrun) -> tuple[str, int] | None:
     return None
 
 
-def _reached_from(address: tuple[str, int]) -> str | None:
+def reached_from(address: tuple[str, int]) -> str | None:
     """Return this host's own address on the way to another one, None if nobody answers there."""
     try:
         with socket.create_connection(address, timeout=2.0) as connection:
@@ -137,12 +172,13 @@ def _reached_from(address: tuple[str, int]) -> str | None:
         return None
 
 
-def _client(address: tuple[str, int]) -> Any:
+def client(address: tuple[str, int]) -> Any:
+    """Return a connection to the store that is reached there."""
     return dist.TCPStore(*address, None, False, TIMEOUT, wait_for_workers=False)
 
 
 def _agents_store(cluster: Torchrun) -> Any:
-    return _client(cluster.ranks.master)
+    return client(cluster.ranks.master)
 
 
 def _here(ticket: int) -> str:

@@ -10,19 +10,25 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from paceline.engines.distributed.admission import apply_for
+from paceline.engines.distributed.leader import Leader, LeadingReplica
 from paceline.engines.distributed.line import Broken, Line
-from paceline.engines.distributed.meeting import meet, pair_key
-from paceline.engines.distributed.messages import Abandoned, Ending, Evaluation, Finished, Interrupting, Work
+from paceline.engines.distributed.meeting import enter, find, pair_key
+from paceline.engines.distributed.messages import Abandoned, Begun, Ending, Evaluation, Finished, Interrupting, Work
+from paceline.engines.distributed.pieces import Departure, as_number
+from paceline.engines.distributed.team import Torn
 from paceline.engines.distributed.wire import Travelling, Wire
 from paceline.engines.labour import Labour, device_of, pin
-from paceline.engines.replica import Interrupted, Replica
+from paceline.engines.replica import Interrupted, Measured, Replica
+from paceline.engines.seal import check_version
+from paceline.engines.signals import leaving_on_sigterm
 from paceline.errors import RunError, UsageError
 from paceline.job import Job
 from paceline.torchrun import Torchrun
@@ -73,18 +79,23 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
     """
     torch.set_num_threads(cluster.worker_threads)
     member = _Member(job, cluster, seed)
-    store, ticket, device = meet(cluster)
     name = f"worker {cluster.worker} ({socket.gethostname()}, process {os.getpid()})"
     try:
-        with closing(Line(store, pair_key(ticket), 1, device)) as line:
+        address = find(cluster)
+        member.leader.gather(address, agreement)
+        store, ticket, device = enter(address)
+        with closing(Line(store, pair_key(ticket), 1, device, cluster.silence_s)) as line:
             apply_for(line, cluster.ranks.token, {"name": name, "worker": cluster.worker, "agreement": agreement})
             line.longest_text = LONGEST_TEXT_BYTES
-            line.make_room(member.room)
-            return member.take_part(line)
+            line.make_rooms([member.room])
+            ended = member.take_part(line)
+            member.leader.end(ended.parameters, ended.end)
+            return ended
     except Broken as error:
         raise RunError(f"rank 0 is gone: {error}") from error
     finally:
-        member.join()
+        member.leader.close()
+        member.close()
 
 
 class _Member:
@@ -94,8 +105,20 @@ class _Member:
         self._leaving_status = 0 if cluster.ranks.has_agent else 128 + signal.SIGTERM
         device = device_of(cluster.device, cluster.ranks.local_rank)
         is_worker = self._worker < cluster.n
-        check = self._check if is_worker else None
-        self._replica = Replica(job, seed, cluster.n, device=device, check=check)
+        self.leader = Leader(cluster, self._is_unwanted, self._leave, self._break_up)
+        self._replica: Replica
+        if self.leader.team.size > 1:
+            self._replica = LeadingReplica(job, seed, cluster.n, device=device, leader=self.leader, debug=cluster.debug)
+        else:
+            self._replica = Replica(
+                job,
+                seed,
+                cluster.n,
+                device=device,
+                check=self._check if is_worker else None,
+                debug=cluster.debug,
+                accumulated=self._accumulated,
+            )
         faults = tuple(cluster.faults)
         self._labour = Labour(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
         self._version = self._replica.layout.allocate()
@@ -103,11 +126,16 @@ class _Member:
         wire = Wire(cluster.wire if is_worker else "float32", self._replica.layout)  # what is measured is exact
         self._arriving = Travelling(wire, self._version)
         self._leaving = Travelling(wire, self._gradient)
+        self._departure = Departure(wire.pieces, wire.parameters, self._send_piece)
         if cluster.device == "cuda":
             pin(self._version)
             pin(self._gradient)
+        # Over a slow link gloo's send writes for as long as the socket takes more, and would hold up a backward pass.
+        self._sender = ThreadPoolExecutor(max_workers=1)
+        self._sent: list[Future[None]] = []
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()  # also safe in a handler of signals
         self._draw = 0
+        self._received_s = 0.0  # when the work came
         self._interrupted = 0  # the newest draw that is to be abandoned
         self._nudge = threading.Event()  # wakes who sleeps
         self._listener: threading.Thread | None = None
@@ -122,7 +150,7 @@ class _Member:
         self._line = line
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
-        with self._leaving_on_sigterm():
+        with leaving_on_sigterm(partial(self._leave, "SIGTERM")):
             while True:
                 request = self._requests.get()
                 if isinstance(request, Ended):
@@ -131,9 +159,16 @@ class _Member:
                     self._answer(request)
                 except (Broken, SystemExit):
                     raise
+                except Torn as error:
+                    raise self._failed_together() from error
                 except Exception as error:
                     self._fail(error)
                     raise
+
+    def close(self) -> None:
+        """Wait for the threads, when the line is at its end."""
+        self._sender.shutdown()
+        self.join()
 
     def join(self, timeout_s: float | None = None) -> None:
         """Wait for the thread that listens, when the line is at its end."""
@@ -149,26 +184,70 @@ class _Member:
                 self._line.tell({"metrics": metrics, "version": version}, will_be_answered=True)
             case _Leave(reason):
                 print(f"paceline: worker {self._worker} leaves: {reason}", file=sys.stderr)
+                self.leader.dismiss({"leave": self._leaving_status})
                 self._take_leave({"leaves": reason})
                 raise SystemExit(self._leaving_status)
             case _Gone(reason):
                 raise RunError(f"rank 0 is gone: {reason}")
+            case Torn():
+                raise request
 
     def _compute(self, work: Work, received_s: float) -> None:
-        self._draw = work.draw
+        self._draw, self._received_s = work.draw, received_s
+        self._departure.begin()
+        self.leader.expect(work)
+        self._check_version(work, "before")
         try:
             measured = self._labour.gradient(work.draw, work.minibatch, work.run_s, self._version, self._gradient)
         except Interrupted:
-            self._line.send(Abandoned(work.draw), will_be_answered=True)
+            self._await_sender()
+            self._line.send(Abandoned(work.draw, as_number(self._departure.gone)), will_be_answered=True)
         else:
-            self._leaving.pack()
-            finite = measured.finite and not self._leaving.overflows(measured.squared_norm)
-            busy_s = time.monotonic() - received_s
-            finished = Finished(work.draw, busy_s, *measured._replace(finite=finite))
-            self._line.send(finished, self._leaving.memory, will_be_answered=True)
+            self._check_version(work, "after")
+            self._hand_in(measured)
+
+    def _accumulated(self, parameter: int) -> None:
+        self._departure.accumulated(parameter)
+
+    def _send_piece(self, number: int) -> None:
+        """Send a piece of a gradient before there is all of it."""
+        if not self._departure.gone:
+            self._line.send(Begun(self._draw, self._busy_s))
+        self._leaving.pack(number)
+        self._sent.append(self._sender.submit(self._line.send_piece, number, self._leaving.pieces[number]))
+
+    def _await_sender(self) -> None:
+        for each in self._sent:
+            each.result()
+        self._sent.clear()
+
+    def _hand_in(self, measured: Measured) -> None:
+        """Send what of the gradient has not gone yet, and its scalars."""
+        self._await_sender()
+        rest, again = self._departure.rest()
+        for number in rest:
+            self._leaving.pack(number)
+        finite = measured.finite and not self._leaving.overflows(measured.squared_norm)
+        finished = Finished(self._draw, as_number(again), self._busy_s, *measured._replace(finite=finite))
+        pieces = [(number, self._leaving.pieces[number]) for number in rest]
+        self._line.send(finished, pieces=pieces, will_be_answered=True)
+
+    @property
+    def _busy_s(self) -> float:
+        return time.monotonic() - self._received_s
+
+    def _check_version(self, work: Work, when: str) -> None:
+        """Compare what is computed with to what the server has sent, in debug mode."""
+        if work.checksum is not None:
+            self._arriving.pack()
+            at = f"{when} its draw {work.draw}, of version {work.version}"
+            check_version(self._arriving.memory, work.checksum, f"worker {self._worker}", at)
+
+    def _is_unwanted(self) -> bool:
+        return self._interrupted >= self._draw
 
     def _check(self) -> None:
-        if self._interrupted >= self._draw:
+        if self._is_unwanted():
             raise Interrupted
 
     def _sleep(self, seconds: float) -> None:
@@ -187,12 +266,12 @@ class _Member:
                     case Work() as work:
                         self._line.settle()
                         if work.sends_version:
-                            self._line.receive_vectors()
+                            self._line.receive_piece(0)
                             self._arriving.unpack()
                         self._requests.put((work, time.monotonic()))
                     case Evaluation() as evaluation:
                         self._line.settle()
-                        self._line.receive_vectors()
+                        self._line.receive_piece(0)
                         self._arriving.unpack()
                         self._requests.put((evaluation, time.monotonic()))
                     case Interrupting(draw):
@@ -217,6 +296,20 @@ class _Member:
         self._interrupted = draw
         self._nudge.set()
 
+    def _leave(self, reason: str) -> None:
+        self._requests.put(_Leave(reason))
+
+    def _break_up(self) -> None:
+        self._requests.put(Torn("a process of this worker is gone"))
+        self._abandon(ALL_DRAWS)
+
+    def _failed_together(self) -> UsageError | RunError:
+        """Tell rank 0 what has become of another process of this worker."""
+        text = self.leader.last_word()
+        self._take_leave(text)
+        kind = UsageError if text.get("is_usage") else RunError
+        return kind(str(text.get("failed", text.get("leaves"))))
+
     def _fail(self, error: Exception) -> None:
         """Tell rank 0 what has gone wrong here."""
         is_usage = isinstance(error, UsageError)
@@ -227,21 +320,3 @@ class _Member:
         """Say a last word, and wait until rank 0 has heard it and ends the line."""
         self._line.tell(text)
         self.join(LEAVE_S)
-
-    @contextmanager
-    def _leaving_on_sigterm(self) -> Iterator[None]:
-        """Hand in the work at hand before ending by SIGTERM; leave Ctrl-C to rank 0, which ends everybody."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def leave(number: int, frame: object) -> None:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            self._requests.put(_Leave("SIGTERM"))
-
-        before = signal.signal(signal.SIGTERM, leave), signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before[0])
-            signal.signal(signal.SIGINT, before[1])

@@ -22,6 +22,7 @@ class Work(NamedTuple):
         sends_version: whether the version follows; else the worker has it already.
         run_s: seconds since the run began.
         shard: of the minibatch; None where the worker draws for itself, and so the next two.
+        checksum: of the version as it travels, in debug mode.
     """
 
     draw: int
@@ -31,6 +32,7 @@ class Work(NamedTuple):
     shard: int | None
     epoch: int | None
     number: int | None
+    checksum: int | None = None
 
     @property
     def minibatch(self) -> Minibatch | None:
@@ -50,15 +52,28 @@ class Evaluation(NamedTuple):
     version: int
 
 
-class Finished(NamedTuple):
-    """The gradient of a draw, which follows.
+class Begun(NamedTuple):
+    """The first piece of a gradient follows, while the others are still being computed.
 
     Attributes:
+        busy_s: from the arrival of the work to this.
+    """
+
+    draw: int
+    busy_s: float
+
+
+class Finished(NamedTuple):
+    """The gradient of a draw; what of it has not come yet follows.
+
+    Attributes:
+        again: the pieces that come a second time, as a number with a bit for each.
         busy_s: from the arrival of the work to this.
         loss: and what comes after it, as in `Measured`.
     """
 
     draw: int
+    again: int
     busy_s: float
     loss: float
     samples: int
@@ -70,13 +85,18 @@ class Finished(NamedTuple):
     @property
     def measured(self) -> Measured:
         """Scalars of the gradient."""
-        return Measured(*self[2:])
+        return Measured(*self[3:])
 
 
 class Abandoned(NamedTuple):
-    """The work was interrupted; its version is not read any more."""
+    """The work was interrupted; its version is not read any more.
+
+    Attributes:
+        gone: the pieces of its gradient that had been sent, as a number with a bit for each.
+    """
 
     draw: int
+    gone: int
 
 
 class Ending(NamedTuple):
@@ -91,8 +111,8 @@ class Text(NamedTuple):
     nbytes: int
 
 
-Message = Work | Interrupting | Evaluation | Finished | Abandoned | Ending | Text
-KINDS: list[type[Any]] = [Work, Interrupting, Evaluation, Finished, Abandoned, Ending, Text]
+Message = Work | Interrupting | Evaluation | Begun | Finished | Abandoned | Ending | Text
+KINDS: list[type[Any]] = [Work, Interrupting, Evaluation, Begun, Finished, Abandoned, Ending, Text]
 
 
 def _optional(number: float) -> int | None:
@@ -107,7 +127,7 @@ def encode(message: Message) -> Tensor:
     """Return a message as float64 [NUMBERS]; whole numbers are exact up to 2^53.
 
     >>> decode(encode(Work(3, 7, True, 0.5, None, None, None)))
-    Work(draw=3, version=7, sends_version=True, run_s=0.5, shard=None, epoch=None, number=None)
+    Work(draw=3, version=7, sends_version=True, run_s=0.5, shard=None, epoch=None, number=None, checksum=None)
     """
     numbers = [nan if value is None else float(value) for value in message]
     padding = [0.0] * (NUMBERS - 1 - len(numbers))

@@ -75,7 +75,7 @@ class LocalEngine(RealTimeEngine[_Peer]):
         self._memory = SharedMemory(layout, workers=n, places=3 * n + 4)
         self._places = iter(range(3 * n + 4))
         gradients = [self._memory.gradient(layout, worker) for worker in range(n)]
-        super().__init__(server, Versions(self._new_place), gradients)
+        super().__init__(server, Versions(self._new_place), gradients, debug=cluster.debug)
         self._job = job
         self._cluster = cluster
         self._seed = seed

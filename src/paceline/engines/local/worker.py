@@ -99,7 +99,7 @@ class _Worker:
         self._connection = assignment.connection
         self._draw = 0
         device = device_of(cluster.device, self._worker)
-        self._replica = Replica(job, seed, cluster.n, device=device, check=self._check)
+        self._replica = Replica(job, seed, cluster.n, device=device, check=self._check, debug=cluster.debug)
         self._gradient = self._memory.gradient(self._replica.layout, self._worker)
         self._versions: dict[int, Vectors] = {}
         faults = tuple(cluster.faults)

@@ -1,0 +1,248 @@
+"""The same arrivals in three engines: what the local and the distributed one have seen, once more in the virtual one.
+
+Every protocol of the catalogue's test table runs on real processes; its events then go through another coordinator and
+the virtual engine, which computes every gradient itself. All decisions have to be the same, and the parameters too, up
+to rounding. With bf16 on the wire they are compared to those of a virtual engine that rounds alike, and of one that
+does not round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import paceline as pl
+from common import options, report, rounded
+from equality import difference
+from paceline.catalogue import parse_plan
+from paceline.engines.replica import Measured, Replica
+from paceline.engines.virtual import VirtualEngine
+from paceline.events import Apply, Arrival, Command, Event, Minibatch, Step, Wake
+from paceline.session import Session, Setting
+from paceline.vectors import Vectors
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from contracts.catalogue_table import TABLE  # type: ignore[import-not-found]
+
+WORKERS = 4
+SEED = 5
+EXACT, ALIKE = 1e-12, 1e-5  # bars in float64, and in float32 where both sides round to bf16
+COMPENSATED = ["asp + dc_asgd(lambda0=0.04)", "k_async(k=2) + staleness_weight"]
+PROTOCOLS = [*(str(row[1]) for row in TABLE), *COMPENSATED]
+SAMPLES, FEATURES, HIDDEN, CLASSES, BATCH = 2000, 20, 50, 10, 32
+RANK = "--rank"
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    if sys.argv[1:2] == [RANK]:
+        follow(json.loads(sys.argv[2]))
+        return
+    parser = options(__doc__ or "", rounds=1)
+    parser.add_argument("--updates", type=int, default=40, help="of each run")
+    parser.add_argument("--protocols", nargs="+", default=PROTOCOLS)
+    args = parser.parse_args()
+    results = {}
+    for _ in range(args.rounds):
+        local = [compare(setting(each, pl.LocalCluster(WORKERS, threads=1), args)) for each in args.protocols]
+        results["local"] = summary(local, args, {"exact": EXACT})
+        results["distributed"] = summary(distributed(args, "float32"), args, {"exact": EXACT})
+        results["distributed, wire=bf16"] = summary(distributed(args, "bf16"), args, {"alike": ALIKE})
+    report("same_arrivals", args, results)
+
+
+def summary(rows: Sequence[dict[str, Any]], args: argparse.Namespace, bars: dict[str, float]) -> dict[str, Any]:
+    """Return the worst of all protocols, and whether it is good enough."""
+    worst = {kind: max(row[kind] for row in rows) for kind in rows[0] if kind not in ("decisions", "same")}
+    return {
+        "bar": {"decisions": "all the same", "largest_relative_difference": bars},
+        "largest_relative_difference": {kind: rounded(value) for kind, value in worst.items()},
+        "decisions": sum(row["decisions"] for row in rows),
+        "meets_bar": all(row["same"] for row in rows) and all(worst[kind] <= bar for kind, bar in bars.items()),
+        "protocols": dict(zip(args.protocols, rows, strict=True)),
+    }
+
+
+# --- a run and its replay --------------------------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """What an engine has been told, what it was told to do, and the model that it has made."""
+
+    events: list[Event]
+    commands: list[Command]
+    model: nn.Module
+
+
+class Again(VirtualEngine):
+    """Hands in events that another engine has seen, with its measurements, and computes the gradients itself."""
+
+    def __init__(self, setting: Setting, session: Session, events: Sequence[Event], *, rounds: bool) -> None:
+        replica = Replica(setting.job, setting.seed, WORKERS)
+        super().__init__(pl.Cluster(WORKERS), setting.seed, replica, session.server)
+        self._seen = iter(events)
+        self._rounds = rounds
+        self._rounded = replica.layout.allocate()
+
+    def next_event(self) -> Event:
+        event = next(self._seen)
+        self.now = event.now
+        if isinstance(event, Arrival):
+            work = self._work.get(event.worker)
+            if work is not None and work.draw == event.draw:
+                self._arrival(event.worker, event.draw)
+        return event
+
+    def wake(self, command: Wake) -> None:
+        """A timer is among the events."""
+
+    def tell_step(self, command: Apply, step: Step | None) -> None:
+        """So is a step that was measured."""
+
+    def _compute_gradient(self, worker: int, draw: int, minibatch: Minibatch | None, version: int) -> Measured:
+        if not self._rounds:
+            return super()._compute_gradient(worker, draw, minibatch, version)
+        self._server.let_go()
+        self._rounded.copy_(self._versions[version])
+        round_(self._rounded)
+        measured = self._replica.gradient(worker, draw, minibatch, self._rounded, self._gradient)
+        round_(self._gradient)
+        return measured
+
+
+def round_(vectors: Vectors) -> None:
+    """Round parameters of float32 as they are when they travel as bf16."""
+    for flat in vectors.flat_parameters:
+        flat.copy_(flat.bfloat16())
+
+
+def compare(real: Setting) -> dict[str, Any]:
+    """Run a setting, and its events once more in the virtual engine."""
+    seen = watch(real)
+    bf16 = isinstance(real.cluster, pl.Torchrun) and real.cluster.wire == "bf16"
+    row: dict[str, Any] = {"decisions": len(seen.commands), "same": True}
+    for kind, rounds in {"alike": True, "unrounded": False}.items() if bf16 else [("exact", False)]:
+        again = replay(real, seen.events, rounds=rounds)
+        row["same"] &= again.commands == seen.commands
+        row[kind] = rounded(difference(seen.model, again.model))
+    return row
+
+
+def watch(given: Setting) -> Seen:
+    session = Session(given)
+    seen = Seen([], [], session.model)
+    with session.engine() as engine:
+        engine.run(session.coordinator, partial(note, seen))
+    return seen
+
+
+def replay(real: Setting, events: Sequence[Event], *, rounds: bool) -> Seen:
+    again = Setting(real.job, parse_plan(str(real.plan)), pl.Cluster(WORKERS), real.stop, real.seed)
+    session = Session(again)
+    seen = Seen([], [], session.model)
+    Again(again, session, events, rounds=rounds).run(session.coordinator, partial(note, seen))
+    return seen
+
+
+def note(seen: Seen, now: float, event: Event | None, commands: Sequence[Command]) -> None:
+    if event is not None:
+        seen.events.append(event)
+    seen.commands.extend(commands)
+
+
+# --- the setting -----------------------------------------------------------------------------------------------------
+
+
+def setting(protocol: str, cluster: pl.LocalCluster | pl.Torchrun, args: argparse.Namespace) -> Setting:
+    dtype = torch.float32 if isinstance(cluster, pl.Torchrun) and cluster.wire == "bf16" else torch.float64
+    return Setting(make_job(dtype), parse_plan(protocol), cluster, pl.Stop(updates=args.updates), SEED)
+
+
+def make_job(dtype: torch.dtype) -> pl.Job:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(SAMPLES, FEATURES, dtype=torch.float64, generator=generator)
+    labels = torch.randint(CLASSES, (SAMPLES,), generator=generator)
+    return pl.Job(
+        model=partial(make_model, dtype),
+        loss=F.cross_entropy,
+        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-4),
+        data=TensorDataset(inputs.to(dtype), labels),
+        batch_size=BATCH,
+        microbatches=2,  # so that the controllers that read the variance have one
+    )
+
+
+def make_model(dtype: torch.dtype) -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES)).to(dtype)
+
+
+# --- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def distributed(args: argparse.Namespace, wire: str) -> list[dict[str, Any]]:
+    """Compare runs of which this process is rank 0, and others that it starts are the workers."""
+    ports = free_ports(len(args.protocols))  # one each: nobody can meet the server of another run
+    settings = {"wire": wire, "ports": ports, "updates": args.updates, "protocols": args.protocols}
+    with ranks(settings):
+        return [
+            compare(setting(protocol, torchrun(wire, port), args))
+            for protocol, port in zip(args.protocols, ports, strict=True)
+        ]
+
+
+def follow(settings: dict[str, Any]) -> None:
+    """Be a worker in one run after another."""
+    args = argparse.Namespace(updates=settings["updates"])
+    for protocol, port in zip(settings["protocols"], settings["ports"], strict=True):
+        ours = setting(protocol, torchrun(settings["wire"], port), args)
+        pl.train(ours.job, protocol=ours.plan, cluster=ours.cluster, stop=ours.stop, seed=SEED)
+
+
+def torchrun(wire: str, port: int) -> pl.Torchrun:
+    return pl.Torchrun(address=f"127.0.0.1:{port}", wire=wire, threads=1)
+
+
+@contextmanager
+def ranks(settings: dict[str, Any]) -> Iterator[None]:
+    """Let this process be rank 0, and start the others."""
+    command = [sys.executable, __file__, RANK, json.dumps(settings)]
+    with ExitStack() as stack:
+        processes = [subprocess.Popen(command, env={**os.environ, **variables(rank)}) for rank in range(1, WORKERS + 1)]
+        for process in processes:
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+        with patch.dict(os.environ, variables(0)):
+            yield
+
+
+def variables(rank: int) -> dict[str, str]:
+    size = str(WORKERS + 1)
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    return {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "PACELINE_TOKEN": "a benchmark"}
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [int(listener.getsockname()[1]) for listener in listeners]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""What the other processes of a worker do: compute their share of each minibatch, for the first one of their host."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+import traceback
+from contextlib import closing
+from typing import Any
+
+import torch
+
+from paceline.engines.distributed.admission import apply_for
+from paceline.engines.distributed.leader import LOOPBACK, team_key, uses_nccl
+from paceline.engines.distributed.line import Broken, Line
+from paceline.engines.distributed.meeting import LOOK_AGAIN_S, client, enter, find, pair_key, reached_from
+from paceline.engines.distributed.member import LEAVE_S, LONGEST_TEXT_BYTES, Ended
+from paceline.engines.distributed.messages import Ending, Work
+from paceline.engines.distributed.team import Team, Torn
+from paceline.engines.labour import device_of
+from paceline.engines.replica import Interrupted, Replica
+from paceline.engines.seal import check_version
+from paceline.engines.signals import leaving_on_sigterm
+from paceline.errors import RunError, UsageError
+from paceline.job import Job
+from paceline.torchrun import Torchrun
+
+
+def follow(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> Ended:
+    """Take part in the work of the first process of this host until the run ends.
+
+    Args:
+        job: what to compute.
+        cluster: who computes.
+        seed: of the run.
+        agreement: what the first process has to agree on.
+
+    Raises:
+        UsageError: it does not agree, or the job cannot work.
+        RunError: it is gone, or the run has failed.
+        SystemExit: all processes of this worker were told to end.
+    """
+    torch.set_num_threads(cluster.worker_threads)
+    follower = _Follower(job, cluster, seed)
+    try:
+        with closing(follower.join(agreement)):
+            return follower.take_part()
+    except Broken as error:
+        raise RunError(f"the first process of worker {cluster.worker} is gone: {error}") from error
+
+
+class _Follower:
+    def __init__(self, job: Job, cluster: Torchrun, seed: int) -> None:
+        self._cluster = cluster
+        self._team = Team(cluster.place, cluster.team_size, lambda: False, uses_nccl=uses_nccl(cluster))
+        device = device_of(cluster.device, cluster.ranks.local_rank)
+        team = self._team
+        self._replica = Replica(job, seed, cluster.n, device=device, check=team.check, team=team, debug=cluster.debug)
+        self._version = self._replica.layout.allocate()
+        self._gradient = self._replica.layout.allocate()
+        self._requests: queue.SimpleQueue[Work | Ended | SystemExit | Broken] = queue.SimpleQueue()
+
+    def join(self, agreement: dict[str, Any]) -> Line:
+        """Find the first process, be examined by it, and become one of the team.
+
+        Raises:
+            UsageError: it wants something else, or has another token.
+            RunError: it does not come.
+        """
+        deadline = time.monotonic() + self._cluster.start_timeout_s
+        place = self._cluster.place
+        name = f"process {place} of worker {self._cluster.worker} ({socket.gethostname()}, process {os.getpid()})"
+        hello = {"name": name, "worker": place, "agreement": agreement}
+        store = client(find(self._cluster))
+        while time.monotonic() < deadline:
+            address = _told(store, team_key(self._cluster.worker))
+            if address is not None and reached_from(address):  # else it is that of an earlier one
+                try:
+                    return self._enter(address, hello)
+                except Broken:
+                    pass
+            time.sleep(LOOK_AGAIN_S)
+        raise RunError(
+            f"the first process of worker {self._cluster.worker} could not be reached for start_timeout_s = "
+            f"{self._cluster.start_timeout_s:g} s: see what it says"
+        )
+
+    def _enter(self, address: tuple[str, int], hello: dict[str, Any]) -> Line:
+        store, ticket, device = enter(address)
+        line = Line(store, pair_key(ticket), 1, device, self._cluster.silence_s)
+        apply_for(line, self._cluster.ranks.token, hello)
+        line.longest_text = LONGEST_TEXT_BYTES
+        told = line.receive()
+        if not isinstance(told, dict) or "team" not in told:
+            raise Broken("what came is no key of a team")
+        self._team.connect(client(address), told["team"], device)
+        self._line = line
+        return line
+
+    def take_part(self) -> Ended:
+        """Compute this process's share of everything until the end."""
+        threading.Thread(target=self._listen, daemon=True).start()
+        with leaving_on_sigterm(self._ask_to_leave):
+            while True:
+                match self._requests.get():
+                    case Work() as work:
+                        self._compute(work)
+                    case Ended() as ended:
+                        return ended
+                    case error:
+                        raise error
+
+    def _compute(self, work: Work) -> None:
+        try:
+            if work.sends_version:
+                self._team.hand_round(self._version)
+            who = f"process {self._cluster.place} of worker {self._cluster.worker}"
+            check_version(self._version.memory, work.checksum, who, f"before its draw {work.draw}")
+            self._replica.gradient(self._cluster.worker, work.draw, work.minibatch, self._version, self._gradient)
+        except Interrupted:
+            pass
+        except Torn as error:
+            raise Broken(str(error)) from error
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: Exception) -> None:
+        """Tell the first process, which tells rank 0, and wait until it has ended the line."""
+        is_usage = isinstance(error, UsageError)
+        message = str(error) if is_usage else f"{type(error).__name__}: {error}"
+        self._line.tell({"failed": message, "details": traceback.format_exc(), "is_usage": is_usage})
+        try:
+            while not isinstance(self._requests.get(timeout=LEAVE_S), Broken):
+                pass
+        except queue.Empty:
+            pass
+
+    def _listen(self) -> None:
+        """Hear what the first process says while the main thread computes."""
+        try:
+            while True:
+                match self._line.receive():
+                    case Work() as work:
+                        self._requests.put(work)
+                    case Ending():
+                        last = self._replica.layout.allocate()
+                        self._line.receive_into(last.memory)
+                        text = self._line.receive()
+                        assert isinstance(text, dict)
+                        self._requests.put(Ended(last, text["end"]))
+                        return
+                    case {"leave": status}:
+                        self._requests.put(SystemExit(status))
+                        return
+        except Broken as error:
+            self._requests.put(error)
+            self._team.abort()
+
+    def _ask_to_leave(self) -> None:
+        # A thread of its own: the main one may hold the line just now.
+        threading.Thread(target=self._line.tell, args=({"leaves": "SIGTERM"},), daemon=True).start()
+
+
+def _told(store: Any, key: str) -> tuple[str, int] | None:
+    """Return where the first process listens, as far as it has said."""
+    return (LOOPBACK, int(store.get(key))) if store.check([key]) else None
