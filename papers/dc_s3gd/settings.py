@@ -97,7 +97,7 @@ class Figure:
 
 # Chosen on seed 100, see the README.
 MNIST = Setup("mnist", n=16, batch_size=4096, lr=0.05, epochs=6)
-CIFAR10 = Setup("cifar10", n=16, batch_size=4096, lr=0.05, epochs=6)
+CIFAR10 = Setup("cifar10", n=16, batch_size=4096, lr=0.025, epochs=6)
 RESNETS = {
     name: Setup(name, n=16, batch_size=4096, lr=0.1, epochs=90)
     for name in ("cifar10-resnet20", "cifar10-resnet50", "cifar10-vgg16")
@@ -193,7 +193,7 @@ class Stragglers:
     clusters: Mapping[str, pl.Cluster]
     workers: Sequence[int]
     protocols: Sequence[str]
-    rounds: int = 1000
+    rounds: int = 400
     seeds: int = 3
 
 

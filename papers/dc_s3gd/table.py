@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -65,12 +65,17 @@ def accuracies(figure: Figure, lines: Sequence[Line]) -> Iterator[str]:
         by_series = runs_of(case, lines)
         if not any(by_series.values()):
             continue
-        seeds = max(len(runs) for runs in by_series.values())
-        cells = [name.replace("|", r"\|"), str(case.setup.updates), str(seeds)]
+        cells = [name.replace("|", r"\|"), str(case.setup.updates), seeds_of(by_series)]
         cells += [spread([line["accuracy"] for line in runs.values()], 4) for runs in by_series.values()]
         compensated = by_series[COMPENSATED]
         cells += [spread(gains(compensated, by_series[other]), 4) for other in (BLOCKING, OVERLAPPING)]
         yield f"| {' | '.join(cells)} |"
+
+
+def seeds_of(by_series: Mapping[str, Runs]) -> str:
+    """Return how many seeds each series has run with, if any."""
+    numbers = sorted({len(runs) for runs in by_series.values() if runs})
+    return " to ".join(map(str, {numbers[0]: None, numbers[-1]: None}))
 
 
 def gains(runs: Runs, others: Runs) -> list[float]:
