@@ -178,3 +178,8 @@ def test_a_run_that_was_interrupted_is_not_kept(folder, monkeypatch):
 def test_gains_are_of_the_same_seed():
     ours, others = ({seed: {"accuracy": seed * factor} for seed in seeds} for seeds, factor in (((1, 2), 2), ((2,), 1)))
     assert table.gains(ours, others) == [2]
+
+
+def test_the_seeds_of_a_row_are_those_of_each_series():
+    once, twice = {0: {}}, {0: {}, 1: {}}
+    assert [table.seeds_of({"a": twice, "b": each}) for each in (twice, once, {})] == ["2", "1 to 2", "2"]
