@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -51,7 +52,7 @@ class ParameterServer:
         self._parameters = trainable(model)
         self.device = self._parameters[0].device
         self._state = layout.allocate(self.device)
-        self._mean = layout.allocate(self.device)
+        self._layout = layout
         for view, tensor in zip(
             [*self._state.parameters, *self._state.buffers], [*self._parameters, *model.buffers()], strict=True
         ):
@@ -90,6 +91,11 @@ class ParameterServer:
         self._state = place
         self._meter.parameters = place.flat_parameters
         self._live_in_state()
+
+    @cached_property
+    def _mean(self) -> Vectors:
+        """Of the open update; there is none where every update is one gradient."""
+        return self._layout.allocate(self.device)
 
     @property
     def learning_rate(self) -> float:
@@ -213,7 +219,7 @@ class ParameterServer:
             nn.utils.clip_grad_norm_(self._parameters, self._job.clip_norm)
         before = [flat._version for flat in mean.flat_parameters]
         self.optimizer.step()
-        if mean is not self._mean and before != [flat._version for flat in mean.flat_parameters]:
+        if before != [flat._version for flat in mean.flat_parameters] and mean is not self._mean:
             mean.memory.zero_()  # the optimizer wrote into it, and its worker takes for zero what it did not write
 
     def _finished_mean(self) -> Vectors:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.cluster_text import parse_cluster
-from paceline.engines.distributed.messages import Finished, Work, decode, encode
+from paceline.engines.distributed.messages import KINDS, Finished, Work, decode, encode
 
 FOUR = {
     "RANK": "1",
@@ -70,10 +70,10 @@ WRONG = [
     ({"start_timeout_s": 0}, r"start_timeout_s=0 is not a number in \(0, inf\)"),
     ({"worker_at_server": 1}, r"worker_at_server=1 is neither true nor false"),
     ({"device": "gpu"}, r"device='gpu' is not known"),
-    ({"faults": [pl.Fault(3, 1)]}, r"the cluster has workers 0 to 2"),
+    ({"elastic": "yes"}, r"elastic='yes' is neither true nor false"),
+    ({"faults": [pl.Fault(4, 1)]}, r"the cluster has workers 0 to 3"),
     ({"workers": "host"}, r"workers='host', expected process or node"),
     ({"workers": "node", "faults": [pl.Fault(1, 1)]}, r"the cluster has workers 0 to 0"),
-    ({"slowness": pl.Cluster(4)}, r"slowness has 4 workers, these ranks 3: give it 3"),
 ]
 
 
@@ -82,6 +82,23 @@ def test_arguments_that_cannot_work(started, arguments, message):
     started()
     with pytest.raises(pl.UsageError, match=message):
         pl.Torchrun(**arguments)
+
+
+UNFIT = [
+    ("bsp", {"faults": [pl.Fault(3, 1)]}, r"the cluster has workers 0 to 2"),
+    ("bsp", {"slowness": pl.Cluster(4)}, r"slowness has 4 workers, these ranks 3: give it 3"),
+    ("bsp", {"elastic": True}, r"elastic=True: .* has a server, which takes in and lets go workers as it is"),
+    ("dc_s3gd", {"slowness": pl.Cluster(3)}, r"slowness has 3 workers, these ranks 4: give it 4"),
+    ("dc_s3gd", {"worker_at_server": False}, r"worker_at_server=False: .* has no server, so every rank is a worker"),
+    ("dc_s3gd", {"wire": "bf16"}, r"wire='bf16': .* sums float32 as it is; leave wire out"),
+]
+
+
+@pytest.mark.parametrize(("protocol", "arguments", "message"), UNFIT)
+def test_arguments_that_do_not_fit_the_protocol(started, protocol, arguments, message):
+    started()
+    with pytest.raises(pl.UsageError, match=message):
+        pl.train(pl.jobs.digits(), protocol=protocol, cluster=pl.Torchrun(**arguments), stop="updates=3")
 
 
 @pytest.mark.parametrize(
@@ -185,12 +202,12 @@ def test_work_comes_over_the_wire_as_it_was(draw, version, sends_version, run_s,
 @given(st.lists(st.floats(), min_size=4, max_size=4), WHOLE, st.booleans())
 def test_measurements_come_over_the_wire_as_they_were(numbers, samples, finite):
     loss, squared_norm, variance, compute_s = numbers
-    finished = Finished(3, 0.1, loss, samples, squared_norm, variance, finite, compute_s)
+    finished = Finished(3, 0, 0.1, loss, samples, squared_norm, variance, finite, compute_s)
     np.testing.assert_equal(tuple(decode(encode(finished))), tuple(finished))
 
 
 def test_numbers_that_are_no_message_are_refused():
-    for kind in (-1.0, 7.0, 0.5, float("nan")):
+    for kind in (-1.0, float(len(KINDS)), 0.5, float("nan")):
         numbers = encode(Work(1, 1, True, 0.0, None, None, None))
         numbers[0] = kind
         with pytest.raises(ValueError, match="a message of kind"):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
+from paceline.compensation.base import BLOCK
 from paceline.events import Apply, Compensation, Step
 from paceline.reduction import Reduction
 from paceline.server import ParameterServer
@@ -165,7 +166,7 @@ class UpdateWorker(Worker):
         compensations: tuple[Compensation, ...] = ()
         if self._corrections and self._is_apart():
             compensations = self.server.compensate(self._corrections, self.gradient, self._weights, 1, squared_norm)
-        finite = not compensations or all(bool(flat.isfinite().all()) for flat in self.gradient.flat_parameters)
+        finite = not compensations or all(map(_has_finite_norm, self.gradient.flat_parameters))
         if finite:
             self._step(update)
         elif self._overlaps:
@@ -180,7 +181,7 @@ class UpdateWorker(Worker):
                 average.logical_or_(step)
             elif average.is_floating_point() or average.is_complex():
                 average.add_(step, alpha=1 / shares)
-            else:
+            elif adopts:  # else a count would be told of twice
                 average.add_(step)
         if adopts and not self._overlaps:  # else the worker is on its way already
             self.go_on_from_average()
@@ -215,7 +216,7 @@ class UpdateWorker(Worker):
         self.server.live_in(average)
 
     def _write_payload(self, share: float) -> None:
-        for step, weights, average in _pairs(self._payload, self._weights, self.average):
+        for step, weights, average in _blocks(self._payload, self._weights, self.average):
             if step.dtype == torch.bool:
                 step.copy_(weights)
                 continue
@@ -225,11 +226,7 @@ class UpdateWorker(Worker):
         _scale(self._payload, share)
 
     def _is_apart(self) -> bool:
-        flats = list(zip(self.average.flat_parameters, self._weights.flat_parameters, strict=True))
-        return any(
-            float(torch.dist(average, weights)) > torch.finfo(average.dtype).eps * float(torch.linalg.norm(average))
-            for average, weights in flats
-        )
+        return any(map(_are_apart, self.average.flat_parameters, self._weights.flat_parameters))
 
 
 def make_worker(reduction: Reduction, server: ParameterServer, layout: Layout) -> Worker:
@@ -251,8 +248,31 @@ def accumulate(total: Vectors, payload: Vectors, *, begins: bool) -> None:
             sums.add_(each)
 
 
+def _are_apart(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether two vectors differ by more than rounding; most of them do in their first block already."""
+    least = (torch.finfo(first.dtype).eps * float(torch.linalg.norm(first))) ** 2
+    squared_distance = 0.0
+    for a, b in zip(first.split(BLOCK), second.split(BLOCK), strict=True):
+        squared_distance += float(torch.dist(a, b)) ** 2
+        if squared_distance > least:
+            return True
+    return False
+
+
+def _has_finite_norm(flat: torch.Tensor) -> bool:
+    """Return whether all elements are finite, as a replica sees it; much faster than to ask each of them."""
+    is_small = flat.dtype in {torch.float16, torch.bfloat16}
+    return bool(torch.linalg.vector_norm(flat, dtype=torch.float32 if is_small else None).isfinite())
+
+
 def _pairs(*vectors: Vectors) -> zip[tuple[torch.Tensor, ...]]:
     return zip(*([*each.flat_parameters, *each.flat_buffers] for each in vectors), strict=True)
+
+
+def _blocks(*vectors: Vectors) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Go through vectors once, in parts that stay in a core's cache from one operation to the next."""
+    for flats in _pairs(*vectors):
+        yield from zip(*(flat.split(BLOCK) for flat in flats), strict=True)
 
 
 def _scale(vectors: Vectors, factor: float) -> None:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from paceline.engines.distributed.line import Line, dist
+from paceline.engines.distributed.ring import Ring
 from paceline.errors import RunError, UsageError
 from paceline.torchrun import Torchrun
 
@@ -54,6 +55,15 @@ class Meeting:
         """
         # Whoever waits at a connection to the store keeps all others from it.
         return Line(client(self.address), pair_key(ticket), 0, self.device, self._silence_s)
+
+    def ring(self, key: str, size: int, *, on_gpu: bool) -> Ring:
+        """Form a ring of which this process is the first.
+
+        Raises:
+            Broken: somebody did not come.
+        """
+        store = client(self.address)
+        return Ring(store, key, 0, size, self.device, silence_s=self._silence_s, on_gpu=on_gpu)
 
     def newcomers(self) -> list[int]:
         """Return the tickets of those who have come since the last time."""
