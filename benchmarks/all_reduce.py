@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=10, help="timed, of each training in overlap")
     parser.add_argument("--batch-size", type=int, default=32, help="of ResNet-18, a rank")
     parser.add_argument("--lr", type=float, default=0.02, help="of ResNet-18")
-    parser.add_argument("--mbit-per-s", type=float, default=400.0, help="of the link in ddp")
+    parser.add_argument("--mbit-per-s", type=float, nargs="+", default=[200.0, 400.0], help="of the link in ddp")
     parser.add_argument("--timed", type=int, default=8, help="iterations of each training in ddp")
     parser.add_argument("--updates", type=int, default=25, help="of each training in unshaped")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
@@ -93,7 +93,10 @@ def _overlap(measured: list[list[float]], compute_s: float) -> dict[str, Any]:
 
 
 def ddp(args: argparse.Namespace) -> dict[str, Any]:
-    return _against_ddp([_train_both(args, seed, args.mbit_per_s, args.timed) for seed in range(args.rounds)])
+    return {
+        f"{rate:g} Mbit/s": _against_ddp([_train_both(args, seed, rate, args.timed) for seed in range(args.rounds)])
+        for rate in args.mbit_per_s
+    }
 
 
 def unshaped(args: argparse.Namespace) -> dict[str, Any]:
