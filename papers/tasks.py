@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+import paceline as pl
 from papers.store import Line, Store, key
 
 
@@ -39,6 +40,13 @@ class Task(Protocol):
 
     def carry_out(self, where: Where) -> Line:
         """Do it, and return the line."""
+
+
+def unbroken(result: pl.Result) -> pl.Result:
+    """Return a run that came to its own end; one that a signal ended must not stand among the results."""
+    if result.stopped_by is pl.Outcome.INTERRUPTED:
+        raise KeyboardInterrupt
+    return result
 
 
 def carry_out(tasks: Sequence[Task], where: Where, store: Store, processes: int) -> None:

@@ -11,7 +11,7 @@ from papers.command import seed_by_seed
 from papers.dbw.jobs import make_job
 from papers.dbw.settings import FIGURES, Case, Figure, Series
 from papers.store import Line, rounded
-from papers.tasks import Where
+from papers.tasks import Where, unbroken
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,15 @@ class Run:
         """Train, and return what is to be kept of it."""
         figure, case = self._parts()
         batch_size, lr = case.batch_size or figure.batch_size, self.series.lr or figure.lr
-        result = pl.train(
-            make_job(figure.job, batch_size, lr, self.series.lr_rule, where.folder),
-            protocol=self.series.protocol,
-            cluster=replace(case.cluster, device=where.device),
-            stop=replace(case.stop or figure.stop, **({"updates": where.updates} if where.updates else {})),
-            evaluate_every=pl.Extent("updates", self.series.evaluate_every),
-            seed=self.seed,
+        result = unbroken(
+            pl.train(
+                make_job(figure.job, batch_size, lr, self.series.lr_rule, where.folder),
+                protocol=self.series.protocol,
+                cluster=replace(case.cluster, device=where.device),
+                stop=replace(case.stop or figure.stop, **({"updates": where.updates} if where.updates else {})),
+                evaluate_every=pl.Extent("updates", self.series.evaluate_every),
+                seed=self.seed,
+            )
         )
         return told(result)
 

@@ -24,7 +24,7 @@ from papers.dbw.jobs import make_job
 from papers.dbw.settings import TRACED
 from papers.probe import probe
 from papers.store import Line, rounded
-from papers.tasks import Where
+from papers.tasks import Where, unbroken
 
 
 class Estimate(NamedTuple):
@@ -82,12 +82,14 @@ class Trace:
         figure, trajectory = TRACED[self.figure], Trajectory()
         job = make_job(figure.job, figure.batch_size, figure.lr, "constant", where.folder)
         job = replace(job, optimizer=partial(trajectory.sgd, lr=figure.lr), eval_data=None)
-        result = pl.train(
-            job,
-            protocol=f"dbw(D={figure.D})",
-            cluster=replace(self.cluster, device=where.device),
-            stop=pl.Stop(updates=where.updates or figure.updates),
-            seed=self.seed,
+        result = unbroken(
+            pl.train(
+                job,
+                protocol=f"dbw(D={figure.D})",
+                cluster=replace(self.cluster, device=where.device),
+                stop=pl.Stop(updates=where.updates or figure.updates),
+                seed=self.seed,
+            )
         )
         expected = estimates(result.history, figure.D, figure.lr, self.cluster.n)
         truths = [truth(job, weights, where.device) for weights in trajectory.versions]

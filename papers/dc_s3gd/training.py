@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from math import nan
 
 import paceline as pl
-from paceline.events import Outcome
 from paceline.history import UpdateMade, VersionEvaluated
 from papers.command import seed_by_seed
 from papers.dc_s3gd.jobs import make_job
 from papers.dc_s3gd.settings import FIGURES, Case, Series, Setup
 from papers.store import Line, key, rounded
-from papers.tasks import Where
+from papers.tasks import Where, unbroken
 
 
 @dataclass(frozen=True)
@@ -43,16 +42,16 @@ class Run:
         """Train, and return what is to be kept of it; virtual times are those of the other figures."""
         setup = self.setup
         workload = setup.updates * setup.n
-        result = pl.train(
-            make_job(setup, where.folder),
-            protocol=self.series.name,
-            cluster=pl.Cluster(setup.n, pl.Deterministic(1.0), device=where.device),
-            stop=pl.Stop(gradients=workload, updates=where.updates),
-            evaluate_every=pl.Extent("gradients", workload / setup.evaluations),
-            seed=self.seed,
+        result = unbroken(
+            pl.train(
+                make_job(setup, where.folder),
+                protocol=self.series.name,
+                cluster=pl.Cluster(setup.n, pl.Deterministic(1.0), device=where.device),
+                stop=pl.Stop(gradients=workload, updates=where.updates),
+                evaluate_every=pl.Extent("gradients", workload / setup.evaluations),
+                seed=self.seed,
+            )
         )
-        if result.stopped_by is Outcome.INTERRUPTED:
-            raise KeyboardInterrupt  # it must not stand among the results
         return told(result)
 
 

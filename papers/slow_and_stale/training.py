@@ -14,7 +14,7 @@ from papers.command import seed_by_seed
 from papers.slow_and_stale.jobs import make_job
 from papers.slow_and_stale.settings import FIGURES, Case, Series
 from papers.store import Line, key, rounded
-from papers.tasks import Where
+from papers.tasks import Where, unbroken
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,15 @@ class Run:
         """Train, and return what is to be kept of it."""
         asked = self.asked()
         stop = pl.Stop(seconds=asked["seconds"])
-        result = pl.train(
-            make_job(self.case, asked["lr"], where.folder),
-            protocol=self.series.protocol,
-            cluster=replace(self.case.cluster, device=where.device),
-            stop=replace(stop, updates=where.updates) if where.updates else stop,
-            evaluate_every=pl.Extent("seconds", asked["evaluate_every_s"]),
-            seed=self.seed,
+        result = unbroken(
+            pl.train(
+                make_job(self.case, asked["lr"], where.folder),
+                protocol=self.series.protocol,
+                cluster=replace(self.case.cluster, device=where.device),
+                stop=replace(stop, updates=where.updates) if where.updates else stop,
+                evaluate_every=pl.Extent("seconds", asked["evaluate_every_s"]),
+                seed=self.seed,
+            )
         )
         return told(result.history)
 

@@ -12,7 +12,7 @@ from papers.command import seed_by_seed
 from papers.store import Line, key, rounded
 from papers.sync_switch.jobs import make_job
 from papers.sync_switch.settings import FIGURES, Series, Setup
-from papers.tasks import Where
+from papers.tasks import Where, unbroken
 
 LOSSES = 100  # points of a curve of the training loss
 DECISIONS = {"protocol", "set_aside", "take_back"}  # that are kept
@@ -45,13 +45,15 @@ class Run:
         """Train, and return what is to be kept of it."""
         asked = self.asked()
         workload = asked["workload"]
-        result = pl.train(
-            make_job(self.setup, asked["lr"], asked["batch_size"], workload, where.folder),
-            protocol=self.series.protocol,
-            cluster=replace(self.setup.cluster_for(asked["batch_size"]), device=where.device),
-            stop=pl.Stop(gradients=workload, updates=where.updates),
-            evaluate_every=pl.Extent("gradients", workload / asked["evaluations"]),
-            seed=self.seed,
+        result = unbroken(
+            pl.train(
+                make_job(self.setup, asked["lr"], asked["batch_size"], workload, where.folder),
+                protocol=self.series.protocol,
+                cluster=replace(self.setup.cluster_for(asked["batch_size"]), device=where.device),
+                stop=pl.Stop(gradients=workload, updates=where.updates),
+                evaluate_every=pl.Extent("gradients", workload / asked["evaluations"]),
+                seed=self.seed,
+            )
         )
         return told(result)
 
