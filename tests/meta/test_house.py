@@ -16,10 +16,10 @@ SOURCE = Path(paceline.__file__).parent
 DECIDING = "events history protocols switch_timing timing/ stop learning_rate momentum_limit phase_share lead patience"
 SAVING = "checkpoint checkpoint/state checkpoint/store checkpoint/identity"
 FLOORS = [
-    "errors checks text streams attributes",
+    "errors checks text streams attributes slices",
     f"{DECIDING} roster faults minibatches cluster cluster_text torchrun theory/ estimators/ compensation/",
     "controllers/ catalogue coordinator",
-    "vectors job data step_meter optimizers server jobs/",
+    "vectors averaging job data step_meter optimizers server jobs/",
     f"callbacks/ recording/ engines/ rules {SAVING}",
     "session checkpoint/keeper checkpoint/resume replay train simulation search/ comparison/",
     "summary compare cli/ __main__ report/",
