@@ -12,6 +12,7 @@ from torch import Tensor
 import paceline as pl
 from common import options, ratios, report, spread
 from paceline.compensation.base import Delayed
+from paceline.compensation.delay import DCS3GD
 
 BAR = 3.0
 
@@ -48,10 +49,10 @@ def cases() -> dict[str, tuple[pl.Compensator, ...]]:
     return {
         "staleness_lr": (pl.staleness_lr(C=1e-9),),
         "staleness_weight": (pl.staleness_weight(),),
-        "dc_asgd, constant": (pl.dc_asgd(lambda_0=0.04),),
-        "dc_asgd, adaptive": (pl.dc_asgd(lambda_0=2, m=0.95),),
-        "dc_s3gd": (pl.dc_s3gd(),),
-        "staleness_lr and dc_asgd, constant": pl.chain(pl.staleness_lr(C=1e-9), pl.dc_asgd(lambda_0=0.04)),
+        "dc_asgd, constant": (pl.dc_asgd(lambda0=0.04),),
+        "dc_asgd, adaptive": (pl.dc_asgd(lambda0=2, m=0.95),),
+        "dc_s3gd": (DCS3GD(),),
+        "staleness_lr and dc_asgd, constant": pl.chain(pl.staleness_lr(C=1e-9), pl.dc_asgd(lambda0=0.04)),
     }
 
 

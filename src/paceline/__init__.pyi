@@ -4,6 +4,7 @@ from .callbacks.base import Callback as Callback
 from .callbacks.tensorboard import TensorBoard as TensorBoard
 from .callbacks.timeline import Timeline as Timeline
 from .catalogue import adasync as adasync
+from .catalogue import all_reduce as all_reduce
 from .catalogue import asp as asp
 from .catalogue import b_dbw as b_dbw
 from .catalogue import backup as backup
@@ -17,9 +18,11 @@ from .catalogue import k_async as k_async
 from .catalogue import k_batch_async as k_batch_async
 from .catalogue import k_batch_sync as k_batch_sync
 from .catalogue import k_sync as k_sync
+from .catalogue import local_sgd as local_sgd
 from .catalogue import momentum as momentum
 from .catalogue import pull as pull
 from .catalogue import ringmaster as ringmaster
+from .catalogue import s3gd as s3gd
 from .catalogue import ssp as ssp
 from .catalogue import staleness_lr as staleness_lr
 from .catalogue import staleness_weight as staleness_weight
@@ -67,6 +70,7 @@ from .protocols import Extent as Extent
 from .protocols import Phase as Phase
 from .protocols import Plan as Plan
 from .protocols import Protocol as Protocol
+from .reduction import Reduction as Reduction
 from .replay import Replay as Replay
 from .replay import replay as replay
 from .search.advice import Advice as Advice

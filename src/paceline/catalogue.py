@@ -22,6 +22,7 @@ from paceline.errors import UsageError, did_you_mean
 from paceline.estimators.duration import Unobserved
 from paceline.momentum_limit import Momentum
 from paceline.protocols import Extent, Phase, Plan, Protocol, as_plan
+from paceline.reduction import Reduction
 from paceline.switch_timing import SwitchTiming
 from paceline.text import bind, parse_call, split_top
 
@@ -177,6 +178,47 @@ def adasync(base: str = "k_sync", K_0: int = 1, D: int = 5) -> Phase:
     return _controlled(adasync, locals(), K_0, AdaSync(K_0, D))
 
 
+@named
+def all_reduce() -> Phase:
+    """All-reduce SGD: no server; all step with the mean of their gradients, which they wait for.
+
+    Paper: Goyal et al., "Accurate, large minibatch SGD", 2017; PyTorch's DistributedDataParallel.
+    """
+    return _serverless(Reduction("gradients"), "all_reduce")
+
+
+@named
+def local_sgd(H: int) -> Phase:
+    """Local SGD: no server; every worker trains for itself, and every H gradients they take their average.
+
+    Paper: Stich, "Local SGD converges fast and communicates little", 2019.
+    """
+    return _serverless(Reduction("updates", period=H), f"local_sgd(H={H})")
+
+
+@named
+def s3gd() -> Phase:
+    """Stale-synchronous SGD: no server; the next gradient is computed while the mean of the updates is made.
+
+    Paper: Rigazzi, "DC-S3GD", 2019, without its compensation.
+    """
+    return _serverless(Reduction("updates", overlaps=True), "s3gd")
+
+
+@named
+def dc_s3gd(lambda0: float = 0.2) -> Phase:
+    """Delay-compensated stale-synchronous SGD: as `s3gd`, gradients corrected; after a plus the correction alone.
+
+    Paper: Rigazzi, "DC-S3GD: delay-compensated stale-synchronous SGD", 2019, Algorithm 1 and eq. 7 to 12, 17.
+    """
+    correction = DCS3GD(lambda0)
+    return _serverless(Reduction("updates", overlaps=True, correction=correction), repr(correction))
+
+
+def _serverless(reduction: Reduction, name: str) -> Phase:
+    return Phase(replace(bsp(), name=name), reduction=reduction)
+
+
 CONTROLLED = ("backup", "k_sync", "pull", "k_batch_sync", "k_async", "k_batch_async")
 
 
@@ -214,20 +256,12 @@ def staleness_weight(weighting: str | Callable[[int], float] = "1/(1+tau)") -> S
     return StalenessWeight(weighting)
 
 
-def dc_asgd(lambda_0: float, m: float | None = None, epsilon: float = 1e-7) -> DCASGD:
+def dc_asgd(lambda0: float, m: float | None = None, epsilon: float = 1e-7) -> DCASGD:
     """Delay compensation: gradients are moved to the present by a first-order step, with m by an adaptive one.
 
     Paper: Zheng et al., "Asynchronous stochastic gradient descent with delay compensation", 2017.
     """
-    return DCASGD(lambda_0, m, epsilon)
-
-
-def dc_s3gd(lambda_0: float = 0.2) -> DCS3GD:
-    """Delay compensation with a correction that is lambda_0 times as long as the gradient.
-
-    Paper: Rigazzi, "DC-S3GD", 2019, eq. 17.
-    """
-    return DCS3GD(lambda_0)
+    return DCASGD(lambda0, m, epsilon)
 
 
 def stragglers(
@@ -269,8 +303,14 @@ def momentum(rule: str) -> Momentum:
 
 
 ADDITIONS: Mapping[str, Callable[..., Compensator | Controller[Any] | Momentum]] = {
-    factory.__name__: factory
-    for factory in (staleness_lr, staleness_weight, dc_asgd, dc_s3gd, stragglers, greedy, elastic, momentum)
+    "staleness_lr": staleness_lr,
+    "staleness_weight": staleness_weight,
+    "dc_asgd": dc_asgd,
+    "dc_s3gd": DCS3GD,
+    "stragglers": stragglers,
+    "greedy": greedy,
+    "elastic": elastic,
+    "momentum": momentum,
 }
 """What can stand after a plus."""
 

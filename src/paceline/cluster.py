@@ -257,8 +257,14 @@ class LocalCluster:
         return brief(self)
 
     def check_plan(self, plan: Plan) -> None:
-        """Refuse slowness of which a trace does not tell the length: these workers cannot look back."""
+        """Refuse slowness of which a trace does not tell the length, and what has no server, as these workers do."""
         check_no_censored_sleep(self.slowness)
+        if plan.reduction is not None:
+            raise UsageError(
+                f"{plan} has no server, and the workers of {self} have one; give --cluster torchrun(...), as in "
+                f"torchrun --nproc-per-node {self.n} -m paceline train ..., a simulated cluster such as "
+                f"{self.n}*exp(mean=1), or bsp in its place"
+            )
 
     @property
     def worker_threads(self) -> int:

@@ -166,6 +166,12 @@ class Coordinator:
         current = state.status is BUSY and state.draw == draw
         return current and self.version - state.version <= self._protocol.max_staleness
 
+    def expected_update(self) -> Apply:
+        """Return the next update as it will be if every worker at work takes part: some step before it is made."""
+        expected = tuple(Accept(worker, state.draw, 0, 1) for worker, state in self._in_flight.items())
+        scale = self._learning_rate.scale(len(expected) or 1, self._roster.live or 1)
+        return Apply(self.version + 1, expected, scale, "expected")
+
     @property
     def compensators(self) -> tuple[Compensator, ...]:
         """What is done about stale gradients now."""

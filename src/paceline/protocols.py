@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from paceline.errors import UsageError
 from paceline.momentum_limit import KEEP, Momentum
+from paceline.reduction import Reduction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.controllers.base import Controller
     from paceline.switch_timing import FoundFor
 
-    Addition: TypeAlias = Compensator | Controller[Any] | Momentum
+    Addition: TypeAlias = "Compensator | Controller[Any] | Momentum | Phase"
 
 Unit = Literal["fraction", "updates", "gradients", "epochs", "seconds"]
 UNITS: tuple[Unit, ...] = ("fraction", "updates", "gradients", "epochs", "seconds")
@@ -194,6 +195,7 @@ class Phase:
         name: for people; said in full if not given.
         compensators: what is done about stale gradients.
         momentum: how much of the optimizer's own it goes on with.
+        reduction: how the workers come to the same parameters where there is no server; None for a server.
 
     Compensators, controllers and a momentum are added with a plus.
 
@@ -209,6 +211,7 @@ class Phase:
     name: str = ""
     compensators: tuple[Compensator, ...] = ()
     momentum: Momentum = KEEP
+    reduction: Reduction | None = None
 
     def until(
         self,
@@ -237,6 +240,15 @@ class Phase:
                 )
             phase = each.added_to(phase)
         return phase
+
+    def added_to(self, phase: Phase) -> Phase:
+        """Return the phase with the correction of this one, as in `pl.asp() + pl.dc_s3gd()`."""
+        if self.reduction is None or self.reduction.correction is None:
+            raise UsageError(
+                f"{self} cannot be added to {phase}: it is a protocol of its own; expected a compensator, a controller "
+                "or a momentum, such as pl.staleness_lr(C=0.01)"
+            )
+        return self.reduction.correction.added_to(phase)
 
     def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
         return as_plan(self) >> other
@@ -292,10 +304,22 @@ class Plan:
         """The plan with every knob, to tell it from another one that only has the same name."""
         return repr(
             [
-                (vars(phase.protocol), phase.end, phase.controllers, phase.compensators, phase.momentum)
+                (
+                    vars(phase.protocol),
+                    phase.end,
+                    phase.controllers,
+                    phase.compensators,
+                    phase.momentum,
+                    phase.reduction,
+                )
                 for phase in self.phases
             ]
         )
+
+    @property
+    def reduction(self) -> Reduction | None:
+        """How workers without a server come to the same parameters; None for a plan with a server."""
+        return self.phases[0].reduction
 
     def checked(
         self,
@@ -322,6 +346,7 @@ class Plan:
                 controller.check(phase.protocol, n)
             phase.protocol.check_workers(n)
             _check_compensators(phase)
+            _check_serverless(phase, len(self.phases))
             if phase.momentum.counts_epochs and per_epoch is None:
                 raise UsageError(f"{phase}: these data have no epochs to raise the momentum by; give another rule")
             end = phase.end and phase.end.in_gradients(total, per_epoch)
@@ -396,6 +421,21 @@ def _check_compensators(phase: Phase) -> None:
                 f"{phase}: {type(controller).__name__} estimates from the gradients as their workers measured them, "
                 "and a compensator changes them; leave one of the two out"
             )
+
+
+def _check_serverless(phase: Phase, phases: int) -> None:
+    if phase.reduction is None:
+        return
+    if phases > 1:
+        raise UsageError(
+            f"{phase.title} has no server, and the other parts of this plan need one; type {phase.title} alone, or "
+            "bsp in its place"
+        )
+    if phase.controllers or phase.compensators or phase.momentum != KEEP:
+        raise UsageError(
+            f"{phase}: nothing decides or corrects for workers without a server but {phase.title} itself; "
+            f"type {phase.title} alone, or add to bsp"
+        )
 
 
 def _is_count(value: object, least: int) -> bool:

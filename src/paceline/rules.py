@@ -20,6 +20,7 @@ from paceline.learning_rate import LearningRate
 from paceline.minibatches import Minibatches
 from paceline.momentum_limit import KEEP, Momentum
 from paceline.protocols import Extent, Phase, Plan
+from paceline.reduction import Reduction
 from paceline.stop import Stop
 from paceline.text import bind, parse_call
 
@@ -63,6 +64,7 @@ def plan_as_json(plan: Plan) -> Json:
             "name": phase.name,
             "compensators": [repr(compensator) for compensator in phase.compensators],
             "momentum": phase.momentum.rule,
+            "reduction": _reduction_as_json(phase.reduction),
         }
         for phase in plan.phases
     ]
@@ -85,10 +87,24 @@ def plan_of(phases: Sequence[Json]) -> Plan:
                 phase.get("name", ""),  # plans had none before
                 tuple(_compensator(text) for text in phase.get("compensators", ())),  # nor these
                 Momentum(phase.get("momentum", KEEP.rule)),  # nor this
+                _reduction(phase.get("reduction")),  # nor this
             )
             for phase in decode(list(phases), {})
         )
     )
+
+
+def _reduction_as_json(reduction: Reduction | None) -> dict[str, Any] | None:
+    if reduction is None:
+        return None
+    return {**vars(reduction), "correction": repr(reduction.correction) if reduction.correction else None}
+
+
+def _reduction(given: Mapping[str, Any] | None) -> Reduction | None:
+    if given is None:
+        return None
+    correction = given["correction"]
+    return Reduction(**{**given, "correction": _compensator(correction) if correction else None})
 
 
 def _compensator(text: str) -> Compensator:

@@ -12,9 +12,11 @@ import psutil
 import torch
 from torch import nn
 
+from paceline.allreduce import Worker, make_worker
 from paceline.callbacks.base import Callback
 from paceline.checkpoint.identity import identity, identity_of_replica, model_in_short
 from paceline.cluster import Cluster, LocalCluster
+from paceline.engines.all_reduce import VirtualAllReduce
 from paceline.engines.base import Engine
 from paceline.engines.distributed import DistributedEngine, member
 from paceline.engines.local import LocalEngine
@@ -28,6 +30,7 @@ from paceline.optimizers import check_momentum
 from paceline.protocols import Extent, Plan
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import versions
+from paceline.reduction import Reduction
 from paceline.rules import make_coordinator, plan_as_json
 from paceline.server import ParameterServer
 from paceline.stop import Stop
@@ -149,6 +152,11 @@ class Session:
         _check_memory(self.layout, cluster.n)
         self.server = ParameterServer(job, self.model, self.layout, setting.per_epoch)
         self._step_scale = self._check_step_scale()
+        if setting.measure_steps and setting.plan.reduction and setting.plan.reduction.sums == "updates":
+            raise UsageError(
+                f"measure_steps: every worker of {setting.plan} steps for itself, so no step belongs to an update; "
+                "leave it out, or take all_reduce"
+            )
         if any(phase.momentum != KEEP for phase in setting.plan.phases):
             check_momentum(job, self.server.optimizer)
 
@@ -192,7 +200,23 @@ class Session:
             return LocalEngine(job, cluster, seed, self.server, self.layout)
         if isinstance(cluster, Torchrun):
             return DistributedEngine(job, cluster, self.server, self.layout, agreement(self.setting, self.model))
-        return VirtualEngine(cluster, seed, Replica(job, seed, cluster.n, device=cluster.device), self.server)
+        replica = Replica(job, seed, cluster.n, device=cluster.device)
+        reduction = self.setting.plan.reduction
+        if reduction is not None:
+            return VirtualAllReduce(cluster, seed, reduction, replica, self._workers(reduction, cluster.n))
+        return VirtualEngine(cluster, seed, replica, self.server)
+
+    def _workers(self, reduction: Reduction, n: int) -> list[Worker]:
+        """Return n workers without a server: the first has this session's, the others each one like it."""
+        first = make_worker(reduction, self.server, self.layout)
+        if reduction.sums == "gradients":
+            return [first] * n  # they never differ
+        return [first, *(make_worker(reduction, self._another_server(), self.layout) for _ in range(n - 1))]
+
+    def _another_server(self) -> ParameterServer:
+        job, seed = self.setting.job, self.setting.seed
+        model = build_model(job, seed).to(self.server.device)
+        return ParameterServer(job, model, self.layout, self.setting.per_epoch)
 
     def evaluate(self) -> dict[str, float]:
         """Measure the parameters as they are, if there are data for it."""

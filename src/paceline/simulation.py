@@ -13,6 +13,7 @@ from paceline.checks import check
 from paceline.cluster import Cluster
 from paceline.cluster_text import parse_cluster
 from paceline.coordinator import Coordinator
+from paceline.engines.all_reduce import AllReduceTiming
 from paceline.engines.fleet.choice import fleet_for
 from paceline.engines.virtual import TimingEngine
 from paceline.errors import RunError, UsageError
@@ -150,7 +151,12 @@ def simulate(
 
 def _simulate_by_events(plan: Plan, cluster: Cluster, stop: Stop, seed: int, payload_bytes: float) -> Simulated:
     coordinator = Coordinator(plan, workers=cluster.n, stop=stop)
-    with TimingEngine(cluster, seed, payload_bytes) as engine, _collector_paused():
+    timing = (
+        AllReduceTiming(cluster, seed, plan.reduction, payload_bytes)
+        if plan.reduction
+        else TimingEngine(cluster, seed, payload_bytes)
+    )
+    with timing as engine, _collector_paused():
         end = engine.run(coordinator)
     if end.outcome is Outcome.INTERRUPTED:
         raise KeyboardInterrupt

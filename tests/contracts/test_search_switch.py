@@ -301,7 +301,7 @@ def test_without_runs_of_the_first_protocol_nothing_is_compared_with_them():
 
 
 def test_the_table_fits_80_columns():
-    first = "ringmaster(r=12, stops=true) + staleness_weight(weighting='1/(1+tau)') + dc_asgd(lambda_0=2, m=0.95)"
+    first = "ringmaster(r=12, stops=true) + staleness_weight(weighting='1/(1+tau)') + dc_asgd(lambda0=2, m=0.95)"
     large = Trials(1.0, (0.912345678, 0.92), (123456.7, 1234567.8))
     lines = a_search(first, large).text().splitlines()
     assert max(map(len, lines)) <= 80

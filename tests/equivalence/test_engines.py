@@ -101,7 +101,7 @@ def pieces(job, seed, n, protocol, updates):
         pl.k_async(k=2),
         pl.asp(),
         pl.ssp(lead=1),
-        pl.asp() + pl.chain(pl.staleness_lr(C=0.01), pl.dc_asgd(lambda_0=2, m=0.95)),
+        pl.asp() + pl.chain(pl.staleness_lr(C=0.01), pl.dc_asgd(lambda0=2, m=0.95)),
         pl.k_async(k=2) + pl.staleness_weight() + pl.dc_s3gd(),
     ],
     ids=str,

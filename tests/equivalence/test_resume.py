@@ -69,7 +69,7 @@ SETTINGS = {
         {"cluster": DYING, "worker_timeout_s": 30.0},
     ),
     "compensated": (
-        "k_async(k=2)@updates=9 >> asp + staleness_lr(C=0.01) + dc_asgd(lambda_0=2, m=0.95)",
+        "k_async(k=2)@updates=9 >> asp + staleness_lr(C=0.01) + dc_asgd(lambda0=2, m=0.95)",
         EPOCHS,
         {"measure_steps": True},
     ),

@@ -13,13 +13,14 @@ import paceline
 SOURCE = Path(paceline.__file__).parent
 
 # Lowest first; a file may import from its own floor and from those below. A name ending in / is a folder.
-DECIDING = "events history protocols switch_timing timing/ stop learning_rate momentum_limit phase_share lead patience"
+DECIDING = "events history protocols reduction switch_timing timing/ stop learning_rate momentum_limit"
+MEMBERS = "phase_share lead patience roster faults minibatches"
 SAVING = "checkpoint checkpoint/state checkpoint/store checkpoint/identity"
 FLOORS = [
     "errors checks text streams attributes slices",
-    f"{DECIDING} roster faults minibatches cluster cluster_text torchrun theory/ estimators/ compensation/",
+    f"{DECIDING} {MEMBERS} cluster cluster_text torchrun theory/ estimators/ compensation/",
     "controllers/ catalogue coordinator",
-    "vectors averaging job data step_meter optimizers server jobs/",
+    "vectors averaging job data step_meter optimizers server allreduce/ jobs/",
     f"callbacks/ recording/ engines/ rules {SAVING}",
     "session checkpoint/keeper checkpoint/resume replay train simulation search/ comparison/",
     "summary compare cli/ __main__ report/",

@@ -28,8 +28,8 @@ ALL = [
     StalenessLR(C=0.1),
     StalenessLR(error_floor=0.1),
     *map(StalenessWeight, WEIGHTS),
-    DCASGD(lambda_0=0.04),
-    DCASGD(lambda_0=2, m=0.95),
+    DCASGD(lambda0=0.04),
+    DCASGD(lambda0=2, m=0.95),
     DCS3GD(),
 ]
 
@@ -78,7 +78,7 @@ def test_parameters_that_have_not_moved_change_no_step_but_by_its_staleness(comp
     stale = delayed(now=vectors(1), then=vectors(1))
     factor = compensator.compensate(stale, {})
     assert all(map(torch.equal, stale.gradient, vectors(0)))
-    assert factor in (1.0, 0.0, getattr(compensator, "lambda_0", None)) or isinstance(compensator, StalenessWeight)
+    assert factor in (1.0, 0.0, getattr(compensator, "lambda0", None)) or isinstance(compensator, StalenessWeight)
 
 
 @given(C=st.floats(1e-6, 1e6), eta_max=st.floats(1e-4, 10))
@@ -104,12 +104,12 @@ def test_staleness_weights_are_what_they_are_called():
 
 def test_constant_delay_compensation_is_its_formula():
     stale, (g, now, then) = delayed(), map(vectors, (0, 1, 2))
-    DCASGD(lambda_0=0.3).compensate(stale, {})
+    DCASGD(lambda0=0.3).compensate(stale, {})
     assert_close(stale.gradient, [a + 0.3 * a * a * (b - c) for a, b, c in zip(g, now, then, strict=True)])
 
 
 def test_adaptive_delay_compensation_divides_by_the_moving_root_mean_square_of_all_gradients():
-    compensator, memory = DCASGD(lambda_0=2, m=0.9, epsilon=1e-3), {}
+    compensator, memory = DCASGD(lambda0=2, m=0.9, epsilon=1e-3), {}
     mean_square = [torch.zeros(size).double() for size in SIZES]
     for step, staleness in enumerate([2, 0, 5]):
         g, now, then = (vectors(10 * step + i) for i in range(3))
@@ -121,9 +121,9 @@ def test_adaptive_delay_compensation_divides_by_the_moving_root_mean_square_of_a
         assert_close(stale.gradient, [a + 2 / (square + 1e-3).sqrt() * a * a * d for a, d, square in parts])
 
 
-def test_the_correction_of_dc_s3gd_is_lambda_0_times_as_long_as_the_gradient():
+def test_the_correction_of_dc_s3gd_is_lambda0_times_as_long_as_the_gradient():
     stale, (g, now, then) = delayed(), map(vectors, (0, 1, 2))
-    lambda_ = DCS3GD(lambda_0=0.2).compensate(stale, {})
+    lambda_ = DCS3GD(lambda0=0.2).compensate(stale, {})
     added = joined(stale.gradient) - joined(g)
     assert float(added.norm()) == pytest.approx(0.2 * float(joined(g).norm()), rel=1e-12)
     assert_close(stale.gradient, [a + lambda_ * a * a * (b - c) for a, b, c in zip(g, now, then, strict=True)])
@@ -133,7 +133,7 @@ def test_small_gradients_do_not_underflow_in_dc_s3gd():
     tiny = [each.float() * 1e-9 for each in vectors(0)]
     now, then = ([each.float() * 1e-9 for each in vectors(seed)] for seed in (1, 2))
     stale = delayed(g=[each.clone() for each in tiny], now=now, then=then)
-    DCS3GD(lambda_0=0.2).compensate(stale, {})
+    DCS3GD(lambda0=0.2).compensate(stale, {})
     assert float((joined(stale.gradient) - joined(tiny)).norm()) == pytest.approx(
         0.2 * float(joined(tiny).norm()), 1e-3
     )
@@ -213,8 +213,8 @@ def eq_13(tau, now, then, lr):
 RULES = {
     "staleness_lr(C=0.002)": (eq_13, uncorrected),
     "staleness_weight": (lambda tau, now, then, lr: 1 / (1 + tau), uncorrected),
-    "dc_asgd(lambda_0=0.5)": (unscaled, lambda g, now, then: g + 0.5 * g * g * (now - then)),
-    "staleness_lr(C=0.002) + dc_asgd(lambda_0=0.5)": (eq_13, lambda g, now, then: g + 0.5 * g * g * (now - then)),
+    "dc_asgd(lambda0=0.5)": (unscaled, lambda g, now, then: g + 0.5 * g * g * (now - then)),
+    "staleness_lr(C=0.002) + dc_asgd(lambda0=0.5)": (eq_13, lambda g, now, then: g + 0.5 * g * g * (now - then)),
 }
 OPTIMIZERS = {
     "momentum": (sgd(momentum=0.9), True),
@@ -236,7 +236,7 @@ def test_a_run_is_stale_sgd_written_down_plainly(rule, protocol, optimizer):
 
 
 def test_formula_and_factor_are_in_the_record_of_each_gradient():
-    result = trained("asp + staleness_weight + dc_asgd(lambda_0=0.5)")
+    result = trained("asp + staleness_weight + dc_asgd(lambda0=0.5)")
     for record in result.history.of(GradientArrived):
         (first, weight), (second, lambda_) = record.compensations
         assert (first, second) == ("1/(1+tau)", "g + lambda g g (w_now - w_then)")
@@ -356,9 +356,9 @@ def test_a_run_says_whether_gradient_or_learning_rate_is_scaled(changes, part, t
         ("asp + staleness_lr", {}, "neither C nor error_floor"),
         ("asp + staleness_lr(C=1, error_floor=1)", {}, "one of the two"),
         ("asp + staleness_lr(C=0)", {}, "C=0 is not a number in"),
-        ("asp + dc_asgd(lambda_0=-1)", {}, "lambda_0=-1 is not a number in"),
-        ("asp + dc_asgd(lambda_0=1, m=1)", {}, "m=1 is not a number in"),
-        ("asp + dc_asgd(lambda_0=1) + dc_s3gd", {}, "would both correct"),
+        ("asp + dc_asgd(lambda0=-1)", {}, "lambda0=-1 is not a number in"),
+        ("asp + dc_asgd(lambda0=1, m=1)", {}, "m=1 is not a number in"),
+        ("asp + dc_asgd(lambda0=1) + dc_s3gd", {}, "would both correct"),
         ("asp + dc_s3gd + dc_s3gd", {}, "dc_s3gd is given twice"),
         ("asp + staleness_weight(weighting='1/tau')", {}, r"weighting '1/tau', expected '1/\(1\+tau\)', '1/sqrt"),
         ("asp + staleness_weight", {"optimizer": torch.optim.ASGD}, "ASGD works out the learning rate of a step in"),
@@ -388,15 +388,15 @@ def test_bad_input_is_refused(make, message):
 
 
 def test_a_plan_with_compensators_is_what_its_text_says():
-    plan = pl.bsp().until(0.25) >> pl.k_async(k=2) + pl.chain(pl.staleness_lr(C=5e-5), pl.dc_asgd(lambda_0=2, m=0.95))
-    text = "bsp@25% >> k_async(k=2) + staleness_lr(C=5e-05) + dc_asgd(lambda_0=2, m=0.95)"
+    plan = pl.bsp().until(0.25) >> pl.k_async(k=2) + pl.chain(pl.staleness_lr(C=5e-5), pl.dc_asgd(lambda0=2, m=0.95))
+    text = "bsp@25% >> k_async(k=2) + staleness_lr(C=5e-05) + dc_asgd(lambda0=2, m=0.95)"
     assert parse_plan(text) == plan
     assert str(plan) == text.replace("@25%", " until 0.25 of the workload")
 
 
 def test_a_correction_that_overflows_is_dropped_like_any_gradient_that_is_not_finite():
     result = trained(
-        pl.asp() + pl.dc_asgd(lambda_0=1e30), model=partial(small_net, torch.float32), data=dataset(dtype=torch.float32)
+        pl.asp() + pl.dc_asgd(lambda0=1e30), model=partial(small_net, torch.float32), data=dataset(dtype=torch.float32)
     )
     dropped = [record for record in result.history.of(GradientArrived) if not record.used]
     assert dropped

@@ -14,7 +14,8 @@ from torch.optim.lr_scheduler import StepLR
 
 import paceline as pl
 from numerics.test_server import OPTIMIZERS, Odd
-from paceline.catalogue import dc_asgd, dc_s3gd, staleness_lr, staleness_weight
+from paceline.catalogue import dc_asgd, staleness_lr, staleness_weight
+from paceline.compensation.delay import DCS3GD
 from paceline.engines.replica import build_model
 from paceline.events import Accept, Apply, Step
 from paceline.server import ParameterServer
@@ -197,9 +198,9 @@ def numbers(told):
     compensators=st.sampled_from(
         [
             (),
-            (staleness_weight(), dc_asgd(lambda_0=0.5, m=0.9)),
-            (staleness_lr(C=0.3), dc_s3gd()),
-            (dc_s3gd(), staleness_lr(C=0.3)),
+            (staleness_weight(), dc_asgd(lambda0=0.5, m=0.9)),
+            (staleness_lr(C=0.3), DCS3GD()),
+            (DCS3GD(), staleness_lr(C=0.3)),
         ]
     ),
     scheduled=st.booleans(),
@@ -227,7 +228,7 @@ def test_slices_do_together_what_one_server_does(model, optimizer, clip_norm, co
 )
 def test_a_run_goes_on_with_another_number_of_slices(optimizer, before, after, slices, then):
     job = make_job(Odd, optimizer, scheduled=True)
-    compensators = (dc_asgd(lambda_0=0.5, m=0.9),)
+    compensators = (dc_asgd(lambda0=0.5, m=0.9),)
     unbroken, first, second = Together(job, 1), Together(job, slices), Together(job, then, seed=1)
     for together in (unbroken, first):
         train(together, before, compensators)

@@ -24,6 +24,7 @@ _KNOWN: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         events.Accept,
+        events.Apply,
         events.Compute,
         events.Evaluated,
         events.Joined,

@@ -133,8 +133,8 @@ def chain(*compensators: Compensator) -> tuple[Compensator, ...]:
 
     Example:
         >>> from paceline.catalogue import dc_asgd, staleness_lr
-        >>> chain(staleness_lr(C=0.01), dc_asgd(lambda_0=0.04))
-        (staleness_lr(C=0.01), dc_asgd(lambda_0=0.04))
+        >>> chain(staleness_lr(C=0.01), dc_asgd(lambda0=0.04))
+        (staleness_lr(C=0.01), dc_asgd(lambda0=0.04))
     """
     for given in compensators:
         if not isinstance(given, Compensator):

@@ -22,12 +22,12 @@ class DCASGD(Compensator):
 
     Products are element by element. With `m`, lambda adapts to each element,
 
-        lambda = lambda_0 / sqrt(mean_square + epsilon),   mean_square = m * mean_square + (1 - m) g * g,
+        lambda = lambda0 / sqrt(mean_square + epsilon),   mean_square = m * mean_square + (1 - m) g * g,
 
     where every gradient counts in the mean square, fresh ones too.
 
     Args:
-        lambda_0: >= 0; the paper has 0.04 where it is constant, 2 where it adapts.
+        lambda0: >= 0; the paper has 0.04 where it is constant, 2 where it adapts.
         m: in [0, 1), the paper has 0.95; None for a constant lambda.
         epsilon: > 0.
 
@@ -35,7 +35,7 @@ class DCASGD(Compensator):
     its Section 6 (DC-ASGD-c and DC-ASGD-a).
     """
 
-    lambda_0: float
+    lambda0: float
     m: float | None = None
     epsilon: float = 1e-7
 
@@ -43,7 +43,7 @@ class DCASGD(Compensator):
     kind: ClassVar[Kind] = "correction"
 
     def __post_init__(self) -> None:
-        check(REPRESENTABLE, lambda_0=self.lambda_0)
+        check(REPRESENTABLE, lambda0=self.lambda0)
         check("(0, inf)", epsilon=self.epsilon)
         if self.m is not None:
             check("[0, 1)", m=self.m)
@@ -55,12 +55,12 @@ class DCASGD(Compensator):
         return f"g + lambda{adapted} g g (w_now - w_then)"
 
     def compensate(self, delayed: Delayed, memory: Memory) -> float:
-        """Correct the gradient, and return lambda_0, or 0 where nothing is corrected."""
+        """Correct the gradient, and return lambda0, or 0 where nothing is corrected."""
         if self.m is not None:
             self._adapt(delayed, memory, self.m)
         elif delayed.staleness:
-            _correct(delayed, self.lambda_0)
-        return float(self.lambda_0) if delayed.staleness else 0.0
+            _correct(delayed, self.lambda0)
+        return float(self.lambda0) if delayed.staleness else 0.0
 
     def _adapt(self, delayed: Delayed, memory: Memory, m: float) -> None:
         if MEAN_SQUARE not in memory:
@@ -69,33 +69,33 @@ class DCASGD(Compensator):
             mean_square.mul_(m).addcmul_(g, g, value=1 - m)
             if delayed.staleness:
                 root = mean_square.add(self.epsilon).sqrt_()
-                g.addcdiv_(difference.mul_(g).mul_(g), root, value=self.lambda_0)
+                g.addcdiv_(difference.mul_(g).mul_(g), root, value=self.lambda0)
 
 
 @dataclass(frozen=True, repr=False)
 class DCS3GD(Compensator):
-    """Adds lambda * g * g * D with D = w_now - w_then and lambda = lambda_0 ||g|| / ||g * g * D||.
+    """Adds lambda * g * g * D with D = w_now - w_then and lambda = lambda0 ||g|| / ||g * g * D||.
 
-    So the correction is lambda_0 times as long as the gradient, whatever the distance; without one there is none.
+    So the correction is lambda0 times as long as the gradient, whatever the distance; without one there is none.
 
     Args:
-        lambda_0: >= 0; the paper has 0.2.
+        lambda0: >= 0; the paper has 0.2.
 
     Source: Rigazzi, "DC-S3GD", 2019, eq. (10) and (17).
     """
 
-    lambda_0: float = 0.2
+    lambda0: float = 0.2
 
     name: ClassVar[str] = "dc_s3gd"
     kind: ClassVar[Kind] = "correction"
 
     def __post_init__(self) -> None:
-        check(REPRESENTABLE, lambda_0=self.lambda_0)
+        check(REPRESENTABLE, lambda0=self.lambda0)
 
     @property
     def formula(self) -> str:
         """The correction."""
-        return "g + lambda_0 ||g|| / ||g g D|| g g D"
+        return "g + lambda0 ||g|| / ||g g D|| g g D"
 
     def compensate(self, delayed: Delayed, memory: Memory) -> float:
         """Correct the gradient, and return lambda."""
@@ -109,7 +109,7 @@ class DCS3GD(Compensator):
         squared_length = delayed.total(squared_length)
         if not 0 < squared_length < inf:
             return 0.0
-        lambda_ = self.lambda_0 * sqrt(delayed.squared_norm / squared_length) / mean_square
+        lambda_ = self.lambda0 * sqrt(delayed.squared_norm / squared_length) / mean_square
         _correct(delayed, lambda_)
         return lambda_
 

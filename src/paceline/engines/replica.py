@@ -62,6 +62,7 @@ class Replica:
         device: torch.device | str = "cpu",
         check: Callable[[], None] | None = None,
     ) -> None:
+        self.batch_size = job.batch_size
         self._job = job
         self._seed = seed
         self._device = torch.device(device)

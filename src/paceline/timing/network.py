@@ -37,6 +37,20 @@ class Network:
         """Return the seconds from the worker's sending of a gradient to its arrival."""
         return self.latency_s + payload_bytes / self.up_bytes_per_s
 
+    def all_reduce_s(self, n: int, payload_bytes: float) -> float:
+        """Return the seconds in which n workers without a server sum their vectors, around a ring.
+
+        ``2 (n - 1) (latency_s + payload_bytes / n / bytes_per_s)`` with the slower of the two directions: every worker
+        passes on a piece of 1 / n, n - 1 times until it is summed up, and n - 1 times until everybody has it.
+
+        >>> Network(latency_s=0.5, up_bytes_per_s=100).all_reduce_s(n=4, payload_bytes=400)
+        9.0
+
+        Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009.
+        """
+        bytes_per_s = min(self.up_bytes_per_s, self.down_bytes_per_s)
+        return 2 * (n - 1) * (self.latency_s + payload_bytes / n / bytes_per_s)
+
 
 @dataclass(frozen=True)
 class ServerTime:

@@ -42,7 +42,7 @@ def is_exact(plan: Plan, cluster: Cluster) -> bool:
     that, traces, slowdowns and failures are left to the coordinator.
     """
     [first, *others] = plan.phases
-    is_fixed = not others and not first.controllers and first.protocol.max_lead == inf
+    is_fixed = not (others or first.controllers or first.reduction) and first.protocol.max_lead == inf
     is_steady = not (cluster.slowdowns or cluster.transient or cluster.faults or isinstance(cluster.timing, Trace))
     return is_fixed and is_steady and cluster.server.gradient_s == 0
 

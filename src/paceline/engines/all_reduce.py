@@ -1,0 +1,271 @@
+"""Workers without a server in virtual seconds: each iteration ends for all of them at once, when the sum is made."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import Any
+
+from paceline.allreduce import HandedIn, Worker, accumulate
+from paceline.attributes import copied, restore
+from paceline.cluster import Cluster
+from paceline.engines.replica import Replica
+from paceline.engines.virtual import NOT_A_WORKER, TimingEngine
+from paceline.events import Accept, Apply, Arrival, Compute, Evaluate, Evaluated, Event, Outcome, Quit
+from paceline.faults import Fault
+from paceline.reduction import Reduction
+
+
+class AllReduceTiming(TimingEngine):
+    """Simulates when iterations end, without computing anything.
+
+    With f_i when worker i has its gradient, and t the seconds of an all-reduce, an iteration ends at max(f_i) + t, and
+    everybody goes on from there. If sums overlap gradients, a worker hands in at h_i = max(f_i, end of the iteration
+    before) and goes on from there, and the iteration ends at max(h_i) + t. Without a sum it ends at max(f_i), and each
+    goes on from its own.
+
+    All gradients of an iteration arrive when it ends, in the order of the workers: of a sum nobody has a part before
+    all is there. What a worker computed is in `compute_s`; what it waited for the sum before, though every gradient
+    was there, in `pull_s`; and what is left of the round trip it waited for others.
+
+    Args:
+        cluster: workers and their times; the network's are those of the all-reduce, and there is no server.
+        seed: of the run.
+        reduction: what is summed, and when.
+        payload_bytes: of the parameters.
+
+    Source: Rigazzi, "DC-S3GD", 2019, eq. (13) and (14), where all f_i are the same.
+    """
+
+    def __init__(self, cluster: Cluster, seed: int, reduction: Reduction, payload_bytes: float = 0) -> None:
+        super().__init__(cluster, seed, payload_bytes)
+        self._update_s = self._gradient_s = 0.0
+        self._reduction = reduction
+        self._network = cluster.network
+        self._payload_bytes = payload_bytes
+        self._free_s = [inf] * cluster.n  # from when each worker may compute; inf for one that has just come
+        self._finished_s: dict[int, float] = {}  # when each worker has its gradient, inf for never
+        self._compute_s = [0.0] * cluster.n
+        self._arriving: deque[int] = deque()
+        self._awaited: list[int] = []
+        self._awaited_since_s = 0.0  # these and nobody else
+        self._iteration = 0
+        self._summed_s = 0.0
+        self._sum_s = 0.0
+        self._exposed_s = 0.0  # of the sum before the iteration whose gradients arrive
+        self._sum_before_s = 0.0
+
+    def compute(self, command: Compute) -> None:
+        """Begin when the worker was free, which may be some time ago."""
+        worker, _, draw, _ = command
+        self.pulls += 1
+        self._current[worker] = draw
+        self._started_s[worker] = self.now
+        begun_s = min(self._free_s[worker], self.now)
+        self._compute_s[worker] = self._round_trips.times(worker, draw, begun_s).compute_s
+        finished_s = begun_s + self._compute_s[worker]
+        fault = self._fault(worker)
+        if fault is not None and fault.kind != "not_finite":
+            self._sequence += 1
+            heappush(self._heap, (finished_s, self._sequence, worker, draw))
+            finished_s = inf
+        self._finished_s[worker] = finished_s
+
+    def next_event(self) -> Event:
+        """Return the next gradient of an iteration that has ended, or what comes before the next end."""
+        while not self._arriving:
+            ends_s = self._ends_s()
+            if self._heap and self._heap[0][0] <= ends_s:
+                event = self._earliest()
+                if event is not None:
+                    return event
+            elif ends_s < inf:
+                self._end_iteration(ends_s)
+            else:
+                return Quit(self.now, Outcome.NO_WORKERS, "no live worker will ever deliver a gradient again")
+        return self._arrived(self._arriving.popleft())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the workers are doing, too."""
+        return {**super().state_dict(), **copied(self, _AS_IT_IS), "arriving": list(self._arriving)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state of the same cluster."""
+        super().load_state_dict(state)
+        restore(self, _AS_IT_IS, state)
+        self._arriving = deque(state["arriving"])
+
+    def _fault(self, worker: int) -> Fault | None:
+        return self._faults.get((worker, self._current[worker]))
+
+    def _ends_s(self) -> float:
+        """Return when the iteration ends, as far as it is known; inf while somebody is awaited who will not come."""
+        awaited = [w for w in sorted(self._finished_s) if self._coordinator.wants(w, self._current[w])]
+        if awaited != self._awaited:
+            self._awaited, self._awaited_since_s = awaited, self.now
+        if not awaited:
+            return inf
+        self._sum_s = 0.0
+        if self._reduction.communicates(self._iteration + 1):
+            self._sum_s = self._network.all_reduce_s(len(awaited), self._payload_bytes)
+        return self._last_s + self._sum_s
+
+    @property
+    def _last_s(self) -> float:
+        """When everybody has handed in."""
+        return max(self._awaited_since_s, *(self._finished_s[worker] for worker in self._awaited))
+
+    def _earliest(self) -> Event | None:
+        at_s, _, worker, what = heappop(self._heap)
+        if worker == NOT_A_WORKER:
+            self.now = max(self.now, at_s)
+            event: Event = what._replace(now=self.now)
+            return event
+        if self._current[worker] != what:
+            return None
+        self.now = max(self.now, at_s)
+        self._free_s[worker] = inf
+        return self._befall(self._faults[worker, what])
+
+    def _end_iteration(self, ends_s: float) -> None:
+        self._iteration += 1
+        overlaps, before_s = self._reduction.overlaps, self._summed_s
+        self._exposed_s = (
+            max(0.0, before_s - max(self._finished_s[w] for w in self._awaited)) if overlaps else self._sum_before_s
+        )
+        self._sum_before_s = self._sum_s
+        communicates = self._reduction.communicates(self._iteration)
+        for worker in self._awaited:
+            finished_s = self._finished_s.pop(worker)
+            self._free_s[worker] = max(finished_s, before_s) if overlaps else ends_s if communicates else finished_s
+        self._summed_s = self.now = ends_s
+        self._arriving.extend(self._awaited)
+        self._awaited = []
+
+    def _arrived(self, worker: int) -> Event:
+        fault = self._fault(worker)
+        if fault is not None:
+            self.fired.append(fault)
+        arrival = self._arrival(worker, self._current[worker])
+        arrival = arrival._replace(compute_s=self._compute_s[worker], pull_s=self._exposed_s)
+        return arrival._replace(finite=False) if fault is not None else arrival
+
+
+_AS_IT_IS = (
+    "_free_s",
+    "_finished_s",
+    "_compute_s",
+    "_awaited",
+    "_awaited_since_s",
+    "_iteration",
+    "_summed_s",
+    "_exposed_s",
+    "_sum_before_s",
+)
+
+
+class VirtualAllReduce(AllReduceTiming):
+    """Simulates the times and computes the gradients, each at its worker's own parameters.
+
+    Args:
+        cluster: workers and their times.
+        seed: of the run.
+        reduction: what is summed, and when.
+        replica: computes every worker's gradients and the evaluations.
+        workers: by number; the same one again and again where they never differ.
+    """
+
+    def __init__(
+        self, cluster: Cluster, seed: int, reduction: Reduction, replica: Replica, workers: Sequence[Worker]
+    ) -> None:
+        super().__init__(cluster, seed, reduction, payload_bytes=replica.layout.gradient_nbytes)
+        self._replica = replica
+        self._workers = workers
+        self._distinct = list({id(worker): worker for worker in workers}.values())
+        self._batch_size = replica.batch_size
+        self._total = replica.layout.allocate(workers[0].server.device)
+        self._shares = 0.0
+        self._work: dict[int, Compute] = {}
+        self._expected: Apply | None = None
+
+    def compute(self, command: Compute) -> None:
+        """Remember the work; who has just come goes on from the average."""
+        if self._free_s[command.worker] == inf:
+            self._workers[command.worker].go_on_from_average()
+        self._work[command.worker] = command
+        super().compute(command)
+
+    def accept(self, command: Accept) -> None:
+        """Add what the worker has handed in."""
+        super().accept(command)
+        accumulate(self._total, self._workers[command.worker].payload, begins=not self._shares)
+        self._shares += self._share(command.samples)
+
+    def apply(self, command: Apply) -> None:
+        """Let everybody take over the sum."""
+        super().apply(command)
+        adopts = self._reduction.communicates(self._iteration)
+        steps = [worker.take_over(self._total, self._shares, command, adopts=adopts) for worker in self._distinct]
+        self._shares = 0.0
+        self.tell_step(command, steps[0])
+
+    def evaluate(self, command: Evaluate) -> None:
+        """Measure the average at once; the run's clock does not notice."""
+        metrics = self._replica.evaluate(self._workers[0].average)
+        self._at(self.now, Evaluated(self.now, command.version, metrics))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what every worker has, and what they have handed in, too."""
+        return {
+            **super().state_dict(),
+            "workers": [worker.state_dict() for worker in self._distinct],
+            "total": self._total.memory.clone() if self._shares else None,
+            "work": dict(self._work),
+            **copied(self, ("_shares", "_expected")),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state of the same cluster."""
+        super().load_state_dict(state)
+        for worker, saved in zip(self._distinct, state["workers"], strict=True):
+            worker.load_state_dict(saved)
+        if state["total"] is not None:
+            self._total.memory.copy_(state["total"])
+        self._work = dict(state["work"])
+        restore(self, ("_shares", "_expected"), state)
+
+    def go_on_from(self, version: int, now: float) -> None:
+        """Begin at this time with what the first worker's server holds as this version."""
+        super().go_on_from(version, now)
+        for worker in self._distinct:
+            if worker is not self._workers[0]:
+                worker.server.load_state_dict(self._workers[0].server.state_dict())
+            worker.go_on_from_average()
+
+    def _end_iteration(self, ends_s: float) -> None:
+        self._expected = self._coordinator.expected_update()
+        super()._end_iteration(ends_s)
+
+    def _arrival(self, worker: int, draw: int) -> Arrival:
+        work, ours = self._work.pop(worker), self._workers[worker]
+        measured = self._replica.gradient(worker, draw, work.minibatch, ours.weights, ours.gradient)
+        assert self._expected is not None
+        handed_in = HandedIn(finite=False)
+        if measured.finite and self._fault(worker) is None:
+            handed_in = ours.hand_in(measured.squared_norm, self._share(measured.samples), self._expected)
+        else:
+            ours.sit_out()
+        arrival = super()._arrival(worker, draw)
+        return arrival._replace(
+            loss=measured.loss,
+            samples=measured.samples,
+            squared_norm=measured.squared_norm,
+            variance=measured.variance,
+            finite=handed_in.finite,
+            compensations=handed_in.compensations,
+        )
+
+    def _share(self, samples: int) -> float:
+        return samples / self._batch_size
