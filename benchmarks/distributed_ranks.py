@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from torch.utils.data import TensorDataset
 import paceline as pl
 from common import Stopwatch
 from paceline.callbacks.base import Callback
+from paceline.engines.distributed.pieces import Piece
 from paceline.engines.replica import Replica
 from paceline.history import GradientArrived, Record, UpdateMade, WorkerJoined, WorkerLost
 
@@ -106,6 +108,36 @@ def move_by_gloo(settings: dict[str, Any]) -> float:
 def warm_up(updates: int) -> int:
     """Return how many updates come before the timed ones."""
     return max(5, updates // 10)
+
+
+# --- sending during the backward pass --------------------------------------------------------------------------------
+
+
+def train_resnet(settings: dict[str, Any]) -> float:
+    """Return the seconds from an update to the next, in a worker's process those of its replica for a gradient."""
+    if not settings["in_pieces"]:
+        patch("paceline.engines.distributed.wire.cut", as_a_whole).start()
+    watch = Stopwatch()
+    watch.time(Replica, "gradient")
+    images = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    job = pl.Job(
+        model=pl.jobs.resnet18,
+        loss=F.cross_entropy,
+        optimizer=partial(torch.optim.SGD, lr=LR),
+        data=TensorDataset(images, torch.arange(64) % 10),
+        batch_size=settings.get("batch_size", 16),
+    )
+    updates: int = settings["updates"]
+    cluster = pl.Torchrun(threads=1, address=settings["address"], wire=settings.get("wire", "float32"))
+    end = pl.train(job, protocol=pl.bsp(), cluster=cluster, stop=pl.Stop(updates=updates + warm_up(updates)))
+    if os.environ["RANK"] != "0":
+        return watch.s / (updates + warm_up(updates))
+    times_s: list[float] = [update.now_s for update in end.history.of(UpdateMade)][-updates - 1 :]
+    return (times_s[-1] - times_s[0]) / updates
+
+
+def as_a_whole(gradient_nbytes: int, nbytes: int, piece_nbytes: int = 0) -> list[Piece]:
+    return [Piece(0, nbytes)]
 
 
 # --- training with emulated compute ----------------------------------------------------------------------------------
@@ -194,6 +226,7 @@ def train_ddp(settings: dict[str, Any]) -> dict[str, Any]:
 CONTENDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "move_ours": move_ours,
     "move_by_gloo": move_by_gloo,
+    "train_resnet": train_resnet,
     "train_ours": train_ours,
     "train_ddp": train_ddp,
 }

@@ -102,6 +102,8 @@ class Torchrun:
             measure it with the first gradients.
         faults: Failures by script, to rehearse what a run does about them.
         start_timeout_s: Seconds in which every rank has to be there, > 0.
+        silence_s: Seconds after which a host that does not answer any more (powered off, its cable cut) is taken for
+            gone, >= 1. The host of a process that hangs still answers.
 
     Raises:
         UsageError: this process was not started by torchrun, nor as torchrun would.
@@ -117,6 +119,7 @@ class Torchrun:
     bytes_per_s: float | None = None
     faults: Sequence[Fault] = ()
     start_timeout_s: float = 300.0
+    silence_s: float = 60.0
     ranks: Ranks = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -130,6 +133,7 @@ class Torchrun:
         if self.wire not in WIRES:
             raise UsageError(f"wire={self.wire!r}, expected {', '.join(WIRES[:-1])} or {WIRES[-1]}")
         check("(0, inf)", start_timeout_s=self.start_timeout_s)
+        check("[1, inf)", silence_s=self.silence_s)
         check_device(self.device)
         check_faults(self.faults, self.n)
         if self.slowness is not None and self.slowness.n != self.n:
@@ -137,7 +141,9 @@ class Torchrun:
         self._check_address()
 
     def __str__(self) -> str:
-        told = brief(self, without=("address", "start_timeout_s", "bytes_per_s"))  # a run may go on from other hosts
+        told = brief(
+            self, without=("address", "start_timeout_s", "silence_s", "bytes_per_s")
+        )  # a run may go on from other hosts
         return f"{told} with {self.n} worker{'s' if self.n > 1 else ''}"
 
     @property

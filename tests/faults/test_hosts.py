@@ -157,3 +157,26 @@ def test_the_times_of_a_worker_far_away_tell_how_far():
     )
     assert median(near) < 0.1
     assert 0.2 <= median(far) < 0.7  # gloo asks for the contents before it sends them
+
+
+@pytest.mark.slow
+def test_a_host_that_is_cut_off_for_good_is_given_up_by_both_sides():
+    slow = pl.Cluster(2, timing=[pl.Deterministic(0.5), pl.Deterministic(0.02)])  # worker 1 is idle when it happens
+    settings = {"protocol": "bsp", "stop": "seconds=12", "worker_timeout_s": 1000.0}
+    with hosts(2) as made:
+        cut = Cut(made, place=1, after=(1, 3))
+        torchrun = {"slowness": slow, "silence_s": 2.0}
+        with ranks_on_hosts(made, [0, 0, 1], tiny_job(), torchrun, [cut], **settings) as job:
+            job.start_all()
+            while not made.is_cut(1):
+                time.sleep(0.05)
+            begun_s = time.monotonic()
+            with pytest.raises(pl.RunError, match=r"rank 0 is gone: .*timed out"):
+                job.end(2)
+            assert time.monotonic() - begun_s < 8.0
+            end = job.end(0)
+    [(worker, reason)] = lost(end)
+    assert worker == 1
+    assert "timed out" in reason
+    assert end.of(WorkerLost)[0].now_s < 8.0
+    assert used_by(end, 0, end.of(WorkerLost)[0].now_s) > 3

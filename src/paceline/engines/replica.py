@@ -51,6 +51,8 @@ class Replica:
             writes into the gradient itself; elsewhere both are copied.
         check: called between layers, forward and backward, on the CPU, and between microbatches; it raises
             `Interrupted` when the work is to be abandoned.
+        accumulated: called in the last backward pass, if the gradient is written on the device where it is wanted, with
+            the number of each parameter whose gradient autograd has added to: mostly once, and it is final then.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Replica:
         *,
         device: torch.device | str = "cpu",
         check: Callable[[], None] | None = None,
+        accumulated: Callable[[int], None] | None = None,
     ) -> None:
         self.batch_size = job.batch_size
         self._job = job
@@ -68,6 +71,8 @@ class Replica:
         self._device = torch.device(device)
         self._loader = Loader(job, seed, n)
         self._check = check
+        self._accumulated = accumulated
+        self._is_telling = False
         self.model = build_model(job, seed).to(self._device)
         self.layout = Layout(self.model)
         self._parameters = trainable(self.model)
@@ -76,7 +81,7 @@ class Replica:
         self._has_checked = False
         self._written: set[int] = set()
         for i, parameter in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(lambda _, i=i: self._written.add(i))
+            parameter.register_post_accumulate_grad_hook(lambda _, i=i: self._note(i))
         self._spread = Spread(self._parameters) if job.microbatches > 1 else None
         if check is not None and self._device.type == "cpu":
             _check_between_layers(self.model, check)
@@ -94,7 +99,7 @@ class Replica:
             begun = perf_counter()
             ours = self._local("gradient", gradient)
             at = self._read(version)
-            loss = self._forward_backward(batch, ours)
+            loss = self._forward_backward(batch, ours, tells=ours is gradient)
             for change, buffer, before in zip(ours.buffers, self._buffers, at.buffers, strict=True):
                 change.copy_(buffer)
                 if change.dtype != torch.bool:
@@ -112,7 +117,7 @@ class Replica:
         self._read(version)
         return evaluate(self._job, self.model, self._seed)
 
-    def _forward_backward(self, batch: Batch, gradient: Vectors) -> float:
+    def _forward_backward(self, batch: Batch, gradient: Vectors, tells: bool) -> float:
         for i in gradient.written:  # an unused parameter costs nothing
             gradient.parameters[i].zero_()
         gradient.written.clear()
@@ -123,17 +128,32 @@ class Replica:
         if self._spread is not None:
             self._spread.begin()
         size = batch_len(batch)
+        parts = list(_parts(batch, size, self._job.microbatches))
         with self._checking_once():
-            for part, share in _parts(batch, size, self._job.microbatches):
+            for number, (part, share) in enumerate(parts, 1):
                 if self._check is not None:
                     self._check()
                 loss, _ = self._job.loss_of(self.model, to_device(part, self._device))
                 if loss.requires_grad:
-                    (loss * share if share != 1.0 else loss).backward()
+                    with self._telling(tells and number == len(parts)):
+                        (loss * share if share != 1.0 else loss).backward()
                 if self._spread is not None:
                     self._spread.add(share)
                 loss_sum += float(loss.detach()) * share
         return loss_sum
+
+    def _note(self, parameter: int) -> None:
+        self._written.add(parameter)
+        if self._is_telling and self._accumulated is not None:
+            self._accumulated(parameter)
+
+    @contextmanager
+    def _telling(self, tells: bool) -> Iterator[None]:
+        self._is_telling = tells
+        try:
+            yield
+        finally:
+            self._is_telling = False
 
     def _read(self, version: Vectors) -> Vectors:
         """Bind the parameters to a version and copy its buffers, which every draw may change for itself."""

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from paceline.engines.distributed.admission import Refused, examine
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.line import Broken, Line
-from paceline.engines.distributed.meeting import LOOK_AGAIN_S, Meeting, pair_key
-from paceline.engines.distributed.messages import Abandoned, Finished, Message
+from paceline.engines.distributed.meeting import LOOK_AGAIN_S, Meeting
+from paceline.engines.distributed.messages import Abandoned, Begun, Finished, Message
+from paceline.engines.distributed.pieces import from_number
 from paceline.engines.distributed.wire import Travelling
 
 LONGEST_TEXT_BYTES = 1 << 26
@@ -37,8 +38,8 @@ class Heard(NamedTuple):
     """Somebody has said something.
 
     Attributes:
-        at_s: on this host's monotonic clock, when the message came.
-        contents_s: seconds until what follows it was there.
+        at_s: on this host's monotonic clock, when the message came, or would have come if no piece had come before it.
+        contents_s: seconds until everything that belongs to it was there.
     """
 
     ticket: int
@@ -128,7 +129,7 @@ class Door:
 
     def _serve(self, ticket: int) -> None:
         try:
-            line = Line(self._meeting.client(), pair_key(ticket), 0, self._meeting.device)
+            line = self._meeting.line(ticket)
         except Broken:
             return  # it has not stayed
         self._lines[ticket] = line
@@ -157,16 +158,33 @@ class Door:
     def _listen(self, ticket: int, line: Line, worker: int) -> None:
         try:
             room = self._rooms[worker]
-            line.make_room(room.memory)
+            line.make_rooms(room.pieces)
             self._inbox.put(Entered(ticket, worker, line))
+            given_s = None  # when the worker had its work, if it has told before its gradient was there
             while True:
                 message = line.receive()
                 at_s = time.monotonic()
-                if isinstance(message, Finished):
-                    line.receive_vectors()
-                    room.unpack()
+                if isinstance(message, Begun):
+                    given_s = at_s - message.busy_s
+                    continue
+                if isinstance(message, Finished) and given_s is not None:
+                    at_s = given_s + message.busy_s  # when it was there: its header has waited behind pieces
                 if isinstance(message, Finished | Abandoned) or "metrics" in message:
+                    _receive_pieces(line, room, message)
                     line.settle()
+                    given_s = None
                 self._inbox.put(Heard(ticket, message, at_s, time.monotonic() - at_s))
         except Broken as error:
             self._inbox.put(Gone(ticket, str(error)))
+
+
+def _receive_pieces(line: Line, room: Travelling, message: object) -> None:
+    """Wait for what has come, or still comes, of the gradient that a message is about."""
+    match message:
+        case Finished():
+            for number in [*range(len(room.pieces)), *from_number(message.again)]:
+                line.receive_piece(number)
+                room.unpack(number)
+        case Abandoned():
+            for number in from_number(message.gone):
+                line.receive_piece(number)

@@ -158,8 +158,8 @@ class DistributedEngine(RealTimeEngine[_Member]):
         work = Work(command.draw, command.version, sends_version, self._elapsed_s(), *minibatch)
         peer.holds = command.version
         peer.sent_s = time.monotonic()
-        contents = self._published.travelling(command.version) if sends_version else None
-        peer.line.send(work, contents, will_be_answered=True)
+        pieces = [(0, self._published.travelling(command.version))] if sends_version else []
+        peer.line.send(work, pieces=pieces, will_be_answered=True)
 
     def _tell_to_abandon(self, peer: _Member, command: Interrupt) -> None:
         peer.line.send(Interrupting(command.draw))
@@ -171,7 +171,7 @@ class DistributedEngine(RealTimeEngine[_Member]):
         """Send the version to the process that evaluates."""
         assert self._evaluator is not None
         version = self._versions.hold(command.version)
-        self._evaluator.line.send(Evaluation(command.version), version.memory, will_be_answered=True)
+        self._evaluator.line.send(Evaluation(command.version), pieces=[(0, version.memory)], will_be_answered=True)
 
     # --- events -------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from paceline.engines.distributed.messages import Evaluation, Finished, Message, Text, Work, decode, encode, header
+from paceline.engines.distributed.messages import Message, Text, decode, encode, header
+from paceline.engines.distributed.silence import end_when_silent, sockets
 
 dist: Any = distributed  # it does not export the types of all its names
 
 CONNECT_TIMEOUT = timedelta(seconds=20)
 FOREVER = timedelta(days=365)  # gloo closes a pair on which a receive has taken too long
 AT_ONCE = timedelta(milliseconds=1)
-HEADERS, CONTENTS, NOTHING, VECTORS = 1, 2, 3, 4  # tags
+HEADERS, CONTENTS, NOTHING, PIECES = 1, 2, 3, 4  # tags; each piece has its own, from here on
 SHORT_BYTES = 1 << 20  # what may be said before anybody knows who says it
-WITH_VECTORS = (Work, Evaluation, Finished)  # what follows these has its room ready
 
 
 class Broken(Exception):  # noqa: N818  # a line ends with every run
@@ -45,41 +45,59 @@ class Line:
         store: where the two find each other, a client of its own.
         key: that only these two use.
         side: 0 for the server, 1 for the worker.
-        device: of gloo, from `listening`.
+        device: of gloo, on the address of this host.
+        silence_s: seconds after which a host that does not answer any more is taken for gone, and the line ends.
 
     Raises:
         Broken: the other one did not come.
     """
 
-    def __init__(self, store: Any, key: str, side: int, device: Any) -> None:
+    def __init__(self, store: Any, key: str, side: int, device: Any, silence_s: float) -> None:
         options = dist.ProcessGroupGloo._Options()
         options._timeout = CONNECT_TIMEOUT
         options._devices = [device]
         options._threads = 1
+        before = sockets()
         with _saying_when_broken():
             self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore(key, store), side, 2, options)
+        end_when_silent(before, silence_s)
         self._other = 1 - side
         self._sending: list[tuple[Any, Tensor]] = []  # gloo neither waits for itself nor keeps the memory
         self._answerable = 0  # of them, up to the last one that will be answered
         self._lock = threading.Lock()
-        self._room: Tensor | None = None
-        self._arriving: Any = None
+        self._rooms: list[Tensor] = []  # of pieces
+        self._arriving: list[Any] = []
         self.longest_text = SHORT_BYTES
 
-    def send(self, message: Message, contents: Tensor | None = None, *, will_be_answered: bool = False) -> None:
+    def send(
+        self,
+        message: Message,
+        contents: Tensor | None = None,
+        *,
+        pieces: Iterable[tuple[int, Tensor]] = (),
+        will_be_answered: bool = False,
+    ) -> None:
         """Begin to send a message and what follows it; that the line is broken, the next receive tells.
 
         Args:
             message: to send.
             contents: that follow it.
-            will_be_answered: whether there will be an answer, from which it is known that both have come.
+            pieces: that follow it too, numbered: their rooms are ready at the other side.
+            will_be_answered: whether there will be an answer, from which it is known that all of it has come.
         """
         with self._lock, suppress(RuntimeError):
             self._begin(encode(message), HEADERS)
             if contents is not None:
-                self._begin(contents, VECTORS if isinstance(message, WITH_VECTORS) else CONTENTS)
+                self._begin(contents, CONTENTS)
+            for number, piece in pieces:
+                self._begin(piece, PIECES + number)
             if will_be_answered:
                 self._answerable = len(self._sending)
+
+    def send_piece(self, number: int, piece: Tensor) -> None:
+        """Begin to send a piece, to which a message that will be answered comes later."""
+        with self._lock, suppress(RuntimeError):
+            self._begin(piece, PIECES + number)
 
     def tell(self, text: dict[str, Any], *, will_be_answered: bool = False) -> None:
         """Begin to send a text."""
@@ -117,20 +135,22 @@ class Line:
         """Wait for what follows a message."""
         self._receive_into(contents, CONTENTS)
 
-    def make_room(self, room: Tensor) -> None:
-        """Let vectors come into this memory whenever the other side sends them: they wait for no answer then.
+    def make_rooms(self, rooms: Sequence[Tensor]) -> None:
+        """Let numbered pieces come into this memory whenever the other side sends them: they wait for no answer then.
 
-        It sends them only when the room is free, which it knows from what was said before.
+        It sends them only when their rooms are free, which it knows from what was said before.
         """
         with _saying_when_broken():
-            self._room = room
-            self._arriving = self._group.recv([room], self._other, VECTORS)
+            self._rooms = list(rooms)
+            self._arriving = [self._expect(number) for number in range(len(rooms))]
 
-    def receive_vectors(self) -> None:
-        """Wait until the vectors that follow a message are in their room."""
+    def receive_piece(self, number: int) -> None:
+        """Wait until a piece is in its room, which may then be written again."""
+        if number >= len(self._rooms):
+            raise Broken(f"there is no piece {number}")
         with _saying_when_broken():
-            self._arriving.wait(FOREVER)
-            self._arriving = self._group.recv([self._room], self._other, VECTORS)
+            self._arriving[number].wait(FOREVER)
+            self._arriving[number] = self._expect(number)
 
     def close(self) -> None:
         """End the line at once, whoever waits on it, on both sides."""
@@ -150,6 +170,9 @@ class Line:
     def _receive_into(self, contents: Tensor, tag: int) -> None:
         with _saying_when_broken():
             self._group.recv([contents], self._other, tag).wait(FOREVER)
+
+    def _expect(self, number: int) -> Any:
+        return self._group.recv([self._rooms[number]], self._other, PIECES + number)
 
     def _begin(self, contents: Tensor, tag: int) -> None:
         self._sending.append((self._group.send([contents], self._other, tag), contents))

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from paceline.engines.distributed.line import dist
+from paceline.engines.distributed.line import Line, dist
 from paceline.errors import RunError, UsageError
 from paceline.torchrun import Torchrun
 
@@ -38,15 +38,22 @@ class Meeting:
         self._store: Any = dist.TCPStore(
             host, port, None, True, TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
         )
-        self.device = dist.ProcessGroupGloo.create_device(hostname=self._reachable[0])
+        self._device = dist.ProcessGroupGloo.create_device(hostname=self._reachable[0])
+        self._silence_s = cluster.silence_s
         self._met = 0  # tickets drawn, of those that are known
         self._drawn: list[int] = []  # whose holders have not said that they are there
         if ranks.has_agent:
             _agents_store(cluster).set(ADDRESS, f"{self._reachable[0]}:{port}")
 
-    def client(self) -> Any:
-        """Return a connection of its own to the store: whoever waits at one keeps all others from it."""
-        return _client(self._reachable)
+    def line(self, ticket: int) -> Line:
+        """Wait for the holder of a ticket and return the line to it.
+
+        Raises:
+            Broken: it has not stayed.
+        """
+        # Whoever waits at a connection to the store keeps all others from it.
+        store = _client(self._reachable)
+        return Line(store, pair_key(ticket), 0, self._device, self._silence_s)
 
     def newcomers(self) -> list[int]:
         """Return the tickets of those who have come since the last time."""

@@ -19,10 +19,11 @@ import torch
 from paceline.engines.distributed.admission import apply_for
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import meet, pair_key
-from paceline.engines.distributed.messages import Abandoned, Ending, Evaluation, Finished, Interrupting, Work
+from paceline.engines.distributed.messages import Abandoned, Begun, Ending, Evaluation, Finished, Interrupting, Work
+from paceline.engines.distributed.pieces import Departure, as_number
 from paceline.engines.distributed.wire import Travelling, Wire
 from paceline.engines.labour import Labour, device_of, pin
-from paceline.engines.replica import Interrupted, Replica
+from paceline.engines.replica import Interrupted, Measured, Replica
 from paceline.errors import RunError, UsageError
 from paceline.job import Job
 from paceline.torchrun import Torchrun
@@ -76,10 +77,10 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
     store, ticket, device = meet(cluster)
     name = f"worker {cluster.worker} ({socket.gethostname()}, process {os.getpid()})"
     try:
-        with closing(Line(store, pair_key(ticket), 1, device)) as line:
+        with closing(Line(store, pair_key(ticket), 1, device, cluster.silence_s)) as line:
             apply_for(line, cluster.ranks.token, {"name": name, "worker": cluster.worker, "agreement": agreement})
             line.longest_text = LONGEST_TEXT_BYTES
-            line.make_room(member.room)
+            line.make_rooms([member.room])
             return member.take_part(line)
     except Broken as error:
         raise RunError(f"rank 0 is gone: {error}") from error
@@ -95,7 +96,7 @@ class _Member:
         device = device_of(cluster.device, cluster.ranks.local_rank)
         is_worker = self._worker < cluster.n
         check = self._check if is_worker else None
-        self._replica = Replica(job, seed, cluster.n, device=device, check=check)
+        self._replica = Replica(job, seed, cluster.n, device=device, check=check, accumulated=self._accumulated)
         faults = tuple(cluster.faults)
         self._labour = Labour(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
         self._version = self._replica.layout.allocate()
@@ -103,11 +104,13 @@ class _Member:
         wire = Wire(cluster.wire if is_worker else "float32", self._replica.layout)  # what is measured is exact
         self._arriving = Travelling(wire, self._version)
         self._leaving = Travelling(wire, self._gradient)
+        self._departure = Departure(wire.pieces, wire.parameters, self._send_piece)
         if cluster.device == "cuda":
             pin(self._version)
             pin(self._gradient)
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()  # also safe in a handler of signals
         self._draw = 0
+        self._received_s = 0.0  # when the work came
         self._interrupted = 0  # the newest draw that is to be abandoned
         self._nudge = threading.Event()  # wakes who sleeps
         self._listener: threading.Thread | None = None
@@ -155,17 +158,38 @@ class _Member:
                 raise RunError(f"rank 0 is gone: {reason}")
 
     def _compute(self, work: Work, received_s: float) -> None:
-        self._draw = work.draw
+        self._draw, self._received_s = work.draw, received_s
+        self._departure.begin()
         try:
             measured = self._labour.gradient(work.draw, work.minibatch, work.run_s, self._version, self._gradient)
         except Interrupted:
-            self._line.send(Abandoned(work.draw), will_be_answered=True)
+            self._line.send(Abandoned(work.draw, as_number(self._departure.gone)), will_be_answered=True)
         else:
-            self._leaving.pack()
-            finite = measured.finite and not self._leaving.overflows(measured.squared_norm)
-            busy_s = time.monotonic() - received_s
-            finished = Finished(work.draw, busy_s, *measured._replace(finite=finite))
-            self._line.send(finished, self._leaving.memory, will_be_answered=True)
+            self._hand_in(measured)
+
+    def _accumulated(self, parameter: int) -> None:
+        self._departure.accumulated(parameter)
+
+    def _send_piece(self, number: int) -> None:
+        """Send a piece of a gradient before there is all of it."""
+        if not self._departure.gone:
+            self._line.send(Begun(self._draw, self._busy_s))
+        self._leaving.pack(number)
+        self._line.send_piece(number, self._leaving.pieces[number])
+
+    def _hand_in(self, measured: Measured) -> None:
+        """Send what of the gradient has not gone yet, and its scalars."""
+        rest, again = self._departure.rest()
+        for number in rest:
+            self._leaving.pack(number)
+        finite = measured.finite and not self._leaving.overflows(measured.squared_norm)
+        finished = Finished(self._draw, as_number(again), self._busy_s, *measured._replace(finite=finite))
+        pieces = [(number, self._leaving.pieces[number]) for number in rest]
+        self._line.send(finished, pieces=pieces, will_be_answered=True)
+
+    @property
+    def _busy_s(self) -> float:
+        return time.monotonic() - self._received_s
 
     def _check(self) -> None:
         if self._interrupted >= self._draw:
@@ -187,12 +211,12 @@ class _Member:
                     case Work() as work:
                         self._line.settle()
                         if work.sends_version:
-                            self._line.receive_vectors()
+                            self._line.receive_piece(0)
                             self._arriving.unpack()
                         self._requests.put((work, time.monotonic()))
                     case Evaluation() as evaluation:
                         self._line.settle()
-                        self._line.receive_vectors()
+                        self._line.receive_piece(0)
                         self._arriving.unpack()
                         self._requests.put((evaluation, time.monotonic()))
                     case Interrupting(draw):

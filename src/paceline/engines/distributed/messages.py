@@ -50,15 +50,28 @@ class Evaluation(NamedTuple):
     version: int
 
 
-class Finished(NamedTuple):
-    """The gradient of a draw, which follows.
+class Begun(NamedTuple):
+    """The first piece of a gradient follows, while the others are still being computed.
 
     Attributes:
+        busy_s: from the arrival of the work to this.
+    """
+
+    draw: int
+    busy_s: float
+
+
+class Finished(NamedTuple):
+    """The gradient of a draw; what of it has not come yet follows.
+
+    Attributes:
+        again: the pieces that come a second time, as a number with a bit for each.
         busy_s: from the arrival of the work to this.
         loss: and what comes after it, as in `Measured`.
     """
 
     draw: int
+    again: int
     busy_s: float
     loss: float
     samples: int
@@ -70,13 +83,18 @@ class Finished(NamedTuple):
     @property
     def measured(self) -> Measured:
         """Scalars of the gradient."""
-        return Measured(*self[2:])
+        return Measured(*self[3:])
 
 
 class Abandoned(NamedTuple):
-    """The work was interrupted; its version is not read any more."""
+    """The work was interrupted; its version is not read any more.
+
+    Attributes:
+        gone: the pieces of its gradient that had been sent, as a number with a bit for each.
+    """
 
     draw: int
+    gone: int
 
 
 class Ending(NamedTuple):
@@ -91,8 +109,8 @@ class Text(NamedTuple):
     nbytes: int
 
 
-Message = Work | Interrupting | Evaluation | Finished | Abandoned | Ending | Text
-KINDS: list[type[Any]] = [Work, Interrupting, Evaluation, Finished, Abandoned, Ending, Text]
+Message = Work | Interrupting | Evaluation | Begun | Finished | Abandoned | Ending | Text
+KINDS: list[type[Any]] = [Work, Interrupting, Evaluation, Begun, Finished, Abandoned, Ending, Text]
 
 
 def _optional(number: float) -> int | None:

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from paceline.engines.distributed.pieces import Piece, cut
 from paceline.vectors import ALIGNMENT_BYTES, Layout, Vectors
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float16": torch.float16}
@@ -28,6 +29,8 @@ class Wire:
     Attributes:
         is_rounding: whether anything is rounded; else a vector's own memory travels.
         nbytes: that travel.
+        pieces: in which a gradient travels, in the order in which it is likely to be finished.
+        parameters: where in what travels each of them is.
 
     >>> layout = Layout(torch.nn.Linear(1000, 1000))
     >>> layout.nbytes, Wire("bf16", layout).nbytes
@@ -35,57 +38,69 @@ class Wire:
     """
 
     def __init__(self, word: str, layout: Layout) -> None:
-        self._dtype = DTYPES[word]
+        self._rounded_to = DTYPES[word]
         probe = Vectors(layout, torch.empty(layout.nbytes, dtype=torch.uint8))
-        self._rounded = [self._is_rounded(flat) for flat in probe.flat_parameters] + [False] * len(probe.flat_buffers)
-        self.is_rounding = any(self._rounded)
-        self._slices = self._places([*probe.flat_parameters, *probe.flat_buffers])
-        self.nbytes = self._slices[-1].stop if self.is_rounding else layout.nbytes
+        flats = [*probe.flat_parameters, *probe.flat_buffers]
+        self._dtypes = [self._travels_as(flat) for flat in probe.flat_parameters]
+        self._dtypes += [flat.dtype for flat in probe.flat_buffers]
+        self.is_rounding = self._dtypes != [flat.dtype for flat in flats]
+        self._places = _placed([flat.numel() * dtype.itemsize for flat, dtype in zip(flats, self._dtypes, strict=True)])
+        self.nbytes = self._places[-1].stop
+        self.pieces = cut(self._places[len(probe.flat_parameters) - 1].stop, self.nbytes)
+        self.parameters = self._parameters(probe)
 
     def room(self, vectors: Vectors) -> Tensor:
         """Return memory for what travels of vectors, uint8 [nbytes]: their own if that will do."""
         return torch.zeros(self.nbytes, dtype=torch.uint8) if self.is_rounding else vectors.memory
 
-    def pack(self, vectors: Vectors, travelling: Tensor) -> None:
-        """Write vectors as they travel."""
-        for flat, piece in self._pairs(vectors, travelling):
-            piece.copy_(flat)
+    def pack(self, vectors: Vectors, travelling: Tensor, piece: Piece | None = None) -> None:
+        """Write vectors, or a piece of them, as they travel."""
+        for flat, place in self._pairs(vectors, travelling, piece):
+            place.copy_(flat)
 
-    def unpack(self, travelling: Tensor, vectors: Vectors) -> None:
-        """Write what has travelled into vectors."""
-        for flat, piece in self._pairs(vectors, travelling):
-            flat.copy_(piece)
+    def unpack(self, travelling: Tensor, vectors: Vectors, piece: Piece | None = None) -> None:
+        """Write what has travelled, or a piece of it, into vectors."""
+        for flat, place in self._pairs(vectors, travelling, piece):
+            flat.copy_(place)
 
     def overflows(self, travelling: Tensor, squared_norm: float) -> bool:
         """Return whether some number of a finite gradient, given its squared norm, has become infinite."""
-        if not self.is_rounding or squared_norm <= torch.finfo(self._dtype).max ** 2:
+        if not self.is_rounding or squared_norm <= torch.finfo(self._rounded_to).max ** 2:
             return False
-        pieces = [
-            travelling[place].view(self._dtype)
-            for place, rounds in zip(self._slices, self._rounded, strict=True)
-            if rounds
+        numbers = [
+            place.of(travelling).view(dtype)
+            for place, dtype in zip(self._places, self._dtypes, strict=True)
+            if dtype == self._rounded_to
         ]
-        return any(not bool(torch.isfinite(piece).all()) for piece in pieces)
+        return any(not bool(torch.isfinite(each).all()) for each in numbers)
 
-    def _is_rounded(self, flat: Tensor) -> bool:
-        return flat.dtype == torch.float32 and self._dtype != torch.float32
+    def _travels_as(self, parameter: Tensor) -> torch.dtype:
+        return self._rounded_to if parameter.dtype == torch.float32 else parameter.dtype
 
-    def _places(self, flats: list[Tensor]) -> list[slice]:
-        sizes = [
-            flat.numel() * (self._dtype if is_rounded else flat.dtype).itemsize
-            for flat, is_rounded in zip(flats, self._rounded, strict=True)
-        ]
-        starts = accumulate((-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes), initial=0)
-        return [slice(start, end) for start, end in pairwise(starts)]
+    def _parameters(self, probe: Vectors) -> list[Piece]:
+        starts = {flat.dtype: place.start for flat, place in zip(probe.flat_parameters, self._places, strict=False)}
+        places = []
+        for view in probe.parameters:
+            start = starts[view.dtype]
+            places.append(Piece(start, start + view.numel() * self._travels_as(view).itemsize))
+            starts[view.dtype] = places[-1].stop
+        return places
 
-    def _pairs(self, vectors: Vectors, travelling: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield every flat vector with its place in what travels; none where they are the same."""
+    def _pairs(self, vectors: Vectors, travelling: Tensor, piece: Piece | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield what of each flat vector is in a piece, with where it is there; none where they are the same."""
         if not self.is_rounding:
             return
         flats = [*vectors.flat_parameters, *vectors.flat_buffers]
-        for flat, place, is_rounded in zip(flats, self._slices, self._rounded, strict=True):
-            dtype = self._dtype if is_rounded else flat.dtype
-            yield flat, travelling[place].view(dtype)[: flat.numel()]
+        for flat, place, dtype in zip(flats, self._places, self._dtypes, strict=True):
+            common = place.common(piece or place)
+            if common.nbytes > 0:
+                numbers = flat[(common.start - place.start) // dtype.itemsize :][: common.nbytes // dtype.itemsize]
+                yield numbers, common.of(travelling).view(dtype)[: numbers.numel()]
+
+
+def _placed(sizes: list[int]) -> list[Piece]:
+    starts = accumulate((-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes), initial=0)
+    return [Piece(*ends) for ends in pairwise(starts)]
 
 
 class Travelling:
@@ -97,20 +112,22 @@ class Travelling:
 
     Attributes:
         memory: uint8 [bytes on the wire].
+        pieces: of it, as they travel if not all at once.
     """
 
     def __init__(self, wire: Wire, vectors: Vectors) -> None:
         self._wire = wire
         self._vectors = vectors
         self.memory = wire.room(vectors)
+        self.pieces = [piece.of(self.memory) for piece in wire.pieces]
 
-    def pack(self) -> None:
-        """Get the vectors ready to go."""
-        self._wire.pack(self._vectors, self.memory)
+    def pack(self, number: int | None = None) -> None:
+        """Get the vectors, or a piece of them, ready to go."""
+        self._wire.pack(self._vectors, self.memory, None if number is None else self._wire.pieces[number])
 
-    def unpack(self) -> None:
-        """Read the vectors that have come."""
-        self._wire.unpack(self.memory, self._vectors)
+    def unpack(self, number: int | None = None) -> None:
+        """Read the vectors, or a piece of them, that have come."""
+        self._wire.unpack(self.memory, self._vectors, None if number is None else self._wire.pieces[number])
 
     def overflows(self, squared_norm: float) -> bool:
         """Return whether packing a finite gradient has made some number of it infinite."""
