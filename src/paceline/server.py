@@ -269,6 +269,11 @@ class ParameterServer:
             self._copy_into_model(state["model"])
         return {**joined([own, *others]), "model": self._tensors()}
 
+    def bring_together(self) -> None:
+        """Let the model have the parameters and buffers of the other slices too, as they are."""
+        for tensors in self._others.models():
+            self._copy_into_model(tensors)
+
     def slice_state(self) -> dict[str, Any]:
         """Return such a state of what is owned here."""
         self.let_go()

@@ -35,6 +35,10 @@ class Others:
         """Return the state of each of them, in the order of the slices."""
         return []
 
+    def models(self) -> list[dict[str, Any]]:
+        """Return what each of them has of the model, by name."""
+        return []
+
     def load(self, state: Mapping[str, Any]) -> None:
         """Let each of them go on from its part of the state of all."""
 

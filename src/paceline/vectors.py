@@ -109,6 +109,15 @@ class Layout:
         return _pieces([section for _, section in self.sections], flats)
 
 
+def copy_of(model: nn.Module, slices: int) -> Vectors:
+    """Return the parameters and buffers of a model in vectors of so many slices."""
+    vectors = Layout(model, slices).allocate()
+    tensors = [*trainable(model), *model.buffers()]
+    for view, tensor in zip([*vectors.parameters, *vectors.buffers], tensors, strict=True):
+        view.copy_(tensor.detach())
+    return vectors
+
+
 def trainable(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that require a gradient, tied ones once."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]

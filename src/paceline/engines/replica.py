@@ -53,6 +53,7 @@ class Replica:
             `Interrupted` when the work is to be abandoned.
         accumulated: called in the last backward pass, if the gradient is written on the device where it is wanted, with
             the number of each parameter whose gradient autograd has added to: mostly once, and it is final then.
+        slices: of the layout.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Replica:
         device: torch.device | str = "cpu",
         check: Callable[[], None] | None = None,
         accumulated: Callable[[int], None] | None = None,
+        slices: int = 1,
     ) -> None:
         self.batch_size = job.batch_size
         self._job = job
@@ -74,7 +76,7 @@ class Replica:
         self._accumulated = accumulated
         self._is_telling = False
         self.model = build_model(job, seed).to(self._device)
-        self.layout = Layout(self.model)
+        self.layout = Layout(self.model, slices)
         self._parameters = trainable(self.model)
         self._buffers = list(self.model.buffers())
         self._own: dict[str, Vectors] = {}

@@ -31,11 +31,16 @@ def compensated(
         then: the parameters of that version.
         gradient: may be changed.
     """
-    compensators = coordinator.compensators
-    if not (compensators and arrival.finite and coordinator.wants(arrival.worker, arrival.draw)):
+    if not will_be_compensated(arrival, coordinator):
         return arrival
+    compensators = coordinator.compensators
     staleness = coordinator.version - version
     done, finite = server.compensate(compensators, gradient, then, staleness, arrival.squared_norm)
     scales = [each.factor for each, by in zip(done, compensators, strict=True) if by.kind == "scale"]
     step_scale = max(prod(scales, start=1.0), float_info.min)  # a product may underflow, and weights may not be 0
     return arrival._replace(step_scale=step_scale, compensations=done, finite=finite)
+
+
+def will_be_compensated(arrival: Arrival, coordinator: Coordinator) -> bool:
+    """Return whether there are compensators now, and a gradient for them that will be accepted."""
+    return bool(coordinator.compensators) and arrival.finite and coordinator.wants(arrival.worker, arrival.draw)

@@ -1,24 +1,65 @@
-"""Where the processes of a job find rank 0: a store that it hosts, and the tickets drawn there."""
+"""Where the processes of a job find rank 0 and the servers of slices: rank 0's store, and the tickets drawn there."""
 
 from __future__ import annotations
 
 import socket
 import time
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from paceline.engines.distributed.line import Line, dist
+from paceline.engines.distributed.line import Broken, Line, dist
 from paceline.errors import RunError, UsageError
 from paceline.torchrun import Torchrun
 
 TIMEOUT = timedelta(seconds=20)
 LOOK_AGAIN_S = 0.1
 TICKETS = "tickets"
+OPEN = "open"  # set when tickets are looked at
 ADDRESS = "paceline/address"  # of rank 0, in the store of torchrun's agents, who may count restarts differently
 
 
-class Meeting:
+class Meeting(ABC):
+    """Where processes come that want to take part, in a store.
+
+    Args:
+        store: of this process alone.
+        device: gloo's, on the address of this host.
+        silence_s: of a line.
+    """
+
+    def __init__(self, store: Any, device: Any, silence_s: float) -> None:
+        self._store = store
+        self._device = device
+        self._silence_s = silence_s
+        self._met = 0  # tickets drawn, of those that are known
+        self._drawn: list[int] = []  # whose holders have not said that they are there
+        store.set(OPEN, "open")
+
+    @abstractmethod
+    def _another_client(self) -> Any:
+        """Return another connection to the store: whoever waits at one keeps all others from it."""
+
+    def line(self, ticket: int) -> Line:
+        """Wait for the holder of a ticket and return the line to it.
+
+        Raises:
+            Broken: it has not stayed.
+        """
+        return Line(self._another_client(), pair_key(ticket), 0, self._device, self._silence_s)
+
+    def newcomers(self) -> list[int]:
+        """Return the tickets of those who have come since the last time."""
+        count = self._store.add(TICKETS, 0)
+        self._drawn += range(self._met + 1, count + 1)
+        self._met = count
+        here = [ticket for ticket in self._drawn if self._store.check([_here(ticket)])]
+        self._drawn = [ticket for ticket in self._drawn if ticket not in here]
+        return here
+
+
+class MeetingAtRank0(Meeting):
     """The store of a job, on the address that the user has named, and gloo's device there.
 
     Args:
@@ -35,38 +76,72 @@ class Meeting:
         listener = _listen(host, wanted)
         port = listener.getsockname()[1]
         self._reachable = (ranks.master[0] if host == "0.0.0.0" else host, port)
-        self._store: Any = dist.TCPStore(
+        store = dist.TCPStore(
             host, port, None, True, TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
         )
-        self._device = dist.ProcessGroupGloo.create_device(hostname=self._reachable[0])
-        self._silence_s = cluster.silence_s
-        self._met = 0  # tickets drawn, of those that are known
-        self._drawn: list[int] = []  # whose holders have not said that they are there
+        super().__init__(store, dist.ProcessGroupGloo.create_device(hostname=self._reachable[0]), cluster.silence_s)
         if ranks.has_agent:
             _agents_store(cluster).set(ADDRESS, f"{self._reachable[0]}:{port}")
 
-    def line(self, ticket: int) -> Line:
-        """Wait for the holder of a ticket and return the line to it.
+    def _another_client(self) -> Any:
+        return _client(self._reachable)
+
+
+class MeetingAtSlice(Meeting):
+    """Where workers come to the server of a slice: a part of rank 0's store.
+
+    Args:
+        met: rank 0.
+        number: of the slice.
+        silence_s: of a line.
+    """
+
+    def __init__(self, met: Met, number: int, silence_s: float) -> None:
+        self._met_there = met
+        self._number = number
+        super().__init__(_of_slice(met.another_client(), number), met.device, silence_s)
+
+    def _another_client(self) -> Any:
+        return _of_slice(self._met_there.another_client(), self._number)
+
+
+class Met(NamedTuple):
+    """Rank 0 has been found.
+
+    Attributes:
+        address: of its store.
+        store: a connection to it.
+        ticket: by which rank 0 knows this process.
+        device: gloo's, on the address of this host from which rank 0 is reached.
+    """
+
+    address: tuple[str, int]
+    store: Any
+    ticket: int
+    device: Any
+
+    def another_client(self) -> Any:
+        """Return another connection to the store."""
+        return _client(self.address)
+
+    def line_to(self, number: int, wait_s: float, silence_s: float) -> Line:
+        """Return the line to the server of a slice, when it is there; the first one, 0, is at rank 0.
 
         Raises:
-            Broken: it has not stayed.
+            Broken: it does not come.
         """
-        # Whoever waits at a connection to the store keeps all others from it.
-        store = _client(self._reachable)
-        return Line(store, pair_key(ticket), 0, self._device, self._silence_s)
-
-    def newcomers(self) -> list[int]:
-        """Return the tickets of those who have come since the last time."""
-        count = self._store.add(TICKETS, 0)
-        self._drawn += range(self._met + 1, count + 1)
-        self._met = count
-        here = [ticket for ticket in self._drawn if self._store.check([_here(ticket)])]
-        self._drawn = [ticket for ticket in self._drawn if ticket not in here]
-        return here
+        if number == 0:
+            return Line(self.store, pair_key(self.ticket), 1, self.device, silence_s)
+        store = _of_slice(self.another_client(), number)
+        try:
+            store.wait([OPEN], timedelta(seconds=wait_s))
+        except RuntimeError as error:
+            raise Broken(f"the server of slice {number} has not come") from error
+        return Line(store, pair_key(_draw_ticket(store)), 1, self.device, silence_s)
 
 
-def meet(cluster: Torchrun) -> tuple[Any, int, Any]:
-    """Return a connection to the store of rank 0, a ticket for it, and gloo's device that reaches it.
+def meet(cluster: Torchrun) -> Met:
+    """Find rank 0.
 
     Raises:
         RunError: there is none, though it was waited for.
@@ -76,10 +151,8 @@ def meet(cluster: Torchrun) -> tuple[Any, int, Any]:
         address = _address(cluster)
         if address is not None and (here := _reached_from(address)):
             store = _client(address)
-            ticket = store.add(TICKETS, 1)
             device = dist.ProcessGroupGloo.create_device(hostname=here)
-            store.set(_here(ticket), "here")
-            return store, ticket, device
+            return Met(address, store, _draw_ticket(store), device)
         if time.monotonic() > deadline:
             where = "{}:{}".format(*address) if address else "{}:{}".format(*cluster.ranks.master)
             raise RunError(
@@ -150,6 +223,16 @@ def _client(address: tuple[str, int]) -> Any:
 
 def _agents_store(cluster: Torchrun) -> Any:
     return _client(cluster.ranks.master)
+
+
+def _of_slice(store: Any, number: int) -> Any:
+    return dist.PrefixStore(f"slice/{number}", store)
+
+
+def _draw_ticket(store: Any) -> int:
+    ticket = int(store.add(TICKETS, 1))
+    store.set(_here(ticket), "here")
+    return ticket
 
 
 def _here(ticket: int) -> str:

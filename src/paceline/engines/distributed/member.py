@@ -11,17 +11,17 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
 
 from paceline.engines.distributed.admission import apply_for
+from paceline.engines.distributed.assistants import Assistant
 from paceline.engines.distributed.line import Broken, Line
-from paceline.engines.distributed.meeting import meet, pair_key
-from paceline.engines.distributed.messages import Abandoned, Begun, Ending, Evaluation, Finished, Interrupting, Work
-from paceline.engines.distributed.pieces import Departure, as_number
-from paceline.engines.distributed.wire import Travelling, Wire
+from paceline.engines.distributed.meeting import meet
+from paceline.engines.distributed.messages import Ending, Evaluation, Finished, Interrupting, Work
+from paceline.engines.distributed.strand import Strand, strands
 from paceline.engines.labour import Labour, device_of, pin
 from paceline.engines.replica import Interrupted, Measured, Replica
 from paceline.errors import RunError, UsageError
@@ -73,19 +73,27 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
         SystemExit: this process was told to end, and has handed in what it had.
     """
     torch.set_num_threads(cluster.worker_threads)
+    assistants = [Assistant(cluster.n + number) for number in cluster.slices_here]
     member = _Member(job, cluster, seed)
-    store, ticket, device = meet(cluster)
+    met = meet(cluster)
     name = f"worker {cluster.worker} ({socket.gethostname()}, process {os.getpid()})"
+    hello = {"name": name, "worker": cluster.worker, "agreement": agreement, "ticket": met.ticket}
     try:
-        with closing(Line(store, pair_key(ticket), 1, device, cluster.silence_s)) as line:
-            apply_for(line, cluster.ranks.token, {"name": name, "worker": cluster.worker, "agreement": agreement})
-            line.longest_text = LONGEST_TEXT_BYTES
-            line.make_rooms([member.room])
-            return member.take_part(line)
+        with ExitStack() as open_lines:
+            lines = []
+            for number in range(cluster.slices):
+                line = met.line_to(number, cluster.start_timeout_s, cluster.silence_s)
+                lines.append(open_lines.enter_context(closing(line)))
+                apply_for(line, cluster.ranks.token, hello)
+                line.longest_text = LONGEST_TEXT_BYTES
+            ended = member.take_part(lines)
     except Broken as error:
         raise RunError(f"rank 0 is gone: {error}") from error
     finally:
         member.join()
+    for assistant in assistants:
+        assistant.end()
+    return ended
 
 
 class _Member:
@@ -96,15 +104,16 @@ class _Member:
         device = device_of(cluster.device, cluster.ranks.local_rank)
         is_worker = self._worker < cluster.n
         check = self._check if is_worker else None
-        self._replica = Replica(job, seed, cluster.n, device=device, check=check, accumulated=self._accumulated)
+        self._replica = Replica(
+            job, seed, cluster.n, device=device, check=check, accumulated=self._accumulated, slices=cluster.slices
+        )
         faults = tuple(cluster.faults)
         self._labour = Labour(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
-        wire = Wire(cluster.wire if is_worker else "float32", self._replica.layout)  # what is measured is exact
-        self._arriving = Travelling(wire, self._version)
-        self._leaving = Travelling(wire, self._gradient)
-        self._departure = Departure(wire.pieces, wire.parameters, self._send_piece)
+        word = cluster.wire if is_worker else "float32"  # what is measured is exact
+        self._strands = strands(self._replica, word, self._version, self._gradient)
+        self._owners = [strand for strand in self._strands for _ in strand.parameters]
         if cluster.device == "cuda":
             pin(self._version)
             pin(self._gradient)
@@ -113,18 +122,25 @@ class _Member:
         self._received_s = 0.0  # when the work came
         self._interrupted = 0  # the newest draw that is to be abandoned
         self._nudge = threading.Event()  # wakes who sleeps
-        self._listener: threading.Thread | None = None
+        self._given: dict[Strand, Work | Evaluation] = {}  # of a request, until every server has made it
+        self._lock = threading.Lock()
+        self._listeners: list[threading.Thread] = []
 
-    @property
-    def room(self) -> torch.Tensor:
-        """Where versions come in."""
-        return self._arriving.memory
+    def take_part(self, lines: list[Line]) -> Ended:
+        """Answer every request until the end.
 
-    def take_part(self, line: Line) -> Ended:
-        """Answer every request until the end."""
-        self._line = line
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        Args:
+            lines: to the server of each slice, the first one at rank 0.
+        """
+        for strand, line in zip(self._strands, lines, strict=True):
+            strand.use(line)
+        self._line = lines[0]
+        self._listeners = [threading.Thread(target=self._listen, daemon=True)]
+        self._listeners += [
+            threading.Thread(target=self._listen_to_slice, args=[strand], daemon=True) for strand in self._strands[1:]
+        ]
+        for listener in self._listeners:
+            listener.start()
         with self._leaving_on_sigterm():
             while True:
                 request = self._requests.get()
@@ -139,9 +155,9 @@ class _Member:
                     raise
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the thread that listens, when the line is at its end."""
-        if self._listener is not None:
-            self._listener.join(timeout_s)
+        """Wait for the threads that listen, when the line is at its end."""
+        for listener in self._listeners:
+            listener.join(timeout_s)
 
     def _answer(self, request: Any) -> None:
         match request:
@@ -159,33 +175,27 @@ class _Member:
 
     def _compute(self, work: Work, received_s: float) -> None:
         self._draw, self._received_s = work.draw, received_s
-        self._departure.begin()
+        for strand in self._strands:
+            strand.begin(work.draw)
         try:
             measured = self._labour.gradient(work.draw, work.minibatch, work.run_s, self._version, self._gradient)
         except Interrupted:
-            self._line.send(Abandoned(work.draw, as_number(self._departure.gone)), will_be_answered=True)
+            for strand in self._strands:
+                strand.abandon()
         else:
             self._hand_in(measured)
 
     def _accumulated(self, parameter: int) -> None:
-        self._departure.accumulated(parameter)
-
-    def _send_piece(self, number: int) -> None:
-        """Send a piece of a gradient before there is all of it."""
-        if not self._departure.gone:
-            self._line.send(Begun(self._draw, self._busy_s))
-        self._leaving.pack(number)
-        self._line.send_piece(number, self._leaving.pieces[number])
+        self._owners[parameter].accumulated(parameter, self._busy_s)
 
     def _hand_in(self, measured: Measured) -> None:
         """Send what of the gradient has not gone yet, and its scalars."""
-        rest, again = self._departure.rest()
-        for number in rest:
-            self._leaving.pack(number)
-        finite = measured.finite and not self._leaving.overflows(measured.squared_norm)
-        finished = Finished(self._draw, as_number(again), self._busy_s, *measured._replace(finite=finite))
-        pieces = [(number, self._leaving.pieces[number]) for number in rest]
-        self._line.send(finished, pieces=pieces, will_be_answered=True)
+        for strand in self._strands:
+            strand.pack_rest()
+        overflows = any(strand.overflows(measured.squared_norm) for strand in self._strands)
+        finished = Finished(self._draw, 0, self._busy_s, *measured._replace(finite=measured.finite and not overflows))
+        for strand in self._strands:
+            strand.hand_in(finished)
 
     @property
     def _busy_s(self) -> float:
@@ -208,17 +218,8 @@ class _Member:
         try:
             while True:
                 match self._line.receive():
-                    case Work() as work:
-                        self._line.settle()
-                        if work.sends_version:
-                            self._line.receive_piece(0)
-                            self._arriving.unpack()
-                        self._requests.put((work, time.monotonic()))
-                    case Evaluation() as evaluation:
-                        self._line.settle()
-                        self._line.receive_piece(0)
-                        self._arriving.unpack()
-                        self._requests.put((evaluation, time.monotonic()))
+                    case Work() | Evaluation() as request:
+                        self._receive_part(self._strands[0], request)
                     case Interrupting(draw):
                         self._abandon(draw)
                     case Ending():
@@ -230,6 +231,28 @@ class _Member:
         except Broken as error:
             self._requests.put(_Gone(str(error)))
             self._abandon(ALL_DRAWS)
+
+    def _listen_to_slice(self, strand: Strand) -> None:
+        """Receive the parts of versions that another server than rank 0 sends; if it is gone, rank 0 will say so."""
+        with suppress(Broken):
+            while True:
+                request = strand.line.receive()
+                if isinstance(request, Work | Evaluation):
+                    self._receive_part(strand, request)
+
+    def _receive_part(self, strand: Strand, request: Work | Evaluation) -> None:
+        """Receive a part of what a request needs, which is asked for by every server and begun with the last part."""
+        strand.line.settle()
+        if isinstance(request, Evaluation) or request.sends_version:
+            strand.receive_version()
+        with self._lock:
+            self._given[strand] = request
+            if len(self._given) < len(self._strands):
+                return
+            given, self._given = self._given, {}
+        asked = given[self._strands[0]]  # which says all there is to say
+        assert all(each[:1] == asked[:1] for each in given.values()), given  # no server is ahead of another
+        self._requests.put((asked, time.monotonic()))
 
     def _reason(self) -> dict[str, Any]:
         text = self._line.receive()
@@ -250,7 +273,7 @@ class _Member:
     def _take_leave(self, text: dict[str, Any]) -> None:
         """Say a last word, and wait until rank 0 has heard it and ends the line."""
         self._line.tell(text)
-        self.join(LEAVE_S)
+        self._listeners[0].join(LEAVE_S)
 
     @contextmanager
     def _leaving_on_sigterm(self) -> Iterator[None]:
