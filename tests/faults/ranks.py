@@ -60,8 +60,9 @@ class Job:
         ours, theirs = self._context.Pipe(duplex=False)
         job = changes.pop("job", self._job)
         torchrun = {**self._torchrun, **changes.pop("torchrun", {})}
+        prepare = changes.pop("prepare", None)  # is called in the process first
         settings = {**self._settings, "callbacks": [Announce(self._place("training"))], **changes}
-        arguments = (environment, job, torchrun, settings, self._place(f"said by {name}"), theirs)
+        arguments = (environment, job, torchrun, settings, self._place(f"said by {name}"), theirs, prepare)
         process = self._context.Process(target=_rank, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -154,11 +155,13 @@ class Announce(pl.Callback):
             self._path.touch()
 
 
-def _rank(environment, job, torchrun, settings, said, connection):
+def _rank(environment, job, torchrun, settings, said, connection, prepare):
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), sys.stderr.fileno())
     os.environ.update(environment)
     if "NETWORK_NAMESPACE" in environment:
         enter(environment["NETWORK_NAMESPACE"])
+    if prepare is not None:
+        prepare()
     try:
         with patch.object(member, "Assistant", NotHere):
             end = pl.train(job, cluster=pl.Torchrun(**torchrun), **settings)
