@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.cluster_text import parse_cluster
-from paceline.engines.distributed.messages import KINDS, Finished, Work, decode, encode
+from paceline.engines.distributed.messages import KINDS, Applying, Finished, Work, decode, encode
+from paceline.events import Accept, Apply
 
 FOUR = {
     "RANK": "1",
@@ -130,6 +131,14 @@ def test_measurements_come_over_the_wire_as_they_were(numbers, samples, finite):
     loss, squared_norm, variance, compute_s = numbers
     finished = Finished(3, 0, 0.1, loss, samples, squared_norm, variance, finite, compute_s)
     np.testing.assert_equal(tuple(decode(encode(finished))), tuple(finished))
+
+
+def test_a_slice_is_told_all_that_an_update_says_in_numbers():
+    told = {field: number for number, field in enumerate(Apply._fields, start=2)}
+    update = Apply(**{**told, "gradients": (Accept(0, 0, 0, 1),) * 3, "reason": "", "measure": True})
+    again = decode(encode(Applying.of(update, elsewhere=True)))
+    assert again.elsewhere
+    assert again.update == update
 
 
 def test_numbers_that_are_no_message_are_refused():

@@ -57,6 +57,8 @@ class Job:
         """Start a rank, or start it once more, perhaps with something else than the others."""
         environment = self._environment(rank, changes.pop("token", TOKEN), changes.pop("slice", None))
         name = environment.get("SLICE", rank)
+        if name != rank and name in self.processes:
+            name += " again"
         ours, theirs = self._context.Pipe(duplex=False)
         job = changes.pop("job", self._job)
         torchrun = {**self._torchrun, **changes.pop("torchrun", {})}

@@ -184,6 +184,8 @@ def test_every_sample_is_applied_exactly_once_though_workers_are_killed_and_come
         for rank in (1, 4, 2, 3):
             job.processes[rank].join(60)
             job.start(rank)
+            if rank == 2:  # which starts the server of its slice once more
+                job.start(rank, slice=1)
         end = job.end(0)
     assert len(end.of(WorkerLost)) == n
     model = halves_job(samples).model()
@@ -203,14 +205,12 @@ def test_the_death_of_a_server_ends_the_run_of_everybody():
 
 @pytest.mark.slow
 def test_a_server_that_is_started_twice_is_told_to_go():
-    with ranks(3, tiny_job(), {"slices": 2}, protocol="asp", stop="updates=3000") as job:
+    with ranks(3, tiny_job(), {"slices": 2}, protocol="asp", stop="updates=400") as job:
         job.start_all()
         job.await_training()
-        first = job.processes["slice 1"], job._ends["slice 1"]
         job.start(1, slice=1)
         with pytest.raises(SystemExit, match="0"):
-            job.end("slice 1")
-        job.processes["slice 1"], job._ends["slice 1"] = first
+            job.end("slice 1 again")
         assert job.end(0).stopped_by == "updates"
 
 
@@ -243,6 +243,15 @@ def test_a_server_that_does_not_come_is_missed():
         job.start(1)
         with pytest.raises(pl.RunError, match=r"the server of slice 1 did not come within start_timeout_s = 2 s"):
             job.end(0)
+
+
+@pytest.mark.slow
+def test_more_slices_than_tensors_are_refused_by_everybody():
+    with ranks(6, tiny_job(), {"slices": 5}, protocol="bsp", stop="updates=3") as job:
+        job.start_all()
+        for name in (0, 1, "slice 1"):
+            with pytest.raises(pl.UsageError, match="slices=5, but the model has 4 tensors"):
+                job.end(name)
 
 
 def test_ranks_with_other_slices_stop_with_the_difference():

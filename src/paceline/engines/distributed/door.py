@@ -13,7 +13,7 @@ from paceline.engines.distributed.admission import Refused, examine
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import LOOK_AGAIN_S, Meeting
-from paceline.engines.distributed.messages import Abandoned, Applied, Begun, Finished, Message
+from paceline.engines.distributed.messages import Abandoned, Begun, Finished, Message, Updated
 from paceline.engines.distributed.pieces import from_number
 from paceline.engines.distributed.wire import Travelling
 
@@ -179,7 +179,7 @@ class Door:
                     continue
                 if isinstance(message, Finished) and given_s is not None:
                     at_s = given_s + message.busy_s  # when it was there: its header has waited behind pieces
-                if isinstance(message, Finished | Abandoned | Applied) or "metrics" in message:
+                if isinstance(message, Finished | Abandoned | Updated) or "metrics" in message:
                     if room is not None:
                         _receive_pieces(line, room, message)
                     line.settle()

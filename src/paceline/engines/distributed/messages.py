@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.engines.replica import Measured
-from paceline.events import Minibatch
+from paceline.events import Accept, Apply, Minibatch
 
 NUMBERS = 16  # in a header
 
@@ -138,6 +138,9 @@ class Applying(NamedTuple):
     Attributes:
         gradients: how many.
         elsewhere: whether the version before is still read, so that the next one may not take its place.
+
+    >>> Applying.of(Apply(7, (), 0.5, "enough"), elsewhere=True).update
+    Apply(version=7, gradients=(), lr_scale=0.5, reason='', measure=False, step_scale=1.0, momentum_limit=inf)
     """
 
     version: int
@@ -148,8 +151,23 @@ class Applying(NamedTuple):
     momentum_limit: float
     elsewhere: bool
 
+    @classmethod
+    def of(cls, update: Apply, elsewhere: bool) -> Applying:
+        """Return an update as it is told."""
+        numbers = {name: getattr(update, name) for name in _TOLD}
+        return cls(**numbers, gradients=len(update.gradients), elsewhere=elsewhere)
 
-class Applied(NamedTuple):
+    @property
+    def update(self) -> Apply:
+        """The update; of its gradients, only their number is told."""
+        numbers: dict[str, Any] = {name: getattr(self, name) for name in _TOLD}
+        return Apply(**numbers, gradients=(Accept(0, 0, 0, 1),) * self.gradients, reason="")
+
+
+_TOLD = [name for name in Apply._fields if name not in {"gradients", "reason"}]
+
+
+class Updated(NamedTuple):
     """The slice has made an update."""
 
     version: int
@@ -206,7 +224,7 @@ class Text(NamedTuple):
 
 
 Command = Giving | Evaluating | Taking | Applying | Forgetting | Sums
-Message = Work | Interrupting | Evaluation | Begun | Finished | Abandoned | Ending | Text | Command | Applied | Came
+Message = Work | Interrupting | Evaluation | Begun | Finished | Abandoned | Ending | Text | Command | Updated | Came
 KINDS: list[type[Any]] = [*get_args(Message)]
 
 

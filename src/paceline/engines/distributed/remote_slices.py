@@ -10,7 +10,7 @@ from paceline.coordinator import Coordinator
 from paceline.engines.distributed.door import Gone, Heard, News
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.line import TENSORS, Line
-from paceline.engines.distributed.messages import Applied, Applying, Command, Sums, sums_of
+from paceline.engines.distributed.messages import Applying, Command, Sums, Updated, sums_of
 from paceline.errors import RunError, UsageError
 from paceline.events import Apply, Arrival
 from paceline.slices import Others
@@ -54,6 +54,7 @@ class RemoteSlices(Others):
         if number in self._lines:
             line.tell({"end": {"reason": f"slice {number} has a server"}})
             return
+        line.tell({"owns": number})
         self._lines[number] = line
         self._numbers[ticket] = number
 
@@ -89,16 +90,8 @@ class RemoteSlices(Others):
             elsewhere: whether the version before is still read.
         """
         for number in list(self._busy):
-            self.hear(number, self._await(number, lambda said: isinstance(said, Applied)))
-        command = Applying(
-            update.version,
-            len(update.gradients),
-            update.lr_scale,
-            update.measure,
-            update.step_scale,
-            update.momentum_limit,
-            elsewhere,
-        )
+            self.hear(number, self._await(number, lambda said: isinstance(said, Updated)))
+        command = Applying.of(update, elsewhere)
         for number, line in self._lines.items():
             line.send(command, will_be_answered=True)
             self._busy.add(number)
@@ -124,7 +117,7 @@ class RemoteSlices(Others):
             RunError: something went wrong there.
         """
         match said:
-            case Applied():
+            case Updated():
                 self._busy.discard(number)
             case {"failed": message, "details": details, "is_usage": is_usage}:
                 if is_usage:

@@ -24,7 +24,6 @@ from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import MeetingAtSlice, meet
 from paceline.engines.distributed.messages import (
-    Applied,
     Applying,
     Came,
     Evaluating,
@@ -34,6 +33,7 @@ from paceline.engines.distributed.messages import (
     Giving,
     Sums,
     Taking,
+    Updated,
     Work,
     sums_of,
 )
@@ -41,7 +41,6 @@ from paceline.engines.distributed.published import Published
 from paceline.engines.distributed.wire import Travelling, Wire
 from paceline.engines.replica import build_model
 from paceline.errors import RunError, UsageError
-from paceline.events import Accept, Apply
 from paceline.job import Job
 from paceline.server import ParameterServer
 from paceline.slices import Others
@@ -76,16 +75,20 @@ def serve_slice(
     torch.set_num_threads(max(1, cores() // cluster.ranks.local_world_size))
     number = cluster.slice
     assert number is not None
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends everybody
-    met = meet(cluster)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends everybody
+    model = build_model(job, seed)
+    layout = Layout(model, cluster.slices, only=number)
     inbox: Inbox[News] = Inbox()
+    met = meet(cluster)
     name = f"the server of slice {number} ({socket.gethostname()}, process {os.getpid()})"
     try:
         with closing(met.line_to(0, cluster.start_timeout_s, cluster.silence_s)) as line:
             apply_for(line, cluster.ranks.token, {"name": name, "worker": cluster.worker, "agreement": agreement})
             line.longest_text = LONGEST_TEXT_BYTES
-            model = build_model(job, seed)
-            layout = Layout(model, cluster.slices, only=number)
+            match line.receive():
+                case {"end": end}:  # another process owns it: its rank was started again, and has started this one too
+                    return dict(end)
             server = ParameterServer(job, model, layout, per_epoch, _RankZero(line, inbox))
             wires = Wire(cluster.wire, layout), Wire("float32", layout)
             rooms = [Travelling(wires[0], layout.allocate()) for _ in range(cluster.n)]
@@ -220,20 +223,9 @@ class _SliceServer:
     def _apply(self, command: Applying) -> None:
         if command.elsewhere:
             self._published.go_elsewhere()
-        gradients = (Accept(0, 0, 0, 1),) * command.gradients  # of which only the number counts
-        self._server.apply(
-            Apply(
-                command.version,
-                gradients,
-                command.lr_scale,
-                "",
-                command.measure,
-                command.step_scale,
-                command.momentum_limit,
-            )
-        )
+        self._server.apply(command.update)
         self._take_over(command.version)
-        self._rank_0.send(Applied(command.version), will_be_answered=True)
+        self._rank_0.send(Updated(command.version), will_be_answered=True)
 
     def _take_over(self, version: int) -> None:
         """Keep a version until rank 0 says that nobody reads it any more."""
