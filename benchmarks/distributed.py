@@ -45,7 +45,8 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=40, help="of each training")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     args = parser.parse_args()
-    report("distributed", args, {part: PARTS[part](args) for part in args.parts})
+    name = "distributed" if args.parts == list(PARTS) else "_".join(["distributed", *args.parts])
+    report(name, args, {part: PARTS[part](args) for part in args.parts})
 
 
 # --- the parts -------------------------------------------------------------------------------------------------------

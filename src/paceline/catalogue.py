@@ -212,7 +212,8 @@ def dc_s3gd(lambda0: float = 0.2) -> Phase:
     Paper: Rigazzi, "DC-S3GD: delay-compensated stale-synchronous SGD", 2019, Algorithm 1 and eq. 7 to 12, 17.
     """
     correction = DCS3GD(lambda0)
-    return _serverless(Reduction("updates", overlaps=True, correction=correction), repr(correction))
+    name = repr(correction).removesuffix("()")
+    return _serverless(Reduction("updates", overlaps=True, correction=correction), name)
 
 
 def _serverless(reduction: Reduction, name: str) -> Phase:

@@ -42,7 +42,7 @@ from paceline.momentum_limit import KEEP
 from paceline.patience import Patience
 from paceline.phase_share import PhaseShare
 from paceline.protocols import Extent, Phase, Plan, Protocol
-from paceline.roster import ASIDE, BUSY, IDLE, LOST, PROBED, Roster, Status, Worker
+from paceline.roster import ASIDE, BUSY, IDLE, LOST, NEVER, PROBED, Roster, Status, Worker
 from paceline.stop import Stop as StopRule
 from paceline.stop import StopWatch
 
@@ -256,7 +256,19 @@ class Coordinator:
         # Not given back: a minibatch that breaks one gradient would break the next one too.
         self._commands.append(Drop(event.worker, event.draw, staleness, NOT_FINITE))
         worker.rejections += 1
+        if self._plan.reduction is not None:
+            self._leave_out(event.worker, worker)
         self._check_rejections(event.worker, worker)
+
+    def _leave_out(self, number: int, worker: Worker) -> None:
+        """Make the update without this worker: without a server, all hand in at once, or nobody does."""
+        worker.contributed_to = self.version
+        self._owing.discard(number)
+        if not (self._held or self._owing):
+            for each in self._roster.taking_part():
+                self._workers[each].contributed_to = NEVER
+                self._owing.add(each)
+            self._recheck_idle = True
 
     def _check_rejections(self, worker: int, state: Worker) -> None:
         if state.rejections >= REJECTIONS_IN_A_ROW:

@@ -21,6 +21,7 @@ class Status(Enum):
 
 
 IDLE, BUSY, ASIDE, PROBED, LOST = Status  # looked up several times an event, and an enum is slow at that
+NEVER = -1  # a version that there is none of
 
 
 @dataclass(slots=True)
@@ -40,7 +41,7 @@ class Worker:
     version: int = 0
     started_s: float = 0.0
     minibatch: Minibatch | None = None
-    contributed_to: int = -1
+    contributed_to: int = NEVER
     rejections: int = 0
 
 

@@ -4,17 +4,21 @@ from math import inf
 
 from paceline.catalogue import (
     adasync,
+    all_reduce,
     asp,
     b_dbw,
     backup,
     bsp,
     dbw,
+    dc_s3gd,
     k_async,
     k_batch_async,
     k_batch_sync,
     k_sync,
+    local_sgd,
     pull,
     ringmaster,
+    s3gd,
     ssp,
 )
 
@@ -37,4 +41,16 @@ TABLE = [
     ("b_dbw", b_dbw(), ("all", 0, "update", "finish", inf)),
     ("adasync", adasync(), (1, 0, "update", "interrupt", inf)),
     ("adasync", adasync(base="k_batch_async", K_0=2), (2, inf, "arrival", "finish", inf)),
+]
+
+# Without a server: the coordinator sees one gradient of everybody an update.
+WITHOUT_SERVER = [
+    (name, protocol, ("all", 0, "update", "finish", inf))
+    for name, protocol in [
+        ("all_reduce", all_reduce()),
+        ("local_sgd", local_sgd(H=4)),
+        ("s3gd", s3gd()),
+        ("dc_s3gd", dc_s3gd()),
+        ("dc_s3gd", dc_s3gd(lambda0=0.4)),
+    ]
 ]

@@ -5,12 +5,13 @@ from random import Random
 
 import pytest
 
-from contracts.catalogue_table import TABLE
+from contracts.catalogue_table import TABLE, WITHOUT_SERVER
 from contracts.harness import Watch, coordinator, run
 from paceline.catalogue import CATALOGUE, parse_plan
 from paceline.events import Accept, Apply, Decision, Interrupt
 from paceline.protocols import as_plan
 
+ALL = [*TABLE, *WITHOUT_SERVER]
 N = 5
 UPDATES = 100
 
@@ -21,7 +22,7 @@ LAWS = {
     "heavy tail": lambda worker, draw: Random(f"{worker} {draw}").paretovariate(0.8),
 }
 
-each_protocol = pytest.mark.parametrize("protocol", [protocol for _, protocol, _ in TABLE], ids=str)
+each_protocol = pytest.mark.parametrize("protocol", [protocol for _, protocol, _ in ALL], ids=str)
 each_law = pytest.mark.parametrize("law", LAWS)
 
 
@@ -39,7 +40,7 @@ def quorums(watch, protocol):
     """Return the quorum of every update, which a controller may have chosen."""
     [phase] = as_plan(protocol).phases
     if not phase.controllers:
-        fixed = N if protocol.quorum == "all" else protocol.quorum
+        fixed = N if phase.protocol.quorum == "all" else phase.protocol.quorum
         return [fixed] * len(watch.updates)
     return [decision.k for decision in all_commands(watch, Decision) if decision.kind == "quorum"]
 
@@ -49,10 +50,10 @@ def all_commands(watch, kind):
 
 
 def test_the_table_has_every_protocol_of_the_catalogue():
-    assert {name for name, _, _ in TABLE} == set(CATALOGUE)
+    assert {name for name, _, _ in ALL} == set(CATALOGUE)
 
 
-@pytest.mark.parametrize(("name", "protocol", "knobs"), TABLE)
+@pytest.mark.parametrize(("name", "protocol", "knobs"), ALL)
 def test_knobs_are_those_of_the_design(name, protocol, knobs):
     given = knobs_of(protocol)
     found = (given.quorum, given.max_staleness, given.refill, given.on_update, given.max_lead)

@@ -31,7 +31,7 @@ def lost(end):
 def test_a_run_over_two_hosts():
     with (
         hosts(2) as made,
-        ranks_on_hosts(made, [0, 0, 1], tiny_job(), protocol="k_sync(k=1)", stop="updates=200") as job,
+        ranks_on_hosts(made, [0, 0, 1], tiny_job(), protocol="asp", stop="updates=200") as job,
     ):
         job.start_all()
         ends = [job.end(rank) for rank in range(3)]
@@ -130,6 +130,17 @@ def test_a_slow_link_makes_a_straggler_that_k_sync_does_not_wait_for():
                 assert used_by(end, 2) < 5
     assert per_update_s["bsp"] > 1.0
     assert per_update_s["k_sync(k=2)"] < 0.2
+
+
+@pytest.mark.slow
+def test_a_version_on_its_way_over_a_slow_link_keeps_nobody_else_waiting():
+    with hosts(2) as made:
+        made.shape(1, rate="16mbit")  # 0.7 s for a version or a gradient
+        end = run(made, [0, 0, 0, 1], tiny_job(model=wide_net), protocol="asp", stop="seconds=10")
+    pulls = [[r.pull_s for r in end.of(GradientArrived) if r.worker == worker] for worker in range(3)]
+    assert min(pulls[2]) > 0.5
+    assert max(median(pulls[0]), median(pulls[1])) < 0.1
+    assert min(used_by(end, 0), used_by(end, 1)) > 5 * used_by(end, 2) > 0
 
 
 @pytest.mark.slow

@@ -97,12 +97,12 @@ def test_slices_reach_the_parameters_of_one_server_on_the_same_arrivals(protocol
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slices", [2, 5])
+@pytest.mark.parametrize("slices", [2, 3])
 def test_a_gradient_in_pieces_to_several_servers_is_that_of_its_minibatch_wherever_it_is_interrupted(slices):
     job = large_job()
-    [end, *_] = run(5, job, {"slices": slices}, protocol="k_sync(k=1)", stop="updates=25")
+    [end, *_] = run(3, job, {"slices": slices}, protocol="k_sync(k=1)", stop="updates=25")
     arrivals = [record for record in end.of(GradientArrived) if record.used]
-    expected = sgd_over(arrivals, job, 4)
+    expected = sgd_over(arrivals, job, 2)
     assert end.of(WorkInterrupted)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in end.parameters.items())
 

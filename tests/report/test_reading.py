@@ -17,7 +17,7 @@ from paceline.history import (
 )
 from paceline.recording.run_folder import SavedRun
 from paceline.report.reading import FATES, STILL_GOING, read_run
-from paceline.report.worker_time import coverage, heat_map, round_trips, samples, staleness, worker_seconds
+from paceline.report.worker_time import activities, coverage, heat_map, round_trips, samples, staleness, worker_seconds
 from report.runs import arrival, begun, ended, exponential, small_job, train_run, two_updates, update, write_run
 
 PROTOCOLS = ["bsp", "asp", "k_sync(k=2)", "k_batch_sync(k=3)", "pull(k=2)", "backup(k=3)", "ssp(lead=1)"]
@@ -64,6 +64,25 @@ def test_worker_seconds_and_samples_are_those_of_the_records(saved):
     totals = saved.history.totals
     assert counts["used"] == totals.samples_used
     assert counts["dropped"] + counts["interrupted"] == totals.samples_dropped
+
+
+def test_what_workers_did_adds_up_to_the_time_that_they_were_there(saved):
+    run = read_run(saved, "")
+    did = activities(run)
+    assert sum(did.values()) == pytest.approx(sum(worker_seconds(run).values()))
+    arrived = list(saved.history.of(GradientArrived))
+    others_s = sum(each.now_s - each.started_s for each in saved.history.of(WorkInterrupted))
+    others_s += sum(each.now_s - each.started_s for each in saved.history.of(WorkUnfinished))
+    assert did["computing"] == pytest.approx(sum(each.compute_s for each in arrived) + others_s)
+    assert did["communicating"] == sum(each.pull_s + each.push_s for each in arrived)
+
+
+@pytest.mark.parametrize(("protocol", "shares"), [("all_reduce", (0.4, 0.6, 0.0)), ("dc_s3gd", (2 / 3, 1 / 3, 0.0))])
+def test_communication_counts_as_far_as_nothing_hides_it(tmp_path, protocol, shares):
+    cluster = pl.Cluster(4, pl.Deterministic(1.0), network=pl.Network(latency_s=1.5 / 6))
+    train_run(tmp_path / "run", protocol, cluster=cluster, stop=pl.Stop(updates=400))
+    did = activities(read_run(SavedRun(tmp_path / "run"), ""))
+    assert [part / sum(did.values()) for part in did.values()] == pytest.approx(shares, abs=0.01)
 
 
 def test_staleness_is_counted_over_the_used_gradients(saved):

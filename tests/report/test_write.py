@@ -112,7 +112,7 @@ def test_an_old_configuration_without_some_keys_is_read(tmp_path):
 @pytest.mark.slow
 def test_every_figure_is_written_as_png_and_svg(parent, tmp_path):
     write_report([parent / "bsp" / "seed-0"], figures=tmp_path / "figures")
-    names = {"progress-time", "progress-updates", "progress-workload", "worker-seconds", "samples"}
+    names = {"progress-time", "progress-updates", "progress-workload", "worker-seconds", "activities", "samples"}
     names |= {"timeline", "round-trips", "compute-time", "staleness"}
     written = {path.name for path in (tmp_path / "figures").iterdir()}
     assert written == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
@@ -126,6 +126,7 @@ def test_figures_of_each_run_have_its_name(parent, tmp_path, monkeypatch):
     written = {path.name: path.read_text() for path in (tmp_path / "figures").iterdir()}
     assert set(written) == {
         "worker-seconds.svg",
+        "activities.svg",
         "samples.svg",
         "timeline-1-bsp-seed-0.svg",
         "timeline-2-bsp-seed-1.svg",

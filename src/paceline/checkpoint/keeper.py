@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from paceline.checkpoint.store import Checkpoints
 from paceline.engines.base import Engine
-from paceline.engines.virtual import VirtualEngine
+from paceline.engines.virtual import TimingEngine
 from paceline.errors import RunError, UsageError
 from paceline.protocols import Extent
 from paceline.recording.recorder import Recorder
@@ -45,7 +45,7 @@ class Keeper:
             "server": session.server,
             "recorder": recorder,
         }
-        if isinstance(engine, VirtualEngine):
+        if isinstance(engine, TimingEngine):
             self._parts["engine"] = engine
         self._coordinator = session.coordinator
         self._configuration = {**session.configuration, "versions": versions()}

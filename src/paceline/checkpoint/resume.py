@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.checkpoint.store import Checkpoints
 from paceline.engines.base import Engine
-from paceline.engines.virtual import VirtualEngine
+from paceline.engines.virtual import TimingEngine
 from paceline.errors import PacelineWarning, RunError, UsageError
 from paceline.events import Restarted
 from paceline.history import History
@@ -66,7 +66,7 @@ class Resumption:
         self._session.coordinator.load_state_dict(state["coordinator"])
         self._session.server.load_state_dict(state["server"])
         recorder.load_state_dict(state["recorder"])
-        if isinstance(engine, VirtualEngine) and "engine" in state and not self.changes and not self._has_other_epochs:
+        if isinstance(engine, TimingEngine) and "engine" in state and not self.changes and not self._has_other_epochs:
             engine.load_state_dict(state["engine"])
             return None
         engine.go_on_from(self._session.coordinator.version, state["now"])

@@ -45,7 +45,8 @@ class AllReduceTiming(TimingEngine):
         self._reduction = reduction
         self._network = cluster.network
         self._payload_bytes = payload_bytes
-        self._free_s = [inf] * cluster.n  # from when each worker may compute; inf for one that has just come
+        self._free_s = [inf] * cluster.n  # from when each worker may compute; inf for when it is given work
+        self._lost: set[int] = set()
         self._finished_s: dict[int, float] = {}  # when each worker has its gradient, inf for never
         self._compute_s = [0.0] * cluster.n
         self._arriving: deque[int] = deque()
@@ -70,8 +71,7 @@ class AllReduceTiming(TimingEngine):
         if fault is not None and fault.kind != "not_finite":
             self._sequence += 1
             heappush(self._heap, (finished_s, self._sequence, worker, draw))
-            finished_s = inf
-        self._finished_s[worker] = finished_s
+        self._finished_s[worker] = inf if fault is not None and fault.kind == "hang" else finished_s
 
     def next_event(self) -> Event:
         """Return the next gradient of an iteration that has ended, or what comes before the next end."""
@@ -101,21 +101,21 @@ class AllReduceTiming(TimingEngine):
         return self._faults.get((worker, self._current[worker]))
 
     def _ends_s(self) -> float:
-        """Return when the iteration ends, as far as it is known; inf while somebody is awaited who will not come."""
+        """Return when the iteration ends, as far as it is known; inf if nobody is awaited."""
         awaited = [w for w in sorted(self._finished_s) if self._coordinator.wants(w, self._current[w])]
         if awaited != self._awaited:
             self._awaited, self._awaited_since_s = awaited, self.now
-        if not awaited:
+        coming = self._coming()
+        if not coming:
             return inf
-        self._sum_s = 0.0
-        if self._reduction.communicates(self._iteration + 1):
-            self._sum_s = self._network.all_reduce_s(len(awaited), self._payload_bytes)
-        return self._last_s + self._sum_s
+        last_s = max(self._awaited_since_s, *(self._finished_s[worker] for worker in coming))
+        is_summed = self._reduction.communicates(self._iteration + 1) and len(coming) == len(awaited)
+        self._sum_s = self._network.all_reduce_s(len(coming), self._payload_bytes) if is_summed else 0.0
+        return last_s + self._sum_s
 
-    @property
-    def _last_s(self) -> float:
-        """When everybody has handed in."""
-        return max(self._awaited_since_s, *(self._finished_s[worker] for worker in self._awaited))
+    def _coming(self) -> list[int]:
+        """Return who is awaited and does not hang; while somebody does, the gradients of the others arrive unsummed."""
+        return [worker for worker in self._awaited if self._finished_s[worker] < inf]
 
     def _earliest(self) -> Event | None:
         at_s, _, worker, what = heappop(self._heap)
@@ -127,21 +127,23 @@ class AllReduceTiming(TimingEngine):
             return None
         self.now = max(self.now, at_s)
         self._free_s[worker] = inf
+        self._lost.add(worker)
         return self._befall(self._faults[worker, what])
 
     def _end_iteration(self, ends_s: float) -> None:
         self._iteration += 1
-        overlaps, before_s = self._reduction.overlaps, self._summed_s
-        self._exposed_s = (
-            max(0.0, before_s - max(self._finished_s[w] for w in self._awaited)) if overlaps else self._sum_before_s
-        )
+        overlaps, before_s, coming = self._reduction.overlaps, self._summed_s, self._coming()
+        hidden_s = max(self._finished_s[worker] for worker in coming) if overlaps else -inf
+        self._exposed_s = min(self._sum_before_s, max(0.0, before_s - hidden_s))
         self._sum_before_s = self._sum_s
         communicates = self._reduction.communicates(self._iteration)
-        for worker in self._awaited:
+        for worker in coming:
             finished_s = self._finished_s.pop(worker)
             self._free_s[worker] = max(finished_s, before_s) if overlaps else ends_s if communicates else finished_s
+            if len(coming) < len(self._awaited):
+                self._free_s[worker] = inf
         self._summed_s = self.now = ends_s
-        self._arriving.extend(self._awaited)
+        self._arriving.extend(coming)
         self._awaited = []
 
     def _arrived(self, worker: int) -> Event:
@@ -155,6 +157,7 @@ class AllReduceTiming(TimingEngine):
 
 _AS_IT_IS = (
     "_free_s",
+    "_lost",
     "_finished_s",
     "_compute_s",
     "_awaited",
@@ -192,7 +195,8 @@ class VirtualAllReduce(AllReduceTiming):
 
     def compute(self, command: Compute) -> None:
         """Remember the work; who has just come goes on from the average."""
-        if self._free_s[command.worker] == inf:
+        if command.worker in self._lost:
+            self._lost.remove(command.worker)
             self._workers[command.worker].go_on_from_average()
         self._work[command.worker] = command
         super().compute(command)

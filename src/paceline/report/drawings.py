@@ -14,7 +14,9 @@ from paceline.errors import RunError, UsageError
 from paceline.report.curves import AXES, PANELS, Group, switches
 from paceline.report.reading import FATES, RunData
 from paceline.report.worker_time import (
+    ACTIVITIES,
     IDLE,
+    activities,
     coverage,
     heat_map,
     round_trips,
@@ -26,7 +28,8 @@ from paceline.report.worker_time import (
 COLOURS = ("#0072b2", "#d55e00", "#00805c", "#b0508a", "#8a6d00", "#404852")  # as on the page
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (8, 2)))
 FATE_COLOURS = dict(zip((*FATES, IDLE), ("#0072b2", "#d55e00", "#e6b800", "#8a7a90", "#e6e8ec"), strict=True))
-FATE_HATCHES = dict(zip((*FATES, IDLE), ("", "///", "---", "|||", ""), strict=True))
+FATE_COLOURS |= dict(zip(ACTIVITIES, ("#0072b2", "#b0508a", "#e6e8ec"), strict=True))
+FATE_HATCHES = dict(zip((*FATES, IDLE, *ACTIVITIES), ("", "///", "---", "|||", "", "", "\\\\\\", ""), strict=True))
 FORMATS = ("png", "svg")
 TIMELINE_COLUMNS = 1_200
 WIDTH_IN = 8.0
@@ -57,6 +60,7 @@ def write_figures(runs: Sequence[RunData], groups: Sequence[Group], folder: Path
         f"progress-{axis}": partial(draw_progress, groups=groups, axis=axis) for axis in AXES
     }
     makers["worker-seconds"] = partial(draw_shares, runs=runs, measure=worker_seconds, title="share of worker-seconds")
+    makers["activities"] = partial(draw_shares, runs=runs, measure=activities, title="share of worker-seconds")
     makers["samples"] = partial(draw_shares, runs=runs, measure=samples, title="share of samples")
     for number, run in enumerate(runs, start=1):
         suffix = f"-{number}-{_slug(run.label)}" if len(runs) > 1 else ""

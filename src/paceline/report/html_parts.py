@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.report.reading import FATES, STILL_GOING, RunData
 from paceline.report.table import number, row
-from paceline.report.worker_time import IDLE, samples, worker_seconds
+from paceline.report.worker_time import ACTIVITIES, IDLE, activities, samples, worker_seconds
 
 TEXT_COLUMNS = {"protocol", "outcome"}
 SHARES = {"idle", "accuracy"}
@@ -72,6 +72,12 @@ def seconds_bars(runs: Sequence[RunData]) -> str:
     """Return a bar a run with the shares of the worker-seconds."""
     rows = [(run.label, worker_seconds(run)) for run in runs]
     return fate_legend((*FATES, IDLE)) + _bars(rows, "worker-seconds")
+
+
+def activity_bars(runs: Sequence[RunData]) -> str:
+    """Return a bar a run with the shares of what the workers did."""
+    rows = [(run.label, activities(run)) for run in runs]
+    return fate_legend(ACTIVITIES) + _bars(rows, "worker-seconds")
 
 
 def samples_bars(runs: Sequence[RunData]) -> str:

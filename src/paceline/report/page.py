@@ -32,6 +32,7 @@ def page(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
         "configuration": html_parts.configuration(runs),
         "decisions": html_parts.decisions(runs),
         "seconds": html_parts.seconds_bars(runs),
+        "activities": html_parts.activity_bars(runs),
         "samples": html_parts.samples_bars(runs),
         "fate_legend": html_parts.fate_legend(),
         "run_options": html_parts.run_options(runs),

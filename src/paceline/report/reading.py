@@ -34,7 +34,8 @@ STILL_GOING = "still going, or ended without a word"
 Column = NDArray[Any]
 Spans = list[tuple[float, float]]
 
-_WORK = ("worker", "draw", "version", "start_s", "end_s", "staleness", "ending", "samples", "round_trip_s", "compute_s")
+_WHAT = ("worker", "draw", "version", "start_s", "end_s", "staleness", "ending", "samples")
+_WORK = (*_WHAT, "round_trip_s", "compute_s", "network_s")
 _UPDATE = ("time_s", "k", "workload", "gradients", "reason", "quorum_reason")
 NO_STALENESS = -1  # of work that never arrived
 NO_REASON = -1
@@ -213,8 +214,11 @@ class _Reader:
         if record.used:
             self.losses.append(record.loss)
         round_trip_s = record.now_s - record.started_s
-        arrived = (record.staleness, self._ending(fate, record.reason), record.samples, round_trip_s, record.compute_s)
-        self.work.extend((record.worker, record.draw, record.version, record.started_s, record.now_s, *arrived))
+        arrived = (record.staleness, self._ending(fate, record.reason), record.samples)
+        spent_s = (round_trip_s, record.compute_s, record.pull_s + record.push_s)
+        self.work.extend(
+            (record.worker, record.draw, record.version, record.started_s, record.now_s, *arrived, *spent_s)
+        )
 
     def _interrupted(self, record: WorkInterrupted) -> None:
         self._never_arrived(record, self._ending("interrupted", "an update made it useless"), record.samples)
@@ -224,7 +228,7 @@ class _Reader:
 
     def _never_arrived(self, record: WorkInterrupted | WorkUnfinished, ending: int, samples: int) -> None:
         where = (record.worker, record.draw, record.version, record.started_s, record.now_s)
-        self.work.extend((*where, NO_STALENESS, ending, samples, nan, nan))
+        self.work.extend((*where, NO_STALENESS, ending, samples, nan, nan, nan))
 
     def _updated(self, record: UpdateMade) -> None:
         reason = self.reasons.setdefault(record.reason, len(self.reasons))

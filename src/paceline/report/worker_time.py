@@ -12,6 +12,7 @@ from paceline.report.reading import FATES, Column, RunData
 QUANTILES = (5, 25, 50, 75, 95, 100)  # percent
 HEAT_COLUMNS = 120  # at most
 IDLE = "idle"
+ACTIVITIES = ("computing", "communicating", "waiting")
 
 
 def worker_seconds(run: RunData) -> dict[str, float]:
@@ -20,8 +21,29 @@ def worker_seconds(run: RunData) -> dict[str, float]:
     Their sum is the time that workers were there.
     """
     spent_s = np.bincount(run.fates, weights=run.work["end_s"] - run.work["start_s"], minlength=len(FATES))
-    live_s = sum(end_s - begin_s for spans in run.live for begin_s, end_s in spans)
-    return {**dict(zip(FATES, spent_s.tolist(), strict=True)), IDLE: max(0.0, live_s - float(spent_s.sum()))}
+    idle_s = max(0.0, live_seconds(run) - float(spent_s.sum()))
+    return {**dict(zip(FATES, spent_s.tolist(), strict=True)), IDLE: idle_s}
+
+
+def activities(run: RunData) -> dict[str, float]:
+    """Return the worker-seconds spent computing, communicating and waiting, whatever became of the work.
+
+    Work that never arrived counts as computing. Without a server, communicating is what a worker waited for a sum when
+    all was handed in: what computing has hidden of it does not count. The sum of all three is the time that workers
+    were there.
+    """
+    work = run.work
+    never_arrived = np.isnan(work["compute_s"])
+    lost_s = np.sum(work["end_s"] - work["start_s"], where=never_arrived)
+    computing_s = float(np.nansum(work["compute_s"]) + lost_s)
+    communicating_s = float(np.nansum(work["network_s"]))
+    waiting_s = max(0.0, live_seconds(run) - computing_s - communicating_s)
+    return dict(zip(ACTIVITIES, (computing_s, communicating_s, waiting_s), strict=True))
+
+
+def live_seconds(run: RunData) -> float:
+    """Return the worker-seconds that workers were there."""
+    return sum(end_s - begin_s for spans in run.live for begin_s, end_s in spans)
 
 
 def samples(run: RunData) -> dict[str, int]:

@@ -90,7 +90,7 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
     except Broken as error:
         raise RunError(f"rank 0 is gone: {error}") from error
     finally:
-        member.join()
+        member.close()
     for assistant in assistants:
         assistant.end()
     return ended
@@ -153,6 +153,12 @@ class _Member:
                 except Exception as error:
                     self._fail(error)
                     raise
+
+    def close(self) -> None:
+        """Wait for the threads, when the line is at its end."""
+        for strand in self._strands:
+            strand.close()
+        self.join()
 
     def join(self, timeout_s: float | None = None) -> None:
         """Wait for the threads that listen, when the line is at its end."""

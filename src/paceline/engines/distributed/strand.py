@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
+
 from paceline.engines.distributed.line import Line
 from paceline.engines.distributed.messages import Abandoned, Begun, Finished
 from paceline.engines.distributed.pieces import Departure, as_number
@@ -32,6 +34,9 @@ class Strand:
         self._arriving = Travelling(wire, version)
         self._leaving = Travelling(wire, gradient)
         self._departure = Departure(wire.pieces, wire.parameters, self._send_piece)
+        # Over a slow link gloo's send writes for as long as the socket takes more, and would hold up a backward pass.
+        self._sender = ThreadPoolExecutor(max_workers=1)
+        self._sent: list[Future[None]] = []
         self._draw = 0
         self._busy_s = 0.0
 
@@ -45,6 +50,10 @@ class Strand:
         self.line.receive_piece(0)
         self._arriving.unpack()
 
+    def close(self) -> None:
+        """Wait for the thread that sends, when the line is at its end."""
+        self._sender.shutdown()
+
     def begin(self, draw: int) -> None:
         """Get ready for another gradient."""
         self._draw = draw
@@ -57,6 +66,7 @@ class Strand:
 
     def pack_rest(self) -> None:
         """Get ready to go what of the gradient has not gone yet."""
+        self._await_sender()
         self._rest, self._again = self._departure.rest()
         for number in self._rest:
             self._leaving.pack(number)
@@ -72,6 +82,7 @@ class Strand:
 
     def abandon(self) -> None:
         """Say that there will be no more of this gradient."""
+        self._await_sender()
         self.line.send(Abandoned(self._draw, as_number(self._departure.gone)), will_be_answered=True)
 
     def _send_piece(self, number: int) -> None:
@@ -79,7 +90,12 @@ class Strand:
         if not self._departure.gone:
             self.line.send(Begun(self._draw, self._busy_s))
         self._leaving.pack(number)
-        self.line.send_piece(number, self._leaving.pieces[number])
+        self._sent.append(self._sender.submit(self.line.send_piece, number, self._leaving.pieces[number]))
+
+    def _await_sender(self) -> None:
+        for each in self._sent:
+            each.result()
+        self._sent.clear()
 
 
 def strands(replica: Replica, word: str, version: Vectors, gradient: Vectors) -> list[Strand]:
