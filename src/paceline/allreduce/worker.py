@@ -163,9 +163,11 @@ class UpdateWorker(Worker):
     def hand_in(self, squared_norm: float, share: float, update: Apply) -> HandedIn:
         """Correct the gradient, and step."""
         compensations: tuple[Compensation, ...] = ()
+        finite = True
         if self._corrections and self._is_apart():
-            compensations = self.server.compensate(self._corrections, self.gradient, self._weights, 1, squared_norm)
-        finite = not compensations or all(bool(flat.isfinite().all()) for flat in self.gradient.flat_parameters)
+            compensations, finite = self.server.compensate(
+                self._corrections, self.gradient, self._weights, 1, squared_norm
+            )
         if finite:
             self._step(update)
         elif self._overlaps:
