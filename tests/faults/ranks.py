@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import paceline as pl
-from paceline.engines.distributed import member
+from paceline import session
 
 PRELOAD = ["paceline.engines.local.worker", "paceline.train"]
 LIMIT_S = 60
@@ -81,10 +81,7 @@ class Job:
             self.start(number * self._world_size // slices, slice=number)
 
     def _environment(self, rank, token=TOKEN, number=None):
-        workers = self._world_size - 1 + self._torchrun.get("worker_at_server", False)
-        beside = {} if number is None else {"PACELINE_ASSISTANT": str(workers + number), "SLICE": f"slice {number}"}
-        return {
-            **beside,
+        environment = {
             "RANK": str(rank),
             "WORLD_SIZE": str(self._world_size),
             "LOCAL_WORLD_SIZE": str(self._world_size // self._nodes),
@@ -95,6 +92,11 @@ class Job:
             "MASTER_PORT": str(self._port),
             "PACELINE_TOKEN": token,
         }
+        if number is None:
+            return environment
+        with patch.dict(os.environ, environment):
+            workers = pl.Torchrun(**self._torchrun).n
+        return {**environment, "PACELINE_ASSISTANT": str(workers + number), "SLICE": f"slice {number}"}
 
     def start_workers(self):
         self.start_slices()
@@ -169,7 +171,7 @@ def _rank(environment, job, torchrun, settings, said, connection, prepare):
     if prepare is not None:
         prepare()
     try:
-        with patch.object(member, "Assistant", NotHere):
+        with patch.object(session, "Assistant", NotHere):
             end = pl.train(job, cluster=pl.Torchrun(**torchrun), **settings)
         records = end.history.records
         told = (end, records)
