@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 import paceline as pl
@@ -132,6 +133,7 @@ updates = st.fixed_dictionaries(
         "lr_scale": st.sampled_from([1.0, 0.3]),
         "measure": st.booleans(),
         "momentum_limit": st.sampled_from([inf, 0.5, 0.0]),
+        "weight_decay_scale": st.sampled_from([1.0, 0.0, 20.0]),
         "adds_at_once": st.booleans(),
     }
 )
@@ -160,9 +162,8 @@ def train(together, plan, compensators, first_seed=0):
             if update["adds_at_once"]:
                 together.all(lambda server, number: server.add())
         step_scale = sum(one.step_scale * one.samples for one in accepted) / sum(one.samples for one in accepted)
-        command = Apply(
-            version, tuple(accepted), update["lr_scale"], "", update["measure"], step_scale, update["momentum_limit"]
-        )
+        told = {name: update[name] for name in ("lr_scale", "measure", "momentum_limit", "weight_decay_scale")}
+        command = Apply(version, tuple(accepted), reason="", step_scale=step_scale, **told)
         answers.append(together.all(lambda server, number, command=command: server.apply(command)))
     return answers
 
@@ -177,9 +178,10 @@ def rounding(model):
     return 1e-4 if model is Odd else ROUNDING  # it has single precision
 
 
-def make_job(model, optimizer, clip_norm=None, scheduled=False):
+def make_job(model, optimizer, clip_norm=None, scheduled=False, no_decay_on=()):
     schedule = partial(StepLR, step_size=2, gamma=0.5) if scheduled else None
-    return tiny_job(model=model, optimizer=OPTIMIZERS[optimizer], clip_norm=clip_norm, scheduler=schedule)
+    optimizer = OPTIMIZERS[optimizer]
+    return tiny_job(model=model, optimizer=optimizer, clip_norm=clip_norm, scheduler=schedule, no_decay_on=no_decay_on)
 
 
 def numbers(told):
@@ -204,11 +206,14 @@ def numbers(told):
         ]
     ),
     scheduled=st.booleans(),
+    no_decay_on=st.sampled_from([(), pl.BATCH_NORMS, (nn.Linear,)]),
     plan=st.lists(updates, min_size=1, max_size=4),
     slices=st.integers(2, 4),
 )
-def test_slices_do_together_what_one_server_does(model, optimizer, clip_norm, compensators, scheduled, plan, slices):
-    job = make_job(model, optimizer, clip_norm, scheduled)
+def test_slices_do_together_what_one_server_does(
+    model, optimizer, clip_norm, compensators, scheduled, no_decay_on, plan, slices
+):
+    job = make_job(model, optimizer, clip_norm, scheduled, no_decay_on)
     one, many = Together(job, 1), Together(job, slices)
     answers = zip(train(one, plan, compensators), train(many, plan, compensators), strict=True)
     for [expected], told in answers:
