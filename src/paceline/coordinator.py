@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from itertools import takewhile
 from math import inf
 from typing import Any, Literal
@@ -175,6 +176,27 @@ class Coordinator:
         expected = tuple(Accept(worker, state.draw, 0, 1) for worker, state in self._in_flight.items())
         scales = self.scales(len(expected) or 1)
         return Apply(self.version + 1, expected, scales.lr, "expected", weight_decay_scale=scales.weight_decay)
+
+    def ahead(self) -> dict[int, Compute]:
+        """Return the work that will follow if everybody at work delivers, in the order of the workers, by worker."""
+        coming = deepcopy(self._minibatches)
+        work = {}
+        for worker in [*self._idle, *sorted(self._in_flight)]:
+            if self.is_limited and coming is not None and not coming.has_next(worker):
+                continue
+            minibatch = coming.next(worker) if coming is not None else None
+            work[worker] = Compute(worker, self.version + 1, self._workers[worker].draw + 1, minibatch)
+        return work
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a state to go on from."""
+        return self._has_begun
+
+    @property
+    def patience_s(self) -> float:
+        """Silence after which a worker is declared lost; inf while nothing is known of its times."""
+        return self._patience.timeout_s
 
     @property
     def compensators(self) -> tuple[Compensator, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
@@ -65,7 +66,6 @@ class ParameterServer:
         self._whole = Whole(sum(parameter.numel() for parameter in every), self._others.summed)
         self.device = every[0].device
         self._state = layout.allocate(self.device)
-        self._mean = layout.allocate(self.device)
         for view, tensor in zip(
             [*self._state.parameters, *self._state.buffers], [*self._parameters, *self._buffers], strict=True
         ):
@@ -104,6 +104,11 @@ class ParameterServer:
         self._state = place
         self._meter.parameters = place.flat_parameters
         self._live_in_state()
+
+    @cached_property
+    def _mean(self) -> Vectors:
+        """Of the open update; there is none where every update is one gradient."""
+        return self._layout.allocate(self.device)
 
     @property
     def learning_rate(self) -> float:
@@ -242,7 +247,7 @@ class ParameterServer:
             parameter.grad = gradient
         before = [flat._version for flat in mean.flat_parameters]
         self.optimizer.step()
-        if mean is not self._mean and before != [flat._version for flat in mean.flat_parameters]:
+        if before != [flat._version for flat in mean.flat_parameters] and mean is not self._mean:
             for flat in mean.flat_parameters:  # the optimizer wrote into it, and its worker takes for zero what it
                 flat.zero_()  # did not write
 

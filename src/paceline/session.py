@@ -19,9 +19,11 @@ from paceline.cluster import Cluster, LocalCluster
 from paceline.engines.all_reduce import VirtualAllReduce
 from paceline.engines.base import Engine
 from paceline.engines.distributed import DistributedEngine, follower, member
+from paceline.engines.distributed.all_reduce import AllReduceEngine
 from paceline.engines.distributed.assistants import Assistant
 from paceline.engines.distributed.remote_slices import RemoteSlices
 from paceline.engines.distributed.slice_server import serve_slice
+from paceline.engines.labour import device_of
 from paceline.engines.local import LocalEngine
 from paceline.engines.replica import Replica, build_model, evaluate, usable_device
 from paceline.engines.summed_loss import warn_of_summed_loss
@@ -158,12 +160,14 @@ class Session:
         self.model = build_model(job, setting.seed)
         if isinstance(cluster, Cluster):
             self.model = self.model.to(usable_device(cluster.device))
+        elif isinstance(cluster, Torchrun) and setting.plan.reduction is not None:
+            self.model = self.model.to(device_of(cluster.device, cluster.ranks.local_rank))
         if any(controller.reads != "times" for phase in setting.plan.phases for controller in phase.controllers):
             warn_of_summed_loss(job, self.model)
         slices = cluster.slices if isinstance(cluster, Torchrun) else 1
         self.slices = RemoteSlices(slices)
         self.layout = Layout(self.model, slices, only=0)
-        _check_memory(self.layout, cluster.n)
+        _check_memory(self.layout, self._sharing)
         self.server = ParameterServer(job, self.model, self.layout, setting.per_epoch, self.slices)
         self._step_scale = self._check_step_scale()
         if setting.measure_steps and setting.plan.reduction and setting.plan.reduction.sums == "updates":
@@ -186,7 +190,7 @@ class Session:
             "seed": setting.seed,
             "batch_size": job.batch_size,
             "workers": setting.cluster.n,
-            "memory": memory_note(self.layout, setting.cluster.n),
+            "memory": memory_note(self.layout, self._sharing),
             "parameters": sum(parameter.numel() for parameter in trainable(self.model)),
             "plan": plan_as_json(setting.checked_plan),
             "rules": setting.rules,
@@ -194,6 +198,12 @@ class Session:
             "identity": identity(job, self.server),
             "step_scale": self._step_scale,
         }
+
+    @property
+    def _sharing(self) -> int:
+        """Workers whose versions and gradients are in the memory of this process."""
+        is_one_of_many = isinstance(self.setting.cluster, Torchrun) and self.setting.plan.reduction is not None
+        return 1 if is_one_of_many else self.setting.cluster.n
 
     def _check_step_scale(self) -> str:
         """Return what compensators scale, if there are some; refuse them where that would change nothing."""
@@ -204,7 +214,7 @@ class Session:
     def recorder(self, callbacks: Sequence[Callback]) -> Recorder:
         """Return what keeps the books of this run."""
         n, job = self.setting.cluster.n, self.setting.job
-        note = memory_note(self.layout, n)
+        note = memory_note(self.layout, self._sharing)
         return Recorder(n, job.batch_size, note, lambda: self.server.learning_rate, callbacks)
 
     def engine(self) -> Engine:
@@ -213,13 +223,21 @@ class Session:
         if isinstance(cluster, LocalCluster):
             return LocalEngine(job, cluster, seed, self.server, self.layout)
         if isinstance(cluster, Torchrun):
-            agreed = agreement(self.setting, self.model)
-            return DistributedEngine(job, cluster, self.server, self.layout, self.slices, agreed)
+            return self._engine_of_ranks(cluster)
         replica = Replica(job, seed, cluster.n, device=cluster.device)
         reduction = self.setting.plan.reduction
         if reduction is not None:
             return VirtualAllReduce(cluster, seed, reduction, replica, self._workers(reduction, cluster.n))
         return VirtualEngine(cluster, seed, replica, self.server)
+
+    def _engine_of_ranks(self, cluster: Torchrun) -> Engine:
+        job, seed, reduction = self.setting.job, self.setting.seed, self.setting.plan.reduction
+        agreed = agreement(self.setting, self.model)
+        if reduction is None:
+            return DistributedEngine(job, cluster, self.server, self.layout, self.slices, agreed)
+        replica = Replica(job, seed, cluster.n, device=self.server.device)
+        worker = make_worker(reduction, self.server, self.layout)
+        return AllReduceEngine(cluster, seed, reduction, replica, worker, agreed)
 
     def _workers(self, reduction: Reduction, n: int) -> list[Worker]:
         """Return n workers without a server: the first has this session's, the others each one like it."""
@@ -267,6 +285,8 @@ def serve(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
     job, cluster = setting.job, setting.cluster
     assert isinstance(cluster, Torchrun)
     setting.check()
+    if setting.plan.reduction is not None:
+        return _take_part(setting)
     model = build_model(job, setting.seed)
     if cluster.slice is not None:
         compensators = [each for phase in setting.checked_plan.phases for each in phase.compensators]
@@ -285,6 +305,18 @@ def serve(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
         ):
             ours.copy_(theirs)
     return model, ended.end
+
+
+def _take_part(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
+    """Train with the other ranks, of which rank 0 alone writes and tells."""
+    session = Session(setting)
+    engine = session.engine()
+    assert isinstance(engine, AllReduceEngine)
+    with engine:
+        engine.run(session.coordinator)
+    model = session.model.cpu()
+    model.zero_grad(set_to_none=True)
+    return model, engine.end
 
 
 def memory_note(layout: Layout, n: int) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from numbers import Integral
 
 from paceline.checks import check
@@ -128,7 +129,8 @@ class Torchrun:
     Args:
         address: of rank 0's host, on which the server listens, as ``"10.0.0.1"``; ``"10.0.0.1:29511"`` if the port
             matters. Only this machine can reach the default.
-        worker_at_server: whether a process beside rank 0 is a worker too.
+        worker_at_server: whether a process beside rank 0 is a worker too. Without a server (all_reduce, local_sgd,
+            s3gd, dc_s3gd) every rank is a worker, so leave it out.
         workers: What a worker is: a "process", or a "node", all processes of a host.
         device: Of the workers, ``"cpu"`` or ``"cuda"``.
         slowness: Injected slowness, as in `LocalCluster`.
@@ -144,6 +146,7 @@ class Torchrun:
             measure it with the first gradients.
         faults: Failures by script, to rehearse what a run does about them.
         start_timeout_s: Seconds in which every rank has to be there, > 0.
+        elastic: Whether workers without a server go on when some of them are gone, and take in who comes later.
         silence_s: Seconds after which a host that does not answer any more (powered off, its cable cut) is taken for
             gone, >= 1. The host of a process that hangs still answers.
         debug: Whether a script that changes the parameters itself ends the run, as in `LocalCluster`; workers also
@@ -155,7 +158,7 @@ class Torchrun:
 
     _: KW_ONLY
     address: str = "127.0.0.1"
-    worker_at_server: bool = False
+    worker_at_server: bool | None = None
     workers: str = "process"
     device: str = "cpu"
     slowness: Cluster | None = None
@@ -165,15 +168,17 @@ class Torchrun:
     bytes_per_s: float | None = None
     faults: Sequence[Fault] = ()
     start_timeout_s: float = 300.0
+    elastic: bool = False
     silence_s: float = 60.0
     debug: bool = False
     ranks: Ranks = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", Ranks.from_environment(os.environ))
-        for name in ("worker_at_server", "debug"):
-            if not isinstance(getattr(self, name), bool):
-                raise UsageError(f"{name}={getattr(self, name)!r} is neither true nor false")
+        for name in ("worker_at_server", "elastic", "debug"):
+            given = getattr(self, name)
+            if not isinstance(given, bool) and not (name == "worker_at_server" and given is None):
+                raise UsageError(f"{name}={given!r} is neither true nor false")
         if self.workers not in WORKERS:
             raise UsageError(f"workers={self.workers!r}, expected {' or '.join(WORKERS)}")
         if self.workers == "node":
@@ -198,15 +203,40 @@ class Torchrun:
         check("(0, inf)", start_timeout_s=self.start_timeout_s)
         check("[1, inf)", silence_s=self.silence_s)
         check_device(self.device)
-        check_faults(self.faults, self.n)
-        if self.slowness is not None and self.slowness.n != self.n:
-            raise UsageError(f"slowness has {self.slowness.n} workers, these ranks {self.n}: give it {self.n}")
+        is_certain = self.worker_at_server is not None or self.workers == "node"
+        check_faults(self.faults, self.n if is_certain else self.ranks.world_size)
         self._check_address()
 
     def __str__(self) -> str:
-        # A run may go on from other hosts.
+        # A run may go on from other hosts, and with other workers if they are elastic.
         told = brief(self, without=("address", "start_timeout_s", "silence_s", "bytes_per_s", "slices", "debug"))
+        if self.elastic:
+            return told
         return f"{told} with {self.n} worker{'s' if self.n > 1 else ''}"
+
+    def fitted_to(self, plan: Plan) -> Torchrun:
+        """Return these ranks with as many workers as a plan makes of them.
+
+        Raises:
+            UsageError: the plan cannot run on them.
+        """
+        if plan.reduction is None:
+            fitted = replace(self, worker_at_server=self.worker_at_server or False)
+            if self.elastic:
+                raise UsageError(f"elastic=True: {plan} has a server, which takes in and lets go workers as it is")
+        else:
+            fitted = replace(self, worker_at_server=True)
+            if self.worker_at_server is False and self.ranks.world_size > 1:
+                raise UsageError(f"worker_at_server=False: {plan} has no server, so every rank is a worker")
+            if self.workers != "process":
+                raise UsageError(f"workers={self.workers!r}: {plan} has no server, so every process is a worker")
+            if self.wire != "float32":
+                raise UsageError(f"wire={self.wire!r}: {plan} sums float32 as it is; leave wire out")
+        if fitted.slowness is not None and fitted.slowness.n != fitted.n:
+            n = fitted.n
+            raise UsageError(f"slowness has {fitted.slowness.n} workers, these ranks {n}: give it {n}")
+        check_faults(fitted.faults, fitted.n)
+        return fitted
 
     @property
     def n(self) -> int:
@@ -218,7 +248,7 @@ class Torchrun:
     @property
     def has_worker_at_server(self) -> bool:
         """Whether there is one: asked for, or the only one."""
-        return self.worker_at_server or self.ranks.world_size == 1
+        return bool(self.worker_at_server) or self.ranks.world_size == 1
 
     @property
     def is_server(self) -> bool:
@@ -233,6 +263,14 @@ class Torchrun:
         if self.ranks.node is not None and self.workers == "node":
             return self.ranks.node - (self._at_server == 0)
         return self.ranks.rank - 1 + self.has_worker_at_server
+
+    @property
+    def leaving_status(self) -> int:
+        """With which a process ends that was told to: torchrun would end the neighbours of one that fails.
+
+        Anybody else is to start another one in its place.
+        """
+        return 0 if self.ranks.has_agent else 128 + signal.SIGTERM
 
     @property
     def team_size(self) -> int:

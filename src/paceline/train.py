@@ -113,6 +113,7 @@ def train(
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
     check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster | Torchrun), stop=(stop, Stop))
+    cluster = cluster.fitted_to(plan) if isinstance(cluster, Torchrun) else cluster
     setting = Setting(
         job,
         plan,

@@ -71,14 +71,14 @@ WRONG = [
     ({"start_timeout_s": 0}, r"start_timeout_s=0 is not a number in \(0, inf\)"),
     ({"worker_at_server": 1}, r"worker_at_server=1 is neither true nor false"),
     ({"device": "gpu"}, r"device='gpu' is not known"),
-    ({"faults": [pl.Fault(3, 1)]}, r"the cluster has workers 0 to 2"),
+    ({"elastic": "yes"}, r"elastic='yes' is neither true nor false"),
+    ({"faults": [pl.Fault(4, 1)]}, r"the cluster has workers 0 to 3"),
     ({"workers": "host"}, r"workers='host', expected process or node"),
     ({"workers": "node", "faults": [pl.Fault(1, 1)]}, r"the cluster has workers 0 to 0"),
     ({"slices": 0}, r"slices=0 is not a whole number in \[1, inf\)"),
     ({"slices": 2.0}, r"slices=2.0 is not a whole number in \[1, inf\)"),
     ({"slices": 5}, r"slices=5, but the job has 4 processes, each of which can host one: give at most that many"),
     ({"slices": 2, "debug": True}, r"slices=2 with debug=True, which watches one server; leave slices out"),
-    ({"slowness": pl.Cluster(4)}, r"slowness has 4 workers, these ranks 3: give it 3"),
 ]
 
 
@@ -87,6 +87,23 @@ def test_arguments_that_cannot_work(started, arguments, message):
     started()
     with pytest.raises(pl.UsageError, match=message):
         pl.Torchrun(**arguments)
+
+
+UNFIT = [
+    ("bsp", {"faults": [pl.Fault(3, 1)]}, r"the cluster has workers 0 to 2"),
+    ("bsp", {"slowness": pl.Cluster(4)}, r"slowness has 4 workers, these ranks 3: give it 3"),
+    ("bsp", {"elastic": True}, r"elastic=True: .* has a server, which takes in and lets go workers as it is"),
+    ("dc_s3gd", {"slowness": pl.Cluster(3)}, r"slowness has 3 workers, these ranks 4: give it 4"),
+    ("dc_s3gd", {"worker_at_server": False}, r"worker_at_server=False: .* has no server, so every rank is a worker"),
+    ("dc_s3gd", {"wire": "bf16"}, r"wire='bf16': .* sums float32 as it is; leave wire out"),
+]
+
+
+@pytest.mark.parametrize(("protocol", "arguments", "message"), UNFIT)
+def test_arguments_that_do_not_fit_the_protocol(started, protocol, arguments, message):
+    started()
+    with pytest.raises(pl.UsageError, match=message):
+        pl.train(pl.jobs.digits(), protocol=protocol, cluster=pl.Torchrun(**arguments), stop="updates=3")
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
+from paceline.compensation.base import BLOCK
 from paceline.events import Apply, Compensation, Step
 from paceline.reduction import Reduction
 from paceline.server import ParameterServer
@@ -182,7 +183,7 @@ class UpdateWorker(Worker):
                 average.logical_or_(step)
             elif average.is_floating_point() or average.is_complex():
                 average.add_(step, alpha=1 / shares)
-            else:
+            elif adopts:  # else a count would be told of twice
                 average.add_(step)
         if adopts and not self._overlaps:  # else the worker is on its way already
             self.go_on_from_average()
@@ -217,7 +218,7 @@ class UpdateWorker(Worker):
         self.server.live_in(average)
 
     def _write_payload(self, share: float) -> None:
-        for step, weights, average in _pairs(self._payload, self._weights, self.average):
+        for step, weights, average in _blocks(self._payload, self._weights, self.average):
             if step.dtype == torch.bool:
                 step.copy_(weights)
                 continue
@@ -227,11 +228,7 @@ class UpdateWorker(Worker):
         _scale(self._payload, share)
 
     def _is_apart(self) -> bool:
-        flats = list(zip(self.average.flat_parameters, self._weights.flat_parameters, strict=True))
-        return any(
-            float(torch.dist(average, weights)) > torch.finfo(average.dtype).eps * float(torch.linalg.norm(average))
-            for average, weights in flats
-        )
+        return any(map(_are_apart, self.average.flat_parameters, self._weights.flat_parameters))
 
 
 def make_worker(reduction: Reduction, server: ParameterServer, layout: Layout) -> Worker:
@@ -253,8 +250,25 @@ def accumulate(total: Vectors, payload: Vectors, *, begins: bool) -> None:
             sums.add_(each)
 
 
+def _are_apart(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether two vectors differ by more than rounding; most of them do in their first block already."""
+    least = (torch.finfo(first.dtype).eps * float(torch.linalg.norm(first))) ** 2
+    squared_distance = 0.0
+    for a, b in zip(first.split(BLOCK), second.split(BLOCK), strict=True):
+        squared_distance += float(torch.dist(a, b)) ** 2
+        if squared_distance > least:
+            return True
+    return False
+
+
 def _pairs(*vectors: Vectors) -> zip[tuple[torch.Tensor, ...]]:
     return zip(*([*each.flat_parameters, *each.flat_buffers] for each in vectors), strict=True)
+
+
+def _blocks(*vectors: Vectors) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Go through vectors once, in parts that stay in a core's cache from one operation to the next."""
+    for flats in _pairs(*vectors):
+        yield from zip(*(flat.split(BLOCK) for flat in flats), strict=True)
 
 
 def _scale(vectors: Vectors, factor: float) -> None:

@@ -61,7 +61,7 @@ class Keeper:
     def after(self) -> None:
         """Save at the beginning, after the first update, and when an update has been made and it is time to."""
         self._is_saved = False
-        if self._coordinator.awaits_step:
+        if self._coordinator.awaits_step or not self._engine.is_settled:
             return  # until it has been told, the update is not over
         if self._coordinator.version != self._version:
             self._version = self._coordinator.version

@@ -19,6 +19,7 @@ from paceline.recording.event_log import read_records
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import CHECKPOINTS, EVENTS, SavedRun, versions
 from paceline.session import Session
+from paceline.torchrun import Torchrun
 
 
 class Resumption:
@@ -91,7 +92,7 @@ class Resumption:
         if changes and not allow_change:
             raise UsageError(
                 f"{self._path} was another run: {'; '.join(changes)}; if that is what you want, "
-                "give --allow-change (allow_change=True)"
+                f"give --allow-change (allow_change=True){self._or_elastic(before['workers'])}"
             )
         if self._session.setting.job.sharding == "partitioned" and before["workers"] != now["workers"]:
             raise UsageError(
@@ -106,6 +107,13 @@ class Resumption:
                 stacklevel=2,
             )
         return changes
+
+    def _or_elastic(self, workers: int) -> str:
+        """Say how to let the number of ranks change from run to run, if that is what has changed."""
+        setting = self._session.setting
+        if not isinstance(setting.cluster, Torchrun) or not setting.plan.reduction or setting.cluster.n == workers:
+            return ""
+        return ", or torchrun(elastic=true) from the beginning"
 
     @property
     def _has_other_epochs(self) -> bool:

@@ -37,6 +37,7 @@ class Engine(ABC):
     """
 
     now: float = 0.0
+    is_settled = True  # the server has the newest version; else it is not to be saved now
 
     def __init__(self) -> None:
         self.signals = Signals()

@@ -106,9 +106,13 @@ class Door:
         self._threads: dict[int, threading.Thread] = {0: threading.Thread(target=self._watch, daemon=True)}
         self._threads[0].start()
 
+    def hang_up(self, ticket: int) -> None:
+        """End a line; the thread that listens to it ends then."""
+        self._lines[ticket].close()
+
     def shut(self, ticket: int) -> None:
         """End a line and the thread that listens to it."""
-        self._lines[ticket].close()
+        self.hang_up(ticket)
         self._threads[ticket].join(GRACE_S)
 
     def close(self) -> bool:

@@ -30,11 +30,12 @@ class Broken(Exception):  # noqa: N818  # a line ends with every run
 
 
 @contextmanager
-def _saying_when_broken() -> Iterator[None]:
+def saying_when_broken() -> Iterator[None]:
+    """Raise Broken where gloo raises whatever it does."""
     try:
         yield
     except RuntimeError as error:  # of whatever kind torch raises
-        raise Broken(_in_short(str(error))) from error
+        raise Broken(in_short(str(error))) from error
 
 
 class Line:
@@ -59,7 +60,7 @@ class Line:
         options._devices = [device]
         options._threads = 1
         before = sockets()
-        with _saying_when_broken():
+        with saying_when_broken():
             self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore(key, store), side, 2, options)
         end_when_silent(before, silence_s)
         self._other = 1 - side
@@ -120,7 +121,7 @@ class Line:
             done, self._sending = self._sending[: self._answerable], self._sending[self._answerable :]
             self._answerable = 0
         for work, _ in done:
-            with _saying_when_broken():
+            with saying_when_broken():
                 work.wait(FOREVER)
 
     def receive(self) -> Message | dict[str, Any]:
@@ -146,7 +147,7 @@ class Line:
 
         It sends them only when their rooms are free, which it knows from what was said before.
         """
-        with _saying_when_broken():
+        with saying_when_broken():
             self._rooms = list(rooms)
             self._arriving = [self._expect(number) for number in range(len(rooms))]
 
@@ -154,7 +155,7 @@ class Line:
         """Wait until a piece is in its room, which may then be written again."""
         if number >= len(self._rooms):
             raise Broken(f"there is no piece {number}")
-        with _saying_when_broken():
+        with saying_when_broken():
             self._arriving[number].wait(FOREVER)
             self._arriving[number] = self._expect(number)
 
@@ -182,7 +183,7 @@ class Line:
         return tensor
 
     def _receive_into(self, contents: Tensor, tag: int) -> None:
-        with _saying_when_broken():
+        with saying_when_broken():
             self._group.recv([contents], self._other, tag).wait(FOREVER)
 
     def _expect(self, number: int) -> Any:
@@ -202,7 +203,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _in_short(reason: str) -> str:
+def in_short(reason: str) -> str:
     """Return what gloo says without where in its source it says so, and what else may help."""
     said = reason.rpartition("] ")[2] if reason.startswith("[/") else reason
     return said.partition(". This is")[0].partition("\n")[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -103,8 +102,7 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
 class _Member:
     def __init__(self, job: Job, cluster: Torchrun, seed: int) -> None:
         self._worker = cluster.worker
-        # torchrun would end the neighbours of one that fails; anybody else is to start another one in its place.
-        self._leaving_status = 0 if cluster.ranks.has_agent else 128 + signal.SIGTERM
+        self._leaving_status = cluster.leaving_status
         device = device_of(cluster.device, cluster.ranks.local_rank)
         is_worker = self._worker < cluster.n
         self.leader = Leader(cluster, self._is_unwanted, self._leave, self._break_up)

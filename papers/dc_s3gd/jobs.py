@@ -1,0 +1,112 @@
+"""The jobs of the set-ups, with the paper's rule for the learning rate and its schedules (Sect. IV-A)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+import paceline as pl
+from paceline.jobs import models
+from paceline.jobs.images import ImageDataset
+from papers.dc_s3gd.settings import (
+    DECAY_FACTOR,
+    EPOCHS,
+    LR_BATCH,
+    MOMENTUM,
+    WEIGHT_DECAY,
+    Setup,
+    Theirs,
+)
+from papers.probe import One
+
+HIDDEN, CLASSES = 64, 10
+
+
+def make_job(setup: Setup, folder: Path) -> pl.Job:
+    """Return the job of a set-up, of the data in a folder with the folders of the data sets."""
+    return as_in_the_paper(_JOBS[setup.job](folder), setup.lr, setup.minibatch, setup.schedule)
+
+
+def imagenet_job(row: Theirs, data: Dataset[Any], eval_data: Dataset[Any] | None = None) -> pl.Job:
+    """Return the job of a row of Table I, for workers on as many nodes.
+
+    ImageNet-1k is not part of this project, and neither is a reader of it.
+
+    Args:
+        row: of the table.
+        data: pairs of a float image ``[3, 224, 224]`` and its class, one of 1,000.
+        eval_data: likewise.
+    """
+    stem: dict[str, Any] = {} if row.model == "vgg16" else {"stem": "imagenet"}
+    job = pl.Job(
+        name=f"imagenet-{row.model}",
+        model=partial(getattr(models, row.model), classes=1000, **stem),
+        optimizer=torch.optim.SGD,
+        data=data,
+        batch_size=row.batch_size // row.nodes,
+        loss=F.cross_entropy,
+        eval_data=eval_data,
+        sampling="epoch",
+    )
+    schedule = pl.LinearSchedule("50%", f"epochs={row.warm_up_epochs}", weight_decay=DECAY_FACTOR)
+    return as_in_the_paper(job, row.lr, job.batch_size, replace(schedule, total=f"epochs={EPOCHS}"))
+
+
+def as_in_the_paper(job: pl.Job, lr: float, minibatch: int, schedule: pl.LinearSchedule) -> pl.Job:
+    """Return the job with SGD at N eta_sn, its schedule on learning rate and weight decay, and norms without decay.
+
+    Args:
+        lr: eta_sn, for 256 samples.
+        minibatch: samples of a worker.
+    """
+    rate = lr * minibatch / LR_BATCH
+    return pl.jobs.scheduled(
+        replace(
+            job,
+            optimizer=partial(torch.optim.SGD, lr=rate, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY),
+            batch_size=minibatch,
+        ),
+        lr_rule="proportional",
+        lr_is="per_worker",
+        schedule=schedule,
+        decay_norms=False,
+    )
+
+
+@lru_cache(maxsize=1)
+def _mnist(folder: Path) -> pl.Job:
+    return _small(pl.jobs.mnist(folder=folder / "mnist"), "mnist-net", 28 * 28)
+
+
+@lru_cache(maxsize=1)
+def _cifar10(folder: Path) -> pl.Job:
+    job = pl.jobs.cifar10(model="softmax", folder=folder / "cifar-10-batches-bin")
+    return _small(job, "cifar10-net", 3 * 32 * 32)
+
+
+@lru_cache(maxsize=1)
+def _cifar10_network(model: str, folder: Path) -> pl.Job:
+    return pl.jobs.cifar10(model=model, folder=folder / "cifar-10-batches-bin")
+
+
+def _small(job: pl.Job, name: str, pixels: int) -> pl.Job:
+    assert isinstance(job.eval_data, ImageDataset)
+    model: Callable[[], nn.Module] = partial(models.SmallNet, pixels, HIDDEN, CLASSES)
+    return replace(job, name=name, model=model, eval_data=One.of(job.eval_data))
+
+
+_JOBS: dict[str, Callable[[Path], pl.Job]] = {
+    "mnist": _mnist,
+    "cifar10": _cifar10,
+    "cifar10-resnet20": partial(_cifar10_network, "resnet20"),
+    "cifar10-resnet50": partial(_cifar10_network, "resnet50"),
+    "cifar10-vgg16": partial(_cifar10_network, "vgg16"),
+}

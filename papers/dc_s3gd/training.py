@@ -1,0 +1,89 @@
+"""The training runs of all figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import nan
+
+import paceline as pl
+from paceline.events import Outcome
+from paceline.history import UpdateMade, VersionEvaluated
+from papers.command import seed_by_seed
+from papers.dc_s3gd.jobs import make_job
+from papers.dc_s3gd.settings import FIGURES, Case, Series, Setup
+from papers.store import Line, key, rounded
+from papers.tasks import Where
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run; it says everything that its result depends on, and not which figures show it."""
+
+    setup: Setup
+    series: Series
+    seed: int
+
+    def asked(self) -> Line:
+        """Return it as JSON can hold it: two runs are the same one if this is."""
+        setup = self.setup
+        return {
+            "job": setup.job,
+            "series": self.series.name,
+            "workers": setup.n,
+            "batch_size": setup.batch_size,
+            "lr": setup.lr,
+            "updates": setup.updates,
+            "schedule": str(setup.schedule),
+            "evaluations": setup.evaluations,
+            "seed": self.seed,
+        }
+
+    def carry_out(self, where: Where) -> Line:
+        """Train, and return what is to be kept of it; virtual times are those of the other figures."""
+        setup = self.setup
+        workload = setup.updates * setup.n
+        result = pl.train(
+            make_job(setup, where.folder),
+            protocol=self.series.name,
+            cluster=pl.Cluster(setup.n, pl.Deterministic(1.0), device=where.device),
+            stop=pl.Stop(gradients=workload, updates=where.updates),
+            evaluate_every=pl.Extent("gradients", workload / setup.evaluations),
+            seed=self.seed,
+        )
+        if result.stopped_by is Outcome.INTERRUPTED:
+            raise KeyboardInterrupt  # it must not stand among the results
+        return told(result)
+
+
+def told(result: pl.Result) -> Line:
+    """Return how a run ended, and its curves by updates."""
+    history = result.history
+    updates, curve = history.of(UpdateMade), history.of(VersionEvaluated)
+    return {
+        "stopped_by": result.stopped_by.name.lower(),
+        "accuracy": round(float(result.metrics.get("accuracy", nan)), 5),
+        "made": len(updates),
+        "test_update": [each.version for each in curve],
+        "test_accuracy": rounded(each.metrics["accuracy"] for each in curve),
+        "train_loss": rounded(update.loss for update in updates),
+    }
+
+
+def runs(figure: str, seeds: int | None, only: str = "") -> Iterator[Run]:
+    """Yield the runs of a figure; the arguments are those of `seed_by_seed`."""
+    cases = FIGURES[figure].cases
+    for name, series, seed in seed_by_seed(cases, seeds, only):
+        yield Run(cases[name].setup, series, seed)
+
+
+def runs_of(case: Case, lines: Sequence[Line]) -> dict[str, dict[int, Line]]:
+    """Return the runs of a case by series and seed, whichever figure they were made for."""
+    seeds = range(max((line["asked"]["seed"] for line in lines), default=-1) + 1)
+    by_key = {key(line["asked"]): line for line in lines}
+    return {
+        each.name: {
+            seed: by_key[name] for seed in seeds if (name := key(Run(case.setup, each, seed).asked())) in by_key
+        }
+        for each in case.series
+    }

@@ -1,0 +1,324 @@
+"""Rank 0 of workers without a server: who takes part, and what they have told of an iteration."""
+
+from __future__ import annotations
+
+import queue
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from paceline.engines.distributed.door import Door, Entered, News, TurnedAway
+from paceline.engines.distributed.inbox import Inbox
+from paceline.engines.distributed.iteration import Hand, Reform, Table
+from paceline.engines.distributed.line import Broken, Line
+from paceline.engines.distributed.meeting import call
+from paceline.engines.distributed.ring import Ring
+from paceline.errors import RunError, UsageError
+from paceline.events import Event, Joined, Lost
+from paceline.torchrun import Torchrun
+
+GRACE_S = 5.0
+LOOK_AGAIN_S = 0.05
+MakeState = Callable[[list[Event]], dict[str, Any]]
+
+
+class _Member(NamedTuple):
+    """A process that takes part, or is about to."""
+
+    ticket: int
+    line: Line
+    name: str
+
+
+class _Changed(NamedTuple):
+    """Somebody of this generation is gone, has come, or cannot sum any more."""
+
+    generation: int
+    reason: str
+
+
+class _Gate(Door):
+    """Lets processes in, and passes on what they say."""
+
+    def __init__(self, head: Head, *place: Any) -> None:
+        self._head = head
+        super().__init__(*place)
+
+    def _listen(self, entered: Entered) -> None:
+        ticket, worker, line, _ = entered
+        try:
+            hello = line.receive()
+            assert isinstance(hello, dict)
+            self._head.enter(worker, _Member(ticket, line, str(hello["name"])))
+            while True:
+                text = line.receive()
+                assert isinstance(text, dict)
+                self._head.hear(worker, ticket, text)
+        except Broken as error:
+            self._head.leave(worker, ticket, str(error))
+
+
+class Head:
+    """Gathers what every worker tells of an iteration, and forms the ring of those who take part.
+
+    A table is closed in the thread that hears the last one, so that nobody waits until this process has computed.
+
+    Args:
+        cluster: where to listen, and who is to come.
+        agreement: what every process has to agree on.
+        clock: gives seconds since the run began.
+    """
+
+    def __init__(self, cluster: Torchrun, agreement: dict[str, Any], clock: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._agreement = agreement
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._news: queue.SimpleQueue[Table | _Changed | UsageError] = queue.SimpleQueue()
+        self._members: dict[int, _Member] = {}
+        self._came: dict[int, _Member] = {}
+        self._gone: dict[int, str] = {}
+        self._hands: dict[int, Hand] = {}
+        self._answered: set[int] = set()
+        self._gate: _Gate | None = None
+        self.generation = 0
+        self.ring: Ring | None = None
+
+    # --- what the engine asks -----------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Wait until everybody has come.
+
+        Raises:
+            UsageError: somebody does not agree.
+            RunError: somebody has not come.
+        """
+        cluster = self._cluster
+        self._meeting = call(cluster)
+        self._told: Inbox[News] = Inbox()  # of those who were turned away
+        rooms = [None] * cluster.n
+        self._gate = _Gate(self, self._meeting, cluster.ranks.token, self._agreement, rooms, self._told)
+        deadline = time.monotonic() + cluster.start_timeout_s
+        while missing := [worker for worker in range(1, cluster.n) if worker not in self._came]:
+            if select.select([self._told], [], [], LOOK_AGAIN_S)[0] and isinstance(
+                news := self._told.get(), TurnedAway
+            ):
+                raise UsageError(news.reason)
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"worker {', '.join(map(str, missing))} did not come within start_timeout_s = "
+                    f"{cluster.start_timeout_s:g} s: see what its rank says"
+                )
+
+    def form(self, make_state: MakeState) -> dict[str, Any]:
+        """Form a ring of those who are there, and give them the state to go on from, until one stays whole.
+
+        Args:
+            make_state: of the events that have led to it.
+
+        Raises:
+            RunError: somebody is gone whom this run does not go on without.
+        """
+        events: list[Event] = []
+        while True:
+            events += self._next_generation()
+            places = [0, *sorted(self._members)]
+            for place, worker in enumerate(places[1:], start=1):
+                form = {"form": self.generation, "place": place, "size": len(places)}
+                self._members[worker].line.tell(form)
+            try:
+                key, on_gpu = f"ring/{self.generation}", self._cluster.device == "cuda"
+                ring = self.ring = self._meeting.ring(key, len(places), on_gpu=on_gpu)
+                return ring.spread(make_state(events))
+            except Broken as error:
+                self._news.put(_Changed(self.generation, str(error)))
+
+    def hand_in(self, hand: Hand) -> None:
+        """Tell of this process's own part in an iteration."""
+        with self._lock:
+            self._take(0, hand)
+
+    def table(self, timeout_s: float) -> Table:
+        """Wait until everybody has told of an iteration, or is silent for too long.
+
+        Raises:
+            Reform: somebody is gone.
+        """
+        while True:
+            try:
+                news = self._news.get(timeout=timeout_s)
+            except queue.Empty:
+                self._expel_silent(timeout_s)
+                continue
+            if isinstance(news, UsageError):
+                raise news
+            if news.generation != self.generation:
+                continue
+            if isinstance(news, Table):
+                return news
+            raise Reform(news.reason)
+
+    def wait(self, begun: list[Any], timeout_s: float) -> None:
+        """Wait for sums; after so long, see who is still there.
+
+        Raises:
+            Reform: somebody is gone.
+        """
+        assert self.ring is not None
+        try:
+            is_there = self.ring.wait(begun, timeout_s)
+        except Broken as error:
+            raise Reform(str(error)) from error
+        if not is_there:
+            self._expel_who_does_not_answer(f"no part in a sum for {timeout_s:g} s, and no answer")
+            raise Reform("a sum has taken too long")
+
+    def metrics(self, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Measure, and tell everybody."""
+        measured = measure()
+        self._tell_all({"metrics": measured, "generation": self.generation})
+        return measured
+
+    def is_over(self) -> bool:
+        """Return whether the run is over, when this process has come to its end."""
+        return True
+
+    def close(self, end: dict[str, Any]) -> None:
+        """Tell everybody that and why the run is over, and let go of them when they have gone."""
+        if self._gate is None:
+            return
+        with self._lock:
+            members = [*self._members.values(), *self._came.values()]
+            self._members.clear()
+            self._came.clear()
+        for member in members:
+            member.line.tell({"end": end})
+        self._gate.wait([member.ticket for member in members], GRACE_S)
+        if self._gate.close():
+            self._told.close()
+        self._gate = self.ring = None
+
+    # --- what the threads tell that listen ----------------------------------------------------------------
+
+    def enter(self, worker: int, member: _Member) -> None:
+        """Let a process take part, from the next iteration on."""
+        with self._lock:
+            if self.generation and not self._cluster.elastic:
+                reason = "the run has begun; only torchrun(elastic=true) takes in who comes later"
+                member.line.tell({"end": {"error": reason, "is_usage": True}})
+                return
+            before = self._members.get(worker) or self._came.get(worker)
+            self._came[worker] = member
+        if before is not None:
+            self.leave(worker, before.ticket, "another process has come in its place")
+
+    def hear(self, worker: int, ticket: int, text: dict[str, Any]) -> None:
+        """Take in what a worker says."""
+        match text:
+            case {"hand": numbers}:
+                hand = Hand(*numbers)
+                with self._lock:
+                    if hand.generation == self.generation and worker in self._members:
+                        self._members[worker].line.settle()
+                        self._take(worker, hand)
+            case {"here": _}:
+                self._answered.add(worker)
+            case {"broken": reason, "generation": generation}:
+                self._news.put(_Changed(generation, f"worker {worker}: {reason}"))
+            case {"failed": message, "details": details, "is_usage": is_usage}:
+                if is_usage:
+                    self._news.put(UsageError(message))
+                else:
+                    print(f"worker {worker} failed:\n{details}", file=sys.stderr)
+                    self._dismiss(worker, ticket, message)
+            case {"leaves": reason}:
+                self._dismiss(worker, ticket, reason)
+
+    def leave(self, worker: int, ticket: int, reason: str) -> None:
+        """Note that a process is gone."""
+        with self._lock:
+            for those in (self._members, self._came):
+                if worker in those and those[worker].ticket == ticket:
+                    name = those.pop(worker).name
+                    if those is self._members:
+                        self._gone[worker] = f"{name}: {reason}"
+                        self._news.put(_Changed(self.generation, reason))
+                        if self.ring is not None:
+                            self.ring.break_off()
+
+    # --- inside -------------------------------------------------------------------------------------------
+
+    def _dismiss(self, worker: int, ticket: int, reason: str) -> None:
+        """End the line to a process that waits for that."""
+        assert self._gate is not None
+        self.leave(worker, ticket, reason)
+        self._gate.hang_up(ticket)
+
+    def _take(self, worker: int, hand: Hand) -> None:
+        self._hands[worker] = hand
+        if self._gone or len(self._hands) <= len(self._members):
+            return
+        hands = {each: self._hands[each] for each in sorted(self._hands)}
+        self._hands = {}
+        table = Table(self.generation, self._clock(), bool(self._came), hands)
+        self._tell_all(table.as_json())
+        self._news.put(table)
+
+    def _tell_all(self, text: dict[str, Any]) -> None:
+        with self._lock:
+            for member in self._members.values():
+                member.line.tell(text, will_be_answered="table" in text)
+
+    def _next_generation(self) -> list[Event]:
+        """Return who is gone and who has come since the last one; at the beginning, that is nothing to tell."""
+        self._await_who_is_gone()
+        now = self._clock()
+        with self._lock:
+            if self._gone and not self._cluster.elastic:
+                raise RunError(f"a worker is gone: {'; '.join(self._gone.values())}; {GO_ON}")
+            events: list[Event] = [Lost(now, worker, self._gone[worker]) for worker in sorted(self._gone)]
+            if self.generation:
+                events += [Joined(now, worker) for worker in sorted(self._came)]
+            self._members |= self._came
+            self._came.clear()
+            self._gone.clear()
+            self._hands.clear()
+            self.generation += 1
+        return events
+
+    def _await_who_is_gone(self) -> None:
+        """Wait a moment for the news of who it is whose end has broken the ring."""
+        if not self.generation or self._came:
+            return
+        deadline = time.monotonic() + GRACE_S
+        while not self._gone and not self._came:
+            if time.monotonic() > deadline:
+                if self._cluster.elastic:
+                    return
+                raise RunError(f"workers cannot reach each other any more, though they are there; {GO_ON}")
+            time.sleep(LOOK_AGAIN_S)
+
+    def _expel_who_does_not_answer(self, reason: str) -> None:
+        with self._lock:
+            self._answered.clear()
+            asked = dict(self._members)
+            self._tell_all({"are you there": self.generation})
+        deadline = time.monotonic() + GRACE_S
+        while time.monotonic() < deadline and not asked.keys() <= self._answered:
+            time.sleep(LOOK_AGAIN_S)
+        for worker in asked.keys() - self._answered:
+            self.leave(worker, asked[worker].ticket, reason)
+            asked[worker].line.close()
+
+    def _expel_silent(self, timeout_s: float) -> None:
+        with self._lock:
+            silent = {w: member for w, member in self._members.items() if w not in self._hands}
+        for worker, member in silent.items():
+            self.leave(worker, member.ticket, f"silent for {timeout_s:g} s")
+            member.line.close()
+
+
+GO_ON = "torchrun(elastic=true) goes on without it, and torchrun --max-restarts 3 from the last checkpoint in out="

@@ -1,0 +1,242 @@
+"""A rank other than 0 among workers without a server: its line to rank 0, and its place in the ring."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import traceback
+from typing import Any, NamedTuple
+
+from paceline.engines.distributed.admission import apply_for
+from paceline.engines.distributed.iteration import Hand, Over, Reform, Table
+from paceline.engines.distributed.line import Broken, Line
+from paceline.engines.distributed.meeting import enter, find
+from paceline.engines.distributed.ring import Ring
+from paceline.errors import RunError, UsageError
+from paceline.torchrun import Torchrun
+
+LEAVE_S = 10.0
+LONGEST_TEXT_BYTES = 1 << 26
+
+
+class _Form(NamedTuple):
+    """A ring is to be formed."""
+
+    generation: int
+    place: int
+    size: int
+
+
+class _Metrics(NamedTuple):
+    """What rank 0 has measured."""
+
+    generation: int
+    metrics: dict[str, float]
+
+
+class OtherRank:
+    """Does what `Head` says, as the engine of every other rank.
+
+    Args:
+        cluster: says where rank 0 is.
+        agreement: what it has to agree on.
+    """
+
+    def __init__(self, cluster: Torchrun, agreement: dict[str, Any]) -> None:
+        self._cluster = cluster
+        self._agreement = agreement
+        self._news: queue.SimpleQueue[Table | _Form | _Metrics | Over | RunError] = queue.SimpleQueue()
+        self._form: _Form | None = None
+        self._line: Line | None = None
+        self._listener: threading.Thread | None = None
+        self.generation = 0
+        self.ring: Ring | None = None
+
+    def open(self) -> None:
+        """Go to rank 0 and be let in.
+
+        Raises:
+            UsageError: rank 0 wants something else.
+            RunError: there is no rank 0.
+        """
+        cluster = self._cluster
+        self._rank_0 = find(cluster)
+        name = f"worker {cluster.worker} ({socket.gethostname()}, process {os.getpid()})"
+        try:
+            _, self._line = enter(self._rank_0, cluster)
+            hello = {"name": name, "worker": cluster.worker, "agreement": self._agreement}
+            apply_for(self._line, cluster.ranks.token, hello)
+        except Broken as error:
+            raise RunError(f"rank 0 is gone: {error}") from error
+        self._line.longest_text = LONGEST_TEXT_BYTES
+        self._line.tell({"name": name})
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def form(self, make_state: object) -> dict[str, Any]:
+        """Take one's place in the next ring, and return the state to go on from.
+
+        Raises:
+            Over: there will be none.
+            RunError: rank 0 is gone.
+        """
+        while True:
+            form = self._form or self._next_form()
+            self._form = None
+            self.generation = form.generation
+            try:
+                ring = self.ring = self._ring(form)
+                return ring.spread(None)
+            except Broken as error:
+                self._tell({"broken": str(error), "generation": form.generation})
+
+    def hand_in(self, hand: Hand) -> None:
+        """Tell of this process's part in an iteration."""
+        assert self._line is not None
+        self._line.tell({"hand": list(hand)}, will_be_answered=True)
+
+    def table(self, timeout_s: float) -> Table:
+        """Wait until everybody has told of an iteration; rank 0 sees to it that nobody is silent for too long.
+
+        Raises:
+            Reform: others take part from here on.
+            Over: rank 0 has ended the run.
+            RunError: rank 0 is gone.
+        """
+        while True:
+            news = self._next_news()
+            if isinstance(news, Table) and news.generation == self.generation:
+                return news
+
+    def wait(self, begun: list[Any], timeout_s: float) -> None:
+        """Wait for sums; rank 0 sees to it that they do not take too long.
+
+        Raises:
+            Reform: others take part from here on.
+            Over: rank 0 has ended the run.
+            RunError: rank 0 is gone.
+        """
+        assert self.ring is not None
+        try:
+            self.ring.wait(begun)
+        except Broken as error:
+            self._tell({"broken": str(error), "generation": self.generation})
+            self._form = self._next_form()
+            raise Reform from error
+
+    def metrics(self, measure: object) -> dict[str, float]:
+        """Wait for what rank 0 has measured.
+
+        Raises:
+            Reform: others take part from here on.
+            Over: rank 0 has ended the run.
+            RunError: rank 0 is gone.
+        """
+        while True:
+            news = self._next_news()
+            if isinstance(news, _Metrics) and news.generation == self.generation:
+                return news.metrics
+
+    def is_over(self) -> bool:
+        """Wait until rank 0 has come to its end, too, or goes on from somewhere before.
+
+        Raises:
+            Over: it has.
+            RunError: it is gone.
+        """
+        self._form = self._next_form()
+        return False
+
+    def leave(self, reason: str) -> None:
+        """Tell rank 0 that this process ends, and wait until it has heard it."""
+        self._tell({"leaves": reason})
+        assert self._listener is not None
+        self._listener.join(LEAVE_S)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell rank 0 what has gone wrong here, and wait until it has heard it and ends the line."""
+        if self._listener is None or not self._listener.is_alive():
+            return
+        is_usage = isinstance(error, UsageError)
+        message = str(error) if is_usage else f"{type(error).__name__}: {error}"
+        details = "".join(traceback.format_exception(error))
+        self._tell({"failed": message, "details": details, "is_usage": is_usage})
+        self._listener.join(LEAVE_S)
+
+    def close(self, end: object) -> None:
+        """Let go of rank 0."""
+        if self._line is not None:
+            self._line.close()
+        if self._listener is not None:
+            self._listener.join(LEAVE_S)
+        self._line = self.ring = None
+
+    # --- inside -------------------------------------------------------------------------------------------
+
+    def _ring(self, form: _Form) -> Ring:
+        cluster = self._cluster
+        return Ring(
+            self._rank_0.client(),
+            f"ring/{form.generation}",
+            form.place,
+            form.size,
+            self._rank_0.device,
+            silence_s=cluster.silence_s,
+            on_gpu=cluster.device == "cuda",
+        )
+
+    def _tell(self, text: dict[str, Any]) -> None:
+        assert self._line is not None
+        self._line.tell(text)
+
+    def _next_form(self) -> _Form:
+        while True:
+            try:
+                self._next_news()
+            except Reform:
+                assert self._form is not None
+                form, self._form = self._form, None
+                return form
+
+    def _next_news(self) -> Table | _Metrics:
+        news = self._news.get()
+        if isinstance(news, Exception):
+            raise news
+        if isinstance(news, _Form):
+            self._form = news
+            raise Reform
+        return news
+
+    def _listen(self) -> None:
+        assert self._line is not None
+        line = self._line
+        try:
+            while True:
+                text = line.receive()
+                assert isinstance(text, dict)
+                match text:
+                    case {"table": _}:
+                        line.settle()
+                        self._news.put(Table.from_json(text))
+                    case {"metrics": metrics, "generation": generation}:
+                        self._news.put(_Metrics(generation, metrics))
+                    case {"form": generation, "place": place, "size": size}:
+                        self._break_off()
+                        self._news.put(_Form(generation, place, size))
+                    case {"are you there": generation}:
+                        line.tell({"here": generation})
+                    case {"end": end}:
+                        if "error" in end:  # else the last sum is still to be finished
+                            self._break_off()
+                        self._news.put(Over(end))
+                        return
+        except Broken as error:
+            self._break_off()
+            self._news.put(RunError(f"rank 0 is gone: {error}"))
+
+    def _break_off(self) -> None:
+        """Let nobody wait for this process in a ring that is no more."""
+        if self.ring is not None:
+            self.ring.break_off()

@@ -1,0 +1,84 @@
+"""A rank's own part in an iteration without a server: its gradient, and what it hands in of it."""
+
+from __future__ import annotations
+
+import time
+from math import nan
+from typing import NamedTuple
+
+from paceline.allreduce import HandedIn, Worker
+from paceline.engines.distributed.iteration import Hand
+from paceline.engines.labour import Labour
+from paceline.engines.replica import Measured, Replica
+from paceline.events import Apply, Compute
+from paceline.torchrun import Torchrun
+
+
+class _Done(NamedTuple):
+    """A gradient that was computed."""
+
+    work: Compute
+    measured: Measured
+
+
+class Part:
+    """Computes this rank's gradients, where possible before they are asked for, and makes its payloads.
+
+    Args:
+        cluster: of which this process is a rank.
+        seed: of the run.
+        replica: computes.
+        worker: steps.
+    """
+
+    def __init__(self, cluster: Torchrun, seed: int, replica: Replica, worker: Worker) -> None:
+        faults = tuple(cluster.faults)
+        self._labour = Labour(replica, cluster.worker, cluster.slowness, seed, faults, time.sleep)
+        self._batch_size = replica.batch_size
+        self._worker = worker
+        self._done: _Done | None = None
+
+    def hand_in(self, work: Compute | None, run_s: float, update: Apply) -> Hand:
+        """Make the payload; return what is told of it.
+
+        Args:
+            work: that this rank was given; None if others have the last minibatches.
+            run_s: seconds since the run began.
+            update: what the coming update will say, if everybody takes part.
+        """
+        if work is None:
+            self._worker.payload.memory.zero_()
+            return Hand()
+        measured = self._measured(work, run_s)
+        handed_in = HandedIn(finite=False)
+        if measured.finite:
+            handed_in = self._worker.hand_in(measured.squared_norm, measured.samples / self._batch_size, update)
+        else:
+            self._worker.sit_out()
+        return Hand(
+            draw=work.draw,
+            loss=measured.loss,
+            samples=measured.samples,
+            squared_norm=measured.squared_norm,
+            variance=measured.variance,
+            finite=handed_in.finite,
+            factor=handed_in.compensations[0].factor if handed_in.compensations else nan,
+            compute_s=measured.compute_s,
+        )
+
+    def compute_ahead(self, work: Compute, run_s: float) -> None:
+        """Compute what will be this rank's next work, if everything goes on as it has."""
+        self.forget()
+        self._done = _Done(work, self._measured(work, run_s))
+
+    def forget(self) -> None:
+        """Let what was computed ahead be of no use."""
+        self._done = None
+
+    def _measured(self, work: Compute, run_s: float) -> Measured:
+        """Return what is known of the gradient of this work, which was computed ahead or is computed now."""
+        done, self._done = self._done, None
+        if done is not None and (done.work.draw, done.work.minibatch) == (work.draw, work.minibatch):
+            return done.measured
+        ours = self._worker
+        return self._labour.gradient(work.draw, work.minibatch, run_s, ours.weights, ours.gradient)

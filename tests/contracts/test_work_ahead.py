@@ -1,0 +1,52 @@
+"""What a worker without a server computes before it is told to is what it is told to compute then."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.catalogue import parse_plan
+from paceline.coordinator import Coordinator
+from paceline.events import Arrival, Compute, Joined, Lost
+from paceline.minibatches import Minibatches
+from paceline.stop import Stop
+
+
+def coordinator(n, per_epoch, partitioned, epochs):
+    minibatches = None
+    if per_epoch:
+        per_run = epochs * per_epoch
+        minibatches = Minibatches(n, per_epoch=per_epoch, partitioned=partitioned, per_run=per_run)
+    plan = parse_plan("dc_s3gd").checked(n, total=None, per_epoch=None)
+    return Coordinator(plan, workers=n, stop=Stop(updates=50), minibatches=minibatches)
+
+
+def works(commands):
+    return {command.worker: command for command in commands if isinstance(command, Compute)}
+
+
+@given(
+    n=st.integers(1, 5),
+    per_epoch=st.sampled_from([0, 1, 3, 7]),
+    partitioned=st.booleans(),
+    finite=st.lists(st.booleans(), min_size=60, max_size=60),
+    changes=st.lists(st.sampled_from(["none", "none", "none", "lost", "joined"]), min_size=12, max_size=12),
+)
+def test_work_is_known_ahead_while_everybody_stays(n, per_epoch, partitioned, finite, changes):
+    decides = coordinator(n, per_epoch, partitioned, epochs=4)
+    at_work = works(decides.begin(0.0))
+    draws = iter(finite)
+    for now, change in enumerate(changes, start=1):
+        if decides.stopped or not at_work:
+            return
+        first = max(at_work) if change == "joined" else -1  # a newcomer's part no update waits for
+        if change == "joined" or (change == "lost" and len(at_work) > 1):
+            worker = max(at_work)
+            event = Lost(now, worker, "gone") if change == "lost" else Joined(now, worker)
+            del at_work[worker]
+            at_work |= works(decides.handle(event))
+        ahead, commands = decides.ahead(), []
+        for worker in sorted(at_work, key=lambda worker: (worker != first, worker)):
+            commands += decides.handle(Arrival(now, worker, at_work[worker].draw, finite=next(draws, True)))
+        at_work = works(commands)
+        for worker, work in at_work.items() if change != "joined" else ():
+            assert worker in ahead
+            assert (work.draw, work.minibatch) == (ahead[worker].draw, ahead[worker].minibatch)
