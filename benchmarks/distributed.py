@@ -3,7 +3,7 @@
 - `move`: push and publish of parameters that nothing steps, one worker, against gloo's send and recv.
 - `overlap`: ResNet-18 on 32 x 32 images over a link of 1 Gbit/s between two network namespaces, one worker: gradients
   that leave in pieces during the backward pass against gradients that leave as a whole after it. Needs root.
-- `slices`: three workers and rank 0, each in a network namespace with a link of 200 Mbit/s, 8 MB of parameters that
+- `slices`: three workers and rank 0, each in a network namespace with a link of 200 Mbit/s, 4 MB of parameters that
   nothing steps: one server, which all have to reach over its link, against two. Needs root.
 - `premium`: four workers that sleep for their compute time, BSP, against DDP.
 - `payout`: the same with one worker at half speed, protocols that do not wait for it.
@@ -98,6 +98,7 @@ def overlap(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def slices(args: argparse.Namespace) -> dict[str, Any]:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     hosts = import_module("faults.hosts").hosts
     measured: dict[int, list[float]] = {1: [], 2: []}
     with hosts(SLICES_RANKS) as made:
@@ -106,9 +107,9 @@ def slices(args: argparse.Namespace) -> dict[str, Any]:
         for _ in range(args.rounds):
             for count in measured:
                 settings = {
-                    "parameters": 2_000_000,
+                    "parameters": 1_000_000,
                     "tensors": 8,
-                    "updates": 10,
+                    "updates": 6,
                     "torchrun": {"address": made.address(0), "slices": count},
                 }
                 job = Job("move_ours", SLICES_RANKS, settings, made.names, made.address(0))
