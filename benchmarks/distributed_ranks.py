@@ -43,11 +43,11 @@ def main() -> None:
 
 
 class Idle(nn.Module):
-    """Nearly all parameters are in one vector that no loss depends on."""
+    """Nearly all parameters are in one vector, or in several, that no loss depends on."""
 
-    def __init__(self, parameters: int) -> None:
+    def __init__(self, parameters: int, tensors: int = 1) -> None:
         super().__init__()
-        self.unused = nn.Parameter(torch.ones(parameters - 1))
+        self.unused = nn.ParameterList(torch.ones((parameters - 1) // tensors) for _ in range(tensors))
         self.used = nn.Parameter(torch.zeros(1))
 
 
@@ -69,7 +69,7 @@ def move_ours(settings: dict[str, Any]) -> float:
     watch = Stopwatch()
     watch.time(Replica, "gradient")
     job = pl.Job(
-        model=partial(Idle, settings["parameters"]),
+        model=partial(Idle, settings["parameters"], settings.get("tensors", 1)),
         optimizer=step_one_parameter,
         data=TensorDataset(torch.zeros(1)),
         batch_size=1,

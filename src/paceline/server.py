@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from math import isfinite, nan
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from paceline.averaging import add_up, clip, move
 from paceline.checks import check
-from paceline.compensation.base import Compensator, Delayed
+from paceline.compensation.base import BLOCK, Compensator, Delayed, squared_norm
 from paceline.errors import UsageError
 from paceline.events import Apply, Compensation, Step
 from paceline.job import Job
 from paceline.optimizers import make_optimizer, scaled_part, stepping
-from paceline.step_meter import StepMeter
+from paceline.slices import Others, Whole, joined
+from paceline.step_meter import StepMeter, squared_norm_of
 from paceline.vectors import Layout, Vectors, bind, trainable
 
 
@@ -29,7 +32,7 @@ class _Taken(NamedTuple):
 
 
 class ParameterServer:
-    """Owns the parameters; adds each gradient as it arrives, so that the last one costs one addition.
+    """Owns the parameters, or a slice; adds each gradient as it arrives, so that the last one costs one addition.
 
     With gradients g_1 ... g_k of s_1 ... s_k samples, an update steps the job's optimizer with the mean over
     the samples received, sum(s_j g_j) / sum(s_j). Floating-point buffers move by the mean of their changes,
@@ -39,22 +42,32 @@ class ParameterServer:
     sum(c_j s_j) / sum(s_j): the gradient is multiplied by it where the optimizer is linear in it, which gives
     sum(c_j s_j g_j) / sum(s_j), and the learning rate where it is not.
 
+    The server of a slice has the optimizer of the whole model and gives it the gradients of its slice alone; what is
+    not its own stays in its model as it was. So an optimizer has to step each tensor by its own gradient and state.
+
     Args:
         job: optimizer, scheduler and clipping.
         model: the server's own; its parameters are moved into flat vectors.
-        layout: of that model.
+        layout: of that model, or of the slice that is owned.
         per_epoch: gradients of one epoch, if the data have a length.
+        others: the servers of the other slices, if there are some.
     """
 
-    def __init__(self, job: Job, model: nn.Module, layout: Layout, per_epoch: float | None) -> None:
+    def __init__(
+        self, job: Job, model: nn.Module, layout: Layout, per_epoch: float | None, others: Others | None = None
+    ) -> None:
         self.model = model
         self._job = job
-        self._parameters = trainable(model)
-        self.device = self._parameters[0].device
-        self._state = layout.allocate(self.device)
         self._layout = layout
+        self._others = others or Others()
+        every = trainable(model)
+        self._parameters = [every[i] for i in layout.parameters]
+        self._buffers = list(model.buffers())[layout.buffers.start : layout.buffers.stop]
+        self._whole = Whole(sum(parameter.numel() for parameter in every), self._others.summed)
+        self.device = every[0].device
+        self._state = layout.allocate(self.device)
         for view, tensor in zip(
-            [*self._state.parameters, *self._state.buffers], [*self._parameters, *model.buffers()], strict=True
+            [*self._state.parameters, *self._state.buffers], [*self._parameters, *self._buffers], strict=True
         ):
             view.copy_(tensor.detach())
         self._live_in_state()
@@ -65,8 +78,8 @@ class ParameterServer:
         self._workload = 0
         self._scheduled = 0
         self._per_step = 1.0 if job.schedule_unit == "gradient" else per_epoch
-        self.optimizer = make_optimizer(job, self._parameters, model)
-        self._meter = StepMeter(self.optimizer, self._state.flat_parameters)
+        self.optimizer = make_optimizer(job, every, model)
+        self._meter = StepMeter(self.optimizer, self._state.flat_parameters, self._whole)
         self._scheduler = job.scheduler(self.optimizer) if job.scheduler is not None else None
         if isinstance(self._scheduler, ReduceLROnPlateau):
             raise UsageError(
@@ -119,8 +132,8 @@ class ParameterServer:
         then: Vectors,
         staleness: int,
         squared_norm: float,
-    ) -> tuple[Compensation, ...]:
-        """Let compensators act on a gradient, one after another, and return what they did.
+    ) -> tuple[tuple[Compensation, ...], bool]:
+        """Let compensators act on a gradient, one after another; return what they did, and whether it is still finite.
 
         Args:
             compensators: that may change the gradient.
@@ -134,7 +147,13 @@ class ParameterServer:
         """
         now = self._state.flat_parameters
         delayed = Delayed(
-            staleness, self._largest_rate, squared_norm, gradient.flat_parameters, now, then.flat_parameters
+            staleness,
+            self._largest_rate,
+            squared_norm,
+            gradient.flat_parameters,
+            now,
+            then.flat_parameters,
+            self._whole,
         )
         done = []
         for compensator in compensators:
@@ -143,7 +162,14 @@ class ParameterServer:
             if compensator.kind == "scale":
                 check("(0, inf)", **{f"the step scale of {compensator.name}": factor})
             done.append(Compensation(compensator.formula, factor))
-        return tuple(done)
+        is_corrected = staleness > 0 and any(by.kind == "correction" for by in compensators)
+        return tuple(done), not is_corrected or self._is_finite(gradient)
+
+    def _is_finite(self, gradient: Vectors) -> bool:
+        """Return whether a gradient is one, by its squared norm, which one pass tells."""
+        blocks = (block for flat in gradient.flat_parameters for block in flat.split(BLOCK))
+        [total] = self._whole.summed([sum(squared_norm(block) for block in blocks)])
+        return isfinite(total)
 
     def take(self, gradient: Vectors, samples: int, step_scale: float = 1.0) -> None:
         """Take one gradient into the open update; it must stay as it is until `let_go` or `apply`.
@@ -172,18 +198,17 @@ class ParameterServer:
             shares.append(taken.samples / self._samples)
         new = [taken.gradient for taken in self._taken]
         for mean, *gradients in zip(self._mean.flat_parameters, *(each.flat_parameters for each in new), strict=True):
-            _move(mean, gradients, weights)
+            move(mean, gradients, weights)
         for mean, *changes in zip(self._mean.flat_buffers, *(each.flat_buffers for each in new), strict=True):
             if mean.is_floating_point() or mean.is_complex():
-                _move(mean, changes, shares)
+                move(mean, changes, shares)
             else:
-                _sum(mean, changes, begin=shares[0] == 1.0)
+                add_up(mean, changes, begin=shares[0] == 1.0)
         self._taken.clear()
 
     def apply(self, update: Apply) -> Step | None:
         """Make one update of what was taken and added; return the step that it was, if it is to be measured."""
         mean = self._finished_mean()
-        step = None
         lr_scale = update.lr_scale
         if update.step_scale != 1.0 and self.scaled_part == "learning rate":
             lr_scale *= update.step_scale
@@ -191,10 +216,7 @@ class ParameterServer:
             for flat in mean.flat_parameters:
                 flat.mul_(update.step_scale)
         with stepping(self.optimizer, lr_scale, update.momentum_limit, update.weight_decay_scale):
-            if update.measure:
-                step = self._measured_step(mean)
-            else:
-                self._step(mean)
+            step = self._step(mean, update.measure)
         for buffers, change in zip(self._state.flat_buffers, mean.flat_buffers, strict=True):
             if buffers.dtype == torch.bool:
                 buffers.copy_(change)
@@ -206,21 +228,28 @@ class ParameterServer:
         self._advance_schedule()
         return step and step._replace(next_learning_rate=self._largest_rate)
 
-    def _measured_step(self, mean: Vectors) -> Step:
-        learning_rate = self._largest_rate
-        self._meter.before(mean.flat_parameters)
-        self._step(mean)
-        return self._meter.after(mean.flat_parameters, learning_rate)
+    def _step(self, mean: Vectors, measure: bool) -> Step | None:
+        clip_norm, learning_rate = self._job.clip_norm, self._largest_rate
+        squared_norm = self._squared_norm(mean) if measure or clip_norm is not None else nan
+        if measure:
+            self._meter.before()
+        if clip_norm is not None:
+            clip(mean.flat_parameters, squared_norm**0.5, clip_norm)
+        self._run_optimizer(mean)
+        return self._meter.after(mean.flat_parameters, squared_norm, learning_rate) if measure else None
 
-    def _step(self, mean: Vectors) -> None:
+    def _squared_norm(self, mean: Vectors) -> float:
+        [total] = self._whole.summed([squared_norm_of(mean.flat_parameters)])
+        return total
+
+    def _run_optimizer(self, mean: Vectors) -> None:
         for parameter, gradient in zip(self._parameters, mean.parameters, strict=True):
             parameter.grad = gradient
-        if self._job.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self._job.clip_norm)
         before = [flat._version for flat in mean.flat_parameters]
         self.optimizer.step()
         if before != [flat._version for flat in mean.flat_parameters] and mean is not self._mean:
-            mean.memory.zero_()  # the optimizer wrote into it, and its worker takes for zero what it did not write
+            for flat in mean.flat_parameters:  # the optimizer wrote into it, and its worker takes for zero what it
+                flat.zero_()  # did not write
 
     def _finished_mean(self) -> Vectors:
         """Return the mean of the update; a single gradient is its own mean, where it lies."""
@@ -236,44 +265,87 @@ class ParameterServer:
         version.copy_(self._state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return parameters, buffers, optimizer, schedule, and what the open update is made of so far."""
+        """Return parameters, buffers, optimizer, schedule, and what the open update is made of so far, of all slices.
+
+        The model is whole then: it has the parameters of the other slices as they are.
+        """
+        own, others = self.slice_state(), self._others.states()
+        for state in others:
+            self._copy_into_model(state["model"])
+        return {**joined([own, *others]), "model": self._tensors()}
+
+    def bring_together(self) -> None:
+        """Let the model have the parameters and buffers of the other slices too, as they are."""
+        for tensors in self._others.models():
+            self._copy_into_model(tensors)
+
+    def slice_state(self) -> dict[str, Any]:
+        """Return such a state of what is owned here."""
         self.let_go()
+        owned = {id(tensor) for tensor in [*self._parameters, *self._buffers]}
+        tensors = {name: tensor for name, tensor in self._named_tensors() if id(tensor) in owned}
+        memories = {
+            name: {vector: self._layout.parameter_pieces(flats) for vector, flats in memory.items()}
+            for name, memory in self._memories.items()
+        }
         return {
-            "model": self._tensors(),
-            "optimizer": self.optimizer.state_dict(),
+            "model": {name: tensor.detach() for name, tensor in tensors.items()},
+            "optimizer": self._optimizer_state(self.optimizer.state_dict()),
             "scheduler": self._scheduler and self._scheduler.state_dict(),
             "workload": self._workload,
             "scheduled": self._scheduled,
             "samples": self._samples,
             "weight": self._weight,
-            "memories": self._memories,
-            "mean": self._mean.memory.clone() if self._samples else None,
+            "memories": memories,
+            "mean": {"parameters": self._mean.parameters, "buffers": self._mean.buffers} if self._samples else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state of the same job."""
-        for name, tensor in self._tensors().items():
-            tensor.copy_(state["model"][name])  # in place: they live in flat vectors
-        self.optimizer.load_state_dict(state["optimizer"])
+        """Go on from such a state of the same job, whatever its slices were."""
+        self._others.load(state)
+        self._copy_into_model(state["model"])
+        self.optimizer.load_state_dict(self._optimizer_state(state["optimizer"]))
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
         self._workload = state["workload"]
         self._scheduled = state["scheduled"]
         self._samples = state["samples"]
         self._weight = state["weight"]
+        own = slice(self._layout.parameters.start, self._layout.parameters.stop)
         for name, memory in state["memories"].items():
-            self._memories[name] = {vector: [each.to(self.device) for each in memory[vector]] for vector in memory}
+            self._memories[name] = {
+                vector: [flat.to(self.device) for flat in self._layout.parameter_flats(pieces[own])]
+                for vector, pieces in memory.items()
+            }
         if state["mean"] is not None:
-            self._mean.memory.copy_(state["mean"])
+            buffers = slice(self._layout.buffers.start, self._layout.buffers.stop)
+            pieces = [*state["mean"]["parameters"][own], *state["mean"]["buffers"][buffers]]
+            for view, piece in zip([*self._mean.parameters, *self._mean.buffers], pieces, strict=True):
+                view.copy_(piece)
+
+    def _optimizer_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of the optimizer without that of parameters which another slice owns."""
+        owned = {id(parameter) for parameter in self._parameters}
+        every = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        foreign = {i for i, parameter in enumerate(every) if id(parameter) not in owned}
+        return {**state, "state": {key: kept for key, kept in state["state"].items() if key not in foreign}}
 
     def _live_in_state(self) -> None:
         bind(self._parameters, self._state.parameters)
-        bind(list(self.model.buffers()), self._state.buffers)
+        bind(self._buffers, self._state.buffers)
+
+    def _copy_into_model(self, tensors: Mapping[str, Tensor]) -> None:
+        ours = self._tensors()
+        for name, tensor in tensors.items():
+            ours[name].copy_(tensor)  # in place: they live in flat vectors
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return all parameters and buffers by name; a state_dict of the model would leave some buffers out."""
-        named = [*self.model.named_parameters(), *self.model.named_buffers()]
-        return {name: tensor.detach() for name, tensor in named}
+        """Return all parameters and buffers by name."""
+        return {name: tensor.detach() for name, tensor in self._named_tensors()}
+
+    def _named_tensors(self) -> list[tuple[str, Tensor]]:
+        """Return all parameters and buffers; a state_dict of the model would leave some buffers out."""
+        return [*self.model.named_parameters(), *self.model.named_buffers()]
 
     def _advance_schedule(self) -> None:
         if self._scheduler is None or self._per_step is None:
@@ -282,26 +354,3 @@ class ParameterServer:
         for _ in range(due - self._scheduled):
             self._scheduler.step()
         self._scheduled = due
-
-
-def _move(mean: Tensor, new: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """Move a running mean, so that nothing is left to divide at the update; the first one ever has weight 1."""
-    if weights[0] == 1.0 and len(new) > 1:
-        torch.lerp(new[0], new[1], weights[1], out=mean)
-        new, weights = new[2:], weights[2:]
-    elif weights[0] == 1.0:
-        mean.copy_(new[0])
-        new, weights = new[1:], weights[1:]
-    for each, weight in zip(new, weights, strict=True):
-        mean.lerp_(each, weight)
-
-
-def _sum(total: Tensor, new: Sequence[Tensor], begin: bool) -> None:
-    """Add integers; of booleans, keep the newest."""
-    if total.dtype == torch.bool:
-        total.copy_(new[-1])
-        return
-    if begin:
-        total.zero_()
-    for each in new:
-        total.add_(each)

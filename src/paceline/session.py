@@ -20,6 +20,9 @@ from paceline.engines.all_reduce import VirtualAllReduce
 from paceline.engines.base import Engine
 from paceline.engines.distributed import DistributedEngine, follower, member
 from paceline.engines.distributed.all_reduce import AllReduceEngine
+from paceline.engines.distributed.assistants import Assistant
+from paceline.engines.distributed.remote_slices import RemoteSlices
+from paceline.engines.distributed.slice_server import serve_slice
 from paceline.engines.labour import device_of
 from paceline.engines.local import LocalEngine
 from paceline.engines.replica import Replica, build_model, evaluate, usable_device
@@ -161,9 +164,11 @@ class Session:
             self.model = self.model.to(device_of(cluster.device, cluster.ranks.local_rank))
         if any(controller.reads != "times" for phase in setting.plan.phases for controller in phase.controllers):
             warn_of_summed_loss(job, self.model)
-        self.layout = Layout(self.model)
+        slices = cluster.slices if isinstance(cluster, Torchrun) else 1
+        self.slices = RemoteSlices(slices)
+        self.layout = Layout(self.model, slices, only=0)
         _check_memory(self.layout, self._sharing)
-        self.server = ParameterServer(job, self.model, self.layout, setting.per_epoch)
+        self.server = ParameterServer(job, self.model, self.layout, setting.per_epoch, self.slices)
         self._step_scale = self._check_step_scale()
         if setting.measure_steps and setting.plan.reduction and setting.plan.reduction.sums == "updates":
             raise UsageError(
@@ -229,7 +234,7 @@ class Session:
         job, seed, reduction = self.setting.job, self.setting.seed, self.setting.plan.reduction
         agreed = agreement(self.setting, self.model)
         if reduction is None:
-            return DistributedEngine(job, cluster, self.server, self.layout, agreed)
+            return DistributedEngine(job, cluster, self.server, self.layout, self.slices, agreed)
         replica = Replica(job, seed, cluster.n, device=self.server.device)
         worker = make_worker(reduction, self.server, self.layout)
         return AllReduceEngine(cluster, seed, reduction, replica, worker, agreed)
@@ -263,6 +268,7 @@ def agreement(setting: Setting, model: nn.Module) -> dict[str, Any]:
         "stop": str(setting.stop),
         "rules": setting.rules,
         **identity_of_replica(setting.job, model),
+        "slices": setting.cluster.slices,
         "versions": versions(),
     }
     given_back: dict[str, Any] = json.loads(json.dumps(agreed))
@@ -282,8 +288,15 @@ def serve(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
     if setting.plan.reduction is not None:
         return _take_part(setting)
     model = build_model(job, setting.seed)
+    if cluster.slice is not None:
+        compensators = [each for phase in setting.checked_plan.phases for each in phase.compensators]
+        agreed = agreement(setting, model)
+        return model, serve_slice(job, cluster, setting.seed, setting.per_epoch, compensators, agreed)
+    assistants = [Assistant(cluster.n + number) for number in cluster.slices_here]
     take_part = follower.follow if cluster.place else member.serve
     ended = take_part(job, cluster, setting.seed, agreement(setting, model))
+    for assistant in assistants:
+        assistant.end()
     with torch.no_grad():
         for ours, theirs in zip(
             [*trainable(model), *model.buffers()],

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.events import Step
+from paceline.slices import Whole
 
 
 class StepMeter:
@@ -20,44 +21,50 @@ class StepMeter:
     Args:
         optimizer: that will step.
         parameters: flat vectors, which its step moves.
+        whole: of which these may be a slice.
 
     Attributes:
         parameters: where they lie now.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], whole: Whole) -> None:
         self._optimizer = optimizer
         self.parameters = parameters
+        self._whole = whole
         self._before: list[Tensor] = []
-        self._squared_norm = 0.0
 
-    def before(self, gradient: Sequence[Tensor]) -> None:
-        """Look at the mean gradient, which is not clipped yet, and at the parameters."""
-        self._squared_norm = _squared_norm(gradient)
+    def before(self) -> None:
+        """Look at the parameters."""
         if not self._is_plain_sgd():
             self._before = self._before or [torch.empty_like(flat) for flat in self.parameters]
             for copy, flat in zip(self._before, self.parameters, strict=True):
                 copy.copy_(flat)
 
-    def after(self, gradient: Sequence[Tensor], learning_rate: float) -> Step:
+    def after(self, gradient: Sequence[Tensor], squared_norm: float, learning_rate: float) -> Step:
         """Return the step; a schedule has yet to say what the next learning rate is.
 
         Args:
-            gradient: the same mean gradient, clipped by now if the job clips.
+            gradient: the mean gradient, clipped by now if the job clips.
+            squared_norm: of the whole gradient, before that.
             learning_rate: that it stepped with.
         """
-        squared_norm = self._squared_norm
-        clipped_norm = _squared_norm(gradient)
+        is_plain = self._is_plain_sgd()
+        shares = [squared_norm_of(gradient), *([] if is_plain else self._moved_along(gradient))]
+        clipped_norm, *moved = self._whole.summed(shares)
         shrunk = (clipped_norm / squared_norm) ** 0.5 if squared_norm else 1.0
-        if self._is_plain_sgd():
+        if is_plain:
             progress = learning_rate * squared_norm * shrunk
             squared_step = learning_rate * learning_rate * clipped_norm  # ** raises where this is inf
         else:
-            steps = [copy.sub_(flat) for copy, flat in zip(self._before, self.parameters, strict=True)]
-            along = sum(_dot(piece, step) for piece, step in zip(gradient, steps, strict=True))
+            along, squared_step = moved
             progress = along / shrunk if shrunk else 0.0
-            squared_step = _squared_norm(steps)
         return Step(squared_norm, progress, squared_step, learning_rate, learning_rate)
+
+    def _moved_along(self, gradient: Sequence[Tensor]) -> tuple[float, float]:
+        """Return g.s and ||s||^2."""
+        steps = [copy.sub_(flat) for copy, flat in zip(self._before, self.parameters, strict=True)]
+        along = sum(_dot(piece, step) for piece, step in zip(gradient, steps, strict=True))
+        return along, squared_norm_of(steps)
 
     def _is_plain_sgd(self) -> bool:
         if type(self._optimizer) is not torch.optim.SGD:
@@ -65,7 +72,7 @@ class StepMeter:
         groups = self._optimizer.param_groups
         one_rate = len({float(group["lr"]) for group in groups}) == 1
         moved = sum(parameter.numel() for group in groups for parameter in group["params"])
-        moves_all = moved == sum(flat.numel() for flat in self.parameters)
+        moves_all = moved == self._whole.elements
         return (
             one_rate
             and moves_all
@@ -73,7 +80,8 @@ class StepMeter:
         )
 
 
-def _squared_norm(flats: Sequence[Tensor]) -> float:
+def squared_norm_of(flats: Sequence[Tensor]) -> float:
+    """Return ||v||^2 of a vector that lies in several parts, worked out in double precision."""
     norms = [float(torch.linalg.vector_norm(flat, dtype=torch.float64)) for flat in flats]
     return sum(norm * norm for norm in norms)
 

@@ -139,6 +139,9 @@ class Torchrun:
             bytes, rounded to nearest. The server's own stay float32, and so do a worker's sums; buffers and other
             types travel as they are. bf16 keeps 8 bits of a number (relative error up to 2^-9) and float32's range;
             float16 keeps 11 (2^-12) and overflows beyond 65504: such a gradient is not finite and is dropped.
+        slices: Servers that the parameters are shared out to, from 1 to the number of processes: the first one is at
+            rank 0, the others are spread over the other hosts, beside rank j * processes // slices. Workers send each
+            of them its part of a gradient, over the link of its host. Parameters come out the same but for rounding.
         bytes_per_s: Of rank 0's link, in each direction, > 0, for the line that tells how busy it will be; None to
             measure it with the first gradients.
         faults: Failures by script, to rehearse what a run does about them.
@@ -161,6 +164,7 @@ class Torchrun:
     slowness: Cluster | None = None
     threads: int | None = None
     wire: str = "float32"
+    slices: int = 1
     bytes_per_s: float | None = None
     faults: Sequence[Fault] = ()
     start_timeout_s: float = 300.0
@@ -181,6 +185,17 @@ class Torchrun:
             self.ranks.check_nodes()
         if self.threads is not None:
             check("[1, inf)", Integral, threads=self.threads)
+        check("[1, inf)", Integral, slices=self.slices)
+        if self.slices > self.ranks.world_size:
+            raise UsageError(
+                f"slices={self.slices}, but the job has {self.ranks.world_size} processes, each of which can host one: "
+                "give at most that many"
+            )
+        if self.slices > 1 and self.debug:
+            raise UsageError(
+                f"slices={self.slices} with debug=True, which watches one server; leave slices out while you look for "
+                "what changes the parameters, which come out the same"
+            )
         if self.bytes_per_s is not None:
             check("(0, inf)", bytes_per_s=self.bytes_per_s)
         if self.wire not in WIRES:
@@ -193,11 +208,10 @@ class Torchrun:
         self._check_address()
 
     def __str__(self) -> str:
-        told = brief(
-            self, without=("address", "start_timeout_s", "silence_s", "bytes_per_s", "debug")
-        )  # a run may go on from other hosts
+        # A run may go on from other hosts, and with other workers if they are elastic.
+        told = brief(self, without=("address", "start_timeout_s", "silence_s", "bytes_per_s", "slices", "debug"))
         if self.elastic:
-            return told  # or with other workers
+            return told
         return f"{told} with {self.n} worker{'s' if self.n > 1 else ''}"
 
     def fitted_to(self, plan: Plan) -> Torchrun:
@@ -243,7 +257,7 @@ class Torchrun:
 
     @property
     def worker(self) -> int:
-        """The number of the worker that this process is; n evaluates, as an assistant of rank 0."""
+        """The number of the worker that this process is; n evaluates, and n + j is the server of slice j >= 1."""
         if self.ranks.assistant is not None:
             return self.ranks.assistant
         if self.ranks.node is not None and self.workers == "node":
@@ -261,7 +275,7 @@ class Torchrun:
     @property
     def team_size(self) -> int:
         """Processes of the worker that this one belongs to."""
-        if self.workers == "process" or self.worker == self.n:
+        if self.workers == "process" or self.worker >= self.n:
             return 1
         return self._at_server if self.ranks.node == 0 else self.ranks.local_world_size
 
@@ -276,6 +290,19 @@ class Torchrun:
     def _at_server(self) -> int:
         """Processes on rank 0's host that compute."""
         return self.ranks.local_world_size - 1 + self.has_worker_at_server
+
+    @property
+    def slice(self) -> int | None:
+        """The number of the slice whose server this process is, beside another rank than 0."""
+        return self.worker - self.n if self.worker > self.n else None
+
+    @property
+    def slices_here(self) -> list[int]:
+        """The numbers of the slices whose servers this process starts beside itself."""
+        if self.ranks.assistant is not None:
+            return []
+        hosts = {j: j * self.ranks.world_size // self.slices for j in range(1, self.slices)}
+        return [j for j, rank in hosts.items() if rank == self.ranks.rank]
 
     @property
     def host(self) -> str:
@@ -293,7 +320,9 @@ class Torchrun:
         return self.threads or max(1, cores() // self.ranks.local_world_size)
 
     def check_plan(self, plan: Plan) -> None:
-        """Refuse slowness of which a trace does not tell the length: these workers cannot look back."""
+        """Refuse slices where there is no server, and slowness of which a trace does not tell the length."""
+        if self.slices > 1 and plan.reduction is not None:
+            raise UsageError(f"slices={self.slices}: {plan} has no server whose parameters could be shared out")
         check_no_censored_sleep(self.slowness)
 
     def _check_address(self) -> None:

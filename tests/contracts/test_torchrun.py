@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.cluster_text import parse_cluster
-from paceline.engines.distributed.messages import KINDS, Finished, Work, decode, encode
+from paceline.engines.distributed.messages import KINDS, Applying, Finished, Work, decode, encode
+from paceline.events import Accept, Apply
 
 FOUR = {
     "RANK": "1",
@@ -74,6 +75,10 @@ WRONG = [
     ({"faults": [pl.Fault(4, 1)]}, r"the cluster has workers 0 to 3"),
     ({"workers": "host"}, r"workers='host', expected process or node"),
     ({"workers": "node", "faults": [pl.Fault(1, 1)]}, r"the cluster has workers 0 to 0"),
+    ({"slices": 0}, r"slices=0 is not a whole number in \[1, inf\)"),
+    ({"slices": 2.0}, r"slices=2.0 is not a whole number in \[1, inf\)"),
+    ({"slices": 5}, r"slices=5, but the job has 4 processes, each of which can host one: give at most that many"),
+    ({"slices": 2, "debug": True}, r"slices=2 with debug=True, which watches one server; leave slices out"),
 ]
 
 
@@ -206,9 +211,43 @@ def test_measurements_come_over_the_wire_as_they_were(numbers, samples, finite):
     np.testing.assert_equal(tuple(decode(encode(finished))), tuple(finished))
 
 
+def test_a_slice_is_told_all_that_an_update_says_in_numbers():
+    told = {field: number for number, field in enumerate(Apply._fields, start=2)}
+    update = Apply(**{**told, "gradients": (Accept(0, 0, 0, 1),) * 3, "reason": "", "measure": True})
+    again = decode(encode(Applying.of(update, elsewhere=True)))
+    assert again.elsewhere
+    assert again.update == update
+
+
 def test_numbers_that_are_no_message_are_refused():
     for kind in (-1.0, float(len(KINDS)), 0.5, float("nan")):
         numbers = encode(Work(1, 1, True, 0.0, None, None, None))
         numbers[0] = kind
         with pytest.raises(ValueError, match="a message of kind"):
             decode(numbers)
+
+
+@pytest.mark.parametrize(("slices", "hosts"), [(1, []), (2, [2]), (3, [1, 2]), (4, [1, 2, 3])])
+def test_the_servers_of_slices_are_spread_over_the_ranks(started, slices, hosts):
+    by_rank = {}
+    for rank in range(4):
+        started(RANK=str(rank))
+        by_rank[rank] = pl.Torchrun(slices=slices).slices_here
+    assert [rank for rank, here in by_rank.items() for _ in here] == hosts
+    assert sorted(slice_ for here in by_rank.values() for slice_ in here) == list(range(1, slices))
+    started(RANK="2", PACELINE_ASSISTANT="5")
+    cluster = pl.Torchrun(slices=slices)
+    assert (cluster.slice, cluster.slices_here) == (2, [])  # 3 workers, one that evaluates, and then the slices
+
+
+def test_slices_can_be_typed_and_are_no_other_run(started):
+    started()
+    cluster = parse_cluster("torchrun(slices=2)")
+    assert cluster.slices == 2
+    assert str(cluster) == str(pl.Torchrun())
+
+
+def test_what_has_no_server_has_no_slices(started):
+    started()
+    with pytest.raises(pl.UsageError, match=r"slices=2: all_reduce has no server whose parameters could be shared out"):
+        pl.Torchrun(slices=2).check_plan(pl.protocols.as_plan(pl.all_reduce()))

@@ -14,6 +14,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import paceline as pl
+from paceline import session
 
 PRELOAD = ["paceline.engines.local.worker", "paceline.train"]
 LIMIT_S = 60
@@ -56,21 +57,31 @@ class Job:
 
     def start(self, rank, **changes):
         """Start a rank, or start it once more, perhaps with something else than the others."""
-        environment = self._environment(rank, changes.pop("token", TOKEN))
+        environment = self._environment(rank, changes.pop("token", TOKEN), changes.pop("slice", None))
+        name = environment.get("SLICE", rank)
+        if name != rank and name in self.processes:
+            name += " again"
         ours, theirs = self._context.Pipe(duplex=False)
         job = changes.pop("job", self._job)
         torchrun = {**self._torchrun, **changes.pop("torchrun", {})}
+        prepare = changes.pop("prepare", None)  # is called in the process first
         settings = {**self._settings, "callbacks": [Announce(self._place("training"))], **changes}
-        arguments = (environment, job, torchrun, settings, self._place(f"said by {rank}"), theirs)
+        arguments = (environment, job, torchrun, settings, self._place(f"said by {name}"), theirs, prepare)
         process = self._context.Process(target=_rank, args=arguments, daemon=True)
         process.start()
         theirs.close()
-        self.processes[rank] = process
-        self._ends[rank] = ours
+        self.processes[name] = process
+        self._ends[name] = ours
         return process
 
-    def _environment(self, rank, token=TOKEN):
-        return {
+    def start_slices(self):
+        """Start the servers of all slices but the first, each beside its rank, which does not start it here."""
+        slices = self._torchrun.get("slices", 1)
+        for number in range(1, slices):
+            self.start(number * self._world_size // slices, slice=number)
+
+    def _environment(self, rank, token=TOKEN, number=None):
+        environment = {
             "RANK": str(rank),
             "WORLD_SIZE": str(self._world_size),
             "LOCAL_WORLD_SIZE": str(self._world_size // self._nodes),
@@ -81,8 +92,14 @@ class Job:
             "MASTER_PORT": str(self._port),
             "PACELINE_TOKEN": token,
         }
+        if number is None:
+            return environment
+        with patch.dict(os.environ, environment):
+            workers = pl.Torchrun(**self._torchrun).n
+        return {**environment, "PACELINE_ASSISTANT": str(workers + number), "SLICE": f"slice {number}"}
 
     def start_workers(self):
+        self.start_slices()
         for rank in range(1, self._world_size):
             self.start(rank)
 
@@ -93,6 +110,7 @@ class Job:
         return _portable((result, result.history.records))
 
     def start_all(self):
+        self.start_slices()
         for rank in range(self._world_size):
             self.start(rank)
 
@@ -145,13 +163,16 @@ class Announce(pl.Callback):
             self._path.touch()
 
 
-def _rank(environment, job, torchrun, settings, said, connection):
+def _rank(environment, job, torchrun, settings, said, connection, prepare):
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), sys.stderr.fileno())
     os.environ.update(environment)
     if "NETWORK_NAMESPACE" in environment:
         enter(environment["NETWORK_NAMESPACE"])
+    if prepare is not None:
+        prepare()
     try:
-        end = pl.train(job, cluster=pl.Torchrun(**torchrun), **settings)
+        with patch.object(session, "Assistant", NotHere):
+            end = pl.train(job, cluster=pl.Torchrun(**torchrun), **settings)
         records = end.history.records
         told = (end, records)
     except SystemExit as left:
@@ -161,6 +182,16 @@ def _rank(environment, job, torchrun, settings, said, connection):
         told = error
     connection.send_bytes(pickle.dumps(_portable(told)))
     connection.close()
+
+
+class NotHere:
+    """A process beside a rank, which these tests start themselves."""
+
+    def __init__(self, worker):
+        pass
+
+    def end(self):
+        pass
 
 
 def enter(namespace):

@@ -231,9 +231,11 @@ def simulated(job, n, updates):
     ).model.state_dict()
 
 
-def test_bsp_of_two_hosts_is_bsp_of_two_workers():
+@pytest.mark.parametrize("slices", [1, 3])
+def test_bsp_of_two_hosts_is_bsp_of_two_workers(slices):
     job = tiny_job(batch_size=7)
-    ends = run(4, job, NODE, nodes=2, protocol="bsp", stop="updates=15")  # one process beside rank 0, two elsewhere
+    torchrun = {**NODE, "slices": slices}
+    ends = run(4, job, torchrun, nodes=2, protocol="bsp", stop="updates=15")  # one beside rank 0, two elsewhere
     expected = flat(simulated(job, 2, 15))
     for end in ends:
         assert largest_relative_difference(flat(end.parameters), expected) < EXACT

@@ -82,3 +82,41 @@ def test_after_the_death_of_rank_0_torchrun_starts_the_job_again_and_it_goes_on(
     assert "40 updates made" in told[0][1]
     [resumed] = [event for event in read_events(tmp_path / "run" / EVENTS) if event["event"] == "run_resumed"]
     assert resumed["version"] == 20
+
+
+KILL_A_SLICE = """
+import os, psutil
+import paceline as pl
+from tiny_jobs import tiny_job, dataset
+
+class Kill(pl.Callback):
+    def on_update(self, update):
+        if update.version == 25 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            [server] = [each for each in psutil.process_iter() if is_slice(each)]
+            server.kill()
+
+def is_slice(process):
+    try:
+        return process.environ().get("PACELINE_ASSISTANT") == "3" and process.cwd() == os.getcwd()
+    except psutil.Error:
+        return False
+
+if __name__ == "__main__":
+    result = pl.train(tiny_job(eval_data=dataset()), protocol="bsp", cluster=pl.Torchrun(slices=2), stop="updates=40",
+                      out="run", checkpoint_every="updates=10", callbacks=[Kill()])
+    total = sum(float(each.double().sum()) for each in result.model.parameters())
+    print(f"{os.environ['RANK']} {result.reason} {total:.12f}", flush=True)
+"""
+
+
+def test_after_the_death_of_the_server_of_a_slice_torchrun_starts_the_job_again_and_it_goes_on(tmp_path):
+    (tmp_path / "script.py").write_text(KILL_A_SLICE)
+    done = torchrun(tmp_path, "--nproc-per-node", "3", "--max-restarts", "1", "script.py")
+    assert done.returncode == 0, done.stderr
+    assert "the server of slice 1 is gone" in done.stderr
+    told = sorted(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert [rank for rank, _ in told] == ["0", "1", "2"]
+    assert len({said for _, said in told}) == 1
+    assert "40 updates made" in told[0][1]
+    [resumed] = [event for event in read_events(tmp_path / "run" / EVENTS) if event["event"] == "run_resumed"]
+    assert resumed["version"] == 20

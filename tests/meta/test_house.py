@@ -17,10 +17,10 @@ DECIDING = "events history protocols reduction switch_timing timing/ stop learni
 MEMBERS = "phase_share lead patience roster faults minibatches"
 SAVING = "checkpoint checkpoint/state checkpoint/store checkpoint/identity"
 FLOORS = [
-    "errors checks text streams attributes",
+    "errors checks text streams attributes slices",
     f"{DECIDING} {MEMBERS} schedule cluster cluster_text torchrun theory/ estimators/ compensation/",
     "controllers/ catalogue coordinator",
-    "vectors job data step_meter optimizers server allreduce/ jobs/",
+    "vectors averaging job data step_meter optimizers server allreduce/ jobs/",
     f"callbacks/ recording/ engines/ rules {SAVING}",
     "session checkpoint/keeper checkpoint/resume replay train simulation search/ comparison/",
     "summary compare cli/ __main__ report/",

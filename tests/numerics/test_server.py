@@ -15,6 +15,7 @@ from paceline.history import UpdateMade
 from paceline.server import ParameterServer
 from paceline.vectors import Layout
 from tiny_jobs import (
+    batch_norm_net,
     dataset,
     largest_relative_difference,
     parameters_of,
@@ -113,6 +114,26 @@ def test_the_momentum_is_limited_for_one_step_only_and_a_limit_of_zero_forgets(n
 def test_the_learning_rate_follows_the_quorum(rule, lr_is, factor):
     result = trained(n=4, protocol=pl.k_sync(k=3), optimizer=sgd(lr=0.01), lr_rule=rule, lr_is=lr_is)
     assert {record.learning_rate for record in result.history.of(UpdateMade)} == {0.01 * factor}
+
+
+class Greedy(torch.optim.SGD):
+    """Uses the gradient's memory for its own purposes."""
+
+    def step(self):
+        super().step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.fill_(7.0)
+
+
+def test_an_optimizer_that_writes_into_the_gradient_leaves_the_buffers_alone():
+    changed, left = (
+        trained(model=batch_norm_net, optimizer=partial(kind, lr=0.1), protocol=pl.asp(), updates=5)
+        for kind in (Greedy, torch.optim.SGD)
+    )
+    assert changed.model.state_dict().keys() == left.model.state_dict().keys()
+    for ours, theirs in zip(changed.model.state_dict().values(), left.model.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_clipping_acts_on_the_mean_gradient():

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass, replace
-from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from paceline.errors import UsageError
+from paceline.slices import Whole
 from paceline.text import brief
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Delayed:
         gradient: flat vectors, one a dtype, which a compensator may change.
         now: parameters that it will change, likewise.
         then: parameters that it was computed at.
+        whole: of which these vectors may be one slice; None if they are all there is.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Delayed:
         gradient: Sequence[Tensor],
         now: Sequence[Tensor],
         then: Sequence[Tensor],
+        whole: Whole | None = None,
     ) -> None:
         self.staleness = staleness
         self.learning_rate = learning_rate
@@ -50,14 +52,29 @@ class Delayed:
         self.gradient = gradient
         self._now = now
         self._then = then
+        self._squared_distance = None if staleness else 0.0
+        self._whole = whole or Whole(sum(flat.numel() for flat in gradient), list)
 
-    @cached_property
+    @property
+    def elements(self) -> int:
+        """How many the whole gradient has."""
+        return self._whole.elements
+
+    def total(self, share: float) -> float:
+        """Return a sum over all elements of the whole, given that over the elements of these vectors.
+
+        Every slice has to ask for it, so whether it is asked for may depend on nothing that a slice has for itself.
+        """
+        [total] = self._whole.summed([share])
+        return total
+
+    @property
     def squared_distance(self) -> float:
         """||w_now - w_then||^2; inf where it is no number, because training has exploded."""
-        if not self.staleness:
-            return 0.0
-        total = sum(squared_norm(difference) for _, difference in self.blocks())
-        return total if total < inf else inf
+        if self._squared_distance is None:
+            total = self.total(sum(squared_norm(difference) for _, difference in self.blocks()))
+            self._squared_distance = total if total < inf else inf
+        return self._squared_distance
 
     def blocks(self, *beside: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
         """Go through the vectors once: yield blocks of g, of w_now - w_then, and of the vectors beside.
@@ -99,11 +116,12 @@ class Compensator(ABC):
         """Return the factor for a gradient, a scale in (0, inf); a correction changes the gradient in place.
 
         Elements that are 0 have to stay 0: they may be of parameters that the worker did not use, and it does not
-        write those again.
+        write those again. The vectors may be one slice of the whole: a sum over elements goes through `delayed.total`.
 
         Args:
             delayed: the gradient.
-            memory: vectors by name, empty at first, that are kept from gradient to gradient and in checkpoints.
+            memory: vectors by name, empty at first, each as long as those of the gradient, that are kept from gradient
+                to gradient and in checkpoints.
         """
 
 

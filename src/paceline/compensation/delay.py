@@ -102,10 +102,11 @@ class DCS3GD(Compensator):
         if not delayed.staleness or not delayed.squared_norm:
             return 0.0
         # Divided by the mean square of g, because the square of a product of three small numbers may underflow.
-        mean_square = delayed.squared_norm / sum(g.numel() for g in delayed.gradient)
+        mean_square = delayed.squared_norm / delayed.elements
         squared_length = 0.0
         for g, difference in delayed.blocks():
             squared_length += squared_norm(difference.mul_(1 / mean_square).mul_(g).mul_(g))
+        squared_length = delayed.total(squared_length)
         if not 0 < squared_length < inf:
             return 0.0
         lambda_ = self.lambda0 * sqrt(delayed.squared_norm / squared_length) / mean_square

@@ -57,6 +57,7 @@ class Replica:
         debug: whether parameters that the job changes while it computes are noticed.
         accumulated: called in the last backward pass, if the gradient is written on the device where it is wanted, with
             the number of each parameter whose gradient autograd has added to: mostly once, and it is final then.
+        slices: of the layout.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Replica:
         team: Sharing | None = None,
         debug: bool = False,
         accumulated: Callable[[int], None] | None = None,
+        slices: int = 1,
     ) -> None:
         self.batch_size = job.batch_size
         self._job = job
@@ -81,7 +83,7 @@ class Replica:
         self._accumulated = accumulated
         self._is_telling = False
         self.model = build_model(job, seed).to(self._device)
-        self.layout = Layout(self.model)
+        self.layout = Layout(self.model, slices)
         self._seal = Seal.of_parameters(self.model) if debug else None
         self._parameters = trainable(self.model)
         self._buffers = list(self.model.buffers())

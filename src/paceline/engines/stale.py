@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from math import isfinite, prod
+from math import prod
 from sys import float_info
 
-from paceline.compensation.base import BLOCK, squared_norm
 from paceline.coordinator import Coordinator
 from paceline.events import Arrival
 from paceline.server import ParameterServer
@@ -32,18 +31,16 @@ def compensated(
         then: the parameters of that version.
         gradient: may be changed.
     """
-    compensators = coordinator.compensators
-    if not (compensators and arrival.finite and coordinator.wants(arrival.worker, arrival.draw)):
+    if not will_be_compensated(arrival, coordinator):
         return arrival
+    compensators = coordinator.compensators
     staleness = coordinator.version - version
-    done = server.compensate(compensators, gradient, then, staleness, arrival.squared_norm)
+    done, finite = server.compensate(compensators, gradient, then, staleness, arrival.squared_norm)
     scales = [each.factor for each, by in zip(done, compensators, strict=True) if by.kind == "scale"]
     step_scale = max(prod(scales, start=1.0), float_info.min)  # a product may underflow, and weights may not be 0
-    is_corrected = staleness > 0 and any(by.kind == "correction" for by in compensators)
-    finite = not is_corrected or _is_finite(gradient)
     return arrival._replace(step_scale=step_scale, compensations=done, finite=finite)
 
 
-def _is_finite(gradient: Vectors) -> bool:
-    """Return whether a gradient that was corrected is still one, by its squared norm, which one pass tells."""
-    return all(isfinite(squared_norm(block)) for flat in gradient.flat_parameters for block in flat.split(BLOCK))
+def will_be_compensated(arrival: Arrival, coordinator: Coordinator) -> bool:
+    """Return whether there are compensators now, and a gradient for them that will be accepted."""
+    return bool(coordinator.compensators) and arrival.finite and coordinator.wants(arrival.worker, arrival.draw)

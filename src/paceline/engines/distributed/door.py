@@ -13,7 +13,7 @@ from paceline.engines.distributed.admission import Refused, examine
 from paceline.engines.distributed.inbox import Post
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import LOOK_AGAIN_S, Meeting
-from paceline.engines.distributed.messages import Abandoned, Begun, Finished, Message
+from paceline.engines.distributed.messages import Abandoned, Begun, Finished, Message, Updated
 from paceline.engines.distributed.pieces import from_number
 from paceline.engines.distributed.wire import Travelling
 
@@ -28,11 +28,13 @@ class Entered(NamedTuple):
         ticket: by which it is known.
         worker: its number.
         line: to it.
+        ticket_at_rank_0: by which it is known there.
     """
 
     ticket: int
     worker: int
     line: Line
+    ticket_at_rank_0: int
 
 
 class Heard(NamedTuple):
@@ -82,7 +84,7 @@ class Door:
         meeting: where they come.
         token: of the job.
         agreement: what all processes have to agree on.
-        rooms: by worker, where its gradients come in; None for one that sends none.
+        rooms: by number of the process, where a worker's gradients come in; None for others.
         inbox: where everything is told.
     """
 
@@ -145,7 +147,7 @@ class Door:
         self._lines[ticket] = line
         try:
             hello = examine(line, self._token, self._agreement)
-            worker = int(hello["worker"])
+            worker, ticket_at_rank_0 = int(hello["worker"]), int(hello.get("ticket", ticket))
             if worker not in range(len(self._rooms)):
                 raise ValueError(f"there is no worker {worker}")
         except Refused as refused:
@@ -154,7 +156,7 @@ class Door:
             line.close()
         else:
             line.longest_text = LONGEST_TEXT_BYTES
-            self._listen(ticket, line, worker)
+            self._listen(Entered(ticket, worker, line, ticket_at_rank_0))
 
     def _turn_away(self, line: Line, refused: Refused) -> None:
         """Tell of somebody who may not take part, once it has heard so and has gone."""
@@ -165,12 +167,13 @@ class Door:
         else:
             print(f"paceline: somebody was turned away: {refused}", file=sys.stderr)
 
-    def _listen(self, ticket: int, line: Line, worker: int) -> None:
+    def _listen(self, entered: Entered) -> None:
+        ticket, line = entered.ticket, entered.line
         try:
-            room = self._rooms[worker]
+            room = self._rooms[entered.worker]
             if room is not None:
                 line.make_rooms(room.pieces)
-            self._inbox.put(Entered(ticket, worker, line))
+            self._inbox.put(entered)
             given_s = None  # when the worker had its work, if it has told before its gradient was there
             while True:
                 message = line.receive()
@@ -180,8 +183,9 @@ class Door:
                     continue
                 if isinstance(message, Finished) and given_s is not None:
                     at_s = given_s + message.busy_s  # when it was there: its header has waited behind pieces
-                if isinstance(message, Finished | Abandoned) or "metrics" in message:
-                    _receive_pieces(line, room, message)
+                if isinstance(message, Finished | Abandoned | Updated) or "metrics" in message:
+                    if room is not None:
+                        _receive_pieces(line, room, message)
                     line.settle()
                     given_s = None
                 self._inbox.put(Heard(ticket, message, at_s, time.monotonic() - at_s))

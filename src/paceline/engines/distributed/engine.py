@@ -16,66 +16,88 @@ from paceline.engines.base import Observer
 from paceline.engines.distributed.assistants import Assistant
 from paceline.engines.distributed.door import Deserted, Door, Entered, Gone, Heard, News, TurnedAway
 from paceline.engines.distributed.inbox import Inbox
-from paceline.engines.distributed.line import Line
 from paceline.engines.distributed.link_load import Survey
 from paceline.engines.distributed.meeting import call
-from paceline.engines.distributed.messages import Abandoned, Ending, Evaluation, Finished, Interrupting, Work
+from paceline.engines.distributed.members import Arriving, Member
+from paceline.engines.distributed.messages import (
+    Abandoned,
+    Came,
+    Ending,
+    Evaluating,
+    Evaluation,
+    Finished,
+    Forgetting,
+    Giving,
+    Interrupting,
+    Taking,
+    Work,
+)
 from paceline.engines.distributed.published import Published
+from paceline.engines.distributed.remote_slices import RemoteSlices
 from paceline.engines.distributed.wire import Travelling, Wire
-from paceline.engines.realtime import Peer, RealTimeEngine
+from paceline.engines.realtime import RealTimeEngine
 from paceline.engines.seal import checksum
+from paceline.engines.stale import will_be_compensated
 from paceline.errors import RunError, UsageError
-from paceline.events import Apply, Compute, Evaluate, Evaluated, Event, Interrupt, Joined, Outcome, Quit, Replace, Stop
+from paceline.events import (
+    Accept,
+    Apply,
+    Arrival,
+    Compute,
+    Evaluate,
+    Evaluated,
+    Event,
+    Interrupt,
+    Joined,
+    Outcome,
+    Quit,
+    Replace,
+    Stop,
+)
 from paceline.job import Job
 from paceline.server import ParameterServer
 from paceline.torchrun import Torchrun
-from paceline.vectors import Layout
+from paceline.vectors import Layout, copy_of
 
 GRACE_S = 5.0
 SLOWEST_BYTES_PER_S = 50e6  # at which the parameters are still sent to everybody at the end
-NO_VERSION = -1
 
 
-class _Member(Peer):
-    """A process that takes part."""
-
-    def __init__(self, ticket: int, worker: int, line: Line) -> None:
-        super().__init__()
-        self.is_ready = True
-        self.ticket = ticket
-        self.worker = worker
-        self.line = line
-        self.holds = NO_VERSION  # which it was sent last
-        self.sent_s = 0.0  # when it was given its work
-
-
-class DistributedEngine(RealTimeEngine[_Member]):
+class DistributedEngine(RealTimeEngine[Member]):
     """Coordinator and server in this process, rank 0, and workers in others.
 
     Args:
         job: what to train.
         cluster: where to listen.
-        server: owns the parameters.
-        layout: of the model.
+        server: owns the parameters, or the first slice.
+        layout: of what it owns.
+        slices: the servers of the others.
         agreement: what every process has to agree on.
     """
 
     def __init__(
-        self, job: Job, cluster: Torchrun, server: ParameterServer, layout: Layout, agreement: dict[str, Any]
+        self,
+        job: Job,
+        cluster: Torchrun,
+        server: ParameterServer,
+        layout: Layout,
+        slices: RemoteSlices,
+        agreement: dict[str, Any],
     ) -> None:
         self._needs_evaluator = job.eval_data is not None
-        rooms = cluster.n + self._needs_evaluator
         self._wire = Wire(cluster.wire, layout)
-        self._published = Published(server, layout, self._wire)
-        self._survey = Survey(cluster.n, self._wire.nbytes, cluster.bytes_per_s)
-        super().__init__(server, self._published, [layout.allocate() for _ in range(rooms)], debug=cluster.debug)
+        self._published = Published(server, layout, self._wire, self._forget)
+        self._survey = Survey(cluster.n, _nbytes_of_slices(cluster, server), cluster.bytes_per_s)
+        super().__init__(server, self._published, [layout.allocate() for _ in range(cluster.n)], debug=cluster.debug)
         self._cluster = cluster
+        self._slices = slices
         self._agreement = agreement
         self._inbox: Inbox[News] = Inbox()
+        slices.inbox = self._inbox
         self._door: Door | None = None
-        self._members: dict[int, _Member] = {}  # by ticket
+        self._members: dict[int, Member] = {}  # by ticket
         self._joined = 0  # workers so far
-        self._evaluator: _Member | None = None
+        self._evaluator: Member | None = None
         self._assistants: list[Assistant] = []
         self._patience: list[threading.Timer] = []  # with a run that has no worker left
         self._end: dict[str, Any] = {}
@@ -83,7 +105,8 @@ class DistributedEngine(RealTimeEngine[_Member]):
     def _start(self) -> None:
         torch.set_num_threads(max(1, cores() // self._cluster.ranks.local_world_size))
         meeting = call(self._cluster)
-        rooms = [Travelling(self._wire, gradient) for gradient in self._gradients]
+        rooms: list[Travelling | None] = [Travelling(self._wire, gradient) for gradient in self._gradients]
+        rooms += [None] * self._cluster.slices  # for the process that evaluates, and for the servers of other slices
         self._door = Door(meeting, self._cluster.ranks.token, self._agreement, rooms, self._inbox)
         if self._cluster.has_worker_at_server:
             self._assistants.append(Assistant(0))
@@ -91,6 +114,7 @@ class DistributedEngine(RealTimeEngine[_Member]):
             self._assistants.append(Assistant(self._cluster.n))
         self._selector.register(self._inbox, selectors.EVENT_READ)
         self._await_everybody()
+        self._slices.begin(self._first_version)
         self._events.clear()  # they were there from the beginning
 
     def _await_everybody(self) -> None:
@@ -102,19 +126,23 @@ class DistributedEngine(RealTimeEngine[_Member]):
                 assistant.check()
             if time.monotonic() > deadline:
                 raise RunError(
-                    f"worker {', '.join(map(str, missing))} did not come within start_timeout_s = "
+                    f"{' and '.join(missing)} did not come within start_timeout_s = "
                     f"{self._cluster.start_timeout_s:g} s: see what its rank says"
                 )
 
-    def _missing(self) -> list[int]:
+    def _missing(self) -> list[str]:
         """Return who is needed and not there."""
+        if self._slices.missing:
+            return [f"the server of slice {', '.join(map(str, self._slices.missing))}"]
         there = [member.worker for member in self._members.values() if member.is_ready]
-        return [worker for worker in range(len(self._gradients)) if worker not in there]
+        needed = range(self._cluster.n + self._needs_evaluator)
+        missing = [str(worker) for worker in needed if worker not in there]
+        return [f"worker {', '.join(missing)}"] if missing else []
 
     def _close(self, error: BaseException | None) -> None:
         for assistant in self._assistants[self._cluster.has_worker_at_server :]:
             assistant.kill()  # nobody waits for an evaluation any more
-        if self._members:
+        if self._door is not None:
             self._take_leave({"error": str(error), "is_usage": isinstance(error, UsageError)} if error else self._end)
         for timer in self._patience:
             timer.cancel()
@@ -131,15 +159,18 @@ class DistributedEngine(RealTimeEngine[_Member]):
     def _take_leave(self, end: dict[str, Any]) -> None:
         """Send everybody the parameters and why the run ended, and wait until they have gone."""
         assert self._door is not None
-        last = self._versions[self._versions.newest].memory
+        last = copy_of(self._server.model, self._cluster.slices).memory
         for member in self._members.values():
-            member.line.send(Ending(self._versions.newest), last)
+            member.line.send(Ending(self._versions.newest), [last])
             member.line.tell({"end": end})
-        self._door.wait(list(self._members), GRACE_S + len(self._members) * last.nbytes / SLOWEST_BYTES_PER_S)
+        self._slices.tell({"end": end})
+        everybody = [*self._members, *self._slices.tickets]
+        self._door.wait(everybody, GRACE_S + len(everybody) * last.nbytes / SLOWEST_BYTES_PER_S)
 
     def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> Stop:
         """Run to the end and return what ended it, which the workers are told too."""
         stop = super().run(coordinator, observe, first)
+        self._server.bring_together()
         self._end = {"outcome": stop.outcome.value, "reason": stop.reason, "time_s": self.now}
         return stop
 
@@ -147,13 +178,28 @@ class DistributedEngine(RealTimeEngine[_Member]):
 
     def apply(self, command: Apply) -> None:
         """Make the update, elsewhere if the version before is still read, and publish it where it is made."""
-        self._published.make_way()
+        elsewhere = self._published.make_way()
+        self._slices.apply(command, elsewhere)
         super().apply(command)
+
+    def accept(self, command: Accept) -> None:
+        """Take the gradient, in all its parts, where they have come."""
+        self._slices.send(Taking(command.worker, command.samples, command.step_scale))
+        super().accept(command)
+
+    def _compensated(self, arrival: Arrival) -> Arrival:
+        version = self._read_by.get((arrival.worker, arrival.draw))
+        if version is not None and will_be_compensated(arrival, self._coordinator):
+            self._slices.compensate(arrival, self._coordinator, version)
+        return super()._compensated(arrival)
+
+    def _forget(self, version: int) -> None:
+        self._slices.send(Forgetting(version))
 
     def _publish(self, version: int) -> None:
         self._published.take_over(version)
 
-    def _send(self, peer: _Member, command: Compute) -> None:
+    def _send(self, peer: Member, command: Compute) -> None:
         minibatch = command.minibatch or (None, None, None)
         sends_version = peer.holds != command.version
         work = Work(command.draw, command.version, sends_version, self._elapsed_s(), *minibatch)
@@ -161,10 +207,11 @@ class DistributedEngine(RealTimeEngine[_Member]):
             work = work._replace(checksum=checksum(self._published.travelling(command.version)))
         peer.holds = command.version
         peer.sent_s = time.monotonic()
+        self._slices.send(Giving(peer.ticket, command.draw, command.version, sends_version))
         pieces = [(0, self._published.travelling(command.version))] if sends_version else []
         peer.line.send(work, pieces=pieces, will_be_answered=True)
 
-    def _tell_to_abandon(self, peer: _Member, command: Interrupt) -> None:
+    def _tell_to_abandon(self, peer: Member, command: Interrupt) -> None:
         peer.line.send(Interrupting(command.draw))
 
     def replace(self, command: Replace) -> None:
@@ -174,6 +221,7 @@ class DistributedEngine(RealTimeEngine[_Member]):
         """Send the version to the process that evaluates."""
         assert self._evaluator is not None
         version = self._versions.hold(command.version)
+        self._slices.send(Evaluating(self._evaluator.ticket, command.version))
         self._evaluator.line.send(Evaluation(command.version), pieces=[(0, version.memory)], will_be_answered=True)
 
     # --- events -------------------------------------------------------------------------------------------
@@ -186,6 +234,8 @@ class DistributedEngine(RealTimeEngine[_Member]):
                 if not self._begun:
                     raise UsageError(reason)
                 print(f"paceline: a process was turned away: {reason}", file=sys.stderr)
+            case (Heard() | Gone()) as news if (number := self._slices.number_of(news.ticket)) is not None:
+                self._hear_slice(number, news)
             case Heard() as heard if heard.ticket in self._members:
                 self._hear(self._members[heard.ticket], heard)
             case Gone(ticket, reason) if ticket in self._members:
@@ -195,29 +245,48 @@ class DistributedEngine(RealTimeEngine[_Member]):
                 self._events.append(Quit(self._elapsed_s(), Outcome.NO_WORKERS, reason))
 
     def _enter(self, entered: Entered) -> None:
+        if entered.worker > self._cluster.n:
+            self._slices.enter(entered.worker - self._cluster.n, entered.ticket, entered.line)
+            return
         for before in [each for each in self._members.values() if each.worker == entered.worker]:
             self._dismiss(before, "another process has come in its place")  # its host may be gone without a word
-        member = _Member(entered.ticket, entered.worker, entered.line)
+        member = Member(entered.ticket, entered.worker, entered.line, self._slices.numbers)
         self._members[entered.ticket] = member
-        if entered.worker == self._cluster.n:
+        self._admit(member)
+
+    def _admit(self, member: Member) -> None:
+        """Let a process take part if all servers know it."""
+        if member.strangers:
+            return
+        member.is_ready = True
+        if member.worker == self._cluster.n:
             self._evaluator = member
         else:
-            self._workers[entered.worker] = member
+            self._workers[member.worker] = member
             self._joined += 1
-            self._events.append(Joined(self._elapsed_s(), entered.worker))
+            self._events.append(Joined(self._elapsed_s(), member.worker))
 
-    def _hear(self, member: _Member, heard: Heard) -> None:
+    def _hear_slice(self, number: int, news: Heard | Gone) -> None:
+        if isinstance(news, Gone):
+            self._slices.gone(number, news.reason)
+            return
+        match news.message:
+            case Came(ticket, draw) if ticket in self._members:
+                member = self._members[ticket]
+                self._deliver(member, member.came(number, draw))
+            case {"admitted": ticket} if ticket in self._members:
+                member = self._members[ticket]
+                member.strangers.discard(number)
+                self._admit(member)
+            case {"parted": ticket, "reason": reason} if ticket in self._members:
+                self._dismiss(self._members[ticket], f"the server of slice {number} has lost it: {reason}")
+            case said:
+                self._slices.hear(number, said)
+
+    def _hear(self, member: Member, heard: Heard) -> None:
         match heard.message:
             case Finished() as finished:
-                pull_s = max(0.0, heard.at_s - member.sent_s - finished.busy_s)
-                self._tell_load(member.worker, finished.compute_s, pull_s + heard.contents_s)
-                self._arrived(
-                    member.worker,
-                    finished.draw,
-                    finished.measured,
-                    pull_s=pull_s,
-                    push_s=heard.contents_s,
-                )
+                self._deliver(member, member.finished(finished, heard))
             case Abandoned():
                 self._next(member)
             case {"metrics": metrics, "version": version}:
@@ -233,12 +302,24 @@ class DistributedEngine(RealTimeEngine[_Member]):
                     raise RunError(f"worker {member.worker} failed while it started: {message}")
                 self._dismiss(member, str(message))
 
+    def _deliver(self, member: Member, arriving: Arriving | None) -> None:
+        """Report a gradient, if all of it has come."""
+        if arriving is None:
+            return
+        finished, at_s, push_s = arriving
+        pull_s = max(0.0, at_s - member.sent_s - finished.busy_s)
+        if self._slices.numbers:
+            push_s = max(push_s, time.monotonic() - at_s)  # another part may have come last
+        self._tell_load(member.worker, finished.compute_s, pull_s + push_s)
+        self._arrived(member.worker, finished.draw, finished.measured, pull_s=pull_s, push_s=push_s)
+
     def _tell_load(self, worker: int, compute_s: float, network_s: float) -> None:
         said = self._survey.hear(worker, compute_s, network_s)
         if said is not None:
             print(f"paceline: {said}", file=sys.stderr)
 
-    def _gone(self, member: _Member, reason: str) -> None:
+    def _gone(self, member: Member, reason: str) -> None:
+        self._slices.tell({"dismiss": member.ticket})
         if member is self._evaluator:
             raise RunError(f"the process that evaluates ended: {reason}")
         self._lost(member.worker, member, reason)
@@ -251,9 +332,15 @@ class DistributedEngine(RealTimeEngine[_Member]):
     def _is_anybody_there(self) -> bool:
         return any(each.is_ready for each in self._workers.values())
 
-    def _dismiss(self, member: _Member, reason: str) -> None:
+    def _dismiss(self, member: Member, reason: str) -> None:
         """End the line to a process, which waits for that if it has asked for it."""
         assert self._door is not None
         del self._members[member.ticket]
         self._door.shut(member.ticket)
         self._gone(member, reason)
+
+
+def _nbytes_of_slices(cluster: Torchrun, server: ParameterServer) -> list[int]:
+    """Return the bytes of each slice on the wire."""
+    layouts = [Layout(server.model, cluster.slices, only=number) for number in range(cluster.slices)]
+    return [Wire(cluster.wire, layout).nbytes for layout in layouts]

@@ -16,7 +16,7 @@ import torch
 from paceline.engines.distributed.admission import apply_for
 from paceline.engines.distributed.leader import LOOPBACK, team_key, uses_nccl
 from paceline.engines.distributed.line import Broken, Line
-from paceline.engines.distributed.meeting import LOOK_AGAIN_S, client, enter, find, pair_key, reached_from
+from paceline.engines.distributed.meeting import LOOK_AGAIN_S, Place, enter, find, reach
 from paceline.engines.distributed.member import LEAVE_S, LONGEST_TEXT_BYTES, Ended
 from paceline.engines.distributed.messages import Ending, Work
 from paceline.engines.distributed.team import Team, Torn
@@ -57,8 +57,8 @@ class _Follower:
         self._cluster = cluster
         self._team = Team(cluster.place, cluster.team_size, lambda: False, uses_nccl=uses_nccl(cluster))
         device = device_of(cluster.device, cluster.ranks.local_rank)
-        team = self._team
-        self._replica = Replica(job, seed, cluster.n, device=device, check=team.check, team=team, debug=cluster.debug)
+        settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "slices": cluster.slices}
+        self._replica = Replica(job, seed, cluster.n, check=self._team.check, team=self._team, **settings)
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
         self._requests: queue.SimpleQueue[Work | Ended | SystemExit | Broken] = queue.SimpleQueue()
@@ -74,12 +74,12 @@ class _Follower:
         place = self._cluster.place
         name = f"process {place} of worker {self._cluster.worker} ({socket.gethostname()}, process {os.getpid()})"
         hello = {"name": name, "worker": place, "agreement": agreement}
-        store = client(find(self._cluster))
+        store = find(self._cluster).client()
         while time.monotonic() < deadline:
             address = _told(store, team_key(self._cluster.worker))
-            if address is not None and reached_from(address):  # else it is that of an earlier one
+            if address is not None and (first := reach(address)):  # else it is that of an earlier one
                 try:
-                    return self._enter(address, hello)
+                    return self._enter(first, hello)
                 except Broken:
                     pass
             time.sleep(LOOK_AGAIN_S)
@@ -88,15 +88,14 @@ class _Follower:
             f"{self._cluster.start_timeout_s:g} s: see what it says"
         )
 
-    def _enter(self, address: tuple[str, int], hello: dict[str, Any]) -> Line:
-        store, ticket, device = enter(address)
-        line = Line(store, pair_key(ticket), 1, device, self._cluster.silence_s)
+    def _enter(self, first: Place, hello: dict[str, Any]) -> Line:
+        _, line = enter(first, self._cluster)
         apply_for(line, self._cluster.ranks.token, hello)
         line.longest_text = LONGEST_TEXT_BYTES
         told = line.receive()
         if not isinstance(told, dict) or "team" not in told:
             raise Broken("what came is no key of a team")
-        self._team.connect(client(address), told["team"], device)
+        self._team.connect(first.client(), told["team"], first.device)
         self._line = line
         return line
 

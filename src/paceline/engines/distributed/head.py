@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from paceline.engines.distributed.door import Door, News, TurnedAway
+from paceline.engines.distributed.door import Door, Entered, News, TurnedAway
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.iteration import Hand, Reform, Table
 from paceline.engines.distributed.line import Broken, Line
@@ -47,7 +47,8 @@ class _Gate(Door):
         self._head = head
         super().__init__(*place)
 
-    def _listen(self, ticket: int, line: Line, worker: int) -> None:
+    def _listen(self, entered: Entered) -> None:
+        ticket, worker, line, _ = entered
         try:
             hello = line.receive()
             assert isinstance(hello, dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -37,6 +38,20 @@ class Inbox(Generic[T]):
         """Take what has waited longest, or wait for something."""
         os.read(self._reader, 1)
         return self._waiting.popleft()
+
+    def take(self, is_wanted: Callable[[T], bool]) -> T:
+        """Take the first one that is wanted, or wait for it; all others stay as they are."""
+        passed: list[T] = []
+        while not is_wanted(item := self.get()):
+            passed.append(item)
+        self._waiting.extendleft(reversed(passed))
+        os.write(self._writer, b"x" * len(passed))
+        return item
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._waiting
 
     def close(self) -> None:
         """Let go of the descriptors, when no thread is left that puts anything."""

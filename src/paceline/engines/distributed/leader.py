@@ -14,7 +14,7 @@ import torch
 
 from paceline.engines.distributed.door import Door, Entered, Gone, Heard, News, TurnedAway
 from paceline.engines.distributed.line import Line
-from paceline.engines.distributed.meeting import Meeting, client
+from paceline.engines.distributed.meeting import Meeting, Place
 from paceline.engines.distributed.messages import Ending, Work
 from paceline.engines.distributed.team import Team
 from paceline.engines.replica import Measured, Replica
@@ -59,7 +59,7 @@ class Leader:
         self._is_passed_on = False
         self.team = Team(cluster.place, cluster.team_size, is_unwanted, uses_nccl=uses_nccl(cluster))
 
-    def gather(self, address: tuple[str, int], agreement: dict[str, Any]) -> None:
+    def gather(self, rank_0: Place, agreement: dict[str, Any]) -> None:
         """Wait for the others, who hear of this one at the store of rank 0.
 
         Raises:
@@ -68,15 +68,15 @@ class Leader:
         """
         if self.team.size == 1:
             return
-        meeting = Meeting(LOOPBACK, silence_s=self._cluster.silence_s)
+        meeting = Meeting.on(LOOPBACK, silence_s=self._cluster.silence_s)
         self._door = Door(meeting, self._cluster.ranks.token, agreement, [None] * self.team.size, self._news)
-        client(address).set(team_key(self._cluster.worker), str(meeting.address[1]))
+        rank_0.client().set(team_key(self._cluster.worker), str(meeting.place.address[1]))
         self._await_everybody()
         self._watcher.start()
         key = secrets.token_hex(32)  # whoever finds the store, but does not know the token, cannot take a place
         for line in self._lines.values():
             line.tell({"team": key})
-        self.team.connect(client(meeting.address), key, meeting.device)
+        self.team.connect(meeting.place.client(), key, meeting.place.device)
 
     def _await_everybody(self) -> None:
         deadline = time.monotonic() + self._cluster.start_timeout_s
@@ -156,7 +156,7 @@ class Leader:
         """Give the others the parameters, tell them why the run ended, and wait until they have gone."""
         self._is_over = True
         for line in self._lines.values():
-            line.send(Ending(0), last.memory)
+            line.send(Ending(0), [last.memory])
             line.tell({"end": end})
         self._wait()
 
@@ -180,10 +180,11 @@ class LeadingReplica(Replica):
     Args:
         job: and what follows as in `Replica`.
         leader: of the processes that share.
+        settings: of a `Replica`.
     """
 
-    def __init__(self, job: Job, seed: int, n: int, *, device: torch.device | str, leader: Leader, debug: bool) -> None:
-        super().__init__(job, seed, n, device=device, check=leader.team.check, team=leader.team, debug=debug)
+    def __init__(self, job: Job, seed: int, n: int, *, leader: Leader, **settings: Any) -> None:
+        super().__init__(job, seed, n, check=leader.team.check, team=leader.team, **settings)
         self._leader = leader
 
     def gradient(

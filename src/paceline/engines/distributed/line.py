@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -21,6 +21,7 @@ CONNECT_TIMEOUT = timedelta(seconds=20)
 FOREVER = timedelta(days=365)  # gloo closes a pair on which a receive has taken too long
 AT_ONCE = timedelta(milliseconds=1)
 HEADERS, CONTENTS, NOTHING, PIECES = 1, 2, 3, 4  # tags; each piece has its own, from here on
+TENSORS = "tensors"  # key of a text that has some beside it
 SHORT_BYTES = 1 << 20  # what may be said before anybody knows who says it
 
 
@@ -73,7 +74,7 @@ class Line:
     def send(
         self,
         message: Message,
-        contents: Tensor | None = None,
+        contents: Sequence[Tensor] = (),
         *,
         pieces: Iterable[tuple[int, Tensor]] = (),
         will_be_answered: bool = False,
@@ -88,8 +89,8 @@ class Line:
         """
         with self._lock, suppress(RuntimeError):
             self._begin(encode(message), HEADERS)
-            if contents is not None:
-                self._begin(contents, CONTENTS)
+            for each in contents:
+                self._begin(each, CONTENTS)
             for number, piece in pieces:
                 self._begin(piece, PIECES + number)
             if will_be_answered:
@@ -100,10 +101,15 @@ class Line:
         with self._lock, suppress(RuntimeError):
             self._begin(piece, PIECES + number)
 
-    def tell(self, text: dict[str, Any], *, will_be_answered: bool = False) -> None:
-        """Begin to send a text."""
+    def tell(
+        self, text: dict[str, Any], tensors: Mapping[str, Tensor] | None = None, *, will_be_answered: bool = False
+    ) -> None:
+        """Begin to send a text, with tensors by name if there are some."""
+        if tensors is not None:
+            text = {**text, TENSORS: {name: describe(tensor) for name, tensor in tensors.items()}}
         content = torch.frombuffer(bytearray(json.dumps(text).encode()), dtype=torch.uint8)
-        self.send(Text(content.numel()), content, will_be_answered=will_be_answered)
+        beside = [bytes_of(tensor) for tensor in (tensors or {}).values() if tensor.numel()]
+        self.send(Text(content.numel()), [content, *beside], will_be_answered=will_be_answered)
 
     def settle(self) -> None:
         """Let go of everything up to the message whose answer has come.
@@ -166,7 +172,15 @@ class Line:
         text = json.loads(content.numpy().tobytes())
         if not isinstance(text, dict):
             raise ValueError("a text that is no object")
+        if self.longest_text > SHORT_BYTES and TENSORS in text:
+            text[TENSORS] = {name: self._tensor(*described) for name, described in text[TENSORS].items()}
         return text
+
+    def _tensor(self, dtype: str, shape: list[int]) -> Tensor:
+        tensor = torch.zeros(shape, dtype=getattr(torch, dtype))
+        if tensor.numel():
+            self.receive_into(bytes_of(tensor))
+        return tensor
 
     def _receive_into(self, contents: Tensor, tag: int) -> None:
         with saying_when_broken():
@@ -177,6 +191,16 @@ class Line:
 
     def _begin(self, contents: Tensor, tag: int) -> None:
         self._sending.append((self._group.send([contents], self._other, tag), contents))
+
+
+def describe(tensor: Tensor) -> tuple[str, list[int]]:
+    """Return type and shape of a tensor, as JSON holds them."""
+    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor as its bytes."""
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def in_short(reason: str) -> str:

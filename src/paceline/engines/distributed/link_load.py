@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 from statistics import median
 
@@ -41,17 +42,19 @@ def slices_for(n: int, nbytes: int, compute_s: float, bytes_per_s: float) -> int
 
 
 class Survey:
-    """Waits for the first gradient of every worker and tells how busy the server's link is going to be.
+    """Waits for the first gradient of every worker and tells how busy the links of the servers are going to be.
 
     Args:
         n: workers.
-        nbytes: of a version, and of a gradient, on the wire.
-        bytes_per_s: in each direction; None to go by the fastest exchange among those first ones.
+        slices: bytes of each slice of a version, and of a gradient, on the wire.
+        bytes_per_s: of a server's link in each direction; None to go by the fastest exchange among those first ones.
     """
 
-    def __init__(self, n: int, nbytes: int, bytes_per_s: float | None) -> None:
+    def __init__(self, n: int, slices: Sequence[int], bytes_per_s: float | None) -> None:
         self._n = n
-        self._nbytes = nbytes
+        self._slices = len(slices)
+        self._nbytes = sum(slices)
+        self._largest = max(slices)
         self._given = bytes_per_s
         self._first: dict[int, tuple[float, float]] = {}
 
@@ -71,12 +74,20 @@ class Survey:
     def _sentence(self) -> str:
         compute_s = median(seconds for seconds, _ in self._first.values())
         fastest_s = max(1e-9, min(seconds for _, seconds in self._first.values()))
-        bytes_per_s = self._given or 2 * self._nbytes / fastest_s
-        share = share_busy(self._n, self._nbytes, compute_s, bytes_per_s)
-        slices = slices_for(self._n, self._nbytes, compute_s, bytes_per_s)
-        advice = "" if slices == 1 else f"{slices} slices would be better, "
+        bytes_per_s = self._given or 2 * self._largest / fastest_s
+        share = share_busy(self._n, self._largest, compute_s, bytes_per_s)
+        link = "the server's link" if self._slices == 1 else f"the busiest link of {self._slices} servers"
         return (
-            f"the server's link will be busy {share:.0%} of the time{' (workers will wait)' if share > 1 else ''}: "
+            f"{link} will be busy {share:.0%} of the time{' (workers will wait)' if share > 1 else ''}: "
             f"{self._n} workers, {self._nbytes / 1e6:.3g} MB each way a gradient, {compute_s:.3g} s to compute it, "
-            f"{bytes_per_s / 1e6:.3g} MB/s {'given' if self._given else 'measured'}; {advice}1 slice is what there is"
+            f"{bytes_per_s / 1e6:.3g} MB/s {'given' if self._given else 'measured'}; "
+            f"{self._advice(slices_for(self._n, self._nbytes, compute_s, bytes_per_s))}"
         )
+
+    def _advice(self, wanted: int) -> str:
+        are = "is" if self._slices == 1 else "are"
+        if wanted > self._slices:
+            return f"slices={wanted} would be better, there {are} {self._slices}"
+        if wanted < self._slices:
+            return f"slices={wanted} would do, there {are} {self._slices}"
+        return f"slices={wanted}, as there {are}, will do"

@@ -1,4 +1,4 @@
-"""Where the processes of a job find rank 0: a store that it hosts, and the tickets drawn there."""
+"""Where the processes of a job find rank 0 and the servers of slices: rank 0's store, and the tickets drawn there."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import socket
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from paceline.engines.distributed.line import Line, dist
+from paceline.engines.distributed.line import Broken, Line, dist
 from paceline.engines.distributed.ring import Ring
 from paceline.errors import RunError, UsageError
 from paceline.torchrun import Torchrun
@@ -16,36 +16,66 @@ from paceline.torchrun import Torchrun
 TIMEOUT = timedelta(seconds=20)
 LOOK_AGAIN_S = 0.1
 TICKETS = "tickets"
+OPEN = "open"  # set when tickets are looked at
 ADDRESS = "paceline/address"  # of rank 0, in the store of torchrun's agents, who may count restarts differently
 
 
-class Meeting:
-    """A store on an address of this host, and gloo's device there.
-
-    Args:
-        host: to listen on.
-        port: likewise; 0 for a free one.
-        name: by which others reach this host, if not by that.
-        silence_s: seconds after which a host that does not answer any more is taken for gone.
+class Place(NamedTuple):
+    """A store, or the part of it that is a slice's, as this process reaches it.
 
     Attributes:
-        address: host and port that others reach.
-
-    Raises:
-        UsageError: the address is not this host's, or its port is in use.
+        address: host and port of the store.
+        device: gloo's, on the address of this host that is next to it.
+        slice: whose server can be met there; 0 for whoever has the store.
     """
 
-    def __init__(self, host: str, port: int = 0, name: str | None = None, *, silence_s: float) -> None:
-        listener = _listen(host, port)
-        port = listener.getsockname()[1]
-        self.address = (name or host, port)
-        self._store: Any = dist.TCPStore(
-            host, port, None, True, TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-        self.device = dist.ProcessGroupGloo.create_device(hostname=self.address[0])
+    address: tuple[str, int]
+    device: Any
+    slice: int = 0
+
+    def client(self) -> Any:
+        """Return another connection to the store: whoever waits at one keeps all others from it."""
+        store = dist.TCPStore(*self.address, None, False, TIMEOUT, wait_for_workers=False)
+        return dist.PrefixStore(f"slice/{self.slice}", store) if self.slice else store
+
+
+class Meeting:
+    """Where processes come that want to take part.
+
+    Args:
+        place: where.
+        silence_s: seconds after which a host that does not answer any more is taken for gone.
+        store: a connection of its own, if it is not to be another client.
+    """
+
+    def __init__(self, place: Place, silence_s: float, store: Any = None) -> None:
+        self.place = place
         self._silence_s = silence_s
+        self._store = store or place.client()
         self._met = 0  # tickets drawn, of those that are known
         self._drawn: list[int] = []  # whose holders have not said that they are there
+        self._store.set(OPEN, "open")
+
+    @classmethod
+    def on(cls, host: str, port: int = 0, name: str | None = None, *, silence_s: float) -> Meeting:
+        """Return one in a new store on an address of this host.
+
+        Args:
+            host: to listen on.
+            port: likewise; 0 for a free one.
+            name: by which others reach this host, if not by that.
+            silence_s: as above.
+
+        Raises:
+            UsageError: the address is not this host's, or its port is in use.
+        """
+        listener = _listen(host, port)
+        port = listener.getsockname()[1]
+        store = dist.TCPStore(
+            host, port, None, True, TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        name = name or host
+        return cls(Place((name, port), dist.ProcessGroupGloo.create_device(hostname=name)), silence_s, store)
 
     def line(self, ticket: int) -> Line:
         """Wait for the holder of a ticket and return the line to it.
@@ -53,8 +83,7 @@ class Meeting:
         Raises:
             Broken: it has not stayed.
         """
-        # Whoever waits at a connection to the store keeps all others from it.
-        return Line(client(self.address), pair_key(ticket), 0, self.device, self._silence_s)
+        return Line(self.place.client(), _pair_key(ticket), 0, self.place.device, self._silence_s)
 
     def ring(self, key: str, size: int, *, on_gpu: bool) -> Ring:
         """Form a ring of which this process is the first.
@@ -62,8 +91,8 @@ class Meeting:
         Raises:
             Broken: somebody did not come.
         """
-        store = client(self.address)
-        return Ring(store, key, 0, size, self.device, silence_s=self._silence_s, on_gpu=on_gpu)
+        place = self.place
+        return Ring(place.client(), key, 0, size, place.device, silence_s=self._silence_s, on_gpu=on_gpu)
 
     def newcomers(self) -> list[int]:
         """Return the tickets of those who have come since the last time."""
@@ -83,32 +112,42 @@ def call(cluster: Torchrun) -> Meeting:
     """
     ranks = cluster.ranks
     name = ranks.master[0] if cluster.host == "0.0.0.0" else None
-    meeting = Meeting(
-        cluster.host, cluster.port or (0 if ranks.has_agent else ranks.master[1]), name, silence_s=cluster.silence_s
-    )
+    port = cluster.port or (0 if ranks.has_agent else ranks.master[1])
+    meeting = Meeting.on(cluster.host, port, name, silence_s=cluster.silence_s)
     if ranks.has_agent:
-        _agents_store(cluster).set(ADDRESS, "{}:{}".format(*meeting.address))
+        _agents_store(cluster).set(ADDRESS, "{}:{}".format(*meeting.place.address))
     return meeting
 
 
-def enter(address: tuple[str, int]) -> tuple[Any, int, Any]:
-    """Return a connection to the store that is reached there, a ticket for it, and gloo's device that reaches it.
+def enter(place: Place, cluster: Torchrun) -> tuple[int, Line]:
+    """Draw a ticket, and return it with the line to the process that can be met there.
+
+    Args:
+        place: where.
+        cluster: says how long that process, which may come later than its store, is waited for.
 
     Raises:
-        RunError: nobody answers there any more.
+        Broken: it does not come, or is gone.
     """
-    here = reached_from(address)
-    if here is None:
-        raise RunError("nobody answers at {}:{} any more".format(*address))
-    store = client(address)
-    ticket = store.add(TICKETS, 1)
-    device = dist.ProcessGroupGloo.create_device(hostname=here)
-    store.set(_here(ticket), "here")
-    return store, ticket, device
+    try:
+        store = place.client()
+        store.wait([OPEN], timedelta(seconds=cluster.start_timeout_s))
+        ticket = int(store.add(TICKETS, 1))
+        store.set(_here(ticket), "here")
+    except RuntimeError as error:
+        who = f"the server of slice {place.slice} does not come" if place.slice else "nobody answers"
+        raise Broken("{} at {}:{}".format(who, *place.address)) from error
+    return ticket, Line(store, _pair_key(ticket), 1, place.device, cluster.silence_s)
 
 
-def find(cluster: Torchrun) -> tuple[str, int]:
-    """Return where rank 0 is reached.
+def reach(address: tuple[str, int]) -> Place | None:
+    """Return the place that is reached by an address, None if nobody answers there."""
+    here = _reached_from(address)
+    return Place(address, dist.ProcessGroupGloo.create_device(hostname=here)) if here else None
+
+
+def find(cluster: Torchrun) -> Place:
+    """Wait for rank 0, and return where it is met.
 
     Raises:
         RunError: nowhere, though it was waited for.
@@ -116,8 +155,8 @@ def find(cluster: Torchrun) -> tuple[str, int]:
     deadline = time.monotonic() + cluster.start_timeout_s
     while True:
         address = _address(cluster)
-        if address is not None and reached_from(address):
-            return address
+        if address is not None and (place := reach(address)):
+            return place
         if time.monotonic() > deadline:
             where = "{}:{}".format(*address) if address else "{}:{}".format(*cluster.ranks.master)
             raise RunError(
@@ -163,7 +202,7 @@ def _address(cluster: Torchrun) -> tuple[str, int] | None:
         return (cluster.host if cluster.host != "0.0.0.0" else host), cluster.port
     if not ranks.has_agent:
         return host, port
-    if not reached_from(ranks.master):
+    if not _reached_from(ranks.master):
         return None
     with suppress(RuntimeError):
         store = _agents_store(cluster)
@@ -173,7 +212,7 @@ def _address(cluster: Torchrun) -> tuple[str, int] | None:
     return None
 
 
-def reached_from(address: tuple[str, int]) -> str | None:
+def _reached_from(address: tuple[str, int]) -> str | None:
     """Return this host's own address on the way to another one, None if nobody answers there."""
     try:
         with socket.create_connection(address, timeout=2.0) as connection:
@@ -182,19 +221,14 @@ def reached_from(address: tuple[str, int]) -> str | None:
         return None
 
 
-def client(address: tuple[str, int]) -> Any:
-    """Return a connection to the store that is reached there."""
-    return dist.TCPStore(*address, None, False, TIMEOUT, wait_for_workers=False)
-
-
 def _agents_store(cluster: Torchrun) -> Any:
-    return client(cluster.ranks.master)
+    return dist.TCPStore(*cluster.ranks.master, None, False, TIMEOUT, wait_for_workers=False)
 
 
 def _here(ticket: int) -> str:
     return f"here/{ticket}"
 
 
-def pair_key(ticket: int) -> str:
+def _pair_key(ticket: int) -> str:
     """Return the key of the line between rank 0 and the holder of a ticket."""
     return f"line/{ticket}"

@@ -9,8 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,11 +18,10 @@ import torch
 from paceline.engines.distributed.admission import apply_for
 from paceline.engines.distributed.leader import Leader, LeadingReplica
 from paceline.engines.distributed.line import Broken, Line
-from paceline.engines.distributed.meeting import enter, find, pair_key
-from paceline.engines.distributed.messages import Abandoned, Begun, Ending, Evaluation, Finished, Interrupting, Work
-from paceline.engines.distributed.pieces import Departure, as_number
+from paceline.engines.distributed.meeting import enter, find
+from paceline.engines.distributed.messages import Ending, Evaluation, Finished, Interrupting, Work
+from paceline.engines.distributed.strand import Strand, strands
 from paceline.engines.distributed.team import Torn
-from paceline.engines.distributed.wire import Travelling, Wire
 from paceline.engines.labour import Labour, device_of, pin
 from paceline.engines.replica import Interrupted, Measured, Replica
 from paceline.engines.seal import check_version
@@ -79,15 +77,19 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
     torch.set_num_threads(cluster.worker_threads)
     member = _Member(job, cluster, seed)
     name = f"worker {cluster.worker} ({socket.gethostname()}, process {os.getpid()})"
+    hello = {"name": name, "worker": cluster.worker, "agreement": agreement}
     try:
-        address = find(cluster)
-        member.leader.gather(address, agreement)
-        store, ticket, device = enter(address)
-        with closing(Line(store, pair_key(ticket), 1, device, cluster.silence_s)) as line:
-            apply_for(line, cluster.ranks.token, {"name": name, "worker": cluster.worker, "agreement": agreement})
-            line.longest_text = LONGEST_TEXT_BYTES
-            line.make_rooms([member.room])
-            ended = member.take_part(line)
+        rank_0 = find(cluster)
+        member.leader.gather(rank_0, agreement)
+        with ExitStack() as open_lines:
+            lines: list[Line] = []
+            for number in range(cluster.slices):
+                ticket, line = enter(rank_0._replace(slice=number), cluster)
+                lines.append(open_lines.enter_context(closing(line)))
+                hello.setdefault("ticket", ticket)  # by which rank 0, the first one, knows this process
+                apply_for(line, cluster.ranks.token, hello)
+                line.longest_text = LONGEST_TEXT_BYTES
+            ended = member.take_part(lines)
             member.leader.end(ended.parameters, ended.end)
             return ended
     except Broken as error:
@@ -104,50 +106,47 @@ class _Member:
         device = device_of(cluster.device, cluster.ranks.local_rank)
         is_worker = self._worker < cluster.n
         self.leader = Leader(cluster, self._is_unwanted, self._leave, self._break_up)
+        settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "slices": cluster.slices}
         self._replica: Replica
         if self.leader.team.size > 1:
-            self._replica = LeadingReplica(job, seed, cluster.n, device=device, leader=self.leader, debug=cluster.debug)
+            self._replica = LeadingReplica(job, seed, cluster.n, leader=self.leader, **settings)
         else:
-            self._replica = Replica(
-                job,
-                seed,
-                cluster.n,
-                device=device,
-                check=self._check if is_worker else None,
-                debug=cluster.debug,
-                accumulated=self._accumulated,
-            )
+            check = self._check if is_worker else None
+            self._replica = Replica(job, seed, cluster.n, check=check, accumulated=self._accumulated, **settings)
         faults = tuple(cluster.faults)
         self._labour = Labour(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
-        wire = Wire(cluster.wire if is_worker else "float32", self._replica.layout)  # what is measured is exact
-        self._arriving = Travelling(wire, self._version)
-        self._leaving = Travelling(wire, self._gradient)
-        self._departure = Departure(wire.pieces, wire.parameters, self._send_piece)
+        word = cluster.wire if is_worker else "float32"  # what is measured is exact
+        self._strands = strands(self._replica, word, self._version, self._gradient)
+        self._owners = [strand for strand in self._strands for _ in strand.parameters]
         if cluster.device == "cuda":
             pin(self._version)
             pin(self._gradient)
-        # Over a slow link gloo's send writes for as long as the socket takes more, and would hold up a backward pass.
-        self._sender = ThreadPoolExecutor(max_workers=1)
-        self._sent: list[Future[None]] = []
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()  # also safe in a handler of signals
         self._draw = 0
         self._received_s = 0.0  # when the work came
         self._interrupted = 0  # the newest draw that is to be abandoned
         self._nudge = threading.Event()  # wakes who sleeps
-        self._listener: threading.Thread | None = None
+        self._given: dict[Strand, Work | Evaluation] = {}  # of a request, until every server has made it
+        self._lock = threading.Lock()
+        self._listeners: list[threading.Thread] = []
 
-    @property
-    def room(self) -> torch.Tensor:
-        """Where versions come in."""
-        return self._arriving.memory
+    def take_part(self, lines: list[Line]) -> Ended:
+        """Answer every request until the end.
 
-    def take_part(self, line: Line) -> Ended:
-        """Answer every request until the end."""
-        self._line = line
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        Args:
+            lines: to the server of each slice, the first one at rank 0.
+        """
+        for strand, line in zip(self._strands, lines, strict=True):
+            strand.use(line)
+        self._line = lines[0]
+        self._listeners = [threading.Thread(target=self._listen, daemon=True)]
+        self._listeners += [
+            threading.Thread(target=self._listen_to_slice, args=[strand], daemon=True) for strand in self._strands[1:]
+        ]
+        for listener in self._listeners:
+            listener.start()
         with leaving_on_sigterm(partial(self._leave, "SIGTERM")):
             while True:
                 request = self._requests.get()
@@ -165,13 +164,14 @@ class _Member:
 
     def close(self) -> None:
         """Wait for the threads, when the line is at its end."""
-        self._sender.shutdown()
+        for strand in self._strands:
+            strand.close()
         self.join()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the thread that listens, when the line is at its end."""
-        if self._listener is not None:
-            self._listener.join(timeout_s)
+        """Wait for the threads that listen, when the line is at its end."""
+        for listener in self._listeners:
+            listener.join(timeout_s)
 
     def _answer(self, request: Any) -> None:
         match request:
@@ -192,43 +192,30 @@ class _Member:
 
     def _compute(self, work: Work, received_s: float) -> None:
         self._draw, self._received_s = work.draw, received_s
-        self._departure.begin()
+        for strand in self._strands:
+            strand.begin(work.draw)
         self.leader.expect(work)
         self._check_version(work, "before")
         try:
             measured = self._labour.gradient(work.draw, work.minibatch, work.run_s, self._version, self._gradient)
         except Interrupted:
-            self._await_sender()
-            self._line.send(Abandoned(work.draw, as_number(self._departure.gone)), will_be_answered=True)
+            for strand in self._strands:
+                strand.abandon()
         else:
             self._check_version(work, "after")
             self._hand_in(measured)
 
     def _accumulated(self, parameter: int) -> None:
-        self._departure.accumulated(parameter)
-
-    def _send_piece(self, number: int) -> None:
-        """Send a piece of a gradient before there is all of it."""
-        if not self._departure.gone:
-            self._line.send(Begun(self._draw, self._busy_s))
-        self._leaving.pack(number)
-        self._sent.append(self._sender.submit(self._line.send_piece, number, self._leaving.pieces[number]))
-
-    def _await_sender(self) -> None:
-        for each in self._sent:
-            each.result()
-        self._sent.clear()
+        self._owners[parameter].accumulated(parameter, self._busy_s)
 
     def _hand_in(self, measured: Measured) -> None:
         """Send what of the gradient has not gone yet, and its scalars."""
-        self._await_sender()
-        rest, again = self._departure.rest()
-        for number in rest:
-            self._leaving.pack(number)
-        finite = measured.finite and not self._leaving.overflows(measured.squared_norm)
-        finished = Finished(self._draw, as_number(again), self._busy_s, *measured._replace(finite=finite))
-        pieces = [(number, self._leaving.pieces[number]) for number in rest]
-        self._line.send(finished, pieces=pieces, will_be_answered=True)
+        for strand in self._strands:
+            strand.pack_rest()
+        overflows = any(strand.overflows(measured.squared_norm) for strand in self._strands)
+        finished = Finished(self._draw, 0, self._busy_s, *measured._replace(finite=measured.finite and not overflows))
+        for strand in self._strands:
+            strand.hand_in(finished)
 
     @property
     def _busy_s(self) -> float:
@@ -237,9 +224,8 @@ class _Member:
     def _check_version(self, work: Work, when: str) -> None:
         """Compare what is computed with to what the server has sent, in debug mode."""
         if work.checksum is not None:
-            self._arriving.pack()
             at = f"{when} its draw {work.draw}, of version {work.version}"
-            check_version(self._arriving.memory, work.checksum, f"worker {self._worker}", at)
+            check_version(self._strands[0].travelling(), work.checksum, f"worker {self._worker}", at)
 
     def _is_unwanted(self) -> bool:
         return self._interrupted >= self._draw
@@ -261,17 +247,8 @@ class _Member:
         try:
             while True:
                 match self._line.receive():
-                    case Work() as work:
-                        self._line.settle()
-                        if work.sends_version:
-                            self._line.receive_piece(0)
-                            self._arriving.unpack()
-                        self._requests.put((work, time.monotonic()))
-                    case Evaluation() as evaluation:
-                        self._line.settle()
-                        self._line.receive_piece(0)
-                        self._arriving.unpack()
-                        self._requests.put((evaluation, time.monotonic()))
+                    case Work() | Evaluation() as request:
+                        self._receive_part(self._strands[0], request)
                     case Interrupting(draw):
                         self._abandon(draw)
                     case Ending():
@@ -283,6 +260,28 @@ class _Member:
         except Broken as error:
             self._requests.put(_Gone(str(error)))
             self._abandon(ALL_DRAWS)
+
+    def _listen_to_slice(self, strand: Strand) -> None:
+        """Receive the parts of versions that another server than rank 0 sends; if it is gone, rank 0 will say so."""
+        with suppress(Broken):
+            while True:
+                request = strand.line.receive()
+                if isinstance(request, Work | Evaluation):
+                    self._receive_part(strand, request)
+
+    def _receive_part(self, strand: Strand, request: Work | Evaluation) -> None:
+        """Receive a part of what a request needs, which is asked for by every server and begun with the last part."""
+        strand.line.settle()
+        if isinstance(request, Evaluation) or request.sends_version:
+            strand.receive_version()
+        with self._lock:
+            self._given[strand] = request
+            if len(self._given) < len(self._strands):
+                return
+            given, self._given = self._given, {}
+        asked = given[self._strands[0]]  # which says all there is to say
+        assert all(each[:1] == asked[:1] for each in given.values()), given  # no server is ahead of another
+        self._requests.put((asked, time.monotonic()))
 
     def _reason(self) -> dict[str, Any]:
         text = self._line.receive()
@@ -317,4 +316,4 @@ class _Member:
     def _take_leave(self, text: dict[str, Any]) -> None:
         """Say a last word, and wait until rank 0 has heard it and ends the line."""
         self._line.tell(text)
-        self.join(LEAVE_S)
+        self._listeners[0].join(LEAVE_S)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import isnan, nan
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
 from paceline.engines.replica import Measured
-from paceline.events import Minibatch
+from paceline.events import Accept, Apply, Minibatch
 
 NUMBERS = 16  # in a header
 
@@ -105,14 +105,130 @@ class Ending(NamedTuple):
     version: int
 
 
+class Giving(NamedTuple):
+    """Give a worker its work: the slice's part of it.
+
+    Attributes:
+        ticket: of the worker at rank 0.
+        sends_version: whether the worker is sent the version too.
+    """
+
+    ticket: int
+    draw: int
+    version: int
+    sends_version: bool
+
+
+class Evaluating(NamedTuple):
+    """Send the process that evaluates the slice's part of a version."""
+
+    ticket: int
+    version: int
+
+
+class Taking(NamedTuple):
+    """Take the gradient of a worker into the open update."""
+
+    worker: int
+    samples: int
+    step_scale: float
+
+
+class Applying(NamedTuple):
+    """Make an update, as `Apply` says.
+
+    Attributes:
+        gradients: how many.
+        elsewhere: whether the version before is still read, so that the next one may not take its place.
+
+    >>> Applying.of(Apply(7, (), 0.5, "enough"), elsewhere=True).update == Apply(7, (), 0.5, "")
+    True
+    """
+
+    version: int
+    gradients: int
+    lr_scale: float
+    measure: bool
+    step_scale: float
+    momentum_limit: float
+    weight_decay_scale: float
+    elsewhere: bool
+
+    @classmethod
+    def of(cls, update: Apply, elsewhere: bool) -> Applying:
+        """Return an update as it is told."""
+        numbers = {name: getattr(update, name) for name in _TOLD}
+        return cls(**numbers, gradients=len(update.gradients), elsewhere=elsewhere)
+
+    @property
+    def update(self) -> Apply:
+        """The update; of its gradients, only their number is told."""
+        numbers: dict[str, Any] = {name: getattr(self, name) for name in _TOLD}
+        return Apply(**numbers, gradients=(Accept(0, 0, 0, 1),) * self.gradients, reason="")
+
+
+_TOLD = [name for name in Apply._fields if name not in {"gradients", "reason"}]
+
+
+class Updated(NamedTuple):
+    """The slice has made an update."""
+
+    version: int
+
+
+class Forgetting(NamedTuple):
+    """Nobody reads a version any more."""
+
+    version: int
+
+
+class Came(NamedTuple):
+    """The slice's part of a gradient is there.
+
+    Attributes:
+        ticket: of the worker at rank 0.
+    """
+
+    ticket: int
+    draw: int
+
+
+class Sums(NamedTuple):
+    """The shares of a slice in some sums over elements, or the sums over all slices.
+
+    Attributes:
+        how_many: of the three are meant.
+    """
+
+    how_many: int
+    first: float
+    second: float
+    third: float
+
+    @property
+    def values(self) -> list[float]:
+        """The sums."""
+        return list(self[1 : 1 + self.how_many])
+
+
+def sums_of(values: Sequence[float]) -> Sums:
+    """Return up to three sums as a message.
+
+    >>> sums_of([1.5, 2.0]).values
+    [1.5, 2.0]
+    """
+    return Sums(len(values), *values, *[0.0] * (3 - len(values)))
+
+
 class Text(NamedTuple):
     """So many bytes of JSON follow."""
 
     nbytes: int
 
 
-Message = Work | Interrupting | Evaluation | Begun | Finished | Abandoned | Ending | Text
-KINDS: list[type[Any]] = [Work, Interrupting, Evaluation, Begun, Finished, Abandoned, Ending, Text]
+Command = Giving | Evaluating | Taking | Applying | Forgetting | Sums
+Message = Work | Interrupting | Evaluation | Begun | Finished | Abandoned | Ending | Text | Command | Updated | Came
+KINDS: list[type[Any]] = [*get_args(Message)]
 
 
 def _optional(number: float) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from paceline.engines.distributed.admission import apply_for
 from paceline.engines.distributed.iteration import Hand, Over, Reform, Table
 from paceline.engines.distributed.line import Broken, Line
-from paceline.engines.distributed.meeting import enter, find, pair_key
+from paceline.engines.distributed.meeting import enter, find
 from paceline.engines.distributed.ring import Ring
 from paceline.errors import RunError, UsageError
 from paceline.torchrun import Torchrun
@@ -62,10 +62,10 @@ class OtherRank:
             RunError: there is no rank 0.
         """
         cluster = self._cluster
-        self._store, ticket, self._device = enter(find(cluster))
+        self._rank_0 = find(cluster)
         name = f"worker {cluster.worker} ({socket.gethostname()}, process {os.getpid()})"
         try:
-            self._line = Line(self._store, pair_key(ticket), 1, self._device, cluster.silence_s)
+            _, self._line = enter(self._rank_0, cluster)
             hello = {"name": name, "worker": cluster.worker, "agreement": self._agreement}
             apply_for(self._line, cluster.ranks.token, hello)
         except Broken as error:
@@ -178,11 +178,11 @@ class OtherRank:
     def _ring(self, form: _Form) -> Ring:
         cluster = self._cluster
         return Ring(
-            self._store,
+            self._rank_0.client(),
             f"ring/{form.generation}",
             form.place,
             form.size,
-            self._device,
+            self._rank_0.device,
             silence_s=cluster.silence_s,
             on_gpu=cluster.device == "cuda",
         )

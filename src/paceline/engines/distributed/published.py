@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from paceline.engines.distributed.wire import Wire
@@ -19,10 +21,14 @@ class Published(Versions):
         server: makes the versions.
         layout: of the model.
         wire: in which numbers they travel.
+        forgotten: is told of every version that nobody holds any more.
     """
 
-    def __init__(self, server: ParameterServer, layout: Layout, wire: Wire) -> None:
+    def __init__(
+        self, server: ParameterServer, layout: Layout, wire: Wire, forgotten: Callable[[int], None] | None = None
+    ) -> None:
         super().__init__(layout.allocate)
+        self._forgotten = forgotten
         self._server = server
         self._wire = wire
         self._packed: dict[int, Tensor] = {}
@@ -31,10 +37,22 @@ class Published(Versions):
         """Publish what the server holds, where it lies."""
         self.keep(version, self._server.state)
 
-    def make_way(self) -> None:
+    def release(self, version: int) -> None:
+        """Let a version go."""
+        super().release(version)
+        if self._forgotten is not None and version not in self._stored:
+            self._forgotten(version)
+
+    def make_way(self) -> bool:
         """Let the server go on elsewhere if somebody has still to read the newest version, or is being sent it."""
-        if self.is_read(self.newest):
-            self._server.move_to(self.spare())
+        is_read = self.is_read(self.newest)
+        if is_read:
+            self.go_elsewhere()
+        return is_read
+
+    def go_elsewhere(self) -> None:
+        """Let the server go on in a place that nobody reads."""
+        self._server.move_to(self.spare())
 
     def travelling(self, version: int) -> Tensor:
         """Return what is sent of a version that somebody holds; it is packed once."""

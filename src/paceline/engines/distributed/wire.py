@@ -111,23 +111,24 @@ class Travelling:
         vectors: at this end.
 
     Attributes:
+        vectors: as given.
         memory: uint8 [bytes on the wire].
         pieces: of it, as they travel if not all at once.
     """
 
     def __init__(self, wire: Wire, vectors: Vectors) -> None:
         self._wire = wire
-        self._vectors = vectors
+        self.vectors = vectors
         self.memory = wire.room(vectors)
         self.pieces = [piece.of(self.memory) for piece in wire.pieces]
 
     def pack(self, number: int | None = None) -> None:
         """Get the vectors, or a piece of them, ready to go."""
-        self._wire.pack(self._vectors, self.memory, None if number is None else self._wire.pieces[number])
+        self._wire.pack(self.vectors, self.memory, None if number is None else self._wire.pieces[number])
 
     def unpack(self, number: int | None = None) -> None:
         """Read the vectors, or a piece of them, that have come."""
-        self._wire.unpack(self.memory, self._vectors, None if number is None else self._wire.pieces[number])
+        self._wire.unpack(self.memory, self.vectors, None if number is None else self._wire.pieces[number])
 
     def overflows(self, squared_norm: float) -> bool:
         """Return whether packing a finite gradient has made some number of it infinite."""
