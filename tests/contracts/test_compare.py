@@ -345,6 +345,7 @@ pl.compare(tiny_job(), protocols="bsp, asp", cluster="2*exp(mean=1)", stop="upda
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_gets_one_clear_line(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])

@@ -169,11 +169,11 @@ class JobOnHosts(Job):
         self._places = places
         self._callbacks = list(callbacks)
 
-    def _environment(self, rank, token=TOKEN):
+    def _environment(self, rank, token=TOKEN, number=None):
         place = self._places[rank]
         here = [each for each in range(len(self._places)) if self._places[each] == place]
         return {
-            **super()._environment(rank, token),
+            **super()._environment(rank, token, number),
             "MASTER_ADDR": self._hosts.address(self._places[0]),
             "LOCAL_WORLD_SIZE": str(len(here)),
             "LOCAL_RANK": str(here.index(rank)),

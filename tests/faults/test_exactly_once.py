@@ -119,6 +119,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*(ended in the middle of a line|threads)")
 def test_on_processes_after_kill_9_of_the_parent_only_the_updates_since_the_checkpoint_are_lost(tmp_path):
     (tmp_path / "script.py").write_text(KILLED)

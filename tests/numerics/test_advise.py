@@ -107,10 +107,14 @@ def paceline(*arguments):
     return subprocess.run([sys.executable, "-m", "paceline", *map(str, arguments)], capture_output=True, text=True)
 
 
-def test_the_command_prints_the_table_or_json(folder):
+def test_the_command_prints_the_table(folder):
     told = paceline("advise", folder, "--protocols", "bsp, k_sync(k=2)")
     assert told.returncode == 0, told.stderr
     assert "k_sync(k=2): " in told.stdout
+
+
+@pytest.mark.slow
+def test_the_command_prints_json(folder):
     told = paceline("advise", folder, "--protocols", "bsp, asp", "--format", "json")
     assert {each["protocol"] for each in json.loads(told.stdout)["ranking"]} == {"bsp", "asp"}
 

@@ -80,9 +80,9 @@ def test_what_workers_did_adds_up_to_the_time_that_they_were_there(saved):
 @pytest.mark.parametrize(("protocol", "shares"), [("all_reduce", (0.4, 0.6, 0.0)), ("dc_s3gd", (2 / 3, 1 / 3, 0.0))])
 def test_communication_counts_as_far_as_nothing_hides_it(tmp_path, protocol, shares):
     cluster = pl.Cluster(4, pl.Deterministic(1.0), network=pl.Network(latency_s=1.5 / 6))
-    train_run(tmp_path / "run", protocol, cluster=cluster, stop=pl.Stop(updates=400))
+    train_run(tmp_path / "run", protocol, cluster=cluster, stop=pl.Stop(updates=100))
     did = activities(read_run(SavedRun(tmp_path / "run"), ""))
-    assert [part / sum(did.values()) for part in did.values()] == pytest.approx(shares, abs=0.01)
+    assert [part / sum(did.values()) for part in did.values()] == pytest.approx(shares, abs=0.02)
 
 
 def test_staleness_is_counted_over_the_used_gradients(saved):
