@@ -1,4 +1,4 @@
-"""How workers without a server come to the same parameters: by all-reduce, in three knobs."""
+"""How workers without a server come to the same parameters: by all-reduce, in four knobs."""
 
 from __future__ import annotations
 
