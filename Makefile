@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint types browser clean
+.PHONY: demo test test-slow explore lint types browser clean
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
@@ -11,6 +11,10 @@ test: lint types browser
 
 test-slow: .venv/installed browser
 	$(BIN)/pytest -m slow
+
+# Every property on examples that nobody has seen yet.
+explore: .venv/installed
+	$(BIN)/pytest --hypothesis-profile exploring --timeout 600 $$(grep -rl --include='*.py' hypothesis tests | grep -v conftest)
 
 lint: .venv/installed
 	$(BIN)/ruff check .

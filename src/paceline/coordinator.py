@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from itertools import takewhile
+from collections.abc import Mapping
 from math import inf
 from typing import Any, Literal
 
 from paceline.attributes import copied, restore
 from paceline.compensation.base import Compensator
 from paceline.controllers import base as control
+from paceline.controllers.council import Council
+from paceline.dispatch import Dispatch
 from paceline.errors import UsageError
+from paceline.evaluations import Evaluations
 from paceline.events import (
     Accept,
     Applied,
@@ -36,14 +37,14 @@ from paceline.events import (
     Timer,
     Wake,
 )
-from paceline.lead import Lead
 from paceline.learning_rate import LearningRate
 from paceline.minibatches import Minibatches
-from paceline.momentum_limit import KEEP
+from paceline.momentum_limit import KEEP, MomentumWatch
+from paceline.open_update import OpenUpdate
 from paceline.patience import Patience
 from paceline.phase_share import PhaseShare
 from paceline.protocols import Extent, Phase, Plan, Protocol
-from paceline.roster import ASIDE, BUSY, IDLE, LOST, NEVER, PROBED, Roster, Status, Worker
+from paceline.roster import ASIDE, BUSY, IDLE, LOST, NEVER, PROBED, Status, Worker
 from paceline.schedule import Curve, Scales, ScheduleWatch
 from paceline.stop import Stop as StopRule
 from paceline.stop import StopWatch
@@ -97,54 +98,38 @@ class Coordinator:
         self.workload = 0
         self.stopped = False
         self.awaits_step = False  # an update is made, and its step has yet to be told
+        self.has_begun = False  # there is a state to go on from
+        self._workers_at_first = workers
+        self._left: Literal["", "update", "timer"] | Evaluated = ""  # what the end of the run cut short
+        self._now = 0.0
+        self._commands: list[Command] = []
+
         self._plan = plan
         self._phase = -1
         self._share = PhaseShare(None)
-        self._phase_began = 0  # the workload then
-        self._limits_momentum = any(phase.momentum != KEEP for phase in plan.phases)
-        self._momentum_limit = inf
-        self._per_epoch = per_epoch
         self._protocol: Protocol = plan.phases[0].protocol
-        self._controllers: list[tuple[control.Controller[Any], Any]] = []
+        self._council = Council()
+        self._watch = StopWatch(stop, workers, per_epoch)
+        self._evaluations = Evaluations(evaluate_every) if evaluate_every is not None else None
+
+        self._dispatch = Dispatch(minibatches)
+        self._roster = roster = self._dispatch.roster
+        self._workers, self._idle, self._in_flight = roster.workers, roster.idle, roster.in_flight
+        self._delivered: int | None = None  # the worker of the arrival being handled
+
+        self._update = OpenUpdate()
+        self._learning_rate = learning_rate or LearningRate()
+        self._schedule = ScheduleWatch(schedule) if schedule is not None else None
+        self._momentum = MomentumWatch(per_epoch) if any(p.momentum != KEEP for p in plan.phases) else None
         self._measures_always = measure_steps
         self._measures = measure_steps
         self._made_of = 0
         self._step: Step | None = None
-        self._has_begun = False
-        self._left: Literal["", "update", "timer"] | Evaluated = ""  # what the end of the run cut short
-        self._watch = StopWatch(stop, workers, per_epoch)
-        self._minibatches = minibatches
-        self.is_limited = minibatches is not None and minibatches.is_limited
-        self._learning_rate = learning_rate or LearningRate()
-        self._schedule = ScheduleWatch(schedule) if schedule is not None else None
+
         self._patience = Patience(worker_timeout_s)
-        self._needs_alarm = self._patience.is_due_to_arm
         self._deserted_until_s = inf  # when the last silent worker was lost, plus the time to come back
-        self._evaluate_every = evaluate_every
-        self._evaluated_at = 0.0
-        self._evaluating = False
-
-        self._roster = roster = Roster()
-        self._workers, self._idle, self._in_flight = roster.workers, roster.idle, roster.in_flight
-        self._newcomers: set[int] = set()  # joined since the open update was opened
-        self._owing: set[int] = set()  # while all are waited for: who counts and has not contributed yet
-        self._lead: Lead | None = None
-        self._recheck_idle = False  # whether an idle worker may have become free to start
-        self._delivered: int | None = None  # the worker of the arrival being handled
-
-        self._held: list[Accept] = []
-        self._is_scaled = False  # whether one of them has a step scale
-        self._quorum: float = inf
-        self._quorum_reason = ""
-        self._protocol_quorum = (self._quorum, self._quorum_reason)
-        self._close_reason = ""
-        self._opened_s = 0.0
         self._asked_for: set[float] = set()
         self._woken_for_s: float | None = stop.seconds
-
-        self._now = 0.0
-        self._commands: list[Command] = []
-        self._expected_workers = workers
 
     # --- what engines ask ---------------------------------------------------------------------------------
 
@@ -152,14 +137,12 @@ class Coordinator:
         """Open the first update with all workers, or go on where a state that was loaded left off."""
         commands: list[Command] = []
         self._commands = commands
-        if self._has_begun:
+        if self.has_begun:
             self._go_on()
             return commands
         self._now = now
-        self._has_begun = True
-        for worker in range(self._expected_workers):
-            self._enlist(worker)
-        self._deal_out()
+        self.has_begun = True
+        self._dispatch.enlist(range(self._workers_at_first))
         self._wake_at_fixed_times()
         self._enter_next_phase()
         self._open()
@@ -179,19 +162,12 @@ class Coordinator:
 
     def ahead(self) -> dict[int, Compute]:
         """Return the work that will follow if everybody at work delivers, in the order of the workers, by worker."""
-        coming = deepcopy(self._minibatches)
-        work = {}
-        for worker in [*self._idle, *sorted(self._in_flight)]:
-            if self.is_limited and coming is not None and not coming.has_next(worker):
-                continue
-            minibatch = coming.next(worker) if coming is not None else None
-            work[worker] = Compute(worker, self.version + 1, self._workers[worker].draw + 1, minibatch)
-        return work
+        return self._dispatch.ahead(self.version + 1)
 
     @property
-    def has_begun(self) -> bool:
-        """Whether there is a state to go on from."""
-        return self._has_begun
+    def is_limited(self) -> bool:
+        """Whether the data come to an end."""
+        return self._dispatch.is_limited
 
     @property
     def patience_s(self) -> float:
@@ -254,9 +230,7 @@ class Coordinator:
         round_trip_s = event.now - worker.started_s
         if round_trip_s > self._patience.longest_s:
             self._observe(round_trip_s)
-        self._roster.release(event.worker, worker)
-        if self._lead is not None and self._lead.deliver(event.worker):
-            self._recheck_idle = True
+        self._dispatch.deliver(event.worker, worker)
         accepted = False
         if not event.finite:
             self._reject(event, worker, staleness)
@@ -266,7 +240,7 @@ class Coordinator:
             accepted = True
             self._accept(event, worker, staleness)
         self._delivered = event.worker
-        if self._controllers and not self.stopped:
+        if self._council and not self.stopped:
             self._consult(
                 "arrival", arrival=event, busy_s=_busy_s(event, worker), staleness=staleness, accepted=accepted
             )
@@ -274,19 +248,16 @@ class Coordinator:
     def _accept(self, event: Arrival, worker: Worker, staleness: int) -> None:
         command = Accept(event.worker, event.draw, staleness, event.samples, event.step_scale)
         self._commands.append(command)
-        self._held.append(command)
-        if event.step_scale != 1.0:
-            self._is_scaled = True
+        self._update.hold(command)
         worker.contributed_to = self.version
         worker.rejections = 0
-        self._owing.discard(event.worker)
         self._watch.accept(event.loss)
         if self._schedule is not None and (reason := self._schedule.accept(event.loss)):
             self._commands.append(Decision("warm_up", reason))
 
     def _drop(self, event: Arrival, worker: Worker, staleness: int, reason: str) -> None:
         self._commands.append(Drop(event.worker, event.draw, staleness, reason))
-        self._give_back(worker)
+        self._dispatch.give_back(worker)
 
     def _reject(self, event: Arrival, worker: Worker, staleness: int) -> None:
         # Not given back: a minibatch that breaks one gradient would break the next one too.
@@ -299,12 +270,12 @@ class Coordinator:
     def _leave_out(self, number: int, worker: Worker) -> None:
         """Make the update without this worker: without a server, all hand in at once, or nobody does."""
         worker.contributed_to = self.version
-        self._owing.discard(number)
-        if not (self._held or self._owing):
+        self._update.owing.discard(number)
+        if not (self._update.held or self._update.owing):
             for each in self._roster.taking_part():
                 self._workers[each].contributed_to = NEVER
-                self._owing.add(each)
-            self._recheck_idle = True
+                self._update.owing.add(each)
+            self._dispatch.is_due = True
 
     def _check_rejections(self, worker: int, state: Worker) -> None:
         if state.rejections >= REJECTIONS_IN_A_ROW:
@@ -329,62 +300,51 @@ class Coordinator:
 
     # --- updates ------------------------------------------------------------------------------------------
 
-    def _is_complete(self) -> bool:
-        """Whether the quorum is reached, apart from workers that turn out unable to contribute."""
-        held = len(self._held)
-        if held >= self._quorum or self._close_reason:
-            return True
-        return held > 0 and self._quorum == inf and not self._owing
-
     def _settle(self) -> None:
-        """Make the update if its quorum, min(K, held + workers that can still contribute), is reached."""
-        if self._is_complete():
-            self._update(self._close_reason or self._quorum_reason)
-        elif self._held and self._newcomers and not self._others_can_contribute():
-            self._update(NOBODY_ELSE)
-        elif self._recheck_idle:
+        """Make the update if it is due, and give work to whom this event has made free to start."""
+        update = self._update
+        if reason := update.due():
+            self._make_update(reason)
+        elif update.held and update.newcomers and not self._others_can_contribute():
+            self._make_update(NOBODY_ELSE)
+        elif self._dispatch.is_due:
             self._refill()
         elif self._delivered is not None and self._delivered in self._idle:  # not set aside meanwhile
             self._give_if_allowed(self._delivered)
         self._delivered = None
-        if self._held and not self._in_flight and (self.is_limited or not self._owing) and not self.awaits_step:
-            self._update(NOBODY_ELSE)
-        if self.is_limited and not (self._held or self._in_flight or self.stopped or self.awaits_step):
+        is_limited = self._dispatch.is_limited
+        if update.held and not self._in_flight and (is_limited or not update.owing) and not self.awaits_step:
+            self._make_update(NOBODY_ELSE)
+        if is_limited and not (update.held or self._in_flight or self.stopped or self.awaits_step):
             self._end_of_data()
 
     def _others_can_contribute(self) -> bool:
         """Whether a worker that was there when the update was opened is at work or may start."""
-        able = [*self._in_flight, *(worker for worker in self._idle if self._may_start(worker))]
-        return bool(self._owing) or not self._newcomers.issuperset(able)
+        may_start = (worker for worker in self._idle if self._dispatch.may_start(worker, self.version))
+        return bool(self._update.owing) or not self._update.newcomers.issuperset([*self._in_flight, *may_start])
 
-    def _update(self, reason: str) -> None:
-        held = self._held
-        self._held = []
-        self._close_reason = ""
+    def _make_update(self, reason: str) -> None:
+        gradients, step_scale = self._update.take()
+        k = len(gradients)
         self.version += 1
-        scales = self.scales(len(held))
-        self.workload += len(held)
-        self._made_of = len(held)
-        step_scale = _step_scale(held) if self._is_scaled else 1.0
-        self._is_scaled = False
-        limit = self._limit_momentum(self.workload - len(held)) if self._limits_momentum else inf
+        scales = self.scales(k)
+        limit = self._limit_momentum() if self._momentum is not None else inf
+        self.workload += k
+        self._made_of = k
         self._commands.append(
-            Apply(self.version, tuple(held), scales.lr, reason, self._measures, step_scale, limit, scales.weight_decay)
+            Apply(self.version, gradients, scales.lr, reason, self._measures, step_scale, limit, scales.weight_decay)
         )
         self.awaits_step = self._measures
         if not self.awaits_step:
             self._check_update()
 
-    def _limit_momentum(self, workload: int) -> float:
-        """Return the largest momentum for an update that is made after this workload."""
-        momentum = self._plan.phases[self._phase].momentum
-        i = int((workload - self._phase_began) / self._per_epoch) if self._per_epoch else 0
-        limit = momentum.limit(i, self._roster.live or 1)
-        if limit != self._momentum_limit:
-            self._momentum_limit = limit
-            text = f"at most {limit:.4g}" if limit < inf else "the optimizer's own"
-            self._commands.append(Decision("momentum", f"{text}: {momentum.rule} after {i} epochs of this phase"))
-        return limit
+    def _limit_momentum(self) -> float:
+        """Return the largest momentum for the update that is made now."""
+        assert self._momentum is not None
+        rule = self._plan.phases[self._phase].momentum
+        if change := self._momentum.follow(rule, self.workload, self._roster.live or 1):
+            self._commands.append(Decision("momentum", change))
+        return self._momentum.limit
 
     def _applied(self, event: Applied) -> None:
         self.awaits_step = False
@@ -400,25 +360,29 @@ class Coordinator:
             self._finish_update()
 
     def _finish_update(self) -> None:
-        if self._evaluate_every is not None:
-            self._check_evaluation(self._evaluate_every)
+        if self._evaluations is not None and self._evaluations.is_due(self.version, self.workload, self._now):
+            self._commands.append(Evaluate(self.version))
         self._check_phase()
-        self._newcomers.clear()
+        self._update.newcomers.clear()
         if self._protocol.on_update == "interrupt":
-            self._interrupt_stale()
+            self._commands += self._dispatch.abandon_older_than(self.version - self._protocol.max_staleness)
         self._open()
 
     def _open(self) -> None:
-        self._opened_s = self._now
-        self._quorum, self._quorum_reason = self._protocol_quorum
-        if self._controllers:
+        self._update.open(self._now)
+        if self._council:
             self._consult("open", step=self._step)
         self._step = None
         self._refill()
-        if self._quorum == inf:
-            self._owing = self._in_flight.keys() - self._newcomers
-        elif self._owing:
-            self._owing = set()
+        self._update.wait_for(self._in_flight.keys())
+
+    def _evaluated(self, event: Evaluated) -> None:
+        if self._evaluations is not None:
+            self._evaluations.end()
+        stop = self._watch.after_evaluation(event.version, event.metrics)
+        if stop is not None:
+            self._left = event
+            self._end(stop)
 
     def _end(self, stop: Stop) -> None:
         self.stopped = True
@@ -426,79 +390,34 @@ class Coordinator:
 
     def _end_of_data(self) -> None:
         """Nobody is at work: every sample was seen so many times, or the lead waits for a worker without data."""
-        assert self._minibatches is not None
-        if self._minibatches.are_used_up:
+        if self._dispatch.are_data_used_up:
             reason = f"every minibatch was dealt out; {self.workload} gradients were applied, the others not finite"
             self._end(Stop(Outcome.EPOCHS, reason))
-        elif self._lead is not None:
-            for worker in self._idle:
-                if not self._minibatches.has_next(worker):
-                    self._lead.leave(worker)
+        else:
+            self._dispatch.release_from_those_without_data()
             self._refill()
 
-    # --- giving work --------------------------------------------------------------------------------------
+    # --- work and membership ------------------------------------------------------------------------------
 
     def _refill(self) -> None:
         """Give work to every idle worker that may have some."""
-        self._recheck_idle = False
+        self._dispatch.is_due = False
         for worker in list(self._idle):
             self._give_if_allowed(worker)
 
     def _give_if_allowed(self, worker: int) -> None:
-        if self._may_start(worker):
-            self._give(worker, self._workers[worker])
-
-    def _may_start(self, worker: int) -> bool:
-        if self._protocol.refill == "update" and self._workers[worker].contributed_to == self.version:
-            return False
-        if self.is_limited and not self._has_data(worker):
-            return False
-        return self._lead is None or self._lead.may_start(worker)
-
-    def _has_data(self, worker: int) -> bool:
-        return self._minibatches is None or self._minibatches.has_next(worker)
-
-    def _give(self, worker: int, state: Worker) -> None:
-        self._roster.occupy(worker, state, self.version, self._now)
-        if self._minibatches is not None:
-            state.minibatch = self._minibatches.next(worker)
-        self._commands.append(Compute(worker, self.version, state.draw, state.minibatch))
-        if self._needs_alarm:
-            self._arm_timeout()
-
-    def _give_back(self, state: Worker) -> None:
-        if self._minibatches is not None and state.minibatch is not None:
-            self._minibatches.give_back(state.minibatch)
-            self._recheck_idle |= self.is_limited
-
-    def _interrupt(self, worker: int, state: Worker) -> None:
-        self._commands.append(Interrupt(worker, state.draw))
-        self._roster.release(worker, state)
-        self._give_back(state)
-
-    def _interrupt_stale(self) -> None:
-        """Interrupt work that could no longer be accepted."""
-        oldest = self.version - self._protocol.max_staleness
-        # Who was given work later is on this version or a newer one.
-        stale = takewhile(lambda flight: flight[1].version < oldest, self._in_flight.items())
-        for worker, state in list(stale):
-            self._interrupt(worker, state)
-
-    # --- membership ---------------------------------------------------------------------------------------
-
-    def _enlist(self, worker: int) -> None:
-        self._roster.enlist(worker)
-        self._deserted_until_s = inf
-        if self._lead is not None:
-            self._lead.join(worker)
+        if self._dispatch.may_start(worker, self.version):
+            self._commands.append(self._dispatch.give(worker, self.version, self._now))
+            if self._patience.needs_alarm:
+                self._arm_timeout()
 
     def _join(self, worker: int) -> None:
         if self._roster.status(worker) in {IDLE, BUSY}:
             self._lose(worker)  # it came back before its loss was noticed
-        self._enlist(worker)
-        self._deal_out()
-        self._newcomers.add(worker)
-        self._recheck_idle = True
+        self._dispatch.enlist([worker])
+        self._deserted_until_s = inf
+        self._update.newcomers.add(worker)
+        self._dispatch.is_due = True
 
     def _lose(self, worker: int) -> None:
         status = self._roster.status(worker)
@@ -508,40 +427,8 @@ class Coordinator:
             self._take_out(worker, LOST)
 
     def _take_out(self, worker: int, status: Status) -> None:
-        state = self._workers[worker]
-        if state.status is BUSY:
-            self._roster.release(worker, state)
-            self._give_back(state)
-        self._roster.strike(worker, status)
-        self._owing.discard(worker)
-        self._newcomers.discard(worker)
-        self._deal_out()
-        if self._lead is not None and self._lead.leave(worker):
-            self._recheck_idle = True
-
-    def _known(self, worker: int) -> Worker:
-        if worker not in self._workers:
-            raise UsageError(f"a controller named worker {worker}; known are {sorted(self._workers)}")
-        return self._workers[worker]
-
-    def _set_aside(self, worker: int) -> None:
-        state = self._workers[worker]
-        if state.status is BUSY:
-            self._interrupt(worker, state)
-        self._take_out(worker, ASIDE)
-
-    def _take_back(self, worker: int, state: Worker) -> None:
-        if state.status is PROBED:
-            self._commands.append(Interrupt(worker, state.draw))
-        self._join(worker)
-
-    def _probe(self, worker: int, state: Worker) -> None:
-        self._roster.probe(state, self.version, self._now)
-        self._commands.append(Compute(worker, self.version, state.draw))
-
-    def _deal_out(self) -> None:
-        if self._minibatches is not None:
-            self._minibatches.deal_out(self._roster.taking_part())
+        self._dispatch.take_out(worker, status)
+        self._update.leave(worker)
 
     # --- time ---------------------------------------------------------------------------------------------
 
@@ -566,7 +453,7 @@ class Coordinator:
             return
         phase = self._phase
         self._check_phase()
-        if self._phase != phase and self._controllers:
+        if self._phase != phase and self._council:
             self._consult("open")  # for them, the open update begins here
         if not self._roster.live and now >= self._deserted_until_s:
             self._left = "timer"
@@ -586,18 +473,14 @@ class Coordinator:
             self._arm_timeout()
 
     def _arm_timeout(self) -> None:
-        oldest = next(iter(self._in_flight.values()), None)
-        self._needs_alarm = oldest is None
-        if oldest is not None:
+        for oldest in self._in_flight.values():
             self._wake(self._patience.arm(oldest.started_s))
+            return
 
     def _declare_lost(self) -> None:
         if not self._patience.is_over(self._now):
             return
-        silent = takewhile(
-            lambda flight: self._patience.is_exceeded(flight[1].started_s, self._now), self._in_flight.items()
-        )
-        for worker, _ in list(silent):
+        for worker in self._patience.exceeded_by(self._in_flight, self._now):
             self._commands.append(Decision(SILENT, f"worker {worker}: silent for {self._patience}", worker))
             self._lose(worker)
             if not self._roster.live:
@@ -616,33 +499,28 @@ class Coordinator:
 
     def _enter_next_phase(self) -> None:
         ended = self._share.end
-        if self._controllers:
+        if self._council:
             self._consult("end")
         self._phase += 1
-        phase = self._plan.phases[self._phase]
-        self._share = PhaseShare(phase.end)
-        self._phase_began = self.workload
-        self._controllers = [(c, c.begin(self._roster.live or 1)) for c in phase.controllers]
-        self._measures = self._measures_always or _reads_steps(phase)
+        self._take_up(self._plan.phases[self._phase])
+        self._council.begin(self._roster.live or 1)
+        if self._momentum is not None:
+            self._momentum.begin(self.workload)
         self._asked_for.clear()
-        self._change_protocol(phase.protocol, f"{ended} reached" if ended else "the run begins")
+        protocol = self._plan.phases[self._phase].protocol
+        self._change_protocol(protocol, f"{ended} reached" if ended else "the run begins")
+
+    def _take_up(self, phase: Phase) -> None:
+        self._share = PhaseShare(phase.end)
+        self._council = Council(phase)
+        self._measures = self._measures_always or self._council.reads_steps
 
     def _change_protocol(self, protocol: Protocol, reason: str) -> None:
         self._commands.append(Decision("protocol", f"{protocol.name}: {reason}"))
         self._protocol = protocol
-        self._protocol_quorum = _quorum(protocol)
-        self._quorum, self._quorum_reason = self._protocol_quorum
-        self._recheck_idle = True
+        self._dispatch.follow(protocol)
         live = self._roster.taking_part()
-        self._lead = None
-        if protocol.max_lead != inf:
-            self._lead = Lead(protocol.max_lead)
-            for worker in live:
-                self._lead.join(worker)
-        self._owing = set()
-        if self._quorum == inf:
-            self._owing = {worker for worker in live if self._workers[worker].contributed_to != self.version}
-            self._owing -= self._newcomers
+        self._update.follow(protocol, {w for w in live if self._workers[w].contributed_to != self.version})
 
     def _consult(
         self,
@@ -658,10 +536,10 @@ class Coordinator:
             asked=asked,
             now=self._now,
             version=self.version,
-            opened_s=self._opened_s,
+            opened_s=self._update.opened_s,
             live=self._roster.live,
-            held=len(self._held),
-            quorum=self._quorum,
+            held=len(self._update.held),
+            quorum=self._update.quorum,
             protocol=self._protocol,
             workload=self.workload,
             learning_rate=self._learning_rate,
@@ -675,27 +553,18 @@ class Coordinator:
             staleness=staleness,
             accepted=accepted,
         )
-        actions: list[control.Action] = []
-        for i, (controller, state) in enumerate(self._controllers):
-            state, answer = controller.decide(state, moment)
-            self._controllers[i] = (controller, state)
-            actions += answer
-        for action in sorted(actions, key=lambda action: control.PRECEDENCE.index(type(action))):
+        for action in self._council.decide(moment):
             self._obey(action)
 
     def _obey(self, action: control.Action) -> None:
         match action:
             case control.SetAside(worker, reason):
-                self._obey_set_aside(worker, reason)
+                self._set_aside(worker, self._known(worker), reason)
             case control.TakeBack(worker, reason):
-                state = self._known(worker)
-                if state.status in {ASIDE, PROBED}:
-                    self._commands.append(Decision("take_back", f"worker {worker}: {reason}", worker))
-                    self._take_back(worker, state)
+                self._take_back(worker, self._known(worker), reason)
             case control.Probe(worker):
-                state = self._known(worker)
-                if state.status is ASIDE:
-                    self._probe(worker, state)
+                if self._known(worker).status is ASIDE:
+                    self._commands.append(self._dispatch.probe(worker, self.version, self._now))
             case control.Replace(worker):
                 if self._known(worker).status is not LOST:
                     self._commands.append(Replace(worker))
@@ -706,23 +575,38 @@ class Coordinator:
                 if k < 1:
                     raise UsageError(f"a controller asked for a quorum of {k!r} ({reason}); expected k >= 1")
                 self._commands.append(Decision("quorum", f"k={k}: {reason}", k=k))
-                self._quorum, self._quorum_reason = k, f"quorum of {k} reached: {reason}"
+                self._update.change_quorum(k, reason)
             case control.CloseUpdate(reason):
-                self._close_reason = reason if self._held else ""
+                self._update.close(reason)
             case control.AskAgain(at_s):
                 self._asked_for.add(at_s)
                 self._wake(at_s)
             case control.Remark(kind, reason, worker):
                 self._commands.append(Decision(kind, reason, worker))
 
-    def _obey_set_aside(self, worker: int, reason: str) -> None:
-        if self._known(worker).status not in {IDLE, BUSY}:
+    def _known(self, worker: int) -> Worker:
+        if worker not in self._workers:
+            raise UsageError(f"a controller named worker {worker}; known are {sorted(self._workers)}")
+        return self._workers[worker]
+
+    def _set_aside(self, worker: int, state: Worker, reason: str) -> None:
+        if state.status not in {IDLE, BUSY}:
             return  # one that was lost cannot be handed back
         if self._roster.live == 1:
             self._commands.append(Decision("kept", f"worker {worker}, the last one, in spite of: {reason}", worker))
             return
         self._commands.append(Decision(SET_ASIDE, f"worker {worker}: {reason}", worker))
-        self._set_aside(worker)
+        if state.status is BUSY:
+            self._commands.append(self._dispatch.abandon(worker, state))
+        self._take_out(worker, ASIDE)
+
+    def _take_back(self, worker: int, state: Worker, reason: str) -> None:
+        if state.status not in {ASIDE, PROBED}:
+            return
+        self._commands.append(Decision("take_back", f"worker {worker}: {reason}", worker))
+        if state.status is PROBED:
+            self._commands.append(Interrupt(worker, state.draw))
+        self._join(worker)
 
     def _count(self, counts: bool) -> None:
         """Let what is made from here on count towards the end of the phase, or not."""
@@ -736,22 +620,6 @@ class Coordinator:
         if end.unit == "seconds":
             self._wake(self._share.ends_at)
 
-    # --- evaluation ---------------------------------------------------------------------------------------
-
-    def _check_evaluation(self, every: Extent) -> None:
-        reached = every.position(self.version, self.workload, self._now)
-        if not self._evaluating and reached - self._evaluated_at >= every.amount:
-            self._evaluated_at = every.amount * (reached // every.amount)
-            self._evaluating = True
-            self._commands.append(Evaluate(self.version))
-
-    def _evaluated(self, event: Evaluated) -> None:
-        self._evaluating = False
-        stop = self._watch.after_evaluation(event.version, event.metrics)
-        if stop is not None:
-            self._left = event
-            self._end(stop)
-
     # --- going on -----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -760,48 +628,44 @@ class Coordinator:
             "plan": self._plan.in_full,
             "seconds": self._watch.seconds,
             "is_limited": self.is_limited,
-            "roster": self._roster.state_dict(),
-            "controllers": [controller.state_dict(state) for controller, state in self._controllers],
+            "dispatch": self._dispatch.state_dict(),
+            "update": self._update.state_dict(),
+            "controllers": self._council.state_dict(),
             "watch": self._watch.state_dict(),
+            "evaluations": self._evaluations and self._evaluations.state_dict(),
             "patience": self._patience.state_dict(),
-            "minibatches": self._minibatches and self._minibatches.state_dict(),
-            "lead": self._lead and self._lead.state_dict(),
             "share": self._share.state_dict(),
             "schedule": self._schedule and self._schedule.state_dict(),
+            "momentum": self._momentum and self._momentum.state_dict(),
             **copied(self, _AS_IT_IS),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take on a state; where the plan is another one, what belongs to it waits for a `Restarted`."""
-        self._has_begun = True
+        self.has_begun = True
         restore(self, _AS_IT_IS, state)
-        self._roster.load_state_dict(state["roster"])
+        self._dispatch.load_state_dict(state["dispatch"], self._protocol)
+        self._update.load_state_dict(state["update"])
         self._watch.load_state_dict(state["watch"])
+        if self._evaluations is not None and state["evaluations"] is not None:
+            self._evaluations.load_state_dict(state["evaluations"])
         self._patience.load_state_dict(state["patience"])
-        if self._minibatches is not None:
-            self._minibatches.load_state_dict(state["minibatches"])
         if self._schedule is not None:
             self._schedule.load_state_dict(state["schedule"])
         self._woken_for_s = state["seconds"]
         if state["plan"] != self._plan.in_full:
             self._phase = -1
             return
-        phase = self._plan.phases[self._phase]
-        self._share = PhaseShare(phase.end)
+        self._take_up(self._plan.phases[self._phase])
         self._share.load_state_dict(state["share"])
-        self._measures = self._measures_always or _reads_steps(phase)
-        self._controllers = [
-            (controller, controller.load_state_dict(saved))
-            for controller, saved in zip(phase.controllers, state["controllers"], strict=True)
-        ]
-        if state["lead"] is not None:
-            self._lead = Lead(self._protocol.max_lead)
-            self._lead.load_state_dict(state["lead"])
+        self._council.load_state_dict(state["controllers"])
+        if self._momentum is not None:
+            self._momentum.load_state_dict(state["momentum"])
 
     def _go_on(self) -> None:
         """Do what the end of the run cut short, perhaps to end at once again."""
         self.stopped = False
-        self._recheck_idle |= self.is_limited  # there may be more epochs now
+        self._dispatch.is_due |= self.is_limited  # there may be more epochs now
         if self._watch.seconds is not None and self._watch.seconds != self._woken_for_s:
             self._wake(self._watch.seconds)
         left, self._left = self._left, ""
@@ -819,34 +683,28 @@ class Coordinator:
 
     def _restart(self, workers: int) -> None:
         """Give all work out anew, to these workers."""
-        for worker, state in list(self._in_flight.items()):
-            self._roster.release(worker, state)
-            self._give_back(state)
-        for worker in [worker for worker in self._workers if worker >= workers]:
-            self._lose(worker)
-        for state in self._workers.values():
-            if state.status is PROBED:
-                state.status = ASIDE
+        self._dispatch.stop_all()
         is_other_plan = self._phase < 0
+        for worker in list(self._workers):
+            # Under another plan nobody remembers why one was set aside; it joins again below.
+            if worker >= workers or (is_other_plan and self._workers[worker].status is ASIDE):
+                self._lose(worker)
         if is_other_plan:
-            for worker in [worker for worker in self._workers if self._roster.status(worker) is ASIDE]:
-                self._lose(worker)  # nobody remembers why; it joins again below
             self._enter_next_phase()
             self._check_phase()
         for worker in range(workers):
             if self._roster.status(worker) is LOST:
                 self._join(worker)
-        if is_other_plan and self._controllers and self._left != "update":
+        if is_other_plan and self._council and self._left != "update":
             self._consult("open")
-        self._recheck_idle = True
+        self._dispatch.is_due = True
         self._wake_again()
-        if self._evaluating:
+        if self._evaluations is not None and self._evaluations.is_running:
             self._commands.append(Evaluate(self.version))
         self._go_on()
 
     def _wake_again(self) -> None:
         self._patience.disarm()
-        self._needs_alarm = self._patience.is_due_to_arm
         self._woken_for_s = self._watch.seconds
         self._wake_at_fixed_times()
         for at_s in sorted(self._asked_for | ({self._deserted_until_s} - {inf})):
@@ -863,23 +721,8 @@ _AS_IT_IS = (
     "_step",
     "_left",
     "_phase",
-    "_phase_began",
-    "_momentum_limit",
     "_protocol",
-    "_needs_alarm",
     "_deserted_until_s",
-    "_evaluated_at",
-    "_evaluating",
-    "_newcomers",
-    "_owing",
-    "_recheck_idle",
-    "_held",
-    "_is_scaled",
-    "_quorum",
-    "_quorum_reason",
-    "_protocol_quorum",
-    "_close_reason",
-    "_opened_s",
     "_asked_for",
     "_now",
 )
@@ -888,20 +731,3 @@ _AS_IT_IS = (
 def _busy_s(event: Arrival, worker: Worker) -> float:
     """Return what the worker has measured, or else the whole round trip."""
     return event.pull_s + event.compute_s + event.push_s or event.now - worker.started_s
-
-
-def _reads_steps(phase: Phase) -> bool:
-    return any(controller.reads == "steps" for controller in phase.controllers)
-
-
-def _step_scale(gradients: Sequence[Accept]) -> float:
-    """Return the mean step scale, weighted by samples."""
-    if len(gradients) == 1:
-        return gradients[0].step_scale
-    return sum(each.samples * each.step_scale for each in gradients) / sum(each.samples for each in gradients)
-
-
-def _quorum(protocol: Protocol) -> tuple[float, str]:
-    if protocol.quorum == "all":
-        return inf, "every live worker has contributed"
-    return protocol.quorum, f"quorum of {protocol.quorum} reached"

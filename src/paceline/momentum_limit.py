@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from paceline.attributes import copied, restore
 from paceline.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -71,3 +72,41 @@ class Momentum:
 
 
 KEEP = Momentum("keep")
+
+
+class MomentumWatch:
+    """Follows the limit on the momentum through a run, and notices where it changes.
+
+    Args:
+        per_epoch: gradients of one epoch, if the data have a length.
+    """
+
+    def __init__(self, per_epoch: float | None) -> None:
+        self.limit = inf
+        self._per_epoch = per_epoch
+        self._began = 0  # the phase, after this workload
+
+    def begin(self, workload: int) -> None:
+        """Begin a phase after so much workload."""
+        self._began = workload
+
+    def follow(self, momentum: Momentum, workload: int, live: int) -> str:
+        """Set the limit for an update made after this workload; return why it is another one, or nothing."""
+        i = int((workload - self._began) / self._per_epoch) if self._per_epoch else 0
+        limit = momentum.limit(i, live)
+        if limit == self.limit:
+            return ""
+        self.limit = limit
+        text = f"at most {limit:.4g}" if limit < inf else "the optimizer's own"
+        return f"{text}: {momentum.rule} after {i} epochs of this phase"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the limit, and where the phase began."""
+        return copied(self, _AS_IT_IS)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state."""
+        restore(self, _AS_IT_IS, state)
+
+
+_AS_IT_IS = ("limit", "_began")

@@ -173,13 +173,14 @@ class Watch:
         current = worker in self.flying and draw == self.draws[worker]
         if current:
             self.deliveries[worker] += 1
+        was_live = worker in self.live  # a controller may take it back on the spot
         wanted = self.driven.wants(worker, draw)
         loss, squared_norm = 2 / (1 + self.version), 1 + worker / 10
         event = Arrival(self.now, worker, draw, loss=loss, squared_norm=squared_norm, finite=finite)
         commands = self.take(event, self._handled(event))
         fate = next(command for command in commands if isinstance(command, Accept | Drop))
         assert isinstance(fate, Accept if wanted and finite else Drop)
-        if not current and worker in self.live:
+        if not current and was_live:
             assert commands == [fate]
             assert fate.reason == OLD_DRAW
         return commands
