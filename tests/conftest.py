@@ -2,7 +2,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-# A busy machine is no failure. What was not changed fails today if it failed yesterday: new examples are `make explore`'s.
+# A busy machine is no failure, and what was not changed fails today if it failed yesterday: `make explore` tries new
+# examples.
 settings.register_profile("paceline", deadline=None, derandomize=True)
 settings.register_profile("exploring", deadline=None, max_examples=300)
 settings.load_profile("paceline")
