@@ -22,7 +22,7 @@ WIRES = ("float32", "bf16", "float16")
 WORKERS = ("process", "node")
 NODE, NODES = "GROUP_RANK", "GROUP_WORLD_SIZE"
 ASSISTANT = "PACELINE_ASSISTANT"  # number of a worker that rank 0 has started beside itself
-COMMAND = "torchrun --nproc-per-node 4 -m paceline train JOB --protocol bsp --cluster torchrun --stop loss=0.2"
+COMMAND = "torchrun --nproc-per-node 4 -m paceline train JOB --protocol bsp --stop loss=0.2"
 BY_HAND = f"start every process with torchrun, as in {COMMAND}; or set {', '.join(NEEDED)} and {TOKEN} for each"
 
 
@@ -346,6 +346,11 @@ def without_torchrun(cluster: Cluster | LocalCluster | Torchrun, what: str) -> C
     if isinstance(cluster, Torchrun):
         raise UsageError(f"{what} makes several runs, which torchrun's ranks do not; give local:4 or 4*exp(mean=1)")
     return cluster
+
+
+def started_by_torchrun(environment: Mapping[str, str]) -> bool:
+    """Return whether torchrun, or somebody with all of its variables, has started this process."""
+    return all(environment.get(name) for name in NEEDED)
 
 
 def is_loopback(host: str) -> bool:

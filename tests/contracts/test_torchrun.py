@@ -1,11 +1,15 @@
 """What torchrun's variables and the arguments of `pl.Torchrun` may be, and what is said of those that may not."""
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline as pl
+from paceline.cli import main
+from paceline.cli.typed import Typed
 from paceline.cluster_text import parse_cluster
 from paceline.engines.distributed.messages import KINDS, Applying, Finished, Work, decode, encode
 from paceline.events import Accept, Apply
@@ -121,6 +125,35 @@ def test_a_single_rank_is_server_and_has_a_worker(started):
     assert (pl.Torchrun().n, pl.Torchrun().is_server) == (1, True)
     started(RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", PACELINE_ASSISTANT="0")
     assert (pl.Torchrun().worker, pl.Torchrun().is_server) == (0, False)
+
+
+WANTED = {"job": "digits", "protocol": "all_reduce", "stop": "updates=3"}
+
+
+def test_a_command_that_torchrun_starts_runs_on_its_ranks_unless_it_says_otherwise(started):
+    started()
+    assert Typed(**WANTED, cluster=None).completed(None)["cluster"] == "torchrun"
+    assert Typed(**WANTED, cluster="local:4").completed(None)["cluster"] == "local:4"
+    started(MASTER_PORT=None)
+    with pytest.raises(pl.UsageError, match="--cluster missing"):
+        Typed(**WANTED, cluster=None).completed(None)
+
+
+def test_elastic_can_be_typed_for_ranks_alone(started, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def said(*more):
+        typed = ["train", "digits", "--protocol", "bsp", "--stop", "updates=3", "--elastic", *more]
+        monkeypatch.setattr(sys, "argv", ["paceline", *typed])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code, capsys.readouterr().err
+
+    started()
+    status, line = said()
+    assert (status, "elastic=True: bsp has a server, which takes in and lets go workers" in line) == (2, True)
+    status, line = said("--cluster", "local:2")
+    assert (status, "--elastic is for ranks that torchrun starts" in line) == (2, True)
 
 
 NO_NODES = [

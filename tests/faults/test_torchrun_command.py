@@ -50,7 +50,7 @@ def test_the_command_line_writes_and_tells_once(tmp_path):
 
 
 def test_one_process_is_server_and_worker(tmp_path):
-    arguments = ["digits", "--protocol", "asp", "--cluster", "torchrun", "--stop", "updates=20", "--out", "run"]
+    arguments = ["digits", "--protocol", "asp", "--stop", "updates=20", "--out", "run"]
     done = torchrun(tmp_path, "--nproc-per-node", "1", "-m", "paceline", "train", *arguments)
     assert done.returncode == 0, done.stderr
     assert "20 updates made" in done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,8 @@ from paceline.errors import RunError, UsageError
 if TYPE_CHECKING:
     from paceline.callbacks.base import Callback
     from paceline.cli.typed import Typed
+    from paceline.cluster import Cluster, LocalCluster
+    from paceline.torchrun import Torchrun
     from paceline.train import Result
 
 
@@ -31,8 +34,15 @@ def train(
     ] = None,
     protocol: Annotated[str | None, typer.Option(help="As bsp, k_sync(k=12) or 'bsp@25% >> asp'.")] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="As local:4, '16*exp(mean=1)', torchrun, trace:FILE or cluster.toml.")
+        str | None,
+        typer.Option(
+            help="As local:4, '16*exp(mean=1)', torchrun (if left out, where torchrun starts this), trace:FILE or "
+            "cluster.toml."
+        ),
     ] = None,
+    elastic: Annotated[
+        bool, typer.Option("--elastic", help="Under torchrun, without a server: go on when some ranks are gone.")
+    ] = False,
     stop: Annotated[str | None, typer.Option(help="As loss=0.2,seconds=60; the first to be reached.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of everything that is drawn; 0 if left out.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/JOB-1, -2, ... if left out.")] = None,
@@ -66,6 +76,7 @@ def train(
         job=job,
         protocol=protocol,
         cluster=cluster,
+        elastic=elastic or None,
         stop=stop,
         seed=seed,
         evaluate_every=evaluate_every,
@@ -102,6 +113,8 @@ def _train(typed: Typed, out: Path | None, resume: Path | None, *, overwrite: bo
         raise UsageError(f"a resumed run stays where it is, in {resume}; copy it first, without --out and --overwrite")
     stop = Stop.parse(typed["stop"])
     cluster = parse_cluster(typed["cluster"], typed["censored"])
+    if typed["elastic"]:
+        cluster = _elastic(cluster)
     job = load_job(typed["job"])
     if isinstance(cluster, Torchrun) and cluster.ranks.max_restarts and not (out or resume):
         raise UsageError("torchrun may start this job again: give --out FOLDER, so that it goes on with the same run")
@@ -125,6 +138,16 @@ def _train(typed: Typed, out: Path | None, resume: Path | None, *, overwrite: bo
             worker_timeout_s=typed["worker_timeout_s"],
             measure_steps=bool(typed["measure_steps"]),
         )
+
+
+def _elastic(cluster: Cluster | LocalCluster | Torchrun) -> Torchrun:
+    from paceline.torchrun import Torchrun
+
+    if not isinstance(cluster, Torchrun):
+        raise UsageError(
+            "--elastic is for ranks that torchrun starts; on other clusters type 'bsp + elastic' and the like"
+        )
+    return replace(cluster, elastic=True)
 
 
 def _print_result(result: Result, output: Format) -> None:

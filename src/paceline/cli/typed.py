@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import UserDict
 from pathlib import Path
 from typing import Any, Self
@@ -11,6 +12,7 @@ from paceline.callbacks.base import Callback
 from paceline.errors import UsageError
 from paceline.history import Record
 from paceline.recording.run_folder import SavedRun
+from paceline.torchrun import started_by_torchrun
 
 COMMAND = "command.json"
 NEEDED = ("job", "protocol", "cluster", "stop")
@@ -28,7 +30,8 @@ class Typed(UserDict[str, Any]):
         """
         before = _read(resumed) if resumed is not None else {}
         given = {name: value for name, value in self.items() if value is not None}
-        whole = type(self)({**dict.fromkeys(self), **DEFAULTS, **before, **given})
+        here = {"cluster": "torchrun"} if started_by_torchrun(os.environ) else {}
+        whole = type(self)({**dict.fromkeys(self), **DEFAULTS, **here, **before, **given})
         missing = [name for name in NEEDED if whole[name] is None]
         if missing:
             raise UsageError(_missing(missing, resumed))
