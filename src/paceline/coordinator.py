@@ -363,10 +363,17 @@ class Coordinator:
         if self._evaluations is not None and self._evaluations.is_due(self.version, self.workload, self._now):
             self._commands.append(Evaluate(self.version))
         self._check_phase()
+        self._interrupt_stale()
         self._update.newcomers.clear()
-        if self._protocol.on_update == "interrupt":
-            self._commands += self._dispatch.abandon_older_than(self.version - self._protocol.max_staleness)
         self._open()
+
+    def _interrupt_stale(self) -> None:
+        """Interrupt work that could no longer be accepted; of newcomers always, for from now on all wait for them."""
+        oldest = self.version - self._protocol.max_staleness
+        if self._protocol.on_update == "interrupt":
+            self._commands += self._dispatch.abandon_older_than(oldest)
+        elif self._update.newcomers:
+            self._commands += self._dispatch.abandon_older_than(oldest, of=self._update.newcomers)
 
     def _open(self) -> None:
         self._update.open(self._now)
