@@ -37,13 +37,14 @@ from paceline.events import (
     Timer,
     Wake,
 )
+from paceline.extent import Extent
 from paceline.learning_rate import LearningRate
 from paceline.minibatches import Minibatches
 from paceline.momentum_limit import KEEP, MomentumWatch
 from paceline.open_update import OpenUpdate
 from paceline.patience import Patience
 from paceline.phase_share import PhaseShare
-from paceline.protocols import Extent, Phase, Plan, Protocol
+from paceline.protocols import Phase, Plan, Protocol
 from paceline.roster import ASIDE, BUSY, IDLE, LOST, NEVER, PROBED, Status, Worker
 from paceline.schedule import Curve, Scales, ScheduleWatch
 from paceline.stop import Stop as StopRule

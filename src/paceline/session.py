@@ -29,10 +29,11 @@ from paceline.engines.replica import Replica, build_model, evaluate, usable_devi
 from paceline.engines.summed_loss import warn_of_summed_loss
 from paceline.engines.virtual import VirtualEngine
 from paceline.errors import UsageError
+from paceline.extent import Extent
 from paceline.job import Job
 from paceline.momentum_limit import KEEP
 from paceline.optimizers import check_momentum
-from paceline.protocols import Extent, Plan
+from paceline.protocols import Plan
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import versions
 from paceline.reduction import Reduction

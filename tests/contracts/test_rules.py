@@ -19,9 +19,10 @@ from paceline.controllers.base import (
 from paceline.controllers.quorum import FixedQuorum, QuorumFunction, ScheduledQuorum
 from paceline.errors import UsageError
 from paceline.events import Arrival, Joined, Lost
+from paceline.extent import Extent
 from paceline.learning_rate import LearningRate
 from paceline.minibatches import Minibatches
-from paceline.protocols import Extent, Protocol
+from paceline.protocols import Protocol
 
 
 @dataclass(frozen=True)
