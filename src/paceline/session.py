@@ -164,9 +164,9 @@ class Session:
             self.model = self.model.to(device_of(cluster.device, cluster.ranks.local_rank))
         if any(controller.reads != "times" for phase in setting.plan.phases for controller in phase.controllers):
             warn_of_summed_loss(job, self.model)
-        slices = cluster.slices if isinstance(cluster, Torchrun) else 1
-        self.slices = RemoteSlices(slices)
-        self.layout = Layout(self.model, slices, only=0)
+        ranks = cluster.ranks_of_slices if isinstance(cluster, Torchrun) else [0]
+        self.slices = RemoteSlices(ranks)
+        self.layout = Layout(self.model, len(ranks), only=0)
         _check_memory(self.layout, self._sharing)
         self.server = ParameterServer(job, self.model, self.layout, setting.per_epoch, self.slices)
         self._step_scale = self._check_step_scale()

@@ -297,12 +297,16 @@ class Torchrun:
         return self.worker - self.n if self.worker > self.n else None
 
     @property
+    def ranks_of_slices(self) -> list[int]:
+        """The rank beside which the server of each slice is, with 0 for the first."""
+        return [j * self.ranks.world_size // self.slices for j in range(self.slices)]
+
+    @property
     def slices_here(self) -> list[int]:
         """The numbers of the slices whose servers this process starts beside itself."""
         if self.ranks.assistant is not None:
             return []
-        hosts = {j: j * self.ranks.world_size // self.slices for j in range(1, self.slices)}
-        return [j for j, rank in hosts.items() if rank == self.ranks.rank]
+        return [j for j, rank in enumerate(self.ranks_of_slices) if j > 0 and rank == self.ranks.rank]
 
     @property
     def host(self) -> str:

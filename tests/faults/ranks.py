@@ -111,6 +111,9 @@ class Job:
 
     def start_all(self):
         self.start_slices()
+        self.start_all_but_slices()
+
+    def start_all_but_slices(self):
         for rank in range(self._world_size):
             self.start(rank)
 

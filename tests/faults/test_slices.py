@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from functools import partial
 
@@ -199,8 +200,67 @@ def test_the_death_of_a_server_ends_the_run_of_everybody():
         job.await_training()
         job.processes["slice 1"].kill()
         for rank in range(3):
-            with pytest.raises(pl.RunError, match="the server of slice 1 is gone"):
+            with pytest.raises(pl.RunError, match="the server of slice 1, beside rank 1, is gone"):
                 job.end(rank)
+
+
+def fall_silent(how, version):
+    """Let the server of this process do nothing any more when it is to make a version."""
+
+    def apply(self, command):
+        if command.version == version:
+            how()
+        return original(self, command)
+
+    original = ParameterServer.apply
+    ParameterServer.apply = apply
+
+
+def hang():
+    threading.Event().wait()
+
+
+def stand_still():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.parametrize(
+    ("how", "protocol"),
+    [
+        (stand_still, "bsp"),
+        pytest.param(hang, "asp", marks=pytest.mark.slow),
+        pytest.param(stand_still, "k_async(k=2)", marks=pytest.mark.slow),
+    ],
+)
+def test_a_server_that_falls_silent_ends_the_run_of_everybody(how, protocol):
+    settings = {"protocol": protocol, "stop": "updates=3000000", "worker_timeout_s": 1.0}
+    with ranks(3, tiny_job(), {"slices": 2}, **settings) as job:
+        job.start(1, slice=1, prepare=partial(fall_silent, how, version=5))
+        job.start_all_but_slices()
+        for rank in range(3):
+            with pytest.raises(pl.RunError, match="the server of slice 1, beside rank 1, is gone: silent for 1 s"):
+                job.end(rank)
+
+
+@pytest.mark.slow
+def test_of_servers_that_wait_for_each_other_the_one_that_is_silent_is_named():
+    settings = {"protocol": "bsp", "stop": "updates=3000000", "worker_timeout_s": 1.0}
+    with ranks(4, tiny_job(clip_norm=0.5), {"slices": 3}, **settings) as job:
+        job.start(1, slice=1)
+        job.start(2, slice=2, prepare=partial(fall_silent, hang, version=5))
+        job.start_all_but_slices()
+        with pytest.raises(pl.RunError, match="the server of slice 2, beside rank 2, is gone"):
+            job.end(0)
+
+
+@pytest.mark.slow
+def test_a_server_that_falls_silent_at_the_end_of_the_run_is_not_waited_for():
+    settings = {"protocol": "bsp", "stop": "updates=5", "worker_timeout_s": 1.0}
+    with ranks(3, tiny_job(), {"slices": 2}, **settings) as job:
+        job.start(1, slice=1, prepare=partial(fall_silent, hang, version=5))
+        job.start_all_but_slices()
+        with pytest.raises(pl.RunError, match="the server of slice 1, beside rank 1, is gone"):
+            job.end(0)
 
 
 @pytest.mark.slow
