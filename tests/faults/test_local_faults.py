@@ -31,7 +31,7 @@ def used_by(result, worker):
     return sum(record.used and record.worker == worker for record in result.history.of(GradientArrived))
 
 
-class EnoughSeen(Exception):
+class EnoughSeenError(Exception):
     """Ends a run whose stop may come before what the test waits for."""
 
 
@@ -52,7 +52,7 @@ class SurvivorsGoOn(pl.Callback):
             case UpdateMade() if self.lost:
                 self.updates_since += 1
         if self.updates_since >= 20 and self.used[0] > self.used[self.lost[0][0]]:
-            raise EnoughSeen
+            raise EnoughSeenError
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ class SurvivorsGoOn(pl.Callback):
 )
 def test_training_goes_on_without_a_killed_worker(protocol, draw):
     seen = SurvivorsGoOn()
-    with pytest.raises(EnoughSeen):  # no number of updates makes sure that a worker of asp reaches its fault
+    with pytest.raises(EnoughSeenError):  # no number of updates makes sure that a worker of asp reaches its fault
         run(protocol, [pl.Fault(worker=1, draw=draw, kind="die")], updates=1_000_000, callbacks=[seen])
     assert seen.lost == [(1, "killed by SIGKILL, out of memory or kill -9")]
     assert seen.used[1] == draw - 1
