@@ -296,6 +296,8 @@ def serve(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
     take_part = follower.follow if cluster.place else member.serve
     ended = take_part(job, cluster, setting.seed, agreement(setting, model))
     for assistant in assistants:
+        if "error" in ended.end:
+            assistant.kill()  # it may be what hangs, and nobody but this process is to wait for it
         assistant.end()
     with torch.no_grad():
         for ours, theirs in zip(

@@ -193,6 +193,9 @@ class NotHere:
     def __init__(self, worker):
         pass
 
+    def kill(self):
+        pass
+
     def end(self):
         pass
 

@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from paceline.recording.event_log import read_events
@@ -84,7 +86,7 @@ def test_after_the_death_of_rank_0_torchrun_starts_the_job_again_and_it_goes_on(
     assert resumed["version"] == 20
 
 
-KILL_A_SLICE = """
+WITHOUT_A_SLICE = """
 import os, psutil
 import paceline as pl
 from tiny_jobs import tiny_job, dataset
@@ -93,7 +95,7 @@ class Kill(pl.Callback):
     def on_update(self, update):
         if update.version == 25 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             [server] = [each for each in psutil.process_iter() if is_slice(each)]
-            server.kill()
+            server.FAULT()
 
 def is_slice(process):
     try:
@@ -103,14 +105,24 @@ def is_slice(process):
 
 if __name__ == "__main__":
     result = pl.train(tiny_job(eval_data=dataset()), protocol="bsp", cluster=pl.Torchrun(slices=2), stop="updates=40",
-                      out="run", checkpoint_every="updates=10", callbacks=[Kill()])
+                      out="run", checkpoint_every="updates=10", callbacks=[Kill()], worker_timeout_s=3.0)
     total = sum(float(each.double().sum()) for each in result.model.parameters())
     print(f"{os.environ['RANK']} {result.reason} {total:.12f}", flush=True)
 """
 
 
-def test_after_the_death_of_the_server_of_a_slice_torchrun_starts_the_job_again_and_it_goes_on(tmp_path):
-    (tmp_path / "script.py").write_text(KILL_A_SLICE)
+def started_in(folder):
+    """Return the processes that were started in a folder."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            found += [process] if process.cwd() == str(folder) else []
+    return found
+
+
+@pytest.mark.parametrize("fault", ["kill", "suspend"])
+def test_after_the_death_of_a_slices_server_or_its_silence_torchrun_starts_the_job_again_and_it_goes_on(fault, tmp_path):
+    (tmp_path / "script.py").write_text(WITHOUT_A_SLICE.replace("FAULT", fault))
     done = torchrun(tmp_path, "--nproc-per-node", "3", "--max-restarts", "1", "script.py")
     assert done.returncode == 0, done.stderr
     assert "the server of slice 1, beside rank 1, is gone" in done.stderr
@@ -120,3 +132,4 @@ def test_after_the_death_of_the_server_of_a_slice_torchrun_starts_the_job_again_
     assert "40 updates made" in told[0][1]
     [resumed] = [event for event in read_events(tmp_path / "run" / EVENTS) if event["event"] == "run_resumed"]
     assert resumed["version"] == 20
+    assert started_in(tmp_path) == []
