@@ -54,7 +54,8 @@ class Job:
         self._context = context()
         self._ends = {}
         self._folder = tempfile.TemporaryDirectory()
-        self.processes = {}
+        self._started = []
+        self.processes = {}  # the last one of each rank
 
     def start(self, rank, **changes):
         """Start a rank, or start it once more, perhaps with something else than the others."""
@@ -66,12 +67,14 @@ class Job:
         job = changes.pop("job", self._job)
         torchrun = {**self._torchrun, **changes.pop("torchrun", {})}
         prepare = changes.pop("prepare", None)  # is called in the process first
-        callbacks = [Announce(self._place("training"), self._place("loss")), *self._settings.get("callbacks", [])]
+        callbacks = self._settings.get("callbacks", []) if rank == 0 else []
+        callbacks = [Announce(self._place("training"), self._place("loss")), *callbacks]
         settings = {**self._settings, **changes, "callbacks": callbacks}
         arguments = (environment, job, torchrun, settings, self._place(f"said by {name}"), theirs, prepare)
         process = self._context.Process(target=_rank, args=arguments, daemon=True)
         process.start()
         theirs.close()
+        self._started.append(process)
         self.processes[name] = process
         self._ends[name] = ours
         return process
@@ -155,7 +158,7 @@ class Job:
         return end
 
     def kill_all(self):
-        for process in self.processes.values():
+        for process in self._started:
             process.kill()
             process.join()
             process.close()
