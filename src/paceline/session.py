@@ -263,6 +263,7 @@ def agreement(setting: Setting, model: nn.Module) -> dict[str, Any]:
         "seed": setting.seed,
         "workers": setting.cluster.workers,
         "debug": setting.cluster.debug,
+        "wire": setting.cluster.wire,
         "protocol": str(setting.checked_plan),
         "plan": plan_as_json(setting.checked_plan),
         "stop": str(setting.stop),

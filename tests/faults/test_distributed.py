@@ -88,12 +88,23 @@ def test_an_interrupted_worker_abandons_its_sleep_at_once_and_begins_anew():
     assert [worker for worker, _ in lost(end)] == [1]
 
 
-def test_ranks_that_do_not_agree_stop_with_the_difference():
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seed": 2, "job": tiny_job(batch_size=4)}, r"seed 1, now 2; .*batch_size 8, now 4"),
+        pytest.param({"protocol": "asp"}, "protocol bsp, now asp", marks=pytest.mark.slow),
+        pytest.param({"torchrun": {"wire": "bf16"}}, "wire float32, now bf16", marks=pytest.mark.slow),
+        pytest.param({"job": tiny_job(model=batch_norm_net)}, r"model .*1.weight not there.*", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_ranks_that_do_not_agree_stop_with_the_difference(changes, said):
     with ranks(2, tiny_job(), protocol="bsp", stop="updates=5") as job:
         job.start(0)
-        job.start(1, seed=2, job=tiny_job(batch_size=4))
+        job.start(1, **changes)
+        who = r"^(rank 0: )?worker 0 \(rank 1, .*, process \d+\) differs from rank 0"
         for rank in range(2):
-            with pytest.raises(pl.UsageError, match=r"differs from rank 0: seed 1, now 2; .*batch_size 8, now 4"):
+            with pytest.raises(pl.UsageError, match=f"{who}: {said}: give every rank the same command and code$"):
                 job.end(rank)
 
 

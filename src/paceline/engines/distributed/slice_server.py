@@ -81,7 +81,7 @@ def serve_slice(
     model = build_model(job, seed)
     layout = Layout(model, cluster.slices, only=number)
     inbox: Inbox[News] = Inbox()
-    name = f"the server of slice {number} ({socket.gethostname()}, process {os.getpid()})"
+    name = f"the server of slice {number} (rank {cluster.ranks.rank}, {socket.gethostname()}, process {os.getpid()})"
     try:
         rank_0 = find(cluster)
         _, line = enter(rank_0, cluster)
