@@ -165,9 +165,9 @@ class Session:
             self.model = self.model.to(device_of(cluster.device, cluster.ranks.local_rank))
         if any(controller.reads != "times" for phase in setting.plan.phases for controller in phase.controllers):
             warn_of_summed_loss(job, self.model)
-        slices = cluster.slices if isinstance(cluster, Torchrun) else 1
-        self.slices = RemoteSlices(slices)
-        self.layout = Layout(self.model, slices, only=0)
+        ranks = cluster.ranks_of_slices if isinstance(cluster, Torchrun) else [0]
+        self.slices = RemoteSlices(ranks)
+        self.layout = Layout(self.model, len(ranks), only=0)
         _check_memory(self.layout, self._sharing)
         self.server = ParameterServer(job, self.model, self.layout, setting.per_epoch, self.slices)
         self._step_scale = self._check_step_scale()
@@ -264,6 +264,7 @@ def agreement(setting: Setting, model: nn.Module) -> dict[str, Any]:
         "seed": setting.seed,
         "workers": setting.cluster.workers,
         "debug": setting.cluster.debug,
+        "wire": setting.cluster.wire,
         "protocol": str(setting.checked_plan),
         "plan": plan_as_json(setting.checked_plan),
         "stop": str(setting.stop),
@@ -297,6 +298,8 @@ def serve(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
     take_part = follower.follow if cluster.place else member.serve
     ended = take_part(job, cluster, setting.seed, agreement(setting, model))
     for assistant in assistants:
+        if "error" in ended.end:
+            assistant.kill()  # it may be what hangs, and nobody but this process is to wait for it
         assistant.end()
     with torch.no_grad():
         for ours, theirs in zip(
