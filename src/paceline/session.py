@@ -19,6 +19,7 @@ from paceline.cluster import Cluster, LocalCluster
 from paceline.engines.all_reduce import VirtualAllReduce
 from paceline.engines.base import Engine
 from paceline.engines.distributed import DistributedEngine, follower, member
+from paceline.engines.distributed.admission import WORLD_SIZE
 from paceline.engines.distributed.all_reduce import AllReduceEngine
 from paceline.engines.distributed.assistants import Assistant
 from paceline.engines.distributed.remote_slices import RemoteSlices
@@ -260,6 +261,7 @@ def agreement(setting: Setting, model: nn.Module) -> dict[str, Any]:
     """Return what all processes of a distributed run have to agree on, as JSON gives it back."""
     assert isinstance(setting.cluster, Torchrun)
     agreed = {
+        WORLD_SIZE: setting.cluster.ranks.world_size,
         "seed": setting.seed,
         "workers": setting.cluster.workers,
         "debug": setting.cluster.debug,

@@ -23,6 +23,7 @@ WORKERS = ("process", "node")
 NODE, NODES = "GROUP_RANK", "GROUP_WORLD_SIZE"
 ASSISTANT = "PACELINE_ASSISTANT"  # number of a worker that rank 0 has started beside itself
 COMMAND = "torchrun --nproc-per-node 4 -m paceline train JOB --protocol bsp --cluster torchrun --stop loss=0.2"
+TO_JOIN = "to join a run, give the WORLD_SIZE that all others have and the RANK of a process that is gone"
 BY_HAND = f"start every process with torchrun, as in {COMMAND}; or set {', '.join(NEEDED)} and {TOKEN} for each"
 
 
@@ -76,7 +77,7 @@ class Ranks:
         told = [name for name in (NODE, NODES) if environment.get(name)]
         alone = {} if told or local < world_size else {NODE: "0", NODES: "1"}
         return cls(
-            rank=_number(environment, "RANK", 0, world_size - 1),
+            rank=_number(environment, "RANK", 0, world_size - 1, advice=f"ranks are counted from 0; {TO_JOIN}"),
             world_size=world_size,
             local_rank=_number(environment, "LOCAL_RANK", 0, None, default=0),
             local_world_size=local,
@@ -361,13 +362,20 @@ def _has_port(address: str) -> bool:
     return bool(host) and ":" not in host and port.isdecimal()
 
 
-def _number(environment: Mapping[str, str], name: str, least: int, most: int | None, default: int | None = None) -> int:
+def _number(
+    environment: Mapping[str, str],
+    name: str,
+    least: int,
+    most: int | None,
+    default: int | None = None,
+    advice: str = BY_HAND,
+) -> int:
     text = environment.get(name, "")
     if not text and default is not None:
         return default
     if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
         upper = f" and <= {most}" if most is not None else ""
-        raise UsageError(f"{name}={text!r}, expected a whole number >= {least}{upper}: {BY_HAND}")
+        raise UsageError(f"{name}={text!r}, expected a whole number >= {least}{upper}: {advice}")
     return int(text)
 
 

@@ -45,7 +45,7 @@ def started(monkeypatch):
 BAD = [
     ({"RANK": None}, r"RANK is not set, though WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set: .* torchrun --nproc"),
     ({"MASTER_ADDR": None, "MASTER_PORT": ""}, r"MASTER_ADDR, MASTER_PORT are not set, though"),
-    ({"RANK": "4"}, r"RANK='4', expected a whole number >= 0 and <= 3"),
+    ({"RANK": "4"}, r"RANK='4', expected a whole number >= 0 and <= 3: .* to join a run, give .* RANK of a process"),
     ({"WORLD_SIZE": "0"}, r"WORLD_SIZE='0', expected a whole number >= 1"),
     ({"MASTER_PORT": "http"}, r"MASTER_PORT='http', expected a whole number >= 1 and <= 65535"),
     ({"TORCHELASTIC_RUN_ID": None}, r"PACELINE_TOKEN is not set, nor was this process started by torchrun"),

@@ -22,7 +22,8 @@ FOREVER = timedelta(days=365)  # gloo closes a pair on which a receive has taken
 AT_ONCE = timedelta(milliseconds=1)
 HEADERS, CONTENTS, NOTHING, PIECES = 1, 2, 3, 4  # tags; each piece has its own, from here on
 TENSORS = "tensors"  # key of a text that has some beside it
-SHORT_BYTES = 1 << 20  # what may be said before anybody knows who says it
+SHORT_BYTES = 1 << 10  # what may be said before anybody knows who says it
+LONG_BYTES = 1 << 26  # and afterwards
 
 
 class Broken(Exception):  # noqa: N818  # a line ends with every run
