@@ -236,7 +236,7 @@ class Session:
         agreed = agreement(self.setting, self.model)
         if reduction is None:
             return DistributedEngine(job, cluster, self.server, self.layout, self.slices, agreed)
-        replica = Replica(job, seed, cluster.n, device=self.server.device)
+        replica = Replica(job, seed, cluster.n, device=self.server.device, debug=cluster.debug)
         worker = make_worker(reduction, self.server, self.layout)
         return AllReduceEngine(cluster, seed, reduction, replica, worker, agreed)
 
