@@ -223,9 +223,12 @@ class HalvingTheAverage(pl.Callback):
 def test_without_a_server_a_callback_that_changes_the_model_is_found_out(protocol):
     job = tiny_job(model=remembered_net)
     MADE.clear()
-    with ranks(1, job, DEBUG, protocol=protocol, stop="updates=9", callbacks=[HalvingTheAverage()]) as started:
-        with pytest.raises(pl.UsageError, match=r"2.weight changed on worker 0 after it took over version 3;"):
-            started.serve()
+    said = r"2.weight changed on worker 0 after it took over version 3;"
+    with (
+        ranks(1, job, DEBUG, protocol=protocol, stop="updates=9", callbacks=[HalvingTheAverage()]) as started,
+        pytest.raises(pl.UsageError, match=said),
+    ):
+        started.serve()
     MADE.clear()
 
 

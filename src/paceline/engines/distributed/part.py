@@ -71,7 +71,6 @@ class Part:
             run_s: seconds since the run began.
             update: what the coming update will say, if everybody takes part.
         """
-        self.check()
         if work is None:
             self._worker.payload.memory.zero_()
             return Hand()
