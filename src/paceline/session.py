@@ -36,6 +36,7 @@ from paceline.optimizers import check_momentum
 from paceline.protocols import Extent, Plan
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import versions
+from paceline.recording.source import code_of
 from paceline.reduction import Reduction
 from paceline.rules import make_coordinator, plan_as_json
 from paceline.schedule import Curve
@@ -272,6 +273,7 @@ def agreement(setting: Setting, model: nn.Module) -> dict[str, Any]:
         **identity_of_replica(setting.job, model),
         "slices": setting.cluster.slices,
         "versions": versions(),
+        "code of": code_of([*vars(setting.job).values(), *{type(layer) for layer in model.modules()}]),
     }
     given_back: dict[str, Any] = json.loads(json.dumps(agreed))
     return given_back
