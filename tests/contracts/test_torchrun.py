@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline as pl
+from paceline.cli.typed import Typed
 from paceline.cluster_text import parse_cluster
 from paceline.engines.distributed.messages import KINDS, Applying, Finished, Work, decode, encode
 from paceline.events import Accept, Apply
@@ -251,3 +252,24 @@ def test_what_has_no_server_has_no_slices(started):
     started()
     with pytest.raises(pl.UsageError, match=r"slices=2: all_reduce has no server whose parameters could be shared out"):
         pl.Torchrun(slices=2).check_plan(pl.protocols.as_plan(pl.all_reduce()))
+
+
+OPTIONS = {"job": "digits", "protocol": "bsp", "cluster": "torchrun", "stop": "updates=3", "seed": None}
+
+
+def test_another_rank_than_0_resumes_without_the_folder(started, tmp_path):
+    started(RANK="1")
+    assert Typed(OPTIONS).completed(tmp_path / "nowhere")["seed"] == 0
+    said = r"there is no run in .*nowhere here, on rank 1; let it be seen, or give --protocol, --stop as on rank 0"
+    with pytest.raises(pl.UsageError, match=said):
+        Typed({**OPTIONS, "protocol": None, "stop": None}).completed(tmp_path / "nowhere")
+    started(RANK="0")
+    with pytest.raises(pl.UsageError, match="there is no folder"):
+        Typed(OPTIONS).completed(tmp_path / "nowhere")
+
+
+def test_another_rank_than_0_reads_the_folder_where_it_sees_it(started, tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "command.json").write_text('{"seed": 7}')
+    started(RANK="1")
+    assert Typed(OPTIONS).completed(tmp_path)["seed"] == 7

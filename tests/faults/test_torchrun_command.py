@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from faults.ranks import free_port
 from paceline.recording.event_log import read_events
 from paceline.recording.run_folder import EVENTS
 
@@ -120,3 +121,35 @@ def test_after_the_death_of_the_server_of_a_slice_torchrun_starts_the_job_again_
     assert "40 updates made" in told[0][1]
     [resumed] = [event for event in read_events(tmp_path / "run" / EVENTS) if event["event"] == "run_resumed"]
     assert resumed["version"] == 20
+
+
+def test_only_rank_0_needs_the_folder_of_a_run_that_is_resumed(tmp_path):
+    folders = [tmp_path / name for name in ("here", "elsewhere")]
+    for folder in folders:
+        folder.mkdir()
+    port = str(free_port())
+
+    def run(*arguments):
+        paths = os.pathsep.join([str(SOURCE), str(Path(__file__).parents[1])])
+        started = []
+        for rank, folder in enumerate(folders):
+            told = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            environment = {**os.environ, **told, "PACELINE_TOKEN": "x", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+            command = [
+                sys.executable,
+                "-m",
+                "paceline",
+                "train",
+                "digits",
+                "--protocol",
+                "bsp",
+                "--cluster",
+                "torchrun",
+            ]
+            started.append(subprocess.Popen([*command, *arguments], cwd=folder, env=environment))
+        assert [process.wait(60) for process in started] == [0, 0]
+
+    run("--stop", "updates=20", "--out", "run")
+    run("--stop", "updates=30", "--resume", "run")
+    assert read_events(folders[0] / "run" / EVENTS)[-1]["outcome"] == "updates"
+    assert list(folders[1].iterdir()) == []
