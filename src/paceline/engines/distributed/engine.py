@@ -170,6 +170,7 @@ class DistributedEngine(RealTimeEngine[Member]):
     def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> Stop:
         """Run to the end and return what ended it, which the workers are told too."""
         stop = super().run(coordinator, observe, first)
+        self._tell_load(self._survey.tell_at_last())
         self._server.bring_together()
         self._end = {"outcome": stop.outcome.value, "reason": stop.reason, "time_s": self.now}
         return stop
@@ -310,11 +311,10 @@ class DistributedEngine(RealTimeEngine[Member]):
         pull_s = max(0.0, at_s - member.sent_s - finished.busy_s)
         if self._slices.numbers:
             push_s = max(push_s, time.monotonic() - at_s)  # another part may have come last
-        self._tell_load(member.worker, finished.compute_s, pull_s + push_s)
+        self._tell_load(self._survey.hear(member.worker, finished.compute_s, pull_s + push_s))
         self._arrived(member.worker, finished.draw, finished.measured, pull_s=pull_s, push_s=push_s)
 
-    def _tell_load(self, worker: int, compute_s: float, network_s: float) -> None:
-        said = self._survey.hear(worker, compute_s, network_s)
+    def _tell_load(self, said: str | None) -> None:
         if said is not None:
             print(f"paceline: {said}", file=sys.stderr)
 
@@ -323,6 +323,7 @@ class DistributedEngine(RealTimeEngine[Member]):
         if member is self._evaluator:
             raise RunError(f"the process that evaluates ended: {reason}")
         self._lost(member.worker, member, reason)
+        self._tell_load(self._survey.lose(member.worker))
         if self._begun and not self._is_anybody_there:
             timer = threading.Timer(self._cluster.start_timeout_s, self._inbox.put, [Deserted(self._joined)])
             self._patience.append(timer)
