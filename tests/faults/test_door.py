@@ -1,21 +1,28 @@
 """The door of rank 0: who may come in, and what is left of those who have gone."""
 
 import os
+import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from unittest.mock import patch
 
 import psutil
 import pytest
 import torch
 
 import paceline as pl
+from paceline.engines.distributed import line as lines
 from paceline.engines.distributed import meeting as places
+from paceline.engines.distributed import ring as rings
+from paceline.engines.distributed import silence
 from paceline.engines.distributed.admission import apply_for
 from paceline.engines.distributed.door import Door, Entered, Gone, TurnedAway
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.line import SHORT_BYTES, Broken, Line
 from paceline.engines.distributed.meeting import Meeting
 from paceline.engines.distributed.messages import Text
+from paceline.engines.distributed.ring import Ring
 
 TOKEN = "a secret"
 DEEP = {"layers": {f"layers_of_a_deep_network.{i}": "Linear(in_features=1, out_features=1)" for i in range(20_000)}}
@@ -127,3 +134,39 @@ def test_another_number_of_processes_is_refused_with_what_to_type():
         pytest.raises(pl.UsageError, match=said),
     ):
         apply_for(line, TOKEN, hello(agreement={"WORLD_SIZE": 4, "seed": 2}))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_only_the_connections_of_lines_and_rings_end_when_their_host_is_silent(host):
+    meeting = Meeting.on(host, silence_s=60)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        users = [socket.create_connection(listener.getsockname()), listener.accept()[0]]
+        clients = [meeting.place.client() for _ in range(3)]
+        with patch.object(lines, "sockets", set), patch.object(rings, "sockets", set):  # as if all of them were new
+            ours = _together(lambda side: Line(clients[side], "key", side, meeting.place.device, 60), 2)
+            of_lines = _limited()
+            theirs = _together(lambda at: Ring(clients[at], "ring", at, 3, meeting.place.device, **RING), 3)
+        assert (len(of_lines), len(_limited())) == (2, 2 + 6)
+        assert not {user.fileno() for user in users} & set(_limited())
+        for each in [*ours, *theirs]:
+            (each.close if isinstance(each, Line) else each.break_off)()
+        for user in users:
+            user.close()
+
+
+RING = {"silence_s": 60, "on_gpu": False}
+
+
+def _together(make, size):
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(make, range(size)))
+
+
+def _limited():
+    """Return the descriptors of connections that end when their host is silent."""
+    found = []
+    for file in silence._open_files().values():
+        with socket.socket(fileno=os.dup(file)) as connection:
+            if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000:
+                found.append(file)
+    return found
