@@ -127,9 +127,9 @@ class Door:
 
     def wait(self, tickets: list[int], timeout_s: float) -> None:
         """Wait until these have ended their lines themselves, for some time."""
-        deadline = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         for ticket in tickets:
-            self._join(ticket, max(0.0, deadline - time.monotonic()))
+            self._join(ticket, max(0.0, deadline_s - time.monotonic()))
 
     def _join(self, ticket: int, timeout_s: float) -> None:
         thread = self._threads.get(ticket)

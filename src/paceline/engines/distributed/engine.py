@@ -118,13 +118,13 @@ class DistributedEngine(RealTimeEngine[Member]):
         self._events.clear()  # they were there from the beginning
 
     def _await_everybody(self) -> None:
-        deadline = time.monotonic() + self._cluster.start_timeout_s
+        deadline_s = time.monotonic() + self._cluster.start_timeout_s
         while missing := self._missing():
             for key, _ in self._selector.select(timeout=0.2):
                 self._read(key)
             for assistant in self._assistants:
                 assistant.check()
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline_s:
                 raise RunError(
                     f"{' and '.join(missing)} did not come within start_timeout_s = "
                     f"{self._cluster.start_timeout_s:g} s: see what its rank says"
@@ -232,7 +232,7 @@ class DistributedEngine(RealTimeEngine[Member]):
             case Entered() as entered:
                 self._enter(entered)
             case TurnedAway(reason):
-                if not self._begun:
+                if not self._begun_s:
                     raise UsageError(reason)
                 print(f"paceline: a process was turned away: {reason}", file=sys.stderr)
             case (Heard() | Gone()) as news if (number := self._slices.number_of(news.ticket)) is not None:
@@ -299,7 +299,7 @@ class DistributedEngine(RealTimeEngine[Member]):
                 if is_usage:
                     raise UsageError(message)
                 print(f"worker {member.worker} failed:\n{details}", file=sys.stderr)
-                if not self._begun:
+                if not self._begun_s:
                     raise RunError(f"worker {member.worker} failed while it started: {message}")
                 self._dismiss(member, str(message))
 
@@ -324,7 +324,7 @@ class DistributedEngine(RealTimeEngine[Member]):
             raise RunError(f"the process that evaluates ended: {reason}")
         self._lost(member.worker, member, reason)
         self._tell_load(self._survey.lose(member.worker))
-        if self._begun and not self._is_anybody_there:
+        if self._begun_s and not self._is_anybody_there:
             timer = threading.Timer(self._cluster.start_timeout_s, self._inbox.put, [Deserted(self._joined)])
             self._patience.append(timer)
             timer.start()

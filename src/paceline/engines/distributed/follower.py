@@ -70,12 +70,12 @@ class _Follower:
             UsageError: it wants something else, or has another token.
             RunError: it does not come.
         """
-        deadline = time.monotonic() + self._cluster.start_timeout_s
+        deadline_s = time.monotonic() + self._cluster.start_timeout_s
         place = self._cluster.place
         name = f"process {place} of worker {self._cluster.worker} ({socket.gethostname()}, process {os.getpid()})"
         hello = {"name": name, "worker": place, "agreement": agreement}
         store = find(self._cluster).client()
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline_s:
             address = _told(store, team_key(self._cluster.worker))
             if address is not None and (first := reach(address)):  # else it is that of an earlier one
                 try:
