@@ -133,13 +133,15 @@ class Torchrun:
         worker_at_server: whether a process beside rank 0 is a worker too. Without a server (all_reduce, local_sgd,
             s3gd, dc_s3gd) every rank is a worker, so leave it out.
         workers: What a worker is: a "process", or a "node", all processes of a host.
-        device: Of the workers, ``"cpu"`` or ``"cuda"``.
+        device: Of the workers, ``"cpu"`` or ``"cuda"``, which has not been run on a GPU yet.
         slowness: Injected slowness, as in `LocalCluster`.
         threads: Threads of each worker, >= 1; None shares a host's cores among its ranks.
         wire: The numbers in which parameters and gradients of float32 travel, "float32", "bf16" or "float16": half the
             bytes, rounded to nearest. The server's own stay float32, and so do a worker's sums; buffers and other
             types travel as they are. bf16 keeps 8 bits of a number (relative error up to 2^-9) and float32's range;
             float16 keeps 11 (2^-12) and overflows beyond 65504: such a gradient is not finite and is dropped.
+            Whatever the numbers, parts of a gradient leave before the backward pass has ended, but for
+            ``workers="node"`` and on CUDA, where it leaves when it is complete.
         slices: Servers that the parameters are shared out to, from 1 to the number of processes: the first one is at
             rank 0, the others are spread over the other hosts, beside rank j * processes // slices. Workers send each
             of them its part of a gradient, over the link of its host. Parameters come out the same but for rounding.
@@ -151,7 +153,7 @@ class Torchrun:
         silence_s: Seconds after which a host that does not answer any more (powered off, its cable cut) is taken for
             gone, >= 1. The host of a process that hangs still answers.
         debug: Whether a script that changes the parameters itself ends the run, as in `LocalCluster`; workers also
-            compare every version to the server's.
+            compare every version to the server's. Without a server each rank watches what it has learned itself.
 
     Raises:
         UsageError: this process was not started by torchrun, nor as torchrun would.
