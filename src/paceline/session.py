@@ -19,6 +19,7 @@ from paceline.cluster import Cluster, LocalCluster
 from paceline.engines.all_reduce import VirtualAllReduce
 from paceline.engines.base import Engine
 from paceline.engines.distributed import DistributedEngine, follower, member
+from paceline.engines.distributed.admission import WORLD_SIZE
 from paceline.engines.distributed.all_reduce import AllReduceEngine
 from paceline.engines.distributed.assistants import Assistant
 from paceline.engines.distributed.remote_slices import RemoteSlices
@@ -36,6 +37,7 @@ from paceline.optimizers import check_momentum
 from paceline.protocols import Plan
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import versions
+from paceline.recording.source import code_of
 from paceline.reduction import Reduction
 from paceline.rules import make_coordinator, plan_as_json
 from paceline.schedule import Curve
@@ -236,7 +238,7 @@ class Session:
         agreed = agreement(self.setting, self.model)
         if reduction is None:
             return DistributedEngine(job, cluster, self.server, self.layout, self.slices, agreed)
-        replica = Replica(job, seed, cluster.n, device=self.server.device)
+        replica = Replica(job, seed, cluster.n, device=self.server.device, debug=cluster.debug)
         worker = make_worker(reduction, self.server, self.layout)
         return AllReduceEngine(cluster, seed, reduction, replica, worker, agreed)
 
@@ -261,6 +263,7 @@ def agreement(setting: Setting, model: nn.Module) -> dict[str, Any]:
     """Return what all processes of a distributed run have to agree on, as JSON gives it back."""
     assert isinstance(setting.cluster, Torchrun)
     agreed = {
+        WORLD_SIZE: setting.cluster.ranks.world_size,
         "seed": setting.seed,
         "workers": setting.cluster.workers,
         "debug": setting.cluster.debug,
@@ -272,6 +275,7 @@ def agreement(setting: Setting, model: nn.Module) -> dict[str, Any]:
         **identity_of_replica(setting.job, model),
         "slices": setting.cluster.slices,
         "versions": versions(),
+        "code of": code_of([*vars(setting.job).values(), *{type(layer) for layer in model.modules()}]),
     }
     given_back: dict[str, Any] = json.loads(json.dumps(agreed))
     return given_back

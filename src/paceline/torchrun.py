@@ -23,6 +23,7 @@ WORKERS = ("process", "node")
 NODE, NODES = "GROUP_RANK", "GROUP_WORLD_SIZE"
 ASSISTANT = "PACELINE_ASSISTANT"  # number of a worker that rank 0 has started beside itself
 COMMAND = "torchrun --nproc-per-node 4 -m paceline train JOB --protocol bsp --stop loss=0.2"
+TO_JOIN = "to join a run, give the WORLD_SIZE that all others have and the RANK of a process that is gone"
 BY_HAND = f"start every process with torchrun, as in {COMMAND}; or set {', '.join(NEEDED)} and {TOKEN} for each"
 
 
@@ -76,7 +77,7 @@ class Ranks:
         told = [name for name in (NODE, NODES) if environment.get(name)]
         alone = {} if told or local < world_size else {NODE: "0", NODES: "1"}
         return cls(
-            rank=_number(environment, "RANK", 0, world_size - 1),
+            rank=_number(environment, "RANK", 0, world_size - 1, advice=f"ranks are counted from 0; {TO_JOIN}"),
             world_size=world_size,
             local_rank=_number(environment, "LOCAL_RANK", 0, None, default=0),
             local_world_size=local,
@@ -132,13 +133,15 @@ class Torchrun:
         worker_at_server: whether a process beside rank 0 is a worker too. Without a server (all_reduce, local_sgd,
             s3gd, dc_s3gd) every rank is a worker, so leave it out.
         workers: What a worker is: a "process", or a "node", all processes of a host.
-        device: Of the workers, ``"cpu"`` or ``"cuda"``.
+        device: Of the workers, ``"cpu"`` or ``"cuda"``, which has not been run on a GPU yet.
         slowness: Injected slowness, as in `LocalCluster`.
         threads: Threads of each worker, >= 1; None shares a host's cores among its ranks.
         wire: The numbers in which parameters and gradients of float32 travel, "float32", "bf16" or "float16": half the
             bytes, rounded to nearest. The server's own stay float32, and so do a worker's sums; buffers and other
             types travel as they are. bf16 keeps 8 bits of a number (relative error up to 2^-9) and float32's range;
             float16 keeps 11 (2^-12) and overflows beyond 65504: such a gradient is not finite and is dropped.
+            Whatever the numbers, parts of a gradient leave before the backward pass has ended, but for
+            ``workers="node"`` and on CUDA, where it leaves when it is complete.
         slices: Servers that the parameters are shared out to, from 1 to the number of processes: the first one is at
             rank 0, the others are spread over the other hosts, beside rank j * processes // slices. Workers send each
             of them its part of a gradient, over the link of its host. Parameters come out the same but for rounding.
@@ -150,7 +153,7 @@ class Torchrun:
         silence_s: Seconds after which a host that does not answer any more (powered off, its cable cut) is taken for
             gone, >= 1. The host of a process that hangs still answers.
         debug: Whether a script that changes the parameters itself ends the run, as in `LocalCluster`; workers also
-            compare every version to the server's.
+            compare every version to the server's. Without a server each rank watches what it has learned itself.
 
     Raises:
         UsageError: this process was not started by torchrun, nor as torchrun would.
@@ -378,13 +381,20 @@ def _has_port(address: str) -> bool:
     return bool(host) and ":" not in host and port.isdecimal()
 
 
-def _number(environment: Mapping[str, str], name: str, least: int, most: int | None, default: int | None = None) -> int:
+def _number(
+    environment: Mapping[str, str],
+    name: str,
+    least: int,
+    most: int | None,
+    default: int | None = None,
+    advice: str = BY_HAND,
+) -> int:
     text = environment.get(name, "")
     if not text and default is not None:
         return default
     if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
         upper = f" and <= {most}" if most is not None else ""
-        raise UsageError(f"{name}={text!r}, expected a whole number >= {least}{upper}: {BY_HAND}")
+        raise UsageError(f"{name}={text!r}, expected a whole number >= {least}{upper}: {advice}")
     return int(text)
 
 

@@ -49,7 +49,7 @@ def started(monkeypatch):
 BAD = [
     ({"RANK": None}, r"RANK is not set, though WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set: .* torchrun --nproc"),
     ({"MASTER_ADDR": None, "MASTER_PORT": ""}, r"MASTER_ADDR, MASTER_PORT are not set, though"),
-    ({"RANK": "4"}, r"RANK='4', expected a whole number >= 0 and <= 3"),
+    ({"RANK": "4"}, r"RANK='4', expected a whole number >= 0 and <= 3: .* to join a run, give .* RANK of a process"),
     ({"WORLD_SIZE": "0"}, r"WORLD_SIZE='0', expected a whole number >= 1"),
     ({"MASTER_PORT": "http"}, r"MASTER_PORT='http', expected a whole number >= 1 and <= 65535"),
     ({"TORCHELASTIC_RUN_ID": None}, r"PACELINE_TOKEN is not set, nor was this process started by torchrun"),
@@ -292,3 +292,24 @@ def test_what_has_no_server_has_no_slices(started):
     started()
     with pytest.raises(pl.UsageError, match=r"slices=2: all_reduce has no server whose parameters could be shared out"):
         pl.Torchrun(slices=2).check_plan(pl.protocols.as_plan(pl.all_reduce()))
+
+
+OPTIONS = {"job": "digits", "protocol": "bsp", "cluster": "torchrun", "stop": "updates=3", "seed": None}
+
+
+def test_another_rank_than_0_resumes_without_the_folder(started, tmp_path):
+    started(RANK="1")
+    assert Typed(OPTIONS).completed(tmp_path / "nowhere")["seed"] == 0
+    said = r"there is no run in .*nowhere here, on rank 1; let it be seen, or give --protocol, --stop as on rank 0"
+    with pytest.raises(pl.UsageError, match=said):
+        Typed({**OPTIONS, "protocol": None, "stop": None}).completed(tmp_path / "nowhere")
+    started(RANK="0")
+    with pytest.raises(pl.UsageError, match="there is no folder"):
+        Typed(OPTIONS).completed(tmp_path / "nowhere")
+
+
+def test_another_rank_than_0_reads_the_folder_where_it_sees_it(started, tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "command.json").write_text('{"seed": 7}')
+    started(RANK="1")
+    assert Typed(OPTIONS).completed(tmp_path)["seed"] == 7

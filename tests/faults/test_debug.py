@@ -168,6 +168,70 @@ def test_a_process_of_a_host_that_changes_its_parameters_is_found_out(rank):
             started.end(0)
 
 
+class MeddlingLoader(MeddlingData):
+    """Data that change the parameters of their rank where they lie, on one rank only."""
+
+    def minibatch(self, indices):
+        if os.environ.get("RANK") != "1":
+            return [tensor[indices] for tensor in self.samples.tensors]
+        return super().minibatch(indices)
+
+
+@pytest.mark.parametrize(
+    "protocol", ["all_reduce", *(pytest.param(each, marks=pytest.mark.slow) for each in ("local_sgd(H=3)", "dc_s3gd"))]
+)
+def test_without_a_server_the_rank_is_named_whose_step_changes_its_parameters(protocol):
+    job = tiny_job(loss=None, step=ClampingStep("1"))
+    with ranks(2, job, DEBUG, protocol=protocol, stop="updates=9") as started:
+        started.start_workers()
+        with pytest.raises(pl.UsageError, match=r"0.bias changed on worker 1 while job tiny computed its draw 1;"):
+            started.serve()
+        with pytest.raises(pl.UsageError, match=r"0.bias changed on worker 1"):
+            started.end(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "s3gd", "dc_s3gd"])
+def test_without_a_server_ranks_that_change_nothing_are_not_disturbed(protocol):
+    job = tiny_job(model=batch_norm_net, eval_data=dataset())
+    [end, *_] = run(2, job, DEBUG, protocol=protocol, stop="updates=9", evaluate_every="updates=2")
+    assert end.stopped_by == "updates"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd"])
+def test_without_a_server_data_that_change_the_parameters_are_found_out(protocol):
+    job = tiny_job(model=remembered_net, data=MeddlingLoader(torch.float64))
+    with ranks(2, job, DEBUG, protocol=protocol, stop="updates=9", evaluate_every=None) as started:
+        started.start_all()
+        for rank in range(2):
+            with pytest.raises(
+                pl.UsageError, match=r"2.weight.* changed on worker 1 after it .*; leave the parameters"
+            ):
+                started.end(rank)
+
+
+class HalvingTheAverage(pl.Callback):
+    """Changes the model of the session, which was made first, at a version."""
+
+    def on_update(self, update):
+        if update.version == 3:
+            halve(MADE[0])
+
+
+@pytest.mark.parametrize("protocol", ["all_reduce", pytest.param("dc_s3gd", marks=pytest.mark.slow)])
+def test_without_a_server_a_callback_that_changes_the_model_is_found_out(protocol):
+    job = tiny_job(model=remembered_net)
+    MADE.clear()
+    said = r"2.weight changed on worker 0 after it took over version 3;"
+    with (
+        ranks(1, job, DEBUG, protocol=protocol, stop="updates=9", callbacks=[HalvingTheAverage()]) as started,
+        pytest.raises(pl.UsageError, match=said),
+    ):
+        started.serve()
+    MADE.clear()
+
+
 def test_it_can_be_typed_and_concerns_no_resumed_run(tmp_path, monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "::1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)

@@ -177,3 +177,35 @@ def test_hosts_that_are_workers_reach_with_slices_the_parameters_that_they_reach
     assert whole[0] == pytest.approx(parameters_of(simulated.model).tolist(), rel=1e-12)
     arrived = [event for event in read_events(tmp_path / "2/run" / EVENTS) if event["event"] == "gradient_arrived"]
     assert Counter(event["worker"] for event in arrived) == {0: 15, 1: 15}
+
+
+def test_only_rank_0_needs_the_folder_of_a_run_that_is_resumed(tmp_path):
+    folders = [tmp_path / name for name in ("here", "elsewhere")]
+    for folder in folders:
+        folder.mkdir()
+    port = str(free_port())
+
+    def run(*arguments):
+        paths = os.pathsep.join([str(SOURCE), str(Path(__file__).parents[1])])
+        started = []
+        for rank, folder in enumerate(folders):
+            told = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            environment = {**os.environ, **told, "PACELINE_TOKEN": "x", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+            command = [
+                sys.executable,
+                "-m",
+                "paceline",
+                "train",
+                "digits",
+                "--protocol",
+                "bsp",
+                "--cluster",
+                "torchrun",
+            ]
+            started.append(subprocess.Popen([*command, *arguments], cwd=folder, env=environment))
+        assert [process.wait(60) for process in started] == [0, 0]
+
+    run("--stop", "updates=20", "--out", "run")
+    run("--stop", "updates=30", "--resume", "run")
+    assert read_events(folders[0] / "run" / EVENTS)[-1]["outcome"] == "updates"
+    assert list(folders[1].iterdir()) == []

@@ -11,7 +11,7 @@ from typing import Any, Self
 from paceline.callbacks.base import Callback
 from paceline.errors import UsageError
 from paceline.history import Record
-from paceline.recording.run_folder import SavedRun
+from paceline.recording.run_folder import RUN, SavedRun
 from paceline.torchrun import started_by_torchrun
 
 COMMAND = "command.json"
@@ -25,10 +25,13 @@ class Typed(UserDict[str, Any]):
     def completed(self, resumed: Path | None) -> Self:
         """Return these options, with those of the run that is resumed and the defaults where they were left out.
 
+        A rank that does not see its folder, which rank 0 alone needs, goes by what was typed for it; that the others
+        were asked for the same is seen when they meet.
+
         Raises:
             UsageError: something that is needed is still missing.
         """
-        before = _read(resumed) if resumed is not None else {}
+        before = _read(resumed) if resumed is not None and not _is_elsewhere(resumed) else {}
         given = {name: value for name, value in self.items() if value is not None}
         here = {"cluster": "torchrun"} if started_by_torchrun(os.environ) else {}
         whole = type(self)({**dict.fromkeys(self), **DEFAULTS, **here, **before, **given})
@@ -57,6 +60,11 @@ class _Keep(Callback):
             self._is_kept = True
 
 
+def _is_elsewhere(folder: Path) -> bool:
+    """Return whether a run is in the sight of rank 0 alone, and this is another one."""
+    return os.environ.get("RANK", "0") != "0" and not (folder / RUN).exists()
+
+
 def _read(folder: Path) -> dict[str, Any]:
     path = SavedRun(folder).path / COMMAND
     if not path.exists():
@@ -72,4 +80,7 @@ def _missing(names: list[str], resumed: Path | None) -> str:
     wanted = ", ".join(name.upper() if name == "job" else f"--{name}" for name in names)
     if resumed is None:
         return f"{wanted} missing; type paceline train JOB --protocol bsp --cluster local:4 --stop loss=0.2"
+    if _is_elsewhere(resumed):
+        here = f"{resumed} here, on rank {os.environ['RANK']}"
+        return f"there is no run in {here}; let it be seen, or give {wanted} as on rank 0"
     return f"{resumed} was not begun by paceline train, so {wanted} must be given as it was begun"

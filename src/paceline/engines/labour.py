@@ -58,11 +58,11 @@ class Labour:
         Raises:
             Interrupted: the work is to be abandoned.
         """
-        begun = time.monotonic()
+        begun_s = time.monotonic()
         self._befall(draw)
         if self._slowness is not None:
             self._sleep(self._slowness.times(self._worker, draw, run_s).compute_s)
-        slept_s = time.monotonic() - begun
+        slept_s = time.monotonic() - begun_s
         measured = self._replica.gradient(self._worker, draw, minibatch, version, gradient)
         finite = measured.finite and self._faults.get(draw) != "not_finite"
         return measured._replace(compute_s=measured.compute_s + slept_s, finite=finite)

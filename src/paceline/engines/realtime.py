@@ -68,7 +68,7 @@ class RealTimeEngine(Engine, Generic[P]):
         self._timers: list[float] = []
         self._selector = selectors.DefaultSelector()
         self._first_version = 0
-        self._begun = 0.0
+        self._begun_s = 0.0
         self._threads = torch.get_num_threads()
 
     def __enter__(self) -> Self:
@@ -82,7 +82,7 @@ class RealTimeEngine(Engine, Generic[P]):
             raise
         super().__enter__()
         self._selector.register(self.signals.reader, selectors.EVENT_READ)
-        self._begun = time.monotonic() - self.now
+        self._begun_s = time.monotonic() - self.now
         return self
 
     def __exit__(
@@ -258,4 +258,4 @@ class RealTimeEngine(Engine, Generic[P]):
         self._events.append(Lost(self._elapsed_s(), worker, reason))
 
     def _elapsed_s(self) -> float:
-        return time.monotonic() - self._begun
+        return time.monotonic() - self._begun_s

@@ -105,7 +105,7 @@ class Replica:
         place = () if self._team is None else (self._team.place,)
         with seeded(derived_seed(self._seed, "gradient", worker, draw, *place), self._device):
             batch = self._load(worker, draw, minibatch)
-            begun = perf_counter()
+            begun_s = perf_counter()
             ours = self._local("gradient", gradient)
             at = self._read(version)
             with self._seal_closed(worker, draw):
@@ -122,7 +122,7 @@ class Replica:
                 torch.cuda.synchronize(self._device)
         spread = variance(part.mean_square, squared_norm, part.microbatches)
         finite = bool(np.isfinite(part.loss) and np.isfinite(squared_norm))
-        return Measured(part.loss, part.samples, squared_norm, spread, finite, perf_counter() - begun)
+        return Measured(part.loss, part.samples, squared_norm, spread, finite, perf_counter() - begun_s)
 
     def evaluate(self, version: Vectors) -> dict[str, float]:
         """Return the mean loss and the mean of every metric over the evaluation data at a version."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from paceline.allreduce import Worker
 from paceline.errors import UsageError
 
 WHAT_TO_DO = "leave the parameters to the job's optimizer: no assignment, clamping or step of one's own"
@@ -48,6 +49,20 @@ class Seal:
         def tensors() -> Iterator[tuple[str, Tensor]]:
             yield from model.named_parameters()
             yield from model.named_buffers()
+
+        return cls(tensors)
+
+    @classmethod
+    def of_worker(cls, worker: Worker) -> Seal:
+        """Return one on everything that a worker without a server has learned."""
+
+        def tensors() -> Iterator[tuple[str, Tensor]]:
+            model = worker.server.model
+            yield from model.named_parameters()
+            yield from model.named_buffers()
+            if worker.weights is not worker.average:
+                names = [f"{name} (its own)" for name, parameter in model.named_parameters() if parameter.requires_grad]
+                yield from zip(names, worker.weights.parameters, strict=True)
 
         return cls(tensors)
 

@@ -6,11 +6,15 @@ import hmac
 import secrets
 from typing import Any
 
-from paceline.engines.distributed.line import Line
+from paceline.engines.distributed.line import LONG_BYTES, Line
 from paceline.errors import RunError, UsageError
 from paceline.recording.difference import changes
+from paceline.torchrun import TO_JOIN
 
 WRONG_TOKEN = "it does not know the token of this job"
+WORLD_SIZE = "WORLD_SIZE"  # in an agreement
+SAME_FOR_ALL = "give every rank the same command and code"
+SHOWN = 10  # differences that are told one by one
 
 
 class Refused(Exception):  # noqa: N818  # what a stranger is told is no error of this run
@@ -25,31 +29,51 @@ class Refused(Exception):  # noqa: N818  # what a stranger is told is no error o
         self.is_ours = is_ours
 
 
-def examine(line: Line, token: str, agreement: dict[str, Any]) -> dict[str, Any]:
+def examine(line: Line, token: str, agreement: dict[str, Any], processes: int) -> dict[str, Any]:
     """Return what a newcomer says of itself, when it has proved that it knows the token and agrees with this process.
+
+    Until it has, it may say no more than a few bytes; and it hears the same proof before it says more.
 
     Args:
         line: to it; its next text is expected to be the answer.
         token: of the job.
         agreement: what all processes have to agree on.
+        processes: how many numbers there are.
 
     Raises:
         Refused: it may not take part.
+        ValueError: it does not say who it is.
     """
     challenge = secrets.token_hex(32)
     line.tell({"challenge": challenge})
-    hello = line.receive()
-    if not isinstance(hello, dict) or not _is_proved(hello.get("proof"), token, "worker", challenge):
-        line.tell({"refused": WRONG_TOKEN, "proof": ""})
+    claim = line.receive()
+    if not isinstance(claim, dict) or not _is_proved(claim.get("proof"), token, "worker", challenge):
+        line.tell({"refused": WRONG_TOKEN})
         raise Refused(WRONG_TOKEN, is_ours=False)
-    proof = _proof(token, "server", str(hello.get("challenge")))
+    line.longest_text = LONG_BYTES
+    line.tell({"proof": _proof(token, "server", str(claim.get("challenge")))})
+    hello = line.receive()
+    if not isinstance(hello, dict):
+        raise ValueError("it does not say who it is")
+    reason = _what_is_wrong(hello, agreement, processes)
+    if reason:
+        line.tell({"refused": reason})
+        raise Refused(reason, is_ours=True)
+    line.tell({"welcome": True})
+    return hello
+
+
+def _what_is_wrong(hello: dict[str, Any], agreement: dict[str, Any], processes: int) -> str:
+    """Return why a process of this job may not take part, empty if it may."""
     found = _disagreements(agreement, hello["agreement"])
     if found:
-        reason = f"{hello['name']} differs from rank 0: {'; '.join(found)}: give every rank the same command and code"
-        line.tell({"refused": reason, "proof": proof})
-        raise Refused(reason, is_ours=True)
-    line.tell({"welcome": True, "proof": proof})
-    return hello
+        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        advice = TO_JOIN if agreement.get(WORLD_SIZE) != hello["agreement"].get(WORLD_SIZE) else ""
+        differing = f"{hello['name']} differs from rank 0: {'; '.join(found[:SHOWN])}{more}"
+        return f"{differing}: {advice or SAME_FOR_ALL}"
+    if hello["worker"] not in range(processes):
+        return f"{hello['name']}: there is no worker {hello['worker']}, only 0 to {processes - 1}; {TO_JOIN}"
+    return ""
 
 
 def apply_for(line: Line, token: str, hello: dict[str, Any]) -> None:
@@ -58,23 +82,23 @@ def apply_for(line: Line, token: str, hello: dict[str, Any]) -> None:
     Args:
         line: to rank 0.
         token: of the job.
-        hello: what it is told: name, worker, agreement.
+        hello: what it is told then: name, worker, agreement.
 
     Raises:
         UsageError: one may not take part.
         RunError: whoever answers there does not know the token either.
     """
-    asked = line.receive()
+    asked = _receive(line)
     challenge = secrets.token_hex(32)
-    proof = _proof(token, "worker", str(asked.get("challenge") if isinstance(asked, dict) else ""))
-    line.tell({**hello, "proof": proof, "challenge": challenge})
-    answer = line.receive()
-    if not isinstance(answer, dict):
-        raise RunError("what answers in the place of rank 0 is no server of paceline")
+    line.tell({"proof": _proof(token, "worker", str(asked.get("challenge"))), "challenge": challenge})
+    answer = _receive(line)
     if answer.get("refused") == WRONG_TOKEN:
         raise UsageError("rank 0 has another token; set PACELINE_TOKEN to the same on every host")
     if not _is_proved(answer.get("proof"), token, "server", challenge):
         raise RunError("what answers in the place of rank 0 does not know the token of this job")
+    line.longest_text = LONG_BYTES
+    line.tell(hello)
+    answer = _receive(line)
     if "refused" in answer:
         raise UsageError(str(answer["refused"]))
 
@@ -83,6 +107,13 @@ def _disagreements(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
     """Return in words what is not the same; of plans that have other names, not their insides too."""
     plain = [{name: value for name, value in each.items() if name != "plan"} for each in (ours, theirs)]
     return changes(*plain) or changes(ours, theirs)
+
+
+def _receive(line: Line) -> dict[str, Any]:
+    text = line.receive()
+    if not isinstance(text, dict):
+        raise RunError("what answers in the place of rank 0 is no server of paceline")
+    return text
 
 
 def _proof(token: str, who: str, challenge: str) -> str:

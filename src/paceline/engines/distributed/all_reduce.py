@@ -272,8 +272,10 @@ class AllReduceEngine(Engine):
         update, self._behind = self._behind, None
         assert update is not None
         self.is_settled = True
+        self._part.check()
         shares = sum(each.samples for each in update.gradients) / self._replica.batch_size
         step = self._worker.take_over(self._worker.payload, shares, update, adopts=adopts)
+        self._part.press(f"took over version {update.version}")
         if step is not None:
             self._applied = Applied(self._common_s, update.version, step)
 
@@ -340,6 +342,7 @@ class AllReduceEngine(Engine):
             self._coordinator.load_state_dict(state["coordinator"])
         self._worker.server.load_state_dict(state["server"])
         self._worker.go_on_from_average()
+        self._part.press(f"began at {state['now']:.3g} s")
         self._work = dict(state["work"])
         self._timers = list(state["timers"])
         self._asked = state["asked"]

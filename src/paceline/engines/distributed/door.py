@@ -17,7 +17,6 @@ from paceline.engines.distributed.messages import Abandoned, Alive, Begun, Finis
 from paceline.engines.distributed.pieces import from_number
 from paceline.engines.distributed.wire import Travelling
 
-LONGEST_TEXT_BYTES = 1 << 26
 GRACE_S = 5.0
 
 
@@ -103,7 +102,7 @@ class Door:
         self._inbox = inbox
         self._closing = threading.Event()
         self._spoken: set[int] = set()
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, Line] = {}  # of those who are there, as their threads
         self._threads: dict[int, threading.Thread] = {0: threading.Thread(target=self._watch, daemon=True)}
         self._threads[0].start()
 
@@ -115,12 +114,14 @@ class Door:
 
     def hang_up(self, ticket: int) -> None:
         """End a line; the thread that listens to it ends then."""
-        self._lines[ticket].close()
+        line = self._lines.get(ticket)
+        if line is not None:
+            line.close()
 
     def shut(self, ticket: int) -> None:
         """End a line and the thread that listens to it."""
         self.hang_up(ticket)
-        self._threads[ticket].join(GRACE_S)
+        self._join(ticket, GRACE_S)
 
     def close(self) -> bool:
         """Let nobody in any more and end what is left; whether no thread is left that might speak."""
@@ -128,16 +129,19 @@ class Door:
         self._threads[0].join(GRACE_S)
         for ticket in list(self._lines):
             self.shut(ticket)
-        deadline = time.monotonic() + GRACE_S
-        for thread in self._threads.values():
-            thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads.values())
+        self.wait(list(self._threads), GRACE_S)
+        return not any(thread.is_alive() for thread in list(self._threads.values()))
 
     def wait(self, tickets: list[int], timeout_s: float) -> None:
         """Wait until these have ended their lines themselves, for some time."""
-        deadline = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         for ticket in tickets:
-            self._threads[ticket].join(max(0.0, deadline - time.monotonic()))
+            self._join(ticket, max(0.0, deadline_s - time.monotonic()))
+
+    def _join(self, ticket: int, timeout_s: float) -> None:
+        thread = self._threads.get(ticket)
+        if thread is not None:
+            thread.join(timeout_s)
 
     def _watch(self) -> None:
         while not self._closing.wait(LOOK_AGAIN_S):
@@ -147,22 +151,24 @@ class Door:
                 thread.start()
 
     def _serve(self, ticket: int) -> None:
+        """Let a process in and hear it until it has gone; nothing is kept of it then."""
         try:
-            line = self._meeting.line(ticket)
-        except Broken:
-            return  # it has not stayed
-        self._lines[ticket] = line
+            with suppress(Broken):  # it has not stayed
+                line = self._lines[ticket] = self._meeting.line(ticket)
+                self._receive(ticket, line)
+        finally:
+            self._lines.pop(ticket, None)
+            del self._threads[ticket]
+
+    def _receive(self, ticket: int, line: Line) -> None:
         try:
-            hello = examine(line, self._token, self._agreement)
+            hello = examine(line, self._token, self._agreement, len(self._rooms))
             worker, ticket_at_rank_0 = int(hello["worker"]), int(hello.get("ticket", ticket))
-            if worker not in range(len(self._rooms)):
-                raise ValueError(f"there is no worker {worker}")
         except Refused as refused:
             self._turn_away(line, refused)
         except (Broken, KeyError, TypeError, ValueError):
             line.close()
         else:
-            line.longest_text = LONGEST_TEXT_BYTES
             self._listen(Entered(ticket, worker, line, ticket_at_rank_0))
 
     def _turn_away(self, line: Line, refused: Refused) -> None:

@@ -121,13 +121,13 @@ class DistributedEngine(RealTimeEngine[Member]):
         self._events.clear()  # they were there from the beginning
 
     def _await_everybody(self) -> None:
-        deadline = time.monotonic() + self._cluster.start_timeout_s
+        deadline_s = time.monotonic() + self._cluster.start_timeout_s
         while missing := self._missing():
             for key, _ in self._selector.select(timeout=0.2):
                 self._read(key)
             for assistant in self._assistants:
                 assistant.check()
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline_s:
                 raise RunError(
                     f"{' and '.join(missing)} did not come within start_timeout_s = "
                     f"{self._cluster.start_timeout_s:g} s: see what its rank says"
@@ -177,6 +177,7 @@ class DistributedEngine(RealTimeEngine[Member]):
         assert self._door is not None
         self._pulse = Pulse(self._slices.lines, self._door, self._inbox, lambda: self._patience_s(coordinator))
         stop = super().run(coordinator, observe, first)
+        self._tell_load(self._survey.tell_at_last())
         self._server.bring_together()
         self._end = {"outcome": stop.outcome.value, "reason": stop.reason, "time_s": self.now}
         return stop
@@ -242,7 +243,7 @@ class DistributedEngine(RealTimeEngine[Member]):
             case Entered() as entered:
                 self._enter(entered)
             case TurnedAway(reason):
-                if not self._begun:
+                if not self._begun_s:
                     raise UsageError(reason)
                 print(f"paceline: a process was turned away: {reason}", file=sys.stderr)
             case (Heard() | Gone()) as news if (number := self._slices.number_of(news.ticket)) is not None:
@@ -309,7 +310,7 @@ class DistributedEngine(RealTimeEngine[Member]):
                 if is_usage:
                     raise UsageError(message)
                 print(f"worker {member.worker} failed:\n{details}", file=sys.stderr)
-                if not self._begun:
+                if not self._begun_s:
                     raise RunError(f"worker {member.worker} failed while it started: {message}")
                 self._dismiss(member, str(message))
 
@@ -321,11 +322,10 @@ class DistributedEngine(RealTimeEngine[Member]):
         pull_s = max(0.0, at_s - member.sent_s - finished.busy_s)
         if self._slices.numbers:
             push_s = max(push_s, time.monotonic() - at_s)  # another part may have come last
-        self._tell_load(member.worker, finished.compute_s, pull_s + push_s)
+        self._tell_load(self._survey.hear(member.worker, finished.compute_s, pull_s + push_s))
         self._arrived(member.worker, finished.draw, finished.measured, pull_s=pull_s, push_s=push_s)
 
-    def _tell_load(self, worker: int, compute_s: float, network_s: float) -> None:
-        said = self._survey.hear(worker, compute_s, network_s)
+    def _tell_load(self, said: str | None) -> None:
         if said is not None:
             print(f"paceline: {said}", file=sys.stderr)
 
@@ -334,7 +334,8 @@ class DistributedEngine(RealTimeEngine[Member]):
         if member is self._evaluator:
             raise RunError(f"the process that evaluates ended: {reason}")
         self._lost(member.worker, member, reason)
-        if self._begun and not self._is_anybody_there:
+        self._tell_load(self._survey.lose(member.worker))
+        if self._begun_s and not self._is_anybody_there:
             timer = threading.Timer(self._cluster.start_timeout_s, self._inbox.put, [Deserted(self._joined)])
             self._patience.append(timer)
             timer.start()

@@ -17,7 +17,7 @@ from paceline.engines.distributed.admission import apply_for
 from paceline.engines.distributed.leader import LOOPBACK, team_key, uses_nccl
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import LOOK_AGAIN_S, Place, enter, find, reach
-from paceline.engines.distributed.member import LEAVE_S, LONGEST_TEXT_BYTES, Ended
+from paceline.engines.distributed.member import LEAVE_S, Ended
 from paceline.engines.distributed.messages import Ending, Work
 from paceline.engines.distributed.team import Team, Torn
 from paceline.engines.labour import device_of
@@ -70,13 +70,13 @@ class _Follower:
             UsageError: it wants something else, or has another token.
             RunError: it does not come.
         """
-        deadline = time.monotonic() + self._cluster.start_timeout_s
+        deadline_s = time.monotonic() + self._cluster.start_timeout_s
         place = self._cluster.place
         where = f"rank {self._cluster.ranks.rank}, {socket.gethostname()}, process {os.getpid()}"
         name = f"process {place} of worker {self._cluster.worker} ({where})"
         hello = {"name": name, "worker": place, "agreement": agreement}
         store = find(self._cluster).client()
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline_s:
             address = _told(store, team_key(self._cluster.worker))
             if address is not None and (first := reach(address)):  # else it is that of an earlier one
                 try:
@@ -92,7 +92,6 @@ class _Follower:
     def _enter(self, first: Place, hello: dict[str, Any]) -> Line:
         _, line = enter(first, self._cluster)
         apply_for(line, self._cluster.ranks.token, hello)
-        line.longest_text = LONGEST_TEXT_BYTES
         told = line.receive()
         if not isinstance(told, dict) or "team" not in told:
             raise Broken("what came is no key of a team")

@@ -79,11 +79,11 @@ class Leader:
         self.team.connect(meeting.place.client(), key, meeting.place.device)
 
     def _await_everybody(self) -> None:
-        deadline = time.monotonic() + self._cluster.start_timeout_s
+        deadline_s = time.monotonic() + self._cluster.start_timeout_s
         places: dict[int, int] = {}  # by ticket
         while missing := set(range(1, self.team.size)) - set(places.values()):
             try:
-                news = self._news.get(timeout=max(0.0, deadline - time.monotonic()))
+                news = self._news.get(timeout=max(0.0, deadline_s - time.monotonic()))
             except queue.Empty:
                 raise RunError(
                     f"{_named(missing)} of worker {self._cluster.worker} did not come within start_timeout_s = "

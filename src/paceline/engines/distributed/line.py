@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, distributed
 
 from paceline.engines.distributed.messages import Message, Text, decode, encode, header
-from paceline.engines.distributed.silence import end_when_silent, sockets
+from paceline.engines.distributed.silence import end_when_silent, published, sockets
 
 dist: Any = distributed  # it does not export the types of all its names
 
@@ -22,7 +22,8 @@ FOREVER = timedelta(days=365)  # gloo closes a pair on which a receive has taken
 AT_ONCE = timedelta(milliseconds=1)
 HEADERS, CONTENTS, NOTHING, PIECES = 1, 2, 3, 4  # tags; each piece has its own, from here on
 TENSORS = "tensors"  # key of a text that has some beside it
-SHORT_BYTES = 1 << 20  # what may be said before anybody knows who says it
+SHORT_BYTES = 1 << 10  # what may be said before anybody knows who says it
+LONG_BYTES = 1 << 26  # and afterwards
 
 
 class Broken(Exception):  # noqa: N818  # a line ends with every run
@@ -59,10 +60,11 @@ class Line:
         options._timeout = CONNECT_TIMEOUT
         options._devices = [device]
         options._threads = 1
+        store = dist.PrefixStore(key, store)
         before = sockets()
         with saying_when_broken():
-            self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore(key, store), side, 2, options)
-        end_when_silent(before, silence_s)
+            self._group: Any = dist.ProcessGroupGloo(store, side, 2, options)
+            end_when_silent(before, silence_s, published(store, 2))
         self._other = 1 - side
         self._sending: list[tuple[Any, Tensor]] = []  # gloo neither waits for itself nor keeps the memory
         self._answerable = 0  # of them, up to the last one that will be answered

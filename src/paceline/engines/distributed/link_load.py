@@ -1,12 +1,12 @@
-"""How busy the server's link is going to be, from the first gradient of every worker."""
+"""How busy the server's link is going to be, from the first gradients of most workers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
-from statistics import median
 
 BUSIEST = 0.5  # beyond which workers that send at random moments wait for each other about as long as they send
+PATIENCE = 4  # gradients of a worker, on average, after which one that has not been heard is not waited for
 
 
 def share_busy(n: int, nbytes: int, compute_s: float, bytes_per_s: float) -> float:
@@ -42,7 +42,10 @@ def slices_for(n: int, nbytes: int, compute_s: float, bytes_per_s: float) -> int
 
 
 class Survey:
-    """Waits for the first gradient of every worker and tells how busy the links of the servers are going to be.
+    """Waits for the first gradients of most workers and tells how busy the links of the servers are going to be.
+
+    The upper median of the times to compute is known as soon as more than half of the workers have been heard, for
+    the slow ones come last. Whoever is lost before it is heard is not waited for, nor who is always interrupted.
 
     Args:
         n: workers.
@@ -57,22 +60,44 @@ class Survey:
         self._largest = max(slices)
         self._given = bytes_per_s
         self._first: dict[int, tuple[float, float]] = {}
+        self._lost: set[int] = set()
+        self._gradients = 0
+        self._is_told = False
 
     def hear(self, worker: int, compute_s: float, network_s: float) -> str | None:
-        """Take in a gradient and return what is to be told, when the last worker's first one has come.
+        """Take in a gradient and return what is to be told, once, when those of most workers have come.
 
         Args:
             worker: whose.
             compute_s: seconds to compute it.
             network_s: seconds that its version and the gradient itself were on their way.
         """
-        if worker in self._first:
-            return None
-        self._first[worker] = compute_s, network_s
-        return self._sentence() if len(self._first) == self._n else None
+        self._gradients += 1
+        self._first.setdefault(worker, (compute_s, network_s))
+        return self._told()
+
+    def lose(self, worker: int) -> str | None:
+        """Take note that a worker is gone, and return what is to be told if nobody else was waited for."""
+        if worker not in self._first:
+            self._lost.add(worker)
+        return self._told()
+
+    def tell_at_last(self) -> str | None:
+        """Return what is to be told when the run is over and it has not been told yet, from what has been heard."""
+        return self._sentence() if self._first and not self._is_told else None
+
+    def _told(self) -> str | None:
+        is_known = len(self._first) > self._awaited // 2 or self._gradients >= PATIENCE * self._n
+        return self._sentence() if self._first and is_known and not self._is_told else None
+
+    @property
+    def _awaited(self) -> int:
+        return self._n - len(self._lost - self._first.keys())
 
     def _sentence(self) -> str:
-        compute_s = median(seconds for seconds, _ in self._first.values())
+        self._is_told = True
+        times = sorted(seconds for seconds, _ in self._first.values())
+        compute_s = times[min(self._awaited // 2, len(times) - 1)]
         fastest_s = max(1e-9, min(seconds for _, seconds in self._first.values()))
         bytes_per_s = self._given or 2 * self._largest / fastest_s
         share = share_busy(self._n, self._largest, compute_s, bytes_per_s)

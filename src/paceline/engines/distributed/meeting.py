@@ -152,12 +152,12 @@ def find(cluster: Torchrun) -> Place:
     Raises:
         RunError: nowhere, though it was waited for.
     """
-    deadline = time.monotonic() + cluster.start_timeout_s
+    deadline_s = time.monotonic() + cluster.start_timeout_s
     while True:
         address = _address(cluster)
         if address is not None and (place := reach(address)):
             return place
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline_s:
             where = "{}:{}".format(*address) if address else "{}:{}".format(*cluster.ranks.master)
             raise RunError(
                 f"rank 0 could not be reached at {where} for start_timeout_s = {cluster.start_timeout_s:g} s; "

@@ -18,7 +18,6 @@ from paceline.errors import RunError, UsageError
 from paceline.torchrun import Torchrun
 
 LEAVE_S = 10.0
-LONGEST_TEXT_BYTES = 1 << 26
 
 
 class _Form(NamedTuple):
@@ -70,7 +69,6 @@ class OtherRank:
             apply_for(self._line, cluster.ranks.token, hello)
         except Broken as error:
             raise RunError(f"rank 0 is gone: {error}") from error
-        self._line.longest_text = LONGEST_TEXT_BYTES
         self._line.tell({"name": name})
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()

@@ -10,6 +10,7 @@ from paceline.allreduce import HandedIn, Worker
 from paceline.engines.distributed.iteration import Hand
 from paceline.engines.labour import Labour
 from paceline.engines.replica import Measured, Replica
+from paceline.engines.seal import Seal
 from paceline.events import Apply, Compute
 from paceline.torchrun import Torchrun
 
@@ -24,6 +25,8 @@ class _Done(NamedTuple):
 class Part:
     """Computes this rank's gradients, where possible before they are asked for, and makes its payloads.
 
+    In debug mode nobody else may change what this rank has learned.
+
     Args:
         cluster: of which this process is a rank.
         seed: of the run.
@@ -37,6 +40,28 @@ class Part:
         self._batch_size = replica.batch_size
         self._worker = worker
         self._done: _Done | None = None
+        self._name = f"worker {cluster.worker}"
+        self._seal = Seal.of_worker(worker) if cluster.debug else None
+        self._has_last = ""  # done to what it has learned
+
+    def press(self, what: str) -> None:
+        """Take note that this rank itself has changed what it has learned.
+
+        Args:
+            what: it has done.
+        """
+        if self._seal is not None:
+            self._seal.press()
+            self._has_last = what
+
+    def check(self) -> None:
+        """Refuse, in debug mode, what somebody else has changed.
+
+        Raises:
+            UsageError: somebody has.
+        """
+        if self._seal is not None:
+            self._seal.check(self._name, f"after it {self._has_last}")
 
     def hand_in(self, work: Compute | None, run_s: float, update: Apply) -> Hand:
         """Make the payload; return what is told of it.
@@ -50,11 +75,13 @@ class Part:
             self._worker.payload.memory.zero_()
             return Hand()
         measured = self._measured(work, run_s)
+        self.check()
         handed_in = HandedIn(finite=False)
         if measured.finite:
             handed_in = self._worker.hand_in(measured.squared_norm, measured.samples / self._batch_size, update)
         else:
             self._worker.sit_out()
+        self.press(f"handed in its draw {work.draw}")
         return Hand(
             draw=work.draw,
             loss=measured.loss,

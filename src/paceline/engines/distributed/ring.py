@@ -23,7 +23,7 @@ from paceline.engines.distributed.line import (
     in_short,
     saying_when_broken,
 )
-from paceline.engines.distributed.silence import end_when_silent, sockets
+from paceline.engines.distributed.silence import end_when_silent, published, sockets
 from paceline.vectors import Vectors
 
 BUCKET_BYTES = 1 << 24  # of a vector are summed at a time, while others wait or are under way
@@ -59,10 +59,11 @@ class Ring:
             options._timeout = CONNECT_TIMEOUT
             options._devices = [device]
             options._threads = THREADS
+            gloos = dist.PrefixStore(key, store)
             before = sockets()
             with saying_when_broken():
-                self._group = dist.ProcessGroupGloo(dist.PrefixStore(key, store), place, size, options)
-                end_when_silent(before, silence_s)
+                self._group = dist.ProcessGroupGloo(gloos, place, size, options)
+                end_when_silent(before, silence_s, published(gloos, size))
                 if on_gpu:
                     options = dist.ProcessGroupNCCL.Options()
                     self._nccl = dist.ProcessGroupNCCL(dist.PrefixStore(f"{key}/nccl", store), place, size, options)

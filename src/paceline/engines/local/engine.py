@@ -137,7 +137,7 @@ class LocalEngine(RealTimeEngine[_Peer]):
         match reply:
             case Finished():
                 self._respawns[worker] = 0
-                push_s = now + self._begun - reply.sent_s  # not beyond the moment of the arrival
+                push_s = now + self._begun_s - reply.sent_s  # not beyond the moment of the arrival
                 self._arrived(worker, reply.draw, reply.measured, pull_s=reply.pull_s, push_s=push_s)
             case Abandoned():
                 self._next(peer)
@@ -241,9 +241,9 @@ class LocalEngine(RealTimeEngine[_Peer]):
             peer.send(None)
         if self._evaluator is not None:
             self._evaluator.process.kill()
-        deadline = time.monotonic() + GRACE_S
+        deadline_s = time.monotonic() + GRACE_S
         for peer in self._peers():
-            peer.process.join(max(0.0, deadline - time.monotonic()))
+            peer.process.join(max(0.0, deadline_s - time.monotonic()))
             if peer.process.is_alive():
                 peer.process.kill()
                 peer.process.join()

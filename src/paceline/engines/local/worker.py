@@ -109,7 +109,7 @@ class _Worker:
 
     def answer(self, request: Work | Evaluation) -> Finished | Abandoned:
         assert isinstance(request, Work)
-        begun = time.monotonic()
+        begun_s = time.monotonic()
         self._draw = request.draw
         version = self._versions.get(request.place)
         if version is None:
@@ -119,7 +119,7 @@ class _Worker:
             measured = self._labour.gradient(request.draw, request.minibatch, request.run_s, version, self._gradient)
         except Interrupted:
             return Abandoned(request.draw)
-        return Finished(request.draw, measured, begun - request.sent_s, time.monotonic())
+        return Finished(request.draw, measured, begun_s - request.sent_s, time.monotonic())
 
     def _check(self) -> None:
         if self._memory.is_interrupted(self._worker, self._draw):

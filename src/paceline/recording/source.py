@@ -1,0 +1,98 @@
+"""Which code a run is made of: digests of paceline's source and of the files that define the parts of a job."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, partial
+from hashlib import sha256
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from types import ModuleType
+
+DIGITS = 12
+DEEPEST = 3  # parts of parts, as the transform of a data set that a subset is taken of
+SHORT = 20  # a collection whose members are looked at
+MAIN = ("__main__", "__mp_main__")
+KNOWN_BY_VERSION = sys.stdlib_module_names | {"numpy", "paceline", "torch"}
+
+
+def code_of(parts: Iterable[object]) -> dict[str, str]:
+    """Return a digest of paceline's source, and by module one of every file that defines one of these parts.
+
+    Files that cannot be read (typed at a prompt, compiled alone) are left out, and so is what a version tells.
+
+    Args:
+        parts: functions, types and objects, also within partial functions, short collections and each other.
+    """
+    modules = {name for part in parts for name in _modules(part, DEEPEST)}
+    digests = {_name(module): _digest(module) for name in sorted(modules) if (module := sys.modules.get(name))}
+    return {"paceline": _of_paceline(), **{name: digest for name, digest in digests.items() if digest}}
+
+
+@cache
+def _of_paceline() -> str:
+    return digest_of_package(files("paceline"))
+
+
+def digest_of_package(folder: Traversable) -> str:
+    """Return a digest of the Python files in a folder, on the disk or in an archive, and of what they are called."""
+    digest = sha256()
+    for name, content in sorted(_sources(folder)):
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:DIGITS]
+
+
+def _sources(folder: Traversable, within: str = "") -> Iterator[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _sources(entry, f"{within}{entry.name}/")
+        elif entry.name.endswith(".py"):
+            yield f"{within}{entry.name}", entry.read_bytes()
+
+
+def _modules(part: object, depth: int) -> Iterator[str]:
+    """Yield the modules that define a part, and the parts that it has in turn."""
+    name = getattr(part, "__module__", None)
+    if isinstance(name, str) and name.partition(".")[0] not in KNOWN_BY_VERSION:
+        yield name
+    if depth:
+        for inner in _parts(part):
+            yield from _modules(inner, depth - 1)
+
+
+def _parts(part: object) -> Iterable[object]:
+    if isinstance(part, partial):
+        return [part.func, *part.args, *part.keywords.values()]
+    if isinstance(part, list | tuple):
+        return part if len(part) <= SHORT else ()
+    if isinstance(part, Mapping):
+        return part.values() if len(part) <= SHORT else ()
+    is_object = not isinstance(part, type | ModuleType) and hasattr(part, "__dict__")
+    return list(vars(part).values())[:SHORT] if is_object else ()
+
+
+def _name(module: ModuleType) -> str:
+    """Return what a module is called, the same in every process."""
+    return Path(module.__file__ or "").name if module.__name__ in MAIN else module.__name__
+
+
+def _digest(module: ModuleType) -> str | None:
+    content = _content(module)
+    return None if content is None else sha256(content).hexdigest()[:DIGITS]
+
+
+def _content(module: ModuleType) -> bytes | None:
+    path = getattr(module, "__file__", None)
+    if path is None or path.endswith(".pyc"):  # which tells of more than its source
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        get_data = getattr(module.__loader__, "get_data", None)  # as of a zip archive
+    try:
+        content: bytes | None = get_data(path) if get_data else None
+    except OSError:
+        return None
+    return content
