@@ -189,6 +189,11 @@ class Coordinator:
         return work
 
     @property
+    def newcomers(self) -> frozenset[int]:
+        """Workers that have joined since the open update was opened, and with whose part it does not wait."""
+        return frozenset(self._newcomers)
+
+    @property
     def has_begun(self) -> bool:
         """Whether there is a state to go on from."""
         return self._has_begun

@@ -46,6 +46,10 @@ def assert_does_what_the_simulation_does(n, job, faults=(), **settings):
     return ends[0]
 
 
+def halving(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=10, gamma=0.7)
+
+
 def mean_loss(updates):
     return sum(update.loss for update in updates) / len(updates)
 
@@ -72,7 +76,8 @@ class Idle(nn.Module):
 def test_ranks_do_what_the_simulation_does():
     settings = {"protocol": "dc_s3gd", "stop": "epochs=5", "evaluate_every": "updates=4"}
     faults = [pl.Fault(1, 5, "not_finite")]
-    end = assert_does_what_the_simulation_does(4, uneven_epochs(eval_data=dataset(20)), faults, **settings)
+    job = uneven_epochs(eval_data=dataset(20), scheduler=halving, schedule_unit="gradient")
+    end = assert_does_what_the_simulation_does(4, job, faults, **settings)
     assert [record.worker for record in of(end.records, GradientArrived) if not record.used] == [1]
 
 
@@ -80,7 +85,7 @@ def test_ranks_do_what_the_simulation_does():
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_every_algorithm_does_what_its_simulation_does(protocol, n):
-    job = tiny_job(model=batch_norm_net, eval_data=dataset(20))
+    job = tiny_job(model=batch_norm_net, eval_data=dataset(20), scheduler=halving, schedule_unit="gradient")
     settings = {"protocol": protocol, "stop": "updates=50", "evaluate_every": "updates=7"}
     assert_does_what_the_simulation_does(n, job, [pl.Fault(n - 1, 9, "not_finite")], **settings)
 
@@ -126,6 +131,7 @@ def test_those_who_are_left_go_on_and_one_that_comes_later_takes_part():
     assert [update.version for update in updates] == list(range(1, 151))
     assert {update.k for update in updates if lost.now_s < update.now_s < joined.now_s} == {2}
     assert {update.k for update in updates if update.now_s > joined.now_s + 0.1} == {3}
+    assert all(gradient.used for gradient in of(ends[0].records, GradientArrived))
     assert mean_loss(updates[-20:]) < mean_loss(updates[:20]) - 0.02
     for end in ends:
         assert torch.equal(flat(end.parameters), flat(ends[0].parameters))

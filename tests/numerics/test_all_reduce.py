@@ -15,7 +15,7 @@ from paceline.catalogue import parse_plan
 from paceline.compensation.delay import DCS3GD
 from paceline.data import Loader
 from paceline.engines.replica import build_model
-from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, plain_loop, tiny_job
+from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, plain_loop, sgd, tiny_job
 
 N = 4
 ITERATIONS = 50
@@ -241,6 +241,47 @@ def test_an_epoch_is_every_sample_once_though_the_last_iteration_has_few_minibat
     assert [record.k for record in run.history.of(pl.UpdateMade)] == [5, 5, 5, 5, 4]
 
 
+# --- schedules by workload ---------------------------------------------------------------------------------------
+
+
+def halving(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.5)
+
+
+SAT_OUT = (1, 6)
+
+
+def literally(job, reduction, updates):
+    """Return the average where worker 1 sits out the iteration 6, each step at the rate of the workload of all."""
+    loader, at = Loader(job, 3, N), build_model(job, 3)
+    average = parameters_of(at)
+    own, velocity, workload = [average] * N, [torch.zeros_like(average)] * N, 0
+    for draw in range(1, updates + 1):
+        rate, present = RATE * 0.5 ** (workload // 7), [i for i in range(N) if (i, draw) != SAT_OUT]
+        for i in range(N):
+            if i not in present:
+                own[i] = average if reduction.overlaps else own[i]
+                continue
+            nn.utils.vector_to_parameters(own[i].clone(), at.parameters())
+            inputs, target = loader.batch(i, draw, None)
+            [*gradient] = torch.autograd.grad(job.loss(at(inputs), target), at.parameters())
+            velocity[i] = MOMENTUM * velocity[i] + nn.utils.parameters_to_vector(gradient)
+            own[i] = (average if reduction.overlaps else own[i]) - rate * velocity[i]
+        workload += len(present)
+        if reduction.communicates(draw) or draw == updates:
+            average = torch.stack([own[i] for i in present]).mean(0)
+            own = own if reduction.overlaps else [average] * N
+    return average
+
+
+@pytest.mark.parametrize("protocol", ["s3gd", "local_sgd(H=1)", "local_sgd(H=4)"])
+def test_a_worker_that_sits_out_stays_at_the_workload_of_all(protocol):
+    job = tiny_job(optimizer=sgd(RATE, MOMENTUM), scheduler=halving, schedule_unit="gradient")
+    ours = trained(protocol, job, updates=11, faults=[pl.Fault(*SAT_OUT, "not_finite")])
+    theirs = literally(job, parse_plan(protocol).reduction, updates=11)
+    assert largest_relative_difference(parameters_of(ours.model), theirs) < 1e-12
+
+
 # --- time --------------------------------------------------------------------------------------------------------
 
 
@@ -342,12 +383,24 @@ def test_the_others_go_on_without_a_worker_that_fails(protocol, kind):
     assert np.mean(losses[-10:]) < np.mean(losses[:5])
 
 
+@pytest.mark.parametrize("worker", [1, 3])
 @pytest.mark.parametrize("protocol", ALGORITHMS)
-def test_a_worker_that_comes_back_goes_on_from_the_average(protocol):
-    cluster = pl.Cluster(4, pl.Deterministic(1.0), faults=[pl.Fault(1, 3, "die", back_after_s=7.5)])
+def test_a_worker_that_comes_back_goes_on_from_the_average(protocol, worker):
+    cluster = pl.Cluster(4, pl.Deterministic(1.0), faults=[pl.Fault(worker, 3, "die", back_after_s=7.5)])
     run = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=30")
     assert [record.k for record in run.history.of(pl.UpdateMade)][:14] == [4, 4, *[3] * 8, 4, 4, 4, 4]
+    assert run.history.totals.dropped == 0
     assert run.stopped_by is pl.Outcome.UPDATES
+
+
+@pytest.mark.parametrize("protocol", ALGORITHMS)
+def test_workers_that_a_resumed_run_has_more_take_part_at_once(protocol, tmp_path):
+    common = {"protocol": protocol, "seed": 1}
+    pl.train(tiny_job(), cluster="2*deterministic(value=1)", stop="seconds=5.5", out=tmp_path / "run", **common)
+    more = {"resume": tmp_path / "run", "allow_change": True}
+    run = pl.train(tiny_job(), cluster="4*deterministic(value=1)", stop="updates=10", **more, **common)
+    assert [record.k for record in run.history.of(pl.UpdateMade)] == [2] * 5 + [4] * 5
+    assert run.history.totals.dropped == 0
 
 
 def test_a_worker_whose_gradients_are_not_finite_is_named_and_nobody_waits_for_it():

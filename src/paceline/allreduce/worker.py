@@ -31,7 +31,8 @@ class Worker(ABC):
     """A worker's optimizer and parameters, and nothing that communicates.
 
     In every iteration a gradient is computed at `weights` into `gradient`, then `hand_in` writes `payload`; once that
-    and the shares are summed over the workers, `take_over` moves every worker's `average` alike.
+    and the shares are summed over the workers, `take_over` moves every worker's `average` alike. Every worker is told
+    of every update (`advance`), whether it has had a part in it or not, so that all are at the same workload.
 
     Args:
         server: optimizer, schedule and clipping of this worker; its state is the average.
@@ -78,6 +79,10 @@ class Worker(ABC):
             adopts: whether this worker goes on from the average; else it only knows it.
         """
 
+    @abstractmethod
+    def advance(self, update: Apply) -> None:
+        """Take note of an update that is made, before its sum is taken over, if there is one."""
+
     def sit_out(self) -> None:
         """Hand in nothing, and go on with the others."""
         self.payload.memory.zero_()
@@ -119,6 +124,9 @@ class GradientWorker(Worker):
         total.written.update(range(len(total.parameters)))  # by others, where this worker has not
         self.server.take(total, samples=1)
         return self.server.apply(update)
+
+    def advance(self, update: Apply) -> None:
+        """Leave it to the step, which everybody makes."""
 
     def go_on_from_average(self) -> None:
         """Stay there, as ever."""
@@ -189,6 +197,10 @@ class UpdateWorker(Worker):
             self.go_on_from_average()
         return None
 
+    def advance(self, update: Apply) -> None:
+        """Let the schedule go on, which the worker's own step leaves where it is."""
+        self.server.advance(update)
+
     def sit_out(self) -> None:
         """Hand in nothing, and go on with the others, or from where this worker is until the next sum."""
         if self._overlaps:
@@ -214,7 +226,7 @@ class UpdateWorker(Worker):
             self.go_on_from_average()
         self.server.live_in(self._weights)
         self.server.take(self.gradient, samples=1)
-        self.server.apply(update)
+        self.server.step(update)
         self.server.live_in(average)
 
     def _write_payload(self, share: float) -> None:
