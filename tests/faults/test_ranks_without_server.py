@@ -13,9 +13,11 @@ from faults import restarted_ranks
 from faults.ranks import ranks, run
 from faults.test_distributed import what_is_open
 from faults.test_restart import torchrun
+from paceline.data import Loader
+from paceline.engines.replica import build_model
 from paceline.history import GradientArrived, RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
 from paceline.recording.run_folder import SavedRun
-from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, tiny_job
+from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, parameters_of, sgd, tiny_job
 
 EXACT = 1e-12
 PROTOCOLS = ["all_reduce", "s3gd", "dc_s3gd", "local_sgd(H=4)"]
@@ -152,6 +154,26 @@ def test_every_algorithm_goes_on_without_those_who_are_gone(protocol):
     used = [each for each in of(ends[0].records, GradientArrived) if each.used]
     assert len(used) == 20 * 9  # every minibatch, once an epoch
     assert torch.equal(flat(ends[0].parameters), flat(ends[2].parameters))
+
+
+@pytest.mark.slow
+def test_those_who_are_left_keep_their_own_momentum_and_repeat_the_iteration():
+    job, n, updates, gone = tiny_job(optimizer=sgd(0.05, 0.9)), 3, 16, pl.Fault(2, 9)
+    torchrun = {"faults": [gone], "elastic": True, "slowness": pl.Cluster(n, timing=pl.Deterministic(0.05))}
+    ends = run(n, job, torchrun, protocol="local_sgd(H=1)", stop=f"updates={updates}")
+    loader, model = Loader(job, 1, n), build_model(job, 1)
+    velocity = [torch.zeros_like(parameters_of(model))] * n
+    for draw in range(1, updates + 1):
+        workers = range(n if draw < gone.draw else n - 1)
+        for worker in workers:
+            inputs, target = loader.batch(worker, draw, None)
+            gradient = torch.autograd.grad(job.loss(model(inputs), target), model.parameters())
+            for _ in range(2 if draw == gone.draw else 1):
+                velocity[worker] = 0.9 * velocity[worker] + nn.utils.parameters_to_vector(gradient)
+        average = parameters_of(model) - 0.05 * sum(velocity[worker] for worker in workers) / len(workers)
+        nn.utils.vector_to_parameters(average, model.parameters())
+    assert [update.k for update in of(ends[0].records, UpdateMade)] == [3] * 8 + [2] * 8
+    assert largest_relative_difference(flat(ends[0].parameters), average) < EXACT
 
 
 @pytest.mark.slow

@@ -11,11 +11,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import paceline as pl
+from paceline.allreduce import make_worker
 from paceline.catalogue import parse_plan
 from paceline.compensation.delay import DCS3GD
 from paceline.data import Loader
 from paceline.engines.replica import build_model
-from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, plain_loop, sgd, tiny_job
+from paceline.server import ParameterServer
+from paceline.vectors import Layout
+from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, plain_loop, sgd, tiny_job, update_of
 
 N = 4
 ITERATIONS = 50
@@ -417,6 +420,34 @@ def test_an_iteration_of_which_nothing_is_finite_is_made_once_more(protocol):
     run = pl.train(tiny_job(), protocol=protocol, cluster=pl.Cluster(4, faults=faults), stop="updates=6")
     assert [record.k for record in run.history.of(pl.UpdateMade)] == [4] * 6
     assert run.history.totals.dropped == 4
+
+
+@pytest.mark.parametrize(("protocol", "keeps"), [("all_reduce", False), ("s3gd", True), ("local_sgd(H=3)", True)])
+def test_who_goes_on_from_another_average_keeps_a_momentum_that_is_its_own(protocol, keeps):
+    job, reduction = tiny_job(optimizer=sgd(RATE, MOMENTUM)), parse_plan(protocol).reduction
+    workers = []
+    for value in (1.0, 2.0, 3.0):
+        model = build_model(job, 3)
+        layout = Layout(model)
+        worker = make_worker(reduction, ParameterServer(job, model, layout, per_epoch=None), layout)
+        worker.gradient.memory.zero_()
+        worker.gradient.flat_parameters[0].fill_(value)
+        worker.hand_in(1.0, 1.0, update_of(1))
+        worker.take_over(worker.payload, 1.0, update_of(1), adopts=True)
+        workers.append(worker)
+    first, survivor, newcomer = workers
+    survivor.take_on(first.server.state_dict(), remembers=True)
+    newcomer.take_on(first.server.state_dict(), remembers=False)
+    assert (momentum_of(first), momentum_of(survivor)) == (1.0, 2.0 if keeps else 1.0)
+    assert momentum_of(newcomer) == 1.0
+    for worker in (survivor, newcomer):
+        assert torch.equal(worker.average.memory, first.average.memory)
+        assert torch.equal(worker.weights.memory, first.average.memory)
+
+
+def momentum_of(worker):
+    [momentum] = {float(state["momentum_buffer"].mean()) for state in worker.server.optimizer.state.values()}
+    return momentum
 
 
 # --- bad input ---------------------------------------------------------------------------------------------------

@@ -91,6 +91,16 @@ class Worker(ABC):
     def go_on_from_average(self) -> None:
         """Forget where this worker has gone by itself."""
 
+    def take_on(self, state: Mapping[str, Any], *, remembers: bool) -> None:
+        """Go on from the average of another worker, whose server has this state.
+
+        Args:
+            state: of the server.
+            remembers: whether this worker has taken part so far, and so has something to remember besides.
+        """
+        self.server.load_state_dict(state)
+        self.go_on_from_average()
+
     def state_dict(self) -> dict[str, Any]:
         """Return the worker's optimizer and parameters."""
         return {"server": self.server.state_dict()}
@@ -210,6 +220,13 @@ class UpdateWorker(Worker):
     def go_on_from_average(self) -> None:
         """Forget where this worker has gone by itself."""
         self._weights.copy_(self.average)
+
+    def take_on(self, state: Mapping[str, Any], *, remembers: bool) -> None:
+        """Keep the momentum, which is each worker's own: the mean of many is less noisy than any of them."""
+        if remembers:
+            own = self.server.optimizer.state_dict()["state"]
+            state = {**state, "optimizer": {**state["optimizer"], "state": own}}
+        super().take_on(state, remembers=remembers)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the worker's own weights, too."""

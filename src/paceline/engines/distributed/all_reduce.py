@@ -86,6 +86,7 @@ class AllReduceEngine(Engine):
         self._asked: Evaluate | None = None
         self._iteration = 0
         self._behind: Apply | None = None  # made since the last sum; the average does not know of it
+        self._has_taken_part = False
         self._is_to_reform = False
         self._waited_s = 0.0
         self._common_s = 0.0  # of the newest events
@@ -326,7 +327,7 @@ class AllReduceEngine(Engine):
         coordinator = self._coordinator
         return {
             "coordinator": coordinator.state_dict() if coordinator.has_begun else None,
-            "server": {**self._worker.server.state_dict(), "workload": coordinator.workload},
+            "server": self._worker.server.state_dict(),
             "work": self._work,
             "timers": self._timers,
             "asked": self._asked,
@@ -338,8 +339,8 @@ class AllReduceEngine(Engine):
         """Go on from where rank 0 is; return the events that come then."""
         if state["coordinator"] is not None:
             self._coordinator.load_state_dict(state["coordinator"])
-        self._worker.server.load_state_dict(state["server"])
-        self._worker.go_on_from_average()
+        self._worker.take_on(state["server"], remembers=self._has_taken_part)
+        self._has_taken_part = True
         self._work = dict(state["work"])
         self._timers = list(state["timers"])
         self._asked = state["asked"]
