@@ -16,7 +16,7 @@ from faults.test_restart import torchrun
 from paceline.data import Loader
 from paceline.engines.replica import build_model
 from paceline.history import GradientArrived, RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
-from paceline.recording.run_folder import SavedRun
+from paceline.recording.run_folder import CHECKPOINTS, SavedRun
 from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, parameters_of, sgd, tiny_job
 
 EXACT = 1e-12
@@ -205,6 +205,13 @@ def test_a_rank_whose_gradients_are_never_finite_is_named():
     for end in ends:
         assert end.stopped_by == "not_finite"
         assert "10 gradients in a row of worker 1 were not finite" in end.reason
+
+
+def test_local_sgd_is_saved_at_the_first_sum_when_it_is_time(tmp_path):
+    settings = {"protocol": "local_sgd(H=4)", "stop": "updates=14", "out": tmp_path / "run"}
+    run(1, tiny_job(), **settings, checkpoint_every="updates=5", keep_checkpoints=100)
+    saved = [path.name.rpartition("-")[2] for path in (tmp_path / "run" / CHECKPOINTS).iterdir() if path.is_dir()]
+    assert sorted(map(int, saved)) == [0, 4, 8, 14]
 
 
 @pytest.mark.slow
