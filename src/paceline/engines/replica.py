@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
@@ -91,7 +92,7 @@ class Replica:
         self._has_checked = False
         self._written: set[int] = set()
         for i, parameter in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(lambda _, i=i: self._note(i))
+            parameter.register_post_accumulate_grad_hook(_noting(weakref.ref(self), i))
         self._spread = Spread(self._parameters) if job.microbatches > 1 else None
         if check is not None and team is None and self._device.type == "cpu":
             _check_between_layers(self.model, check)
@@ -230,6 +231,17 @@ class Replica:
                 f"job {self._job.name}: the model makes sparse gradients, which do not fit in a flat vector; "
                 "use sparse=False"
             )
+
+
+def _noting(replica: weakref.ref[Replica], parameter: int) -> Callable[[Tensor], None]:
+    """Return a hook that keeps nothing alive: autograd holds it where no garbage collector sees the cycle."""
+
+    def note(_: Tensor) -> None:
+        ours = replica()
+        if ours is not None:
+            ours._note(parameter)
+
+    return note
 
 
 def usable_device(device: str) -> str:
