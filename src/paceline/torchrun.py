@@ -223,15 +223,23 @@ class Torchrun:
         if plan.reduction is None:
             fitted = replace(self, worker_at_server=self.worker_at_server or False)
             if self.elastic:
-                raise UsageError(f"elastic=True: {plan} has a server, which takes in and lets go workers as it is")
+                raise UsageError(
+                    f"elastic=True: {plan} has a server, which takes in and lets go workers as it is; leave elastic out"
+                )
         else:
             fitted = replace(self, worker_at_server=True)
             if self.worker_at_server is False and self.ranks.world_size > 1:
-                raise UsageError(f"worker_at_server=False: {plan} has no server, so every rank is a worker")
+                raise UsageError(
+                    f"worker_at_server=False: {plan} has no server, so every rank is a worker; leave it out, or take bsp"
+                )
             if self.workers != "process":
-                raise UsageError(f"workers={self.workers!r}: {plan} has no server, so every process is a worker")
+                raise UsageError(
+                    f"workers={self.workers!r}: {plan} has no server, so every process is a worker; leave workers out"
+                )
             if self.wire != "float32":
                 raise UsageError(f"wire={self.wire!r}: {plan} sums float32 as it is; leave wire out")
+            if self.debug:
+                raise UsageError(f"debug=True: {plan} has no server whose parameters could be watched; leave debug out")
         if fitted.slowness is not None and fitted.slowness.n != fitted.n:
             n = fitted.n
             raise UsageError(f"slowness has {fitted.slowness.n} workers, these ranks {n}: give it {n}")
@@ -322,7 +330,9 @@ class Torchrun:
     def check_plan(self, plan: Plan) -> None:
         """Refuse slices where there is no server, and slowness of which a trace does not tell the length."""
         if self.slices > 1 and plan.reduction is not None:
-            raise UsageError(f"slices={self.slices}: {plan} has no server whose parameters could be shared out")
+            raise UsageError(
+                f"slices={self.slices}: {plan} has no server whose parameters could be shared out; leave slices out"
+            )
         check_no_censored_sleep(self.slowness)
 
     def _check_address(self) -> None:
