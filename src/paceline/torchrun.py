@@ -230,7 +230,7 @@ class Torchrun:
             fitted = replace(self, worker_at_server=True)
             if self.worker_at_server is False and self.ranks.world_size > 1:
                 raise UsageError(
-                    f"worker_at_server=False: {plan} has no server, so every rank is a worker; leave it out, or take bsp"
+                    f"worker_at_server=False: {plan} has no server, so every rank is a worker; leave it out"
                 )
             if self.workers != "process":
                 raise UsageError(
