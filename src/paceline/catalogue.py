@@ -5,9 +5,11 @@ from dataclasses import replace
 from functools import reduce
 from inspect import signature
 from math import inf
+from numbers import Integral
 from operator import rshift
 from typing import Any, Literal, TypeVar
 
+from paceline.checks import check
 from paceline.compensation.base import Compensator
 from paceline.compensation.delay import DCASGD, DCS3GD
 from paceline.compensation.staleness_lr import StalenessLR
@@ -194,6 +196,7 @@ def local_sgd(H: int) -> Phase:
 
     Paper: Stich, "Local SGD converges fast and communicates little", 2019.
     """
+    check("[1, inf)", Integral, H=H)
     return _serverless(Reduction("updates", period=H), f"local_sgd(H={H})")
 
 

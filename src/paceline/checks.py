@@ -1,5 +1,6 @@
 """The one way in which arguments are checked: an interval that is both the test and the message."""
 
+from math import nan
 from numbers import Integral, Real
 
 from paceline.errors import UsageError
@@ -18,10 +19,17 @@ def check(interval: str, kind: type = Real, /, **values: object) -> None:
             not isinstance(value, Real)
             or not isinstance(value, kind)
             or isinstance(value, bool)
-            or not _inside(float(value), interval)
+            or not _inside(_as_float(value), interval)
         ):
             noun = "a whole number" if kind is Integral else "a number"
             raise UsageError(f"{name}={value!r} is not {noun} in {interval}")
+
+
+def _as_float(value: Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # of a whole number that is larger than any float
+        return nan
 
 
 def _inside(value: float, interval: str) -> bool:

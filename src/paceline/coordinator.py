@@ -171,6 +171,11 @@ class Coordinator:
         return self._dispatch.is_limited
 
     @property
+    def newcomers(self) -> frozenset[int]:
+        """Workers that have joined since the open update was opened, and with whose part it does not wait."""
+        return frozenset(self._update.newcomers)
+
+    @property
     def patience_s(self) -> float:
         """Silence after which a worker is declared lost; inf while nothing is known of its times."""
         return self._patience.timeout_s

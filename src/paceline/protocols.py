@@ -270,8 +270,8 @@ class Plan:
             for controller in phase.controllers:
                 controller.check(phase.protocol, n)
             phase.protocol.check_workers(n)
-            _check_compensators(phase)
             _check_serverless(phase, len(self.phases))
+            _check_compensators(phase)
             if phase.momentum.counts_epochs and per_epoch is None:
                 raise UsageError(f"{phase}: these data have no epochs to raise the momentum by; give another rule")
             end = phase.end and phase.end.in_gradients(total, per_epoch)
@@ -358,8 +358,8 @@ def _check_serverless(phase: Phase, phases: int) -> None:
         )
     if phase.controllers or phase.compensators or phase.momentum != KEEP:
         raise UsageError(
-            f"{phase}: nothing decides or corrects for workers without a server but {phase.title} itself; "
-            f"type {phase.title} alone, or add to bsp"
+            f"{phase}: {phase.protocol.name} has no server, at which something could be added; type "
+            f"{phase.protocol.name} alone (dc_s3gd is s3gd with its correction), or add to bsp or asp"
         )
 
 

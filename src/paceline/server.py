@@ -208,6 +208,12 @@ class ParameterServer:
 
     def apply(self, update: Apply) -> Step | None:
         """Make one update of what was taken and added; return the step that it was, if it is to be measured."""
+        step = self.step(update)
+        self.advance(update)
+        return step and step._replace(next_learning_rate=self._largest_rate)
+
+    def step(self, update: Apply) -> Step | None:
+        """Let the optimizer step as `apply` does, and the schedule stay where it is."""
         mean = self._finished_mean()
         lr_scale = update.lr_scale
         if update.step_scale != 1.0 and self.scaled_part == "learning rate":
@@ -224,9 +230,17 @@ class ParameterServer:
                 buffers.add_(change)
         self._samples = 0
         self._weight = 0.0
+        return step
+
+    def advance(self, update: Apply) -> None:
+        """Let the schedule go on by the workload of an update."""
         self._workload += len(update.gradients)
-        self._advance_schedule()
-        return step and step._replace(next_learning_rate=self._largest_rate)
+        if self._scheduler is None or self._per_step is None:
+            return
+        due = int(self._workload / self._per_step)
+        for _ in range(due - self._scheduled):
+            self._scheduler.step()
+        self._scheduled = due
 
     def _step(self, mean: Vectors, measure: bool) -> Step | None:
         clip_norm, learning_rate = self._job.clip_norm, self._largest_rate
@@ -346,11 +360,3 @@ class ParameterServer:
     def _named_tensors(self) -> list[tuple[str, Tensor]]:
         """Return all parameters and buffers; a state_dict of the model would leave some buffers out."""
         return [*self.model.named_parameters(), *self.model.named_buffers()]
-
-    def _advance_schedule(self) -> None:
-        if self._scheduler is None or self._per_step is None:
-            return
-        due = int(self._workload / self._per_step)
-        for _ in range(due - self._scheduled):
-            self._scheduler.step()
-        self._scheduled = due

@@ -337,7 +337,9 @@ class Torchrun:
     def check_plan(self, plan: Plan) -> None:
         """Refuse slices where there is no server, and slowness of which a trace does not tell the length."""
         if self.slices > 1 and plan.reduction is not None:
-            raise UsageError(f"slices={self.slices}: {plan} has no server whose parameters could be shared out")
+            raise UsageError(
+                f"slices={self.slices}: {plan} has no server whose parameters could be shared out; leave slices out"
+            )
         check_no_censored_sleep(self.slowness)
 
     def _check_address(self) -> None:

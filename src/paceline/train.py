@@ -99,7 +99,8 @@ def train(
         evaluate_every: how often to measure `job.eval_data`, as `Extent("epochs", 1)` or "epochs=1"; once an epoch
             (or 100 updates, for data without a length) if there are any and nothing is given.
         checkpoint_every: how often the run is saved in its folder, as "updates=100" or "seconds=60", which are
-            seconds of real time; it is saved at its beginning and its end, too.
+            seconds of real time; it is saved at its beginning, after its first update and at its end, too. Ranks under
+            `local_sgd` are saved when they have their average: at the first sum, or evaluation, after that time.
         keep_checkpoints: how many of them are kept, >= 1.
         worker_timeout_s: silence after which a worker is taken for lost; derived from round trips if not given.
         measure_steps: whether the log tells of every update how far it moved the parameters, which `pl.advise` needs;

@@ -96,17 +96,14 @@ def test_arguments_that_cannot_work(started, arguments, message):
 UNFIT = [
     ("bsp", {"faults": [pl.Fault(3, 1)]}, r"the cluster has workers 0 to 2"),
     ("bsp", {"slowness": pl.Cluster(4)}, r"slowness has 4 workers, these ranks 3: give it 3"),
-    (
-        "bsp",
-        {"elastic": True},
-        r"elastic=True: .* has a server, which .*; leave elastic out",
-    ),
+    ("bsp", {"elastic": True}, r"elastic=True: .* has a server, which takes in .* as it is; leave elastic out"),
     ("dc_s3gd", {"slowness": pl.Cluster(3)}, r"slowness has 3 workers, these ranks 4: give it 4"),
     (
         "dc_s3gd",
         {"worker_at_server": False},
-        r"worker_at_server=False: .* has no server, so every rank is .*; leave worker_at_server out",
+        r"worker_at_server=False: .* has no server, so every rank is a worker; leave worker_at_server out",
     ),
+    ("dc_s3gd", {"slices": 2}, r"slices=2: .* has no server whose parameters could be shared out; leave slices out"),
     ("dc_s3gd", {"wire": "bf16"}, r"wire='bf16': .* sums float32 as it is; leave wire out"),
 ]
 

@@ -96,7 +96,7 @@ def test_an_interrupted_worker_abandons_its_sleep_at_once_and_begins_anew():
         pytest.param({"torchrun": {"wire": "bf16"}}, "wire float32, now bf16", marks=pytest.mark.slow),
         pytest.param({"job": tiny_job(model=batch_norm_net)}, r"model .*1.weight not there.*", marks=pytest.mark.slow),
     ],
-    ids=str,
+    ids=["seed and job", "protocol", "wire", "model"],
 )
 def test_ranks_that_do_not_agree_stop_with_the_difference(changes, said):
     with ranks(2, tiny_job(), protocol="bsp", stop="updates=5") as job:

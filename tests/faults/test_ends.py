@@ -1,17 +1,22 @@
 """However a run ends, its processes end with it, and what it wrote can be read."""
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import psutil
 import pytest
 
+import paceline as pl
+from faults.ranks import run
 from paceline.recording.event_log import read_events
 from paceline.recording.run_folder import EVENTS
+from tiny_jobs import small_net, tiny_job
 
 SCRIPT = """
 import paceline as pl
@@ -93,3 +98,31 @@ def test_a_script_without_a_main_guard_gets_one_clear_line(tmp_path):
     last = errors.splitlines()[-1]
     assert last.startswith("paceline.errors.UsageError: this script trains while it is imported")
     assert errors.count("Traceback") == 1
+
+
+@pytest.fixture
+def recorded_job():
+    """Return a job, and weak references to every model that is made for it."""
+    made = []
+
+    def model():
+        built = small_net()
+        made.append(weakref.ref(built))
+        return built
+
+    return tiny_job(model=model, microbatches=2), made
+
+
+@pytest.mark.parametrize("protocol", ["asp", "all_reduce", "dc_s3gd"])
+def test_a_run_leaves_no_model_in_memory(recorded_job, protocol):
+    job, made = recorded_job
+    result = pl.train(job, protocol=protocol, cluster="2*exp(mean=1)", stop="updates=3")
+    gc.collect()
+    assert [model() for model in made if model() is not None] == [result.model]
+
+
+def test_a_rank_without_a_server_leaves_no_model_in_memory(recorded_job):
+    job, made = recorded_job
+    run(1, job, protocol="dc_s3gd", stop="updates=3")
+    gc.collect()
+    assert [model() for model in made if model() is not None] == []

@@ -14,9 +14,11 @@ from faults.enough import EndWhen
 from faults.ranks import ranks, run
 from faults.test_distributed import what_is_open
 from faults.test_restart import torchrun
+from paceline.data import Loader
+from paceline.engines.replica import build_model
 from paceline.history import GradientArrived, RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
-from paceline.recording.run_folder import SavedRun
-from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, tiny_job
+from paceline.recording.run_folder import CHECKPOINTS, SavedRun
+from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, parameters_of, sgd, tiny_job
 
 EXACT = 1e-12
 PROTOCOLS = ["all_reduce", "s3gd", "dc_s3gd", "local_sgd(H=4)"]
@@ -47,6 +49,10 @@ def assert_does_what_the_simulation_does(n, job, faults=(), **settings):
     return ends[0]
 
 
+def halving(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=10, gamma=0.7)
+
+
 def mean_loss(updates):
     return sum(update.loss for update in updates) / len(updates)
 
@@ -73,7 +79,8 @@ class Idle(nn.Module):
 def test_ranks_do_what_the_simulation_does():
     settings = {"protocol": "dc_s3gd", "stop": "epochs=5", "evaluate_every": "updates=4"}
     faults = [pl.Fault(1, 5, "not_finite")]
-    end = assert_does_what_the_simulation_does(4, uneven_epochs(eval_data=dataset(20)), faults, **settings)
+    job = uneven_epochs(eval_data=dataset(20), scheduler=halving, schedule_unit="gradient")
+    end = assert_does_what_the_simulation_does(4, job, faults, **settings)
     assert [record.worker for record in of(end.records, GradientArrived) if not record.used] == [1]
 
 
@@ -81,7 +88,7 @@ def test_ranks_do_what_the_simulation_does():
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_every_algorithm_does_what_its_simulation_does(protocol, n):
-    job = tiny_job(model=batch_norm_net, eval_data=dataset(20))
+    job = tiny_job(model=batch_norm_net, eval_data=dataset(20), scheduler=halving, schedule_unit="gradient")
     settings = {"protocol": protocol, "stop": "updates=50", "evaluate_every": "updates=7"}
     assert_does_what_the_simulation_does(n, job, [pl.Fault(n - 1, 9, "not_finite")], **settings)
 
@@ -129,6 +136,7 @@ def test_those_who_are_left_go_on_and_one_that_comes_later_takes_part():
     assert [update.version for update in updates] == list(range(1, len(updates) + 1))
     assert {update.k for update in updates if lost.now_s < update.now_s < joined.now_s} == {2}
     assert {update.k for update in updates if update.now_s > joined.now_s + 0.1} == {3}
+    assert all(gradient.used for gradient in of(ends[0].records, GradientArrived))
     assert mean_loss(updates[-20:]) < mean_loss(updates[:20]) - 0.02
     for end in ends:
         assert torch.equal(flat(end.parameters), flat(ends[0].parameters))
@@ -153,6 +161,26 @@ def test_every_algorithm_goes_on_without_those_who_are_gone(protocol):
     used = [each for each in of(ends[0].records, GradientArrived) if each.used]
     assert len(used) == 20 * 9  # every minibatch, once an epoch
     assert torch.equal(flat(ends[0].parameters), flat(ends[2].parameters))
+
+
+@pytest.mark.slow
+def test_those_who_are_left_keep_their_own_momentum_and_repeat_the_iteration():
+    job, n, updates, gone = tiny_job(optimizer=sgd(0.05, 0.9)), 3, 16, pl.Fault(2, 9)
+    torchrun = {"faults": [gone], "elastic": True, "slowness": pl.Cluster(n, timing=pl.Deterministic(0.05))}
+    ends = run(n, job, torchrun, protocol="local_sgd(H=1)", stop=f"updates={updates}")
+    loader, model = Loader(job, 1, n), build_model(job, 1)
+    velocity = [torch.zeros_like(parameters_of(model))] * n
+    for draw in range(1, updates + 1):
+        workers = range(n if draw < gone.draw else n - 1)
+        for worker in workers:
+            inputs, target = loader.batch(worker, draw, None)
+            gradient = torch.autograd.grad(job.loss(model(inputs), target), model.parameters())
+            for _ in range(2 if draw == gone.draw else 1):
+                velocity[worker] = 0.9 * velocity[worker] + nn.utils.parameters_to_vector(gradient)
+        average = parameters_of(model) - 0.05 * sum(velocity[worker] for worker in workers) / len(workers)
+        nn.utils.vector_to_parameters(average, model.parameters())
+    assert [update.k for update in of(ends[0].records, UpdateMade)] == [3] * 8 + [2] * 8
+    assert largest_relative_difference(flat(ends[0].parameters), average) < EXACT
 
 
 @pytest.mark.slow
@@ -184,6 +212,13 @@ def test_a_rank_whose_gradients_are_never_finite_is_named():
     for end in ends:
         assert end.stopped_by == "not_finite"
         assert "10 gradients in a row of worker 1 were not finite" in end.reason
+
+
+def test_local_sgd_is_saved_at_the_first_sum_when_it_is_time(tmp_path):
+    settings = {"protocol": "local_sgd(H=4)", "stop": "updates=14", "out": tmp_path / "run"}
+    run(1, tiny_job(), **settings, checkpoint_every="updates=5", keep_checkpoints=100)
+    saved = [path.name.rpartition("-")[2] for path in (tmp_path / "run" / CHECKPOINTS).iterdir() if path.is_dir()]
+    assert sorted(map(int, saved)) == [0, 4, 8, 14]
 
 
 @pytest.mark.slow

@@ -11,11 +11,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import paceline as pl
+from paceline.allreduce import make_worker
 from paceline.catalogue import parse_plan
 from paceline.compensation.delay import DCS3GD
 from paceline.data import Loader
 from paceline.engines.replica import build_model
-from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, plain_loop, tiny_job
+from paceline.server import ParameterServer
+from paceline.vectors import Layout
+from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, plain_loop, sgd, tiny_job, update_of
 
 N = 4
 ITERATIONS = 50
@@ -241,6 +244,47 @@ def test_an_epoch_is_every_sample_once_though_the_last_iteration_has_few_minibat
     assert [record.k for record in run.history.of(pl.UpdateMade)] == [5, 5, 5, 5, 4]
 
 
+# --- schedules by workload ---------------------------------------------------------------------------------------
+
+
+def halving(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.5)
+
+
+SAT_OUT = (1, 6)
+
+
+def literally(job, reduction, updates):
+    """Return the average where worker 1 sits out the iteration 6, each step at the rate of the workload of all."""
+    loader, at = Loader(job, 3, N), build_model(job, 3)
+    average = parameters_of(at)
+    own, velocity, workload = [average] * N, [torch.zeros_like(average)] * N, 0
+    for draw in range(1, updates + 1):
+        rate, present = RATE * 0.5 ** (workload // 7), [i for i in range(N) if (i, draw) != SAT_OUT]
+        for i in range(N):
+            if i not in present:
+                own[i] = average if reduction.overlaps else own[i]
+                continue
+            nn.utils.vector_to_parameters(own[i].clone(), at.parameters())
+            inputs, target = loader.batch(i, draw, None)
+            [*gradient] = torch.autograd.grad(job.loss(at(inputs), target), at.parameters())
+            velocity[i] = MOMENTUM * velocity[i] + nn.utils.parameters_to_vector(gradient)
+            own[i] = (average if reduction.overlaps else own[i]) - rate * velocity[i]
+        workload += len(present)
+        if reduction.communicates(draw) or draw == updates:
+            average = torch.stack([own[i] for i in present]).mean(0)
+            own = own if reduction.overlaps else [average] * N
+    return average
+
+
+@pytest.mark.parametrize("protocol", ["s3gd", "local_sgd(H=1)", "local_sgd(H=4)"])
+def test_a_worker_that_sits_out_stays_at_the_workload_of_all(protocol):
+    job = tiny_job(optimizer=sgd(RATE, MOMENTUM), scheduler=halving, schedule_unit="gradient")
+    ours = trained(protocol, job, updates=11, faults=[pl.Fault(*SAT_OUT, "not_finite")])
+    theirs = literally(job, parse_plan(protocol).reduction, updates=11)
+    assert largest_relative_difference(parameters_of(ours.model), theirs) < 1e-12
+
+
 # --- time --------------------------------------------------------------------------------------------------------
 
 
@@ -342,12 +386,24 @@ def test_the_others_go_on_without_a_worker_that_fails(protocol, kind):
     assert np.mean(losses[-10:]) < np.mean(losses[:5])
 
 
+@pytest.mark.parametrize("worker", [1, 3])
 @pytest.mark.parametrize("protocol", ALGORITHMS)
-def test_a_worker_that_comes_back_goes_on_from_the_average(protocol):
-    cluster = pl.Cluster(4, pl.Deterministic(1.0), faults=[pl.Fault(1, 3, "die", back_after_s=7.5)])
+def test_a_worker_that_comes_back_goes_on_from_the_average(protocol, worker):
+    cluster = pl.Cluster(4, pl.Deterministic(1.0), faults=[pl.Fault(worker, 3, "die", back_after_s=7.5)])
     run = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=30")
     assert [record.k for record in run.history.of(pl.UpdateMade)][:14] == [4, 4, *[3] * 8, 4, 4, 4, 4]
+    assert run.history.totals.dropped == 0
     assert run.stopped_by is pl.Outcome.UPDATES
+
+
+@pytest.mark.parametrize("protocol", ALGORITHMS)
+def test_workers_that_a_resumed_run_has_more_take_part_at_once(protocol, tmp_path):
+    common = {"protocol": protocol, "seed": 1}
+    pl.train(tiny_job(), cluster="2*deterministic(value=1)", stop="seconds=5.5", out=tmp_path / "run", **common)
+    more = {"resume": tmp_path / "run", "allow_change": True}
+    run = pl.train(tiny_job(), cluster="4*deterministic(value=1)", stop="updates=10", **more, **common)
+    assert [record.k for record in run.history.of(pl.UpdateMade)] == [2] * 5 + [4] * 5
+    assert run.history.totals.dropped == 0
 
 
 def test_a_worker_whose_gradients_are_not_finite_is_named_and_nobody_waits_for_it():
@@ -366,6 +422,34 @@ def test_an_iteration_of_which_nothing_is_finite_is_made_once_more(protocol):
     assert run.history.totals.dropped == 4
 
 
+@pytest.mark.parametrize(("protocol", "keeps"), [("all_reduce", False), ("s3gd", True), ("local_sgd(H=3)", True)])
+def test_who_goes_on_from_another_average_keeps_a_momentum_that_is_its_own(protocol, keeps):
+    job, reduction = tiny_job(optimizer=sgd(RATE, MOMENTUM)), parse_plan(protocol).reduction
+    workers = []
+    for value in (1.0, 2.0, 3.0):
+        model = build_model(job, 3)
+        layout = Layout(model)
+        worker = make_worker(reduction, ParameterServer(job, model, layout, per_epoch=None), layout)
+        worker.gradient.memory.zero_()
+        worker.gradient.flat_parameters[0].fill_(value)
+        worker.hand_in(1.0, 1.0, update_of(1))
+        worker.take_over(worker.payload, 1.0, update_of(1), adopts=True)
+        workers.append(worker)
+    first, survivor, newcomer = workers
+    survivor.take_on(first.server.state_dict(), remembers=True)
+    newcomer.take_on(first.server.state_dict(), remembers=False)
+    assert (momentum_of(first), momentum_of(survivor)) == (1.0, 2.0 if keeps else 1.0)
+    assert momentum_of(newcomer) == 1.0
+    for worker in (survivor, newcomer):
+        assert torch.equal(worker.average.memory, first.average.memory)
+        assert torch.equal(worker.weights.memory, first.average.memory)
+
+
+def momentum_of(worker):
+    [momentum] = {float(state["momentum_buffer"].mean()) for state in worker.server.optimizer.state.values()}
+    return momentum
+
+
 # --- bad input ---------------------------------------------------------------------------------------------------
 
 
@@ -375,10 +459,18 @@ def test_an_iteration_of_which_nothing_is_finite_is_made_once_more(protocol):
         (lambda: pl.train(tiny_job(), protocol="dc_s3gd", cluster="local:4", stop="updates=1"), "has no server"),
         (lambda: parse_plan("all_reduce@25% >> asp").checked(4, 100, 10), "type all_reduce alone"),
         (lambda: parse_plan("asp@25% >> dc_s3gd").checked(4, 100, 10), "the other parts of this plan need one"),
-        (lambda: parse_plan("all_reduce + elastic").checked(4, 100, 10), "or add to bsp"),
-        (lambda: parse_plan("dc_s3gd + staleness_lr(C=1)").checked(4, 100, 10), "no gradient"),
+        (lambda: parse_plan("all_reduce + elastic").checked(4, 100, 10), "type all_reduce alone"),
+        (lambda: parse_plan("dc_s3gd + staleness_lr(C=1)").checked(4, 100, 10), "or add to bsp or asp"),
+        (lambda: parse_plan("s3gd + dc_s3gd").checked(4, 100, 10), "dc_s3gd is s3gd with its correction"),
         (lambda: pl.dc_s3gd(lambda0=-0.1), "lambda0=-0.1"),
-        (lambda: pl.local_sgd(H=0), "period=0"),
+        (lambda: pl.dc_s3gd(lambda0=float("nan")), "lambda0=nan"),
+        (lambda: parse_plan("dc_s3gd(lambda0=much)"), "lambda0='much'"),
+        (lambda: pl.local_sgd(H=0), "H=0 is not a whole number in [1, inf)"),
+        (lambda: pl.local_sgd(H=10**400), "is not a whole number in [1, inf)"),
+        (lambda: pl.Reduction([]), "sums = []"),
+        (lambda: pl.Reduction("updates", overlaps="yes"), "overlaps='yes' is neither True nor False"),
+        (lambda: pl.Reduction("updates", overlaps=True, correction="dc_s3gd"), "correction='dc_s3gd'"),
+        (lambda: pl.Reduction("updates", overlaps=True, correction=pl.staleness_lr(C=1)), "that corrects, or None"),
         (lambda: pl.asp() + pl.s3gd(), "it is a protocol of its own"),
         (lambda: pl.Reduction("weights"), "expected 'gradients' or 'updates'"),
         (lambda: pl.Reduction("gradients", period=2), "give sums='updates'"),

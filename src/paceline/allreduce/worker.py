@@ -31,7 +31,8 @@ class Worker(ABC):
     """A worker's optimizer and parameters, and nothing that communicates.
 
     In every iteration a gradient is computed at `weights` into `gradient`, then `hand_in` writes `payload`; once that
-    and the shares are summed over the workers, `take_over` moves every worker's `average` alike.
+    and the shares are summed over the workers, `take_over` moves every worker's `average` alike. Every worker is told
+    of every update (`advance`), whether it has had a part in it or not, so that all are at the same workload.
 
     Args:
         server: optimizer, schedule and clipping of this worker; its state is the average.
@@ -78,6 +79,10 @@ class Worker(ABC):
             adopts: whether this worker goes on from the average; else it only knows it.
         """
 
+    @abstractmethod
+    def advance(self, update: Apply) -> None:
+        """Take note of an update that is made, before its sum is taken over, if there is one."""
+
     def sit_out(self) -> None:
         """Hand in nothing, and go on with the others."""
         self.payload.memory.zero_()
@@ -85,6 +90,16 @@ class Worker(ABC):
     @abstractmethod
     def go_on_from_average(self) -> None:
         """Forget where this worker has gone by itself."""
+
+    def take_on(self, state: Mapping[str, Any], *, remembers: bool) -> None:
+        """Go on from the average of another worker, whose server has this state.
+
+        Args:
+            state: of the server.
+            remembers: whether this worker has taken part so far, and so has something to remember besides.
+        """
+        self.server.load_state_dict(state)
+        self.go_on_from_average()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the worker's optimizer and parameters."""
@@ -119,6 +134,9 @@ class GradientWorker(Worker):
         total.written.update(range(len(total.parameters)))  # by others, where this worker has not
         self.server.take(total, samples=1)
         return self.server.apply(update)
+
+    def advance(self, update: Apply) -> None:
+        """Leave it to the step, which everybody makes."""
 
     def go_on_from_average(self) -> None:
         """Stay there, as ever."""
@@ -189,6 +207,10 @@ class UpdateWorker(Worker):
             self.go_on_from_average()
         return None
 
+    def advance(self, update: Apply) -> None:
+        """Let the schedule go on, which the worker's own step leaves where it is."""
+        self.server.advance(update)
+
     def sit_out(self) -> None:
         """Hand in nothing, and go on with the others, or from where this worker is until the next sum."""
         if self._overlaps:
@@ -198,6 +220,13 @@ class UpdateWorker(Worker):
     def go_on_from_average(self) -> None:
         """Forget where this worker has gone by itself."""
         self._weights.copy_(self.average)
+
+    def take_on(self, state: Mapping[str, Any], *, remembers: bool) -> None:
+        """Keep the momentum, which is each worker's own: the mean of many is less noisy than any of them."""
+        if remembers:
+            own = self.server.optimizer.state_dict()["state"]
+            state = {**state, "optimizer": {**state["optimizer"], "state": own}}
+        super().take_on(state, remembers=remembers)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the worker's own weights, too."""
@@ -214,7 +243,7 @@ class UpdateWorker(Worker):
             self.go_on_from_average()
         self.server.live_in(self._weights)
         self.server.take(self.gradient, samples=1)
-        self.server.apply(update)
+        self.server.step(update)
         self.server.live_in(average)
 
     def _write_payload(self, share: float) -> None:

@@ -59,16 +59,20 @@ class Keeper:
         self._is_saved = False  # as it is now
 
     def after(self) -> None:
-        """Save at the beginning, after the first update, and when an update has been made and it is time to."""
+        """Save at the beginning, after the first update, and when an update has been made and it is time to.
+
+        An engine that is not settled is not saved: of `local_sgd` on real ranks there is nothing to save between sums.
+        """
         self._is_saved = False
         if self._coordinator.awaits_step or not self._engine.is_settled:
             return  # until it has been told, the update is not over
         if self._coordinator.version != self._version:
+            is_first = self._version == 0
             self._version = self._coordinator.version
             is_due = self._position() - self._saved_at >= self._every.amount
             if is_due:
                 self._saved_at = self._position()
-            if is_due or self._version == 1:  # the first update shows what the optimizer remembers
+            if is_due or is_first:  # the first update shows what the optimizer remembers
                 self.save()
 
     def at_end(self) -> None:

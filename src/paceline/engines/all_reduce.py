@@ -26,9 +26,9 @@ class AllReduceTiming(TimingEngine):
     before) and goes on from there, and the iteration ends at max(h_i) + t. Without a sum it ends at max(f_i), and each
     goes on from its own.
 
-    All gradients of an iteration arrive when it ends, in the order of the workers: of a sum nobody has a part before
-    all is there. What a worker computed is in `compute_s`; what it waited for the sum before, though every gradient
-    was there, in `pull_s`; and what is left of the round trip it waited for others.
+    All gradients of an iteration arrive when it ends, in the order of the workers, newcomers first: of a sum nobody has
+    a part before all is there. What a worker computed is in `compute_s`; what it waited for the sum before, though
+    every gradient was there, in `pull_s`; and what is left of the round trip it waited for others.
 
     Args:
         cluster: workers and their times; the network's are those of the all-reduce, and there is no server.
@@ -143,7 +143,8 @@ class AllReduceTiming(TimingEngine):
             if len(coming) < len(self._awaited):
                 self._free_s[worker] = inf
         self._summed_s = self.now = ends_s
-        self._arriving.extend(coming)
+        newcomers = self._coordinator.newcomers  # for whom no update waits, once the others are in it
+        self._arriving.extend(sorted(coming, key=lambda worker: worker not in newcomers))
         self._awaited = []
 
     def _arrived(self, worker: int) -> Event:
@@ -211,6 +212,8 @@ class VirtualAllReduce(AllReduceTiming):
         """Let everybody take over the sum."""
         super().apply(command)
         adopts = self._reduction.communicates(self._iteration)
+        for worker in self._distinct:
+            worker.advance(command)
         steps = [worker.take_over(self._total, self._shares, command, adopts=adopts) for worker in self._distinct]
         self._shares = 0.0
         self.tell_step(command, steps[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
@@ -89,7 +90,7 @@ class Replica:
         self._buffers = list(self.model.buffers())
         self._own: dict[str, Vectors] = {}
         for i, parameter in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(lambda _, i=i: self._note(i))
+            parameter.register_post_accumulate_grad_hook(_noting(weakref.ref(self), i))
         self._spread = Spread(self._parameters) if job.microbatches > 1 else None
         if check is not None and team is None and self._device.type == "cpu":
             _check_between_layers(self.model, check)
@@ -227,6 +228,17 @@ class Replica:
         if use not in self._own:
             self._own[use] = self.layout.allocate(self._device)
         return self._own[use]
+
+
+def _noting(replica: weakref.ref[Replica], parameter: int) -> Callable[[Tensor], None]:
+    """Return a hook that keeps nothing alive: autograd holds it where no garbage collector sees the cycle."""
+
+    def note(_: Tensor) -> None:
+        ours = replica()
+        if ours is not None:
+            ours._note(parameter)
+
+    return note
 
 
 def usable_device(device: str) -> str:

@@ -32,7 +32,6 @@ from paceline.events import (
     Evaluated,
     Event,
     Interrupt,
-    Joined,
     Outcome,
     Quit,
     Replace,
@@ -48,7 +47,8 @@ class AllReduceEngine(Engine):
     """Trains with all other ranks, of which each runs the same coordinator on the same events.
 
     An iteration: gradient; hand in; begin the sum; compute the next gradient meanwhile, if the reduction lets it;
-    hear what everybody has told of theirs; wait for the sum. Then all gradients arrive, in the order of the workers.
+    hear what everybody has told of theirs; wait for the sum. Then all gradients arrive, in the order of the workers,
+    newcomers first.
 
     All events have the time that rank 0 had when the last worker had told of its gradient. The wait for the sum is in
     what the next gradients tell as `pull_s`: for how long all have waited though every gradient was there.
@@ -86,7 +86,7 @@ class AllReduceEngine(Engine):
         self._asked: Evaluate | None = None
         self._iteration = 0
         self._behind: Apply | None = None  # made since the last sum; the average does not know of it
-        self._newcomers: set[int] = set()
+        self._has_taken_part = False
         self._is_to_reform = False
         self._waited_s = 0.0
         self._common_s = 0.0  # of the newest events
@@ -156,6 +156,7 @@ class AllReduceEngine(Engine):
         """Take over the sum; where there was none, remember that."""
         self._behind = command
         self.is_settled = False
+        self._worker.advance(command)
         if self._reduction.communicates(self._iteration):
             self._take_over(adopts=True)
         self._tell_time()
@@ -231,8 +232,8 @@ class AllReduceEngine(Engine):
         now = self._common_s = table.now
         pull_s = min(hand.waited_s for hand in table.hands.values())
         arrivals = [self._arrival(worker, hand, now, pull_s) for worker, hand in table.hands.items() if hand.draw]
-        arrivals.sort(key=lambda arrival: arrival.worker not in self._newcomers)  # with whose part no update waits
-        self._newcomers.clear()
+        newcomers = self._coordinator.newcomers  # for whom no update waits, once the others are in it
+        arrivals.sort(key=lambda arrival: arrival.worker not in newcomers)
         self._events.extend(arrivals)
         while self._timers and self._timers[0] <= now:  # after the gradients: nobody is silent
             heappop(self._timers)
@@ -328,7 +329,7 @@ class AllReduceEngine(Engine):
         coordinator = self._coordinator
         return {
             "coordinator": coordinator.state_dict() if coordinator.has_begun else None,
-            "server": {**self._worker.server.state_dict(), "workload": coordinator.workload},
+            "server": self._worker.server.state_dict(),
             "work": self._work,
             "timers": self._timers,
             "asked": self._asked,
@@ -340,8 +341,8 @@ class AllReduceEngine(Engine):
         """Go on from where rank 0 is; return the events that come then."""
         if state["coordinator"] is not None:
             self._coordinator.load_state_dict(state["coordinator"])
-        self._worker.server.load_state_dict(state["server"])
-        self._worker.go_on_from_average()
+        self._worker.take_on(state["server"], remembers=self._has_taken_part)
+        self._has_taken_part = True
         self._part.press(f"began at {state['now']:.3g} s")
         self._work = dict(state["work"])
         self._timers = list(state["timers"])
@@ -349,7 +350,6 @@ class AllReduceEngine(Engine):
         self._common_s = state["now"]
         self.now = max(self.now, self._common_s)
         events: list[Event] = state["events"]
-        self._newcomers = {event.worker for event in events if isinstance(event, Joined)}
         self._events.clear()
         self._behind = None
         self._part.forget()
