@@ -94,13 +94,11 @@ class ParameterServer:
         """Parameters and buffers as they are, where the next update will change them."""
         return self._state
 
-    def move_to(self, place: Vectors) -> None:
-        """Go on in another place of the same device, and leave the state where it was as it is."""
-        place.copy_(self._state)
-        self.live_in(place)
-
     def live_in(self, place: Vectors) -> None:
-        """Go on with the parameters and buffers of another place of the same device, as they are there."""
+        """Go on with the parameters and buffers of another place of the same device, as they are there.
+
+        Those where it was stay as they are.
+        """
         self._state = place
         self._meter.parameters = place.flat_parameters
         self._live_in_state()

@@ -12,7 +12,7 @@ from paceline.engines.distributed.wire import DTYPES, Travelling, Wire
 from paceline.engines.replica import build_model
 from paceline.server import ParameterServer
 from paceline.torchrun import WIRES
-from paceline.vectors import Layout
+from paceline.vectors import Layout, Vectors
 from tiny_jobs import dataset, sgd, small_net, tiny_job, update_of
 
 
@@ -114,7 +114,9 @@ def test_a_server_that_moves_goes_on_as_one_that_stays(optimizer):
     for _ in range(4):
         left = mover.state
         before = left.memory.clone()
-        mover.move_to(layout.allocate())
+        place = layout.allocate()
+        place.copy_(mover.state)
+        mover.live_in(place)
         assert move_on() == stay_on()
         assert torch.equal(left.memory, before)
         assert torch.equal(mover.state.memory, stayer.state.memory)
@@ -144,3 +146,28 @@ def test_a_version_stays_while_it_is_held_and_only_then_is_it_copied(wire):
         published.release(version)
     assert len(published) == 1
     assert published.spare() is not server.state
+
+
+def test_a_copy_is_made_ahead_where_the_last_update_needed_one_and_never_used_late(monkeypatch):
+    server, layout, update = served(sgd(momentum=0.9), measure=False)
+    stayer, _, update_stayer = served(sgd(momentum=0.9), measure=False)
+    published = Published(server, layout, Wire("float32", layout))
+    published.take_over(0)
+    copies = []
+    copy = Vectors.copy_
+    monkeypatch.setattr(Vectors, "copy_", lambda self, other: copies.append(other) or copy(self, other))
+    ahead, late = [], []
+    for version, is_read in enumerate([False, True, True, False, False, True], 1):
+        copies.clear()
+        published.get_ready()
+        published.get_ready()  # once is enough
+        ahead.append(len(copies))
+        if is_read:
+            published.hold(version - 1)
+        published.make_way()
+        late.append(len(copies) - ahead[-1])
+        update()
+        update_stayer()
+        published.take_over(version)
+        assert torch.equal(server.state.memory, stayer.state.memory)
+    assert (ahead, late) == ([0, 0, 1, 1, 0, 0], [0, 1, 0, 0, 0, 1])

@@ -124,6 +124,9 @@ class RealTimeEngine(Engine, Generic[P]):
         """Make what the server holds a version, in a place that nobody reads."""
         self._server.publish(self._versions.publish(version))
 
+    def _get_ready(self) -> None:
+        """Do ahead, while there is nothing else to do, what the next update would have to wait for."""
+
     def _use_idle_cores(self) -> None:
         """Let the server compute on cores that no worker uses, where it can be known."""
 
@@ -202,6 +205,7 @@ class RealTimeEngine(Engine, Generic[P]):
         if not ready and not is_due:
             self._use_idle_cores()
             self._server.add()  # while there is nothing else to do
+            self._get_ready()
             ready = self._selector.select(max(0.0, self._timers[0] - self._elapsed_s()) if self._timers else None)
         for key, _ in ready:
             if key.fileobj == self.signals.reader:

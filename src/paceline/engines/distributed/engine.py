@@ -194,6 +194,9 @@ class DistributedEngine(RealTimeEngine[Member]):
         self._slices.apply(command, elsewhere)
         super().apply(command)
 
+    def _get_ready(self) -> None:
+        self._published.get_ready()
+
     def accept(self, command: Accept) -> None:
         """Take the gradient, in all its parts, where they have come."""
         self._slices.send(Taking(command.worker, command.samples, command.step_scale))

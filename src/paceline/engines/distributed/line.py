@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -24,6 +25,7 @@ HEADERS, CONTENTS, NOTHING, PIECES = 1, 2, 3, 4  # tags; each piece has its own,
 TENSORS = "tensors"  # key of a text that has some beside it
 SHORT_BYTES = 1 << 10  # what may be said before anybody knows who says it
 LONG_BYTES = 1 << 26  # and afterwards
+AHEAD = 3  # messages expected: as many as an answer mostly has, and one more, so that somebody always waits
 
 
 class Broken(Exception):  # noqa: N818  # a line ends with every run
@@ -43,6 +45,10 @@ class Line:
     """Sends to and receives from one other process.
 
     Any thread may send; one thread receives. What is sent stays as it is until the other side has answered.
+
+    Receives are posted before something is sent, for the answer, and when something has come only if nothing else is
+    expected. For gloo tells the other side of each, and if a thread is not quite through with sending there, gloo's own
+    turns in circles until it is, on a core that the first may need.
 
     Args:
         store: where the two find each other, a client of its own.
@@ -69,8 +75,10 @@ class Line:
         self._sending: list[tuple[Any, Tensor]] = []  # gloo neither waits for itself nor keeps the memory
         self._answerable = 0  # of them, up to the last one that will be answered
         self._lock = threading.Lock()
+        self._posting = threading.Lock()
+        self._headers: deque[tuple[Any, Tensor]] = deque()  # expected
         self._rooms: list[Tensor] = []  # of pieces
-        self._arriving: list[Any] = []
+        self._arriving: list[Any] = []  # None where the room is not ready
         self.longest_text = SHORT_BYTES
 
     def send(
@@ -90,6 +98,7 @@ class Line:
             will_be_answered: whether there will be an answer, from which it is known that all of it has come.
         """
         with self._lock, suppress(RuntimeError):
+            self._get_ready()
             self._begin(encode(message), HEADERS)
             for each in contents:
                 self._begin(each, CONTENTS)
@@ -132,8 +141,12 @@ class Line:
         Raises:
             Broken: there will be none, or what came is none.
         """
-        numbers = header()
-        self._receive_into(numbers, HEADERS)
+        with saying_when_broken():
+            with self._posting:
+                if not self._headers:
+                    self._expect_header()
+                arriving, numbers = self._headers.popleft()
+            arriving.wait(FOREVER)
         try:
             message = decode(numbers)
             return self._text(message) if isinstance(message, Text) else message
@@ -149,17 +162,18 @@ class Line:
 
         It sends them only when their rooms are free, which it knows from what was said before.
         """
-        with saying_when_broken():
+        with saying_when_broken(), self._posting:
             self._rooms = list(rooms)
             self._arriving = [self._expect(number) for number in range(len(rooms))]
 
     def receive_piece(self, number: int) -> None:
-        """Wait until a piece is in its room, which may then be written again."""
+        """Wait until a piece is in its room, which may be written again once something is sent."""
         if number >= len(self._rooms):
             raise Broken(f"there is no piece {number}")
         with saying_when_broken():
-            self._arriving[number].wait(FOREVER)
-            self._arriving[number] = self._expect(number)
+            with self._posting:
+                arriving, self._arriving[number] = self._arriving[number] or self._expect(number), None
+            arriving.wait(FOREVER)
 
     def close(self) -> None:
         """End the line at once, whoever waits on it, on both sides."""
@@ -187,6 +201,17 @@ class Line:
     def _receive_into(self, contents: Tensor, tag: int) -> None:
         with saying_when_broken():
             self._group.recv([contents], self._other, tag).wait(FOREVER)
+
+    def _get_ready(self) -> None:
+        """Expect what the other side will say when it has heard what is sent now."""
+        with self._posting:
+            while len(self._headers) < AHEAD:
+                self._expect_header()
+            self._arriving = [each or self._expect(number) for number, each in enumerate(self._arriving)]
+
+    def _expect_header(self) -> None:
+        numbers = header()
+        self._headers.append((self._group.recv([numbers], self._other, HEADERS), numbers))
 
     def _expect(self, number: int) -> Any:
         return self._group.recv([self._rooms[number]], self._other, PIECES + number)

@@ -9,13 +9,14 @@ from torch import Tensor
 from paceline.engines.distributed.wire import Wire
 from paceline.engines.versions import Versions
 from paceline.server import ParameterServer
-from paceline.vectors import Layout
+from paceline.vectors import Layout, Vectors
 
 
 class Published(Versions):
     """Versions of a server, and what travels of them.
 
-    Under a protocol that waits for everybody no version is ever copied: all have left it when the next is made.
+    Under a protocol that waits for everybody no version is ever copied: all have left it when the next is made. Under
+    others a copy is made before there is an update to wait for it.
 
     Args:
         server: makes the versions.
@@ -32,9 +33,15 @@ class Published(Versions):
         self._server = server
         self._wire = wire
         self._packed: dict[int, Tensor] = {}
+        self._moves = False
+        self._ahead: Vectors | None = None  # what the server holds, where it may go on
 
     def take_over(self, version: int) -> None:
         """Publish what the server holds, where it lies."""
+        self._moves = self._newest is not None and self._server.state is not self[self._newest]
+        if self._ahead is not None:  # of the version before, which nobody read any more
+            self._free.append(self._ahead)
+            self._ahead = None
         self.keep(version, self._server.state)
 
     def release(self, version: int) -> None:
@@ -52,7 +59,18 @@ class Published(Versions):
 
     def go_elsewhere(self) -> None:
         """Let the server go on in a place that nobody reads."""
-        self._server.move_to(self.spare())
+        self._server.live_in(self._ahead or self._copied())
+        self._ahead = None
+
+    def get_ready(self) -> None:
+        """Copy what the server holds, if it had to go elsewhere for the last update, and so may have to once more."""
+        if self._moves and self._ahead is None:
+            self._ahead = self._copied()
+
+    def _copied(self) -> Vectors:
+        place = self.spare()
+        place.copy_(self._server.state)
+        return place
 
     def travelling(self, version: int) -> Tensor:
         """Return what is sent of a version that somebody holds; it is packed once."""

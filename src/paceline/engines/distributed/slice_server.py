@@ -166,6 +166,7 @@ class _SliceServer:
         while True:
             if inbox.is_empty:
                 self._server.add()  # while there is nothing else to do
+                self._published.get_ready()
             match inbox.get():
                 case Heard(ticket, {"end": end}) if ticket == RANK_0:
                     return dict(end)
