@@ -127,7 +127,7 @@ def test_a_number_that_is_nobodys_is_refused_with_what_to_type():
 
 
 def test_another_number_of_processes_is_refused_with_what_to_type():
-    said = r"WORLD_SIZE 3, now 4; seed 1, now 2; to join a run, give the WORLD_SIZE that all others have and the RANK"
+    said = r"WORLD_SIZE 3, now 4; seed 1, now 2: to join a run, give the WORLD_SIZE that all others have and the RANK"
     with (
         door({"WORLD_SIZE": 3, "seed": 1}) as (place, _),
         closing(line_to(place)) as line,
