@@ -77,6 +77,10 @@ class Replay(VirtualEngine):
             return self._arrival(event.worker, event.draw)
         return event
 
+    def tell_step(self, command, step):
+        if step is not None:  # at its recorded time, which controllers reckon from
+            self._applied = next(self._recorded)._replace(step=step)
+
     def wake(self, command):
         pass
 

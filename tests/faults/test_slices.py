@@ -21,7 +21,6 @@ from paceline.engines.distributed import DistributedEngine
 from paceline.engines.distributed.members import Member
 from paceline.engines.distributed.strand import Strand
 from paceline.engines.replica import Replica, build_model
-from paceline.events import Applied
 from paceline.history import GradientArrived, StepMeasured, WorkerLost, WorkInterrupted
 from paceline.protocols import as_plan
 from paceline.server import ParameterServer
@@ -58,7 +57,7 @@ def events(monkeypatch):
     class Noting(DistributedEngine):
         def run(self, coordinator, observe=None, first=None):
             def note(now, event, commands):
-                if event is not None and not isinstance(event, Applied):
+                if event is not None:
                     heard.append(event)
                 observe(now, event, commands)
 
