@@ -211,6 +211,15 @@ def test_without_a_server_data_that_change_the_parameters_are_found_out(protocol
                 started.end(rank)
 
 
+def test_without_a_server_the_port_is_free_again_though_the_error_is_kept():
+    kept = []
+    with ranks(1, tiny_job(loss=None, step=ClampingStep()), DEBUG, protocol="all_reduce", stop="updates=9") as started:
+        for _ in range(2):
+            with pytest.raises(pl.UsageError, match=r"0.bias changed on worker 0 while job tiny computed") as error:
+                started.serve()
+            kept.append(error)
+
+
 class HalvingTheAverage(pl.Callback):
     """Changes the model of the session, which was made first, at a version."""
 

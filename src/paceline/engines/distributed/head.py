@@ -203,6 +203,7 @@ class Head:
         if self._gate.close():
             self._told.close()
         self._gate = self.ring = None
+        del self._meeting  # and with the store its port is free again, whoever keeps an error that came from here
 
     # --- what the threads tell that listen ----------------------------------------------------------------
 
