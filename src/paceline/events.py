@@ -76,7 +76,8 @@ class Arrival(NamedTuple):
         step_scale: that compensators give it.
         compensations: what they did.
         sum_s: seconds of the sum that it is a part of, from when all was handed in; 0 if none was made yet, nan with a
-            server. It is for the log: nothing is decided by it, and of real ranks only rank 0 knows it.
+            server. This and the next are for the log: nothing is decided by them, and of real ranks only 0 knows them.
+        left_over_s: seconds in which real ranks without a server neither computed nor waited for each other or a sum.
     """
 
     now: float
@@ -93,6 +94,7 @@ class Arrival(NamedTuple):
     step_scale: float = 1.0
     compensations: tuple[Compensation, ...] = ()
     sum_s: float = nan
+    left_over_s: float = 0.0
 
 
 class Step(NamedTuple):

@@ -214,6 +214,7 @@ class Recorder:
                 step_scale=event.step_scale,
                 compensations=[(each.formula, each.factor) for each in event.compensations],
                 sum_s=event.sum_s,
+                left_over_s=event.left_over_s,
             )
         )
 

@@ -185,8 +185,10 @@ def _row(record: GradientArrived | WorkInterrupted | WorkUnfinished) -> Row:
     if not isinstance(record, GradientArrived):
         return Row(worker, draw, start_s, 0.0, end_s - start_s, 0.0, end_s, 1)
     if not isnan(record.sum_s):
-        begun_s = max(0.0, min(start_s, end_s - record.sum_s - record.compute_s))
-        return Row(worker, draw, begun_s, 0.0, record.compute_s, 0.0, end_s, 0, record.sum_s)
+        compute_s = record.compute_s + record.left_over_s
+        begun_s = max(0.0, min(start_s, end_s - record.sum_s - compute_s))
+        end_s = max(end_s, begun_s + compute_s + record.sum_s)
+        return Row(worker, draw, begun_s, 0.0, compute_s, 0.0, end_s, 0, record.sum_s)
     return Row(worker, draw, start_s, record.pull_s, record.compute_s, record.push_s, end_s, 0)
 
 
