@@ -117,12 +117,11 @@ class Cluster:
         if not isinstance(self.timing, Trace) or self.network != Network():
             return
         if self.timing.has_server != (plan.reduction is None):
-            seen, needed, other = "pulls and pushes of a server", "sums, as it has no server", "a run without one"
-            if not self.timing.has_server:
-                seen, needed, other = "sums, as there was no server", "pulls and pushes", "a run with a server"
+            sent = ("the sums of a run without a server", "the pulls and pushes of one with a server")
             raise UsageError(
-                f"{self.timing.source} knows the times of {seen}, and {plan} makes {needed}: give the trace of {other}, "
-                'a law such as exp(mean=1), or the network too, as in a cluster file (timing = "trace:FILE", [network])'
+                f"{self.timing.source} tells the times of {sent[self.timing.has_server]}, and {plan} takes those of "
+                f"{sent[plan.reduction is None]}: give such a trace, a law such as exp(mean=1), or a network beside "
+                '(in a cluster file: timing = "trace:FILE" and [network])'
             )
 
 

@@ -28,8 +28,8 @@ class AllReduceTiming(TimingEngine):
 
     All gradients of an iteration arrive when it ends, in the order of the workers: of a sum nobody has a part before
     all is there. What a worker computed is in `compute_s`; what it waited for the sum before, though every gradient
-    was there, in `pull_s`; and what is left of the round trip it waited for others. The sum itself, hidden or not, is in
-    `sum_s`; a trace tells t by that.
+    was there, in `pull_s`; and what is left of the round trip it waited for others. The sum itself, t, is in
+    `sum_s`, hidden or not, for a trace.
 
     Args:
         cluster: workers and their times; the network's are those of the all-reduce, and there is no server.
@@ -158,8 +158,7 @@ class AllReduceTiming(TimingEngine):
         if fault is not None:
             self.fired.append(fault)
         arrival = self._arrival(worker, self._current[worker])
-        times = {"compute_s": self._compute_s[worker], "pull_s": self._exposed_s, "sum_s": self._sum_before_s}
-        arrival = arrival._replace(**times)
+        arrival = arrival._replace(compute_s=self._compute_s[worker], pull_s=self._exposed_s, sum_s=self._sum_before_s)
         return arrival._replace(finite=False) if fault is not None else arrival
 
 
@@ -200,6 +199,7 @@ class VirtualAllReduce(AllReduceTiming):
         self._total = replica.layout.allocate(workers[0].server.device)
         self._shares = 0.0
         self._work: dict[int, Compute] = {}
+        self._took_part: set[int] = set()  # in the open update
         self._expected: Apply | None = None
 
     def compute(self, command: Compute) -> None:
@@ -220,6 +220,9 @@ class VirtualAllReduce(AllReduceTiming):
         """Let everybody take over the sum."""
         super().apply(command)
         adopts = self._reduction.communicates(self._iteration)
+        for worker in [worker for number, worker in enumerate(self._workers) if number not in self._took_part]:
+            worker.sit_out()
+        self._took_part.clear()
         steps = [worker.take_over(self._total, self._shares, command, adopts=adopts) for worker in self._distinct]
         self._shares = 0.0
         self.tell_step(command, steps[0])
@@ -236,7 +239,7 @@ class VirtualAllReduce(AllReduceTiming):
             "workers": [worker.state_dict() for worker in self._distinct],
             "total": self._total.memory.clone() if self._shares else None,
             "work": dict(self._work),
-            **copied(self, ("_shares", "_expected")),
+            **copied(self, ("_shares", "_expected", "_took_part")),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -247,7 +250,7 @@ class VirtualAllReduce(AllReduceTiming):
         if state["total"] is not None:
             self._total.memory.copy_(state["total"])
         self._work = dict(state["work"])
-        restore(self, ("_shares", "_expected"), state)
+        restore(self, ("_shares", "_expected", "_took_part"), state)
 
     def go_on_from(self, version: int, now: float) -> None:
         """Begin at this time with what the first worker's server holds as this version."""
@@ -263,6 +266,7 @@ class VirtualAllReduce(AllReduceTiming):
 
     def _arrival(self, worker: int, draw: int) -> Arrival:
         work, ours = self._work.pop(worker), self._workers[worker]
+        self._took_part.add(worker)
         measured = self._replica.gradient(worker, draw, work.minibatch, ours.weights, ours.gradient)
         assert self._expected is not None
         handed_in = HandedIn(finite=False)

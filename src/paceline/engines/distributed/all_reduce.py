@@ -205,8 +205,8 @@ class AllReduceEngine(Engine):
         communicates = self._reduction.communicates(self._iteration + 1)
         begun = self._begin_sum() if communicates else []
         summed = Completion(begun, on_gpu=self._cluster.device == "cuda")
-        told = {"waited_s": self._waited_s, "leaves": self._leaves, "compute_s": compute_s}
-        self._circle.hand_in(hand._replace(generation=self._circle.generation, **told))
+        hand = hand._replace(generation=self._circle.generation, compute_s=compute_s)
+        self._circle.hand_in(hand._replace(waited_s=self._waited_s, leaves=self._leaves))
         if self._reduction.overlaps or not communicates:
             next_work = self._coordinator.ahead().get(self._number)
             if next_work is not None:

@@ -48,7 +48,7 @@ class Part:
             update: what the coming update will say, if everybody takes part.
         """
         if work is None:
-            self._worker.payload.memory.zero_()
+            self._worker.sit_out()
             return Hand()
         measured, ahead_s = self._measured(work, run_s)
         handed_in = HandedIn(finite=False)
