@@ -224,11 +224,7 @@ class AllReduceEngine(Engine):
         """Note how long the sum has taken, if there was one, and what else has taken time; only rank 0 knows."""
         compute_s = {worker: hand.compute_s for worker, hand in table.hands.items() if hand.draw}
         self._left_over_s = self._pace.handed_in(compute_s, table.now)
-        self._sum_s = 0.0
-        if summed_s is not None:
-            sum_s = max(0.0, summed_s - table.now)
-            self._pace.summed(sum_s)
-            self._sum_s = sum_s + (self._left_over_s if self._reduction.overlaps else 0.0)  # which nothing hides
+        self._sum_s = self._pace.summed(max(0.0, summed_s - table.now)) if summed_s is not None else 0.0
 
     def _leave_on_sigterm(self) -> None:
         """End this process alone, if the others go on without it (a spot notice)."""

@@ -25,6 +25,7 @@ class Pace:
         >>> pace.handed_in({0: 1.0, 1: 2.0}, at_s=2.5)
         0.5
         >>> pace.summed(sum_s=0.5)
+        0.5
         >>> pace.handed_in({0: 2.0, 1: 1.0}, at_s=5.0)
         0.0
     """
@@ -34,6 +35,7 @@ class Pace:
         self._begun_s: dict[int, float] = {}
         self._free_s = now  # whoever has not begun
         self._summed_s = -inf
+        self._left_s = 0.0
 
     def handed_in(self, compute_s: Mapping[int, float], at_s: float) -> float:
         """Return the seconds that are left over when the last worker has handed in."""
@@ -43,12 +45,13 @@ class Pace:
         left_s = max(0.0, at_s - last_s)
         self._begun_s = {worker: each + left_s for worker, each in ready_s.items()}
         self._free_s = last_s + left_s  # not before the simulation is there, so that what it is late by is made up for
+        self._left_s = left_s
         return left_s
 
-    def summed(self, sum_s: float) -> None:
-        """Take note of how long the sum has taken from then on."""
-        summed_s = self._free_s + sum_s
+    def summed(self, sum_s: float) -> float:
+        """Take note of how long the sum has taken from then on; return it with what is left over and cannot hide."""
         if self._overlaps:
-            self._summed_s = summed_s
-        else:
-            self._begun_s, self._free_s = {}, summed_s
+            self._summed_s = self._free_s + sum_s
+            return sum_s + self._left_s
+        self._begun_s, self._free_s = {}, self._free_s + sum_s
+        return sum_s
