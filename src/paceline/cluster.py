@@ -35,7 +35,7 @@ class Cluster:
     Args:
         n: Workers, >= 1.
         timing: Law of the seconds that one gradient takes to compute; one for all workers or a list of n. Or the
-            `Trace` of n workers, whose recorded pulls and pushes are added to the network's.
+            `Trace` of n workers, whose recorded pulls and pushes, or sums, are added to the network's.
         speed: The compute time is divided by it, > 0; one for all workers or a list of n.
         slowdowns: Workers that are slower from some moment on (`Slowdown`), or again and again (`Periodic`).
         transient: Workers that are slower now and then, at random.
@@ -107,10 +107,22 @@ class Cluster:
         return RoundTrips(self, seed, payload_bytes)
 
     def check_plan(self, plan: Plan) -> None:
-        """Refuse a plan that waits for work of which the trace does not tell the end."""
+        """Refuse a plan that waits for work of which the trace does not tell the end, or for what it has not seen."""
+        self._check_communication(plan)
         for phase in plan.phases:
             if phase.protocol.on_update == "finish":
                 _check_certain(self.timing, f"{phase.protocol.name} never interrupts, so it waits for them")
+
+    def _check_communication(self, plan: Plan) -> None:
+        if not isinstance(self.timing, Trace) or self.network != Network():
+            return
+        if self.timing.has_server != (plan.reduction is None):
+            sent = ("the sums of a run without a server", "the pulls and pushes of one with a server")
+            raise UsageError(
+                f"{self.timing.source} tells the times of {sent[self.timing.has_server]}, and {plan} takes those of "
+                f"{sent[plan.reduction is None]}: give such a trace, a law such as exp(mean=1), or a network beside "
+                '(in a cluster file: timing = "trace:FILE" and [network])'
+            )
 
 
 class RoundTrip(NamedTuple):
@@ -164,6 +176,10 @@ class RoundTrips:
         row = self._rows[worker]
         return self._network_s + (row[offset] if 0 <= offset < len(row) else self._load(worker, draw))
 
+    def sum_s(self, worker: int, draw: int, start_s: float) -> float:
+        """Return the recorded seconds of the sum of this gradient, without the network's; a law knows of none."""
+        return 0.0
+
     def confirm(self, worker: int, draw: int, start_s: float) -> None:
         """Raise a RunError if this round trip is not known to have ended when its time is over."""
 
@@ -214,6 +230,10 @@ class ReplayedTrips(RoundTrips):
     def duration_s(self, worker: int, draw: int, start_s: float) -> float:
         """Return ``times(worker, draw, start_s).total_s``."""
         return self.times(worker, draw, start_s).total_s
+
+    def sum_s(self, worker: int, draw: int, start_s: float) -> float:
+        """Return the recorded seconds of the sum of this gradient, without the network's."""
+        return self._replay.sum_s(worker, draw, start_s)
 
     def confirm(self, worker: int, draw: int, start_s: float) -> None:
         """Raise a RunError if this round trip was censored: beyond this moment nothing is known of it."""

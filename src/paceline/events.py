@@ -70,10 +70,14 @@ class Arrival(NamedTuple):
         variance: of the gradient, as its microbatches show it; nan without any.
         finite: whether loss and gradient are.
         pull_s: seconds to receive the parameters.
-        compute_s: seconds of forward and backward, injected slowness included, waiting for others not.
+        compute_s: seconds of forward and backward, injected slowness included, waiting for others not; those of a real
+            worker without a server with its own step.
         push_s: seconds to hand in the gradient.
         step_scale: that compensators give it.
         compensations: what they did.
+        sum_s: seconds of the sum that it is a part of, from when all was handed in; 0 if none was made yet, nan with a
+            server. This and the next are for the log: nothing is decided by them, and of real ranks only 0 knows them.
+        left_over_s: seconds in which real ranks without a server neither computed nor waited for each other or a sum.
     """
 
     now: float
@@ -89,6 +93,8 @@ class Arrival(NamedTuple):
     variance: float = nan
     step_scale: float = 1.0
     compensations: tuple[Compensation, ...] = ()
+    sum_s: float = nan
+    left_over_s: float = 0.0
 
 
 class Step(NamedTuple):

@@ -58,6 +58,8 @@ class GradientArrived:
     Attributes:
         step_scale: that compensators gave it.
         compensations: formula and applied factor of each.
+        sum_s: seconds of the sum that it is a part of, 0 if none was made yet; nan with a server.
+        left_over_s: seconds of the iteration besides, of real ranks without a server.
     """
 
     now_s: float
@@ -79,6 +81,8 @@ class GradientArrived:
     variance: float = nan
     step_scale: float = 1.0
     compensations: Sequence[tuple[str, float]] = ()
+    sum_s: float = nan
+    left_over_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,6 +200,8 @@ def _event(record: Record) -> Event | None:
                 variance=record.variance,
                 step_scale=record.step_scale,
                 compensations=tuple(Compensation(*each) for each in record.compensations),
+                sum_s=record.sum_s,
+                left_over_s=record.left_over_s,
             )
         case StepMeasured():
             return Applied(record.event_s, record.version, record.step)

@@ -163,6 +163,16 @@ def test_every_algorithm_goes_on_without_those_who_are_gone(protocol):
     assert torch.equal(flat(ends[0].parameters), flat(ends[2].parameters))
 
 
+@pytest.mark.parametrize("protocol", ["all_reduce", "dc_s3gd", pytest.param("local_sgd(H=4)", marks=pytest.mark.slow)])
+def test_a_trace_of_ranks_replays_as_long_as_they_took(protocol):
+    slowness = pl.Cluster(2, timing=pl.Exponential(0.03))
+    [end, _] = run(2, tiny_job(), {"slowness": slowness}, protocol=protocol, stop="updates=30")
+    trace = pl.Trace.of(end.records)
+    assert not trace.has_server
+    took_s = of(end.records, UpdateMade)[-1].now_s
+    assert pl.simulate(protocol, pl.Cluster(2, trace), updates=30).time_s == pytest.approx(took_s, rel=0.2)
+
+
 @pytest.mark.slow
 def test_those_who_are_left_keep_their_own_momentum_and_repeat_the_iteration():
     job, n, updates, gone = tiny_job(optimizer=sgd(0.05, 0.9)), 3, 16, pl.Fault(2, 9)

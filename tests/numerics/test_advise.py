@@ -77,6 +77,11 @@ def test_another_cluster_gives_its_own_times(folder):
     assert bsp.seconds_per_update == 2
 
 
+def test_all_reduce_is_as_good_as_bsp_where_sums_take_no_time(folder):
+    ours, theirs = pl.advise(folder, protocols=["all_reduce", "bsp"], cluster="4*exp(mean=1)").ranking
+    assert (ours.updates, ours.seconds, ours.staleness) == (theirs.updates, theirs.seconds, 0)
+
+
 def test_a_trace_tells_times_only(folder, tmp_path):
     Trace.of(pl.train(job(), protocol="bsp", cluster=CLUSTER, stop="updates=30")).to_csv(tmp_path / "trace.csv")
     advice = pl.advise(tmp_path / "trace.csv", protocols=["bsp", "asp"])
@@ -124,6 +129,7 @@ def test_the_command_prints_json(folder):
     [
         ({"measure_steps": False}, "tells of 0 measured steps, .*--measure-steps"),
         ({"updates": 10}, "10 measured steps, expected at least 20"),
+        ({"protocol": "dc_s3gd", "measure_steps": False}, "each at its own parameters"),
         ({"protocol": "asp"}, "a single gradient do not tell how noisy"),
         ({"protocol": "k_async(k=4) + staleness_weight"}, "compensators have changed"),
         (
@@ -143,6 +149,8 @@ def test_a_run_that_does_not_tell_enough_is_refused(recorded, message, tmp_path)
     [
         ({"protocols": ["dbw"]}, "expected protocols with constant knobs"),
         ({"protocols": ["bsp@25% >> asp"]}, "expected protocols with constant knobs"),
+        ({"protocols": ["local_sgd(H=4)"]}, "of which nobody knows how many steps it takes"),
+        ({"protocols": ["all_reduce"]}, "all_reduce takes those of the sums of a run without a server"),
         ({"cluster": "local:4"}, "runs in real time"),
         ({"cluster": "4*exp(mean=1) + 4*pareto(shape=1,scale=1)"}, "has an infinite mean"),
         ({"protocols": ["k_sync(k=9)"]}, "k = 9"),

@@ -16,9 +16,19 @@ from paceline.catalogue import parse_plan
 from paceline.compensation.delay import DCS3GD
 from paceline.data import Loader
 from paceline.engines.replica import build_model
+from paceline.history import VersionEvaluated
 from paceline.server import ParameterServer
 from paceline.vectors import Layout
-from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, plain_loop, sgd, tiny_job, update_of
+from tiny_jobs import (
+    batch_norm_net,
+    dataset,
+    largest_relative_difference,
+    parameters_of,
+    plain_loop,
+    sgd,
+    tiny_job,
+    update_of,
+)
 
 N = 4
 ITERATIONS = 50
@@ -229,6 +239,50 @@ def test_the_floating_buffers_of_stale_workers_are_averaged_and_integers_count_e
     assert buffers["1.running_var"].min() > 0
 
 
+class Counting(nn.Linear):
+    """Counts the gradients that it has a part in."""
+
+    def __init__(self):
+        super().__init__(5, 3, dtype=torch.float64)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs):
+        if self.training:
+            self.count += 1
+        return super().forward(inputs)
+
+
+def loss_and_count(model, batch):
+    inputs, target = batch
+    return F.cross_entropy(model(inputs), target), {"count": model.count.double()}
+
+
+@pytest.mark.parametrize("protocol", ALGORITHMS)
+def test_what_is_counted_is_in_every_evaluation_and_in_the_end_once(protocol, tmp_path):
+    job = tiny_job(model=Counting, eval_data=dataset(20), loss=None, step=loss_and_count)
+    settings = {"protocol": protocol, "cluster": "4*deterministic(value=1)", "evaluate_every": "updates=1"}
+    run = pl.train(job, stop="updates=5", out=tmp_path / "run", checkpoint_every="updates=1", **settings)
+    run = pl.train(job, stop="updates=11", resume=tmp_path / "run", **settings)
+    counts = [record.metrics["count"] for record in run.history.of(VersionEvaluated)]
+    assert counts == [N * version for version in range(1, 12)]
+    assert run.model.count == N * 11
+
+
+def test_who_has_no_work_goes_on_from_the_average():
+    """At a worker that hands in nothing, the others' sum is taken over, and what it did by itself is forgotten."""
+    model = build_model(tiny_job(model=Counting), 3)
+    layout = Layout(model)
+    server = ParameterServer(tiny_job(), model, layout, per_epoch=None)
+    worker = make_worker(parse_plan("s3gd").reduction, server, layout)
+    worker.gradient.memory.zero_()
+    worker.gradient.flat_parameters[0].fill_(1.0)
+    worker.hand_in(1.0, 1.0, update_of(1))
+    assert not torch.equal(worker.weights.memory, worker.average.memory)
+    worker.sit_out()
+    assert torch.equal(worker.weights.memory, worker.average.memory)
+    assert not worker.payload.memory.any()
+
+
 def test_a_short_minibatch_counts_for_what_it_is():
     """An epoch of 96 samples is 10 minibatches, the last of 6, so that with one worker in ten each update has one."""
     job = tiny_job(batch_size=10, sampling="epoch", optimizer=decaying)
@@ -315,7 +369,8 @@ def ends_literally(compute_s, sum_s, overlaps, period):
             before = max(finished) + sum_s
             free = [before] * len(row)
         else:
-            free, before = finished, max(finished)
+            free = [max(end, before) for end in finished]
+            before = max(finished)
         ends.append(before)
     return ends
 
@@ -342,6 +397,44 @@ def test_a_gradient_tells_what_was_computed_and_how_much_of_the_sum_before_that_
         if exposed_s is not None:
             assert {record.pull_s for record in gradients[:4]} == {0.0}
             assert [record.pull_s for record in gradients[4:]] == pytest.approx([exposed_s] * 32)
+
+
+@pytest.mark.parametrize("protocol", ALGORITHMS)
+@pytest.mark.parametrize("sum_s", [0.05, 0.7, 3.0])
+def test_a_trace_replays_a_run_whose_sums_overlap_its_gradients(protocol, sum_s, tmp_path):
+    network = pl.Network(latency_s=sum_s / 6)
+    run = pl.train(tiny_job(), protocol=protocol, cluster=pl.Cluster(N, network=network), stop="updates=40")
+    pl.Trace.of(run).to_csv(tmp_path / "trace.csv")
+    trace = pl.Trace.from_csv(tmp_path / "trace.csv")
+    assert trace == pl.Trace.of(run)
+    again = pl.train(tiny_job(), protocol=protocol, cluster=pl.Cluster(N, trace), stop="updates=40")
+    ours, theirs = ([record.now_s for record in each.history.of(pl.UpdateMade)] for each in (again, run))
+    assert ours == pytest.approx(theirs, rel=1e-12)
+    assert pl.simulate(protocol, pl.Cluster(N, trace), updates=40).time_s == pytest.approx(run.time_s, rel=1e-12)
+    for other in ALGORITHMS:  # the sums are those of this network, under every protocol that makes some
+        simulated_s = pl.simulate(other, pl.Cluster(N, network=network), updates=40).time_s
+        assert pl.simulate(other, pl.Cluster(N, trace), updates=40).time_s == pytest.approx(simulated_s, rel=1e-9)
+
+
+def test_a_trace_is_refused_where_it_knows_nothing_of_what_is_sent(tmp_path):
+    with_server, without = (pl.Trace.of(trained(protocol, tiny_job(), updates=9)) for protocol in ("bsp", "all_reduce"))
+    assert (with_server.has_server, without.has_server) == (True, False)
+    with pytest.raises(
+        pl.UsageError,
+        match=r"the times of the sums .*, and asp takes those of the pulls and pushes .*: give such a trace",
+    ):
+        pl.simulate("asp", pl.Cluster(N, without), updates=9)
+    with pytest.raises(
+        pl.UsageError, match=r"the times of the pulls and pushes .*, and dc_s3gd takes those of the sums"
+    ):
+        pl.simulate("dc_s3gd", pl.Cluster(N, with_server), updates=9)
+    network = pl.Network(latency_s=0.25)
+    for trace in (with_server, without):
+        times = [[row.compute_s for row in trace.rows if row.draw == draw] for draw in range(1, 10)]
+        for protocol, sent_s in (("bsp", 0.5), ("all_reduce", 1.5)):
+            if trace.has_server != (protocol == "bsp"):
+                took_s = pl.simulate(protocol, pl.Cluster(N, trace, network=network), updates=9).time_s
+                assert took_s == pytest.approx(sum(max(each) + sent_s for each in times))
 
 
 # --- going on, and faults ----------------------------------------------------------------------------------------

@@ -61,6 +61,23 @@ def test_the_logarithms_of_the_paper_are_low_and_named_as_such():
         pl.theory.log_async_to_batch_async(8, 8)
 
 
+def test_all_reduce_of_gradients_is_synchronous_with_its_sum_in_every_round_trip():
+    cluster = pl.Cluster(P, EXPONENTIAL, network=pl.Network(latency_s=0.25))
+    theory = expected(pl.all_reduce(), cluster)
+    assert (theory.kind, theory.source) == ("exact", "Lemma 3")
+    assert theory.seconds_per_update == pytest.approx(761 / 280 + 2 * (P - 1) * 0.25)
+    assert pl.simulate("all_reduce", cluster, updates=20_000).seconds_per_update == pytest.approx(
+        theory.seconds_per_update, rel=0.01
+    )
+
+
+@pytest.mark.parametrize("protocol", [pl.dc_s3gd(), pl.s3gd(), pl.local_sgd(4)], ids=str)
+@pytest.mark.parametrize("tells", [expected, pl.theory.staleness])
+def test_workers_that_step_for_themselves_have_no_theory(protocol, tells):
+    with pytest.raises(NoTheoryError, match="whose workers step for themselves; measure it"):
+        tells(protocol, pl.Cluster(P, EXPONENTIAL))
+
+
 # -- which protocols are which
 
 

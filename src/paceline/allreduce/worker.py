@@ -84,7 +84,7 @@ class Worker(ABC):
         """Take note of an update that is made, before its sum is taken over, if there is one."""
 
     def sit_out(self) -> None:
-        """Hand in nothing, and go on with the others."""
+        """Hand in nothing, and go on with the others; what this worker has not handed in before is lost."""
         self.payload.memory.zero_()
 
     @abstractmethod
@@ -168,6 +168,7 @@ class UpdateWorker(Worker):
         self._weights = layout.allocate(server.device)
         self._weights.copy_(server.state)
         self._payload = layout.allocate(server.device)
+        self._counts = _integers(server.state)
 
     @property
     def weights(self) -> Vectors:
@@ -189,9 +190,9 @@ class UpdateWorker(Worker):
             )
         if finite:
             self._step(update)
-        elif self._overlaps:
-            self.go_on_from_average()
-        self._write_payload(share if finite else 0.0)
+            self._write_payload(share)
+        else:
+            self.sit_out()
         return HandedIn(finite, compensations)
 
     def take_over(self, total: Vectors, shares: float, update: Apply, *, adopts: bool) -> Step | None:
@@ -199,9 +200,9 @@ class UpdateWorker(Worker):
         for average, step in _pairs(self.average, total):
             if average.dtype == torch.bool:
                 average.logical_or_(step)
-            elif average.is_floating_point() or average.is_complex():
+            elif _is_a_mean(average):
                 average.add_(step, alpha=1 / shares)
-            elif adopts:  # else a count would be told of twice
+            else:
                 average.add_(step)
         if adopts and not self._overlaps:  # else the worker is on its way already
             self.go_on_from_average()
@@ -212,14 +213,16 @@ class UpdateWorker(Worker):
         self.server.advance(update)
 
     def sit_out(self) -> None:
-        """Hand in nothing, and go on with the others, or from where this worker is until the next sum."""
+        """Hand in nothing, and go on from the average, or from where this worker is until the next sum."""
         if self._overlaps:
             self.go_on_from_average()
-        self._write_payload(0.0)
+        self._take_counts_back()
+        super().sit_out()
 
     def go_on_from_average(self) -> None:
         """Forget where this worker has gone by itself."""
         self._weights.copy_(self.average)
+        self._counts = _integers(self.average)
 
     def take_on(self, state: Mapping[str, Any], *, remembers: bool) -> None:
         """Keep the momentum, which is each worker's own: the mean of many is less noisy than any of them."""
@@ -230,12 +233,13 @@ class UpdateWorker(Worker):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the worker's own weights, too."""
-        return {**super().state_dict(), "weights": self._weights.memory.clone()}
+        return {**super().state_dict(), "weights": self._weights.memory.clone(), "counts": self._counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state."""
         super().load_state_dict(state)
         self._weights.memory.copy_(state["weights"])
+        self._counts = list(state["counts"])
 
     def _step(self, update: Apply) -> None:
         average = self.average
@@ -247,12 +251,18 @@ class UpdateWorker(Worker):
         self.server.live_in(average)
 
     def _write_payload(self, share: float) -> None:
+        self._take_counts_back()
         for step, weights, average in _pairs(self._payload, self._weights, self.average):
             if step.dtype == torch.bool:
                 step.copy_(weights)
             else:
                 torch.sub(weights, average, out=step)
         _scale(self._payload, share)
+
+    def _take_counts_back(self) -> None:
+        """Let the average be without what an evaluation between two sums had counted: it is told of once more."""
+        for flat, counted in zip(_integer_buffers(self.average), self._counts, strict=True):
+            flat.copy_(counted)
 
     def _is_apart(self) -> bool:
         return any(map(_are_apart, self.average.flat_parameters, self._weights.flat_parameters))
@@ -291,10 +301,22 @@ def _pairs(*vectors: Vectors) -> zip[tuple[torch.Tensor, ...]]:
     return zip(*([*each.flat_parameters, *each.flat_buffers] for each in vectors), strict=True)
 
 
+def _integer_buffers(vectors: Vectors) -> list[torch.Tensor]:
+    return [flat for flat in vectors.flat_buffers if not _is_a_mean(flat) and flat.dtype != torch.bool]
+
+
+def _integers(vectors: Vectors) -> list[torch.Tensor]:
+    return [flat.clone() for flat in _integer_buffers(vectors)]
+
+
+def _is_a_mean(flat: torch.Tensor) -> bool:
+    return flat.is_floating_point() or flat.is_complex()
+
+
 def _scale(vectors: Vectors, factor: float) -> None:
     """Multiply what is a mean, and not a count."""
     if factor == 1.0:
         return
     for flat in [*vectors.flat_parameters, *vectors.flat_buffers]:
-        if flat.is_floating_point() or flat.is_complex():
+        if _is_a_mean(flat):
             flat.mul_(factor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from io import StringIO
 from itertools import groupby
 from operator import itemgetter
@@ -34,7 +34,8 @@ class Row:
         kind: "exact", "numerical", "upper bound" or "simulated".
         source: the lemma, or why there is none.
         k: mean gradients of an update.
-        staleness: of the gradients; that of a simulation has equal bounds.
+        staleness: of the gradients; that of a simulation has equal bounds. None of workers that step for themselves,
+            whose parameters are no version.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Row:
     kind: str
     source: str
     k: float
-    staleness: Staleness
+    staleness: Staleness | None
 
     @property
     def has_theory(self) -> bool:
@@ -53,14 +54,14 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         """Return the numbers under their names."""
-        fresh = {name: value for name, value in asdict(self.staleness).items() if name.startswith("fresh")}
+        fresh = {name: getattr(self.staleness, name, None) for name in ("fresh_lower", "fresh_upper")}
         return {
             "protocol": self.name,
             "seconds_per_update": self.seconds_per_update,
             "lower_s": self.lower_s,
             "kind": self.kind,
             "source": self.source,
-            "mean_staleness": self.staleness.mean,
+            "mean_staleness": self.staleness and self.staleness.mean,
             **fresh,
             "updates_per_s": 1 / self.seconds_per_update,
             "gradients_per_s": self.k / self.seconds_per_update,
@@ -110,7 +111,8 @@ def _simulated(plan: Plan, cluster: Cluster, updates: int, seed: int, why: str) 
     simulated = simulate(plan, cluster, updates=updates, seed=seed)
     totals, seconds = simulated.totals, simulated.seconds_per_update
     fresh = totals.staleness[0] / totals.used
-    stale = Staleness(totals.mean_staleness, fresh, fresh)
+    steps_apart = plan.reduction is not None and plan.reduction.sums == "updates"
+    stale = None if steps_apart else Staleness(totals.mean_staleness, fresh, fresh)
     protocol = plan.phases[0].protocol
     return Row(str(plan), protocol, seconds, seconds, SIMULATED, why, totals.applied / totals.updates, stale)
 
@@ -120,8 +122,8 @@ def _cells(row: Row) -> list[str]:
     return [
         f"<={number(seconds)}" if row.kind == "upper bound" else number(seconds),
         {"upper bound": "bound", "numerical": "numeric", SIMULATED: NONE}.get(row.kind, row.kind),
-        number(row.staleness.mean),
-        _fresh(row.staleness),
+        number(row.staleness.mean) if row.staleness else NONE,
+        _fresh(row.staleness) if row.staleness else NONE,
         number(1 / seconds),
         number(row.k / seconds),
         row.source if row.has_theory else SIMULATED,

@@ -53,7 +53,12 @@ def theory(
     curves = None
     if constants is not None:
         given = _constants(constants)
-        curves = _curves([row.protocol for row in rows if row.has_theory], workers, given, eta, seconds)
+        bounded = [
+            row.protocol
+            for row, plan in zip(rows, plans, strict=True)
+            if row.has_theory and plan.reduction is None  # whose time is not that of its knobs alone
+        ]
+        curves = _curves(bounded, workers, given, eta, seconds)
     if out is not None and curves is not None:
         _draw(curves, out)
     if output is Format.JSON:

@@ -24,11 +24,12 @@ class AllReduceTiming(TimingEngine):
     With f_i when worker i has its gradient, and t the seconds of an all-reduce, an iteration ends at max(f_i) + t, and
     everybody goes on from there. If sums overlap gradients, a worker hands in at h_i = max(f_i, end of the iteration
     before) and goes on from there, and the iteration ends at max(h_i) + t. Without a sum it ends at max(f_i), and each
-    goes on from its own.
+    goes on from max(f_i, end of the iteration before): nobody is further ahead than an iteration.
 
     All gradients of an iteration arrive when it ends, in the order of the workers, newcomers first: of a sum nobody has
     a part before all is there. What a worker computed is in `compute_s`; what it waited for the sum before, though
-    every gradient was there, in `pull_s`; and what is left of the round trip it waited for others.
+    every gradient was there, in `pull_s`; and what is left of the round trip it waited for others. The sum itself, t,
+    is in `sum_s`, hidden or not, for a trace.
 
     Args:
         cluster: workers and their times; the network's are those of the all-reduce, and there is no server.
@@ -49,6 +50,7 @@ class AllReduceTiming(TimingEngine):
         self._lost: set[int] = set()
         self._finished_s: dict[int, float] = {}  # when each worker has its gradient, inf for never
         self._compute_s = [0.0] * cluster.n
+        self._recorded_sum_s = [0.0] * cluster.n  # by a trace
         self._arriving: deque[int] = deque()
         self._awaited: list[int] = []
         self._awaited_since_s = 0.0  # these and nobody else
@@ -66,6 +68,7 @@ class AllReduceTiming(TimingEngine):
         self._started_s[worker] = self.now
         begun_s = min(self._free_s[worker], self.now)
         self._compute_s[worker] = self._round_trips.times(worker, draw, begun_s).compute_s
+        self._recorded_sum_s[worker] = self._round_trips.sum_s(worker, draw, begun_s)
         finished_s = begun_s + self._compute_s[worker]
         fault = self._fault(worker)
         if fault is not None and fault.kind != "not_finite":
@@ -110,8 +113,12 @@ class AllReduceTiming(TimingEngine):
             return inf
         last_s = max(self._awaited_since_s, *(self._finished_s[worker] for worker in coming))
         is_summed = self._reduction.communicates(self._iteration + 1) and len(coming) == len(awaited)
-        self._sum_s = self._network.all_reduce_s(len(coming), self._payload_bytes) if is_summed else 0.0
+        self._sum_s = self._seconds_of_sum(coming) if is_summed else 0.0
         return last_s + self._sum_s
+
+    def _seconds_of_sum(self, workers: list[int]) -> float:
+        recorded_s = max(self._recorded_sum_s[worker] for worker in workers)
+        return self._network.all_reduce_s(len(workers), self._payload_bytes) + recorded_s
 
     def _coming(self) -> list[int]:
         """Return who is awaited and does not hang; while somebody does, the gradients of the others arrive unsummed."""
@@ -139,7 +146,7 @@ class AllReduceTiming(TimingEngine):
         communicates = self._reduction.communicates(self._iteration)
         for worker in coming:
             finished_s = self._finished_s.pop(worker)
-            self._free_s[worker] = max(finished_s, before_s) if overlaps else ends_s if communicates else finished_s
+            self._free_s[worker] = ends_s if communicates and not overlaps else max(finished_s, before_s)
             if len(coming) < len(self._awaited):
                 self._free_s[worker] = inf
         self._summed_s = self.now = ends_s
@@ -152,7 +159,7 @@ class AllReduceTiming(TimingEngine):
         if fault is not None:
             self.fired.append(fault)
         arrival = self._arrival(worker, self._current[worker])
-        arrival = arrival._replace(compute_s=self._compute_s[worker], pull_s=self._exposed_s)
+        arrival = arrival._replace(compute_s=self._compute_s[worker], pull_s=self._exposed_s, sum_s=self._sum_before_s)
         return arrival._replace(finite=False) if fault is not None else arrival
 
 
@@ -161,6 +168,7 @@ _AS_IT_IS = (
     "_lost",
     "_finished_s",
     "_compute_s",
+    "_recorded_sum_s",
     "_awaited",
     "_awaited_since_s",
     "_iteration",
@@ -192,6 +200,7 @@ class VirtualAllReduce(AllReduceTiming):
         self._total = replica.layout.allocate(workers[0].server.device)
         self._shares = 0.0
         self._work: dict[int, Compute] = {}
+        self._took_part: set[int] = set()  # in the open update
         self._expected: Apply | None = None
 
     def compute(self, command: Compute) -> None:
@@ -212,6 +221,9 @@ class VirtualAllReduce(AllReduceTiming):
         """Let everybody take over the sum."""
         super().apply(command)
         adopts = self._reduction.communicates(self._iteration)
+        for worker in [worker for number, worker in enumerate(self._workers) if number not in self._took_part]:
+            worker.sit_out()
+        self._took_part.clear()
         for worker in self._distinct:
             worker.advance(command)
         steps = [worker.take_over(self._total, self._shares, command, adopts=adopts) for worker in self._distinct]
@@ -230,7 +242,7 @@ class VirtualAllReduce(AllReduceTiming):
             "workers": [worker.state_dict() for worker in self._distinct],
             "total": self._total.memory.clone() if self._shares else None,
             "work": dict(self._work),
-            **copied(self, ("_shares", "_expected")),
+            **copied(self, ("_shares", "_expected", "_took_part")),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -241,7 +253,7 @@ class VirtualAllReduce(AllReduceTiming):
         if state["total"] is not None:
             self._total.memory.copy_(state["total"])
         self._work = dict(state["work"])
-        restore(self, ("_shares", "_expected"), state)
+        restore(self, ("_shares", "_expected", "_took_part"), state)
 
     def go_on_from(self, version: int, now: float) -> None:
         """Begin at this time with what the first worker's server holds as this version."""
@@ -257,6 +269,7 @@ class VirtualAllReduce(AllReduceTiming):
 
     def _arrival(self, worker: int, draw: int) -> Arrival:
         work, ours = self._work.pop(worker), self._workers[worker]
+        self._took_part.add(worker)
         measured = self._replica.gradient(worker, draw, work.minibatch, ours.weights, ours.gradient)
         assert self._expected is not None
         handed_in = HandedIn(finite=False)

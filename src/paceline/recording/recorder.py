@@ -213,6 +213,8 @@ class Recorder:
                 variance=event.variance,
                 step_scale=event.step_scale,
                 compensations=[(each.formula, each.factor) for each in event.compensations],
+                sum_s=event.sum_s,
+                left_over_s=event.left_over_s,
             )
         )
 

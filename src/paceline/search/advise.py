@@ -164,6 +164,12 @@ class _Recorded:
 
 
 def _check(saved: SavedRun, updates: Sequence[Observed]) -> None:
+    recorded = saved.configuration["protocol"]
+    if any(each.get("reduction") and each["reduction"]["sums"] == "updates" for each in saved.configuration["plan"]):
+        raise UsageError(
+            f"{saved.path}: the workers of {recorded} step for themselves, each at its own parameters, so that its "
+            "gradients do not tell of one step for all; record a run of all_reduce or bsp, with --measure-steps"
+        )
     if len(updates) < LEAST_UPDATES:
         raise UsageError(
             f"{saved.path} tells of {len(updates)} measured steps, expected at least {LEAST_UPDATES}; record it with "
@@ -204,7 +210,16 @@ def _plan(given: str | Protocol | Phase) -> Plan:
         raise UsageError(
             f"{plan} changes while it runs, or compensates; expected protocols with constant knobs, as k_sync(k=4)"
         )
+    if _steps_apart(plan):
+        raise UsageError(
+            f"{plan} lets its workers step for themselves, of which nobody knows how many steps it takes; expected "
+            "protocols whose gradients enter one step, as all_reduce or k_sync(k=4)"
+        )
     return plan
+
+
+def _steps_apart(plan: Plan) -> bool:
+    return plan.reduction is not None and plan.reduction.sums == "updates"
 
 
 def _predict(plan: Plan, cluster: Cluster, recorded: _Recorded | None, fifth: int | None, seed: int) -> Prediction:

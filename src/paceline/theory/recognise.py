@@ -32,7 +32,8 @@ def recognise(protocol: Protocol | Phase | Plan, n: int) -> Recognised:
     """Return which protocol of the theory this is on n workers.
 
     Where everybody is waited for nobody is late, so that all protocols of one gradient a worker are `k_sync`; where
-    one is waited for nobody waits, so that `k_async` is `k_batch_async`.
+    one is waited for nobody waits, so that `k_async` is `k_batch_async`. All-reduce of gradients is `k_sync`, too, of
+    round trips that end with the sum.
 
     Raises:
         NoTheoryError: it is none of them.
@@ -43,6 +44,7 @@ def recognise(protocol: Protocol | Phase | Plan, n: int) -> Recognised:
     (Recognised(name='k_sync', k=8), Recognised(name='k_batch_async', k=1))
     """
     knobs = _alone(protocol)
+    _check_reduction(as_plan(protocol))
     knobs.check_workers(n)
     k = n if knobs.quorum == "all" else knobs.quorum
     if knobs.refill == "update" and k == n:
@@ -53,6 +55,11 @@ def recognise(protocol: Protocol | Phase | Plan, n: int) -> Recognised:
         if knobs.max_staleness == inf:
             return Recognised("k_async" if knobs.refill == "update" and k > 1 else "k_batch_async", k)
     raise NoTheoryError(knobs.name)
+
+
+def _check_reduction(plan: Plan) -> None:
+    if plan.reduction is not None and plan.reduction.sums != "gradients":
+        raise NoTheoryError(f"{plan}, whose workers step for themselves")
 
 
 def _alone(protocol: Protocol | Phase | Plan) -> Protocol:

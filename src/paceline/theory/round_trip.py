@@ -40,12 +40,13 @@ class RoundTrip:
         return self.compute.quantile(u) / self.speed + self.network_s
 
 
-def round_trip(cluster: Cluster, payload_bytes: float = 0) -> Law:
+def round_trip(cluster: Cluster, payload_bytes: float = 0, *, has_server: bool = True) -> Law:
     """Return the law of every round trip of a cluster of alike workers.
 
     Args:
         cluster: with one law and one speed, no scenario, no faults, and a server that takes no time.
         payload_bytes: size of the parameters, and of a gradient, for its network.
+        has_server: whether the network pulls and pushes; else there is an all-reduce, the same for everybody.
 
     Raises:
         NoTheoryError: the cluster is another one.
@@ -57,6 +58,8 @@ def round_trip(cluster: Cluster, payload_bytes: float = 0) -> Law:
     _check_alike(cluster)
     law, speed = cluster.law_of(0), cluster.speed_of(0)
     network_s = cluster.network.pull_s(payload_bytes) + cluster.network.push_s(payload_bytes)
+    if not has_server:
+        network_s = cluster.network.all_reduce_s(cluster.n, payload_bytes)
     if speed == 1 and network_s == 0:
         return law
     match law:  # a closed form of a law is one of its shifted self

@@ -7,7 +7,7 @@ from typing import Literal
 
 from paceline.cluster import Cluster
 from paceline.errors import UsageError
-from paceline.protocols import Phase, Plan, Protocol
+from paceline.protocols import Phase, Plan, Protocol, as_plan
 from paceline.theory.ageing import memoryless, new_longer_than_used, new_shorter_than_used
 from paceline.theory.order_statistics import log_harmonic, order_statistic
 from paceline.theory.recognise import Name, recognise
@@ -54,7 +54,7 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
 
     Round trips are independent and of one law X, n workers, K gradients an update:
 
-    - K-sync, and synchronous for K = n: E[X_{K:n}] (Lemma 3).
+    - K-sync, and synchronous for K = n: E[X_{K:n}] (Lemma 3). All-reduce of gradients is that, with its sum in X.
     - K-batch-async, and asynchronous for K = 1: K E[X] / n (Lemma 4).
     - K-batch-sync: K E[X] / n for an exponential, ceil(K/n) times a constant one, and the renewal integral for others.
     - K-async: E[X_{K:n}] for an exponential (Theorem 2), 1 / floor(n/K) of a constant one, and bounds for others.
@@ -82,8 +82,8 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
     began anew are enough), and not below E[X_{2K-n:K}] (the others bring at most n - K of the gradients); where new
     work is shorter than used, Lemma 5 turns round. K-batch-sync is computed, for K up to 256.
     """
-    law, n = round_trip(cluster, payload_bytes), cluster.n
-    known = recognise(protocol, n)
+    known, n = recognise(protocol, cluster.n), cluster.n
+    law = round_trip(cluster, payload_bytes, has_server=as_plan(protocol).reduction is None)
     return _RUNTIMES[known.name](law, known.k, n)
 
 

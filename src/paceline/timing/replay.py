@@ -30,6 +30,7 @@ class Replay:
         for own in self._rows:
             if own[-1].censored:
                 own[-1] = _as_at_first(own)
+            own[:] = _with_sums(own)
         self._begin_s = min(row.start_s for row in rows)
         self._length_s = max(row.end_s for row in rows) - self._begin_s
         if trace.by == "time":
@@ -49,7 +50,13 @@ class Replay:
         row = self.row(worker, draw, start_s)
         if row.censored:
             return 0.0, row.total_s * (1 + SLACK), 0.0
+        if not self._trace.has_server:  # and what is left over was waiting for others
+            return 0.0, row.compute_s, 0.0
         return row.pull_s, row.compute_s, max(0.0, row.push_s + row.waited_s)
+
+    def sum_s(self, worker: int, draw: int, start_s: float) -> float:
+        """Return the seconds of a sum after this draw: the row's, or else as many as the one before it had."""
+        return self.row(worker, draw, start_s).sum_s
 
     def confirm(self, worker: int, draw: int, start_s: float) -> None:
         """Raise a RunError if a censored row is waited for beyond its slack."""
@@ -78,6 +85,16 @@ class Replay:
             self._has_warned = True
             text = f"the run goes on beyond the end of {self._trace.source}: {how}"
             warnings.warn(text, PacelineWarning, stacklevel=2)
+
+
+def _with_sums(rows: list[Row]) -> list[Row]:
+    """Give every row the seconds of a sum, for a run that makes one where the recorded one made none."""
+    sum_s = next((row.sum_s for row in rows if row.sum_s), 0.0)
+    done = []
+    for row in rows:
+        sum_s = row.sum_s or sum_s
+        done.append(row._replace(sum_s=sum_s) if row.sum_s != sum_s else row)
+    return done
 
 
 def _as_at_first(rows: list[Row]) -> Row:

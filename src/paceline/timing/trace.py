@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from hashlib import sha256
 from itertools import pairwise
+from math import isnan
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -31,6 +32,9 @@ class Row(NamedTuple):
         push_s: until the server had the gradient; 0 if censored.
         end_s: when the server was done with it, with the update that it completed; if censored, when it was given up.
         censored: 1 if the gradient never came: the work lasts longer than end_s - start_s, nobody knows how long.
+        sum_s: without a server, the seconds of the sum that the gradient is a part of, from when all was handed in; 0
+            if none was made yet. Then nothing is pulled or pushed, end_s is when the sum was there, and start_s when
+            the worker has begun at the latest, which may be before the row before ends.
     """
 
     worker: int
@@ -41,6 +45,7 @@ class Row(NamedTuple):
     push_s: float
     end_s: float
     censored: int
+    sum_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -51,7 +56,10 @@ class Row(NamedTuple):
     def waited_s(self) -> float:
         """What the parts leave over: waiting in the server's queue, and the update."""
         # In this order the sum is the one that the simulator makes: nothing is left over where nobody waited.
-        return self.end_s - (self.start_s + (self.pull_s + self.push_s + self.compute_s))
+        return self.end_s - (self.start_s + (self.pull_s + self.push_s + self.compute_s)) - self.sum_s
+
+
+*WITH_SERVER, LAST = Row._fields  # the columns of a trace; only where there was no server is the last one there
 
 
 class HasHistory(Protocol):
@@ -72,6 +80,7 @@ class Trace:
             with at this "time". Where the rows end they begin again, with a warning.
         censored: how long censored work takes: "km" draws it from a Kaplan-Meier fit of the worker's round trips,
             given that it took longer than was seen. None does not say, and refuses a run that needs it.
+        has_server: whether the run had one; a trace tells nothing of sums if it had, and of nothing but sums if not.
         source: where it is from, for messages.
 
     Raises:
@@ -86,6 +95,7 @@ class Trace:
     _: KW_ONLY
     by: Literal["draw", "time"] = "draw"
     censored: Literal["km"] | None = None
+    has_server: bool = True
     source: str = field(default="a trace", compare=False)
 
     def __post_init__(self) -> None:
@@ -126,10 +136,12 @@ class Trace:
         Work that was interrupted or never finished is censored, unless its gradient came after all.
         """
         rows: dict[tuple[int, int], Row] = {}
+        has_server = True
         for record in run if isinstance(run, Iterable) else run.history:
             if isinstance(record, GradientArrived | WorkInterrupted | WorkUnfinished):
                 rows[record.worker, record.draw] = _row(record)
-        return cls(list(rows.values()), source=source)
+                has_server &= not isinstance(record, GradientArrived) or isnan(record.sum_s)
+        return cls(list(rows.values()), has_server=has_server, source=source)
 
     @classmethod
     def from_csv(
@@ -142,11 +154,13 @@ class Trace:
         """
         try:
             with open(file, newline="", encoding="utf-8") as stream:
-                lines, rows = _read(csv.DictReader(stream), str(file))
+                reader = csv.DictReader(stream)
+                lines, rows = _read(reader, str(file))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise UsageError(f"cannot read the trace {file}: {error}") from error
         try:
-            return cls(rows, by=by, censored=censored, source=str(file))
+            has_server = LAST not in (reader.fieldnames or ())
+            return cls(rows, by=by, censored=censored, has_server=has_server, source=str(file))
         except _WrongRowError as error:
             raise UsageError(f"{file}, line {lines[error.index]}, {error.text}") from error
 
@@ -159,8 +173,9 @@ class Trace:
         try:
             with open(file, "w", newline="", encoding="utf-8") as stream:
                 writer = csv.writer(stream, lineterminator="\n")
-                writer.writerow(Row._fields)
-                writer.writerows(self.rows)
+                columns = len(WITH_SERVER) if self.has_server else len(Row._fields)
+                writer.writerow(Row._fields[:columns])
+                writer.writerows(row[:columns] for row in self.rows)
         except OSError as error:
             raise UsageError(f"cannot write the trace: {error}") from error
 
@@ -169,21 +184,27 @@ def _row(record: GradientArrived | WorkInterrupted | WorkUnfinished) -> Row:
     worker, draw, start_s, end_s = record.worker, record.draw, record.started_s, record.now_s
     if not isinstance(record, GradientArrived):
         return Row(worker, draw, start_s, 0.0, end_s - start_s, 0.0, end_s, 1)
+    if not isnan(record.sum_s):
+        compute_s = record.compute_s + record.left_over_s
+        begun_s = max(0.0, min(start_s, end_s - record.sum_s - compute_s))
+        end_s = max(end_s, begun_s + compute_s + record.sum_s)
+        return Row(worker, draw, begun_s, 0.0, compute_s, 0.0, end_s, 0, record.sum_s)
     return Row(worker, draw, start_s, record.pull_s, record.compute_s, record.push_s, end_s, 0)
 
 
 def _read(reader: csv.DictReader[str], file: str) -> tuple[list[int], list[Row]]:
     """Return the line and the content of each row."""
-    missing = [column for column in Row._fields if column not in (reader.fieldnames or ())]
+    missing = [column for column in WITH_SERVER if column not in (reader.fieldnames or ())]
     if missing:
-        expected = ",".join(Row._fields)
+        expected = ",".join(WITH_SERVER)
         raise UsageError(f"{file}, line 1: the column {missing[0]} is missing; expected {expected}")
     lines, rows = [], []
     for cells in reader:
         where = f"{file}, line {reader.line_num}"
         if None in cells:
             raise UsageError(f"{where}, column {len(reader.fieldnames or ()) + 1}: more cells than columns")
-        rows.append(Row(*(_number(cells[column], column, where) for column in Row._fields)))
+        columns = [column for column in Row._fields if column in cells]
+        rows.append(Row(*(_number(cells[column], column, where) for column in columns)))
         lines.append(reader.line_num)
     if not rows:
         raise UsageError(f"{file} has no rows; expected a line for each round trip")
@@ -228,10 +249,9 @@ def _check_row(row: Row) -> None:
     if row.end_s < row.start_s or (row.end_s == row.start_s and not row.censored):
         raise UsageError(f"end_s: {row.end_s!r} is not after start_s, {row.start_s!r}")
     if row.waited_s < -ROUNDING * max(row.end_s, row.total_s):
-        parts_s = row.pull_s + row.compute_s + row.push_s
-        raise UsageError(
-            f"end_s: {row.end_s!r} is before start_s + pull_s + compute_s + push_s = start_s + {parts_s!r}"
-        )
+        parts_s = row.pull_s + row.compute_s + row.push_s + row.sum_s
+        parts = "start_s + pull_s + compute_s + push_s" + (f" + {LAST}" if row.sum_s else "")
+        raise UsageError(f"end_s: {row.end_s!r} is before {parts} = start_s + {parts_s!r}")
 
 
 def _check_place(row: Row, known: set[tuple[int, int]], workers: set[int]) -> None:

@@ -15,9 +15,11 @@ import torch
 from paceline.allreduce import Worker
 from paceline.coordinator import Coordinator
 from paceline.engines.base import Engine, Observer
+from paceline.engines.distributed.completion import Completion
 from paceline.engines.distributed.head import Head
 from paceline.engines.distributed.iteration import Hand, Over, Reform, Table
 from paceline.engines.distributed.other_rank import OtherRank
+from paceline.engines.distributed.pace import Pace
 from paceline.engines.distributed.part import Part
 from paceline.engines.replica import Replica
 from paceline.errors import UsageError
@@ -51,7 +53,9 @@ class AllReduceEngine(Engine):
     newcomers first.
 
     All events have the time that rank 0 had when the last worker had told of its gradient. The wait for the sum is in
-    what the next gradients tell as `pull_s`: for how long all have waited though every gradient was there.
+    what the next gradients tell as `pull_s`: for how long all have waited though every gradient was there. How long the
+    sum itself has taken, rank 0 sees whatever it does meanwhile (`Completion`), and what is left over of the iteration
+    besides (`Pace`).
 
     Args:
         cluster: of which this process is a rank.
@@ -89,8 +93,11 @@ class AllReduceEngine(Engine):
         self._has_taken_part = False
         self._is_to_reform = False
         self._waited_s = 0.0
+        self._sum_s = self._left_over_s = 0.0
+        self._pace = Pace(reduction, now=0.0)
         self._common_s = 0.0  # of the newest events
         self._begun_s = 0.0
+        self._free_s = 0.0  # since when this rank has nothing to wait for
         self._threads = torch.get_num_threads()
         self.end: dict[str, Any] = {}
 
@@ -195,10 +202,12 @@ class AllReduceEngine(Engine):
     def _iterate(self) -> None:
         self._leave_on_sigterm()
         hand = self._part.hand_in(self._work.get(self._number), self.now, self._coordinator.expected_update())
+        compute_s = hand.compute_s + time.monotonic() - self._free_s
         communicates = self._reduction.communicates(self._iteration + 1)
         begun = self._begin_sum() if communicates else []
-        waited_s, leaves = self._waited_s, self._leaves
-        self._circle.hand_in(hand._replace(generation=self._circle.generation, waited_s=waited_s, leaves=leaves))
+        summed = Completion(begun, on_gpu=self._cluster.device == "cuda")
+        hand = hand._replace(generation=self._circle.generation, compute_s=compute_s)
+        self._circle.hand_in(hand._replace(waited_s=self._waited_s, leaves=self._leaves))
         if self._reduction.overlaps or not communicates:
             next_work = self._coordinator.ahead().get(self._number)
             if next_work is not None:
@@ -206,9 +215,17 @@ class AllReduceEngine(Engine):
         since_s = time.monotonic()
         table = self._circle.table(self._patience_s)
         self._circle.wait(begun, self._patience_s)
-        self._waited_s = time.monotonic() - since_s if communicates else 0.0
+        self._free_s = time.monotonic()
+        self._waited_s = self._free_s - since_s if communicates else 0.0
+        self._note_times(table, summed.at_s(self._free_s) - self._begun_s if communicates else None)
         self._iteration += 1
         self._report(table)
+
+    def _note_times(self, table: Table, summed_s: float | None) -> None:
+        """Note how long the sum has taken, if there was one, and what else has taken time; only rank 0 knows."""
+        compute_s = {worker: hand.compute_s for worker, hand in table.hands.items() if hand.draw}
+        self._left_over_s = self._pace.handed_in(compute_s, table.now)
+        self._sum_s = self._pace.summed(max(0.0, summed_s - table.now)) if summed_s is not None else 0.0
 
     def _leave_on_sigterm(self) -> None:
         """End this process alone, if the others go on without it (a spot notice)."""
@@ -260,6 +277,8 @@ class AllReduceEngine(Engine):
             compute_s=hand.compute_s,
             variance=hand.variance,
             compensations=(Compensation(correction.formula, hand.factor),) if correction and is_corrected else (),
+            sum_s=self._sum_s if self._is_head else 0.0,
+            left_over_s=self._left_over_s if self._is_head else 0.0,
         )
 
     # --- sums ---------------------------------------------------------------------------------------------
@@ -292,6 +311,7 @@ class AllReduceEngine(Engine):
         metrics = self._circle.metrics(self._measure)
         self._events.append(Evaluated(self._common_s, self._asked.version, metrics))
         self._asked = None
+        self._free_s = time.monotonic()
 
     def _measure(self) -> dict[str, float]:
         begun_s = time.monotonic()
@@ -356,6 +376,8 @@ class AllReduceEngine(Engine):
         self.is_settled = True
         self._iteration = 0
         self._waited_s = 0.0
+        self._free_s = time.monotonic()
+        self._pace = Pace(self._reduction, self._elapsed_s())
         self._is_to_reform = False
         return events
 

@@ -14,6 +14,7 @@ class Hand(NamedTuple):
         draw: which work it has done; 0 if it had none.
         loss: and what comes after it, as in `Arrival`.
         factor: of the correction, nan for none.
+        compute_s: of the gradient and what is done to vectors.
         waited_s: for the sum before, after it had its own gradient.
         leaves: why it wants the run to end, empty if it does not.
     """

@@ -16,10 +16,11 @@ from paceline.torchrun import Torchrun
 
 
 class _Done(NamedTuple):
-    """A gradient that was computed."""
+    """A gradient that was computed, in so many seconds."""
 
     work: Compute
     measured: Measured
+    took_s: float
 
 
 class Part:
@@ -64,7 +65,7 @@ class Part:
             self._seal.check(self._name, f"after it {self._has_last}")
 
     def hand_in(self, work: Compute | None, run_s: float, update: Apply) -> Hand:
-        """Make the payload; return what is told of it.
+        """Make the payload; return what is told of it, and as `compute_s` what was computed of it ahead.
 
         Args:
             work: that this rank was given; None if others have the last minibatches.
@@ -72,9 +73,9 @@ class Part:
             update: what the coming update will say, if everybody takes part.
         """
         if work is None:
-            self._worker.payload.memory.zero_()
+            self._worker.sit_out()
             return Hand()
-        measured = self._measured(work, run_s)
+        measured, ahead_s = self._measured(work, run_s)
         self.check()
         handed_in = HandedIn(finite=False)
         if measured.finite:
@@ -90,22 +91,24 @@ class Part:
             variance=measured.variance,
             finite=handed_in.finite,
             factor=handed_in.compensations[0].factor if handed_in.compensations else nan,
-            compute_s=measured.compute_s,
+            compute_s=ahead_s,
         )
 
     def compute_ahead(self, work: Compute, run_s: float) -> None:
         """Compute what will be this rank's next work, if everything goes on as it has."""
         self.forget()
-        self._done = _Done(work, self._measured(work, run_s))
+        begun_s = time.monotonic()
+        measured, _ = self._measured(work, run_s)
+        self._done = _Done(work, measured, time.monotonic() - begun_s)
 
     def forget(self) -> None:
         """Let what was computed ahead be of no use."""
         self._done = None
 
-    def _measured(self, work: Compute, run_s: float) -> Measured:
-        """Return what is known of the gradient of this work, which was computed ahead or is computed now."""
+    def _measured(self, work: Compute, run_s: float) -> tuple[Measured, float]:
+        """Return what is known of the gradient of this work, and in how many seconds it was computed ahead, if so."""
         done, self._done = self._done, None
         if done is not None and (done.work.draw, done.work.minibatch) == (work.draw, work.minibatch):
-            return done.measured
+            return done.measured, done.took_s
         ours = self._worker
-        return self._labour.gradient(work.draw, work.minibatch, run_s, ours.weights, ours.gradient)
+        return self._labour.gradient(work.draw, work.minibatch, run_s, ours.weights, ours.gradient), 0.0
