@@ -83,6 +83,16 @@ class Hosts:
     def cut(self, host):
         ip("-n", self.switch, "link", "set", f"h{host}", "down")
 
+    def part(self, one, other):
+        """Let nothing come from one host to the other, either way: each takes it for somebody else's address."""
+        for here, there in ((one, other), (other, one)):
+            words = ["replace", self.address(there), "lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"]
+            ip("-n", self.names[here], "neigh", *words)
+
+    def are_parted(self, one, other):
+        told = subprocess.run(["ip", "-n", self.names[one], "neigh"], capture_output=True, text=True)
+        return f"{self.address(other)} dev eth0 lladdr 02:00:00:00:00:99" in told.stdout
+
     def mend(self, host):
         ip("-n", self.switch, "link", "set", f"h{host}", "up")
 
@@ -151,6 +161,26 @@ class Cut(pl.Callback):
                 mending = threading.Timer(self._back_after_s, self._hosts.mend, [self._place])
                 mending.daemon = True
                 mending.start()
+
+
+class Parting(pl.Callback):
+    """Cuts what is between two hosts, and nothing else, when a worker delivers a draw.
+
+    Args:
+        made: the hosts.
+        one: host.
+        other: host.
+        after: worker and draw.
+    """
+
+    def __init__(self, made, one, other, after):
+        self._hosts = made
+        self._between = one, other
+        self._after = after
+
+    def on_arrival(self, arrival):
+        if (arrival.worker, arrival.draw) == self._after:
+            self._hosts.part(*self._between)
 
 
 class JobOnHosts(Job):

@@ -7,11 +7,12 @@ import pytest
 from torch import nn
 
 import paceline as pl
-from faults.hosts import Cut, hosts, need_hosts, ranks_on_hosts
+from faults.hosts import Cut, Parting, hosts, need_hosts, ranks_on_hosts
 from paceline.coordinator import LATE_RETURN
 from paceline.history import DecisionMade, GradientArrived, UpdateMade, WorkerJoined, WorkerLost
 from tiny_jobs import tiny_job
 
+SUMS = {"protocol": "dc_s3gd", "stop": "updates=3000", "worker_timeout_s": 5.0}
 STEADY = pl.Deterministic(0.02)
 
 
@@ -191,3 +192,17 @@ def test_a_host_that_is_cut_off_for_good_is_given_up_by_both_sides():
     assert "timed out" in reason
     assert end.of(WorkerLost)[0].now_s < 8.0
     assert used_by(end, 0, end.of(WorkerLost)[0].now_s) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("elastic", [False, True])
+def test_two_ranks_without_a_server_that_rank_0_reaches_and_that_do_not_reach_each_other_are_named(elastic):
+    torchrun = {"elastic": elastic, "slowness": pl.Cluster(4, timing=STEADY), "silence_s": 2.0}
+    with hosts(4) as made:
+        parting = Parting(made, 1, 2, after=(3, 5))
+        with ranks_on_hosts(made, range(4), tiny_job(), torchrun, [parting], **SUMS) as job:
+            job.start_all()
+            for rank in range(4):
+                with pytest.raises(pl.RunError, match=r"worker 1 \(.*\) and worker 2 \(.*\) do not reach each other"):
+                    job.end(rank)
+        assert made.are_parted(1, 2)

@@ -15,7 +15,7 @@ from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.iteration import Hand, Reform, Table
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import call
-from paceline.engines.distributed.ring import Ring
+from paceline.engines.distributed.ring import Apart, Ring
 from paceline.errors import RunError, UsageError
 from paceline.events import Event, Joined, Lost
 from paceline.torchrun import Torchrun
@@ -83,6 +83,7 @@ class Head:
         self._gone: dict[int, str] = {}
         self._hands: dict[int, Hand] = {}
         self._answered: set[int] = set()
+        self._broken: dict[int, bool] = {}  # who can no longer sum in this generation, and whether it could never
         self._gate: _Gate | None = None
         self.generation = 0
         self.ring: Ring | None = None
@@ -134,6 +135,8 @@ class Head:
                 ring = self.ring = self._meeting.ring(key, len(places), on_gpu=on_gpu)
                 return ring.spread(make_state(events))
             except Broken as error:
+                if isinstance(error, Apart):
+                    self._broken[0] = True
                 self._news.put(_Changed(self.generation, str(error)))
 
     def hand_in(self, hand: Hand) -> None:
@@ -226,7 +229,10 @@ class Head:
                         self._take(worker, hand)
             case {"here": _}:
                 self._answered.add(worker)
-            case {"broken": reason, "generation": generation}:
+            case {"broken": reason, "generation": generation, "is_apart": is_apart}:
+                with self._lock:
+                    if generation == self.generation:
+                        self._broken[worker] = is_apart
                 self._news.put(_Changed(generation, f"worker {worker}: {reason}"))
             case {"failed": message, "details": details, "is_usage": is_usage}:
                 if is_usage:
@@ -286,6 +292,7 @@ class Head:
             self._came.clear()
             self._gone.clear()
             self._hands.clear()
+            self._broken.clear()
             self.generation += 1
         return events
 
@@ -296,10 +303,19 @@ class Head:
         deadline = time.monotonic() + GRACE_S
         while not self._gone and not self._came:
             if time.monotonic() > deadline:
-                if self._cluster.elastic:
+                if self._cluster.elastic and not any(self._broken.values()):
                     return
-                raise RunError(f"workers cannot reach each other any more, though they are there; {GO_ON}")
+                raise RunError(self._who_is_apart())
             time.sleep(LOOK_AGAIN_S)
+
+    def _who_is_apart(self) -> str:
+        with self._lock:
+            broken = [self._members[worker].name if worker else "worker 0" for worker in sorted(self._broken)]
+        who = " and ".join(broken) if len(broken) == 2 else ", ".join(broken) or "workers"
+        return (
+            f"{who} do not reach each other, though they are there: mend the link between their hosts, or start them "
+            "elsewhere; torchrun --max-restarts 3 goes on from the last checkpoint in out="
+        )
 
     def _expel_who_does_not_answer(self, reason: str) -> None:
         with self._lock:

@@ -7,13 +7,14 @@ import queue
 import socket
 import threading
 import traceback
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from paceline.engines.distributed.admission import apply_for
 from paceline.engines.distributed.iteration import Hand, Over, Reform, Table
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import enter, find
-from paceline.engines.distributed.ring import Ring
+from paceline.engines.distributed.ring import Apart, Ring
 from paceline.errors import RunError, UsageError
 from paceline.torchrun import Torchrun
 
@@ -83,14 +84,14 @@ class OtherRank:
             RunError: rank 0 is gone.
         """
         while True:
-            form = self._form or self._next_form()
-            self._form = None
+            form = self._newest_form()
             self.generation = form.generation
             try:
                 ring = self.ring = self._ring(form)
                 return ring.spread(None)
             except Broken as error:
-                self._tell({"broken": str(error), "generation": form.generation})
+                is_apart = isinstance(error, Apart)
+                self._tell({"broken": str(error), "generation": form.generation, "is_apart": is_apart})
 
     def hand_in(self, hand: Hand) -> None:
         """Tell of this process's part in an iteration."""
@@ -122,8 +123,8 @@ class OtherRank:
         try:
             self.ring.wait(begun)
         except Broken as error:
-            self._tell({"broken": str(error), "generation": self.generation})
-            self._form = self._next_form()
+            self._tell({"broken": str(error), "generation": self.generation, "is_apart": False})
+            self._form = self._newest_form()
             raise Reform from error
 
     def metrics(self, measure: object) -> dict[str, float]:
@@ -146,7 +147,7 @@ class OtherRank:
             Over: it has.
             RunError: it is gone.
         """
-        self._form = self._next_form()
+        self._form = self._newest_form()
         return False
 
     def leave(self, reason: str) -> None:
@@ -191,14 +192,13 @@ class OtherRank:
         assert self._line is not None
         self._line.tell(text)
 
-    def _next_form(self) -> _Form:
-        while True:
-            try:
+    def _newest_form(self) -> _Form:
+        """Wait for a ring that is to be formed; of several, which came while this process was busy, the last one."""
+        while self._form is None or not self._news.empty():
+            with suppress(Reform):
                 self._next_news()
-            except Reform:
-                assert self._form is not None
-                form, self._form = self._form, None
-                return form
+        form, self._form = self._form, None
+        return form
 
     def _next_news(self) -> Table | _Metrics:
         news = self._news.get()

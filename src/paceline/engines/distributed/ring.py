@@ -29,6 +29,11 @@ from paceline.vectors import Vectors
 BUCKET_BYTES = 1 << 24  # of a vector are summed at a time, while others wait or are under way
 LOOK_AGAIN_S = 0.0005
 THREADS = 2  # which work on buckets
+GLOO_WAITS = 5  # times its timeout, for a connection
+
+
+class Apart(Broken):
+    """Everybody has come, and two of them do not reach each other."""
 
 
 class Ring:
@@ -40,10 +45,11 @@ class Ring:
         place: of this process among them, from 0.
         size: how many they are.
         device: of gloo, from `Meeting`.
-        silence_s: seconds after which a host that does not answer any more is taken for gone.
+        silence_s: seconds after which a host that does not answer any more is taken for gone, or out of reach.
         on_gpu: whether the vectors are on GPUs, a different one for each process; they are summed with NCCL then.
 
     Raises:
+        Apart: somebody is out of this process's reach.
         Broken: somebody did not come.
     """
 
@@ -55,17 +61,26 @@ class Ring:
         self._nccl: Any = None
         self._is_broken = False
         if self._others:
-            options = dist.ProcessGroupGloo._Options()
-            options._timeout = CONNECT_TIMEOUT
-            options._devices = [device]
-            options._threads = THREADS
-            before = sockets()
             with saying_when_broken():
-                self._group = dist.ProcessGroupGloo(dist.PrefixStore(key, store), place, size, options)
-                end_when_silent(before, silence_s)
-                if on_gpu:
-                    options = dist.ProcessGroupNCCL.Options()
-                    self._nccl = dist.ProcessGroupNCCL(dist.PrefixStore(f"{key}/nccl", store), place, size, options)
+                store.set(f"{key}/here/{place}", "here")
+                store.wait([f"{key}/here/{other}" for other in self._others], CONNECT_TIMEOUT)
+            try:
+                self._connect(store, key, place, device, silence_s, on_gpu)
+            except RuntimeError as error:
+                raise Apart(in_short(str(error))) from error
+
+    def _connect(self, store: Any, key: str, place: int, device: Any, silence_s: float, on_gpu: bool) -> None:
+        size = len(self._others) + 1
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=silence_s / GLOO_WAITS)
+        options._devices = [device]
+        options._threads = THREADS
+        before = sockets()
+        self._group = dist.ProcessGroupGloo(dist.PrefixStore(key, store), place, size, options)
+        end_when_silent(before, silence_s)
+        if on_gpu:
+            options = dist.ProcessGroupNCCL.Options()
+            self._nccl = dist.ProcessGroupNCCL(dist.PrefixStore(f"{key}/nccl", store), place, size, options)
 
     def begin_sum(self, vectors: Vectors) -> list[Any]:
         """Begin to sum vectors up where they lie, floats and integers by adding, booleans as true where any is.
