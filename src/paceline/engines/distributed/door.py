@@ -17,8 +17,7 @@ from paceline.engines.distributed.messages import Abandoned, Begun, Finished, Me
 from paceline.engines.distributed.pieces import from_number
 from paceline.engines.distributed.wire import Travelling
 
-LONGEST_TEXT_BYTES = 1 << 26
-GRACE_S = 5.0
+GRACE_S = 5.0  # for others to come to their end
 
 
 class Entered(NamedTuple):
@@ -155,7 +154,7 @@ class Door:
         except (Broken, KeyError, TypeError, ValueError):
             line.close()
         else:
-            line.longest_text = LONGEST_TEXT_BYTES
+            line.trust()
             self._listen(Entered(ticket, worker, line, ticket_at_rank_0))
 
     def _turn_away(self, line: Line, refused: Refused) -> None:

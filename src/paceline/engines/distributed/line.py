@@ -23,6 +23,7 @@ AT_ONCE = timedelta(milliseconds=1)
 HEADERS, CONTENTS, NOTHING, PIECES = 1, 2, 3, 4  # tags; each piece has its own, from here on
 TENSORS = "tensors"  # key of a text that has some beside it
 SHORT_BYTES = 1 << 20  # what may be said before anybody knows who says it
+LONG_BYTES = 1 << 26  # and afterwards
 
 
 class Broken(Exception):  # noqa: N818  # a line ends with every run
@@ -36,6 +37,33 @@ def saying_when_broken() -> Iterator[None]:
         yield
     except RuntimeError as error:  # of whatever kind torch raises
         raise Broken(in_short(str(error))) from error
+
+
+def gloo(store: Any, place: int, size: int, device: Any, timeout: timedelta = CONNECT_TIMEOUT, threads: int = 1) -> Any:
+    """Return a process group on gloo.
+
+    Args:
+        store: where its processes find each other, and nobody else.
+        place: of this process, from 0.
+        size: how many they are.
+        device: of gloo, on the address of this host.
+        timeout: of each thing that another process has to do for it.
+        threads: that work on what is begun.
+
+    Raises:
+        RuntimeError: somebody did not come.
+    """
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timeout
+    options._devices = [device]
+    options._threads = threads
+    return dist.ProcessGroupGloo(store, place, size, options)
+
+
+def end_pair(group: Any, other: int) -> None:
+    """End what connects two processes of a group at once, whoever waits on it, on both sides; from any thread."""
+    with suppress(RuntimeError):  # gloo ends a pair on which a wait has timed out, and in no other way
+        group.recv([torch.zeros(1)], other, NOTHING).wait(AT_ONCE)
 
 
 class Line:
@@ -55,13 +83,9 @@ class Line:
     """
 
     def __init__(self, store: Any, key: str, side: int, device: Any, silence_s: float) -> None:
-        options = dist.ProcessGroupGloo._Options()
-        options._timeout = CONNECT_TIMEOUT
-        options._devices = [device]
-        options._threads = 1
         before = sockets()
         with saying_when_broken():
-            self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore(key, store), side, 2, options)
+            self._group = gloo(dist.PrefixStore(key, store), side, 2, device)
         end_when_silent(before, silence_s)
         self._other = 1 - side
         self._sending: list[tuple[Any, Tensor]] = []  # gloo neither waits for itself nor keeps the memory
@@ -69,7 +93,11 @@ class Line:
         self._lock = threading.Lock()
         self._rooms: list[Tensor] = []  # of pieces
         self._arriving: list[Any] = []
-        self.longest_text = SHORT_BYTES
+        self._longest_text = SHORT_BYTES
+
+    def trust(self) -> None:
+        """Let long texts come, and such with tensors: it is known who says them."""
+        self._longest_text = LONG_BYTES
 
     def send(
         self,
@@ -161,18 +189,17 @@ class Line:
 
     def close(self) -> None:
         """End the line at once, whoever waits on it, on both sides."""
-        with suppress(RuntimeError):  # gloo ends a pair on which a wait has timed out, and in no other way
-            self._group.recv([torch.zeros(1)], self._other, NOTHING).wait(AT_ONCE)
+        end_pair(self._group, self._other)
 
     def _text(self, message: Text) -> dict[str, Any]:
-        if not 0 < message.nbytes <= self.longest_text:
+        if not 0 < message.nbytes <= self._longest_text:
             raise ValueError(f"a text of {message.nbytes} bytes")
         content = torch.zeros(message.nbytes, dtype=torch.uint8)
         self.receive_into(content)
         text = json.loads(content.numpy().tobytes())
         if not isinstance(text, dict):
             raise ValueError("a text that is no object")
-        if self.longest_text > SHORT_BYTES and TENSORS in text:
+        if self._longest_text > SHORT_BYTES and TENSORS in text:
             text[TENSORS] = {name: self._tensor(*described) for name, described in text[TENSORS].items()}
         return text
 

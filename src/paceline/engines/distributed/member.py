@@ -31,7 +31,6 @@ from paceline.job import Job
 from paceline.torchrun import Torchrun
 from paceline.vectors import Vectors
 
-LONGEST_TEXT_BYTES = 1 << 26
 ALL_DRAWS = sys.maxsize
 LEAVE_S = 10.0
 
@@ -88,7 +87,7 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
                 lines.append(open_lines.enter_context(closing(line)))
                 hello.setdefault("ticket", ticket)  # by which rank 0, the first one, knows this process
                 apply_for(line, cluster.ranks.token, hello)
-                line.longest_text = LONGEST_TEXT_BYTES
+                line.trust()
             ended = member.take_part(lines)
             member.leader.end(ended.parameters, ended.end)
             return ended

@@ -19,7 +19,7 @@ from paceline.checkpoint.state import decode, encode
 from paceline.cluster import cores
 from paceline.compensation.base import Compensator
 from paceline.engines.distributed.admission import apply_for
-from paceline.engines.distributed.door import LONGEST_TEXT_BYTES, Door, Entered, Gone, Heard, News
+from paceline.engines.distributed.door import Door, Entered, Gone, Heard, News
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import Meeting, enter, find
@@ -86,7 +86,7 @@ def serve_slice(
         _, line = enter(rank_0, cluster)
         with closing(line):
             apply_for(line, cluster.ranks.token, {"name": name, "worker": cluster.worker, "agreement": agreement})
-            line.longest_text = LONGEST_TEXT_BYTES
+            line.trust()
             match line.receive():
                 case {"end": end}:  # another process owns it: its rank was started again, and has started this one too
                     return dict(end)
