@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.engines.distributed.door import GRACE_S, Door, Entered, News, TurnedAway
+from paceline.engines.distributed.door import GRACE_S, News, TurnedAway
+from paceline.engines.distributed.gate import Gate, Member
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.iteration import Hand, Reform, Table
-from paceline.engines.distributed.line import Broken, Line
+from paceline.engines.distributed.line import Broken
 from paceline.engines.distributed.meeting import Meeting, call
 from paceline.engines.distributed.ring import Absent, Apart, Ring
 from paceline.errors import RunError, UsageError
@@ -29,43 +30,11 @@ LOOK_AGAIN_S = 0.05
 MakeState = Callable[[list[Event]], dict[str, Any]]
 
 
-class _Member(NamedTuple):
-    """A process that takes part, or is about to."""
-
-    ticket: int
-    line: Line
-    name: str
-    has_own_gpu: bool
-
-
 class _Changed(NamedTuple):
     """Somebody of this generation is gone, has come, or cannot sum any more."""
 
     generation: int
     reason: str
-
-
-class _Gate(Door):
-    """Lets processes in, and passes on what they say."""
-
-    def __init__(self, head: Head, *place: Any) -> None:
-        self._head = head
-        super().__init__(*place)
-
-    def _listen(self, entered: Entered) -> None:
-        ticket, worker, line, _ = entered
-        try:
-            hello = line.receive()
-            assert isinstance(hello, dict)
-            self._head.enter(worker, _Member(ticket, line, str(hello["name"]), bool(hello["has_own_gpu"])))
-            while True:
-                text = line.receive()
-                assert isinstance(text, dict)
-                self._head.hear(worker, ticket, text)
-        except Broken as error:
-            self._head.leave(worker, ticket, str(error))
-        except Exception as error:  # in the thread of somebody who would be waited for in vain
-            self._head.fail(error)
 
 
 class Head:
@@ -85,8 +54,8 @@ class Head:
         self._clock = clock
         self._lock = threading.Condition()
         self._news: queue.SimpleQueue[Table | _Changed] = queue.SimpleQueue()
-        self._members: dict[int, _Member] = {}
-        self._came: dict[int, _Member] = {}
+        self._members: dict[int, Member] = {}
+        self._came: dict[int, Member] = {}
         self._gone: dict[int, str] = {}
         self._hands: dict[int, Hand] = {}
         self._answers: dict[int, bool] = {}  # who is there, and whether it is as far as the others
@@ -95,7 +64,7 @@ class Head:
         self._failure: Exception | None = None
         self._meeting: Meeting | None = None
         self._told: Inbox[News] | None = None  # of those who were turned away
-        self._gate: _Gate | None = None
+        self._gate: Gate | None = None
         self._steps = 0
         self.generation = 0
         self.ring: Ring | None = None
@@ -114,7 +83,7 @@ class Head:
         told: Inbox[News] = Inbox()
         self._told = told
         rooms = [None] * cluster.n
-        self._gate = _Gate(self, self._meeting, cluster.ranks.token, self._agreement, rooms, told)
+        self._gate = Gate(self, self._meeting, cluster.ranks.token, self._agreement, rooms, told)
         deadline = time.monotonic() + cluster.start_timeout_s
         while missing := [worker for worker in range(1, cluster.n) if worker not in self._came]:
             self._check()
@@ -224,7 +193,7 @@ class Head:
 
     # --- what the threads tell that listen ----------------------------------------------------------------
 
-    def enter(self, worker: int, member: _Member) -> None:
+    def enter(self, worker: int, member: Member) -> None:
         """Let a process take part, from the next iteration on."""
         with self._lock:
             if self.generation and not self._cluster.elastic:
@@ -332,9 +301,9 @@ class Head:
     def _next_generation(self) -> list[Event]:
         """Return who is gone and who has come since the last one; at the beginning, that is nothing to tell."""
         self._await_who_is_gone()
-        self._check()
         now = self._clock()
         with self._lock:
+            self._check()
             if self._gone and not self._cluster.elastic:
                 raise RunError(f"a worker is gone: {'; '.join(self._gone.values())}; {GO_ON}")
             events: list[Event] = [Lost(now, worker, self._gone[worker]) for worker in sorted(self._gone)]
