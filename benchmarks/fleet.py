@@ -188,7 +188,7 @@ class Model:
             version, reply = yield self._inbox.get()
             is_open = self._arrive(version)
             if is_open and self._waits:
-                self._published.callbacks.append(lambda _, reply=reply: reply.succeed())
+                self._published.callbacks.append(partial(_succeed, reply))
             else:
                 reply.succeed()
 
@@ -246,6 +246,10 @@ def exponentials(seed: int) -> Iterator[float]:
     generator = np.random.default_rng(seed)
     while True:
         yield from generator.exponential(size=10_000).tolist()
+
+
+def _succeed(reply: simpy.Event, _published: simpy.Event) -> None:
+    reply.succeed()
 
 
 if __name__ == "__main__":

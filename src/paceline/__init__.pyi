@@ -60,6 +60,7 @@ from .errors import PacelineError as PacelineError
 from .errors import RunError as RunError
 from .errors import UsageError as UsageError
 from .events import Outcome as Outcome
+from .extent import Extent as Extent
 from .faults import Fault as Fault
 from .history import GradientArrived as GradientArrived
 from .history import History as History
@@ -67,7 +68,6 @@ from .history import StepMeasured as StepMeasured
 from .history import UpdateMade as UpdateMade
 from .job import BATCH_NORMS as BATCH_NORMS
 from .job import Job as Job
-from .protocols import Extent as Extent
 from .protocols import Phase as Phase
 from .protocols import Plan as Plan
 from .protocols import Protocol as Protocol

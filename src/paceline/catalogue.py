@@ -20,8 +20,9 @@ from paceline.controllers.idle_workers import IdleWorkers
 from paceline.controllers.sync_switch import Elastic, Greedy, Stragglers
 from paceline.errors import UsageError, did_you_mean
 from paceline.estimators.duration import Unobserved
+from paceline.extent import Extent
 from paceline.momentum_limit import Momentum
-from paceline.protocols import Extent, Phase, Plan, Protocol, as_plan
+from paceline.protocols import Phase, Plan, Protocol, as_plan
 from paceline.reduction import Reduction
 from paceline.switch_timing import SwitchTiming
 from paceline.text import bind, parse_call, split_top

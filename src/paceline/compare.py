@@ -16,8 +16,9 @@ from paceline.comparison.grid import Display, Report
 from paceline.comparison.result import Comparison, Row
 from paceline.engines.local.engine import refuse_while_importing
 from paceline.errors import UsageError
+from paceline.extent import Extent
 from paceline.job import Job
-from paceline.protocols import Extent, Plan, as_plan
+from paceline.protocols import Plan, as_plan
 from paceline.recording.figures import count
 from paceline.recording.run_folder import SavedRun
 from paceline.stop import Stop

@@ -37,13 +37,14 @@ from paceline.events import (
     Timer,
     Wake,
 )
+from paceline.extent import Extent
 from paceline.learning_rate import LearningRate
 from paceline.minibatches import Minibatches
 from paceline.momentum_limit import KEEP, MomentumWatch
 from paceline.open_update import OpenUpdate
 from paceline.patience import Patience
 from paceline.phase_share import PhaseShare
-from paceline.protocols import Extent, Phase, Plan, Protocol
+from paceline.protocols import Phase, Plan, Protocol
 from paceline.roster import ASIDE, BUSY, IDLE, LOST, NEVER, PROBED, Status, Worker
 from paceline.schedule import Curve, Scales, ScheduleWatch
 from paceline.stop import Stop as StopRule
@@ -363,10 +364,17 @@ class Coordinator:
         if self._evaluations is not None and self._evaluations.is_due(self.version, self.workload, self._now):
             self._commands.append(Evaluate(self.version))
         self._check_phase()
+        self._interrupt_stale()
         self._update.newcomers.clear()
-        if self._protocol.on_update == "interrupt":
-            self._commands += self._dispatch.abandon_older_than(self.version - self._protocol.max_staleness)
         self._open()
+
+    def _interrupt_stale(self) -> None:
+        """Interrupt work that could no longer be accepted; of newcomers always, for from now on all wait for them."""
+        oldest = self.version - self._protocol.max_staleness
+        if self._protocol.on_update == "interrupt":
+            self._commands += self._dispatch.abandon_older_than(oldest)
+        elif self._update.newcomers:
+            self._commands += self._dispatch.abandon_older_than(oldest, of=self._update.newcomers)
 
     def _open(self) -> None:
         self._update.open(self._now)

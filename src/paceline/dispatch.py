@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
 from itertools import takewhile
 from math import inf
@@ -92,11 +92,11 @@ class Dispatch:
         self.give_back(state)
         return Interrupt(worker, state.draw)
 
-    def abandon_older_than(self, version: float) -> list[Interrupt]:
-        """Take back all work that began with a version before this one."""
+    def abandon_older_than(self, version: float, of: Collection[int] | None = None) -> list[Interrupt]:
+        """Take back the work that began with a version before this one, of these workers or of all."""
         # Who was given work later is on this version or a newer one.
-        stale = takewhile(lambda flight: flight[1].version < version, self._in_flight.items())
-        return [self.abandon(worker, state) for worker, state in list(stale)]
+        stale = list(takewhile(lambda flight: flight[1].version < version, self._in_flight.items()))
+        return [self.abandon(worker, state) for worker, state in stale if of is None or worker in of]
 
     def ahead(self, version: int) -> dict[int, Compute]:
         """Return the work on this version if everybody at work delivers, in the order of the workers, by worker."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.attributes import copied, restore
-from paceline.protocols import Extent
+from paceline.extent import Extent
 
 
 class Evaluations:

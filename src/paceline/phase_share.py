@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from paceline.protocols import Extent
+from paceline.extent import Extent
 
 
 class PhaseShare:

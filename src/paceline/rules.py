@@ -16,10 +16,11 @@ from paceline.controllers.idle_workers import IdleWorkers
 from paceline.controllers.quorum import FixedQuorum
 from paceline.coordinator import Coordinator
 from paceline.errors import UsageError
+from paceline.extent import Extent
 from paceline.learning_rate import LearningRate
 from paceline.minibatches import Minibatches
 from paceline.momentum_limit import KEEP, Momentum
-from paceline.protocols import Extent, Phase, Plan
+from paceline.protocols import Phase, Plan
 from paceline.reduction import Reduction
 from paceline.schedule import Curve
 from paceline.stop import Stop

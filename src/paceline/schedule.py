@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from paceline.attributes import copied, restore
 from paceline.checks import check
 from paceline.errors import UsageError
-from paceline.protocols import Extent
+from paceline.extent import Extent
 from paceline.text import brief
 
 PLATEAU = "plateau"

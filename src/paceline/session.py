@@ -30,10 +30,11 @@ from paceline.engines.replica import Replica, build_model, evaluate, usable_devi
 from paceline.engines.summed_loss import warn_of_summed_loss
 from paceline.engines.virtual import VirtualEngine
 from paceline.errors import UsageError
+from paceline.extent import Extent
 from paceline.job import Job
 from paceline.momentum_limit import KEEP
 from paceline.optimizers import check_momentum
-from paceline.protocols import Extent, Plan
+from paceline.protocols import Plan
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import versions
 from paceline.reduction import Reduction
@@ -166,9 +167,9 @@ class Session:
             self.model = self.model.to(device_of(cluster.device, cluster.ranks.local_rank))
         if any(controller.reads != "times" for phase in setting.plan.phases for controller in phase.controllers):
             warn_of_summed_loss(job, self.model)
-        slices = cluster.slices if isinstance(cluster, Torchrun) else 1
-        self.slices = RemoteSlices(slices)
-        self.layout = Layout(self.model, slices, only=0)
+        ranks = cluster.ranks_of_slices if isinstance(cluster, Torchrun) else [0]
+        self.slices = RemoteSlices(ranks)
+        self.layout = Layout(self.model, len(ranks), only=0)
         _check_memory(self.layout, self._sharing)
         self.server = ParameterServer(job, self.model, self.layout, setting.per_epoch, self.slices)
         self._step_scale = self._check_step_scale()
@@ -265,6 +266,7 @@ def agreement(setting: Setting, model: nn.Module) -> dict[str, Any]:
         "seed": setting.seed,
         "workers": setting.cluster.workers,
         "debug": setting.cluster.debug,
+        "wire": setting.cluster.wire,
         "protocol": str(setting.checked_plan),
         "plan": plan_as_json(setting.checked_plan),
         "stop": str(setting.stop),
@@ -298,6 +300,8 @@ def serve(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
     take_part = follower.follow if cluster.place else member.serve
     ended = take_part(job, cluster, setting.seed, agreement(setting, model))
     for assistant in assistants:
+        if "error" in ended.end:
+            assistant.kill()  # it may be what hangs, and nobody but this process is to wait for it
         assistant.end()
     with torch.no_grad():
         for ours, theirs in zip(

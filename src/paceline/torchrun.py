@@ -223,13 +223,21 @@ class Torchrun:
         if plan.reduction is None:
             fitted = replace(self, worker_at_server=self.worker_at_server or False)
             if self.elastic:
-                raise UsageError(f"elastic=True: {plan} has a server, which takes in and lets go workers as it is")
+                raise UsageError(
+                    f"elastic=True: {plan} has a server, which takes in and lets go workers as it is; leave elastic out"
+                )
         else:
             fitted = replace(self, worker_at_server=True)
             if self.worker_at_server is False and self.ranks.world_size > 1:
-                raise UsageError(f"worker_at_server=False: {plan} has no server, so every rank is a worker")
+                raise UsageError(
+                    f"worker_at_server=False: {plan} has no server, so every rank is a worker; "
+                    "leave worker_at_server out"
+                )
             if self.workers != "process":
-                raise UsageError(f"workers={self.workers!r}: {plan} has no server, so every process is a worker")
+                raise UsageError(
+                    f"workers={self.workers!r}: {plan} has no server, so every process is a worker; leave workers out, "
+                    "or take a protocol with a server, such as bsp"
+                )
             if self.wire != "float32":
                 raise UsageError(f"wire={self.wire!r}: {plan} sums float32 as it is; leave wire out")
         if fitted.slowness is not None and fitted.slowness.n != fitted.n:
@@ -297,12 +305,16 @@ class Torchrun:
         return self.worker - self.n if self.worker > self.n else None
 
     @property
+    def ranks_of_slices(self) -> list[int]:
+        """The rank beside which the server of each slice is, with 0 for the first."""
+        return [j * self.ranks.world_size // self.slices for j in range(self.slices)]
+
+    @property
     def slices_here(self) -> list[int]:
         """The numbers of the slices whose servers this process starts beside itself."""
         if self.ranks.assistant is not None:
             return []
-        hosts = {j: j * self.ranks.world_size // self.slices for j in range(1, self.slices)}
-        return [j for j, rank in hosts.items() if rank == self.ranks.rank]
+        return [j for j, rank in enumerate(self.ranks_of_slices) if j > 0 and rank == self.ranks.rank]
 
     @property
     def host(self) -> str:

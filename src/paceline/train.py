@@ -24,9 +24,10 @@ from paceline.engines.local.engine import refuse_while_importing
 from paceline.errors import RunError, UsageError
 from paceline.events import Command, Event, Outcome
 from paceline.events import Stop as EndCommand
+from paceline.extent import Extent
 from paceline.history import History
 from paceline.job import Job
-from paceline.protocols import Extent, Phase, Plan, Protocol, as_plan
+from paceline.protocols import Phase, Plan, Protocol, as_plan
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import RUN, RunFolder
 from paceline.session import Session, Setting, serve

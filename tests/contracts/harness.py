@@ -163,6 +163,7 @@ class Watch:
         self.stopped = None
         self.commands = []
         self._joined_since_update = set()
+        self._newcomers_of_update = set()
         self.take(None, driven.begin())
 
     # events
@@ -255,7 +256,7 @@ class Watch:
             return
         staleness = self.version - self.flying.pop(command.worker)
         if command.worker not in self.aside:
-            assert self.protocol.on_update == "interrupt"
+            assert self.protocol.on_update == "interrupt" or command.worker in self._newcomers_of_update
             assert staleness > self.protocol.max_staleness, "only work that could not be accepted is interrupted"
 
     def _accept(self, event, command):
@@ -297,7 +298,8 @@ class Watch:
         self.updates.append(command)
         self.held = []
         self.contributors.clear()
-        self._joined_since_update.clear()
+        self._newcomers_of_update = self._joined_since_update
+        self._joined_since_update = set()
 
     def _decision(self, event, command):
         subject, _, _ = command.reason.partition(":")

@@ -118,6 +118,7 @@ class NaiveCoordinator:
         self.version += 1
         self.commands.append(Apply(self.version, tuple(self.held), 1.0, "complete"))
         self.held = []
+        newcomers = [worker for worker in self.workers if not worker.counts]
         for worker in self.workers:
             worker.contributed = False
             worker.counts = True
@@ -127,13 +128,13 @@ class NaiveCoordinator:
             self.fewest = 0
             for worker in self.workers:
                 worker.deliveries = 0
-        if self.protocol.on_update == "interrupt":
-            for worker in self.in_order(idle=False):
-                if self.version - worker.version > self.protocol.max_staleness:
-                    self.commands.append(Interrupt(self.number(worker), worker.draw))
-                    self.sequence += 1
-                    worker.since = self.sequence
-                    worker.version = None
+        for worker in self.in_order(idle=False):
+            may_be = self.protocol.on_update == "interrupt" or worker in newcomers
+            if may_be and self.version - worker.version > self.protocol.max_staleness:
+                self.commands.append(Interrupt(self.number(worker), worker.draw))
+                self.sequence += 1
+                worker.since = self.sequence
+                worker.version = None
 
     def number(self, worker):
         return next(i for i, other in enumerate(self.workers) if other is worker)

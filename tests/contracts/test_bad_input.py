@@ -282,7 +282,7 @@ MISUSES = [
     ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)}, "optimizer is made already"),
     ({"model": lambda: nn.LazyLinear(3)}, "the model has lazy layers"),
     ({"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}, "ReduceLROnPlateau waits for a metric"),
-    ({"loss": None, "step": forgets}, "leave zero_grad() out of it"),
+    ({"loss": None, "step": forgets, "microbatches": 2}, "leave zero_grad() out of it"),
 ]
 
 

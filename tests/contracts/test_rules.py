@@ -19,9 +19,10 @@ from paceline.controllers.base import (
 from paceline.controllers.quorum import FixedQuorum, QuorumFunction, ScheduledQuorum
 from paceline.errors import UsageError
 from paceline.events import Arrival, Joined, Lost
+from paceline.extent import Extent
 from paceline.learning_rate import LearningRate
 from paceline.minibatches import Minibatches
-from paceline.protocols import Extent, Protocol
+from paceline.protocols import Protocol
 
 
 @dataclass(frozen=True)
@@ -102,12 +103,12 @@ def test_all_waits_also_for_a_worker_whose_gradient_was_dropped_or_rejected():
         w1.1 arrives not finite | drop w1.1 (not finite); compute w1.2 on v0
         w2 joins                | compute w2.1 on v0
         w1.2 arrives            | accept w1.2; apply v1 = w0.1 + w1.2 (every live worker has contributed)
-                                | compute w0.2 on v1; compute w1.3 on v1
+                                | interrupt w2.1; compute w0.2 on v1; compute w1.3 on v1; compute w2.2 on v1
         w0.2 arrives            | accept w0.2
         w1.3 arrives            | accept w1.3
-        w2.1 arrives            | drop w2.1 stale 1 (too stale); compute w2.2 on v1
-        w2.2 arrives            | accept w2.2; apply v2 = w0.2 + w1.3 + w2.2 (every live worker has contributed)
-                                | compute w0.3 on v2; compute w1.4 on v2; compute w2.3 on v2
+        w2.2 arrives not finite | drop w2.2 (not finite); compute w2.3 on v1
+        w2.3 arrives            | accept w2.3; apply v2 = w0.2 + w1.3 + w2.3 (every live worker has contributed)
+                                | compute w0.3 on v2; compute w1.4 on v2; compute w2.4 on v2
     """
     play(bsp(), 2, script)
 
@@ -225,13 +226,12 @@ def test_a_loss_told_twice_or_of_a_stranger_changes_nothing():
 # -- joins
 
 
-def test_a_joiner_counts_from_the_next_update():
+def test_a_joiner_counts_from_the_next_update_and_begins_it_with_the_others():
     script = """
         w0.1 arrives | accept w0.1
         w2 joins     | compute w2.1 on v0
-        w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (every live worker has contributed)
-                     | compute w0.2 on v1; compute w1.2 on v1
-        w2.1 arrives | drop w2.1 stale 1 (too stale); compute w2.2 on v1
+        w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (every live worker has contributed); interrupt w2.1
+                     | compute w0.2 on v1; compute w1.2 on v1; compute w2.2 on v1
         w0.2 arrives | accept w0.2
         w1.2 arrives | accept w1.2
         w2.2 arrives | accept w2.2; apply v2 = w0.2 + w1.2 + w2.2 (every live worker has contributed)
@@ -255,9 +255,9 @@ def test_a_quorum_does_not_wait_for_a_joiner_either():
     script = """
         w1 is lost   |
         w1 joins     | compute w1.2 on v0
-        w0.1 arrives | accept w0.1; apply v1 = w0.1 (no other live worker can contribute); compute w0.2 on v1
+        w0.1 arrives | accept w0.1; apply v1 = w0.1 (no other live worker can contribute); interrupt w1.2
+                     | compute w0.2 on v1; compute w1.3 on v1
         w0.2 arrives | accept w0.2
-        w1.2 arrives | drop w1.2 stale 1 (too stale); compute w1.3 on v1
         w1.3 arrives | accept w1.3; apply v2 = w0.2 + w1.3 (quorum of 2 reached); compute w0.3 on v2; compute w1.4 on v2
     """
     play(backup(k=2), 2, script)
@@ -267,7 +267,8 @@ def test_a_worker_that_joins_before_its_loss_was_noticed_is_lost_and_joins():
     script = """
         w1 joins     | compute w1.2 on v0
         w1.1 arrives | drop w1.1 (finished after its interrupt)
-        w0.1 arrives | accept w0.1; apply v1 = w0.1 (every live worker has contributed); compute w0.2 on v1
+        w0.1 arrives | accept w0.1; apply v1 = w0.1 (every live worker has contributed); interrupt w1.2
+                     | compute w0.2 on v1; compute w1.3 on v1
     """
     play(bsp(), 2, script)
 
@@ -369,8 +370,8 @@ def test_all_after_a_change_of_protocol_does_not_wait_for_a_joiner():
         w2 joins     | compute w2.1 on v0
         at 5 timer   | protocol: bsp: 5 seconds reached
         w0.1 arrives | accept w0.1
-        w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (every live worker has contributed)
-                     | compute w0.2 on v1; compute w1.2 on v1
+        w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (every live worker has contributed); interrupt w2.1
+                     | compute w0.2 on v1; compute w1.2 on v1; compute w2.2 on v1
     """
     play(k_async(k=2).until(seconds=5) >> bsp(), 2, script)
 
@@ -522,9 +523,12 @@ def test_a_worker_silent_for_the_timeout_given_is_lost_and_its_late_return_is_a_
                          | apply v1 = w0.1 (every live worker has contributed); compute w0.2 on v1; wake at 10
         at 6 w0.2 arrives| accept w0.2; apply v2 = w0.2 (every live worker has contributed); compute w0.3 on v2
         at 7 w1.1 arrives| drop w1.1 stale 2 (its worker had been declared lost); compute w1.2 on v2
-        at 8 w0.3 arrives| accept w0.3; apply v3 = w0.3 (every live worker has contributed); compute w0.4 on v3
-        at 10 timer      | wake at 12
-        at 12 timer      | lost: worker 1: silent for worker_timeout_s = 5 s; wake at 13
+        at 8 w0.3 arrives| accept w0.3; apply v3 = w0.3 (every live worker has contributed); interrupt w1.2
+                         | compute w0.4 on v3; compute w1.3 on v3
+        at 9 w0.4 arrives| accept w0.4
+        at 10 timer      | wake at 13
+        at 13 timer      | lost: worker 1: silent for worker_timeout_s = 5 s
+                         | apply v4 = w0.4 (every live worker has contributed); compute w0.5 on v4; wake at 18
     """
     play(bsp(), 2, script, worker_timeout_s=5.0)
 
@@ -918,9 +922,8 @@ def test_a_worker_set_aside_is_interrupted_not_waited_for_and_taken_back_as_a_jo
         w2.1 arrives | drop w2.1 (finished after its interrupt)
         at 9 timer   | take_back: worker 2: recovered; compute w2.2 on v1
         w1.2 arrives | accept w1.2
-        w0.2 arrives | accept w0.2; apply v2 = w1.2 + w0.2 (every live worker has contributed)
-                     | compute w1.3 on v2; compute w0.3 on v2
-        w2.2 arrives | drop w2.2 stale 1 (too stale); compute w2.3 on v2
+        w0.2 arrives | accept w0.2; apply v2 = w1.2 + w0.2 (every live worker has contributed); interrupt w2.2
+                     | compute w1.3 on v2; compute w0.3 on v2; compute w2.3 on v2
     """
     play(bsp().controlled_by(controller), 3, script)
 

@@ -15,8 +15,8 @@ from contracts.test_rules import Scripted
 from paceline.catalogue import ADDITIONS, asp, bsp, k_sync, parse_plan
 from paceline.controllers.base import ChangeProtocol, Probe, Remark, Replace, SetAside, TakeBack
 from paceline.events import Apply, Arrival
+from paceline.extent import Extent
 from paceline.phase_share import PhaseShare
-from paceline.protocols import Extent
 from paceline.rules import plan_as_json, plan_of
 from tiny_jobs import tiny_job
 

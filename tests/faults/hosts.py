@@ -194,10 +194,9 @@ class JobOnHosts(Job):
 
     def __init__(self, made, places, job, torchrun=None, callbacks=(), **settings):
         torchrun = {"address": f"{made.address(places[0])}:{free_port()}", **(torchrun or {})}
-        super().__init__(len(places), job, torchrun, **settings)
+        super().__init__(len(places), job, torchrun, callbacks=callbacks, **settings)
         self._hosts = made
         self._places = places
-        self._callbacks = list(callbacks)
 
     def _environment(self, rank, token=TOKEN, number=None):
         place = self._places[rank]
@@ -211,9 +210,6 @@ class JobOnHosts(Job):
             "GROUP_WORLD_SIZE": str(len(set(self._places))),
             "NETWORK_NAMESPACE": self._hosts.names[place],
         }
-
-    def start(self, rank, **changes):
-        return super().start(rank, callbacks=self._callbacks, **changes)
 
     def has_ended(self, rank, within_s):
         return self._ends[rank].poll(within_s)

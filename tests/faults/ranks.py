@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import paceline as pl
 from paceline import session
+from paceline.history import DecisionMade
 
 PRELOAD = ["paceline.engines.local.worker", "paceline.train"]
 LIMIT_S = 60
@@ -53,7 +54,8 @@ class Job:
         self._context = context()
         self._ends = {}
         self._folder = tempfile.TemporaryDirectory()
-        self.processes = {}
+        self._started = []
+        self.processes = {}  # the last one of each rank
 
     def start(self, rank, **changes):
         """Start a rank, or start it once more, perhaps with something else than the others."""
@@ -65,11 +67,14 @@ class Job:
         job = changes.pop("job", self._job)
         torchrun = {**self._torchrun, **changes.pop("torchrun", {})}
         prepare = changes.pop("prepare", None)  # is called in the process first
-        settings = {**self._settings, "callbacks": [Announce(self._place("training"))], **changes}
+        callbacks = self._settings.get("callbacks", []) if rank == 0 else []
+        callbacks = [Announce(self._place("training"), self._place("loss")), *callbacks]
+        settings = {**self._settings, **changes, "callbacks": callbacks}
         arguments = (environment, job, torchrun, settings, self._place(f"said by {name}"), theirs, prepare)
         process = self._context.Process(target=_rank, args=arguments, daemon=True)
         process.start()
         theirs.close()
+        self._started.append(process)
         self.processes[name] = process
         self._ends[name] = ours
         return process
@@ -111,15 +116,25 @@ class Job:
 
     def start_all(self):
         self.start_slices()
+        self.start_all_but_slices()
+
+    def start_all_but_slices(self):
         for rank in range(self._world_size):
             self.start(rank)
 
     def await_training(self):
         """Wait until some updates have been made."""
+        self._await("training", "no update was made")
+
+    def await_loss(self):
+        """Wait until rank 0, in a process of its own, has declared a silent worker lost."""
+        self._await("loss", "nobody was declared lost")
+
+    def _await(self, what, otherwise):
         deadline_s = time.monotonic() + LIMIT_S
-        while not self._place("training").exists():
+        while not self._place(what).exists():
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"no update was made; rank 0 said: {self.said(0)}")
+                raise TimeoutError(f"{otherwise}; rank 0 said: {self.said(0)}")
             time.sleep(0.02)
 
     def said(self, rank):
@@ -143,7 +158,7 @@ class Job:
         return end
 
     def kill_all(self):
-        for process in self.processes.values():
+        for process in self._started:
             process.kill()
             process.join()
             process.close()
@@ -153,14 +168,20 @@ class Job:
 
 
 class Announce(pl.Callback):
-    """Makes a file when some updates have been made."""
+    """Makes a file when some updates have been made, and one when a worker was silent for too long."""
 
-    def __init__(self, path):
-        self._path = path
+    def __init__(self, training, loss):
+        self._training = training
+        self._loss = loss
 
     def on_update(self, update):
         if update.version == 3:
-            self._path.touch()
+            self._training.touch()
+
+    def on_record(self, record):
+        super().on_record(record)
+        if isinstance(record, DecisionMade) and record.kind == "lost":
+            self._loss.touch()
 
 
 def _rank(environment, job, torchrun, settings, said, connection, prepare):
@@ -188,6 +209,9 @@ class NotHere:
     """A process beside a rank, which these tests start themselves."""
 
     def __init__(self, worker):
+        pass
+
+    def kill(self):
         pass
 
     def end(self):

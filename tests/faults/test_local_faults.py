@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import paceline as pl
+from faults.enough import EndWhen
 from paceline.engines.local.memory import SharedMemory
 from paceline.engines.local.parcel import Parcel
 from paceline.history import DecisionMade, GradientArrived, UpdateMade, WorkerJoined, WorkerLost, WorkInterrupted
@@ -73,18 +74,18 @@ def test_the_traceback_of_a_failed_worker_is_shown(capfd):
 
 
 def test_respawn_brings_a_killed_worker_back():
-    slow = pl.Cluster(2, timing=pl.Deterministic(0.02))  # 4 s in all, many times what a new process needs
-    result = run(pl.bsp(), [pl.Fault(1, 3, "die")], n=2, updates=200, respawn=True, slowness=slow)
+    is_back = EndWhen(lambda seen: seen.joined == [1] and seen.used_since[1] >= 3)
+    result = run(pl.bsp(), [pl.Fault(1, 3, "die")], n=2, updates=1_000_000, respawn=True, callbacks=[is_back])
     assert [worker for worker, _ in lost(result)] == [1]
     assert [record.worker for record in result.history.of(WorkerJoined)] == [1]
-    assert used_by(result, 1) > 3
+    assert used_by(result, 1) >= 2 + 3
 
 
 @pytest.mark.parametrize("respawn", [True, False])
 def test_a_worker_is_replaced_where_workers_are_started_again(respawn):
-    slow = pl.Cluster(2, timing=pl.Deterministic(0.02))  # 4 s in all, many times what a new process needs
+    is_enough = EndWhen(lambda seen: seen.used_since[1] > 4 and seen.updates > 20 and seen.joined == [1] * respawn)
     replacing = pl.bsp() + Replacing(worker=1, version=3)
-    result = run(replacing, n=2, updates=200 if respawn else 20, respawn=respawn, slowness=slow)
+    result = run(replacing, n=2, updates=1_000_000, respawn=respawn, callbacks=[is_enough])
     assert lost(result) == ([(1, "replaced by another one")] if respawn else [])
     assert [record.worker for record in result.history.of(WorkerJoined)] == ([1] if respawn else [])
     assert used_by(result, 1) > 4

@@ -10,6 +10,7 @@ from torch import nn
 
 import paceline as pl
 from faults import restarted_ranks
+from faults.enough import EndWhen
 from faults.ranks import ranks, run
 from faults.test_distributed import what_is_open
 from faults.test_restart import torchrun
@@ -115,7 +116,8 @@ def test_a_killed_rank_is_named_by_all_others_at_once():
 def test_those_who_are_left_go_on_and_one_that_comes_later_takes_part():
     slow = pl.Cluster(3, timing=pl.Deterministic(0.02))
     torchrun = {"faults": [pl.Fault(2, 9)], "slowness": slow, "elastic": True}
-    with ranks(3, tiny_job(), torchrun, protocol="dc_s3gd", stop="updates=150") as job:
+    is_back = EndWhen(_has_come_back_and_done_its_share)
+    with ranks(3, tiny_job(), torchrun, protocol="dc_s3gd", stop="seconds=40", callbacks=[is_back]) as job:
         job.start_all()
         job.processes[2].join(60)
         job.start(2, torchrun={"faults": []})
@@ -123,12 +125,17 @@ def test_those_who_are_left_go_on_and_one_that_comes_later_takes_part():
     [lost], [joined] = of(ends[0].records, WorkerLost), of(ends[0].records, WorkerJoined)
     assert (lost.worker, joined.worker) == (2, 2)
     updates = of(ends[0].records, UpdateMade)
-    assert [update.version for update in updates] == list(range(1, 151))
+    assert ends[0].stopped_by == "interrupted"  # because it was back
+    assert [update.version for update in updates] == list(range(1, len(updates) + 1))
     assert {update.k for update in updates if lost.now_s < update.now_s < joined.now_s} == {2}
     assert {update.k for update in updates if update.now_s > joined.now_s + 0.1} == {3}
     assert mean_loss(updates[-20:]) < mean_loss(updates[:20]) - 0.02
     for end in ends:
         assert torch.equal(flat(end.parameters), flat(ends[0].parameters))
+
+
+def _has_come_back_and_done_its_share(seen):
+    return seen.joined == [2] and seen.used_since[2] >= 20 and seen.updates >= 120
 
 
 @pytest.mark.slow

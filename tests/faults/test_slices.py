@@ -2,7 +2,7 @@
 
 import os
 import signal
-import time
+import threading
 from functools import partial
 
 import pytest
@@ -11,12 +11,14 @@ from torch import nn
 
 import paceline as pl
 from equivalence.test_engines import Replay
+from faults.enough import FOREVER
 from faults.ranks import ranks, run
 from faults.test_early_pieces import large_job, sgd_over
 from faults.test_rounded_wire import plain_loop_with_rounding, single_job
 from paceline import session
 from paceline.coordinator import Coordinator
 from paceline.engines.distributed import DistributedEngine
+from paceline.engines.distributed.members import Member
 from paceline.engines.distributed.strand import Strand
 from paceline.engines.replica import Replica, build_model
 from paceline.events import Applied
@@ -140,30 +142,37 @@ def halves_job(samples, **settings):
     )
 
 
-def die_between_parts(part, draw):
-    """Let this worker be killed when a part of a gradient, and nothing else of it, has been sent."""
+def hang_between_parts(part, draw):
+    """Let this worker hang when a part of a gradient, and nothing else of it, has been sent."""
 
     def hand_in(self, finished):
-        if finished.draw != draw:
+        if finished.draw != draw or self.parameters.start == part:
             original(self, finished)
-        elif self.parameters.start == part:
-            original(self, finished)
-            for work, _ in self.line._sending:
-                work.wait()
-            time.sleep(0.1)  # so that the server has heard of it
-            os.kill(os.getpid(), signal.SIGKILL)
+        if finished.draw == draw and self.parameters.start == part:
+            hang()
 
     original = Strand.hand_in
     Strand.hand_in = hand_in
 
 
-@pytest.mark.parametrize("part", [0, 1])
-def test_a_worker_that_dies_between_two_parts_of_a_gradient_is_lost_with_it(part):
+@pytest.mark.parametrize(("part", "told"), [(0, "finished"), (1, "came")])
+def test_a_worker_that_dies_between_two_parts_of_a_gradient_is_lost_with_it(part, told, monkeypatch):
     samples, epochs = 8 * BATCH, 3
     train = halves_job(samples)
-    with ranks(3, train, {"slices": 2}, protocol="k_async(k=2)", stop=f"epochs={epochs}") as job:
+
+    def kill_when_a_part_has_come(self, first, second):
+        whole = original(self, first, second)
+        draw = first.draw if told == "finished" else second
+        if (self.worker, draw) == (0, 4):
+            assert whole is None
+            job.processes[1].kill()
+        return whole
+
+    original = getattr(Member, told)
+    monkeypatch.setattr(Member, told, kill_when_a_part_has_come)
+    with ranks(3, train, {"slices": 2}, protocol="bsp", stop=f"epochs={epochs}") as job:
         job.start_slices()
-        job.start(1, prepare=partial(die_between_parts, part, draw=4))
+        job.start(1, prepare=partial(hang_between_parts, part, draw=4))
         job.start(2)
         end = job.serve()
     assert end.of(WorkerLost)[0].worker == 0
@@ -194,24 +203,84 @@ def test_every_sample_is_applied_exactly_once_though_workers_are_killed_and_come
 
 
 def test_the_death_of_a_server_ends_the_run_of_everybody():
-    with ranks(3, tiny_job(), {"slices": 2}, protocol="asp", stop="updates=3000000") as job:
+    with ranks(3, tiny_job(), {"slices": 2}, protocol="asp", stop=FOREVER) as job:
         job.start_all()
         job.await_training()
         job.processes["slice 1"].kill()
         for rank in range(3):
-            with pytest.raises(pl.RunError, match="the server of slice 1 is gone"):
+            with pytest.raises(pl.RunError, match="the server of slice 1, beside rank 1, is gone"):
+                job.end(rank)
+
+
+def fall_silent(how, version):
+    """Let the server of this process do nothing any more when it is to make a version."""
+
+    def apply(self, command):
+        if command.version == version:
+            how()
+        return original(self, command)
+
+    original = ParameterServer.apply
+    ParameterServer.apply = apply
+
+
+def hang():
+    threading.Event().wait()
+
+
+def stand_still():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.parametrize(
+    ("how", "protocol"),
+    [
+        (stand_still, "bsp"),
+        pytest.param(hang, "asp", marks=pytest.mark.slow),
+        pytest.param(stand_still, "k_async(k=2)", marks=pytest.mark.slow),
+    ],
+)
+def test_a_server_that_falls_silent_ends_the_run_of_everybody(how, protocol):
+    settings = {"protocol": protocol, "stop": FOREVER, "worker_timeout_s": 1.0}
+    with ranks(3, tiny_job(), {"slices": 2}, **settings) as job:
+        job.start(1, slice=1, prepare=partial(fall_silent, how, version=5))
+        job.start_all_but_slices()
+        for rank in range(3):
+            with pytest.raises(pl.RunError, match="the server of slice 1, beside rank 1, is gone: silent for 1 s"):
                 job.end(rank)
 
 
 @pytest.mark.slow
+def test_of_servers_that_wait_for_each_other_the_one_that_is_silent_is_named():
+    settings = {"protocol": "bsp", "stop": FOREVER, "worker_timeout_s": 1.0}
+    with ranks(4, tiny_job(clip_norm=0.5), {"slices": 3}, **settings) as job:
+        job.start(1, slice=1)
+        job.start(2, slice=2, prepare=partial(fall_silent, hang, version=5))
+        job.start_all_but_slices()
+        with pytest.raises(pl.RunError, match="the server of slice 2, beside rank 2, is gone"):
+            job.end(0)
+
+
+@pytest.mark.slow
+def test_a_server_that_falls_silent_at_the_end_of_the_run_is_not_waited_for():
+    settings = {"protocol": "bsp", "stop": "updates=5", "worker_timeout_s": 1.0}
+    with ranks(3, tiny_job(), {"slices": 2}, **settings) as job:
+        job.start(1, slice=1, prepare=partial(fall_silent, hang, version=5))
+        job.start_all_but_slices()
+        with pytest.raises(pl.RunError, match="the server of slice 1, beside rank 1, is gone"):
+            job.end(0)
+
+
+@pytest.mark.slow
 def test_a_server_that_is_started_twice_is_told_to_go():
-    with ranks(3, tiny_job(), {"slices": 2}, protocol="asp", stop="updates=400") as job:
+    with ranks(3, tiny_job(), {"slices": 2}, protocol="asp", stop=FOREVER) as job:
         job.start_all()
         job.await_training()
         job.start(1, slice=1)
         with pytest.raises(SystemExit, match="0"):
             job.end("slice 1 again")
-        assert job.end(0).stopped_by == "updates"
+        os.kill(job.processes[0].pid, signal.SIGTERM)
+        assert job.end(0).stopped_by == "interrupted"
 
 
 @pytest.mark.slow

@@ -291,6 +291,16 @@ class Branches(nn.Module):
         return self.always(x) + (self.once(x) if self.calls == 1 else 0)
 
 
+def test_what_is_not_used_again_has_a_gradient_of_zero():
+    replica, server = pieces(tiny_job(model=Branches))
+    version, gradient = replica.layout.allocate(), replica.layout.allocate()
+    server.publish(version)
+    replica.gradient(0, 1, None, version, gradient)
+    assert all((view != 0).any() for view in gradient.parameters)
+    replica.gradient(0, 2, None, version, gradient)
+    assert [bool((view != 0).any()) for view in gradient.parameters] == [True, True, False, False]
+
+
 def test_an_optimizer_that_writes_into_gradients_leaves_unused_ones_zero():
     nesterov = partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=True)
     replica, server = pieces(tiny_job(model=Branches, optimizer=nesterov))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -218,13 +218,11 @@ class UpdateWorker(Worker):
         self.server.live_in(average)
 
     def _write_payload(self, share: float) -> None:
-        for step, weights, average in _blocks(self._payload, self._weights, self.average):
+        for step, weights, average in _pairs(self._payload, self._weights, self.average):
             if step.dtype == torch.bool:
                 step.copy_(weights)
-                continue
-            torch.sub(weights, average, out=step)
-            if self._overlaps:  # so that a worker alone is where the average will be, to the last bit
-                torch.add(average, step, out=weights)
+            else:
+                torch.sub(weights, average, out=step)
         _scale(self._payload, share)
 
     def _is_apart(self) -> bool:
@@ -253,20 +251,15 @@ def accumulate(total: Vectors, payload: Vectors, *, begins: bool) -> None:
 def _are_apart(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Return whether two vectors differ by more than rounding in some part; mostly the first one tells already."""
     eps = torch.finfo(first.dtype).eps
-    return any(
-        float(torch.dist(a, b)) > eps * float(torch.linalg.norm(a))
-        for a, b in zip(first.split(BLOCK), second.split(BLOCK), strict=True)
-    )
+    return any(_norm(a.sub(b)) > eps * _norm(a) for a, b in zip(first.split(BLOCK), second.split(BLOCK), strict=True))
+
+
+def _norm(block: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(block))
 
 
 def _pairs(*vectors: Vectors) -> zip[tuple[torch.Tensor, ...]]:
     return zip(*([*each.flat_parameters, *each.flat_buffers] for each in vectors), strict=True)
-
-
-def _blocks(*vectors: Vectors) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Go through vectors once, in parts that stay in a core's cache from one operation to the next."""
-    for flats in _pairs(*vectors):
-        yield from zip(*(flat.split(BLOCK) for flat in flats), strict=True)
 
 
 def _scale(vectors: Vectors, factor: float) -> None:

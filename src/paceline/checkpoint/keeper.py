@@ -10,7 +10,7 @@ from paceline.checkpoint.store import Checkpoints
 from paceline.engines.base import Engine
 from paceline.engines.virtual import TimingEngine
 from paceline.errors import RunError, UsageError
-from paceline.protocols import Extent
+from paceline.extent import Extent
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import CHECKPOINTS, RunFolder, versions
 from paceline.session import Session

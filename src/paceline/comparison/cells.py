@@ -8,8 +8,9 @@ from pathlib import Path
 
 from paceline.callbacks.base import Callback
 from paceline.cluster import Cluster, LocalCluster
+from paceline.extent import Extent
 from paceline.job import Job
-from paceline.protocols import Extent, Plan
+from paceline.protocols import Plan
 from paceline.recording.run_folder import RUN
 from paceline.session import Session, Setting
 from paceline.stop import Stop

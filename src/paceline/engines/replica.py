@@ -88,8 +88,6 @@ class Replica:
         self._parameters = trainable(self.model)
         self._buffers = list(self.model.buffers())
         self._own: dict[str, Vectors] = {}
-        self._has_checked = False
-        self._written: set[int] = set()
         for i, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(lambda _, i=i: self._note(i))
         self._spread = Spread(self._parameters) if job.microbatches > 1 else None
@@ -149,18 +147,12 @@ class Replica:
         return self._seal.closed(f"worker {worker}", f"while job {self._job.name} computed its draw {draw}")
 
     def _forward_backward(self, batch: Batch | None, gradient: Vectors, tells: bool) -> Part:
-        for i in gradient.written:  # an unused parameter costs nothing
-            gradient.parameters[i].zero_()
-        gradient.written.clear()
-        self._written = gradient.written
-        for parameter, view in zip(self._parameters, gradient.parameters, strict=True):
-            parameter.grad = view
         loss_sum = 0.0
         if self._spread is not None:
             self._spread.begin()
         size = 0 if batch is None else batch_len(batch)
         parts = list(_parts(batch, size, self._job.microbatches))
-        with self._checking_once():
+        with self._collecting(gradient):
             for number, (part, share) in enumerate(parts, 1):
                 if self._check is not None:
                     self._check()
@@ -177,10 +169,39 @@ class Replica:
             return Part(loss_sum, size, mean_square=0.0, microbatches=0)
         return Part(loss_sum, size, self._spread.mean_square, self._spread.parts)
 
-    def _note(self, parameter: int) -> None:
-        self._written.add(parameter)
+    @contextmanager
+    def _collecting(self, gradient: Vectors) -> Iterator[None]:
+        """Collect what autograd computes in views of the gradient, and zeros where it computes nothing."""
+        stale, gradient.written = gradient.written, set()
+        self._gradient = gradient
+        for parameter in self._parameters:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for i in stale - gradient.written:  # one that is never used costs nothing
+                gradient.parameters[i].zero_()
+
+    def _note(self, i: int) -> None:
+        """Take what autograd has added to, if this is the first time."""
+        parameter, view, written = self._parameters[i], self._gradient.parameters[i], self._gradient.written
+        if parameter.grad is not view:
+            assert parameter.grad is not None
+            self._check_gradient(parameter.grad, is_first=i not in written)
+            view.copy_(parameter.grad)  # which costs less than zeros that autograd would add it to
+            parameter.grad = view
+            written.add(i)
         if self._is_telling and self._accumulated is not None:
-            self._accumulated(parameter)
+            self._accumulated(i)
+
+    def _check_gradient(self, gradient: Tensor, *, is_first: bool) -> None:
+        if not is_first:
+            raise UsageError(f"job {self._job.name}: step() replaced the gradients; leave zero_grad() out of it")
+        if gradient.is_sparse:
+            raise UsageError(
+                f"job {self._job.name}: the model makes sparse gradients, which do not fit in a flat vector; "
+                "use sparse=False"
+            )
 
     @contextmanager
     def _telling(self, tells: bool) -> Iterator[None]:
@@ -206,30 +227,6 @@ class Replica:
         if use not in self._own:
             self._own[use] = self.layout.allocate(self._device)
         return self._own[use]
-
-    @contextmanager
-    def _checking_once(self) -> Iterator[None]:
-        """Look at the first minibatch: a sparse gradient added to a vector, or a new `.grad`, would not be noticed."""
-        if self._has_checked:
-            yield
-            return
-        hooks = [parameter.register_hook(self._refuse_sparse) for parameter in self._parameters]
-        bound = [parameter.grad for parameter in self._parameters]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-        if any(parameter.grad is not view for parameter, view in zip(self._parameters, bound, strict=True)):
-            raise UsageError(f"job {self._job.name}: step() replaced the gradients; leave zero_grad() out of it")
-        self._has_checked = True
-
-    def _refuse_sparse(self, gradient: Tensor) -> None:
-        if gradient.is_sparse:
-            raise UsageError(
-                f"job {self._job.name}: the model makes sparse gradients, which do not fit in a flat vector; "
-                "use sparse=False"
-            )
 
 
 def usable_device(device: str) -> str:

@@ -18,8 +18,8 @@ from paceline.comparison.grid import Display
 from paceline.engines.local.engine import refuse_while_importing
 from paceline.engines.replica import build_model, evaluate, usable_device
 from paceline.errors import RunError, UsageError
+from paceline.extent import Extent
 from paceline.job import Job
-from paceline.protocols import Extent
 from paceline.search.bisection import Bisection
 from paceline.search.switch_result import SwitchSearch
 from paceline.search.trials import Trial, Trials, Trying

@@ -18,8 +18,8 @@ from paceline.comparison.grid import Display, Report
 from paceline.engines.replica import build_model
 from paceline.errors import RunError, UsageError
 from paceline.events import Outcome
+from paceline.extent import Extent
 from paceline.job import Job
-from paceline.protocols import Extent
 from paceline.recording.figures import count
 from paceline.recording.run_folder import SavedRun
 from paceline.stop import Stop

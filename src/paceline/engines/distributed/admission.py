@@ -43,9 +43,9 @@ def examine(line: Line, token: str, agreement: dict[str, Any]) -> dict[str, Any]
         line.tell({"refused": WRONG_TOKEN, "proof": ""})
         raise Refused(WRONG_TOKEN, is_ours=False)
     proof = _proof(token, "server", str(hello.get("challenge")))
-    found = changes(agreement, hello["agreement"])
+    found = _disagreements(agreement, hello["agreement"])
     if found:
-        reason = f"{hello['name']} differs from rank 0: {'; '.join(found)}"
+        reason = f"{hello['name']} differs from rank 0: {'; '.join(found)}: give every rank the same command and code"
         line.tell({"refused": reason, "proof": proof})
         raise Refused(reason, is_ours=True)
     line.tell({"welcome": True, "proof": proof})
@@ -77,6 +77,12 @@ def apply_for(line: Line, token: str, hello: dict[str, Any]) -> None:
         raise RunError("what answers in the place of rank 0 does not know the token of this job")
     if "refused" in answer:
         raise UsageError(str(answer["refused"]))
+
+
+def _disagreements(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """Return in words what is not the same; of plans that have other names, not their insides too."""
+    plain = [{name: value for name, value in each.items() if name != "plan"} for each in (ours, theirs)]
+    return changes(*plain) or changes(ours, theirs)
 
 
 def _proof(token: str, who: str, challenge: str) -> str:

@@ -13,7 +13,7 @@ from paceline.engines.distributed.admission import Refused, examine
 from paceline.engines.distributed.inbox import Post
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import LOOK_AGAIN_S, Meeting
-from paceline.engines.distributed.messages import Abandoned, Begun, Finished, Message, Updated
+from paceline.engines.distributed.messages import Abandoned, Alive, Begun, Finished, Message, Updated
 from paceline.engines.distributed.pieces import from_number
 from paceline.engines.distributed.wire import Travelling
 
@@ -101,9 +101,16 @@ class Door:
         self._rooms = rooms
         self._inbox = inbox
         self._closing = threading.Event()
+        self._spoken: set[int] = set()
         self._lines: dict[int, Line] = {}
         self._threads: dict[int, threading.Thread] = {0: threading.Thread(target=self._watch, daemon=True)}
         self._threads[0].start()
+
+    def has_spoken(self, ticket: int) -> bool:
+        """Return whether something has come over a line since this was asked last."""
+        has_spoken = ticket in self._spoken
+        self._spoken.discard(ticket)
+        return has_spoken
 
     def hang_up(self, ticket: int) -> None:
         """End a line; the thread that listens to it ends then."""
@@ -177,6 +184,9 @@ class Door:
             while True:
                 message = line.receive()
                 at_s = time.monotonic()
+                self._spoken.add(ticket)
+                if isinstance(message, Alive):
+                    continue
                 if isinstance(message, Begun):
                     given_s = at_s - message.busy_s
                     continue

@@ -6,6 +6,7 @@ import selectors
 import sys
 import threading
 import time
+from math import inf
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from paceline.engines.distributed.messages import (
     Work,
 )
 from paceline.engines.distributed.published import Published
+from paceline.engines.distributed.pulse import Pulse
 from paceline.engines.distributed.remote_slices import RemoteSlices
 from paceline.engines.distributed.wire import Travelling, Wire
 from paceline.engines.realtime import RealTimeEngine
@@ -94,6 +96,7 @@ class DistributedEngine(RealTimeEngine[Member]):
         self._inbox: Inbox[News] = Inbox()
         slices.inbox = self._inbox
         self._door: Door | None = None
+        self._pulse: Pulse | None = None
         self._members: dict[int, Member] = {}  # by ticket
         self._joined = 0  # workers so far
         self._evaluator: Member | None = None
@@ -139,6 +142,8 @@ class DistributedEngine(RealTimeEngine[Member]):
         return [f"worker {', '.join(missing)}"] if missing else []
 
     def _close(self, error: BaseException | None) -> None:
+        if self._pulse is not None:
+            self._pulse.stop()
         for assistant in self._assistants[self._cluster.has_worker_at_server :]:
             assistant.kill()  # nobody waits for an evaluation any more
         if self._door is not None:
@@ -170,10 +175,16 @@ class DistributedEngine(RealTimeEngine[Member]):
 
     def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> Stop:
         """Run to the end and return what ended it, which the workers are told too."""
+        assert self._door is not None
+        self._pulse = Pulse(self._slices.lines, self._door, self._inbox, lambda: self._patience_s(coordinator))
         stop = super().run(coordinator, observe, first)
         self._server.bring_together()
         self._end = {"outcome": stop.outcome.value, "reason": stop.reason, "time_s": self.now}
         return stop
+
+    def _patience_s(self, coordinator: Coordinator) -> float:
+        patience_s = coordinator.patience_s
+        return patience_s if patience_s < inf else self._cluster.start_timeout_s
 
     # --- commands -----------------------------------------------------------------------------------------
 

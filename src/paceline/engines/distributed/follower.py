@@ -73,7 +73,8 @@ class _Follower:
         """
         deadline = time.monotonic() + self._cluster.start_timeout_s
         place = self._cluster.place
-        name = f"process {place} of worker {self._cluster.worker} ({socket.gethostname()}, process {os.getpid()})"
+        where = f"rank {self._cluster.ranks.rank}, {socket.gethostname()}, process {os.getpid()}"
+        name = f"process {place} of worker {self._cluster.worker} ({where})"
         hello = {"name": name, "worker": place, "agreement": agreement}
         store = find(self._cluster).client()
         while time.monotonic() < deadline:

@@ -75,7 +75,7 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
     """
     torch.set_num_threads(cluster.worker_threads)
     member = _Member(job, cluster, seed)
-    name = f"worker {cluster.worker} ({socket.gethostname()}, process {os.getpid()})"
+    name = f"worker {cluster.worker} (rank {cluster.ranks.rank}, {socket.gethostname()}, process {os.getpid()})"
     hello = {"name": name, "worker": cluster.worker, "agreement": agreement}
     try:
         rank_0 = find(cluster)

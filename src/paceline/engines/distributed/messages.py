@@ -182,6 +182,10 @@ class Forgetting(NamedTuple):
     version: int
 
 
+class Alive(NamedTuple):
+    """Are you there, and the answer to it."""
+
+
 class Came(NamedTuple):
     """The slice's part of a gradient is there.
 
@@ -226,7 +230,7 @@ class Text(NamedTuple):
     nbytes: int
 
 
-Command = Giving | Evaluating | Taking | Applying | Forgetting | Sums
+Command = Giving | Evaluating | Taking | Applying | Forgetting | Sums | Alive
 Message = Work | Interrupting | Evaluation | Begun | Finished | Abandoned | Ending | Text | Command | Updated | Came
 KINDS: list[type[Any]] = [*get_args(Message)]
 

@@ -24,7 +24,7 @@ class RemoteSlices(Others):
     They may be behind rank 0, but by no more than one update.
 
     Args:
-        count: m, slices with that of rank 0.
+        ranks: beside which they are, with rank 0 for the first.
 
     Attributes:
         numbers: of the slices.
@@ -33,8 +33,9 @@ class RemoteSlices(Others):
 
     inbox: Inbox[News]
 
-    def __init__(self, count: int) -> None:
-        self.numbers = range(1, count)
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.numbers = range(1, len(ranks))
+        self._ranks = ranks
         self._lines: dict[int, Line] = {}  # by slice
         self._numbers: dict[int, int] = {}  # slice, by ticket
         self._busy: set[int] = set()  # those that have not yet made the update that was made here last
@@ -62,6 +63,11 @@ class RemoteSlices(Others):
     def tickets(self) -> list[int]:
         """By which their servers are known."""
         return list(self._numbers)
+
+    @property
+    def lines(self) -> dict[int, Line]:
+        """To their servers, by ticket."""
+        return {ticket: self._lines[number] for ticket, number in self._numbers.items()}
 
     # --- what they are told ------------------------------------------------------------------------------------------
 
@@ -131,7 +137,11 @@ class RemoteSlices(Others):
             RunError: ever.
         """
         del self._lines[number]
-        raise RunError(f"the server of slice {number} is gone: {reason}")
+        raise RunError(
+            f"the server of slice {number}, beside rank {self._ranks[number]}, is gone: {reason}; nobody else has its "
+            "parameters, so see what its host says, start all ranks again, and go on with --resume FOLDER, as torchrun "
+            "does itself with --max-restarts and --out"
+        )
 
     def summed(self, shares: Sequence[float]) -> list[float]:
         """Return the sums over all slices, and let everybody know them."""
@@ -166,14 +176,14 @@ class RemoteSlices(Others):
 
         def is_wanted(news: News) -> bool:
             if isinstance(news, Gone):
-                return news.ticket == ticket
+                return news.ticket in self._numbers  # whichever it is, the run is over
             if not isinstance(news, Heard) or news.ticket != ticket:
                 return False
             return is_answer(news.message) or (isinstance(news.message, dict) and "failed" in news.message)
 
         news = self.inbox.take(is_wanted)
         if isinstance(news, Gone):
-            self.gone(number, news.reason)
+            self.gone(self._numbers[news.ticket], news.reason)
         assert isinstance(news, Heard)
         if not is_answer(news.message):
             self.hear(number, news.message)

@@ -24,6 +24,7 @@ from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import Meeting, enter, find
 from paceline.engines.distributed.messages import (
+    Alive,
     Applying,
     Came,
     Evaluating,
@@ -80,7 +81,7 @@ def serve_slice(
     model = build_model(job, seed)
     layout = Layout(model, cluster.slices, only=number)
     inbox: Inbox[News] = Inbox()
-    name = f"the server of slice {number} ({socket.gethostname()}, process {os.getpid()})"
+    name = f"the server of slice {number} (rank {cluster.ranks.rank}, {socket.gethostname()}, process {os.getpid()})"
     try:
         rank_0 = find(cluster)
         _, line = enter(rank_0, cluster)
@@ -113,15 +114,20 @@ class _RankZero(Others):
 
     def summed(self, shares: Sequence[float]) -> list[float]:
         self._line.send(sums_of(shares))
-        news = self._inbox.take(_is_sum_or_end)
+        while _asks_for_a_word(news := self._inbox.take(_is_answer_or_end)):
+            self._line.send(Alive())
         if not isinstance(news, Heard) or not isinstance(news.message, Sums):
             raise Broken("it has ended the run")
         return news.message.values
 
 
-def _is_sum_or_end(news: News) -> bool:
+def _asks_for_a_word(news: News) -> bool:
+    return isinstance(news, Heard) and isinstance(news.message, Alive)
+
+
+def _is_answer_or_end(news: News) -> bool:
     if isinstance(news, Heard) and news.ticket == RANK_0:
-        return isinstance(news.message, Sums) or (isinstance(news.message, dict) and "end" in news.message)
+        return isinstance(news.message, Sums | Alive) or (isinstance(news.message, dict) and "end" in news.message)
     return isinstance(news, Gone) and news.ticket == RANK_0
 
 
@@ -164,6 +170,8 @@ class _SliceServer:
             match inbox.get():
                 case Heard(ticket, {"end": end}) if ticket == RANK_0:
                     return dict(end)
+                case Heard(ticket, Alive()) if ticket == RANK_0:
+                    self._rank_0.send(Alive())
                 case Heard(ticket, message) if ticket == RANK_0:
                     self._try(message)
                 case Gone(ticket, reason) if ticket == RANK_0:

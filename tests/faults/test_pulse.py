@@ -1,0 +1,74 @@
+"""Who is asked whether it is alive, and when it counts as gone."""
+
+from queue import SimpleQueue
+from threading import Event
+
+from paceline.engines.distributed.door import Gone
+from paceline.engines.distributed.pulse import LOOKS, Pulse
+
+PATIENCE_S = 0.02
+LIMIT_S = 20
+
+
+class Server:
+    """A line to a server, and the door that hears it, with a number of looks between a question and its answer.
+
+    Args:
+        answers: how often it answers before it falls silent.
+        late: looks that pass before its answer is there.
+    """
+
+    def __init__(self, answers, late=0):
+        self._answers = answers
+        self._late = late
+        self._coming = []
+        self.asked = 0
+        self.is_asked_often = Event()
+        self.is_hung_up = False
+
+    def send(self, message):
+        self.asked += 1
+        if self.asked >= 6 * LOOKS:
+            self.is_asked_often.set()
+        if self.asked <= self._answers:
+            self._coming.append(self._late)
+
+    def has_spoken(self):
+        has_spoken = 0 in self._coming
+        self._coming = [each - 1 for each in self._coming if each > 0]
+        return has_spoken
+
+
+class Servers(dict):
+    """Servers by ticket, and the door."""
+
+    def has_spoken(self, ticket):
+        return self[ticket].has_spoken()
+
+    def hang_up(self, ticket):
+        self[ticket].is_hung_up = True
+
+
+def test_who_answers_is_left_alone_however_late():
+    servers, told = Servers({1: Server(answers=10**9), 2: Server(answers=10**9, late=LOOKS - 1)}), SimpleQueue()
+    pulse = Pulse(servers, servers, told, lambda: PATIENCE_S)
+    assert all(server.is_asked_often.wait(LIMIT_S) for server in servers.values())
+    pulse.stop()
+    asked = [server.asked for server in servers.values()]
+    assert told.empty()
+    assert not any(server.is_hung_up for server in servers.values())
+    assert [server.asked for server in servers.values()] == asked  # nobody is asked any more
+
+
+def test_who_falls_silent_is_reported_once_with_how_long_was_waited():
+    servers, told = Servers({1: Server(answers=10**9), 2: Server(answers=25)}), SimpleQueue()
+    pulse = Pulse(servers, servers, told, lambda: PATIENCE_S)
+    assert told.get(timeout=LIMIT_S) == Gone(2, "silent for 0.02 s")
+    pulse.stop()
+    assert servers[2].asked == 26 + LOOKS  # one look sees the last answer
+    assert [server.is_hung_up for server in servers.values()] == [False, True]
+    assert told.empty()
+
+
+def test_without_slices_nobody_asks():
+    Pulse({}, Servers(), SimpleQueue(), lambda: 1 / 0).stop()
