@@ -342,7 +342,8 @@ class Head:
                 raise RunError(self._who_is_apart())
 
     def _who_is_apart(self) -> str:
-        broken = [self._members[worker].name if worker else "worker 0" for worker in sorted(self._broken)]
+        apart = [worker for worker, is_apart in self._broken.items() if is_apart]
+        broken = [self._members[worker].name if worker else "worker 0" for worker in sorted(apart or self._broken)]
         who = " and ".join(broken) if len(broken) == 2 else ", ".join(broken) or "workers"
         return (
             f"{who} do not reach each other, though they are there ({self._reason}): mend the link between their "

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from paceline.checkpoint.state import decode, encode
 from paceline.engines.distributed.line import (
-    CONNECT_TIMEOUT,
     FOREVER,
     Broken,
     bytes_of,
@@ -107,13 +106,14 @@ class Ring:
         try:
             self._group = gloo(store, self._place, self._size, at.device, timeout, THREADS)
             end_when_silent(before, silence_s)
-            self._recognise_others()
             if self._uses_nccl:
                 options = dist.ProcessGroupNCCL.Options()
                 self._nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), self._place, self._size, options)
         except RuntimeError as error:
             raise Apart(in_short(str(error))) from error
         self._check_whole()
+        with saying_when_broken():
+            self._recognise_others(timedelta(seconds=2 * silence_s))  # others may still try to connect
 
     def _await_others(self, store: Any, timeout_s: float) -> None:
         """Wait until everybody has begun to connect, which may be long after this process."""
@@ -125,13 +125,15 @@ class Ring:
                 raise Absent([other for other in self._others if not store.check([f"here/{other}"])])
             time.sleep(ANYBODY_NEW_S)
 
-    def _recognise_others(self) -> None:
+    def _recognise_others(self, timeout: timedelta) -> None:
         """Prove to everybody that this process knows the key, and see them prove it, as the store tells all it has."""
         ours, theirs, expected = (torch.zeros(self._size, 32, dtype=torch.uint8) for _ in range(3))
         for other in range(self._size):
             ours[other] = torch.frombuffer(bytearray(self._digest(f"{self._place} to {other}")), dtype=torch.uint8)
             expected[other] = torch.frombuffer(bytearray(self._digest(f"{other} to {self._place}")), dtype=torch.uint8)
-        self._group.alltoall_base(theirs, ours, [], []).wait(CONNECT_TIMEOUT)
+        options = dist.AllToAllOptions()
+        options.timeout = timeout
+        self._group.alltoall_base(theirs, ours, [], [], options).wait(timeout)
         if not torch.equal(theirs, expected):
             self.break_off()
             raise Broken("somebody in the ring does not know its key")
