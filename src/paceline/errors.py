@@ -20,6 +20,15 @@ class PacelineWarning(UserWarning):
     """Something that the user should know and that does not stop anything."""
 
 
+def in_words(error: BaseException) -> str:
+    """Return what an error says, or its name if it says nothing.
+
+    >>> in_words(KeyboardInterrupt())
+    'KeyboardInterrupt'
+    """
+    return str(error) or type(error).__name__
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the nearest known name, else the list of known names.
 

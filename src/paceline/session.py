@@ -23,6 +23,7 @@ from paceline.engines.distributed.admission import WORLD_SIZE
 from paceline.engines.distributed.all_reduce import AllReduceEngine
 from paceline.engines.distributed.assistants import Assistant
 from paceline.engines.distributed.remote_slices import RemoteSlices
+from paceline.engines.distributed.ring import check_summable
 from paceline.engines.distributed.slice_server import serve_slice
 from paceline.engines.labour import device_of
 from paceline.engines.local import LocalEngine
@@ -164,6 +165,7 @@ class Session:
         if isinstance(cluster, Cluster):
             self.model = self.model.to(usable_device(cluster.device))
         elif isinstance(cluster, Torchrun) and setting.plan.reduction is not None:
+            check_summable(self.model)
             self.model = self.model.to(device_of(cluster.device, cluster.ranks.local_rank))
         if any(controller.reads != "times" for phase in setting.plan.phases for controller in phase.controllers):
             warn_of_summed_loss(job, self.model)

@@ -334,6 +334,10 @@ class Torchrun:
         """Threads of each worker: as given, or an equal share of its host's cores, at least one."""
         return self.threads or max(1, cores() // self.ranks.local_world_size)
 
+    def has_gpu_each(self, gpus: int) -> bool:
+        """Return whether every process of this host, which has so many GPUs, has one of its own, as NCCL needs it."""
+        return self.device == "cuda" and gpus >= self.ranks.local_world_size
+
     def check_plan(self, plan: Plan) -> None:
         """Refuse slices where there is no server, and slowness of which a trace does not tell the length."""
         if self.slices > 1 and plan.reduction is not None:

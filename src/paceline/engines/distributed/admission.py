@@ -6,7 +6,7 @@ import hmac
 import secrets
 from typing import Any
 
-from paceline.engines.distributed.line import LONG_BYTES, Line
+from paceline.engines.distributed.line import Line
 from paceline.errors import RunError, UsageError
 from paceline.recording.difference import changes
 from paceline.torchrun import TO_JOIN
@@ -50,7 +50,7 @@ def examine(line: Line, token: str, agreement: dict[str, Any], processes: int) -
     if not isinstance(claim, dict) or not _is_proved(claim.get("proof"), token, "worker", challenge):
         line.tell({"refused": WRONG_TOKEN})
         raise Refused(WRONG_TOKEN, is_ours=False)
-    line.longest_text = LONG_BYTES
+    line.trust()
     line.tell({"proof": _proof(token, "server", str(claim.get("challenge")))})
     hello = line.receive()
     if not isinstance(hello, dict):
@@ -96,7 +96,7 @@ def apply_for(line: Line, token: str, hello: dict[str, Any]) -> None:
         raise UsageError("rank 0 has another token; set PACELINE_TOKEN to the same on every host")
     if not _is_proved(answer.get("proof"), token, "server", challenge):
         raise RunError("what answers in the place of rank 0 does not know the token of this job")
-    line.longest_text = LONG_BYTES
+    line.trust()
     line.tell(hello)
     answer = _receive(line)
     if "refused" in answer:

@@ -22,7 +22,7 @@ from paceline.engines.distributed.other_rank import OtherRank
 from paceline.engines.distributed.pace import Pace
 from paceline.engines.distributed.part import Part
 from paceline.engines.replica import Replica
-from paceline.errors import UsageError
+from paceline.errors import UsageError, in_words
 from paceline.events import (
     Accept,
     Applied,
@@ -189,7 +189,7 @@ class AllReduceEngine(Engine):
                 else:
                     self._iterate()
             except Reform:
-                self._events.extend(self._take_on(self._circle.form(self._state)))
+                self._events.extend(self._take_on(self._circle.form(self._state, self._patience_s)))
         event = self._events.popleft()
         self.now = max(self.now, event.now)
         return event
@@ -204,7 +204,7 @@ class AllReduceEngine(Engine):
         hand = self._part.hand_in(self._work.get(self._number), self.now, self._coordinator.expected_update())
         compute_s = hand.compute_s + time.monotonic() - self._free_s
         communicates = self._reduction.communicates(self._iteration + 1)
-        begun = self._begin_sum() if communicates else []
+        begun = self._circle.begin_sum(self._worker.payload) if communicates else []
         summed = Completion(begun, on_gpu=self._cluster.device == "cuda")
         hand = hand._replace(generation=self._circle.generation, compute_s=compute_s)
         self._circle.hand_in(hand._replace(waited_s=self._waited_s, leaves=self._leaves))
@@ -283,10 +283,6 @@ class AllReduceEngine(Engine):
 
     # --- sums ---------------------------------------------------------------------------------------------
 
-    def _begin_sum(self) -> list[Any]:
-        assert self._circle.ring is not None
-        return self._circle.ring.begin_sum(self._worker.payload)
-
     def _take_over(self, *, adopts: bool) -> None:
         """Move the average by the sum that lies where the payload was."""
         update, self._behind = self._behind, None
@@ -302,7 +298,7 @@ class AllReduceEngine(Engine):
     def _catch_up(self) -> None:
         """Let the average be that of now, though nobody goes on from it."""
         if self._behind is not None:
-            self._circle.wait(self._begin_sum(), self._patience_s)
+            self._circle.wait(self._circle.begin_sum(self._worker.payload), self._patience_s)
             self._take_over(adopts=False)
 
     def _evaluate(self) -> None:
@@ -335,10 +331,10 @@ class AllReduceEngine(Engine):
             self._events.clear()
             return self._state([*events, *changes])
 
-        return self._first(self._circle.form(make_state))
+        return self._first(self._circle.form(make_state, self._cluster.start_timeout_s))
 
     def _form(self) -> Event | None:
-        return self._first(self._circle.form(self._state))
+        return self._first(self._circle.form(self._state, self._patience_s))
 
     def _first(self, state: Mapping[str, Any]) -> Event | None:
         self._events.extend(self._take_on(state))
@@ -386,7 +382,7 @@ class AllReduceEngine(Engine):
         is_usage = isinstance(error, UsageError)
         if isinstance(self._circle, OtherRank) and isinstance(error, Exception):
             self._circle.fail(error)
-        self._circle.close({"error": str(error), "is_usage": is_usage} if error else self.end)
+        self._circle.close({"error": in_words(error), "is_usage": is_usage} if error else self.end)
 
     def _tell_time(self) -> None:
         if self._is_head:

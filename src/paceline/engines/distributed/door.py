@@ -17,7 +17,7 @@ from paceline.engines.distributed.messages import Abandoned, Alive, Begun, Finis
 from paceline.engines.distributed.pieces import from_number
 from paceline.engines.distributed.wire import Travelling
 
-GRACE_S = 5.0
+GRACE_S = 5.0  # for others to come to their end
 
 
 class Entered(NamedTuple):

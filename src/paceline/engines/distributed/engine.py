@@ -15,7 +15,7 @@ from paceline.cluster import cores
 from paceline.coordinator import Coordinator
 from paceline.engines.base import Observer
 from paceline.engines.distributed.assistants import Assistant
-from paceline.engines.distributed.door import Deserted, Door, Entered, Gone, Heard, News, TurnedAway
+from paceline.engines.distributed.door import GRACE_S, Deserted, Door, Entered, Gone, Heard, News, TurnedAway
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.link_load import Survey
 from paceline.engines.distributed.meeting import call
@@ -40,7 +40,7 @@ from paceline.engines.distributed.wire import Travelling, Wire
 from paceline.engines.realtime import RealTimeEngine
 from paceline.engines.seal import checksum
 from paceline.engines.stale import will_be_compensated
-from paceline.errors import RunError, UsageError
+from paceline.errors import RunError, UsageError, in_words
 from paceline.events import (
     Accept,
     Apply,
@@ -61,7 +61,6 @@ from paceline.server import ParameterServer
 from paceline.torchrun import Torchrun
 from paceline.vectors import Layout, copy_of
 
-GRACE_S = 5.0
 SLOWEST_BYTES_PER_S = 50e6  # at which the parameters are still sent to everybody at the end
 
 
@@ -148,7 +147,9 @@ class DistributedEngine(RealTimeEngine[Member]):
         for assistant in self._assistants[self._cluster.has_worker_at_server :]:
             assistant.kill()  # nobody waits for an evaluation any more
         if self._door is not None:
-            self._take_leave({"error": str(error), "is_usage": isinstance(error, UsageError)} if error else self._end)
+            self._take_leave(
+                {"error": in_words(error), "is_usage": isinstance(error, UsageError)} if error else self._end
+            )
         for timer in self._patience:
             timer.cancel()
             timer.join()

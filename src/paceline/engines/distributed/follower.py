@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from paceline.engines.distributed.admission import apply_for
-from paceline.engines.distributed.leader import LOOPBACK, team_key, uses_nccl
+from paceline.engines.distributed.leader import LOOPBACK, team_key
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import LOOK_AGAIN_S, Place, enter, find, reach
 from paceline.engines.distributed.member import LEAVE_S, Ended
@@ -55,7 +55,8 @@ def follow(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) ->
 class _Follower:
     def __init__(self, job: Job, cluster: Torchrun, seed: int) -> None:
         self._cluster = cluster
-        self._team = Team(cluster.place, cluster.team_size, lambda: False, uses_nccl=uses_nccl(cluster))
+        uses_nccl = cluster.has_gpu_each(torch.cuda.device_count())
+        self._team = Team(cluster.place, cluster.team_size, lambda: False, uses_nccl=uses_nccl)
         device = device_of(cluster.device, cluster.ranks.local_rank)
         settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "slices": cluster.slices}
         self._replica = Replica(job, seed, cluster.n, check=self._team.check, team=self._team, **settings)

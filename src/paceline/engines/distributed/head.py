@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import queue
+import secrets
 import select
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from paceline.engines.distributed.door import Door, Entered, News, TurnedAway
+import torch
+
+from paceline.engines.distributed.door import GRACE_S, News, TurnedAway
+from paceline.engines.distributed.gate import Gate, Member
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.iteration import Hand, Reform, Table
-from paceline.engines.distributed.line import Broken, Line
-from paceline.engines.distributed.meeting import call
-from paceline.engines.distributed.ring import Apart, Ring
+from paceline.engines.distributed.line import Broken
+from paceline.engines.distributed.meeting import Meeting, call
+from paceline.engines.distributed.ring import Absent, Apart, Ring
 from paceline.errors import RunError, UsageError
 from paceline.events import Event, Joined, Lost
 from paceline.torchrun import Torchrun
+from paceline.vectors import Vectors
 
-GRACE_S = 5.0
 LOOK_AGAIN_S = 0.05
 MakeState = Callable[[list[Event]], dict[str, Any]]
-
-
-class _Member(NamedTuple):
-    """A process that takes part, or is about to."""
-
-    ticket: int
-    line: Line
-    name: str
 
 
 class _Changed(NamedTuple):
@@ -38,27 +35,6 @@ class _Changed(NamedTuple):
 
     generation: int
     reason: str
-
-
-class _Gate(Door):
-    """Lets processes in, and passes on what they say."""
-
-    def __init__(self, head: Head, *place: Any) -> None:
-        self._head = head
-        super().__init__(*place)
-
-    def _listen(self, entered: Entered) -> None:
-        ticket, worker, line, _ = entered
-        try:
-            hello = line.receive()
-            assert isinstance(hello, dict)
-            self._head.enter(worker, _Member(ticket, line, str(hello["name"])))
-            while True:
-                text = line.receive()
-                assert isinstance(text, dict)
-                self._head.hear(worker, ticket, text)
-        except Broken as error:
-            self._head.leave(worker, ticket, str(error))
 
 
 class Head:
@@ -76,15 +52,20 @@ class Head:
         self._cluster = cluster
         self._agreement = agreement
         self._clock = clock
-        self._lock = threading.RLock()
-        self._news: queue.SimpleQueue[Table | _Changed | UsageError] = queue.SimpleQueue()
-        self._members: dict[int, _Member] = {}
-        self._came: dict[int, _Member] = {}
+        self._lock = threading.Condition()
+        self._news: queue.SimpleQueue[Table | _Changed] = queue.SimpleQueue()
+        self._members: dict[int, Member] = {}
+        self._came: dict[int, Member] = {}
         self._gone: dict[int, str] = {}
         self._hands: dict[int, Hand] = {}
-        self._answered: set[int] = set()
+        self._answers: dict[int, bool] = {}  # who is there, and whether it is as far as the others
         self._broken: dict[int, bool] = {}  # who can no longer sum in this generation, and whether it could never
-        self._gate: _Gate | None = None
+        self._reason = ""  # of the first of them
+        self._failure: Exception | None = None
+        self._meeting: Meeting | None = None
+        self._told: Inbox[News] | None = None  # of those who were turned away
+        self._gate: Gate | None = None
+        self._steps = 0
         self.generation = 0
         self.ring: Ring | None = None
 
@@ -99,14 +80,14 @@ class Head:
         """
         cluster = self._cluster
         self._meeting = call(cluster)
-        self._told: Inbox[News] = Inbox()  # of those who were turned away
+        told: Inbox[News] = Inbox()
+        self._told = told
         rooms = [None] * cluster.n
-        self._gate = _Gate(self, self._meeting, cluster.ranks.token, self._agreement, rooms, self._told)
+        self._gate = Gate(self, self._meeting, cluster.ranks.token, self._agreement, rooms, told)
         deadline = time.monotonic() + cluster.start_timeout_s
         while missing := [worker for worker in range(1, cluster.n) if worker not in self._came]:
-            if select.select([self._told], [], [], LOOK_AGAIN_S)[0] and isinstance(
-                news := self._told.get(), TurnedAway
-            ):
+            self._check()
+            if select.select([told], [], [], LOOK_AGAIN_S)[0] and isinstance(news := told.get(), TurnedAway):
                 raise UsageError(news.reason)
             if time.monotonic() > deadline:
                 raise RunError(
@@ -114,34 +95,44 @@ class Head:
                     f"{cluster.start_timeout_s:g} s: see what its rank says"
                 )
 
-    def form(self, make_state: MakeState) -> dict[str, Any]:
+    def form(self, make_state: MakeState, timeout_s: float) -> dict[str, Any]:
         """Form a ring of those who are there, and give them the state to go on from, until one stays whole.
 
         Args:
             make_state: of the events that have led to it.
+            timeout_s: for which those are waited for who still compute.
 
         Raises:
             RunError: somebody is gone whom this run does not go on without.
         """
         events: list[Event] = []
+        assert self._meeting is not None
         while True:
             events += self._next_generation()
-            places = [0, *sorted(self._members)]
-            for place, worker in enumerate(places[1:], start=1):
-                form = {"form": self.generation, "place": place, "size": len(places)}
-                self._members[worker].line.tell(form)
+            ring, workers = self._begin_ring()
             try:
-                key, on_gpu = f"ring/{self.generation}", self._cluster.device == "cuda"
-                ring = self.ring = self._meeting.ring(key, len(places), on_gpu=on_gpu)
+                ring.connect(self._meeting.place, self._cluster.silence_s, timeout_s)
                 return ring.spread(make_state(events))
+            except Absent as error:
+                self._expel([workers[place] for place in error.places], timeout_s)
             except Broken as error:
-                if isinstance(error, Apart):
-                    self._broken[0] = True
-                self._news.put(_Changed(self.generation, str(error)))
+                self._note_broken(0, str(error), is_apart=isinstance(error, Apart))
+
+    def begin_sum(self, vectors: Vectors) -> list[Any]:
+        """Begin to sum vectors up where they lie; return what is to be waited for.
+
+        Raises:
+            Reform: somebody is gone.
+        """
+        assert self.ring is not None
+        self._steps += 1
+        with self._reforming():
+            return self.ring.begin_sum(vectors)
 
     def hand_in(self, hand: Hand) -> None:
         """Tell of this process's own part in an iteration."""
         with self._lock:
+            self._steps += 1
             self._take(0, hand)
 
     def table(self, timeout_s: float) -> Table:
@@ -154,10 +145,8 @@ class Head:
             try:
                 news = self._news.get(timeout=timeout_s)
             except queue.Empty:
-                self._expel_silent(timeout_s)
+                self._expel_idle(timeout_s)
                 continue
-            if isinstance(news, UsageError):
-                raise news
             if news.generation != self.generation:
                 continue
             if isinstance(news, Table):
@@ -165,19 +154,17 @@ class Head:
             raise Reform(news.reason)
 
     def wait(self, begun: list[Any], timeout_s: float) -> None:
-        """Wait for sums; after so long, see who is still there.
+        """Wait for sums, however long they take; every so long, see whether everybody still takes part.
 
         Raises:
             Reform: somebody is gone.
         """
         assert self.ring is not None
-        try:
-            is_there = self.ring.wait(begun, timeout_s)
-        except Broken as error:
-            raise Reform(str(error)) from error
-        if not is_there:
-            self._expel_who_does_not_answer(f"no part in a sum for {timeout_s:g} s, and no answer")
-            raise Reform("a sum has taken too long")
+        with self._reforming():
+            while not self.ring.wait(begun, timeout_s):
+                self._expel_idle(timeout_s)
+                if self._broken:
+                    raise Reform(self._reason)
 
     def metrics(self, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Measure, and tell everybody."""
@@ -187,27 +174,26 @@ class Head:
 
     def is_over(self) -> bool:
         """Return whether the run is over, when this process has come to its end."""
+        self._check()
         return True
 
     def close(self, end: dict[str, Any]) -> None:
         """Tell everybody that and why the run is over, and let go of them when they have gone."""
-        if self._gate is None:
-            return
         with self._lock:
             members = [*self._members.values(), *self._came.values()]
             self._members.clear()
             self._came.clear()
         for member in members:
             member.line.tell({"end": end})
-        self._gate.wait([member.ticket for member in members], GRACE_S)
-        if self._gate.close():
+        if self._gate is not None:
+            self._gate.wait([member.ticket for member in members], GRACE_S)
+        if self._told is not None and (self._gate is None or self._gate.close()):
             self._told.close()
-        self._gate = self.ring = None
-        del self._meeting  # and with the store its port is free again, whoever keeps an error that came from here
+        self._gate = self._told = self._meeting = self.ring = None
 
     # --- what the threads tell that listen ----------------------------------------------------------------
 
-    def enter(self, worker: int, member: _Member) -> None:
+    def enter(self, worker: int, member: Member) -> None:
         """Let a process take part, from the next iteration on."""
         with self._lock:
             if self.generation and not self._cluster.elastic:
@@ -228,16 +214,18 @@ class Head:
                     if hand.generation == self.generation and worker in self._members:
                         self._members[worker].line.settle()
                         self._take(worker, hand)
-            case {"here": _}:
-                self._answered.add(worker)
+            case {"here": generation, "steps": steps, "is_summing": is_summing}:
+                with self._lock:
+                    if generation == self.generation:
+                        self._answers[worker] = steps >= self._steps or is_summing
+                        self._lock.notify_all()
             case {"broken": reason, "generation": generation, "is_apart": is_apart}:
                 with self._lock:
                     if generation == self.generation:
-                        self._broken[worker] = is_apart
-                self._news.put(_Changed(generation, f"worker {worker}: {reason}"))
+                        self._note_broken(worker, reason, is_apart=is_apart)
             case {"failed": message, "details": details, "is_usage": is_usage}:
                 if is_usage:
-                    self._news.put(UsageError(message))
+                    self.fail(UsageError(message))
                 else:
                     print(f"worker {worker} failed:\n{details}", file=sys.stderr)
                     self._dismiss(worker, ticket, message)
@@ -255,8 +243,39 @@ class Head:
                         self._news.put(_Changed(self.generation, reason))
                         if self.ring is not None:
                             self.ring.break_off()
+            self._lock.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        """Let the run end with this."""
+        with self._lock:
+            self._failure = self._failure or error
+            self._news.put(_Changed(self.generation, str(error)))
+            if self.ring is not None:
+                self.ring.break_off()
+            self._lock.notify_all()
 
     # --- inside -------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    @contextmanager
+    def _reforming(self) -> Iterator[None]:
+        try:
+            yield
+        except Broken as error:
+            with self._lock:
+                self._reason = self._reason or f"worker 0: {error}"
+            raise Reform(str(error)) from error
+
+    def _note_broken(self, worker: int, reason: str, *, is_apart: bool) -> None:
+        with self._lock:
+            if worker or is_apart:
+                self._broken[worker] = is_apart
+            self._reason = self._reason or f"worker {worker}: {reason}"
+            self._news.put(_Changed(self.generation, self._reason))
+            self._lock.notify_all()
 
     def _dismiss(self, worker: int, ticket: int, reason: str) -> None:
         """End the line to a process that waits for that."""
@@ -284,6 +303,7 @@ class Head:
         self._await_who_is_gone()
         now = self._clock()
         with self._lock:
+            self._check()
             if self._gone and not self._cluster.elastic:
                 raise RunError(f"a worker is gone: {'; '.join(self._gone.values())}; {GO_ON}")
             events: list[Event] = [Lost(now, worker, self._gone[worker]) for worker in sorted(self._gone)]
@@ -294,48 +314,58 @@ class Head:
             self._gone.clear()
             self._hands.clear()
             self._broken.clear()
+            self._reason = ""
+            self._steps = 0
             self.generation += 1
         return events
+
+    def _begin_ring(self) -> tuple[Ring, list[int]]:
+        """Tell everybody to come to a ring; return it, and who has which place."""
+        with self._lock:
+            workers = [0, *sorted(self._members)]
+            members = [self._members[worker] for worker in workers[1:]]
+            uses_nccl = self._cluster.has_gpu_each(torch.cuda.device_count()) and all(m.has_own_gpu for m in members)
+            key = secrets.token_hex(32)  # whoever finds the store, but does not know the token, cannot take a place
+            form = {"form": self.generation, "key": key, "size": len(workers), "uses_nccl": uses_nccl}
+            for place, member in enumerate(members, start=1):
+                member.line.tell({**form, "place": place})
+            self.ring = Ring(key, 0, len(workers), uses_nccl=uses_nccl)
+            return self.ring, workers
 
     def _await_who_is_gone(self) -> None:
         """Wait a moment for the news of who it is whose end has broken the ring."""
         if not self.generation or self._came:
             return
-        deadline = time.monotonic() + GRACE_S
-        while not self._gone and not self._came:
-            if time.monotonic() > deadline:
-                if self._cluster.elastic and not any(self._broken.values()):
-                    return
+        with self._lock:
+            is_known = self._lock.wait_for(lambda: self._gone or self._came or self._failure, GRACE_S)
+            if not is_known and (not self._cluster.elastic or any(self._broken.values())):
                 raise RunError(self._who_is_apart())
-            time.sleep(LOOK_AGAIN_S)
 
     def _who_is_apart(self) -> str:
-        with self._lock:
-            broken = [self._members[worker].name if worker else "worker 0" for worker in sorted(self._broken)]
+        apart = [worker for worker, is_apart in self._broken.items() if is_apart]
+        broken = [self._members[worker].name if worker else "worker 0" for worker in sorted(apart or self._broken)]
         who = " and ".join(broken) if len(broken) == 2 else ", ".join(broken) or "workers"
         return (
-            f"{who} do not reach each other, though they are there: mend the link between their hosts, or start them "
-            "elsewhere; torchrun --max-restarts 3 goes on from the last checkpoint in out="
+            f"{who} do not reach each other, though they are there ({self._reason}): mend the link between their "
+            "hosts, or start them elsewhere; torchrun --max-restarts 3 goes on from the last checkpoint in out="
         )
 
-    def _expel_who_does_not_answer(self, reason: str) -> None:
+    def _expel_idle(self, timeout_s: float) -> None:
+        """Let go of whom everybody waits for, unless it waits for the network itself."""
         with self._lock:
-            self._answered.clear()
-            asked = dict(self._members)
+            self._answers.clear()
             self._tell_all({"are you there": self.generation})
-        deadline = time.monotonic() + GRACE_S
-        while time.monotonic() < deadline and not asked.keys() <= self._answered:
-            time.sleep(LOOK_AGAIN_S)
-        for worker in asked.keys() - self._answered:
-            self.leave(worker, asked[worker].ticket, reason)
-            asked[worker].line.close()
+            self._lock.wait_for(lambda: self._answers.keys() >= self._members.keys(), GRACE_S)
+            idle = [worker for worker in self._members if not self._answers.get(worker, False)]
+        self._expel(idle, timeout_s)
 
-    def _expel_silent(self, timeout_s: float) -> None:
-        with self._lock:
-            silent = {w: member for w, member in self._members.items() if w not in self._hands}
-        for worker, member in silent.items():
-            self.leave(worker, member.ticket, f"silent for {timeout_s:g} s")
-            member.line.close()
+    def _expel(self, workers: list[int], timeout_s: float) -> None:
+        for worker in workers:
+            with self._lock:
+                member = self._members.get(worker)
+            if member is not None:
+                self.leave(worker, member.ticket, f"silent for {timeout_s:g} s")
+                member.line.close()
 
 
 GO_ON = "torchrun(elastic=true) goes on without it, and torchrun --max-restarts 3 from the last checkpoint in out="

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from paceline.engines.distributed.door import Door, Entered, Gone, Heard, News, TurnedAway
+from paceline.engines.distributed.door import GRACE_S, Door, Entered, Gone, Heard, News, TurnedAway
 from paceline.engines.distributed.line import Line
 from paceline.engines.distributed.meeting import Meeting, Place
 from paceline.engines.distributed.messages import Ending, Work
@@ -26,7 +26,6 @@ from paceline.torchrun import Torchrun
 from paceline.vectors import Vectors
 
 LOOPBACK = "127.0.0.1"
-GRACE_S = 5.0
 
 
 class Leader:
@@ -57,7 +56,8 @@ class Leader:
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._is_over = False
         self._is_passed_on = False
-        self.team = Team(cluster.place, cluster.team_size, is_unwanted, uses_nccl=uses_nccl(cluster))
+        uses_nccl = cluster.has_gpu_each(torch.cuda.device_count())
+        self.team = Team(cluster.place, cluster.team_size, is_unwanted, uses_nccl=uses_nccl)
 
     def gather(self, rank_0: Place, agreement: dict[str, Any]) -> None:
         """Wait for the others, who hear of this one at the store of rank 0.
@@ -198,11 +198,6 @@ class LeadingReplica(Replica):
 def team_key(worker: int) -> str:
     """Return the key of the store of rank 0 under which a worker's other processes find the first one."""
     return f"paceline/team/{worker}"
-
-
-def uses_nccl(cluster: Torchrun) -> bool:
-    """Return whether every process of a host has a GPU of its own."""
-    return cluster.device == "cuda" and torch.cuda.device_count() >= cluster.ranks.local_world_size
 
 
 def _named(places: set[int]) -> str:

@@ -41,6 +41,33 @@ def saying_when_broken() -> Iterator[None]:
         raise Broken(in_short(str(error))) from error
 
 
+def gloo(store: Any, place: int, size: int, device: Any, timeout: timedelta = CONNECT_TIMEOUT, threads: int = 1) -> Any:
+    """Return a process group on gloo.
+
+    Args:
+        store: where its processes find each other, and nobody else.
+        place: of this process, from 0.
+        size: how many they are.
+        device: of gloo, on the address of this host.
+        timeout: of each thing that another process has to do for it.
+        threads: that work on what is begun.
+
+    Raises:
+        RuntimeError: somebody did not come.
+    """
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timeout
+    options._devices = [device]
+    options._threads = threads
+    return dist.ProcessGroupGloo(store, place, size, options)
+
+
+def end_pair(group: Any, other: int) -> None:
+    """End what connects two processes of a group at once, whoever waits on it, on both sides; from any thread."""
+    with suppress(RuntimeError):  # gloo ends a pair on which a wait has timed out, and in no other way
+        group.recv([torch.zeros(1)], other, NOTHING).wait(AT_ONCE)
+
+
 class Line:
     """Sends to and receives from one other process.
 
@@ -62,14 +89,10 @@ class Line:
     """
 
     def __init__(self, store: Any, key: str, side: int, device: Any, silence_s: float) -> None:
-        options = dist.ProcessGroupGloo._Options()
-        options._timeout = CONNECT_TIMEOUT
-        options._devices = [device]
-        options._threads = 1
         store = dist.PrefixStore(key, store)
         before = sockets()
         with saying_when_broken():
-            self._group: Any = dist.ProcessGroupGloo(store, side, 2, options)
+            self._group = gloo(store, side, 2, device)
             end_when_silent(before, silence_s, published(store, 2))
         self._other = 1 - side
         self._sending: list[tuple[Any, Tensor]] = []  # gloo neither waits for itself nor keeps the memory
@@ -79,7 +102,11 @@ class Line:
         self._headers: deque[tuple[Any, Tensor]] = deque()  # expected
         self._rooms: list[Tensor] = []  # of pieces
         self._arriving: list[Any] = []  # None where the room is not ready
-        self.longest_text = SHORT_BYTES
+        self._longest_text = SHORT_BYTES
+
+    def trust(self) -> None:
+        """Let long texts come, and such with tensors: it is known who says them."""
+        self._longest_text = LONG_BYTES
 
     def send(
         self,
@@ -177,18 +204,17 @@ class Line:
 
     def close(self) -> None:
         """End the line at once, whoever waits on it, on both sides."""
-        with suppress(RuntimeError):  # gloo ends a pair on which a wait has timed out, and in no other way
-            self._group.recv([torch.zeros(1)], self._other, NOTHING).wait(AT_ONCE)
+        end_pair(self._group, self._other)
 
     def _text(self, message: Text) -> dict[str, Any]:
-        if not 0 < message.nbytes <= self.longest_text:
+        if not 0 < message.nbytes <= self._longest_text:
             raise ValueError(f"a text of {message.nbytes} bytes")
         content = torch.zeros(message.nbytes, dtype=torch.uint8)
         self.receive_into(content)
         text = json.loads(content.numpy().tobytes())
         if not isinstance(text, dict):
             raise ValueError("a text that is no object")
-        if self.longest_text > SHORT_BYTES and TENSORS in text:
+        if self._longest_text > SHORT_BYTES and TENSORS in text:
             text[TENSORS] = {name: self._tensor(*described) for name, described in text[TENSORS].items()}
         return text
 

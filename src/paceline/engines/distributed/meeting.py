@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from paceline.engines.distributed.line import Broken, Line, dist
-from paceline.engines.distributed.ring import Ring
 from paceline.errors import RunError, UsageError
 from paceline.torchrun import Torchrun
 
@@ -84,15 +83,6 @@ class Meeting:
             Broken: it has not stayed.
         """
         return Line(self.place.client(), _pair_key(ticket), 0, self.place.device, self._silence_s)
-
-    def ring(self, key: str, size: int, *, on_gpu: bool) -> Ring:
-        """Form a ring of which this process is the first.
-
-        Raises:
-            Broken: somebody did not come.
-        """
-        place = self.place
-        return Ring(place.client(), key, 0, size, place.device, silence_s=self._silence_s, on_gpu=on_gpu)
 
     def newcomers(self) -> list[int]:
         """Return the tickets of those who have come since the last time."""

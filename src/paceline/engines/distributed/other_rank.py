@@ -7,8 +7,12 @@ import queue
 import socket
 import threading
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from math import inf
 from typing import Any, NamedTuple
+
+import torch
 
 from paceline.engines.distributed.admission import apply_for
 from paceline.engines.distributed.iteration import Hand, Over, Reform, Table
@@ -17,6 +21,7 @@ from paceline.engines.distributed.meeting import enter, find
 from paceline.engines.distributed.ring import Apart, Ring
 from paceline.errors import RunError, UsageError
 from paceline.torchrun import Torchrun
+from paceline.vectors import Vectors
 
 LEAVE_S = 10.0
 
@@ -27,6 +32,8 @@ class _Form(NamedTuple):
     generation: int
     place: int
     size: int
+    key: str
+    uses_nccl: bool
 
 
 class _Metrics(NamedTuple):
@@ -47,10 +54,12 @@ class OtherRank:
     def __init__(self, cluster: Torchrun, agreement: dict[str, Any]) -> None:
         self._cluster = cluster
         self._agreement = agreement
-        self._news: queue.SimpleQueue[Table | _Form | _Metrics | Over | RunError] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Table | _Form | _Metrics | Exception] = queue.SimpleQueue()
         self._form: _Form | None = None
         self._line: Line | None = None
         self._listener: threading.Thread | None = None
+        self._newest: float = 0  # generation that rank 0 has told of, inf when there will be none
+        self._steps = 0
         self.generation = 0
         self.ring: Ring | None = None
 
@@ -70,11 +79,11 @@ class OtherRank:
             apply_for(self._line, cluster.ranks.token, hello)
         except Broken as error:
             raise RunError(f"rank 0 is gone: {error}") from error
-        self._line.tell({"name": name})
+        self._line.tell({"name": name, "has_own_gpu": cluster.has_gpu_each(torch.cuda.device_count())})
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
-    def form(self, make_state: object) -> dict[str, Any]:
+    def form(self, make_state: object, timeout_s: float) -> dict[str, Any]:
         """Take one's place in the next ring, and return the state to go on from.
 
         Raises:
@@ -83,18 +92,35 @@ class OtherRank:
         """
         while True:
             form = self._newest_form()
+            self._steps = 0
             self.generation = form.generation
             try:
-                ring = self.ring = self._ring(form)
+                ring = self.ring = Ring(form.key, form.place, form.size, uses_nccl=form.uses_nccl)
+                if self._newest != form.generation:  # nobody may have broken off this ring
+                    continue
+                ring.connect(self._rank_0, self._cluster.silence_s)
                 return ring.spread(None)
             except Broken as error:
-                is_apart = isinstance(error, Apart)
-                self._tell({"broken": str(error), "generation": form.generation, "is_apart": is_apart})
+                self._tell_broken(error)
+
+    def begin_sum(self, vectors: Vectors) -> list[Any]:
+        """Begin to sum vectors up where they lie; return what is to be waited for.
+
+        Raises:
+            Reform: others take part from here on.
+            Over: rank 0 has ended the run.
+            RunError: rank 0 is gone.
+        """
+        assert self.ring is not None
+        self._steps += 1
+        with self._reforming():
+            return self.ring.begin_sum(vectors)
 
     def hand_in(self, hand: Hand) -> None:
         """Tell of this process's part in an iteration."""
         assert self._line is not None
         self._line.tell({"hand": list(hand)}, will_be_answered=True)
+        self._steps += 1
 
     def table(self, timeout_s: float) -> Table:
         """Wait until everybody has told of an iteration; rank 0 sees to it that nobody is silent for too long.
@@ -118,12 +144,8 @@ class OtherRank:
             RunError: rank 0 is gone.
         """
         assert self.ring is not None
-        try:
+        with self._reforming():
             self.ring.wait(begun)
-        except Broken as error:
-            self._tell({"broken": str(error), "generation": self.generation, "is_apart": False})
-            self._form = self._newest_form()
-            raise Reform from error
 
     def metrics(self, measure: object) -> dict[str, float]:
         """Wait for what rank 0 has measured.
@@ -174,17 +196,18 @@ class OtherRank:
 
     # --- inside -------------------------------------------------------------------------------------------
 
-    def _ring(self, form: _Form) -> Ring:
-        cluster = self._cluster
-        return Ring(
-            self._rank_0.client(),
-            f"ring/{form.generation}",
-            form.place,
-            form.size,
-            self._rank_0.device,
-            silence_s=cluster.silence_s,
-            on_gpu=cluster.device == "cuda",
-        )
+    @contextmanager
+    def _reforming(self) -> Iterator[None]:
+        try:
+            yield
+        except Broken as error:
+            self._tell_broken(error)
+            self._form = self._newest_form()
+            raise Reform from error
+
+    def _tell_broken(self, error: Broken) -> None:
+        is_apart = isinstance(error, Apart)
+        self._tell({"broken": str(error), "generation": self.generation, "is_apart": is_apart})
 
     def _tell(self, text: dict[str, Any]) -> None:
         assert self._line is not None
@@ -220,21 +243,23 @@ class OtherRank:
                         self._news.put(Table.from_json(text))
                     case {"metrics": metrics, "generation": generation}:
                         self._news.put(_Metrics(generation, metrics))
-                    case {"form": generation, "place": place, "size": size}:
-                        self._break_off()
-                        self._news.put(_Form(generation, place, size))
-                    case {"are you there": generation}:
-                        line.tell({"here": generation})
+                    case {"form": generation, "key": key, "place": place, "size": size, "uses_nccl": uses_nccl}:
+                        self._break_off(generation)
+                        self._news.put(_Form(generation, place, size, key, uses_nccl))
+                    case {"are you there": _}:
+                        is_summing = self.ring is not None and self.ring.is_waiting
+                        line.tell({"here": self.generation, "steps": self._steps, "is_summing": is_summing})
                     case {"end": end}:
                         if "error" in end:  # else the last sum is still to be finished
-                            self._break_off()
+                            self._break_off(inf)
                         self._news.put(Over(end))
                         return
-        except Broken as error:
-            self._break_off()
-            self._news.put(RunError(f"rank 0 is gone: {error}"))
+        except Exception as error:
+            self._break_off(inf)
+            self._news.put(RunError(f"rank 0 is gone: {error}") if isinstance(error, Broken) else error)
 
-    def _break_off(self) -> None:
+    def _break_off(self, newest: float) -> None:
         """Let nobody wait for this process in a ring that is no more."""
+        self._newest = newest
         if self.ring is not None:
             self.ring.break_off()

@@ -2,86 +2,149 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import time
-from contextlib import suppress
 from datetime import timedelta
 from math import inf
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.checkpoint.state import decode, encode
 from paceline.engines.distributed.line import (
-    AT_ONCE,
-    CONNECT_TIMEOUT,
     FOREVER,
-    NOTHING,
     Broken,
+    bytes_of,
+    describe,
     dist,
+    end_pair,
+    gloo,
     in_short,
     saying_when_broken,
 )
+from paceline.engines.distributed.meeting import Place
 from paceline.engines.distributed.silence import end_when_silent, published, sockets
+from paceline.errors import UsageError
 from paceline.vectors import Vectors
 
 BUCKET_BYTES = 1 << 24  # of a vector are summed at a time, while others wait or are under way
 LOOK_AGAIN_S = 0.0005
+ANYBODY_NEW_S = 0.02
 THREADS = 2  # which work on buckets
 GLOO_WAITS = 5  # times its timeout, for a connection
+SUMMABLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64} | {
+    torch.bool,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+}  # and complex numbers, as two
 
 
 class Apart(Broken):
     """Everybody has come, and two of them do not reach each other."""
 
 
+class Absent(Broken):
+    """Somebody has not come in time.
+
+    Attributes:
+        places: of those who have not.
+    """
+
+    def __init__(self, places: list[int]) -> None:
+        super().__init__(f"nobody has come to place {', '.join(map(str, places))}")
+        self.places = places
+
+
 class Ring:
     """Sums vectors over its processes, each of which gets the same sum, to the last bit.
 
     Args:
-        store: where they find each other, a client of its own.
-        key: that only these use.
+        key: that only these know; each proves to each that it does.
         place: of this process among them, from 0.
         size: how many they are.
-        device: of gloo, from `Meeting`.
-        silence_s: seconds after which a host that does not answer any more is taken for gone, or out of reach.
-        on_gpu: whether the vectors are on GPUs, a different one for each process; they are summed with NCCL then.
+        uses_nccl: whether the vectors are on GPUs, a different one for each process; NCCL sums them then.
 
-    Raises:
-        Apart: somebody is out of this process's reach.
-        Broken: somebody did not come.
+    Attributes:
+        is_waiting: whether this process waits here for others.
     """
 
-    def __init__(
-        self, store: Any, key: str, place: int, size: int, device: Any, *, silence_s: float, on_gpu: bool
-    ) -> None:
+    def __init__(self, key: str, place: int, size: int, *, uses_nccl: bool = False) -> None:
+        self._key = key
+        self._place = place
+        self._size = size
+        self._uses_nccl = uses_nccl
         self._others = [other for other in range(size) if other != place]
         self._group: Any = None
         self._nccl: Any = None
         self._is_broken = False
-        if self._others:
-            with saying_when_broken():
-                store.set(f"{key}/here/{place}", "here")
-                store.wait([f"{key}/here/{other}" for other in self._others], CONNECT_TIMEOUT)
-            try:
-                self._connect(store, key, place, device, silence_s, on_gpu)
-            except RuntimeError as error:
-                raise Apart(in_short(str(error))) from error
+        self.is_waiting = False
 
-    def _connect(self, store: Any, key: str, place: int, device: Any, silence_s: float, on_gpu: bool) -> None:
-        size = len(self._others) + 1
-        options = dist.ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=silence_s / GLOO_WAITS)
-        options._devices = [device]
-        options._threads = THREADS
-        gloos = dist.PrefixStore(key, store)
+    def connect(self, at: Place, silence_s: float, timeout_s: float = inf) -> None:
+        """Wait until everybody is there, and connect.
+
+        Args:
+            at: where they find each other.
+            silence_s: seconds after which a host that does not answer any more is taken for gone, or out of reach.
+            timeout_s: for which the others are waited for.
+
+        Raises:
+            Absent: somebody did not come.
+            Apart: somebody is out of this process's reach.
+            Broken: somebody has left, or is a stranger.
+        """
+        if not self._others:
+            return
+        with saying_when_broken():
+            store = dist.PrefixStore(f"ring/{self._digest('place').hex()}", at.client())
+            self._await_others(store, timeout_s)
         before = sockets()
-        self._group = dist.ProcessGroupGloo(gloos, place, size, options)
-        end_when_silent(before, silence_s, published(gloos, size))
-        if on_gpu:
-            options = dist.ProcessGroupNCCL.Options()
-            self._nccl = dist.ProcessGroupNCCL(dist.PrefixStore(f"{key}/nccl", store), place, size, options)
+        timeout = timedelta(seconds=silence_s / GLOO_WAITS)
+        try:
+            self._group = gloo(store, self._place, self._size, at.device, timeout, THREADS)
+            end_when_silent(before, silence_s, published(store, self._size))
+            if self._uses_nccl:
+                options = dist.ProcessGroupNCCL.Options()
+                self._nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), self._place, self._size, options)
+        except RuntimeError as error:
+            raise Apart(in_short(str(error))) from error
+        self._check_whole()
+        with saying_when_broken():
+            self._recognise_others(timedelta(seconds=2 * silence_s))  # others may still try to connect
+
+    def _await_others(self, store: Any, timeout_s: float) -> None:
+        """Wait until everybody has begun to connect, which may be long after this process."""
+        store.set(f"here/{self._place}", "here")
+        deadline = time.monotonic() + timeout_s
+        while not store.check([f"here/{other}" for other in self._others]):
+            self._check_whole()
+            if time.monotonic() > deadline:
+                raise Absent([other for other in self._others if not store.check([f"here/{other}"])])
+            time.sleep(ANYBODY_NEW_S)
+
+    def _recognise_others(self, timeout: timedelta) -> None:
+        """Prove to everybody that this process knows the key, and see them prove it, as the store tells all it has."""
+        ours, theirs, expected = (torch.zeros(self._size, 32, dtype=torch.uint8) for _ in range(3))
+        for other in range(self._size):
+            ours[other] = torch.frombuffer(bytearray(self._digest(f"{self._place} to {other}")), dtype=torch.uint8)
+            expected[other] = torch.frombuffer(bytearray(self._digest(f"{other} to {self._place}")), dtype=torch.uint8)
+        options = dist.AllToAllOptions()
+        options.timeout = timeout
+        self._group.alltoall_base(theirs, ours, [], [], options).wait(timeout)
+        if not torch.equal(theirs, expected):
+            self.break_off()
+            raise Broken("somebody in the ring does not know its key")
+
+    def _digest(self, text: str) -> bytes:
+        return hmac.digest(self._key.encode(), text.encode(), "sha256")
+
+    def _check_whole(self) -> None:
+        if self._is_broken:
+            self.break_off()  # what has been connected meanwhile
+            raise Broken("somebody has left")
 
     def begin_sum(self, vectors: Vectors) -> list[Any]:
         """Begin to sum vectors up where they lie, floats and integers by adding, booleans as true where any is.
@@ -107,11 +170,17 @@ class Ring:
         Raises:
             Broken: somebody has left.
         """
+        self.is_waiting = True
+        try:
+            return self._wait(begun, timeout_s)
+        finally:
+            self.is_waiting = False
+
+    def _wait(self, begun: list[Any], timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         for work in begun:
             while self._nccl is not None and not work.is_completed():  # it would wait for a GPU that nobody wakes
-                if self._is_broken:
-                    raise Broken("somebody has left")
+                self._check_whole()
                 if time.monotonic() > deadline:
                     return False
                 time.sleep(LOOK_AGAIN_S)
@@ -132,11 +201,11 @@ class Ring:
         """
         tensors: dict[str, Tensor] = {}
         value = encode(state, tensors)
-        forms = {name: [str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in tensors.items()}
+        forms = {name: describe(each) for name, each in tensors.items()}
         value, forms = json.loads(self._spread_text(json.dumps([value, forms])))
         if state is None:
             tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, (dtype, shape) in forms.items()}
-        self._broadcast(*(each.view(-1).view(torch.uint8) for each in tensors.values() if each.numel()))
+        self._broadcast(*(bytes_of(each) for each in tensors.values() if each.numel()))
         given: dict[str, Any] = decode(value, tensors)
         return given
 
@@ -153,9 +222,9 @@ class Ring:
         self._is_broken = True
         if self._nccl is not None:
             self._nccl.abort()
-        for other in self._others:
-            with suppress(RuntimeError):  # gloo ends a pair on which a wait has timed out, and in no other way
-                self._group.recv([torch.zeros(1)], other, NOTHING).wait(AT_ONCE)
+        if self._group is not None:
+            for other in self._others:
+                end_pair(self._group, other)
 
     def _all_reduce(self, piece: Tensor, *, is_boolean: bool) -> Any:
         options = dist.AllreduceOptions()
@@ -178,3 +247,18 @@ def _real(flat: Tensor) -> Tensor:
     if flat.is_complex():
         return torch.view_as_real(flat).view(-1)
     return flat.view(torch.uint8) if flat.dtype == torch.bool else flat
+
+
+def check_summable(model: nn.Module) -> None:
+    """Refuse a model of which something cannot be summed up.
+
+    Raises:
+        UsageError: a parameter or a buffer has such numbers.
+    """
+    trained = ((name, each) for name, each in model.named_parameters() if each.requires_grad)
+    for name, each in [*trained, *model.named_buffers()]:
+        if not each.is_complex() and each.dtype not in SUMMABLE:
+            raise UsageError(
+                f"{name} is of {each.dtype}, which the ranks of torchrun cannot sum; without a server the model's "
+                f"integers have to be int8, uint8, int32, int64 or bool, its floats at least of 16 bits"
+            )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.engines.distributed.line import AT_ONCE, CONNECT_TIMEOUT, FOREVER, NOTHING, dist
+from paceline.engines.distributed.line import FOREVER, dist, end_pair, gloo
 from paceline.engines.replica import Interrupted
 from paceline.engines.share import Part, Sharing
 from paceline.errors import RunError
@@ -55,13 +55,8 @@ class Team(Sharing):
         Raises:
             Torn: not all have come.
         """
-        options = dist.ProcessGroupGloo._Options()
-        options._timeout = CONNECT_TIMEOUT
-        options._devices = [device]
-        options._threads = 1
         with self._tearing():
-            self._group = dist.ProcessGroupGloo(dist.PrefixStore(key, store), self.place, self.size, options)
-            self._adder = self._group
+            self._group = self._adder = gloo(dist.PrefixStore(key, store), self.place, self.size, device)
             if self._uses_nccl:
                 nccl = dist.PrefixStore(f"{key}/nccl", store)
                 self._adder = dist.ProcessGroupNCCL(nccl, self.place, self.size, dist.ProcessGroupNCCL.Options())
@@ -107,8 +102,7 @@ class Team(Sharing):
                 self._adder.abort()
         for other in range(self.size):
             if other != self.place:
-                with suppress(RuntimeError):  # as with a line: it ends with a wait that has timed out
-                    self._group.recv([torch.zeros(1)], other, NOTHING).wait(AT_ONCE)
+                end_pair(self._group, other)
 
     def _agree(self, *ours: float) -> list[float]:
         """Return the sums of everybody's numbers, unless somebody knows better than to go on."""

@@ -1,0 +1,330 @@
+"""Rings of workers without a server: who can take a place, and what ends the waiting of those who have one."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+from faults.ranks import ranks
+from faults.test_distributed import what_is_open
+from paceline.engines.distributed import head as head_module
+from paceline.engines.distributed.gate import Gate, Member
+from paceline.engines.distributed.head import Head
+from paceline.engines.distributed.iteration import Reform
+from paceline.engines.distributed.line import Broken, dist, gloo
+from paceline.engines.distributed.meeting import Meeting
+from paceline.engines.distributed.other_rank import OtherRank
+from paceline.engines.distributed.ring import Absent, Ring
+from tiny_jobs import tiny_job
+
+LATE_S = 1.5
+
+
+@pytest.fixture
+def meeting():
+    return Meeting.on("127.0.0.1", silence_s=5.0)
+
+
+def in_thread(call):
+    """Call something in a thread; return the thread, and where what it raises comes to be."""
+    raised = []
+
+    def run():
+        try:
+            call()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, raised
+
+
+def found(store):
+    """Return under what a ring meets at a store that tells all it has."""
+    while not (here := [key for key in store.list_keys() if key.endswith("/here/0")]):
+        time.sleep(0.01)
+    return here[0].removeprefix("/").removesuffix("/here/0")
+
+
+def test_who_finds_the_ring_in_the_store_but_does_not_know_its_key_cannot_take_a_place(meeting):
+    thread, raised = in_thread(lambda: Ring("a secret", 0, 2).connect(meeting.place, 5.0))
+    store = dist.PrefixStore(found(meeting.place.client()), meeting.place.client())
+    store.set("here/1", "here")
+    stranger = gloo(store, 1, 2, meeting.place.device)
+    told = torch.zeros(2, 32, dtype=torch.uint8)
+    stranger.alltoall_base(told, torch.zeros_like(told), [], [])
+    thread.join(10)
+    assert [str(error) for error in raised] == ["somebody in the ring does not know its key"]
+
+
+def test_those_who_do_not_know_the_same_key_do_not_meet(meeting):
+    thread, _ = in_thread(lambda: Ring("a secret", 1, 2).connect(meeting.place, 5.0, timeout_s=0.5))
+    with pytest.raises(Absent) as absent:
+        Ring("a guess", 0, 2).connect(meeting.place, 5.0, timeout_s=0.5)
+    assert absent.value.places == [1]
+    thread.join()
+
+
+def test_a_ring_can_be_left_while_others_are_waited_for(meeting):
+    ring = Ring("a secret", 0, 3)
+    thread, raised = in_thread(lambda: ring.connect(meeting.place, 5.0))
+    found(meeting.place.client())
+    ring.break_off()
+    thread.join(1.0)
+    assert [str(error) for error in raised] == ["somebody has left"]
+
+
+# --- a sum that takes longer than anybody is waited for -------------------------------------------------------
+
+
+class Late:
+    """A sum to which this rank's part comes late, as it does over a slow link."""
+
+    def __init__(self, begin):
+        self._thread = threading.Thread(target=self._begin, args=[begin], daemon=True)
+        self._thread.start()
+
+    def _begin(self, begin):
+        time.sleep(LATE_S)
+        self._work = begin()
+
+    def wait(self, timeout):
+        self._thread.join()
+        return self._work.wait(timeout)
+
+    def is_completed(self):
+        return not self._thread.is_alive() and self._work.is_completed()
+
+
+def let_the_third_sum_be_slow():
+    begin, begun = Ring._all_reduce, []
+
+    def slow(ring, piece, *, is_boolean):
+        begun.append(piece)
+        if len(begun) == 3:
+            return Late(lambda: begin(ring, piece, is_boolean=is_boolean))
+        return begin(ring, piece, is_boolean=is_boolean)
+
+    Ring._all_reduce = slow
+
+
+@pytest.mark.parametrize("elastic", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_sum_may_take_longer_than_a_silent_worker_is_waited_for(elastic):
+    settings = {"protocol": "all_reduce", "stop": "updates=5", "worker_timeout_s": 1.0}
+    with ranks(2, tiny_job(), {"elastic": elastic}, **settings) as job:
+        job.start(1, prepare=let_the_third_sum_be_slow)
+        end = job.serve()
+    assert [update.k for update in end.of(pl.history.UpdateMade)] == [2] * 5
+    assert end.time_s > LATE_S
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["all_reduce", "dc_s3gd", "local_sgd(H=4)"])
+def test_a_rank_that_hangs_is_found_wherever_the_others_wait_for_it(protocol):
+    faults = [pl.Fault(1, 6, "hang")]  # under local_sgd the others are summing up for an evaluation then
+    settings = {"protocol": protocol, "stop": "updates=30", "evaluate_every": "updates=5", "worker_timeout_s": 1.5}
+    with ranks(3, tiny_job(eval_data=tiny_job().data), {"faults": faults, "elastic": True}, **settings) as job:
+        job.start_workers()
+        [lost] = job.serve().of(pl.history.WorkerLost)
+    assert (lost.worker, lost.reason[-16:]) == (1, "silent for 1.5 s")
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_while_another_one_dies_is_not_waited_for_for_ever():
+    torchrun = {"faults": [pl.Fault(1, 9, "hang"), pl.Fault(2, 9)], "elastic": True}
+    settings = {"protocol": "all_reduce", "stop": "updates=30", "worker_timeout_s": 1.5}
+    with ranks(3, tiny_job(), torchrun, **settings) as job:
+        job.start_workers()
+        end = job.serve()
+    assert sorted(lost.worker for lost in end.of(pl.history.WorkerLost)) == [1, 2]
+    assert end.time_s < 15.0
+
+
+@pytest.mark.slow
+def test_a_second_rank_that_dies_while_the_ring_forms_costs_no_more_than_the_first(monkeypatch):
+    connect, calls = Ring.connect, []
+
+    def connecting(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            job.processes[3].kill()
+        return connect(*arguments)
+
+    monkeypatch.setattr(Ring, "connect", connecting)
+    torchrun = {"faults": [pl.Fault(2, 9)], "elastic": True, "slowness": pl.Cluster(4, timing=pl.Deterministic(0.05))}
+    with ranks(4, tiny_job(), torchrun, protocol="all_reduce", stop="updates=30") as job:
+        job.start_workers()
+        end = job.serve()
+    assert [lost.worker for lost in end.of(pl.history.WorkerLost)] == [2, 3]
+    assert end.time_s < 10.0
+
+
+# --- what goes wrong beside the vectors -----------------------------------------------------------------------
+
+
+class Wire:
+    """A line that notes what is told, and over which comes what was given to it, and then nothing."""
+
+    def __init__(self, *coming):
+        self.told = []
+        self._coming = iter(coming)
+
+    def tell(self, text, **_):
+        self.told.append(text)
+
+    def receive(self):
+        return next(self._coming, None) or threading.Event().wait()
+
+    def settle(self):
+        pass
+
+    def close(self):
+        pass
+
+
+class Torn:
+    """A ring that cannot be begun with."""
+
+    def begin_sum(self, vectors):
+        raise Broken("cut off")
+
+    def break_off(self):
+        pass
+
+
+def cluster(**changes):
+    settings = {"elastic": False, "silence_s": 5.0, "worker": 1, "start_timeout_s": 5.0, "n": 3}
+    return SimpleNamespace(**{**settings, "has_gpu_each": lambda gpus: True, **changes})
+
+
+def head_with(*members, **changes):
+    head = Head(cluster(**changes), {}, lambda: 0.0)
+    head._meeting = SimpleNamespace(place=None)
+    for worker, member in enumerate(members, start=1):
+        head.enter(worker, member)
+    return head
+
+
+class Formed(Exception):  # noqa: N818  # which ends a test
+    """Everybody has been told to form a ring."""
+
+
+@pytest.fixture
+def stops_when_formed(monkeypatch):
+    def connect(*_):
+        raise Formed
+
+    monkeypatch.setattr(Ring, "connect", connect)
+    monkeypatch.setattr(head_module, "GRACE_S", 0.05)
+
+
+def test_somebody_who_leaves_while_others_are_told_to_form_a_ring_disturbs_nobody(stops_when_formed):
+    wires = [Wire(), Wire()]
+    head = head_with(*(Member(number, wire, f"worker {number}", True) for number, wire in enumerate(wires, start=1)))
+    tell = wires[0].tell
+
+    def tell_while_the_other_one_leaves(text, **_):
+        thread, _ = in_thread(lambda: head.leave(2, 2, "gone"))
+        thread.join(0.1)
+        tell(text)
+
+    wires[0].tell = tell_while_the_other_one_leaves
+    with pytest.raises(Formed):
+        head.form(lambda events: {}, 1.0)
+    assert [wire.told[0]["place"] for wire in wires] == [1, 2]
+
+
+@pytest.mark.parametrize("theirs", [[True, True], [True, False]])
+@pytest.mark.parametrize("ours", [True, False])
+def test_gpus_add_up_where_every_process_has_its_own_and_each_ring_has_another_key(theirs, ours, stops_when_formed):
+    wires = [Wire(), Wire()]
+    members = [Member(number, wire, "", has) for number, (wire, has) in enumerate(zip(wires, theirs, strict=True))]
+    head = head_with(*members, elastic=True, has_gpu_each=lambda gpus: ours)
+    for _ in range(2):
+        with pytest.raises(Formed):
+            head.form(lambda events: {}, 1.0)
+    told = [form for wire in wires for form in wire.told]
+    assert {form["uses_nccl"] for form in told} == {ours and all(theirs)}
+    assert {len(form["key"]) for form in told} == {64}
+    assert len({form["key"] for form in told}) == 2
+
+
+def test_why_a_ring_has_broken_is_told(stops_when_formed):
+    head = head_with(Member(1, Wire(), "worker 1 (here)", True))
+    with pytest.raises(Formed):
+        head.form(lambda events: {}, 1.0)
+    head.hear(1, 1, {"broken": "no such numbers", "generation": 1, "is_apart": False})
+    with pytest.raises(pl.RunError, match=r"worker 1 \(here\) .* \(worker 1: no such numbers\)"):
+        head.form(lambda events: {}, 1.0)
+
+
+def test_a_sum_that_cannot_be_begun_is_as_one_that_breaks():
+    head = head_with()
+    head.ring = Torn()
+    with pytest.raises(Reform, match="cut off"):
+        head.begin_sum(None)
+    rank = OtherRank(cluster(), {})
+    rank.ring, rank._line = Torn(), Wire({"form": 2, "key": "a secret", "place": 1, "size": 2, "uses_nccl": False})
+    in_thread(rank._listen)
+    with pytest.raises(Reform):
+        rank.begin_sum(None)
+    assert rank._line.told == [{"broken": "cut off", "generation": 0, "is_apart": False}]
+
+
+def test_what_goes_wrong_in_a_thread_that_listens_is_raised_where_it_is_waited_for():
+    rank = OtherRank(cluster(), {})
+    rank._line = Wire({"table": "what is that?"})
+    in_thread(rank._listen)
+    thread, raised = in_thread(lambda: rank.table(1.0))
+    thread.join(5.0)
+    assert [type(error) for error in raised] == [KeyError]
+
+
+@pytest.mark.parametrize("text", [{"hand": ["too", "many", *range(20)]}, "no text"])
+def test_rank_0_raises_what_goes_wrong_while_it_hears_others(text, meeting):
+    head = head_with()
+    gate = Gate(head, meeting, "a secret", {}, [None], None)
+    head.generation = 1
+    gate._listen((1, 1, Wire({"name": "worker 1", "has_own_gpu": False}, text), 1))
+    thread, raised = in_thread(lambda: head.table(1.0))
+    thread.join(5.0)
+    assert [type(error) for error in raised] == [Reform]
+    with pytest.raises((TypeError, AssertionError)):
+        head.form(lambda events: {}, 1.0)
+    gate.close()
+
+
+def test_rank_0_that_cannot_open_leaves_nothing_behind(monkeypatch):
+    class NoGate:
+        def __init__(self, *_):
+            raise RuntimeError("no thread to be had")
+
+    monkeypatch.setattr(head_module, "Gate", NoGate)
+    monkeypatch.setattr(head_module, "call", lambda cluster: None)
+    before = what_is_open()
+    head = head_with(ranks=SimpleNamespace(token="a secret"))
+    with pytest.raises(RuntimeError, match="no thread"):
+        head.open()
+    head.close({})
+    assert what_is_open() == before
+
+
+class Odd(nn.Linear):
+    """Counts in numbers that gloo cannot sum."""
+
+    def __init__(self):
+        super().__init__(5, 3)
+        self.register_buffer("count", torch.zeros(1, dtype=torch.int16))
+
+
+def test_numbers_that_cannot_be_summed_are_refused_before_anything_runs():
+    with (
+        ranks(1, tiny_job(model=Odd), protocol="all_reduce", stop="updates=1") as job,
+        pytest.raises(pl.UsageError, match=r"^count is of torch\.int16, .* int32"),
+    ):
+        job.serve()
