@@ -141,11 +141,11 @@ def test_only_the_connections_of_lines_and_rings_end_when_their_host_is_silent(h
     meeting = Meeting.on(host, silence_s=60)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         users = [socket.create_connection(listener.getsockname()), listener.accept()[0]]
-        clients = [meeting.place.client() for _ in range(3)]
+        clients = [meeting.place.client() for _ in range(2)]
         with patch.object(lines, "sockets", set), patch.object(rings, "sockets", set):  # as if all of them were new
             ours = _together(lambda side: Line(clients[side], "key", side, meeting.place.device, 60), 2)
             of_lines = _limited()
-            theirs = _together(lambda at: Ring(clients[at], "ring", at, 3, meeting.place.device, **RING), 3)
+            theirs = _together(lambda at: _ring(at, meeting.place), 3)
         assert (len(of_lines), len(_limited())) == (2, 2 + 6)
         assert not {user.fileno() for user in users} & set(_limited())
         for each in [*ours, *theirs]:
@@ -154,7 +154,10 @@ def test_only_the_connections_of_lines_and_rings_end_when_their_host_is_silent(h
             user.close()
 
 
-RING = {"silence_s": 60, "on_gpu": False}
+def _ring(at, place):
+    ring = Ring("a secret", at, 3)
+    ring.connect(place, 60)
+    return ring
 
 
 def _together(make, size):

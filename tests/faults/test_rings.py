@@ -100,6 +100,16 @@ class Late:
     def is_completed(self):
         return not self._thread.is_alive() and self._work.is_completed()
 
+    def get_future(self):
+        return self
+
+    def add_done_callback(self, note):
+        threading.Thread(target=self._add_done_callback, args=[note], daemon=True).start()
+
+    def _add_done_callback(self, note):
+        self._thread.join()
+        self._work.get_future().add_done_callback(note)
+
 
 def let_the_third_sum_be_slow():
     begin, begun = Ring._all_reduce, []
