@@ -115,7 +115,7 @@ def recorded_job():
 
 
 def left_of(made, expected):
-    """Return the models that are still in memory, at the latest after 5 s: threads of others may hold up a collection."""
+    """Return the models still in memory, at the latest after 5 s: a thread of others may hold up a collection."""
     deadline_s = time.monotonic() + 5
     while True:
         gc.collect()
