@@ -18,7 +18,7 @@ MEMBERS = "phase_share lead patience roster faults minibatches open_update dispa
 SAVING = "checkpoint checkpoint/state checkpoint/store checkpoint/identity"
 FLOORS = [
     "errors checks text streams attributes slices",
-    f"{DECIDING} {MEMBERS} schedule cluster cluster_text torchrun theory/ estimators/ compensation/",
+    f"{DECIDING} {MEMBERS} schedule cluster cluster_text ranks torchrun theory/ estimators/ compensation/",
     "controllers/ catalogue coordinator",
     "vectors averaging job data step_meter optimizers server allreduce/ jobs/",
     f"callbacks/ recording/ engines/ rules {SAVING}",

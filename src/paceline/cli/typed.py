@@ -11,8 +11,8 @@ from typing import Any, Self
 from paceline.callbacks.base import Callback
 from paceline.errors import UsageError
 from paceline.history import Record
+from paceline.ranks import started_by_torchrun
 from paceline.recording.run_folder import RUN, SavedRun
-from paceline.torchrun import started_by_torchrun
 
 COMMAND = "command.json"
 NEEDED = ("job", "protocol", "cluster", "stop")

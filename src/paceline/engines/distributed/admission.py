@@ -8,8 +8,8 @@ from typing import Any
 
 from paceline.engines.distributed.line import Line
 from paceline.errors import RunError, UsageError
+from paceline.ranks import TO_JOIN
 from paceline.recording.difference import changes
-from paceline.torchrun import TO_JOIN
 
 WRONG_TOKEN = "it does not know the token of this job"
 WORLD_SIZE = "WORLD_SIZE"  # in an agreement

@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 
 from paceline.errors import RunError
-from paceline.torchrun import ASSISTANT
+from paceline.ranks import ASSISTANT
 
 GRACE_S = 5.0
 
