@@ -49,7 +49,8 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # and leave no namespace behind
-    report("all_reduce", args, {part: PARTS[part](args) for part in args.parts})
+    name = "all_reduce" if args.parts == list(PARTS) else "_".join(["all_reduce", *args.parts])
+    report(name, args, {part: PARTS[part](args) for part in args.parts})
 
 
 # --- the parts -------------------------------------------------------------------------------------------------------
