@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+import torch
+
 import paceline as pl
 from paceline import session
 from paceline.history import DecisionMade
@@ -187,6 +189,7 @@ class Announce(pl.Callback):
 def _rank(environment, job, torchrun, settings, said, connection, prepare):
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), sys.stderr.fileno())
     os.environ.update(environment)
+    torch.set_num_threads(1)  # as in the process of the tests
     if "NETWORK_NAMESPACE" in environment:
         enter(environment["NETWORK_NAMESPACE"])
     if prepare is not None:
