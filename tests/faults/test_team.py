@@ -5,6 +5,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from unittest.mock import patch
 
 import pytest
@@ -19,7 +20,7 @@ import paceline as pl
 from faults.hosts import Cut, hosts, need_hosts, ranks_on_hosts
 from faults.ranks import ranks, run
 from faults.test_distributed import flat, lost, used_by
-from paceline.engines.distributed.line import dist
+from paceline.engines.distributed.line import dist, gloo
 from paceline.engines.distributed.team import Team, Torn
 from paceline.engines.microbatches import variance
 from paceline.engines.replica import Interrupted, Part, Replica, build_model
@@ -206,7 +207,7 @@ def test_who_is_slow_is_waited_for():
         time.sleep(2.0 * team.place)  # longer than to connect
         return outcome(team.check)
 
-    with patch("paceline.engines.distributed.team.CONNECT_TIMEOUT", timedelta(seconds=1)):
+    with patch("paceline.engines.distributed.team.gloo", partial(gloo, timeout=timedelta(seconds=1))):
         assert together(2, act) == [None, None]
 
 
