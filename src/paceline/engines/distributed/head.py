@@ -329,6 +329,8 @@ class Head:
             form = {"form": self.generation, "key": key, "size": len(workers), "uses_nccl": uses_nccl}
             for place, member in enumerate(members, start=1):
                 member.line.tell({**form, "place": place})
+            if self.ring is not None:
+                self.ring.let_go()
             self.ring = Ring(key, 0, len(workers), uses_nccl=uses_nccl)
             return self.ring, workers
 

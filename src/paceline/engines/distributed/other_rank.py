@@ -94,6 +94,8 @@ class OtherRank:
             form = self._newest_form()
             self._steps = 0
             self.generation = form.generation
+            if self.ring is not None:
+                self.ring.let_go()
             try:
                 ring = self.ring = Ring(form.key, form.place, form.size, uses_nccl=form.uses_nccl)
                 if self._newest != form.generation:  # nobody may have broken off this ring

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import threading
 import time
 from datetime import timedelta
 from math import inf
@@ -220,11 +221,19 @@ class Ring:
     def break_off(self) -> None:
         """Leave, so that whoever waits here or at another process hears of it at once; from any thread."""
         self._is_broken = True
-        if self._nccl is not None:
-            self._nccl.abort()
-        if self._group is not None:
+        nccl, group = self._nccl, self._group
+        if nccl is not None:
+            nccl.abort()
+        if group is not None:
             for other in self._others:
-                end_pair(self._group, other)
+                end_pair(group, other)
+
+    def let_go(self) -> None:
+        """Leave for good; gloo is taken apart in a thread of its own, as it waits for threads that may be stuck."""
+        self.break_off()
+        groups = [self._nccl, self._group]
+        self._nccl = self._group = None
+        threading.Thread(target=groups.clear, daemon=True).start()
 
     def _all_reduce(self, piece: Tensor, *, is_boolean: bool) -> Any:
         options = dist.AllreduceOptions()
