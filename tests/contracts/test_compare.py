@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -330,8 +329,8 @@ def test_a_failure_is_status_1_after_the_table(program):
 
 
 def test_ctrl_c_is_status_130_and_says_how_to_go_on(program, monkeypatch):
-    display = partial(Heard, interrupts=True)
-    monkeypatch.setattr(ProgressBars, "end", lambda self, *told: display().end(*told))
+    display = Heard(interrupts=True)  # once, though another run may end meanwhile
+    monkeypatch.setattr(ProgressBars, "end", lambda self, *told: display.end(*told))
     status, _, err = program("compared_job:job", "--out", "here")
     assert status == 130
     assert "interrupted; the same again with --out here goes on from there" in err
