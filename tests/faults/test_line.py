@@ -1,12 +1,16 @@
 """A line between two sides: when its receives are posted, and that everything comes in order all the same."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch
 from torch import distributed as dist
 
-from paceline.engines.distributed.line import AHEAD, Line
+from faults.ranks import context, free_port
+from faults.test_rings import in_thread
+from paceline.engines.distributed.line import AHEAD, Broken, Line
 from paceline.engines.distributed.messages import Abandoned, Finished, Interrupting, Work
 
 WORK = Work(1, 7, True, 0.5, None, None, None)
@@ -41,9 +45,9 @@ def sides():
     worker.close()
 
 
-def line(store, side):
+def line(store, side, rooms=None):
     made = Line(store, "line", side, dist.ProcessGroupGloo.create_device(hostname="127.0.0.1"), silence_s=5.0)
-    made.make_rooms([torch.zeros(1000), torch.zeros(1000)])
+    made.make_rooms(rooms or [torch.zeros(1000), torch.zeros(1000)])
     made._group = Recorded(made._group)
     return made
 
@@ -55,13 +59,13 @@ def test_who_has_received_posts_nothing_before_it_answers(sides):
         worker._group.done.clear()
         server.send(WORK._replace(draw=draw), pieces=[(0, torch.full([1000], float(draw)))])
         assert worker.receive() == WORK._replace(draw=draw)
-        worker.receive_piece(0)
+        worker.receive_pieces([0])
         assert worker._rooms[0].tolist() == [draw] * 1000
         server.send(Interrupting(draw))
         assert worker.receive() == Interrupting(draw)
         assert worker._group.done == []
         worker.send(Abandoned(draw, 0))
-        assert worker._group.done == ["recv"] * 3 + ["send"], "two messages and a room, before the answer"
+        assert worker._group.done == ["recv"] * 4 + ["send"], "two messages, a room and an end, before the answer"
 
 
 def test_a_piece_that_comes_twice_finds_its_room_twice(sides):
@@ -69,11 +73,13 @@ def test_a_piece_that_comes_twice_finds_its_room_twice(sides):
     server.send(WORK)
     worker.receive()
     worker.send_piece(1, torch.full([1000], 1.0))
-    worker.send(FINISHED, pieces=[(0, torch.full([1000], 2.0)), (1, torch.full([1000], 3.0))], will_be_answered=True)
+    again = [torch.full([1000], 3.0)]
+    worker.send(FINISHED, again, pieces=[(0, torch.full([1000], 2.0))], will_be_answered=True)
     assert server.receive() == FINISHED
-    for number, value in [(0, 2.0), (1, 1.0), (1, 3.0)]:
-        server.receive_piece(number)
-        assert server._rooms[number].tolist() == [value] * 1000
+    server.receive_pieces(range(2))
+    assert [room.tolist() for room in server._rooms] == [[2.0] * 1000, [1.0] * 1000]
+    server.receive_into(server._rooms[1])
+    assert server._rooms[1].tolist() == [3.0] * 1000
 
 
 @pytest.mark.parametrize("count", [1, AHEAD, 5 * AHEAD])
@@ -84,3 +90,39 @@ def test_more_messages_than_are_expected_come_in_order_without_an_answer(sides, 
     for draw in range(count):
         server.send(Interrupting(draw))
     assert [worker.receive().draw for _ in range(count)] == list(range(count))
+
+
+# --- somebody dies while it sends -----------------------------------------------------------------------------
+
+LONG = 200_000_000  # bytes, for which even this machine needs a while
+
+
+def store_at(port, *, is_server):
+    return dist.TCPStore("127.0.0.1", port, None, is_server, timedelta(seconds=20), wait_for_workers=False)
+
+
+def send_for_long(port, is_piece):
+    worker = line(store_at(port, is_server=False), 1)
+    worker.receive()
+    content = torch.ones(LONG, dtype=torch.uint8)
+    worker.send(FINISHED, [] if is_piece else [content], pieces=[(0, content)] if is_piece else None)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("is_piece", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_who_has_received_a_half_hears_that_the_other_half_will_not_come(is_piece):
+    port, room = free_port(), torch.zeros(LONG, dtype=torch.uint8)
+    store = store_at(port, is_server=True)
+    sender = context().Process(target=send_for_long, args=(port, is_piece), daemon=True)
+    sender.start()
+    server = line(store, 0, [room])
+    server.send(WORK)
+    assert server.receive() == FINISHED
+    waiting, raised = in_thread(lambda: server.receive_pieces([0]) if is_piece else server.receive_into(room))
+    while not room[0]:
+        pass
+    sender.kill()
+    waiting.join(10.0)
+    assert not room[-1]
+    assert [type(error) for error in raised] == [Broken]
+    server.close()

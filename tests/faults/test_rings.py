@@ -1,8 +1,11 @@
 """Rings of workers without a server: who can take a place, and what ends the waiting of those who have one."""
 
+import os
+import signal
 import threading
 import time
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,7 +14,9 @@ from torch import nn
 import paceline as pl
 from faults.ranks import ranks
 from faults.test_distributed import what_is_open
+from paceline.engines.distributed import collective
 from paceline.engines.distributed import head as head_module
+from paceline.engines.distributed.collective import Collective
 from paceline.engines.distributed.gate import Gate, Member
 from paceline.engines.distributed.head import Head
 from paceline.engines.distributed.iteration import Reform
@@ -19,9 +24,15 @@ from paceline.engines.distributed.line import Broken, dist, gloo
 from paceline.engines.distributed.meeting import Meeting
 from paceline.engines.distributed.other_rank import OtherRank
 from paceline.engines.distributed.ring import Absent, Ring
-from tiny_jobs import tiny_job
+from paceline.vectors import Layout, Vectors
+from tiny_jobs import dataset, tiny_job
 
 LATE_S = 1.5
+
+
+def big_net():
+    """Return some with 8 MB to be summed up."""
+    return nn.Sequential(nn.Linear(5, 400_000), nn.Tanh(), nn.Linear(400_000, 3))
 
 
 @pytest.fixture
@@ -79,6 +90,87 @@ def test_a_ring_can_be_left_while_others_are_waited_for(meeting):
     assert [str(error) for error in raised] == ["somebody has left"]
 
 
+# --- gloo does not tell everybody of the end of a connection --------------------------------------------------
+
+
+def two_rings(meeting):
+    """Return the two ends of a ring."""
+    rings = [Ring("a secret", place, 2) for place in range(2)]
+    other, _ = in_thread(lambda: rings[1].connect(meeting.place, 5.0))
+    rings[0].connect(meeting.place, 5.0)
+    other.join()
+    return rings
+
+
+def test_whoever_waits_for_a_sum_hears_that_the_ring_is_left_though_gloo_waits_on(meeting):
+    ours, _ = two_rings(meeting)  # who is there, and never begins
+    begun = ours.begin_sum(some_vectors())
+    waiting, raised = in_thread(lambda: ours.wait(begun))
+    with patch.object(collective, "end_pair", side_effect=lambda group, other: None) as left:
+        assert not ours.wait(begun, timeout_s=0.1)
+        ours.break_off()
+        waiting.join(1.0)
+        assert [str(error) for error in raised] == ["somebody has left"]
+        assert not any(work.is_completed() for work in begun)
+        begun_s = time.monotonic()
+        ours.let_go()  # which does not wait for gloo for ever
+        assert time.monotonic() - begun_s < 2 * collective.STUCK_S
+    assert left.called
+
+
+def test_whoever_waits_for_a_sum_sees_that_a_connection_has_ended_though_nobody_says_so(meeting, monkeypatch):
+    monkeypatch.setattr(collective, "PROBE_S", 0.1)
+    ours, theirs = two_rings(meeting)
+    theirs.break_off()
+    time.sleep(0.1)
+    with pytest.raises(Broken, match="onnection"):
+        ours._collective.wait([Stuck()])
+
+
+class Stuck:
+    """Work of which gloo says nothing any more."""
+
+    def is_completed(self):
+        return False
+
+    def wait(self, timeout):
+        time.sleep(timeout.total_seconds())
+        raise RuntimeError("Operation timed out!")
+
+
+def some_vectors():
+    return Vectors(Layout(nn.Linear(5, 3)), torch.zeros(Layout(nn.Linear(5, 3)).nbytes, dtype=torch.uint8))
+
+
+def die_in_the_midst_of_the_third_sum():
+    begin, begun = Ring.begin_sum, []
+
+    def begin_and_die(ring, vectors):
+        [flat] = vectors.flat_parameters
+        before = flat.clone()
+        begun.append(begin(ring, vectors))
+        while len(begun) == 3:
+            if not torch.equal(before, flat):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return begun[-1]
+
+    Ring.begin_sum = begin_and_die
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["dc_s3gd", "all_reduce"])
+def test_those_who_are_left_go_on_when_somebody_has_died_in_the_midst_of_a_sum(protocol):
+    job = tiny_job(model=big_net, data=dataset(dtype=torch.float32))
+    with ranks(3, job, {"elastic": True}, protocol=protocol, stop="updates=8") as started:
+        started.start(1)
+        started.start(2, prepare=die_in_the_midst_of_the_third_sum)
+        end = started.serve()
+        other = started.end(1)
+    assert [lost.worker for lost in end.of(pl.history.WorkerLost)] == [2]
+    assert [update.k for update in end.of(pl.history.UpdateMade)] == [3] * 2 + [2] * 6
+    assert all(torch.equal(end.parameters[name], other.parameters[name]) for name in end.parameters)
+
+
 # --- a sum that takes longer than anybody is waited for -------------------------------------------------------
 
 
@@ -94,8 +186,8 @@ class Late:
         self._work = begin()
 
     def wait(self, timeout):
-        self._thread.join()
-        return self._work.wait(timeout)
+        self._thread.join(timeout.total_seconds())
+        return not self._thread.is_alive() and self._work.wait(timeout)
 
     def is_completed(self):
         return not self._thread.is_alive() and self._work.is_completed()
@@ -112,15 +204,13 @@ class Late:
 
 
 def let_the_third_sum_be_slow():
-    begin, begun = Ring._all_reduce, []
+    begin, begun = Collective.all_reduce, []
 
-    def slow(ring, piece, *, is_boolean):
-        begun.append(piece)
-        if len(begun) == 3:
-            return Late(lambda: begin(ring, piece, is_boolean=is_boolean))
-        return begin(ring, piece, is_boolean=is_boolean)
+    def slow(*what):
+        begun.append(what)
+        return Late(lambda: begin(*what)) if len(begun) == 3 else begin(*what)
 
-    Ring._all_reduce = slow
+    Collective.all_reduce = slow
 
 
 @pytest.mark.parametrize("elastic", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -207,7 +207,7 @@ def test_who_is_slow_is_waited_for():
         time.sleep(2.0 * team.place)  # longer than to connect
         return outcome(team.check)
 
-    with patch("paceline.engines.distributed.team.gloo", partial(gloo, timeout=timedelta(seconds=1))):
+    with patch("paceline.engines.distributed.collective.gloo", partial(gloo, timeout=timedelta(seconds=1))):
         assert together(2, act) == [None, None]
 
 

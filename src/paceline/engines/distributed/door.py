@@ -209,13 +209,15 @@ class Door:
             self._inbox.put(Gone(ticket, str(error)))
 
 
-def _receive_pieces(line: Line, room: Travelling | None, message: object) -> None:
+def _receive_pieces(line: Line, room: Travelling, message: object) -> None:
     """Wait for what has come, or still comes, of the gradient that a message is about."""
     match message:
-        case Finished() if room is not None:
-            for number in [*range(len(room.pieces)), *from_number(message.again)]:
-                line.receive_piece(number)
+        case Finished():
+            line.receive_pieces(range(len(room.pieces)))
+            for number in range(len(room.pieces)):
+                room.unpack(number)
+            for number in from_number(message.again):
+                line.receive_into(room.pieces[number])
                 room.unpack(number)
         case Abandoned():
-            for number in from_number(message.gone):
-                line.receive_piece(number)
+            line.receive_early_pieces(from_number(message.gone))

@@ -224,7 +224,7 @@ class DistributedEngine(RealTimeEngine[Member]):
         peer.holds = command.version
         peer.sent_s = time.monotonic()
         self._slices.send(Giving(peer.ticket, command.draw, command.version, sends_version))
-        pieces = [(0, self._published.travelling(command.version))] if sends_version else []
+        pieces = [(0, self._published.travelling(command.version))] if sends_version else None
         peer.line.send(work, pieces=pieces, will_be_answered=True)
 
     def _tell_to_abandon(self, peer: Member, command: Interrupt) -> None:

@@ -50,6 +50,8 @@ def follow(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) ->
             return follower.take_part()
     except Broken as error:
         raise RunError(f"the first process of worker {cluster.worker} is gone: {error}") from error
+    finally:
+        follower.close()
 
 
 class _Follower:
@@ -89,6 +91,10 @@ class _Follower:
             f"the first process of worker {self._cluster.worker} could not be reached for start_timeout_s = "
             f"{self._cluster.start_timeout_s:g} s: see what it says"
         )
+
+    def close(self) -> None:
+        """Let go of the team."""
+        self._team.close()
 
     def _enter(self, first: Place, hello: dict[str, Any]) -> Line:
         _, line = enter(first, self._cluster)

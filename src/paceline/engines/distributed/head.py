@@ -189,6 +189,8 @@ class Head:
             self._gate.wait([member.ticket for member in members], GRACE_S)
         if self._told is not None and (self._gate is None or self._gate.close()):
             self._told.close()
+        if self.ring is not None:
+            self.ring.let_go()
         self._gate = self._told = self._meeting = self.ring = None
 
     # --- what the threads tell that listen ----------------------------------------------------------------
@@ -274,6 +276,8 @@ class Head:
             if worker or is_apart:
                 self._broken[worker] = is_apart
             self._reason = self._reason or f"worker {worker}: {reason}"
+            if self.ring is not None:
+                self.ring.break_off()  # nothing will come of it
             self._news.put(_Changed(self.generation, self._reason))
             self._lock.notify_all()
 

@@ -161,8 +161,9 @@ class Leader:
         self._wait()
 
     def close(self) -> None:
-        """End every line."""
+        """End every line, and let go of the team."""
         self._is_over = True
+        self.team.close()
         if self._door is not None:
             self._door.close()
         self._news.put(None)

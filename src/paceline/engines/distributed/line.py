@@ -21,7 +21,8 @@ dist: Any = distributed  # it does not export the types of all its names
 CONNECT_TIMEOUT = timedelta(seconds=20)
 FOREVER = timedelta(days=365)  # gloo closes a pair on which a receive has taken too long
 AT_ONCE = timedelta(milliseconds=1)
-HEADERS, CONTENTS, NOTHING, PIECES = 1, 2, 3, 4  # tags; each piece has its own, from here on
+HEADERS, CONTENTS, NOTHING, END_OF_CONTENTS, END_OF_PIECES = 1, 2, 3, 4, 5  # tags
+PIECES = 6  # and those after it, one for each
 TENSORS = "tensors"  # key of a text that has some beside it
 SHORT_BYTES = 1 << 10  # what may be said before anybody knows who says it
 LONG_BYTES = 1 << 26  # and afterwards
@@ -65,7 +66,16 @@ def gloo(store: Any, place: int, size: int, device: Any, timeout: timedelta = CO
 def end_pair(group: Any, other: int) -> None:
     """End what connects two processes of a group at once, whoever waits on it, on both sides; from any thread."""
     with suppress(RuntimeError):  # gloo ends a pair on which a wait has timed out, and in no other way
-        group.recv([torch.zeros(1)], other, NOTHING).wait(AT_ONCE)
+        expect_nothing(group, other).wait(AT_ONCE)
+
+
+def expect_nothing(group: Any, other: int) -> Any:
+    """Expect what never comes from another process of a group.
+
+    Raises:
+        RuntimeError: the two are not connected any more.
+    """
+    return group.recv([torch.zeros(1)], other, NOTHING)
 
 
 class Line:
@@ -76,6 +86,9 @@ class Line:
     Receives are posted before something is sent, for the answer, and when something has come only if nothing else is
     expected. For gloo tells the other side of each, and if a thread is not quite through with sending there, gloo's own
     turns in circles until it is, on a core that the first may need.
+
+    Behind contents and pieces comes an end, of no bytes, which is waited for first. For of the end of the line gloo
+    tells nobody who has received a part of a message; and of nothing there is no part.
 
     Args:
         store: where the two find each other, a client of its own.
@@ -102,6 +115,7 @@ class Line:
         self._headers: deque[tuple[Any, Tensor]] = deque()  # expected
         self._rooms: list[Tensor] = []  # of pieces
         self._arriving: list[Any] = []  # None where the room is not ready
+        self._end_of_pieces: Any = None
         self._longest_text = SHORT_BYTES
 
     def trust(self) -> None:
@@ -113,7 +127,7 @@ class Line:
         message: Message,
         contents: Sequence[Tensor] = (),
         *,
-        pieces: Iterable[tuple[int, Tensor]] = (),
+        pieces: Sequence[tuple[int, Tensor]] | None = None,
         will_be_answered: bool = False,
     ) -> None:
         """Begin to send a message and what follows it; that the line is broken, the next receive tells.
@@ -121,16 +135,19 @@ class Line:
         Args:
             message: to send.
             contents: that follow it.
-            pieces: that follow it too, numbered: their rooms are ready at the other side.
+            pieces: the last ones that belong to it, numbered: their rooms are ready at the other side.
             will_be_answered: whether there will be an answer, from which it is known that all of it has come.
         """
         with self._lock, suppress(RuntimeError):
             self._get_ready()
             self._begin(encode(message), HEADERS)
+            for number, piece in pieces or ():
+                self._begin(piece, PIECES + number)
+            if pieces is not None:
+                self._begin(_nothing(), END_OF_PIECES)
             for each in contents:
                 self._begin(each, CONTENTS)
-            for number, piece in pieces:
-                self._begin(piece, PIECES + number)
+                self._begin(_nothing(), END_OF_CONTENTS)
             if will_be_answered:
                 self._answerable = len(self._sending)
 
@@ -182,7 +199,10 @@ class Line:
 
     def receive_into(self, contents: Tensor) -> None:
         """Wait for what follows a message."""
-        self._receive_into(contents, CONTENTS)
+        with saying_when_broken():
+            arriving = self._group.recv([contents], self._other, CONTENTS)
+            self._group.recv([_nothing()], self._other, END_OF_CONTENTS).wait(FOREVER)
+            arriving.wait(FOREVER)
 
     def make_rooms(self, rooms: Sequence[Tensor]) -> None:
         """Let numbered pieces come into this memory whenever the other side sends them: they wait for no answer then.
@@ -191,16 +211,28 @@ class Line:
         """
         with saying_when_broken(), self._posting:
             self._rooms = list(rooms)
-            self._arriving = [self._expect(number) for number in range(len(rooms))]
+            self._arriving = [None] * len(rooms)
+            self._expect_pieces()
 
-    def receive_piece(self, number: int) -> None:
-        """Wait until a piece is in its room, which may be written again once something is sent."""
-        if number >= len(self._rooms):
-            raise Broken(f"there is no piece {number}")
+    def receive_pieces(self, numbers: Iterable[int]) -> None:
+        """Wait until the pieces of a message are in their rooms, which may be written again once something is sent."""
         with saying_when_broken():
             with self._posting:
-                arriving, self._arriving[number] = self._arriving[number] or self._expect(number), None
-            arriving.wait(FOREVER)
+                if self._end_of_pieces is None:
+                    self._expect_pieces()
+                end, self._end_of_pieces = self._end_of_pieces, None
+            end.wait(FOREVER)
+        self.receive_early_pieces(numbers)
+
+    def receive_early_pieces(self, numbers: Iterable[int]) -> None:
+        """Wait likewise for pieces that have come before a message; there may be others."""
+        for number in numbers:
+            if number >= len(self._rooms):
+                raise Broken(f"there is no piece {number}")
+            with saying_when_broken():
+                with self._posting:
+                    arriving, self._arriving[number] = self._arriving[number] or self._expect(number), None
+                arriving.wait(FOREVER)
 
     def close(self) -> None:
         """End the line at once, whoever waits on it, on both sides."""
@@ -224,20 +256,22 @@ class Line:
             self.receive_into(bytes_of(tensor))
         return tensor
 
-    def _receive_into(self, contents: Tensor, tag: int) -> None:
-        with saying_when_broken():
-            self._group.recv([contents], self._other, tag).wait(FOREVER)
-
     def _get_ready(self) -> None:
         """Expect what the other side will say when it has heard what is sent now."""
         with self._posting:
             while len(self._headers) < AHEAD:
                 self._expect_header()
-            self._arriving = [each or self._expect(number) for number, each in enumerate(self._arriving)]
+            self._expect_pieces()
 
     def _expect_header(self) -> None:
         numbers = header()
         self._headers.append((self._group.recv([numbers], self._other, HEADERS), numbers))
+
+    def _expect_pieces(self) -> None:
+        """Expect every piece, and behind them their end."""
+        self._arriving = [each or self._expect(number) for number, each in enumerate(self._arriving)]
+        if self._rooms and self._end_of_pieces is None:
+            self._end_of_pieces = self._group.recv([_nothing()], self._other, END_OF_PIECES)
 
     def _expect(self, number: int) -> Any:
         return self._group.recv([self._rooms[number]], self._other, PIECES + number)
@@ -249,6 +283,10 @@ class Line:
 def describe(tensor: Tensor) -> tuple[str, list[int]]:
     """Return type and shape of a tensor, as JSON holds them."""
     return str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+
+
+def _nothing() -> Tensor:
+    return torch.empty(0, dtype=torch.uint8)
 
 
 def bytes_of(tensor: Tensor) -> Tensor:

@@ -194,6 +194,8 @@ class OtherRank:
             self._line.close()
         if self._listener is not None:
             self._listener.join(LEAVE_S)
+        if self.ring is not None:
+            self.ring.let_go()
         self._line = self.ring = None
 
     # --- inside -------------------------------------------------------------------------------------------

@@ -122,5 +122,5 @@ class Departure:
                 self.gone.add(number)
 
     def rest(self) -> tuple[list[int], set[int]]:
-        """Return the pieces that are still to be sent, and those of them that go a second time."""
-        return [n for n in range(len(self._members)) if n not in self.gone or n in self._spoilt], self._spoilt
+        """Return the pieces that are still to be sent, and those that are to be sent a second time."""
+        return [n for n in range(len(self._members)) if n not in self.gone], self._spoilt

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import threading
 import time
 from datetime import timedelta
 from math import inf
@@ -14,24 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from paceline.checkpoint.state import decode, encode
-from paceline.engines.distributed.line import (
-    FOREVER,
-    Broken,
-    bytes_of,
-    describe,
-    dist,
-    end_pair,
-    gloo,
-    in_short,
-    saying_when_broken,
-)
+from paceline.engines.distributed.collective import Collective
+from paceline.engines.distributed.line import Broken, bytes_of, describe, dist, in_short, saying_when_broken
 from paceline.engines.distributed.meeting import Place
 from paceline.engines.distributed.silence import end_when_silent, published, sockets
 from paceline.errors import UsageError
 from paceline.vectors import Vectors
 
 BUCKET_BYTES = 1 << 24  # of a vector are summed at a time, while others wait or are under way
-LOOK_AGAIN_S = 0.0005
 ANYBODY_NEW_S = 0.02
 THREADS = 2  # which work on buckets
 GLOO_WAITS = 5  # times its timeout, for a connection
@@ -79,9 +68,7 @@ class Ring:
         self._size = size
         self._uses_nccl = uses_nccl
         self._others = [other for other in range(size) if other != place]
-        self._group: Any = None
-        self._nccl: Any = None
-        self._is_broken = False
+        self._collective = Collective(place, size, THREADS)
         self.is_waiting = False
 
     def connect(self, at: Place, silence_s: float, timeout_s: float = inf) -> None:
@@ -105,16 +92,14 @@ class Ring:
         before = sockets()
         timeout = timedelta(seconds=silence_s / GLOO_WAITS)
         try:
-            self._group = gloo(store, self._place, self._size, at.device, timeout, THREADS)
+            self._collective.connect(store, at.device, timeout)
             end_when_silent(before, silence_s, published(store, self._size))
             if self._uses_nccl:
-                options = dist.ProcessGroupNCCL.Options()
-                self._nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), self._place, self._size, options)
+                self._collective.connect_gpus(dist.PrefixStore("nccl", store))
         except RuntimeError as error:
             raise Apart(in_short(str(error))) from error
         self._check_whole()
-        with saying_when_broken():
-            self._recognise_others(timedelta(seconds=2 * silence_s))  # others may still try to connect
+        self._recognise_others(timedelta(seconds=2 * silence_s))  # others may still try to connect
 
     def _await_others(self, store: Any, timeout_s: float) -> None:
         """Wait until everybody has begun to connect, which may be long after this process."""
@@ -128,14 +113,11 @@ class Ring:
 
     def _recognise_others(self, timeout: timedelta) -> None:
         """Prove to everybody that this process knows the key, and see them prove it, as the store tells all it has."""
-        ours, theirs, expected = (torch.zeros(self._size, 32, dtype=torch.uint8) for _ in range(3))
+        ours, expected = (torch.zeros(self._size, 32, dtype=torch.uint8) for _ in range(2))
         for other in range(self._size):
             ours[other] = torch.frombuffer(bytearray(self._digest(f"{self._place} to {other}")), dtype=torch.uint8)
             expected[other] = torch.frombuffer(bytearray(self._digest(f"{other} to {self._place}")), dtype=torch.uint8)
-        options = dist.AllToAllOptions()
-        options.timeout = timeout
-        self._group.alltoall_base(theirs, ours, [], [], options).wait(timeout)
-        if not torch.equal(theirs, expected):
+        if not torch.equal(self._collective.exchange(ours, timeout), expected):
             self.break_off()
             raise Broken("somebody in the ring does not know its key")
 
@@ -143,7 +125,7 @@ class Ring:
         return hmac.digest(self._key.encode(), text.encode(), "sha256")
 
     def _check_whole(self) -> None:
-        if self._is_broken:
+        if self._collective.is_broken:
             self.break_off()  # what has been connected meanwhile
             raise Broken("somebody has left")
 
@@ -156,14 +138,13 @@ class Ring:
         Raises:
             Broken: somebody has left.
         """
-        if self._group is None:
+        if not self._others:
             return []
-        with saying_when_broken():
-            return [
-                self._all_reduce(piece, is_boolean=flat.dtype == torch.bool)
-                for flat in [*vectors.flat_parameters, *vectors.flat_buffers]
-                for piece in _real(flat).split(max(1, BUCKET_BYTES // flat.itemsize))
-            ]
+        return [
+            self._collective.all_reduce(piece, dist.ReduceOp.MAX if flat.dtype == torch.bool else dist.ReduceOp.SUM)
+            for flat in [*vectors.flat_parameters, *vectors.flat_buffers]
+            for piece in _real(flat).split(max(1, BUCKET_BYTES // flat.itemsize))
+        ]
 
     def wait(self, begun: list[Any], timeout_s: float = inf) -> bool:
         """Wait until sums are there; return whether they are.
@@ -173,26 +154,9 @@ class Ring:
         """
         self.is_waiting = True
         try:
-            return self._wait(begun, timeout_s)
+            return self._collective.wait(begun, timeout_s)
         finally:
             self.is_waiting = False
-
-    def _wait(self, begun: list[Any], timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
-        for work in begun:
-            while self._nccl is not None and not work.is_completed():  # it would wait for a GPU that nobody wakes
-                self._check_whole()
-                if time.monotonic() > deadline:
-                    return False
-                time.sleep(LOOK_AGAIN_S)
-            left = timedelta(seconds=max(0.001, deadline - time.monotonic())) if timeout_s < inf else FOREVER
-            try:
-                work.wait(left)
-            except RuntimeError as error:
-                if not work.is_completed():
-                    return False
-                raise Broken(in_short(str(error))) from error
-        return True
 
     def spread(self, state: dict[str, Any] | None) -> dict[str, Any]:
         """Return the state that the first process gives; the others give None.
@@ -220,35 +184,15 @@ class Ring:
 
     def break_off(self) -> None:
         """Leave, so that whoever waits here or at another process hears of it at once; from any thread."""
-        self._is_broken = True
-        nccl, group = self._nccl, self._group
-        if nccl is not None:
-            nccl.abort()
-        if group is not None:
-            for other in self._others:
-                end_pair(group, other)
+        self._collective.break_off()
 
     def let_go(self) -> None:
-        """Leave for good; gloo is taken apart in a thread of its own, as it waits for threads that may be stuck."""
-        self.break_off()
-        groups = [self._nccl, self._group]
-        self._nccl = self._group = None
-        threading.Thread(target=groups.clear, daemon=True).start()
-
-    def _all_reduce(self, piece: Tensor, *, is_boolean: bool) -> Any:
-        options = dist.AllreduceOptions()
-        options.timeout = FOREVER
-        options.reduceOp = dist.ReduceOp.MAX if is_boolean else dist.ReduceOp.SUM
-        return (self._nccl or self._group).allreduce([piece], options)
+        """Leave for good, when nothing is done any more to what was to be summed."""
+        self._collective.let_go()
 
     def _broadcast(self, *tensors: Tensor) -> None:
-        if self._group is None:
-            return
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        options.timeout = FOREVER
-        with saying_when_broken():
-            self.wait([self._group.broadcast([each], options) for each in tensors])
+        if self._others:
+            self.wait([self._collective.broadcast(each) for each in tensors])
 
 
 def _real(flat: Tensor) -> Tensor:

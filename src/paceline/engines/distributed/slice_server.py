@@ -244,7 +244,7 @@ class _SliceServer:
     def _send(self, ticket: int, message: Work | Evaluation, part: torch.Tensor | None) -> None:
         member = self._members.get(ticket)
         if member is not None:
-            pieces = [(0, part)] if part is not None else []
+            pieces = [(0, part)] if part is not None else None
             member.line.send(message, pieces=pieces, will_be_answered=True)
 
     def _tell_state(self, what: str, state: dict[str, Any]) -> None:

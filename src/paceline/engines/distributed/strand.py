@@ -49,7 +49,7 @@ class Strand:
 
     def receive_version(self) -> None:
         """Wait for the part of a version that follows a message."""
-        self.line.receive_piece(0)
+        self.line.receive_pieces([0])
         self._arriving.unpack()
 
     def travelling(self) -> Tensor:
@@ -75,7 +75,7 @@ class Strand:
         """Get ready to go what of the gradient has not gone yet."""
         self._await_sender()
         self._rest, self._again = self._departure.rest()
-        for number in self._rest:
+        for number in [*self._rest, *self._again]:
             self._leaving.pack(number)
 
     def overflows(self, squared_norm: float) -> bool:
@@ -84,8 +84,11 @@ class Strand:
 
     def hand_in(self, finished: Finished) -> None:
         """Send what has been packed."""
-        pieces = [(number, self._leaving.pieces[number]) for number in self._rest]
-        self.line.send(finished._replace(again=as_number(self._again)), pieces=pieces, will_be_answered=True)
+        ours = self._leaving.pieces
+        finished = finished._replace(again=as_number(self._again))
+        pieces = [(number, ours[number]) for number in self._rest]
+        again = [ours[number] for number in sorted(self._again)]
+        self.line.send(finished, again, pieces=pieces, will_be_answered=True)
 
     def abandon(self) -> None:
         """Say that there will be no more of this gradient."""

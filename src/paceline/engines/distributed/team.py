@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.engines.distributed.line import FOREVER, dist, end_pair, gloo
+from paceline.engines.distributed.collective import Collective
+from paceline.engines.distributed.line import Broken, dist
 from paceline.engines.replica import Interrupted
 from paceline.engines.share import Part, Sharing
 from paceline.errors import RunError
@@ -39,10 +39,8 @@ class Team(Sharing):
         self.size = size
         self._is_unwanted = is_unwanted
         self._uses_nccl = uses_nccl
-        self._group: Any = None
-        self._adder: Any = None
+        self._collective = Collective(place, size)
         self._sums = torch.zeros(5, dtype=torch.float64)
-        self._torn = threading.Event()
 
     def connect(self, store: Any, key: str, device: Any) -> None:
         """Meet the others at a store, under a key that only they know.
@@ -56,10 +54,9 @@ class Team(Sharing):
             Torn: not all have come.
         """
         with self._tearing():
-            self._group = self._adder = gloo(dist.PrefixStore(key, store), self.place, self.size, device)
+            self._collective.connect(dist.PrefixStore(key, store), device)
             if self._uses_nccl:
-                nccl = dist.PrefixStore(f"{key}/nccl", store)
-                self._adder = dist.ProcessGroupNCCL(nccl, self.place, self.size, dist.ProcessGroupNCCL.Options())
+                self._collective.connect_gpus(dist.PrefixStore(f"{key}/nccl", store))
 
     def check(self) -> None:
         """Let all of them abandon the work if one of them knows that it is to be abandoned.
@@ -73,10 +70,7 @@ class Team(Sharing):
     def hand_round(self, version: Vectors) -> None:
         """Make the first process's version that of all."""
         with self._tearing():
-            options = dist.BroadcastOptions()
-            options.rootRank = 0
-            options.timeout = FOREVER
-            self._group.broadcast([version.memory], options).wait(FOREVER)
+            self._collective.wait([self._collective.broadcast(version.memory)])
 
     def add_up(self, gradient: Vectors, part: Part) -> Part:
         """Make of the gradient of this process that of all of them, and return what was measured of the whole."""
@@ -88,45 +82,36 @@ class Team(Sharing):
             for flat in [*gradient.flat_parameters, *gradient.flat_buffers]:
                 if flat.is_floating_point() or flat.is_complex():
                     _ = flat.mul_(ours / samples) if ours else flat.zero_()
-                    _add_up(self._adder, flat)
+                    self._add_up(flat)
         gradient.written.update(range(len(gradient.parameters)))
         return Part(loss / samples, int(samples), mean_square / samples, int(microbatches))
 
     def abort(self) -> None:
         """Let whoever waits for the others hear that the team is torn, here and there; any thread may call it."""
-        self._torn.set()
-        if self._group is None:
-            return
-        with suppress(RuntimeError):
-            if self._adder is not self._group:
-                self._adder.abort()
-        for other in range(self.size):
-            if other != self.place:
-                end_pair(self._group, other)
+        self._collective.break_off()
+
+    def close(self) -> None:
+        """Let go of the others."""
+        self._collective.let_go()
 
     def _agree(self, *ours: float) -> list[float]:
         """Return the sums of everybody's numbers, unless somebody knows better than to go on."""
         sums: Tensor = self._sums
         sums.copy_(torch.tensor([self._is_unwanted(), *ours], dtype=torch.float64))
         with self._tearing():
-            _add_up(self._group, sums)
+            self._add_up(sums)
         is_unwanted, *rest = sums.tolist()
         if is_unwanted:
             raise Interrupted
         return rest
 
+    def _add_up(self, tensor: Tensor) -> None:
+        """Make of everybody's tensor the sum of them, however long one of them takes."""
+        self._collective.wait([self._collective.all_reduce(tensor)])
+
     @contextmanager
     def _tearing(self) -> Iterator[None]:
-        if self._torn.is_set():
-            raise Torn("the processes of this worker are not all there any more")
         try:
             yield
-        except RuntimeError as error:
+        except (Broken, RuntimeError) as error:
             raise Torn(f"a process of this worker is gone: {error}".partition("\n")[0]) from error
-
-
-def _add_up(group: Any, tensor: Tensor) -> None:
-    """Make of everybody's tensor the sum of them, however long one of them takes."""
-    options = dist.AllreduceOptions()  # a sum
-    options.timeout = FOREVER  # the group's own is that of connecting
-    group.allreduce([tensor], options).wait(FOREVER)

@@ -1,0 +1,180 @@
+"""Sums and broadcasts among processes, which end for all of them when one of them leaves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from math import inf
+from typing import Any
+
+from torch import Tensor
+
+from paceline.engines.distributed.line import (
+    CONNECT_TIMEOUT,
+    FOREVER,
+    Broken,
+    dist,
+    end_pair,
+    expect_nothing,
+    gloo,
+    saying_when_broken,
+)
+
+LOOK_AGAIN_S = 0.0005  # at a GPU
+NOTICE_S = 0.05  # until whoever waits sees that the group has been left
+PROBE_S = 1.0  # between looks whether everybody is still connected
+STUCK_S = 1.0  # after which a thread of gloo's that has not ended never will
+
+
+class Collective:
+    """A process group, or two, in which everybody does the same in the same order.
+
+    Of the end of a connection gloo tells nobody who has received or sent a part of a message: its thread waits on, and
+    so does whoever takes the group apart. So those who wait here look for themselves, and a group is taken apart in a
+    thread of its own.
+
+    Args:
+        place: of this process, from 0.
+        size: processes.
+        threads: of gloo's, which work on what is begun.
+
+    Attributes:
+        is_broken: whether somebody has left.
+    """
+
+    def __init__(self, place: int, size: int, threads: int = 1) -> None:
+        self._place = place
+        self._size = size
+        self._threads = threads
+        self._others = [other for other in range(size) if other != place]
+        self._gloo: Any = None
+        self._nccl: Any = None
+        self._leaving = threading.Lock()
+        self.is_broken = False
+
+    def connect(self, store: Any, device: Any, timeout: timedelta = CONNECT_TIMEOUT) -> None:
+        """Meet the others.
+
+        Args:
+            store: where only they are.
+            device: of gloo, on the address of this host.
+            timeout: of each thing that another process has to do for it.
+
+        Raises:
+            RuntimeError: somebody did not come.
+        """
+        self._gloo = gloo(store, self._place, self._size, device, timeout, self._threads)
+
+    def connect_gpus(self, store: Any) -> None:
+        """Let NCCL do what is done to vectors on GPUs, of which each process has a different one.
+
+        Raises:
+            RuntimeError: it cannot.
+        """
+        self._nccl = dist.ProcessGroupNCCL(store, self._place, self._size, dist.ProcessGroupNCCL.Options())
+
+    def all_reduce(self, tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> Any:
+        """Begin to make of everybody's tensor their sum, or what else the operation makes of them.
+
+        Raises:
+            Broken: somebody has left.
+        """
+        options = dist.AllreduceOptions()
+        options.timeout = FOREVER
+        options.reduceOp = operation
+        with saying_when_broken():
+            return self._group_for(tensor).allreduce([tensor], options)
+
+    def broadcast(self, tensor: Tensor) -> Any:
+        """Begin to make the first process's tensor everybody's.
+
+        Raises:
+            Broken: somebody has left.
+        """
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        options.timeout = FOREVER
+        with saying_when_broken():
+            return self._connected().broadcast([tensor], options)
+
+    def exchange(self, ours: Tensor, timeout: timedelta) -> Tensor:
+        """Send each process its row, and return those that came from each, within some time.
+
+        Raises:
+            Broken: somebody has left, or is too slow.
+        """
+        options = dist.AllToAllOptions()
+        options.timeout = timeout
+        theirs = ours.new_zeros(ours.shape)
+        with saying_when_broken():
+            self._connected().alltoall_base(theirs, ours, [], [], options).wait(timeout)
+        return theirs
+
+    def wait(self, begun: list[Any], timeout_s: float = inf) -> bool:
+        """Wait until everything that was begun is there; return whether it is.
+
+        Raises:
+            Broken: somebody has left.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        return all(self._wait_for(work, deadline_s) for work in begun)
+
+    def break_off(self) -> None:
+        """Leave, so that whoever waits here or at another process hears of it at once; from any thread."""
+        self.is_broken = True
+        with self._leaving:
+            if self._nccl is not None:
+                with suppress(RuntimeError):
+                    self._nccl.abort()
+            if self._gloo is not None:
+                for other in self._others:
+                    end_pair(self._gloo, other)
+
+    def let_go(self) -> None:
+        """Leave for good, when nothing is done any more to what was to be summed."""
+        self.break_off()
+        with self._leaving:
+            groups = [self._nccl, self._gloo]
+            self._nccl = self._gloo = None
+        taking_apart = threading.Thread(target=groups.clear, daemon=True)  # where gloo waits for its threads
+        taking_apart.start()
+        taking_apart.join(STUCK_S)
+
+    def _connected(self) -> Any:
+        if self.is_broken:
+            raise Broken("somebody has left")
+        return self._gloo
+
+    def _group_for(self, tensor: Tensor) -> Any:
+        connected = self._connected()
+        return self._nccl if self._nccl is not None and tensor.is_cuda else connected
+
+    def _wait_for(self, work: Any, deadline_s: float) -> bool:
+        probe_s = time.monotonic() + PROBE_S
+        while not work.is_completed():
+            now_s = time.monotonic()
+            if now_s > deadline_s:
+                return False
+            if now_s > probe_s:
+                self._probe()
+                probe_s = now_s + PROBE_S
+            self._connected()
+            self._look(work, min(NOTICE_S, max(0.001, deadline_s - now_s)))
+        with saying_when_broken():
+            work.wait(FOREVER)  # which it has been: what has gone wrong is told, and a stream waits for NCCL's
+        return True
+
+    def _look(self, work: Any, for_s: float) -> None:
+        if self._nccl is not None:
+            time.sleep(LOOK_AGAIN_S)  # its wait is one for a GPU that nobody wakes
+            return
+        with suppress(RuntimeError):  # whatever it is, the work tells it again
+            work.wait(timedelta(seconds=for_s))
+
+    def _probe(self) -> None:
+        """See whether everybody is still connected: gloo refuses to expect something from who is not."""
+        with saying_when_broken():
+            for other in self._others:
+                expect_nothing(self._connected(), other)
