@@ -333,10 +333,10 @@ class Head:
             form = {"form": self.generation, "key": key, "size": len(workers), "uses_nccl": uses_nccl}
             for place, member in enumerate(members, start=1):
                 member.line.tell({**form, "place": place})
-            if self.ring is not None:
-                self.ring.let_go()
-            self.ring = Ring(key, 0, len(workers), uses_nccl=uses_nccl)
-            return self.ring, workers
+            before, self.ring = self.ring, Ring(key, 0, len(workers), uses_nccl=uses_nccl)
+        if before is not None:
+            before.let_go()
+        return self.ring, workers
 
     def _await_who_is_gone(self) -> None:
         """Wait a moment for the news of who it is whose end has broken the ring."""
