@@ -5,7 +5,6 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
 from unittest.mock import patch
 
 import pytest
@@ -207,7 +206,10 @@ def test_who_is_slow_is_waited_for():
         time.sleep(2.0 * team.place)  # longer than to connect
         return outcome(team.check)
 
-    with patch("paceline.engines.distributed.collective.gloo", partial(gloo, timeout=timedelta(seconds=1))):
+    def connecting(*what, **settings):
+        return gloo(*what, **{**settings, "timeout": timedelta(seconds=1)})
+
+    with patch("paceline.engines.distributed.collective.gloo", connecting):
         assert together(2, act) == [None, None]
 
 

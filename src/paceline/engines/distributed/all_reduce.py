@@ -205,7 +205,7 @@ class AllReduceEngine(Engine):
         compute_s = hand.compute_s + time.monotonic() - self._free_s
         communicates = self._reduction.communicates(self._iteration + 1)
         begun = self._circle.begin_sum(self._worker.payload) if communicates else []
-        summed = Completion(begun, on_gpu=self._cluster.device == "cuda")
+        summed = Completion(begun)
         hand = hand._replace(generation=self._circle.generation, compute_s=compute_s)
         self._circle.hand_in(hand._replace(waited_s=self._waited_s, leaves=self._leaves))
         if self._reduction.overlaps or not communicates:

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -24,8 +24,22 @@ from paceline.engines.distributed.line import (
 
 LOOK_AGAIN_S = 0.0005  # at a GPU
 NOTICE_S = 0.05  # until whoever waits sees that the group has been left
-PROBE_S = 1.0  # between looks whether everybody is still connected
+PROBE_S = 5.0  # between looks whether everybody is still connected
 STUCK_S = 1.0  # after which a thread of gloo's that has not ended never will
+
+
+class Begun(NamedTuple):
+    """What is under way.
+
+    Attributes:
+        work: torch's.
+        on_gpu: whether NCCL does it.
+        at_s: when it was begun, on the monotonic clock.
+    """
+
+    work: Any
+    on_gpu: bool
+    at_s: float
 
 
 class Collective:
@@ -41,7 +55,8 @@ class Collective:
         threads: of gloo's, which work on what is begun.
 
     Attributes:
-        is_broken: whether somebody has left.
+        is_broken: whether nothing can be begun or waited for any more.
+        is_over: whether the others may leave, one after another: everything has been begun, and comes to its end.
     """
 
     def __init__(self, place: int, size: int, threads: int = 1) -> None:
@@ -52,7 +67,9 @@ class Collective:
         self._gloo: Any = None
         self._nccl: Any = None
         self._leaving = threading.Lock()
+        self._probed_s = 0.0
         self.is_broken = False
+        self.is_over = False
 
     def connect(self, store: Any, device: Any, timeout: timedelta = CONNECT_TIMEOUT) -> None:
         """Meet the others.
@@ -64,8 +81,13 @@ class Collective:
 
         Raises:
             RuntimeError: somebody did not come.
+            Broken: this process has left meanwhile.
         """
-        self._gloo = gloo(store, self._place, self._size, device, timeout, self._threads)
+        self._check()
+        self._gloo = gloo(store, self._place, self._size, device, timeout=timeout, threads=self._threads)
+        if self.is_broken:
+            self.break_off()
+        self._check()
 
     def connect_gpus(self, store: Any) -> None:
         """Let NCCL do what is done to vectors on GPUs, of which each process has a different one.
@@ -75,29 +97,33 @@ class Collective:
         """
         self._nccl = dist.ProcessGroupNCCL(store, self._place, self._size, dist.ProcessGroupNCCL.Options())
 
-    def all_reduce(self, tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> Any:
+    def all_reduce(self, tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> Begun:
         """Begin to make of everybody's tensor their sum, or what else the operation makes of them.
 
         Raises:
             Broken: somebody has left.
         """
+        self._check()
         options = dist.AllreduceOptions()
         options.timeout = FOREVER
         options.reduceOp = operation
+        on_gpu = self._nccl is not None and tensor.is_cuda
         with saying_when_broken():
-            return self._group_for(tensor).allreduce([tensor], options)
+            work = (self._nccl if on_gpu else self._gloo).allreduce([tensor], options)
+        return Begun(work, on_gpu, time.monotonic())
 
-    def broadcast(self, tensor: Tensor) -> Any:
-        """Begin to make the first process's tensor everybody's.
+    def broadcast(self, tensor: Tensor) -> Begun:
+        """Begin to make the first process's tensor, which is on no GPU, everybody's.
 
         Raises:
             Broken: somebody has left.
         """
+        self._check()
         options = dist.BroadcastOptions()
         options.rootRank = 0
         options.timeout = FOREVER
         with saying_when_broken():
-            return self._connected().broadcast([tensor], options)
+            return Begun(self._gloo.broadcast([tensor], options), False, time.monotonic())
 
     def exchange(self, ours: Tensor, timeout: timedelta) -> Tensor:
         """Send each process its row, and return those that came from each, within some time.
@@ -105,21 +131,26 @@ class Collective:
         Raises:
             Broken: somebody has left, or is too slow.
         """
+        self._check()
         options = dist.AllToAllOptions()
         options.timeout = timeout
         theirs = ours.new_zeros(ours.shape)
         with saying_when_broken():
-            self._connected().alltoall_base(theirs, ours, [], [], options).wait(timeout)
+            self._gloo.alltoall_base(theirs, ours, [], [], options).wait(timeout)
         return theirs
 
-    def wait(self, begun: list[Any], timeout_s: float = inf) -> bool:
+    def wait(self, begun: list[Begun], timeout_s: float = inf) -> bool:
         """Wait until everything that was begun is there; return whether it is.
 
         Raises:
             Broken: somebody has left.
         """
         deadline_s = time.monotonic() + timeout_s
-        return all(self._wait_for(work, deadline_s) for work in begun)
+        return all(self._wait_for(each, deadline_s) for each in begun)
+
+    def give_up(self) -> None:
+        """Let nobody wait here any more, and the others hear nothing of it; from any thread."""
+        self.is_broken = True
 
     def break_off(self) -> None:
         """Leave, so that whoever waits here or at another process hears of it at once; from any thread."""
@@ -133,8 +164,7 @@ class Collective:
                     end_pair(self._gloo, other)
 
     def let_go(self) -> None:
-        """Leave for good, when nothing is done any more to what was to be summed."""
-        self.break_off()
+        """Take the group apart, when nothing is done any more to what was to be summed."""
         with self._leaving:
             groups = [self._nccl, self._gloo]
             self._nccl = self._gloo = None
@@ -142,39 +172,34 @@ class Collective:
         taking_apart.start()
         taking_apart.join(STUCK_S)
 
-    def _connected(self) -> Any:
+    def _check(self) -> None:
         if self.is_broken:
             raise Broken("somebody has left")
-        return self._gloo
 
-    def _group_for(self, tensor: Tensor) -> Any:
-        connected = self._connected()
-        return self._nccl if self._nccl is not None and tensor.is_cuda else connected
-
-    def _wait_for(self, work: Any, deadline_s: float) -> bool:
-        probe_s = time.monotonic() + PROBE_S
-        while not work.is_completed():
+    def _wait_for(self, begun: Begun, deadline_s: float) -> bool:
+        while not begun.work.is_completed():
+            self._check()
             now_s = time.monotonic()
+            if now_s > max(begun.at_s, self._probed_s) + PROBE_S:
+                self._probe()
+                self._probed_s = now_s
             if now_s > deadline_s:
                 return False
-            if now_s > probe_s:
-                self._probe()
-                probe_s = now_s + PROBE_S
-            self._connected()
-            self._look(work, min(NOTICE_S, max(0.001, deadline_s - now_s)))
+            _look(begun, min(NOTICE_S, max(0.001, deadline_s - now_s)))
         with saying_when_broken():
-            work.wait(FOREVER)  # which it has been: what has gone wrong is told, and a stream waits for NCCL's
+            begun.work.wait(FOREVER)  # which it has been: what has gone wrong is told, and a stream waits for NCCL's
         return True
-
-    def _look(self, work: Any, for_s: float) -> None:
-        if self._nccl is not None:
-            time.sleep(LOOK_AGAIN_S)  # its wait is one for a GPU that nobody wakes
-            return
-        with suppress(RuntimeError):  # whatever it is, the work tells it again
-            work.wait(timedelta(seconds=for_s))
 
     def _probe(self) -> None:
         """See whether everybody is still connected: gloo refuses to expect something from who is not."""
         with saying_when_broken():
-            for other in self._others:
-                expect_nothing(self._connected(), other)
+            for other in [] if self.is_over else self._others:
+                expect_nothing(self._gloo, other)
+
+
+def _look(begun: Begun, for_s: float) -> None:
+    if begun.on_gpu:
+        time.sleep(LOOK_AGAIN_S)  # its wait is one for a GPU that nobody wakes
+        return
+    with suppress(RuntimeError):  # whatever it is, the work tells it again
+        begun.work.wait(timedelta(seconds=for_s))

@@ -6,6 +6,8 @@ import threading
 import time
 from typing import Any
 
+from paceline.engines.distributed.collective import Begun
+
 
 class Completion:
     """Notes when the last of some sums was there.
@@ -15,15 +17,15 @@ class Completion:
 
     Args:
         begun: what `Ring.begin_sum` has returned; of nothing the sum is there at once.
-        on_gpu: whether NCCL makes them.
     """
 
-    def __init__(self, begun: list[Any], *, on_gpu: bool) -> None:
+    def __init__(self, begun: list[Begun]) -> None:
         self._lock = threading.Lock()
         self._left = len(begun)
         self._last_s = time.monotonic()
-        for work in [] if on_gpu else begun:
-            work.get_future().add_done_callback(self._note)
+        for each in begun:
+            if not each.on_gpu:
+                each.work.get_future().add_done_callback(self._note)
 
     def at_s(self, waited_s: float) -> float:
         """Return the moment on the monotonic clock; where it is not known, the one when they had been waited for."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from paceline.engines.distributed.collective import Begun
 from paceline.engines.distributed.door import GRACE_S, News, TurnedAway
 from paceline.engines.distributed.gate import Gate, Member
 from paceline.engines.distributed.inbox import Inbox
@@ -118,7 +119,7 @@ class Head:
             except Broken as error:
                 self._note_broken(0, str(error), is_apart=isinstance(error, Apart))
 
-    def begin_sum(self, vectors: Vectors) -> list[Any]:
+    def begin_sum(self, vectors: Vectors) -> list[Begun]:
         """Begin to sum vectors up where they lie; return what is to be waited for.
 
         Raises:
@@ -153,7 +154,7 @@ class Head:
                 return news
             raise Reform(news.reason)
 
-    def wait(self, begun: list[Any], timeout_s: float) -> None:
+    def wait(self, begun: list[Begun], timeout_s: float) -> None:
         """Wait for sums, however long they take; every so long, see whether everybody still takes part.
 
         Raises:
@@ -190,6 +191,8 @@ class Head:
         if self._told is not None and (self._gate is None or self._gate.close()):
             self._told.close()
         if self.ring is not None:
+            if "error" in end:
+                self.ring.break_off()
             self.ring.let_go()
         self._gate = self._told = self._meeting = self.ring = None
 
@@ -277,7 +280,7 @@ class Head:
                 self._broken[worker] = is_apart
             self._reason = self._reason or f"worker {worker}: {reason}"
             if self.ring is not None:
-                self.ring.break_off()  # nothing will come of it
+                self.ring.give_up()  # others whom it does not concern would call themselves broken, too
             self._news.put(_Changed(self.generation, self._reason))
             self._lock.notify_all()
 
@@ -335,6 +338,7 @@ class Head:
                 member.line.tell({**form, "place": place})
             before, self.ring = self.ring, Ring(key, 0, len(workers), uses_nccl=uses_nccl)
         if before is not None:
+            before.break_off()
             before.let_go()
         return self.ring, workers
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from paceline.engines.distributed.admission import apply_for
+from paceline.engines.distributed.collective import Begun
 from paceline.engines.distributed.iteration import Hand, Over, Reform, Table
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import enter, find
@@ -95,6 +96,7 @@ class OtherRank:
             self._steps = 0
             self.generation = form.generation
             if self.ring is not None:
+                self.ring.break_off()
                 self.ring.let_go()
             try:
                 ring = self.ring = Ring(form.key, form.place, form.size, uses_nccl=form.uses_nccl)
@@ -105,7 +107,7 @@ class OtherRank:
             except Broken as error:
                 self._tell_broken(error)
 
-    def begin_sum(self, vectors: Vectors) -> list[Any]:
+    def begin_sum(self, vectors: Vectors) -> list[Begun]:
         """Begin to sum vectors up where they lie; return what is to be waited for.
 
         Raises:
@@ -137,7 +139,7 @@ class OtherRank:
             if isinstance(news, Table) and news.generation == self.generation:
                 return news
 
-    def wait(self, begun: list[Any], timeout_s: float) -> None:
+    def wait(self, begun: list[Begun], timeout_s: float) -> None:
         """Wait for sums; rank 0 sees to it that they do not take too long.
 
         Raises:
@@ -188,13 +190,15 @@ class OtherRank:
         self._tell({"failed": message, "details": details, "is_usage": is_usage})
         self._listener.join(LEAVE_S)
 
-    def close(self, end: object) -> None:
+    def close(self, end: dict[str, Any]) -> None:
         """Let go of rank 0."""
         if self._line is not None:
             self._line.close()
         if self._listener is not None:
             self._listener.join(LEAVE_S)
         if self.ring is not None:
+            if "error" in end:
+                self.ring.break_off()
             self.ring.let_go()
         self._line = self.ring = None
 
@@ -254,8 +258,10 @@ class OtherRank:
                         is_summing = self.ring is not None and self.ring.is_waiting
                         line.tell({"here": self.generation, "steps": self._steps, "is_summing": is_summing})
                     case {"end": end}:
-                        if "error" in end:  # else the last sum is still to be finished
+                        if "error" in end:
                             self._break_off(inf)
+                        elif self.ring is not None:
+                            self.ring.end()
                         self._news.put(Over(end))
                         return
         except Exception as error:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.checkpoint.state import decode, encode
-from paceline.engines.distributed.collective import Collective
+from paceline.engines.distributed.collective import Begun, Collective
 from paceline.engines.distributed.line import Broken, bytes_of, describe, dist, in_short, saying_when_broken
 from paceline.engines.distributed.meeting import Place
 from paceline.engines.distributed.silence import end_when_silent, published, sockets
@@ -129,7 +129,7 @@ class Ring:
             self.break_off()  # what has been connected meanwhile
             raise Broken("somebody has left")
 
-    def begin_sum(self, vectors: Vectors) -> list[Any]:
+    def begin_sum(self, vectors: Vectors) -> list[Begun]:
         """Begin to sum vectors up where they lie, floats and integers by adding, booleans as true where any is.
 
         Returns:
@@ -146,7 +146,7 @@ class Ring:
             for piece in _real(flat).split(max(1, BUCKET_BYTES // flat.itemsize))
         ]
 
-    def wait(self, begun: list[Any], timeout_s: float = inf) -> bool:
+    def wait(self, begun: list[Begun], timeout_s: float = inf) -> bool:
         """Wait until sums are there; return whether they are.
 
         Raises:
@@ -186,8 +186,16 @@ class Ring:
         """Leave, so that whoever waits here or at another process hears of it at once; from any thread."""
         self._collective.break_off()
 
+    def give_up(self) -> None:
+        """Let nobody wait here any more, and the others hear nothing of it; from any thread."""
+        self._collective.give_up()
+
+    def end(self) -> None:
+        """Let the others leave, one after another, while the last sum comes to its end; from any thread."""
+        self._collective.is_over = True
+
     def let_go(self) -> None:
-        """Leave for good, when nothing is done any more to what was to be summed."""
+        """Take the ring apart, when nothing is done any more to what was to be summed."""
         self._collective.let_go()
 
     def _broadcast(self, *tensors: Tensor) -> None:

@@ -91,7 +91,7 @@ class Team(Sharing):
         self._collective.break_off()
 
     def close(self) -> None:
-        """Let go of the others."""
+        """Let go of the others, who are through or gone."""
         self._collective.let_go()
 
     def _agree(self, *ours: float) -> list[float]:
