@@ -37,7 +37,7 @@ def logs(folder):
     }
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_run_is_the_one_that_train_makes(tmp_path, processes):
     comparison = compare(tmp_path / "all", processes=processes)
     assert [(row.protocol, list(row.runs)) for row in comparison.rows] == [("bsp", [0, 1]), ("k_sync(k=2)", [0, 1])]

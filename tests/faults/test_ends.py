@@ -76,7 +76,7 @@ def test_kill_9_of_the_parent_leaves_no_process(running):
     assert events[-1]["event"] != "run_ended"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_ends_the_run_cleanly_with_what_was_learned(running, number):
     process, descendants, log = running
     if number == signal.SIGINT:
@@ -92,6 +92,7 @@ def test_a_signal_ends_the_run_cleanly_with_what_was_learned(running, number):
     assert json.loads((log.parent / "run.json").read_text())["seed"] == 0
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_gets_one_clear_line(tmp_path):
     with start(tmp_path, SCRIPT.replace('if __name__ == "__main__":', "if True:")) as process:
         _, errors = process.communicate(timeout=LIMIT_S)

@@ -91,6 +91,7 @@ def test_a_worker_is_replaced_where_workers_are_started_again(respawn):
     assert used_by(result, 1) > 4
 
 
+@pytest.mark.slow
 def test_a_silent_worker_is_declared_lost_by_a_timer():
     result = run(pl.bsp(), [pl.Fault(0, 4, "hang")], worker_timeout_s=2.0)
     reasons = [record.reason for record in result.history.of(DecisionMade) if record.kind == "lost"]

@@ -57,7 +57,7 @@ def test_a_model_of_ones_own_takes_at_most_25_lines():
     assert len((EXAMPLES / "own_model.py").read_text().splitlines()) <= 25
 
 
-@pytest.mark.parametrize("name", ["own_model.py", "own_controller.py"])
+@pytest.mark.parametrize("name", [pytest.param("own_model.py", marks=pytest.mark.slow), "own_controller.py"])
 def test_examples_run(name):
     done = subprocess.run(
         [sys.executable, EXAMPLES / name], capture_output=True, text=True, timeout=100, check=False, env=os.environ

@@ -90,6 +90,7 @@ def test_a_trace_tells_times_only(folder, tmp_path):
     assert "no gradients" in advice.text()
 
 
+@pytest.mark.slow
 def test_without_protocols_those_of_the_papers_are_ranked(folder):
     names = {each.protocol for each in pl.advise(folder).ranking}
     assert {"bsp", "asp", "k_sync(k=1)", "k_async(k=4)", "k_batch_sync(k=8)", "k_batch_async(k=2)"} <= names

@@ -77,7 +77,14 @@ def test_what_the_server_took_is_in_the_trace(protocol, server):
     assert simulated_s == pytest.approx(run.history.of(pl.UpdateMade)[-1].now_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("protocol", [pl.k_sync(k=2), pl.asp(), pl.ringmaster(r=2, stops=True)], ids=str)
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        pl.asp(),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (pl.k_sync(k=2), pl.ringmaster(r=2, stops=True))),
+    ],
+    ids=str,
+)
 def test_a_replay_of_real_workers_takes_as_long_as_they_did(protocol, tmp_path):
     slowness = pl.Cluster(3, [pl.Deterministic(0.002), pl.Exponential(0.004), pl.Deterministic(0.02)])
     run = trained(protocol, pl.LocalCluster(3, slowness=slowness), updates=60, out=tmp_path / "run")
