@@ -137,6 +137,7 @@ def test_interrupted_workers_abandon_sleep_at_once():
     assert {record.worker for record in result.history.of(WorkInterrupted)} >= {2}
 
 
+@pytest.mark.slow
 def test_a_worker_that_never_notices_its_interrupts_piles_up_nothing():
     result = run(pl.k_sync(k=2), [pl.Fault(2, 1, "hang")], updates=100)
     assert result.stopped_by == "updates"

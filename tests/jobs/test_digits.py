@@ -55,6 +55,7 @@ def test_without_scikit_learn_it_says_what_to_install(monkeypatch):
         digits()
 
 
+@pytest.mark.slow
 def test_the_package_is_imported_without_scikit_learn():
     code = "import paceline.jobs, sys; assert not any(name.startswith('sklearn') for name in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

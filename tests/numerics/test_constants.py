@@ -52,6 +52,7 @@ def test_the_constants_of_a_quadratic_are_found(tmp_path):
     assert (SIDES**2).mean() < found.L < 3 * (SIDES**2).max()
 
 
+@pytest.mark.slow
 def test_a_loss_below_the_least_one_is_refused(tmp_path):
     run = recorded(tmp_path / "run", torch.zeros(100, 3, dtype=torch.float64))
     for least_loss in (5.0, float("nan")):

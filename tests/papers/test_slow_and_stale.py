@@ -109,6 +109,7 @@ def test_the_probe_is_evaluated_at_once(folder):
 # --- from the command to the drawings ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_figure_is_run_once_tabulated_and_drawn(folder, tmp_path):
     asked = ["--folder", str(folder), "--seeds", "1", "--updates", "2", "--out", str(tmp_path)]
     run.main(asked)

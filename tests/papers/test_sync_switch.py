@@ -167,6 +167,7 @@ def test_measured_workers_make_steps_at_the_measured_pace_with_the_measured_spre
 # --- from the command to the drawings ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_figure_is_run_once_tabulated_and_drawn(folder, tmp_path):
     asked = ["--figure", "straggler", "--figure", "11", "--only", "^small/(bsp|asp|bsp@25% >> asp)$"]
     asked += ["--folder", str(folder), "--seeds", "1", "--updates", "3", "--out", str(tmp_path)]
