@@ -1,9 +1,7 @@
 """A line between two sides: when its receives are posted, and that everything comes in order all the same."""
 
-import os
-import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -107,8 +105,8 @@ def die_while_sending(port, is_piece):
     worker.receive()
     content = torn(SIZE)
     worker.send(FINISHED, [] if is_piece else [content], pieces=[(0, content)] if is_piece else None)
-    time.sleep(1.0)  # where gloo's own thread sends, it ends the process
-    os.kill(os.getpid(), signal.SIGKILL)
+    with suppress(Broken):  # where gloo's own thread sends, it ends the process
+        worker.receive()
 
 
 @pytest.mark.parametrize("is_piece", [True, False])
