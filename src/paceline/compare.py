@@ -11,9 +11,10 @@ from paceline.cluster import Cluster, LocalCluster
 from paceline.cluster_text import parse_cluster
 from paceline.comparison.batch import Silent, at_a_time, open_folder, run_cells
 from paceline.comparison.cells import Cell, Task
-from paceline.comparison.folder import Kind, Question, cells_of, is_finished, question
+from paceline.comparison.ending import is_finished
+from paceline.comparison.folder import Kind, Question, cells_of, question
 from paceline.comparison.grid import Display, Report
-from paceline.comparison.result import Comparison, Row
+from paceline.comparison.result import Comparison, FailedRunsError, Row
 from paceline.engines.local.engine import refuse_while_importing
 from paceline.errors import UsageError
 from paceline.extent import Extent
@@ -61,7 +62,10 @@ def compare(
 
     Raises:
         UsageError: what was asked for cannot work, or the folder holds another comparison.
-        RunError: the folder cannot be written. A run that fails does not raise: see `Comparison.failures`.
+        RunError: the folder cannot be written.
+        FailedRunsError: runs crashed. It is raised after all others are done and the table is saved; its `comparison`
+            is what would have been returned. The same call runs the crashed ones again. A run that missed the target
+            or diverged is a result, and raises nothing.
     """
     refuse_while_importing()
     task = Task(
@@ -93,6 +97,8 @@ def compare(
         comparison = Comparison(rows, task.stop, folder.path, price, report.interrupted)
         if not report.interrupted:
             folder.save({"table.txt": comparison.text().encode(), "table.json": comparison.to_json()})
+        if comparison.failures and not report.interrupted:
+            raise FailedRunsError(comparison)
     return comparison
 
 
@@ -140,5 +146,6 @@ def _row(name: str, cells: Sequence[Cell], report: Report) -> Row:
     return Row(
         name,
         runs={cell.seed: count(SavedRun(cell.folder).history) for cell in finished},
-        missing={cell.seed: report.errors.get(cell, "not finished") for cell in cells if cell not in finished},
+        crashes={cell.seed: report.crashes[cell] for cell in cells if cell in report.crashes},
+        unfinished=[cell.seed for cell in cells if cell not in finished and cell not in report.crashes],
     )

@@ -39,7 +39,17 @@ class Outcome(StrEnum):
     @property
     def is_failure(self) -> bool:
         """Whether the run could not go on, as opposed to: reached its end or was told to stop."""
-        return self in {Outcome.NO_WORKERS, Outcome.NOT_FINITE, Outcome.DIVERGED, Outcome.FAILED}
+        return self.is_crash or self.is_divergence
+
+    @property
+    def is_crash(self) -> bool:
+        """Whether something broke, so that the run says nothing about its protocol."""
+        return self in {Outcome.NO_WORKERS, Outcome.FAILED}
+
+    @property
+    def is_divergence(self) -> bool:
+        """Whether training itself diverged, which is a result of the protocol and the learning rate."""
+        return self in {Outcome.NOT_FINITE, Outcome.DIVERGED}
 
 
 # --- events -----------------------------------------------------------------------------------------------

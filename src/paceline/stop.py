@@ -78,6 +78,12 @@ class Stop:
         return {name: value for name, value in self.given.items() if name in TARGETS}
 
     @property
+    def goal(self) -> str:
+        """What the time is the time to, as "loss 0.2"."""
+        targets = [f"{name} {value:g}" for name, value in self.targets.items()]
+        return " or ".join(targets).replace("eval_loss", "evaluated loss") or "the end"
+
+    @property
     def needs_evaluation(self) -> bool:
         """Whether it looks at evaluations."""
         return self.accuracy is not None or self.eval_loss is not None

@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import paceline as pl
 from contracts.broken_parts import BrokenController, kill_this_process
 from paceline.cli import main
-from paceline.comparison.folder import is_finished
+from paceline.comparison.ending import Crash, is_finished
 from paceline.comparison.progress import ProgressBars
-from paceline.comparison.result import Row
+from paceline.comparison.result import FailedRunsError, Row
 from paceline.recording.figures import Figures, count
 from paceline.recording.run_folder import EVENTS
 from tiny_jobs import dataset, sgd, tiny_job
@@ -158,27 +159,86 @@ def test_without_a_folder_it_finds_what_waits_to_go_on(tmp_path, monkeypatch):
     assert compare(None).folder == Path("runs/compare-tiny-3")
 
 
+def crashed(*arguments, **options):
+    """Return the comparison of which runs crashed, and the error that it raised."""
+    with pytest.raises(FailedRunsError) as failure:
+        compare(*arguments, **options)
+    return failure.value.comparison, str(failure.value)
+
+
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, processes, capfd):
+def test_a_run_that_crashes_is_raised_after_the_others_are_done_and_saved(tmp_path, processes):
     protocols = {"mine": pl.bsp().controlled_by(BrokenController()), "asp": pl.asp()}
-    comparison = compare(tmp_path, protocols, processes=processes)
-    assert comparison.failures == {f"mine, seed {seed}": "ValueError: my mistake" for seed in (0, 1)}
-    assert "mine, seed 1: ValueError: my mistake" in comparison.text()
+    comparison, error = crashed(tmp_path, protocols, processes=processes)
+    files = {f"mine, seed {seed}": tmp_path / f"mine/seed-{seed}/error.txt" for seed in (0, 1)}
+    assert {run: str(crash) for run, crash in comparison.failures.items()} == {
+        run: f"ValueError: my mistake ({file})" for run, file in files.items()
+    }
+    for file in files.values():
+        assert file.read_text().startswith("ValueError: my mistake\n\nTraceback")
+        assert "broken_parts.py" in file.read_text()
+    assert error.startswith(f"2 of 4 runs failed: mine, seed 0: ValueError: my mistake ({files['mine, seed 0']}); mine")
+    assert "mine, seed 1 failed: ValueError: my mistake" in comparison.text()
+    assert re.search(r"^mine +failed +- ", comparison.text(), re.MULTILINE)
     assert len(comparison.rows[1].runs) == 2
-    assert json.loads(comparison.to_json())["rows"][0]["runs"][0]["missing"] == "ValueError: my mistake"
-    assert capfd.readouterr().err.count("Traceback") == 2
+    assert (tmp_path / "table.txt").read_text() == comparison.text()
+    row = json.loads((tmp_path / "table.json").read_text())["rows"][0]
+    assert (row["failed"], row["missed"], row["runs"][0]["status"]) == (2, 0, "failed")
+    assert row["runs"][0]["error"] == "ValueError: my mistake"
 
 
-def test_a_run_that_ends_in_failure_is_told(tmp_path):
-    comparison = compare(tmp_path, cluster=pl.Cluster(1, faults=[pl.Fault(0, 3)]), protocols="bsp, asp", seeds=1)
-    assert all("no live worker" in why for why in comparison.failures.values())
+def test_no_live_worker_is_a_crash(tmp_path):
+    asked = {"cluster": pl.Cluster(1, faults=[pl.Fault(0, 3)]), "protocols": "bsp, asp", "seeds": 1}
+    comparison, _ = crashed(tmp_path, **asked)
+    assert all("no live worker" in crash.message for crash in comparison.failures.values())
     assert list(comparison.failures) == ["bsp, seed 0", "asp, seed 0"]
-    assert "not reached" in comparison.text()
+    heard = Heard()
+    crashed(tmp_path, **asked, display=heard)
+    assert len(heard.ended) == 2  # both are run again, from the beginning
+
+
+def test_a_run_that_missed_its_target_is_no_crash(tmp_path):
+    heard = Heard()
+    comparison = compare(tmp_path, stop="loss=0.0001,updates=12", display=heard)
+    assert comparison.failures == {}
+    assert {reason for _, reason in heard.ended} == {"missed loss 0.0001: 12 updates made"}
+    assert "bsp, seeds 0 and 1 missed loss 0.0001: 12 updates made" in comparison.text()
+    assert re.search(r"^bsp +missed +- ", comparison.text(), re.MULTILINE)
+
+
+def test_a_run_that_diverged_is_no_crash_and_is_not_run_again(tmp_path):
+    asked = {"stop": "loss=0.1,max_loss=0.2,updates=50"}
+    comparison = compare(tmp_path, **asked)
+    assert comparison.failures == {}
+    assert re.search(r"^bsp +diverged +- ", comparison.text(), re.MULTILINE)
+    heard = Heard()
+    compare(tmp_path, **asked, display=heard)
+    assert heard.ended == []
+
+
+FIXED = Path("fixed")
+
+
+def fails_until_fixed(output, target):
+    if not FIXED.exists():
+        raise ValueError("my mistake\nin two lines")
+    return nn.functional.cross_entropy(output, target)
+
+
+def test_asked_again_it_runs_the_crashed_ones_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, error = crashed(Path("out"), job=tiny_job(loss=fails_until_fixed))
+    assert error.count("ValueError: my mistake (out/") == 4
+    FIXED.touch()
+    again = compare(Path("out"), job=tiny_job(loss=fails_until_fixed))
+    assert not list(Path("out").rglob("error.txt"))
+    assert again.to_json() == compare(Path("other"), job=tiny_job(loss=fails_until_fixed)).to_json()
 
 
 def test_a_process_that_is_killed_fails_its_run_only(tmp_path):
-    comparison = compare(tmp_path, job=tiny_job(loss=kill_this_process), processes=2, seeds=1)
-    assert set(comparison.failures.values()) == {"its process was killed by SIGKILL, out of memory or kill -9"}
+    comparison, _ = crashed(tmp_path, job=tiny_job(loss=kill_this_process), processes=2, seeds=1)
+    messages = {crash.message for crash in comparison.failures.values()}
+    assert messages == {"its process was killed by SIGKILL, out of memory or kill -9"}
 
 
 REFUSED = [
@@ -227,10 +287,10 @@ def test_what_was_not_reached_is_said_and_never_averaged():
     assert ["bsp", "30.0 (20.0 to 40.0)", "1.00", "0.0333", "0.300"] in lines
     assert ["asp", "2 of 3: 12.5 (12.0 to 13.0)", "-", "0.0139", "0.125"] in lines
     assert ["pull(k=2)", "15.0 (10.0 to 20.0)", "2.00", "0.0167", "0.150"] in lines
-    assert ["backup(k=2)", "not reached", "-", "-", "-"] in lines
+    assert ["backup(k=2)", "missed", "-", "-", "-"] in lines
     assert comparison.verdict() == (
-        "pull(k=2) won: loss 0.2 in 15.00 s, 2.0 x faster than bsp, while asp did not always reach it, "
-        "while backup(k=2) did not always reach it."
+        "pull(k=2) won: loss 0.2 in 15.00 s, 2.0 x faster than bsp, while asp missed it with seed 1, "
+        "while backup(k=2) missed it with every seed."
     )
 
 
@@ -250,9 +310,11 @@ def test_json_has_every_run_and_null_for_what_was_not_reached():
 
 
 def test_a_run_that_is_missing_is_not_averaged_either():
-    comparison = comparison_of([("bsp", {0: figures(2.0)}, {1: "out of memory"})])
+    comparison = comparison_of([("bsp", {0: figures(2.0)}, {1: Crash("out of memory")}), ("asp", {}, {}, [0, 1])])
     assert "1 of 2: 2" in comparison.text()
-    assert comparison.verdict() == "No protocol reached loss 0.2 at every seed."
+    assert "bsp, seed 1 failed: out of memory" in comparison.text()
+    assert "asp, seeds 0 and 1 not finished" in comparison.text()
+    assert comparison.verdict() == "No protocol reached loss 0.2 at every seed; 1 run failed."
 
 
 def test_the_table_fits_80_columns():
@@ -325,7 +387,7 @@ def test_a_failure_is_status_1_after_the_table(program):
     status, out, err = program("compared_job:job(broken=true)")
     assert status == 1
     assert out.count("killed by SIGKILL") == 4
-    assert err.splitlines()[-1] == "paceline: 4 runs failed: bsp, seed 0; bsp, seed 1; asp, seed 0; asp, seed 1"
+    assert err.splitlines()[-1].startswith("paceline: 4 of 4 runs failed: bsp, seed 0: its process was killed by ")
 
 
 def test_ctrl_c_is_status_130_and_says_how_to_go_on(program, monkeypatch):

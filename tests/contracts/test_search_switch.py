@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import paceline as pl
 from paceline.cli import main
-from paceline.comparison.folder import is_finished
+from paceline.comparison.ending import is_finished
 from paceline.comparison.progress import ProgressBars
 from paceline.recording.figures import count
 from paceline.recording.run_folder import EVENTS
@@ -224,14 +224,14 @@ class Breaks:
         return F.cross_entropy(output, target)
 
 
-def test_a_trial_that_raises_is_told_and_tried_again(tmp_path, capfd):
-    with pytest.raises(pl.RunError, match=r"bsp, seed \d: ValueError: my mistake; ask the same again"):
+def test_a_trial_that_raises_is_told_with_its_traceback(tmp_path):
+    with pytest.raises(pl.RunError, match=r"2 of 2 runs failed: bsp, seed 0: ValueError: my mistake \(.*; bsp, seed 1"):
         search(tmp_path, job(loss=Breaks()), first_runs=2)
-    assert "Traceback" in capfd.readouterr().err
+    assert "Traceback" in (tmp_path / "bsp/seed-0/error.txt").read_text()
 
 
 def test_a_run_without_workers_is_no_divergence(tmp_path):
-    with pytest.raises(pl.RunError, match=r"bsp, seed 0: no live worker.*; remove .*bsp/seed-0 and ask"):
+    with pytest.raises(pl.RunError, match=r"bsp, seed 0: no live worker.*; ask the same again with .*--out"):
         search(tmp_path, cluster=pl.Cluster(1, faults=[pl.Fault(0, 3)]))
 
 

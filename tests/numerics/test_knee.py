@@ -283,3 +283,13 @@ def test_a_folder_that_is_not_there_is_refused_before_the_search(program):
     status, out, err = program("--out", "missing/knee.json")
     assert (status, out) == (2, "")
     assert err == "paceline: there is no folder missing for knee.json; make it, or give another file\n"
+
+
+def test_a_run_that_crashes_is_named():
+    class Breaks:
+        def __call__(self, output, target):
+            raise ValueError("my mistake")
+
+    with pytest.raises(ValueError, match="my mistake") as failure:
+        pl.knee(tiny_job(loss=Breaks()), protocol="k_sync", k=2, cluster="2*exp(mean=1)", updates=20, seed=3)
+    assert "in the run of k_sync(k=2), seed 3" in failure.value.__notes__

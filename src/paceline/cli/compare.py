@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import EvaluateEvery, Format, Output, WorkerTimeout
-from paceline.errors import RunError
 
 
 def compare(
@@ -30,27 +29,32 @@ def compare(
 
     from paceline import compare as run
     from paceline.comparison.progress import ProgressBars
+    from paceline.comparison.result import FailedRunsError
     from paceline.jobs import load_job
 
+    failed = None
     with ProgressBars(Console(stderr=True)) as display:
-        comparison = run(
-            load_job(job),
-            protocols=protocols,
-            cluster=cluster,
-            stop=stop,
-            seeds=seeds,
-            out=out,
-            processes=processes,
-            evaluate_every=evaluate_every,
-            worker_timeout_s=worker_timeout_s,
-            price=price,
-            display=display,
-        )
+        try:
+            comparison = run(
+                load_job(job),
+                protocols=protocols,
+                cluster=cluster,
+                stop=stop,
+                seeds=seeds,
+                out=out,
+                processes=processes,
+                evaluate_every=evaluate_every,
+                worker_timeout_s=worker_timeout_s,
+                price=price,
+                display=display,
+            )
+        except FailedRunsError as error:
+            failed, comparison = error, error.comparison
     if comparison.interrupted:
         print(f"interrupted; the same again with --out {comparison.folder} goes on from there", file=sys.stderr)
         raise typer.Exit(130)
     print(comparison.to_json().decode() if output is Format.JSON else comparison.text(), end="")
     if output is Format.TEXT:
         print(f"The table and a folder for each run are in {comparison.folder}.")
-    if comparison.failures:
-        raise RunError(f"{len(comparison.failures)} runs failed: {'; '.join(comparison.failures)}")
+    if failed is not None:
+        raise failed

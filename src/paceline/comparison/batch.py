@@ -7,7 +7,8 @@ from pathlib import Path
 
 from paceline.cluster import Cluster, LocalCluster, cores
 from paceline.comparison.cells import Cell, Task
-from paceline.comparison.folder import Kind, RunsFolder, is_finished, slug
+from paceline.comparison.ending import is_finished
+from paceline.comparison.folder import Kind, RunsFolder, slug
 from paceline.comparison.grid import Display, Report, run_here, run_in_processes
 from paceline.comparison.progress import News
 from paceline.errors import UsageError

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from paceline.callbacks.base import Callback
 from paceline.cluster import Cluster, LocalCluster
+from paceline.comparison.ending import outcome_of
 from paceline.extent import Extent
 from paceline.job import Job
 from paceline.protocols import Plan
-from paceline.recording.run_folder import RUN
+from paceline.recording.run_folder import ERROR, RUN
 from paceline.session import Session, Setting
 from paceline.stop import Stop
 from paceline.train import Result, train
@@ -64,8 +65,10 @@ class Task:
 
 
 def run_cell(task: Task, cell: Cell, callbacks: Sequence[Callback]) -> Result:
-    """Run a cell, from where it was interrupted if it was."""
-    has_begun = (cell.folder / RUN).exists()
+    """Run a cell: from its last checkpoint if it was cut short, and from the beginning if it ended by a crash."""
+    outcome = outcome_of(cell.folder)
+    has_begun = (cell.folder / RUN).exists() and not (outcome is not None and outcome.is_crash)
+    (cell.folder / ERROR).unlink(missing_ok=True)
     return train(
         task.job,
         protocol=task.plans[cell.name],

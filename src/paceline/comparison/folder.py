@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +13,9 @@ from typing import Any
 from paceline.checkpoint.identity import described
 from paceline.comparison.cells import Cell
 from paceline.errors import RunError, UsageError
-from paceline.events import Outcome
-from paceline.history import RunEnded
 from paceline.job import Job
 from paceline.recording.difference import changes
-from paceline.recording.event_log import to_record
 from paceline.recording.lock import FolderLock
-from paceline.recording.run_folder import EVENTS
-
-TAIL_BYTES = 1 << 16
 
 Question = Mapping[str, Any]
 
@@ -145,26 +138,6 @@ def slug(name: str) -> str:
     'k_sync-k-12'
     """
     return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.") or "unnamed"
-
-
-def is_finished(run: Path) -> bool:
-    """Return whether the log of a run closes with an end that is no interruption."""
-    end = _last_line(run / EVENTS)
-    if not end.startswith(b'{"event":"run_ended"'):
-        return False
-    record = to_record(end)
-    return isinstance(record, RunEnded) and record.outcome is not Outcome.INTERRUPTED
-
-
-def _last_line(path: Path) -> bytes:
-    """Return the last line, or nothing if it is cut short."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            tail = file.read()
-    except OSError:
-        return b""  # no run has begun there
-    return tail.splitlines()[-1] if tail.endswith(b"\n") else b""
 
 
 def _asked(path: Path, kind: Kind) -> Question | None:

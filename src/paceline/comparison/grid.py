@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import signal
-import sys
 import threading
 import traceback
 from collections import deque
@@ -20,6 +19,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from paceline.comparison.cells import Cell, Task, run_cell
+from paceline.comparison.ending import Crash, in_words, write_crash
 from paceline.comparison.progress import News, Reporter
 from paceline.engines.local.engine import GRACE_S, NO_MAIN_GUARD
 from paceline.engines.local.parcel import Parcel
@@ -56,7 +56,7 @@ class Ended(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A run has raised an error."""
+    """A run has crashed: it raised an error, its process died, or no worker was left."""
 
     message: str
     is_usage: bool = False
@@ -68,11 +68,11 @@ class Report:
     """What became of the runs, beside what their logs tell.
 
     Attributes:
-        errors: that runs have raised.
+        crashes: why runs crashed.
         interrupted: whether the user has ended it all.
     """
 
-    errors: dict[Cell, str] = field(default_factory=dict)
+    crashes: dict[Cell, Crash] = field(default_factory=dict)
     interrupted: bool = False
 
     def take(self, cell: Cell, end: Ended | Failed, display: Display) -> None:
@@ -85,12 +85,11 @@ class Report:
             display.end(cell, end.time_s, end.reason)
             self.interrupted |= end.outcome is Outcome.INTERRUPTED
             return
-        if end.details:
-            print(end.details, file=sys.stderr)
         if end.is_usage:
             raise UsageError(end.message)
-        display.end(cell, None, f"failed: {end.message}")
-        self.errors[cell] = end.message
+        crash = write_crash(cell.folder, end.message, end.details)
+        display.end(cell, None, f"failed: {crash}")
+        self.crashes[cell] = crash
 
 
 def run_here(task: Task, cells: Sequence[Cell], display: Display) -> Report:
@@ -124,10 +123,12 @@ def _attempt(task: Task, cell: Cell, reporter: Reporter) -> Ended | Failed:
     try:
         result = run_cell(task, cell, [reporter])
     except (UsageError, RunError) as error:
-        return Failed(str(error), isinstance(error, UsageError))
+        return Failed(str(error), isinstance(error, UsageError), traceback.format_exc())
     except Exception as error:  # of the job: the other runs go on
         return Failed(f"{type(error).__name__}: {error}", details=traceback.format_exc())
-    return Ended(result.time_s, result.stopped_by, result.reason)
+    if result.stopped_by.is_crash:
+        return Failed(result.reason)
+    return Ended(result.time_s, result.stopped_by, in_words(task.stop, result.stopped_by, result.reason))
 
 
 class _Pool:

@@ -6,15 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from paceline.comparison.ending import Crash
+from paceline.errors import RunError
 from paceline.recording.figures import Figures
 from paceline.stop import Stop
+from paceline.wording import counted, listed
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 SECONDS_PER_HOUR = 3600
+TOLD_CRASHES = 4
+
+Status = Literal["reached", "missed", "diverged", "failed", "not finished"]
+STATUSES: tuple[Status, ...] = get_args(Status)
 
 
 @dataclass(frozen=True)
@@ -40,17 +47,42 @@ class Row:
     Attributes:
         protocol: as the user has written it.
         runs: the figures of those that have ended, by seed.
-        missing: why there are no figures of the others, by seed.
+        crashes: why others crashed, by seed.
+        unfinished: seeds of the runs that have not ended, because the user ended the comparison.
     """
 
     protocol: str
     runs: Mapping[int, Figures]
-    missing: Mapping[int, str] = field(default_factory=dict)
+    crashes: Mapping[int, Crash] = field(default_factory=dict)
+    unfinished: Sequence[int] = ()
 
     @property
     def seeds(self) -> list[int]:
         """All seeds, with figures or without."""
-        return sorted({*self.runs, *self.missing})
+        return sorted({*self.runs, *self.crashes, *self.unfinished})
+
+    def status(self, seed: int, stop: Stop) -> Status:
+        """Return how the run of a seed came out."""
+        if seed in self.crashes:
+            return "failed"
+        if seed in self.unfinished:
+            return "not finished"
+        figures = self.runs[seed]
+        return "reached" if figures.reached(stop) else "diverged" if figures.diverged else "missed"
+
+    def with_status(self, status: Status, stop: Stop) -> list[int]:
+        """Return the seeds of the runs that came out so."""
+        return [seed for seed in self.seeds if self.status(seed, stop) == status]
+
+    def shortfall(self, stop: Stop) -> str:
+        """Return what became of the runs that did not reach the target, as "missed it with seed 1"."""
+        told = []
+        for status in STATUSES[1:]:
+            seeds = self.with_status(status, stop)
+            if seeds:
+                with_seeds = "with every seed" if seeds == self.seeds else f"with {listed('seed', seeds)}"
+                told.append(f"{'missed it' if status == 'missed' else status} {with_seeds}")
+        return " and ".join(told)
 
     def reaching(self, stop: Stop) -> list[Figures]:
         """Return the figures of the runs that reached the target."""
@@ -86,18 +118,12 @@ class Comparison:
     @property
     def goal(self) -> str:
         """What the time is the time to, as "loss 0.2"."""
-        targets = [f"{name} {value:g}" for name, value in self.stop.targets.items()]
-        return " or ".join(targets).replace("eval_loss", "evaluated loss") or "the end"
+        return self.stop.goal
 
     @property
-    def failures(self) -> dict[str, str]:
-        """What went wrong in which run."""
-        failed = {f"{row.protocol}, seed {seed}": why for row in self.rows for seed, why in row.missing.items()}
-        for row in self.rows:
-            for seed, figures in row.runs.items():
-                if figures.failed:
-                    failed[f"{row.protocol}, seed {seed}"] = figures.reason
-        return failed
+    def failures(self) -> dict[str, Crash]:
+        """Why runs crashed, by protocol and seed; runs that missed the target or diverged are not among them."""
+        return {f"{row.protocol}, seed {seed}": crash for row in self.rows for seed, crash in row.crashes.items()}
 
     def over_reaching(self, row: Row, number: Callable[[Figures], float]) -> Spread | None:
         """Return a number over those runs of a row that reached the target; None if none has."""
@@ -127,10 +153,11 @@ class Comparison:
         always = [row for row in self.rows if row.always_reaches(self.stop)]
         times = sorted((spread.mean, row.protocol) for row in always if (spread := self.time_s(row)))
         if not times:
-            return f"No protocol reached {self.goal} at every seed."
+            failed = f"; {counted(len(self.failures), 'run')} failed" if self.failures else ""
+            return f"No protocol reached {self.goal} at every seed{failed}."
         (best_s, winner), *others = times
         behind = [f"{time_s / best_s:.1f} x faster than {name}" for time_s, name in others]
-        behind += [f"while {row.protocol} did not always reach it" for row in self.rows if row not in always]
+        behind += [f"while {row.protocol} {row.shortfall(self.stop)}" for row in self.rows if row not in always]
         return f"{winner} won: {', '.join([f'{self.goal} in {best_s:.2f} s', *behind])}."
 
     def table(self) -> Group:
@@ -157,24 +184,40 @@ class Comparison:
         return {
             "protocol": row.protocol,
             "seeds": len(row.seeds),
-            "reached": len(row.reaching(self.stop)),
+            **{status.replace(" ", "_"): len(row.with_status(status, self.stop)) for status in STATUSES},
             "time_to_target_s": self.time_s(row),
             "speed_up": self.speed_up(row),
             "worker_hours_to_target": worker_hours,
             "cost_to_target": worker_hours and self.price and worker_hours.mean * self.price,
-            "runs": [self._plain_run(seed, row.runs.get(seed), row.missing.get(seed)) for seed in row.seeds],
+            "runs": [self._plain_run(row, seed) for seed in row.seeds],
         }
 
-    def _plain_run(self, seed: int, figures: Figures | None, missing: str | None) -> dict[str, Any]:
+    def _plain_run(self, row: Row, seed: int) -> dict[str, Any]:
+        status, crash, figures = row.status(seed, self.stop), row.crashes.get(seed), row.runs.get(seed)
+        reached = status == "reached"
+        told = {"seed": seed, "status": status, "reached": reached, "error": crash and crash.message}
         if figures is None:
-            return {"seed": seed, "reached": False, "time_to_target_s": None, "missing": missing}
-        reached = figures.reached(self.stop)
+            return {**told, "error_file": crash and crash.file and str(crash.file), "time_to_target_s": None}
         worker_hours = figures.worker_s / SECONDS_PER_HOUR
         return {
-            "seed": seed,
-            "reached": reached,
+            **told,
             "time_to_target_s": figures.time_s if reached else None,
             "worker_hours_to_target": worker_hours if reached else None,
             "cost_to_target": worker_hours * self.price if reached and self.price is not None else None,
             **figures.plain(),
         }
+
+
+class FailedRunsError(RunError):
+    """Runs of a comparison crashed; the others are done, and their results are in `comparison`."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        crashes = comparison.failures
+        runs = sum(len(row.seeds) for row in comparison.rows)
+        told = [f"{run}: {crash}" for run, crash in list(crashes.items())[:TOLD_CRASHES]]
+        more = [f"and {len(crashes) - TOLD_CRASHES} more"] if len(crashes) > TOLD_CRASHES else []
+        super().__init__(
+            f"{len(crashes)} of {counted(runs, 'run')} failed: {'; '.join([*told, *more])}; "
+            f"ask the same again with {comparison.folder} (out=, --out) to run only these again"
+        )
+        self.comparison = comparison

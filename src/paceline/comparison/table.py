@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import StringIO
 from math import isnan
 
@@ -10,8 +10,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from paceline.comparison.result import Comparison, Row, Spread
+from paceline.comparison.result import STATUSES, Comparison, Row, Spread, Status
 from paceline.recording.figures import Figures
+from paceline.stop import Stop
+from paceline.wording import listed
 
 WIDTH = 80
 NONE = "-"
@@ -50,10 +52,8 @@ def whole(value: float | None) -> str:
     return f"{value:.0f}" if value is not None and float(value).is_integer() else number(value)
 
 
-def spread(given: Spread | None) -> str:
+def spread(given: Spread) -> str:
     """Return the mean, the range, and of how many runs they are if it is not of all."""
-    if given is None:
-        return "not reached"
     among = "" if given.runs == given.of else f"{given.runs} of {given.of}: "
     around = "" if given.runs == 1 else f" ({number(given.least)} to {number(given.most)})"
     return f"{among}{number(given.mean)}{around}"
@@ -69,11 +69,20 @@ def _to_target(comparison: Comparison) -> Mapping[str, Cell]:
         return None if hours is None or comparison.price is None else hours * comparison.price
 
     columns: dict[str, Cell] = {
-        f"seconds to\n{comparison.goal}": lambda row: spread(comparison.time_s(row)),
+        f"seconds to\n{comparison.goal}": lambda row: (
+            spread(times) if (times := comparison.time_s(row)) else _without_time(row, comparison.stop)
+        ),
         "speed-up over\nthe first": lambda row: number(comparison.speed_up(row)),
         "worker-\nhours": lambda row: number(worker_hours(row)),
     }
     return {**columns, "\ncost": lambda row: number(cost(row))} if comparison.price is not None else columns
+
+
+def _without_time(row: Row, stop: Stop) -> str:
+    """Return how the runs of a row came out of which none reached the target."""
+    seeds: dict[Status, int] = {status: len(row.with_status(status, stop)) for status in STATUSES}
+    found = {status: amount for status, amount in seeds.items() if amount}
+    return next(iter(found)) if len(found) == 1 else ", ".join(f"{amount} {status}" for status, amount in found.items())
 
 
 def _mean(figure: Callable[[Figures], float]) -> Cell:
@@ -121,9 +130,22 @@ def _block(columns: Mapping[str, Cell], rows: Sequence[Row]) -> Table:
     return block
 
 
+def _shortfalls(row: Row, stop: Stop) -> Iterator[str]:
+    """Yield a line for the runs that missed the target, one for those that diverged, one for the unfinished ones."""
+    told: tuple[Status, ...] = ("missed", "diverged", "not finished")
+    for status in told:
+        seeds = row.with_status(status, stop)
+        if seeds:
+            reasons = {row.runs[seed].reason for seed in seeds if seed in row.runs}
+            goal = f" {stop.goal}" if status == "missed" else ""
+            why = f": {reasons.pop()}" if len(reasons) == 1 else ""
+            yield f"{row.protocol}, {listed('seed', seeds)} {status}{goal}{why}"
+
+
 def _notes(comparison: Comparison) -> list[Text]:
     several = any(len(row.seeds) > 1 for row in comparison.rows)
-    notes = [Text(f"{where}: {why}") for where, why in comparison.failures.items()]
+    notes = [Text(f"{run} failed: {crash}") for run, crash in comparison.failures.items()]
+    notes += [Text(line) for row in comparison.rows for line in _shortfalls(row, comparison.stop)]
     if several:
         notes.append(
             Text(

@@ -80,6 +80,11 @@ class Figures:
         """Whether the run could not go on."""
         return self.stopped_by is not None and self.stopped_by.is_failure
 
+    @property
+    def diverged(self) -> bool:
+        """Whether the run ended because its training diverged."""
+        return self.stopped_by is not None and self.stopped_by.is_divergence
+
     def plain(self) -> dict[str, Any]:
         """Return the figures by name."""
         return asdict(self)

@@ -20,6 +20,7 @@ from paceline.recording.lock import FolderLock
 
 RUN = "run.json"
 EVENTS = "events.jsonl"
+ERROR = "error.txt"
 MODEL = "model.safetensors"
 CHECKPOINTS = "checkpoints"
 UNFINISHED = ".unfinished"
@@ -99,7 +100,7 @@ class RunFolder(Callback):
 
     def _clear(self) -> None:
         """Take away what an earlier run has left in this folder and this one might not write."""
-        for name in (MODEL, REPORT, TIMELINE):
+        for name in (ERROR, MODEL, REPORT, TIMELINE):
             (self.path / name).unlink(missing_ok=True)
         for folder in (self.path / CHECKPOINTS, self.path / TENSORBOARD):
             if folder.exists():
@@ -158,6 +159,16 @@ class SavedRun:
         except (OSError, ValueError) as error:
             raise UsageError(self._what_it_is(error)) from error
         self.history = History(lambda: read_records(self.path / EVENTS))
+
+    @property
+    def error(self) -> str | None:
+        """First line of the error that ended a run of a comparison or a search; None if it did not crash."""
+        try:
+            return (self.path / ERROR).read_text(encoding="utf-8").partition("\n")[0]
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            return f"the error is unknown: cannot read {self.path / ERROR} ({error})"
 
     def _what_it_is(self, error: Exception) -> str:
         if not self.path.exists():

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from paceline.report.reading import FATES, STILL_GOING, RunData
+from paceline.report.reading import FATES, RunData
 from paceline.report.table import number, row
 from paceline.report.worker_time import ACTIVITIES, IDLE, activities, samples, worker_seconds
 
@@ -33,7 +33,7 @@ def run_table(runs: Sequence[RunData]) -> str:
 def notices(runs: Sequence[RunData]) -> str:
     """Say which runs are not over, or have made nothing yet."""
     texts = [
-        f"{run.label}: {STILL_GOING}. What its workers are computing now is not known."
+        f"{run.label}: {run.outcome}. What its workers {'were' if run.run.error else 'are'} computing is not known."
         for run in runs
         if not run.has_ended
     ]

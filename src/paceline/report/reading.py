@@ -107,7 +107,9 @@ class RunData:
     @property
     def outcome(self) -> str:
         """In a word, or that there is none."""
-        return str(self.figures.stopped_by) if self.has_ended else STILL_GOING
+        if self.has_ended:
+            return str(self.figures.stopped_by)
+        return f"failed: {self.run.error}" if self.run.error else STILL_GOING
 
     @property
     def has_ended(self) -> bool:

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 from paceline.report.curves import Group
-from paceline.report.reading import STILL_GOING, RunData
+from paceline.report.reading import RunData
 from paceline.stop import TARGETS
 
 
@@ -53,7 +53,7 @@ def headline(groups: Sequence[Group]) -> str:
 
 def _arrived_at(run: RunData) -> str:
     figures = run.figures
-    outcome = figures.reason if run.has_ended else f"{STILL_GOING}, with {_count(figures.updates, 'update')}"
+    outcome = figures.reason if run.has_ended else f"{run.outcome}, with {_count(figures.updates, 'update')}"
     parts = [f"{outcome} after {number(figures.time_s)} s"]
     loss, accuracy = known(figures.loss), known(figures.metrics.get("accuracy", nan))
     parts += [f"loss {number(loss)}"] if loss is not None else []

@@ -18,7 +18,7 @@ from paceline.checks import check
 from paceline.cluster import Cluster, LocalCluster
 from paceline.cluster_text import parse_cluster
 from paceline.engines.local.engine import refuse_while_importing
-from paceline.errors import RunError, UsageError, did_you_mean
+from paceline.errors import PacelineError, RunError, UsageError, did_you_mean
 from paceline.events import Outcome
 from paceline.job import Job
 from paceline.protocols import Protocol, as_plan
@@ -210,7 +210,13 @@ class _Search:
         )
         stop = Stop(updates=self.tried.updates + 1)  # the last one shows the loss after the one before
         with self.watch(f"{protocol}  seed {seed}", stop) as callback:
-            result = train(job, protocol=protocol, cluster=self.cluster, stop=stop, seed=seed, callbacks=[callback])
+            try:
+                result = train(job, protocol=protocol, cluster=self.cluster, stop=stop, seed=seed, callbacks=[callback])
+            except PacelineError as error:
+                raise type(error)(f"{protocol}, seed {seed}: {error}") from error
+            except Exception as error:
+                error.add_note(f"in the run of {protocol}, seed {seed}")
+                raise
         if result.stopped_by is Outcome.INTERRUPTED:
             raise KeyboardInterrupt
         if result.stopped_by.is_failure and result.stopped_by is not Outcome.NOT_FINITE:

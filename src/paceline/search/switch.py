@@ -13,7 +13,8 @@ from paceline.checks import check
 from paceline.cluster import Cluster, LocalCluster
 from paceline.cluster_text import parse_cluster
 from paceline.comparison.batch import Silent, at_a_time, open_folder
-from paceline.comparison.folder import Kind, Question, is_finished, question
+from paceline.comparison.ending import is_finished
+from paceline.comparison.folder import Kind, Question, question
 from paceline.comparison.grid import Display
 from paceline.engines.local.engine import refuse_while_importing
 from paceline.engines.replica import build_model, evaluate, usable_device

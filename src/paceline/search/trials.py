@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
@@ -13,19 +13,18 @@ from paceline.checkpoint.identity import model_in_short
 from paceline.cluster import Cluster, LocalCluster
 from paceline.comparison.batch import run_cells
 from paceline.comparison.cells import Cell, Task
+from paceline.comparison.ending import Crash
 from paceline.comparison.folder import cells_of
-from paceline.comparison.grid import Display, Report
+from paceline.comparison.grid import Display
 from paceline.engines.replica import build_model
 from paceline.errors import RunError, UsageError
-from paceline.events import Outcome
 from paceline.extent import Extent
 from paceline.job import Job
 from paceline.recording.figures import count
 from paceline.recording.run_folder import SavedRun
 from paceline.stop import Stop
 from paceline.switch_timing import FoundFor, SwitchTiming
-
-DIVERGED = {Outcome.NOT_FINITE, Outcome.DIVERGED}
+from paceline.wording import counted
 
 
 @dataclass(frozen=True)
@@ -107,23 +106,21 @@ class Trying:
         report = run_cells(self.trial.task(fraction), cells, self.display, self.processes)
         if report.interrupted:
             return None
-        ends = [_end(cell, report) for cell in cells]
+        _refuse_crashes(report.crashes, len(cells), self.folder)
+        ends = [_end(cell) for cell in cells]
         return Trials(fraction, *(tuple(column) for column in zip(*ends, strict=True)))
 
 
-def _end(cell: Cell, report: Report) -> tuple[float, float]:
-    """Return the final accuracy of a run, nan if it diverged, and its seconds."""
-    if cell in report.errors:
-        raise RunError(f"{cell}: {report.errors[cell]}; ask the same again to try it once more (--out {_above(cell)})")
-    figures = count(SavedRun(cell.folder).history)
-    if figures.stopped_by in DIVERGED:
-        return nan, figures.time_s
-    if figures.failed:
+def _refuse_crashes(crashes: Mapping[Cell, Crash], runs: int, folder: Path) -> None:
+    if crashes:
+        told = "; ".join(f"{cell}: {crash}" for cell, crash in crashes.items())
         raise RunError(
-            f"{cell}: {figures.reason}; remove {cell.folder} and ask the same again to have it run once more"
+            f"{len(crashes)} of {counted(runs, 'run')} failed: {told}; "
+            f"ask the same again with {folder} (out=, --out) to run only these again"
         )
-    return figures.metrics["accuracy"], figures.time_s
 
 
-def _above(cell: Cell) -> Path:
-    return cell.folder.parent.parent
+def _end(cell: Cell) -> tuple[float, float]:
+    """Return the final accuracy of a run, nan if it diverged, and its seconds."""
+    figures = count(SavedRun(cell.folder).history)
+    return nan if figures.diverged else figures.metrics["accuracy"], figures.time_s
