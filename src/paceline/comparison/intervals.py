@@ -1,0 +1,92 @@
+"""Confidence intervals of means and of paired differences and ratios, by Student's t."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import exp, isfinite, log, sqrt
+from statistics import mean, stdev
+from typing import NamedTuple
+
+LEVEL = 0.95
+
+
+class Interval(NamedTuple):
+    """A confidence interval.
+
+    Attributes:
+        estimate: the mean, difference or ratio itself.
+        low: lower end.
+        high: upper end.
+        pairs: number of values, or of pairs, that it rests on.
+    """
+
+    estimate: float
+    low: float
+    high: float
+    pairs: int
+
+    def contains(self, value: float) -> bool:
+        """Return whether a value lies in the interval, its ends included."""
+        return self.low <= value <= self.high
+
+
+def interval_of_mean(values: Sequence[float], level: float = LEVEL) -> Interval | None:
+    """Return the confidence interval of the mean of independent values, for example of one figure over seeds.
+
+    ``mean +- t(level, n - 1) * s / sqrt(n)``
+
+    Args:
+        values: n finite numbers.
+        level: probability that the interval covers the true mean if the values are normal, in (0, 1).
+
+    Returns:
+        None for fewer than two values, or for one that is not finite: they say nothing of the spread.
+
+    >>> low_high = interval_of_mean([1.0, 2.0, 3.0])
+    >>> [round(value, 3) for value in low_high]
+    [2.0, -0.484, 4.484, 3]
+    """
+    from scipy.special import stdtrit  # after the decision to compute one: scipy takes a while to import
+
+    n = len(values)
+    if n < 2 or not all(map(isfinite, values)):
+        return None
+    half = float(stdtrit(n - 1, (1 + level) / 2)) * stdev(values) / sqrt(n)
+    return Interval(mean(values), mean(values) - half, mean(values) + half, n)
+
+
+def paired_difference(first: Mapping[int, float], second: Mapping[int, float], level: float = LEVEL) -> Interval | None:
+    """Return the interval of ``second - first``, paired by seed.
+
+    Args:
+        first: values by seed; seeds that only one of the two has are left out.
+        second: likewise.
+        level: as for `interval_of_mean`.
+
+    >>> paired_difference({0: 1.0, 1: 2.0}, {0: 1.5, 1: 2.5, 7: 9.0})
+    Interval(estimate=0.5, low=0.5, high=0.5, pairs=2)
+    """
+    return interval_of_mean([second[seed] - first[seed] for seed in sorted(first.keys() & second.keys())], level)
+
+
+def paired_ratio(first: Mapping[int, float], second: Mapping[int, float], level: float = LEVEL) -> Interval | None:
+    """Return the interval of ``first / second``, paired by seed: how many times faster if they are times.
+
+    It is that of the mean difference of logarithms, so that the estimate is the geometric mean of the ratios.
+
+    Args:
+        first: positive values by seed; seeds that only one of the two has are left out.
+        second: likewise.
+        level: as for `interval_of_mean`.
+
+    Returns:
+        None also where a value is not positive.
+
+    >>> paired_ratio({0: 2.0, 1: 6.0}, {0: 1.0, 1: 3.0}).estimate
+    2.0
+    """
+    seeds = sorted(first.keys() & second.keys())
+    if not all(isfinite(value) and value > 0 for seed in seeds for value in (first[seed], second[seed])):
+        return None
+    logs = interval_of_mean([log(first[seed] / second[seed]) for seed in seeds], level)
+    return logs and Interval(exp(logs.estimate), exp(logs.low), exp(logs.high), logs.pairs)
