@@ -15,7 +15,7 @@ from paceline.comparison.ending import is_finished
 from paceline.comparison.folder import Kind, Question, cells_of, question
 from paceline.comparison.grid import Display, Report
 from paceline.comparison.result import Comparison, FailedRunsError, Row
-from paceline.engines.local.engine import refuse_while_importing
+from paceline.engines.local.parcel import refuse_while_opening
 from paceline.errors import UsageError
 from paceline.extent import Extent
 from paceline.job import Job
@@ -67,7 +67,7 @@ def compare(
             is what would have been returned. The same call runs the crashed ones again. A run that missed the target
             or diverged is a result, and raises nothing.
     """
-    refuse_while_importing()
+    refuse_while_opening()
     task = Task(
         job=job,
         plans=_plans(protocols),

@@ -20,7 +20,7 @@ from paceline.cluster_text import parse_cluster
 from paceline.coordinator import Coordinator
 from paceline.engines.base import Engine
 from paceline.engines.distributed.meeting import is_restart
-from paceline.engines.local.engine import refuse_while_importing
+from paceline.engines.local.parcel import refuse_while_opening
 from paceline.errors import RunError, UsageError
 from paceline.events import Command, Event, Outcome
 from paceline.events import Stop as EndCommand
@@ -110,7 +110,7 @@ def train(
         UsageError: what was asked for cannot work; nothing has run.
         RunError: the run could not go on.
     """
-    refuse_while_importing()
+    refuse_while_opening()
     plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     stop = Stop.parse(stop) if isinstance(stop, str) else stop

@@ -249,7 +249,6 @@ REFUSED = [
     ({"seeds": [1, 1]}, "different whole numbers"),
     ({"processes": 0}, "processes = 0, expected a whole number >= 1"),
     ({"processes": 2, "cluster": pl.LocalCluster(2)}, "runs on a local cluster take real time"),
-    ({"processes": 2, "job": tiny_job(loss=lambda output, target: output.sum())}, "or give processes=1"),
     ({"job": "digits"}, "expected a pl.Job"),
     ({"stop": "accuracy=0.9"}, "nothing to evaluate on"),
 ]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from jupyter_client.manager import run_kernel
 
 import paceline as pl
 from faults.ranks import run
@@ -92,14 +93,42 @@ def test_a_signal_ends_the_run_cleanly_with_what_was_learned(running, number):
     assert json.loads((log.parent / "run.json").read_text())["seed"] == 0
 
 
+IN_A_NOTEBOOK = """
+import torch, paceline as pl
+from torch import nn
+from torch.utils.data import TensorDataset
+
+class Announce(pl.Callback):
+    def on_update(self, update):
+        if update.version == 5:
+            print("training", flush=True)
+
+def model():
+    return nn.Linear(2, 1)
+
+job = pl.Job(model=model, loss=nn.MSELoss(), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+             data=TensorDataset(torch.ones(40, 2), torch.ones(40, 1)), batch_size=4)
+result = pl.train(job, protocol="asp", cluster=pl.LocalCluster(2), stop="updates=1000000", callbacks=[Announce()])
+print(result.stopped_by, result.reason, "with", sum(p.numel() for p in result.model.parameters()), "parameters")
+"""
+
+
 @pytest.mark.slow
-def test_a_script_without_a_main_guard_gets_one_clear_line(tmp_path):
-    with start(tmp_path, SCRIPT.replace('if __name__ == "__main__":', "if True:")) as process:
-        _, errors = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 1
-    last = errors.splitlines()[-1]
-    assert last.startswith("paceline.errors.UsageError: this script trains while it is imported")
-    assert errors.count("Traceback") == 1
+def test_a_notebook_that_is_interrupted_keeps_what_was_learned():
+    with run_kernel(kernel_name="python3") as client:
+        said = []
+
+        def hear(message):
+            content = message["content"]
+            said.append(content.get("text", "") + "".join(content.get("traceback", ())))
+            if "training" in said[-1]:
+                client.parent.interrupt_kernel()
+
+        reply = client.execute_interactive(IN_A_NOTEBOOK, output_hook=hear, timeout=LIMIT_S)
+        assert reply["content"]["status"] == "ok", said
+        assert "interrupted interrupted by Ctrl-C with 3 parameters" in "".join(said)
+        reply = client.execute_interactive("1 + 1", output_hook=hear, timeout=LIMIT_S)
+        assert reply["content"]["status"] == "ok"
 
 
 @pytest.fixture

@@ -119,11 +119,6 @@ def test_a_loss_that_is_no_scalar_stops_the_run_with_one_line():
         run(pl.bsp(), job=tiny_job(loss=nn.CrossEntropyLoss(reduction="none")))
 
 
-def test_a_job_that_cannot_be_pickled_is_refused():
-    with pytest.raises(pl.UsageError, match="cannot be sent to worker processes"):
-        run(pl.bsp(), job=tiny_job(loss=lambda output, target: output.sum()))
-
-
 def test_a_data_set_without_evaluation_stays_silent_and_one_with_it_is_measured():
     job = tiny_job(model=batch_norm_net, eval_data=tiny_job().data)
     result = run(pl.bsp(), job=job)

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from paceline.catalogue import CATALOGUE
 from paceline.cli import main
@@ -64,6 +66,14 @@ def test_examples_run(name):
     )
     assert done.returncode == 0, done.stderr
     assert "reached the target" in done.stdout
+
+
+def test_the_notebook_trains(tmp_path):
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    said = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
+    assert said.count("reached the target 0.3") == 3
+    assert (tmp_path / "runs/notebook/model.safetensors").exists()
 
 
 def test_the_demo_ends_with_its_table(tmp_path, capsys):

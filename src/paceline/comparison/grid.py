@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import pickle
 import signal
-import threading
 import traceback
 from collections import deque
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -21,9 +19,16 @@ import torch
 from paceline.comparison.cells import Cell, Task, run_cell
 from paceline.comparison.ending import Crash, in_words, write_crash
 from paceline.comparison.progress import News, Reporter
-from paceline.engines.local.engine import GRACE_S, NO_MAIN_GUARD
+from paceline.engines.local.engine import GRACE_S
+from paceline.engines.local.launcher import (
+    UNKNOWN_STATUS,
+    Launcher,
+    Surroundings,
+    begin_child,
+    fork_server_is_gone,
+)
 from paceline.engines.local.parcel import Parcel
-from paceline.engines.local.worker import end_with_parent
+from paceline.engines.local.unsendable import ADVICE, unsendable
 from paceline.engines.signals import Signals
 from paceline.errors import RunError, UsageError
 from paceline.events import Outcome
@@ -137,8 +142,8 @@ class _Pool:
     def __init__(self, task: Task, display: Display, threads: int) -> None:
         self._display = display
         self._threads = threads
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(PRELOADED)
+        self._launcher = Launcher(PRELOADED)
+        self._surroundings = Surroundings.here()
         self._parcel = _packed(task)
         self.report = Report()
         self.signals = Signals()
@@ -161,10 +166,9 @@ class _Pool:
         self.signals.remove()
 
     def start(self, cell: Cell) -> None:
-        ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_serve, args=(self._parcel, cell, self._threads, theirs), daemon=True)
-        process.start()
-        theirs.close()
+        ours, theirs = self._launcher.pipe(duplex=False)
+        with closing(theirs):
+            process = self._launcher.start(_serve, self._parcel, cell, self._threads, self._surroundings, theirs)
         self.running[ours] = cell, process
         self._display.begin(cell)
 
@@ -188,34 +192,38 @@ class _Pool:
         self.report.take(cell, message, self._display)
 
 
-def _serve(parcel: Parcel, cell: Cell, threads: int, connection: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the one that shows them ends them
-    threading.Thread(target=end_with_parent, daemon=True).start()
+def _serve(parcel: Parcel, cell: Cell, threads: int, surroundings: Surroundings, connection: Connection) -> None:
+    begin_child()
+    surroundings.apply()
     torch.set_num_threads(threads)
-    task = parcel.open()
+    try:
+        task: Task = parcel.open()
+    except UsageError as error:
+        connection.send(Failed(str(error), is_usage=True))
+        return
+    except Exception as error:  # of an object that is made anew here, or of a module that it needs
+        connection.send(Failed(f"{type(error).__name__}: {error}", details=traceback.format_exc()))
+        return
     connection.send(_attempt(task, cell, Reporter(task.stop, task.workload, connection.send)))
 
 
 def _packed(task: Task) -> Parcel:
     try:
         return Parcel(task)
-    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
+    except Exception as error:  # an object's own __reduce__ may raise anything
+        plans = {f"protocol {name}": plan for name, plan in task.plans.items()}
+        cause = unsendable({**vars(task.job), **plans, "cluster": task.cluster})
         raise UsageError(
-            f"job {task.job.name} and its protocols cannot be sent to other processes ({error}); define functions and "
-            "classes at the top of a module, with functools.partial instead of lambda, or give processes=1"
+            f"job {task.job.name} cannot be sent to other processes: {cause}; {ADVICE}, or give processes=1"
         ) from error
 
 
 def _death(process: ForkServerProcess) -> Failed:
     process.join(GRACE_S)
     code = process.exitcode
-    if code == NO_MAIN_GUARD:
-        return Failed(
-            "this script compares while it is imported, and every process of a run imports it; put the call under "
-            "if __name__ == '__main__': or give processes=1",
-            is_usage=True,
-        )
     if code is not None and code < 0:
         hint = ", out of memory or kill -9" if -code == signal.SIGKILL else ""
         return Failed(f"its process was killed by {signal.Signals(-code).name}{hint}")
+    if code == UNKNOWN_STATUS:
+        return Failed(f"its process ended, with a status that is not known: {fork_server_is_gone()}")
     return Failed(f"its process ended with status {code}")

@@ -17,7 +17,7 @@ from paceline.catalogue import CATALOGUE
 from paceline.checks import check
 from paceline.cluster import Cluster, LocalCluster
 from paceline.cluster_text import parse_cluster
-from paceline.engines.local.engine import refuse_while_importing
+from paceline.engines.local.parcel import refuse_while_opening
 from paceline.errors import PacelineError, RunError, UsageError, did_you_mean
 from paceline.events import Outcome
 from paceline.job import Job
@@ -137,7 +137,7 @@ def knee(
     Source: Smith, "Cyclical learning rates for training neural networks", WACV 2017, Sect. 3.3; Xu et al. (DBW)
     2020, Sect. 4.
     """
-    refuse_while_importing()
+    refuse_while_opening()
     cluster = without_torchrun(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "knee")
     check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster))
     check("[0, inf)", Integral, seed=seed)

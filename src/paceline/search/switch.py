@@ -16,7 +16,7 @@ from paceline.comparison.batch import Silent, at_a_time, open_folder
 from paceline.comparison.ending import is_finished
 from paceline.comparison.folder import Kind, Question, question
 from paceline.comparison.grid import Display
-from paceline.engines.local.engine import refuse_while_importing
+from paceline.engines.local.parcel import refuse_while_opening
 from paceline.engines.replica import build_model, evaluate, usable_device
 from paceline.errors import RunError, UsageError
 from paceline.extent import Extent
@@ -101,7 +101,7 @@ def search_switch(
 
     Source: Li et al. (Sync-Switch), ICDCS 2021, Sect. IV-B1, Algorithm 1.
     """
-    refuse_while_importing()
+    refuse_while_opening()
     cluster = without_torchrun(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "search")
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
     check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster), stop=(stop, Stop))

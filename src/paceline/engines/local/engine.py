@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import pickle
 import selectors
 import signal
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 
@@ -17,6 +14,7 @@ import torch
 
 from paceline.cluster import LocalCluster, cores
 from paceline.engines.local import worker as processes
+from paceline.engines.local.launcher import UNKNOWN_STATUS, Launcher, Surroundings, fork_server_is_gone
 from paceline.engines.local.memory import SharedMemory, SharedVectors
 from paceline.engines.local.messages import (
     Abandoned,
@@ -29,6 +27,7 @@ from paceline.engines.local.messages import (
     Work,
 )
 from paceline.engines.local.parcel import Parcel
+from paceline.engines.local.unsendable import ADVICE, unsendable
 from paceline.engines.realtime import Peer, RealTimeEngine
 from paceline.engines.versions import Versions
 from paceline.errors import RunError, UsageError
@@ -37,7 +36,6 @@ from paceline.job import Job
 from paceline.server import ParameterServer
 from paceline.vectors import Layout
 
-NO_MAIN_GUARD = 97  # exit status of a process whose script trains while it is being imported
 RESPAWNS_WITHOUT_A_GRADIENT = 3
 GRACE_S = 2.0
 
@@ -80,8 +78,7 @@ class LocalEngine(RealTimeEngine[_Peer]):
         self._cluster = cluster
         self._seed = seed
         self._layout = layout
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([processes.__name__])
+        self._launcher = Launcher([processes.__name__])
         self._evaluator: _Peer | None = None
         self._respawns = [0] * n
         self._gone_for_good: set[int] = set()
@@ -182,22 +179,19 @@ class LocalEngine(RealTimeEngine[_Peer]):
         return self._memory.version(self._layout, next(self._places))
 
     def _pack(self) -> Parcel:
+        job, cluster = self._job, self._cluster
         try:
-            return Parcel(self._job)
-        except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
-            raise UsageError(
-                f"job {self._job.name} cannot be sent to worker processes ({error}); define its functions and "
-                "classes at the top of a module, and use functools.partial instead of lambda"
-            ) from error
+            return Parcel(processes.Task(job, cluster, self._seed, Surroundings.here()))
+        except Exception as error:  # an object's own __reduce__ may raise anything
+            cause = unsendable({**vars(job), "cluster": cluster})
+            raise UsageError(f"job {job.name} cannot be sent to worker processes: {cause}; {ADVICE}") from error
 
     def _start_process(self, worker: int) -> _Peer:
-        ours, theirs = self._context.Pipe()
+        ours, theirs = self._launcher.pipe()
         target = processes.evaluate if worker == self._cluster.n else processes.work
         assert self._parcel is not None
-        assignment = processes.Assignment(self._parcel, self._cluster, self._seed, worker, self._memory, theirs)
-        process = self._context.Process(target=target, args=(assignment,), daemon=True)
-        process.start()
-        theirs.close()
+        with closing(theirs):
+            process = self._launcher.start(target, processes.Assignment(self._parcel, worker, self._memory, theirs))
         self._selector.register(ours, selectors.EVENT_READ, worker)
         return _Peer(process, ours)
 
@@ -206,11 +200,6 @@ class LocalEngine(RealTimeEngine[_Peer]):
             reply = peer.connection.recv()
         except (EOFError, OSError):
             reason = self._bury(peer)
-            if peer.process.exitcode == NO_MAIN_GUARD:
-                raise UsageError(
-                    "this script trains while it is imported, and every worker process imports it; put the "
-                    "call under if __name__ == '__main__':"
-                ) from None
             raise RunError(f"a worker process ended while it started: {reason}") from None
         if isinstance(reply, Failed):
             if reply.is_usage:
@@ -233,6 +222,8 @@ class LocalEngine(RealTimeEngine[_Peer]):
         if code < 0:
             hint = ", out of memory or kill -9" if -code == signal.SIGKILL else ""
             return f"killed by {signal.Signals(-code).name}{hint}"
+        if code == UNKNOWN_STATUS:
+            return f"ended, with a status that is not known: {fork_server_is_gone()}"
         return f"ended with status {code}"
 
     def _close(self, error: BaseException | None) -> None:
@@ -252,9 +243,3 @@ class LocalEngine(RealTimeEngine[_Peer]):
         self._memory.close()
         if self._parcel is not None:
             self._parcel.close()
-
-
-def refuse_while_importing() -> None:
-    """End this process if it is a worker that is only importing the user's script."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        os._exit(NO_MAIN_GUARD)

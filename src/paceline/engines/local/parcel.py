@@ -1,4 +1,4 @@
-"""An object for many processes: packed once, its large tensors in memory that all of them map."""
+"""An object for many child processes: pickled once, its large arrays in memory that all of them map."""
 
 from __future__ import annotations
 
@@ -6,79 +6,142 @@ import io
 import mmap
 import os
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.reduction import DupFd
 from typing import Any
 
+import cloudpickle
 import torch
 from torch import Tensor
 
 from paceline.engines.local.memory import anonymous_file
+from paceline.errors import UsageError
 
 LARGE_BYTES = 1 << 20
 Place = tuple[int, torch.Size, torch.dtype]
 
+_opening = False  # whether this process unpickles a parcel at present, and with it imports modules
+
 
 class Parcel:
-    """Holds an object that can be pickled; tensors of 1 MiB and more travel as one file descriptor.
+    """Pickled object; tensors and NumPy arrays of 1 MiB and more travel as one file descriptor.
+
+    Functions and classes of `__main__` (a script, a notebook, an interactive session), lambdas and closures are
+    pickled by value, with the globals that they use; those of an importable module by name. Only a process of this
+    machine that this process has started opens a parcel: it is never read from a network or a file.
+
+    Each process may write to the arrays that it opens: the pages written become its own.
 
     Raises:
-        Exception: whatever pickle raises for what it cannot pickle.
+        Exception: any error of pickle or of an object's own `__reduce__`.
     """
 
     def __init__(self, content: object) -> None:
         text = io.BytesIO()
-        packer = _Packer(text)
+        packer = Packer(text)
         packer.dump(content)
         self._text = text.getvalue()
         self._nbytes = max(1, packer.nbytes)
+        self._buffers = [(offset, buffer.nbytes) for offset, buffer in packer.buffers]
         self._file = anonymous_file(self._nbytes)
         memory = mmap.mmap(self._file, self._nbytes)
         for tensor, (offset, _, _) in packer.large.values():
             _flat(memory, offset, tensor.dtype, tensor.numel()).copy_(tensor.detach().reshape(-1))
+        for offset, buffer in packer.buffers:
+            memory[offset : offset + buffer.nbytes] = buffer
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"text": self._text, "nbytes": self._nbytes, "file": DupFd(self._file)}
+        return {"text": self._text, "nbytes": self._nbytes, "buffers": self._buffers, "file": DupFd(self._file)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._text, self._nbytes = state["text"], state["nbytes"]
+        self._text, self._nbytes, self._buffers = state["text"], state["nbytes"], state["buffers"]
         self._file = state["file"].detach()
 
     def open(self) -> Any:
-        """Return the object; its large tensors are those of every other process too."""
-        memory = mmap.mmap(self._file, self._nbytes)
+        """Return the object; its large arrays share their pages with every other process that has not written them."""
+        memory = mmap.mmap(self._file, self._nbytes, access=mmap.ACCESS_COPY)
         self.close()
-        return _Unpacker(io.BytesIO(self._text), memory).load()
+        view = memoryview(memory)
+        buffers = [view[offset : offset + nbytes] for offset, nbytes in self._buffers]
+        with _marked_as_opening():
+            return _Unpacker(io.BytesIO(self._text), memory, buffers).load()
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file descriptor."""
         os.close(self._file)
 
 
-class _Packer(pickle.Pickler):
-    def __init__(self, text: io.BytesIO) -> None:
-        super().__init__(text)
+def refuse_while_opening() -> None:
+    """Refuse to train in a process that imports modules because a parcel names them.
+
+    Raises:
+        UsageError: such a module trains while it is imported.
+    """
+    if _opening:
+        raise UsageError(
+            "a module that defines a part of the job trains while it is imported, and every worker process imports "
+            "it; put that call under if __name__ == '__main__':"
+        )
+
+
+class Packer(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """Pickler that leaves large arrays out and assigns each a page-aligned place.
+
+    Attributes:
+        nbytes: of all places.
+        large: by identity, each tensor left out and its place.
+        buffers: offset and bytes of each NumPy array left out.
+    """
+
+    def __init__(self, text: Any) -> None:
+        super().__init__(text, protocol=5, buffer_callback=self._keeps_in_text)
         self.nbytes = 0
         self.large: dict[int, tuple[Tensor, Place]] = {}
+        self.buffers: list[tuple[int, memoryview]] = []
 
     def persistent_id(self, content: object) -> Place | None:
+        """Return the place of a large tensor, None for what is pickled into the text."""
         if type(content) is not Tensor or content.device.type != "cpu" or content.layout is not torch.strided:
             return None
         if content.nbytes < LARGE_BYTES or content.requires_grad:
             return None
         if id(content) not in self.large:
-            self.large[id(content)] = (content, (self.nbytes, content.shape, content.dtype))
-            self.nbytes += -(-content.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            self.large[id(content)] = (content, (self._reserve(content.nbytes), content.shape, content.dtype))
         return self.large[id(content)][1]
+
+    def _keeps_in_text(self, buffer: pickle.PickleBuffer) -> bool:
+        """Leave a large buffer out; return whether it belongs into the text."""
+        raw = buffer.raw()
+        if raw.nbytes < LARGE_BYTES:
+            return True
+        self.buffers.append((self._reserve(raw.nbytes), raw))
+        return False
+
+    def _reserve(self, nbytes: int) -> int:
+        offset = self.nbytes
+        self.nbytes += -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        return offset
 
 
 class _Unpacker(pickle.Unpickler):
-    def __init__(self, text: io.BytesIO, memory: mmap.mmap) -> None:
-        super().__init__(text)
+    def __init__(self, text: io.BytesIO, memory: mmap.mmap, buffers: list[memoryview]) -> None:
+        super().__init__(text, buffers=buffers)
         self._memory = memory
 
     def persistent_load(self, place: Place) -> Tensor:
         offset, shape, dtype = place
         return _flat(self._memory, offset, dtype, shape.numel()).view(shape)
+
+
+@contextmanager
+def _marked_as_opening() -> Iterator[None]:
+    global _opening
+    _opening = True
+    try:
+        yield
+    finally:
+        _opening = False
 
 
 def _flat(memory: mmap.mmap, offset: int, dtype: torch.dtype, count: int) -> Tensor:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import parent_process
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 
 import torch
 
 from paceline.cluster import LocalCluster
 from paceline.engines.labour import Labour, device_of, pin
+from paceline.engines.local.launcher import Surroundings, begin_child
 from paceline.engines.local.memory import SharedMemory
 from paceline.engines.local.messages import (
     Abandoned,
@@ -30,22 +27,31 @@ from paceline.engines.local.messages import (
 from paceline.engines.local.parcel import Parcel
 from paceline.engines.replica import Interrupted, Replica
 from paceline.errors import UsageError
+from paceline.job import Job
 from paceline.vectors import Vectors
 
 
 @dataclass(frozen=True)
+class Task:
+    """What all processes of a run have in common."""
+
+    job: Job
+    cluster: LocalCluster
+    seed: int
+    surroundings: Surroundings
+
+
+@dataclass(frozen=True)
 class Assignment:
-    """What a process has to know.
+    """What one process needs.
 
     Attributes:
-        job: packed.
+        task: pickled `Task`.
         worker: its number; the process that evaluates has none of the workers'.
         connection: to the engine.
     """
 
-    job: Parcel
-    cluster: LocalCluster
-    seed: int
+    task: Parcel
     worker: int
     memory: SharedMemory
     connection: Connection
@@ -53,24 +59,25 @@ class Assignment:
 
 def work(assignment: Assignment) -> None:
     """Compute gradients until told to end."""
-    _serve(assignment, lambda: _Worker(assignment).answer)
+    _serve(assignment, lambda task: _Worker(assignment, task).answer)
 
 
 def evaluate(assignment: Assignment) -> None:
     """Evaluate versions until told to end."""
-    _serve(assignment, lambda: _Evaluator(assignment).answer)
+    _serve(assignment, lambda task: _Evaluator(assignment, task).answer)
 
 
 def _serve(
     assignment: Assignment,
-    build: Callable[[], Callable[[Work | Evaluation], Finished | Abandoned | Measurement]],
+    build: Callable[[Task], Callable[[Work | Evaluation], Finished | Abandoned | Measurement]],
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the engine ends them
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    torch.set_num_threads(assignment.cluster.worker_threads)
+    begin_child()
     connection = assignment.connection
     try:
-        answer = build()
+        task: Task = assignment.task.open()
+        task.surroundings.apply()
+        torch.set_num_threads(task.cluster.worker_threads)
+        answer = build(task)
         connection.send(Ready())
         while (request := connection.recv()) is not None:
             if not isinstance(request, Nudge):  # one that came too late to interrupt anything
@@ -83,17 +90,9 @@ def _serve(
         connection.send(Failed(message, details, isinstance(error, UsageError)))
 
 
-def end_with_parent() -> None:
-    """Wait for the end of the process that started this one, and end too."""
-    parent = parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-
 class _Worker:
-    def __init__(self, assignment: Assignment) -> None:
-        job, cluster, seed = assignment.job.open(), assignment.cluster, assignment.seed
+    def __init__(self, assignment: Assignment, task: Task) -> None:
+        job, cluster, seed = task.job, task.cluster, task.seed
         self._worker = assignment.worker
         self._memory = assignment.memory
         self._connection = assignment.connection
@@ -132,11 +131,11 @@ class _Worker:
 
 
 class _Evaluator:
-    def __init__(self, assignment: Assignment) -> None:
-        cluster = assignment.cluster
+    def __init__(self, assignment: Assignment, task: Task) -> None:
+        cluster = task.cluster
         self._memory = assignment.memory
         device = device_of(cluster.device, cluster.n)
-        self._replica = Replica(assignment.job.open(), assignment.seed, cluster.n, device=device)
+        self._replica = Replica(task.job, task.seed, cluster.n, device=device)
 
     def answer(self, request: Work | Evaluation) -> Measurement:
         assert isinstance(request, Evaluation)

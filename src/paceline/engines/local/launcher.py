@@ -1,0 +1,134 @@
+"""Child processes that do not import the main module of this one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from types import ModuleType
+from typing import Any, Self
+
+import torch
+
+from paceline.errors import RunError
+
+UNKNOWN_STATUS = 255  # which multiprocessing gives when the fork server, the parent of its processes, is gone
+_main_module = threading.Lock()
+
+
+class Launcher:
+    """Starts child processes by forking a server process that has imported the modules they need.
+
+    A script needs no main guard: multiprocessing would import the main module in every child, to find there what
+    was pickled by name. A `Parcel` pickles by value what the main module defines.
+
+    Args:
+        preload: names of modules that the fork server imports, if it is not running yet.
+    """
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(list(preload))
+
+    def pipe(self, *, duplex: bool = True) -> tuple[Connection, Connection]:
+        """Return the two ends of a pipe, the reading end first."""
+        return self._context.Pipe(duplex)
+
+    def start(self, target: Callable[..., None], *arguments: object) -> ForkServerProcess:
+        """Start a process that ends with this one.
+
+        Raises:
+            RunError: the fork server was killed.
+        """
+        process = self._context.Process(target=target, args=arguments, daemon=True)
+        try:
+            with _without_main_module():
+                process.start()
+        except (EOFError, ConnectionError) as error:
+            raise RunError(
+                f"cannot start a worker process: {fork_server_is_gone()}; train again, or look why in the system log"
+            ) from error
+        return process
+
+
+def fork_server_is_gone() -> str:
+    """Return the cause that is given where the fork server does not answer."""
+    return "the process that forks the workers (Python's multiprocessing.forkserver) was killed, perhaps out of memory"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Settings of a whole process on which results depend, to be the same in a child.
+
+    A child does not run the main module, which may have made them.
+    """
+
+    environment: dict[str, str]
+    dtype: torch.dtype
+    matmul_precision: str
+    is_deterministic: bool
+    warns_only: bool
+
+    @classmethod
+    def here(cls) -> Self:
+        """Return those of this process."""
+        return cls(
+            dict(os.environ),
+            torch.get_default_dtype(),
+            torch.get_float32_matmul_precision(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+
+    def apply(self) -> None:
+        """Make them those of this process."""
+        os.environ.clear()
+        os.environ.update(self.environment)
+        torch.set_default_dtype(self.dtype)
+        torch.set_float32_matmul_precision(self.matmul_precision)
+        torch.use_deterministic_algorithms(self.is_deterministic, warn_only=self.warns_only)
+
+
+def begin_child() -> None:
+    """Prepare a child process: ignore Ctrl-C, which reaches all processes of a terminal, and end with the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+class _OfNoFile(ModuleType):
+    """Stand-in for the main module that has all its names but comes from no file."""
+
+    def __init__(self, main: ModuleType) -> None:
+        super().__init__(main.__name__)
+        self._main = main
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__file__":
+            raise AttributeError(name)
+        return getattr(self._main, name)
+
+
+@contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Let multiprocessing find a main module without a file, as in an interactive session: it imports none then."""
+    with _main_module:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = _OfNoFile(main)
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main

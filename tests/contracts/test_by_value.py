@@ -1,0 +1,284 @@
+"""Jobs whose parts no module defines: of a script, a notebook or a prompt, lambdas, closures and partial functions."""
+
+import os
+import runpy
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset
+
+import paceline as pl
+from paceline.engines.local.launcher import Launcher
+from paceline.engines.local.parcel import LARGE_BYTES, Parcel
+from paceline.engines.local.unsendable import unsendable
+from tiny_jobs import dataset, sgd, tiny_job
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import paceline as pl
+
+print("the script runs")
+torch.set_default_dtype(torch.float64)
+INPUTS = torch.randn(400, 6)
+
+
+class Size(Enum):
+    SMALL = 8
+
+
+@dataclass
+class Config:
+    hidden: Size = Size.SMALL
+    classes: int = 2
+
+
+class Sample(NamedTuple):
+    x: torch.Tensor
+    y: int
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.config = Config()
+
+
+class Net(Base):
+    def __init__(self):
+        super().__init__()
+        assert isinstance(self.config, Config) and self.config.hidden is Size.SMALL
+        assert [field.name for field in fields(self.config)] == ["hidden", "classes"]
+        self.layers = nn.Sequential(nn.Linear(6, Size.SMALL.value), nn.ReLU(), nn.Linear(Size.SMALL.value, 2))
+
+    def forward(self, x):
+        return Double.apply(self.layers(x))
+
+
+class Data(Dataset):
+    def __len__(self):
+        return len(INPUTS)
+
+    def __getitem__(self, index):
+        return Sample(INPUTS[index], int(INPUTS[index].sum() > 0))
+
+
+def step(model, batch):
+    assert isinstance(batch, Sample) and isinstance(model, Net)
+    return smooth(model(batch.x), batch.y), {"share": (batch.y > 0).float().mean()}
+
+
+def smooth(output, target, by=0.1):
+    return nn.functional.cross_entropy(output, target, label_smoothing=by)
+
+
+class Slow(pl.Deterministic):
+    pass
+
+
+job = pl.Job(model=Net, step=step, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), data=Data(),
+             eval_data=Data(), batch_size=16)
+slowness = pl.Cluster(2, timing=Slow(0.001))
+result = pl.train(job, protocol="bsp", cluster=pl.LocalCluster(2, slowness=slowness), stop="updates=5")
+print(result.stopped_by, sorted(result.metrics), next(result.model.parameters()).dtype)
+"""
+SAID = ["the script runs", "updates ['loss', 'share'] torch.float64"]
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def train(job, **settings):
+    return pl.train(job, **{"protocol": "bsp", "cluster": pl.LocalCluster(2), "stop": "updates=3", **settings})
+
+
+def test_a_script_without_a_main_guard_trains_and_runs_once(script, capfd):
+    before = torch.get_default_dtype()
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        torch.set_default_dtype(before)
+    said = capfd.readouterr()
+    assert said.out.splitlines() == SAID, said.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_script_trains_from_a_file_and_from_standard_input(script, is_file):
+    with script.open() as file:
+        done = subprocess.run(
+            [sys.executable, script if is_file else "-"],
+            stdin=subprocess.DEVNULL if is_file else file,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == SAID
+
+
+def test_a_script_without_a_main_guard_compares_in_processes(tmp_path, capfd):
+    (tmp_path / "script.py").write_text(
+        SCRIPT.partition("slowness = ")[0]
+        + f"""
+compared = pl.compare(job, protocols="bsp, asp", cluster="2*exp(mean=1)", stop="updates=3", seeds=1,
+                      processes=2, out={str(tmp_path / "out")!r})
+print(len(compared.rows), compared.failures)
+"""
+    )
+    before = torch.get_default_dtype()
+    try:
+        runpy.run_path(str(tmp_path / "script.py"), run_name="__main__")
+    finally:
+        torch.set_default_dtype(before)
+    assert capfd.readouterr().out.splitlines() == ["the script runs", "2 {}"]
+
+
+def test_lambdas_closures_partial_functions_and_local_classes_travel():
+    weights = torch.ones(3, dtype=torch.float64)
+
+    class Net(nn.Sequential):
+        def __init__(self, hidden):
+            super().__init__(nn.Linear(5, hidden), nn.Tanh(), nn.Linear(hidden, 3))
+
+    def loss(output, target, scale):
+        return scale * F.cross_entropy(output, target, weight=weights)
+
+    job = tiny_job(model=lambda: Net(4).double(), loss=partial(loss, scale=0.5), collate=None)
+    assert train(job).stopped_by == "updates"
+
+
+def test_large_arrays_that_functions_use_are_shared_and_not_copied_into_the_text():
+    tensor, array = torch.arange(300_000.0), np.arange(300_000.0)
+    parcel = Parcel({"first": lambda: (tensor, array), "second": lambda: (tensor, array), "array": array})
+    assert len(parcel._text) < LARGE_BYTES / 100
+    opened = parcel.open()
+    first, second = opened["first"](), opened["second"]()
+    assert torch.equal(first[0], tensor)
+    assert np.array_equal(first[1], array)
+    assert first[0].data_ptr() == second[0].data_ptr()
+    assert first[1] is second[1] is opened["array"]
+
+
+def test_what_a_process_writes_into_a_shared_array_stays_its_own():
+    array = np.zeros(LARGE_BYTES)
+    parcel = Parcel([array, torch.zeros(LARGE_BYTES)])
+    again = Parcel.__new__(Parcel)
+    again.__dict__ |= {**parcel.__dict__, "_file": os.dup(parcel._file)}
+    ours, theirs = parcel.open(), again.open()
+    ours[0][0] = ours[1][0] = 1
+    assert array[0] == theirs[0][0] == theirs[1][0] == 0
+
+
+class Locked(Dataset):
+    """A data set that holds what belongs to one process."""
+
+    def __init__(self):
+        self.samples = dataset()
+        self.lock = threading.Lock()
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+
+def with_lock(output, target):
+    with LOCK:
+        return F.cross_entropy(output, target)
+
+
+LOCK = threading.Lock()
+FILE = sys.__stderr__
+generator = (number for number in range(3))
+
+
+@pytest.mark.parametrize(
+    ("part", "where"),
+    [
+        ({"loss": lambda output, target: print(output, file=FILE)}, "loss: its variable FILE is a TextIOWrapper"),
+        ({"loss": lambda output, target: with_lock(LOCK, target)}, "loss: its variable LOCK is a lock"),
+        ({"data": Locked()}, "data: its attribute lock is a lock"),
+        ({"model": partial(lambda numbers: nn.Linear(5, 3), generator)}, "model: its argument 1 is a generator"),
+        ({"optimizer": lambda parameters, numbers=generator: sgd()(parameters)}, "optimizer: its default 1 is a gen"),
+    ],
+)
+def test_a_part_that_cannot_travel_is_named_before_any_process_starts(part, where, monkeypatch):
+    monkeypatch.setattr(Launcher, "start", None)
+    with pytest.raises(pl.UsageError) as error:
+        train(tiny_job(**part))
+    assert str(error.value).startswith("job tiny cannot be sent to worker processes: " + where)
+    assert "create what belongs to one process" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_part_that_cannot_travel_is_named_in_a_comparison(tmp_path):
+    with pytest.raises(pl.UsageError, match=r"data: its attribute lock is a lock .*; .* or give processes=1"):
+        pl.compare(
+            tiny_job(data=Locked()),
+            protocols="bsp, asp",
+            cluster="2*exp(mean=1)",
+            stop="updates=3",
+            seeds=1,
+            processes=2,
+            out=tmp_path / "out",
+        )
+
+
+def test_objects_that_contain_themselves_are_searched_once():
+    ring = {"lock": None}
+    ring["ring"], ring["locks"] = ring, [threading.Lock()]
+    assert unsendable({"data": ring}).startswith("data: its item 'locks', its item 0 is a lock")
+
+
+def test_a_module_that_trains_while_it_is_imported_is_refused(tmp_path, monkeypatch):
+    text = """
+import paceline as pl
+from tiny_jobs import small_net, tiny_job
+
+def model():
+    return small_net()
+
+job = tiny_job(model=model)
+if not __import__("os").environ.get("FIRST"):
+    pl.train(job, protocol="bsp", cluster="local:2", stop="updates=3")
+"""
+    (tmp_path / "trains_on_import.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("FIRST", "yes")
+    job = __import__("trains_on_import").job
+    monkeypatch.delenv("FIRST")
+    with pytest.raises(pl.UsageError, match=r"trains while it is imported, .* __name__ == '__main__':"):
+        train(job)
