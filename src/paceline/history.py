@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.events import Outcome, Step
+from paceline.shown import Shown
 
 Column = NDArray[Any]
 
@@ -256,8 +257,8 @@ Record = (
 )
 
 
-@dataclass
-class Totals:
+@dataclass(repr=False)
+class Totals(Shown):
     """Counts and times of a whole run.
 
     Attributes:
@@ -310,8 +311,12 @@ class Totals:
         """Gradients per update."""
         return self.applied / max(1, self.updates)
 
+    def _facts(self) -> Mapping[str, object]:
+        counts = {"updates": self.updates, "used": self.used, "dropped": self.dropped, "interrupted": self.interrupted}
+        return {**counts, "mean_k": self.mean_k, "mean_staleness": self.mean_staleness, "idle_share": self.idle_share}
 
-class History:
+
+class History(Shown):
     """Everything that happened in a run, in order.
 
     Args:
@@ -325,6 +330,22 @@ class History:
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self._read())
+
+    @property
+    def known_counts(self) -> Mapping[str, int]:
+        """Updates, and gradients by what became of them, as far as they are counted without reading the records."""
+        totals = self._totals
+        if totals is None:
+            return {}
+        return {
+            "updates": totals.updates,
+            "used": totals.used,
+            "dropped": totals.dropped,
+            "interrupted": totals.interrupted,
+        }
+
+    def _facts(self) -> Mapping[str, object]:
+        return self.known_counts or {"totals": "not read yet"}
 
     @property
     def records(self) -> list[Record]:

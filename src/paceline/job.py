@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from paceline.errors import UsageError
 from paceline.learning_rate import LearningRate
 from paceline.schedule import LinearSchedule
+from paceline.shown import Shown, in_short
 from paceline.vectors import trainable
 
 Batch = Any
@@ -24,8 +25,8 @@ Metrics = Mapping[str, float | Tensor]
 Step = Callable[[nn.Module, Batch], "Tensor | tuple[Tensor, Metrics]"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Job(Shown):
     """What to train.
 
     Args:
@@ -135,6 +136,13 @@ class Job:
                 "sharding='shared' with it"
             )
 
+    def _facts(self) -> Mapping[str, object]:
+        """Return the parts that were given: of a model its size, of data their number, never their content."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        set_apart = {each.name: given[each.name] for each in fields(self) if each.default is not given[each.name]}
+        first = {"name": self.name, "model": _model_in_short(self.model)}
+        return first | {name: _data_in_short(value) for name, value in set_apart.items() if name not in first}
+
     @property
     def is_iterable(self) -> bool:
         """Whether the training data can only be read in sequence."""
@@ -198,6 +206,18 @@ class Job:
             f"job {self.name}: loss= needs batches of (input, target), given {type(batch).__name__}; "
             "give step= for other batches"
         )
+
+
+def _model_in_short(model: nn.Module | Callable[[], nn.Module]) -> str:
+    if not isinstance(model, nn.Module):
+        return in_short(model)
+    return f"{type(model).__name__} of {sum(each.numel() for each in model.parameters()):,} parameters"
+
+
+def _data_in_short(value: object) -> object:
+    if not isinstance(value, Dataset | Sampler):
+        return value
+    return f"{type(value).__name__} of {len(value):,}" if isinstance(value, Sized) else type(value).__name__
 
 
 _CHOICES = {

@@ -45,14 +45,15 @@ from paceline.recording.event_log import to_line
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import SavedRun
 from paceline.rules import make_coordinator, plan_of
+from paceline.shown import Shown
 from paceline.stop import Stop as StopRule
 
 DECISIONS = (UpdateMade, DecisionMade, GradientArrived, WorkInterrupted)
 FROM_OUTSIDE = {Outcome.INTERRUPTED, Outcome.NO_WORKERS, Outcome.FAILED}
 
 
-@dataclass(frozen=True)
-class Replay:
+@dataclass(frozen=True, repr=False)
+class Replay(Shown):
     """What a replay has shown.
 
     Attributes:
@@ -69,6 +70,10 @@ class Replay:
     def is_same(self) -> bool:
         """Whether every decision was the same."""
         return not self.difference
+
+    def _facts(self) -> Mapping[str, object]:
+        facts = {"is_same": self.is_same, "updates": self.updates, "decisions": self.decisions}
+        return facts if self.is_same else {**facts, "difference": self.difference}
 
 
 def replay(run: str | Path, protocol: Protocol | Phase | Plan | None = None) -> Replay:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import nan
@@ -20,12 +20,13 @@ from paceline.errors import RunError, UsageError
 from paceline.events import Outcome
 from paceline.history import Totals
 from paceline.protocols import Phase, Plan, Protocol, as_plan
+from paceline.shown import Shown
 from paceline.stop import Stop
 from paceline.timing import ServerTime
 
 
-@dataclass(frozen=True)
-class Simulated:
+@dataclass(frozen=True, repr=False)
+class Simulated(Shown):
     """What a simulation of the timing alone has brought.
 
     Attributes:
@@ -47,6 +48,12 @@ class Simulated:
     pushes: int
     payload_bytes: float
     server: ServerTime
+
+    def _facts(self) -> Mapping[str, object]:
+        totals = self.totals
+        counts = {"updates": totals.updates, "mean_k": totals.mean_k, "mean_staleness": totals.mean_staleness}
+        times = {"time_s": self.time_s, "seconds_per_update": self.seconds_per_update}
+        return {"workers": self.workers, **times, **counts, "dropped": totals.dropped, "wasted_s": self.wasted_s}
 
     @property
     def seconds_per_update(self) -> float:

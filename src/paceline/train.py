@@ -31,6 +31,7 @@ from paceline.protocols import Phase, Plan, Protocol, as_plan
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import RUN, RunFolder
 from paceline.session import Session, Setting, serve
+from paceline.shown import Shown
 from paceline.stop import Stop
 from paceline.torchrun import Torchrun
 
@@ -38,8 +39,8 @@ AnyProtocol = str | Protocol | Phase | Plan
 AnyCluster = str | Cluster | LocalCluster | Torchrun
 
 
-@dataclass(frozen=True)
-class Result:
+@dataclass(frozen=True, repr=False)
+class Result(Shown):
     """What a run has brought.
 
     Attributes:
@@ -59,6 +60,10 @@ class Result:
     reason: str
     metrics: Mapping[str, float] = field(default_factory=dict)
     folder: Path | None = None
+
+    def _facts(self) -> Mapping[str, object]:
+        facts = {"stopped_by": self.stopped_by, "reason": self.reason, "time_s": self.time_s}
+        return {**facts, **self.history.known_counts, **self.metrics, "folder": self.folder}
 
 
 def train(
@@ -180,7 +185,7 @@ def _run(
                 folder.save_model(model.state_dict())
     return Result(
         model=model,
-        history=folder.history if folder else History(lambda: memory.records, recorder.totals),
+        history=History(lambda: folder.history if folder else memory.records, recorder.totals),
         time_s=recorder.reached_s,
         stopped_by=end.outcome,
         reason=end.reason,

@@ -252,7 +252,7 @@ def test_the_command_line_prints_a_table_and_says_how_to_use_it(program):
 
 def test_the_command_line_says_when_the_range_was_too_short(program):
     _, out, _ = program("--highest", "0.01", k="1")
-    assert "or more: it has not risen up to 0.01" in out
+    assert "k = 1: the loss has not risen up to the rate 0.01, so the knee may lie higher" in out
 
 
 def test_the_command_line_writes_json(program, tmp_path):

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import StringIO
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from paceline.cluster import Cluster
-from paceline.comparison.table import NONE, WIDTH, number
+from paceline.comparison.table import NONE, number
 from paceline.protocols import Plan, Protocol
+from paceline.tables import Grid, paragraph
 from paceline.theory import Expected, NoTheoryError, Staleness, Tradeoff, expected, staleness
 
 HEADINGS = ("s per\nupdate", "\nkind", "stale-\nness", "fresh\nshare", "updates\n/s", "gradi-\nents/s", "\nsource")
@@ -79,16 +75,10 @@ def predict(plan: Plan, cluster: Cluster, updates: int, seed: int) -> Row:
 
 def as_text(rows: Sequence[Row], curves: Tradeoff | None, simulation: str) -> str:
     """Return the table with what has to be said of some rows, and which protocol is best when."""
-    table = Table(pad_edge=False, box=None, header_style="bold")
-    table.add_column("\nprotocol", overflow="fold")
-    for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading in {HEADINGS[1], HEADINGS[-1]} else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(Text(row.name), *_cells(row))
+    grid = Grid(["protocol", *HEADINGS], [[row.name, *_cells(row)] for row in rows], left=(0, 2, 7))
     notes = [*_notes(rows, simulation), *([_when(curves)] if curves is not None else [])]
-    text = StringIO()
-    Console(file=text, width=WIDTH, color_system=None).print(table, "", *notes, sep="\n")
-    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().rstrip().splitlines())
+    blocks = ["\n".join(grid.text()), *(["\n".join(map(paragraph, notes))] if notes else [])]
+    return "\n\n".join(blocks) + "\n"
 
 
 def _row(plan: Plan, runtime: Expected, stale: Staleness) -> Row:

@@ -65,4 +65,4 @@ def advise(
 
     wanted = [each.strip() for each in split_top(protocols, ",")] if protocols is not None else []
     advice = rank(run, protocols=wanted, cluster=cluster, seed=seed)
-    print(json.dumps(advice.as_json(), allow_nan=False) if output is Format.JSON else advice.text())
+    print(json.dumps(advice.as_json(), allow_nan=False) if output is Format.JSON else advice)

@@ -13,13 +13,19 @@ import typer
 
 from paceline.cli.options import Format, Output
 from paceline.errors import UsageError
+from paceline.tables import Grid, paragraph
 
 if TYPE_CHECKING:
     from paceline.search.recorded_search import RecordedSearch
     from paceline.search.search_cost import SearchCost
 
-_HEAD = f"""{"search setting (recurring,":26} {"cost in":>8}  {"amortised over":>14}  {"effective":>9}  {"success":>8}
-{"BSP runs, candidate runs)":26} {"BSP runs":>8}  {"recurrences":>14}  {"training":>9}"""
+_HEAD = (
+    "search setting (recurring,\nBSP runs, candidate runs)",
+    "cost in \nBSP runs ",
+    "amortised over \nrecurrences ",
+    "effective \ntraining ",
+    "success ",
+)
 
 
 def search_cost(
@@ -74,18 +80,9 @@ def search_cost(
 
 
 def _as_text(search: RecordedSearch, costs: Sequence[SearchCost]) -> Iterator[str]:
-    from textwrap import wrap
-
     from paceline.search.recorded_runs import percent
 
-    yield _HEAD
-    for each in costs:
-        amortised = f"{each.amortised:.2f}" if isfinite(each.amortised) else "never"
-        mark = "~" if each.draws else " "
-        yield (
-            f"{each.setting!s:26} {each.cost:8.2f}{mark} {amortised:>14}{mark} {each.effective:9.2f}{mark} "
-            f"{100 * each.success:6.1f} %{mark}"
-        ).rstrip()
+    yield from Grid(_HEAD, [_row(each) for each in costs]).text()
     yield ""
     tried = ", ".join(percent(rung.fraction) for rung in search.ladder)
     fails = "is off the target by more than" if search.two_sided else "falls short of the target by more than"
@@ -96,7 +93,13 @@ def _as_text(search: RecordedSearch, costs: Sequence[SearchCost]) -> Iterator[st
         _simulated(costs),
     )
     for sentence in sentences:
-        yield from wrap(sentence, 80)
+        yield paragraph(sentence)
+
+
+def _row(each: SearchCost) -> list[str]:
+    amortised = f"{each.amortised:.2f}" if isfinite(each.amortised) else "never"
+    values = (f"{each.cost:.2f}", amortised, f"{each.effective:.2f}", f"{100 * each.success:.1f} %")
+    return [str(each.setting), *(f"{value}{'~' if each.draws else ' '}" for value in values)]
 
 
 def _simulated(costs: Sequence[SearchCost]) -> str:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from paceline.comparison.ending import Crash
 from paceline.errors import RunError
 from paceline.recording.figures import Figures
+from paceline.shown import Tabled
 from paceline.stop import Stop
+from paceline.tables import Grid
 from paceline.wording import counted, listed
 
 if TYPE_CHECKING:
@@ -97,8 +99,8 @@ class Row:
         return mean(map(number, self.runs.values())) if self.runs else None
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Tabled):
     """Several protocols on the same job and cluster.
 
     Attributes:
@@ -166,11 +168,25 @@ class Comparison:
 
         return table(self)
 
-    def text(self) -> str:
-        """Return the table as plain text, 80 columns wide."""
-        from paceline.comparison.table import as_text
+    def _facts(self) -> Mapping[str, object]:
+        runs = {status: sum(len(row.with_status(status, self.stop)) for row in self.rows) for status in STATUSES}
+        protocols = ", ".join(row.protocol for row in self.rows)
+        return {
+            "goal": self.goal,
+            "protocols": protocols,
+            **{s: n for s, n in runs.items() if n},
+            "folder": self.folder,
+        }
 
-        return as_text(self)
+    def _grids(self) -> list[Grid]:
+        from paceline.comparison.table import grids
+
+        return grids(self)
+
+    def _notes(self) -> list[str]:
+        from paceline.comparison.table import notes
+
+        return notes(self)
 
     def to_json(self) -> bytes:
         """Return all rows with every number of every run; what is not known, or not reached, is null."""

@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from io import StringIO
 from math import isnan
 
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
 from paceline.comparison.result import STATUSES, Comparison, Row, Spread, Status
 from paceline.recording.figures import Figures
 from paceline.stop import Stop
+from paceline.tables import Grid, paragraph
 from paceline.wording import listed
 
-WIDTH = 80
 NONE = "-"
 
 Cell = Callable[[Row], str]
 
 
+def grids(comparison: Comparison) -> list[Grid]:
+    """Return all blocks."""
+    blocks = (_to_target(comparison), _WORK, _samples(comparison))
+    return [_block(columns, comparison.rows) for columns in blocks]
+
+
 def table(comparison: Comparison) -> Group:
-    """Return all blocks, with a note on what is missing and the verdict."""
-    blocks: list[RenderableType] = [_block(_to_target(comparison), comparison.rows)]
-    for columns in (_WORK, _samples(comparison)):
-        blocks += ["", _block(columns, comparison.rows)]
-    return Group(*blocks, "", *_notes(comparison))
-
-
-def as_text(comparison: Comparison) -> str:
-    """Return the same without colours."""
-    text = StringIO()
-    Console(file=text, width=WIDTH, color_system=None).print(table(comparison))
-    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+    """Return all blocks, with a note on what is missing and the verdict, for a terminal with colours."""
+    blocks: list[Text] = []
+    for grid in grids(comparison):
+        head, body = grid.text()
+        blocks += [Text(head, style="bold", no_wrap=True), Text(f"{body}\n", no_wrap=True)]
+    *others, verdict = map(paragraph, notes(comparison))
+    return Group(*blocks, *map(Text, others), Text(verdict, style="bold"))
 
 
 def number(value: float | None) -> str:
@@ -120,14 +119,8 @@ def _share(value: float | None) -> str:
     return NONE if value is None or isnan(value) else f"{round(100 * value)}%"
 
 
-def _block(columns: Mapping[str, Cell], rows: Sequence[Row]) -> Table:
-    block = Table(pad_edge=False, box=None, header_style="bold")
-    block.add_column("\nprotocol", overflow="fold")
-    for heading in columns:
-        block.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        block.add_row(Text(row.protocol), *[cell(row) for cell in columns.values()])
-    return block
+def _block(columns: Mapping[str, Cell], rows: Sequence[Row]) -> Grid:
+    return Grid(["protocol", *columns], [[row.protocol, *(cell(row) for cell in columns.values())] for row in rows])
 
 
 def _shortfalls(row: Row, stop: Stop) -> Iterator[str]:
@@ -142,15 +135,14 @@ def _shortfalls(row: Row, stop: Stop) -> Iterator[str]:
             yield f"{row.protocol}, {listed('seed', seeds)} {status}{goal}{why}"
 
 
-def _notes(comparison: Comparison) -> list[Text]:
+def notes(comparison: Comparison) -> list[str]:
+    """Return what has to be said of some runs, what the numbers are, and the verdict."""
     several = any(len(row.seeds) > 1 for row in comparison.rows)
-    notes = [Text(f"{run} failed: {crash}") for run, crash in comparison.failures.items()]
-    notes += [Text(line) for row in comparison.rows for line in _shortfalls(row, comparison.stop)]
+    told = [f"{run} failed: {crash}" for run, crash in comparison.failures.items()]
+    told += [line for row in comparison.rows for line in _shortfalls(row, comparison.stop)]
     if several:
-        notes.append(
-            Text(
-                f"Times to {comparison.goal} and worker-hours: mean (least to most) over the runs that reached it. "
-                "All other numbers: mean over all runs to their end; max: of all."
-            )
+        told.append(
+            f"Times to {comparison.goal} and worker-hours: mean (least to most) over the runs that reached it. "
+            "All other numbers: mean over all runs to their end; max: of all."
         )
-    return [*notes, Text(comparison.verdict(), style="bold")]
+    return [*told, comparison.verdict()]

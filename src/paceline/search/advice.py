@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite, isnan
-from textwrap import wrap
 from typing import Any, NamedTuple
+
+from paceline.shown import Tabled
+from paceline.tables import Grid
 
 PARTS = 5  # of a run: each predicts on its own, to see how sure a prediction is
 
@@ -52,8 +54,8 @@ class Seen:
     curvature: float
 
 
-@dataclass(frozen=True)
-class Advice:
+@dataclass(frozen=True, repr=False)
+class Advice(Tabled):
     """Protocols from the soonest to the latest, and what the prediction rests on.
 
     Attributes:
@@ -69,10 +71,14 @@ class Advice:
         """The one that would be there soonest."""
         return self.ranking[0]
 
-    def text(self) -> str:
-        """Return the ranking as a table of 80 columns, and sentences on why and how sure it is."""
-        sentences = [line for sentence in self.verdict() for line in wrap(sentence, 80)]
-        return "\n".join([_HEAD, *map(_row, self.ranking), "", *sentences])
+    def _facts(self) -> Mapping[str, object]:
+        return {"best": self.best.protocol, "protocols": len(self.ranking), "seen": self.seen}
+
+    def _grids(self) -> list[Grid]:
+        return [Grid(_HEAD, [_row(each) for each in self.ranking])]
+
+    def _notes(self) -> list[str]:
+        return self.verdict()
 
     def verdict(self) -> list[str]:
         """Return the best protocol, why, and how sure that is, in sentences."""
@@ -111,16 +117,16 @@ class Advice:
         ]
 
 
-_HEAD = "protocol             s/update gradients/s staleness updates seconds  low..high"
+_HEAD = ("protocol", "s/update", "gradients/s", "staleness", "updates", "seconds", "low..high")
 
 
-def _row(each: Prediction) -> str:
-    times = f"{each.protocol:20} {each.seconds_per_update:8.4g} {each.gradients_per_s:11.4g} {each.staleness:9.3g}"
+def _row(each: Prediction) -> list[str]:
+    times = [each.protocol, f"{each.seconds_per_update:.4g}", f"{each.gradients_per_s:.4g}", f"{each.staleness:.3g}"]
     if isnan(each.seconds):
-        return times
+        return [*times, "", "", ""]
     if not isfinite(each.seconds):
-        return f"{times} {'never':>7} {'never':>7}"
-    return f"{times} {each.updates:7.4g} {each.seconds:7.4g}  {each.low_s:.3g}..{each.high_s:.3g}"
+        return [*times, "never", "never", ""]
+    return [*times, f"{each.updates:.4g}", f"{each.seconds:.4g}", f"{each.low_s:.3g}..{each.high_s:.3g}"]
 
 
 def _plain(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +23,9 @@ from paceline.events import Outcome
 from paceline.job import Job
 from paceline.protocols import Protocol, as_plan
 from paceline.search.range_test import Range, averaged, find_knee, smoothed
+from paceline.shown import Shown, Tabled
 from paceline.stop import Stop
+from paceline.tables import Grid
 from paceline.text import parse_call
 from paceline.torchrun import without_torchrun
 from paceline.train import AnyCluster, check_kinds, train
@@ -31,8 +33,8 @@ from paceline.train import AnyCluster, check_kinds, train
 Watch = Callable[[str, Stop], AbstractContextManager[Callback]]
 
 
-@dataclass(frozen=True)
-class Knee:
+@dataclass(frozen=True, repr=False)
+class Knee(Shown):
     """The learning rate for one quorum, and the curve that it was read from.
 
     Attributes:
@@ -49,9 +51,17 @@ class Knee:
     rates: tuple[float, ...]
     losses: tuple[float, ...]
 
+    def _facts(self) -> Mapping[str, object]:
+        return {"k": self.k, "learning_rate": self.learning_rate, "is_bound": self.is_bound, "rates": len(self.rates)}
 
-@dataclass(frozen=True)
-class Knees:
+    @property
+    def loss(self) -> float:
+        """The smoothed loss after the update at the knee's rate."""
+        return self.losses[self.rates.index(self.learning_rate)]
+
+
+@dataclass(frozen=True, repr=False)
+class Knees(Tabled):
     """The learning rates for each quorum that was asked for.
 
     Attributes:
@@ -73,14 +83,19 @@ class Knees:
         """The learning rate for each k."""
         return {knee.k: knee.learning_rate for knee in self.knees}
 
-    def text(self) -> str:
-        """Return the table for people, 80 columns wide."""
-        lines = [f"{'k':>4}  {'learning rate':>13}  {'loss there':>10}"]
-        for knee in self.knees:
-            loss = knee.losses[knee.rates.index(knee.learning_rate)]
-            bound = f"  or more: it has not risen up to {knee.rates[-1]:.3g}" if knee.is_bound else ""
-            lines.append(f"{knee.k:>4}  {knee.learning_rate:>13.3g}  {loss:>10.3g}{bound}")
-        return "".join(f"{line}\n" for line in lines)
+    def _facts(self) -> Mapping[str, object]:
+        return {"job": self.job, "protocol": self.protocol, "learning_rates": self.learning_rates}
+
+    def _grids(self) -> list[Grid]:
+        rows = [[str(knee.k), f"{knee.learning_rate:.3g}", f"{knee.loss:.3g}"] for knee in self.knees]
+        return [Grid(["k", "learning rate", "loss there"], rows, left=())]
+
+    def _notes(self) -> list[str]:
+        return [
+            f"k = {knee.k}: the loss has not risen up to the rate {knee.rates[-1]:.3g}, so the knee may lie higher."
+            for knee in self.knees
+            if knee.is_bound
+        ]
 
     def to_json(self) -> bytes:
         """Return everything, curves included."""

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
 from statistics import mean
-from textwrap import fill
 from typing import Any
 
 import tomli_w
 
 from paceline.search.bisection import Bisection
 from paceline.search.trials import Trial, Trials
+from paceline.shown import Tabled
 from paceline.switch_timing import SwitchTiming
+from paceline.tables import Grid
+from paceline.wording import counted
 
-WIDTH = 80
 NONE = "-"
 HEADER = '# Written by paceline search; used by --protocol "sync_switch(timing=FILE)".\n\n'
 
 
-@dataclass(frozen=True)
-class SwitchSearch:
+@dataclass(frozen=True, repr=False)
+class SwitchSearch(Tabled):
     """A search for the moment at which one protocol gives way to another.
 
     Attributes:
@@ -93,21 +94,28 @@ class SwitchSearch:
         """Return whether a setting keeps the accuracy."""
         return self.bisection.accepts(trials.accuracies)
 
-    def text(self) -> str:
-        """Return the table for people, 80 columns wide; of a search that was interrupted, what it has cost."""
-        if self.interrupted:
-            return "".join(f"{line}\n" for line in self._verdict())
-        target, margin = self.bisection.target, f"{'+-' if self.bisection.two_sided else '-'} {self.bisection.margin:g}"
-        asked = f"mean accuracy {target:.4f} {margin} to be kept, {len(self.seeds)} runs a switch"
-        title = f"{self.trial.first}, then {self.trial.then}, on {self.trial.cluster}: {asked}."
-        lines = [fill(title, WIDTH), "", _HEADINGS, *map(self._line, self._all), "", *self._verdict()]
-        return "".join(f"{line}\n" for line in lines)
+    def _facts(self) -> Mapping[str, object]:
+        facts = {"first": self.trial.first, "then": self.trial.then, "fraction": self.fraction}
+        return {**facts, "speed_up": self.speed_up, "cost_s": self.cost_s, "folder": self.folder}
 
-    def _line(self, trials: Trials) -> str:
+    def _title(self) -> str:
+        if self.interrupted:
+            return ""
+        target, margin = self.bisection.target, f"{'+-' if self.bisection.two_sided else '-'} {self.bisection.margin:g}"
+        asked = f"mean accuracy {target:.4f} {margin} to be kept, {counted(len(self.seeds), 'run')} a switch"
+        return f"{self.trial.first}, then {self.trial.then}, on {self.trial.cluster}: {asked}."
+
+    def _grids(self) -> list[Grid]:
+        """Return the table of what was tried; of a search that was interrupted there is none yet."""
+        return [] if self.interrupted else [Grid(_HEADINGS, [self._row(each) for each in self._all], left=(1,))]
+
+    def _notes(self) -> list[str]:
+        return self._verdict()
+
+    def _row(self, trials: Trials) -> list[str]:
         kept = NONE if trials is self.alone else "yes" if self.is_accepted(trials) else "no"
-        share = f"{100 * trials.fraction:.6g}%"
-        seconds, relative = _number(trials.mean_s), _number(self.relative_time(trials))
-        return f"{share:>10}  {_spread(trials):<36}  {seconds:>8}  {relative:>10}  {kept:>6}"
+        share, relative = f"{100 * trials.fraction:.6g}%", _number(self.relative_time(trials))
+        return [share, _spread(trials), _number(trials.mean_s), relative, kept]
 
     def _verdict(self) -> list[str]:
         first, share = self.trial.first, 100 * (self.fraction or 0)
@@ -118,7 +126,7 @@ class SwitchSearch:
             found = "The search was interrupted."
         elif self.fraction == 1:
             found = f"No switch kept the accuracy: stay with {first} to the end."
-        return [fill(found, WIDTH), fill(f"All runs together took {_number(self.cost_s)} s{cost}.", WIDTH)]
+        return [found, f"All runs together took {_number(self.cost_s)} s{cost}."]
 
     def to_toml(self) -> str:
         """Return the file that `sync_switch(timing=FILE)` reads, with every trial."""
@@ -139,10 +147,7 @@ class SwitchSearch:
         }
 
 
-_HEADINGS = (
-    f"{'share of':>10}  {'':<36}  {'':>8}  {'of the':>10}\n"
-    f"{'the first':>10}  {'accuracy at the end':<36}  {'seconds':>8}  {'first one':>10}  {'kept':>6}"
-)
+_HEADINGS = ("share of\nthe first", "accuracy at the end", "seconds", "of the\nfirst one", "kept")
 
 
 def _plain(trials: Trials) -> dict[str, Any]:

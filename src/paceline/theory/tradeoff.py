@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from paceline.cluster import Cluster
 from paceline.errors import UsageError
 from paceline.protocols import Protocol
+from paceline.shown import Shown
 from paceline.theory.error import Constants, async_error, sync_error
 from paceline.theory.recognise import recognise
 from paceline.theory.runtime import Expected, expected
@@ -17,8 +18,8 @@ from paceline.theory.staleness import staleness
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Tradeoff:
+@dataclass(frozen=True, repr=False)
+class Tradeoff(Shown):
     """Bounds on the error of some protocols at some times.
 
     Attributes:
@@ -30,6 +31,10 @@ class Tradeoff:
     times_s: Array
     errors: Mapping[str, Array]
     runtimes: Mapping[str, Expected]
+
+    def _facts(self) -> Mapping[str, object]:
+        last = {name: float(errors[-1]) for name, errors in self.errors.items() if len(errors)}
+        return {"protocols": list(self.errors), "times": len(self.times_s), "last bounds": last}
 
     @property
     def best(self) -> list[str]:
