@@ -42,12 +42,13 @@ class Run:
         """Train, and return what is to be kept of it."""
         figure, case = self._parts()
         batch_size, lr = case.batch_size or figure.batch_size, self.series.lr or figure.lr
+        stop = case.stop or figure.stop
         result = unbroken(
             pl.train(
                 make_job(figure.job, batch_size, lr, self.series.lr_rule, where.folder),
                 protocol=self.series.protocol,
                 cluster=replace(case.cluster, device=where.device),
-                stop=replace(case.stop or figure.stop, **({"updates": where.updates} if where.updates else {})),
+                stop=replace(stop, updates=where.updates or stop.updates),
                 evaluate_every=pl.Extent("updates", self.series.evaluate_every),
                 seed=self.seed,
             )

@@ -68,6 +68,7 @@ from .history import StepMeasured as StepMeasured
 from .history import UpdateMade as UpdateMade
 from .job import BATCH_NORMS as BATCH_NORMS
 from .job import Job as Job
+from .metrics import Average as Average
 from .protocols import Phase as Phase
 from .protocols import Plan as Plan
 from .protocols import Protocol as Protocol

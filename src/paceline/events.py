@@ -26,6 +26,7 @@ class Outcome(StrEnum):
     LOSS = "loss"
     ACCURACY = "accuracy"
     EVAL_LOSS = "eval_loss"
+    METRIC = "metric"
     UPDATES = "updates"
     GRADIENTS = "gradients"
     EPOCHS = "epochs"

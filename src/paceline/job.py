@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from paceline.errors import UsageError
 from paceline.learning_rate import LearningRate
+from paceline.metrics import Average
 from paceline.schedule import LinearSchedule
 from paceline.shown import Shown, in_short
 from paceline.vectors import trainable
@@ -21,7 +22,7 @@ from paceline.vectors import trainable
 Batch = Any
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
-Metrics = Mapping[str, float | Tensor]
+Metrics = Mapping[str, float | Tensor | Average]
 Step = Callable[[nn.Module, Batch], "Tensor | tuple[Tensor, Metrics]"]
 
 
@@ -35,8 +36,10 @@ class Job(Shown):
         data: map-style or iterable; a map-style one may offer `minibatch(indices)` to make a whole batch at once.
         batch_size: samples in a worker's minibatch, always.
         loss: `loss(output, target)`, for data of plain (input, target) pairs.
-        step: `step(model, batch) -> loss` or `(loss, metrics)`, for anything else; give loss or step.
-        eval_data: what `accuracy` and other metrics are measured on.
+        step: `step(model, batch) -> loss` or `(loss, metrics)`, for anything else; give loss or step. Metrics are read
+            in evaluations: a number is averaged over samples, a `pl.Average` as it says. One that is named "loss" takes
+            the place of the evaluation loss.
+        eval_data: data that the evaluation loss, `accuracy` and the other metrics are measured on.
         scheduler: from the optimizer to a `torch.optim.lr_scheduler`; it is stepped by workload.
         schedule_unit: one step of the scheduler for each "gradient" or for each "epoch" of workload.
         schedule: of learning rate and weight decay together, instead of a scheduler; see `LinearSchedule`.

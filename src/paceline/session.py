@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,7 +27,7 @@ from paceline.engines.distributed.ring import check_summable
 from paceline.engines.distributed.slice_server import serve_slice
 from paceline.engines.labour import device_of
 from paceline.engines.local import LocalEngine
-from paceline.engines.replica import Replica, build_model, evaluate, usable_device
+from paceline.engines.replica import Replica, build_model, check_reported, evaluate, usable_device
 from paceline.engines.summed_loss import warn_of_summed_loss
 from paceline.engines.virtual import VirtualEngine
 from paceline.errors import UsageError
@@ -102,9 +102,15 @@ class Setting:
     @cached_property
     def evaluations(self) -> Extent | None:
         """How often a version is evaluated, if there are data for it."""
-        if self.job.eval_data is None:
-            if self.stop.needs_evaluation or self.evaluate_every is not None:
-                raise UsageError(f"job {self.job.name} has nothing to evaluate on; give it eval_data")
+        data = self.job.eval_data
+        if data is None or (isinstance(data, Sized) and not len(data)):
+            lacks = f"job {self.job.name} has no evaluation data" + (
+                "; give it eval_data" if data is None else " in it"
+            )
+            if self.stop.evaluated:
+                raise UsageError(f"stop {self.stop.evaluated[0]} looks at evaluations, but {lacks}")
+            if data is not None or self.evaluate_every is not None:
+                raise UsageError(lacks)
             return None
         if self.evaluate_every is None:
             return Extent("gradients", self.per_epoch) if self.per_epoch else Extent("updates", 100)
@@ -167,6 +173,7 @@ class Session:
         elif isinstance(cluster, Torchrun) and setting.plan.reduction is not None:
             check_summable(self.model)
             self.model = self.model.to(device_of(cluster.device, cluster.ranks.local_rank))
+        check_reported(job, self.model, setting.seed, setting.stop)
         if any(controller.reads != "times" for phase in setting.plan.phases for controller in phase.controllers):
             warn_of_summed_loss(job, self.model)
         ranks = cluster.ranks_of_slices if isinstance(cluster, Torchrun) else [0]

@@ -1,17 +1,19 @@
 """When a run ends: the conditions, and what notices that one is reached."""
 
+import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from math import inf, nan
+from math import inf, isfinite
 from typing import Any
 
 from paceline import events
 from paceline.errors import UsageError, did_you_mean
 from paceline.events import Outcome
+from paceline.targets import MetricTarget, Target, targets
 
 LEAST_LOSS_WINDOW = 10
-TARGETS = (Outcome.LOSS, Outcome.ACCURACY, Outcome.EVAL_LOSS)
+TARGETS = (Outcome.LOSS, Outcome.ACCURACY, Outcome.EVAL_LOSS, Outcome.METRIC)
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,10 @@ class Stop:
 
     Args:
         loss: mean training loss of the last max(n, 10) accepted gradients, at or below.
-        accuracy: of an evaluation, at or above, in (0, 1].
+        accuracy: accuracy of an evaluation, at or above, in (0, 1].
         eval_loss: loss of an evaluation, at or below.
+        metric: bound on a metric that `Job.step` returns, as ("nll", "<=", 1.4), or several of them. Written as
+            ``nll<=1.4`` in text.
         updates: updates made.
         gradients: workload, in accepted gradients.
         epochs: workload, in passes over the training data.
@@ -35,11 +39,14 @@ class Stop:
     Example:
         >>> Stop.parse("loss=0.2,seconds=600")
         Stop(loss=0.2, seconds=600)
+        >>> Stop.parse("nll<=1.4,updates=500")
+        Stop(metric=('nll', '<=', 1.4), updates=500)
     """
 
     loss: float | None = None
     accuracy: float | None = None
     eval_loss: float | None = None
+    metric: MetricTarget | Sequence[MetricTarget] | None = None
     updates: int | None = None
     gradients: int | None = None
     epochs: float | None = None
@@ -47,8 +54,9 @@ class Stop:
     max_loss: float | None = None
 
     def __post_init__(self) -> None:
+        self._take_metrics()
         ends = [f.name for f in fields(self) if f.name != "max_loss"]
-        if not any(name in self.given for name in ends):
+        if self.metric is None and not any(name in self.given for name in ends):
             raise UsageError(f"a run needs an end; give Stop({'= or '.join(ends)}=)")
         for name, value in self.given.items():
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < inf:
@@ -63,30 +71,67 @@ class Stop:
                 f"stop max_loss = {self.max_loss!r}, expected more than the loss = {self.loss!r} to be reached"
             )
 
+    def _take_metrics(self) -> None:
+        """Put what was given as metric into one form; accuracy and evaluation loss have arguments of their own."""
+        kept: list[Target] = []
+        for target in targets(self.metric):
+            name = target.metric
+            if name == "loss":
+                raise UsageError(
+                    f"stop metric = {tuple(target)}: give eval_loss= for the evaluation loss, loss= for the training "
+                    "loss"
+                )
+            if name in _COMPARISONS:
+                _check_own(name, target.comparison, target.value)
+                if getattr(self, name) is not None:
+                    raise UsageError(f"stop {name} is given twice; expected once")
+                object.__setattr__(self, name, target.value)
+            elif name in {each.metric for each in kept}:
+                raise UsageError(f"stop {name} is given twice; expected once")
+            else:
+                kept.append(target)
+        plain = [tuple(target) for target in kept]
+        object.__setattr__(self, "metric", plain[0] if len(plain) == 1 else tuple(plain) or None)
+
     def __repr__(self) -> str:
-        return f"Stop({', '.join(f'{name}={value}' for name, value in self.given.items())})"
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return f"Stop({', '.join(f'{name}={value!r}' for name, value in values.items() if value is not None)})"
+
+    def __str__(self) -> str:
+        """Return the conditions as `parse` reads them."""
+        return f"Stop({', '.join(self.conditions)})"
+
+    @property
+    def conditions(self) -> list[str]:
+        """The conditions as they are typed, such as ``loss=0.2`` and ``nll<=1.4``."""
+        metrics = [str(target) for target in targets(self.metric)]
+        return [*(f"{name}={value}" for name, value in self.given.items()), *metrics]
 
     @property
     def given(self) -> dict[str, float]:
-        """The conditions that are set."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        """The conditions that are set, without those on the job's own metrics."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "metric"}
         return {name: value for name, value in values.items() if value is not None}
 
     @property
-    def targets(self) -> dict[str, float]:
-        """The conditions on how well the model has learnt, as opposed to how long it has been at it."""
-        return {name: value for name, value in self.given.items() if name in TARGETS}
+    def evaluated(self) -> tuple[Target, ...]:
+        """The targets that are looked at when a version was evaluated."""
+        own = [
+            Target("loss", "<=", self.eval_loss) if self.eval_loss is not None else None,
+            Target("accuracy", ">=", self.accuracy) if self.accuracy is not None else None,
+        ]
+        return (*(target for target in own if target is not None), *targets(self.metric))
 
     @property
     def goal(self) -> str:
         """What the time is the time to, as "loss 0.2"."""
-        targets = [f"{name} {value:g}" for name, value in self.targets.items()]
-        return " or ".join(targets).replace("eval_loss", "evaluated loss") or "the end"
+        return " or ".join(self.targets) or "the end"
 
     @property
-    def needs_evaluation(self) -> bool:
-        """Whether it looks at evaluations."""
-        return self.accuracy is not None or self.eval_loss is not None
+    def targets(self) -> list[str]:
+        """The targets of training in words, such as ``loss 0.2``; the other conditions limit its time."""
+        loss = [f"loss {self.loss:g}"] if self.loss is not None else []
+        return loss + [target.in_words for target in self.evaluated]
 
     def workload(self, per_epoch: float | None) -> float | None:
         """Return the gradients of the whole run if these conditions fix them.
@@ -101,22 +146,53 @@ class Stop:
 
     @classmethod
     def parse(cls, text: str) -> "Stop":
-        """Read conditions such as ``loss=0.2,seconds=60``, or as ``str`` writes them."""
+        """Read conditions such as ``loss=0.2,nll<=1.4,seconds=60``, or as ``str`` writes them."""
         text = text.removeprefix("Stop(").removesuffix(")")
-        known = [f.name for f in fields(cls)]
         conditions: dict[str, float] = {}
+        metrics: list[MetricTarget] = []
         for part in text.split(","):
-            name, _, number = (piece.strip() for piece in part.partition("="))
-            if name not in known:
-                raise UsageError(f"stop condition {name!r} is not known{did_you_mean(name, known)}")
-            try:
-                value = float(number)
-            except ValueError:
-                raise UsageError(f"stop {part.strip()!r}, expected a number, as in {name}=10") from None
+            name, comparison, value = _condition(part)
+            if name not in _COMPARISONS:
+                metrics.append((name, comparison, value))  # type: ignore[arg-type]  # checked when built
+                continue
+            if comparison != "=":
+                _check_own(name, comparison, value)
             if name in conditions:
                 raise UsageError(f"stop {name} is given twice in {text!r}; expected once")
-            conditions[name] = int(value) if value.is_integer() else value
-        return cls(**conditions)  # type: ignore[arg-type]  # checked when built
+            conditions[name] = value
+        return cls(metric=metrics or None, **conditions)  # type: ignore[arg-type]  # checked when built
+
+
+# On which side of the value each condition of its own is reached.
+_COMPARISONS = {f.name: ">=" for f in fields(Stop) if f.name != "metric"} | {"loss": "<=", "eval_loss": "<="}
+_CONDITION = re.compile(r"([^<>=]*)(<=|>=|=|<|>)(.*)", re.DOTALL)
+
+
+def _condition(part: str) -> tuple[str, str, float]:
+    """Return name, comparison and value of one typed condition."""
+    match = _CONDITION.fullmatch(part)
+    name, comparison, number = (each.strip() for each in match.groups()) if match else (part.strip(), "=", "")
+    if comparison == "=" and name not in _COMPARISONS:
+        raise UsageError(
+            f"stop condition {name!r} is not known{did_you_mean(name, _COMPARISONS)}; a metric that the job reports is "
+            "typed as nll<=1.4 or nll>=1.4"
+        )
+    if comparison in {"<", ">"}:
+        raise UsageError(f"stop {part.strip()!r}, expected {name}{comparison}={number or 10}")
+    try:
+        value = float(number)
+    except ValueError:
+        raise UsageError(f"stop {part.strip()!r}, expected a number, as in {name}{comparison}10") from None
+    return name, comparison, int(value) if value.is_integer() else value
+
+
+def _check_own(name: str, comparison: str, value: float) -> None:
+    """Refuse a comparison that a condition of its own does not make."""
+    if comparison != _COMPARISONS[name]:
+        raise UsageError(
+            f"stop {name}{comparison}{value}: a run ends when {name} is {_COMPARISONS[name]} a value; expected "
+            f"{name}={value}"
+        )
 
 
 class StopWatch:
@@ -178,22 +254,14 @@ class StopWatch:
         self._losses.extend(state["losses"])
 
     def after_evaluation(self, version: int, metrics: Mapping[str, float]) -> events.Stop | None:
-        """Look at the metrics of a version."""
-        loss, loss_target = metrics.get("loss", nan), self._stop.eval_loss
-        if loss_target is not None and loss <= loss_target:
-            reason = f"evaluated loss {loss:.6g} of version {version} reached the target {loss_target:g}"
-            return events.Stop(Outcome.EVAL_LOSS, reason)
-        target = self._stop.accuracy
-        if target is None:
-            return None
-        accuracy = metrics.get("accuracy")
-        if accuracy is None:
-            return events.Stop(
-                Outcome.FAILED,
-                f"the stop waits for an accuracy, but evaluation gives {', '.join(metrics)} only; "
-                "return it from step as (loss, {'accuracy': ...})",
-            )
-        if accuracy < target:
-            return None
-        reason = f"accuracy {accuracy:.4f} of version {version} reached the target {target:g}"
-        return events.Stop(Outcome.ACCURACY, reason)
+        """Look at the metrics of a version; one that is missing, or not finite, ends the run as well."""
+        wanted = [(target, metrics.get(target.metric)) for target in self._stop.evaluated]
+        for target, value in wanted:
+            if value is not None and target.is_met_by(value):
+                return events.Stop(target.outcome, target.reached(value, version))
+        for target, value in wanted:
+            if value is None:
+                return events.Stop(Outcome.FAILED, target.missing(list(metrics)))
+            if not isfinite(value):
+                return events.Stop(Outcome.NOT_FINITE, target.not_finite(version))
+        return None

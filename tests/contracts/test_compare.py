@@ -250,7 +250,7 @@ REFUSED = [
     ({"processes": 0}, "processes = 0, expected a whole number >= 1"),
     ({"processes": 2, "cluster": pl.LocalCluster(2)}, "runs on a local cluster take real time"),
     ({"job": "digits"}, "expected a pl.Job"),
-    ({"stop": "accuracy=0.9"}, "nothing to evaluate on"),
+    ({"stop": "accuracy=0.9"}, "no evaluation data"),
 ]
 
 

@@ -14,7 +14,7 @@ SOURCE = Path(paceline.__file__).parent
 
 # Lowest first; a file may import from its own floor and from those below. A name ending in / is a folder.
 DECIDING = "events history extent protocols reduction switch_timing timing/ stop learning_rate momentum_limit"
-MEMBERS = "phase_share lead patience roster faults minibatches open_update dispatch evaluations"
+MEMBERS = "targets metrics phase_share lead patience roster faults minibatches open_update dispatch evaluations"
 SAVING = "checkpoint checkpoint/state checkpoint/store checkpoint/identity"
 FLOORS = [
     "errors checks text wording shown tables streams attributes slices",

@@ -6,7 +6,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import pairwise
+from itertools import islice, pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -22,6 +22,8 @@ from paceline.engines.share import Part, Sharing
 from paceline.errors import RunError, UsageError
 from paceline.events import Minibatch
 from paceline.job import Batch, Job
+from paceline.metrics import Averages
+from paceline.stop import Stop
 from paceline.streams import derived_seed
 from paceline.vectors import Layout, Vectors, bind, trainable
 
@@ -253,23 +255,43 @@ def build_model(job: Job, seed: int) -> nn.Module:
     return job.build_model(derived_seed(seed, "model"))
 
 
-def evaluate(job: Job, model: nn.Module, seed: int) -> dict[str, float]:
-    """Return the mean loss and the mean of every metric over the evaluation data, in evaluation mode."""
+def evaluate(job: Job, model: nn.Module, seed: int, batches: int | None = None) -> dict[str, float]:
+    """Return the mean loss and the mean of every metric over the evaluation data, in evaluation mode.
+
+    Args:
+        job: what to evaluate.
+        model: with the parameters to be evaluated.
+        seed: of the run.
+        batches: how many of the first ones are evaluated; all if not given.
+
+    Raises:
+        UsageError: a metric is no number, or has no text as its name.
+        RunError: there are no evaluation data.
+    """
     device = next(model.parameters()).device
-    sums: dict[str, float] = {}
-    samples = 0
+    averages = Averages(job.name)
     with evaluating(model), torch.no_grad(), seeded(derived_seed(seed, "evaluation"), device):
-        for batch in eval_batches(job):
+        for batch in islice(eval_batches(job), batches):
             loss, metrics = job.loss_of(model, to_device(batch, device))
-            size = batch_len(batch)
-            samples += size
-            for name, value in {"loss": loss, **metrics}.items():
-                if not isinstance(name, str):
-                    raise UsageError(f"job {job.name}: a metric is named {name!r}; expected text, as in 'accuracy'")
-                sums[name] = sums.get(name, 0.0) + float(value) * size
-    if not samples:
+            averages.add({"loss": loss, **metrics}, batch_len(batch))
+    means = averages.means()
+    if not means:
         raise RunError(f"job {job.name}: the evaluation data are empty; expected at least a sample")
-    return {name: total / samples for name, total in sums.items()}
+    return means
+
+
+def check_reported(job: Job, model: nn.Module, seed: int, stop: Stop) -> None:
+    """Refuse a stop that waits for a metric that the first batch of the evaluation data has not.
+
+    Raises:
+        UsageError: such a metric is not reported.
+    """
+    if not stop.evaluated:
+        return
+    reported = evaluate(job, model, seed, batches=1)
+    for target in stop.evaluated:
+        if target.metric not in reported:
+            raise UsageError(f"job {job.name}: {target.missing(list(reported))}")
 
 
 @contextmanager

@@ -153,7 +153,7 @@ class _Counter:
         """Return when the version was made that met the stop, and the worker-seconds until then."""
         if self._end is None:
             return self._now_s, self._live_s[-1] if self._live_s else 0.0
-        if self._end.outcome not in {Outcome.ACCURACY, Outcome.EVAL_LOSS}:
+        if self._end.outcome not in TARGETS or self._end.outcome is Outcome.LOSS:
             return self._end.now_s, self._end.live_s
         reaching = self._evaluations[0]  # a run closes with one more measurement, that of its last version
         return reaching.published_s, self._live_s[reaching.version - 1] if reaching.version else 0.0

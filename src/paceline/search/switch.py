@@ -176,10 +176,10 @@ def _first_runs(given: int | None, runs: int, target: float | None) -> int:
 
 
 def _check_stop(stop: Stop) -> None:
-    early = [name for name in stop.given if name not in {"gradients", "epochs", "max_loss"}]
+    early = [text for text in stop.conditions if text.partition("=")[0] not in {"gradients", "epochs", "max_loss"}]
     if early:
         raise UsageError(
-            f"stop {early[0]} = {stop.given[early[0]]:g} may end a run before its workload is done; a search compares "
+            f"stop {early[0]} may end a run before its workload is done; a search compares "
             "runs at their end: give gradients= or epochs=, and max_loss= if you like"
         )
 
