@@ -38,7 +38,7 @@ from paceline.optimizers import check_momentum
 from paceline.protocols import Plan
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import versions
-from paceline.recording.source import code_of
+from paceline.recording.source import code_of, main_module_of
 from paceline.reduction import Reduction
 from paceline.rules import make_coordinator, plan_as_json
 from paceline.schedule import Curve
@@ -196,6 +196,7 @@ class Session:
         setting, job = self.setting, self.setting.job
         return {
             "job": job.name,
+            "main_module": main_module_of(vars(job).values()),
             "protocol": str(setting.checked_plan),
             "cluster": str(setting.cluster),
             "stop": str(setting.stop),

@@ -21,6 +21,7 @@ from paceline.coordinator import Coordinator
 from paceline.engines.base import Engine
 from paceline.engines.distributed.meeting import is_restart
 from paceline.engines.local.parcel import refuse_while_opening
+from paceline.engines.signals import holding_sigterm, release_sigterm
 from paceline.errors import RunError, UsageError
 from paceline.events import Command, Event, Outcome
 from paceline.events import Stop as EndCommand
@@ -66,6 +67,7 @@ class Result(Shown):
         return {**facts, **self.history.known_counts, **self.metrics, "folder": self.folder}
 
 
+@holding_sigterm()
 def train(
     job: Job,
     *,
@@ -132,6 +134,7 @@ def train(
         measure_steps,
     )
     if isinstance(cluster, Torchrun) and not cluster.is_server:
+        release_sigterm()
         return _serve(setting)
     if resume is None and out is not None and _is_started_again(cluster, Path(out)):
         out, resume = None, out

@@ -7,6 +7,8 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from types import ModuleType
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,9 +18,11 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import paceline as pl
+from paceline.cli import main
 from paceline.engines.local.launcher import Launcher
 from paceline.engines.local.parcel import LARGE_BYTES, Parcel
 from paceline.engines.local.unsendable import unsendable
+from paceline.recording.source import main_module_of
 from tiny_jobs import dataset, sgd, tiny_job
 
 ROOT = Path(__file__).parents[2]
@@ -282,3 +286,31 @@ if not __import__("os").environ.get("FIRST"):
     monkeypatch.delenv("FIRST")
     with pytest.raises(pl.UsageError, match=r"trains while it is imported, .* __name__ == '__main__':"):
         train(job)
+
+
+def test_a_run_of_a_notebook_is_resumed_from_python_and_the_command_line_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+
+    def loss(output, target):
+        return F.cross_entropy(output, target)
+
+    loss.__module__ = "__main__"
+    job, folder = tiny_job(loss=loss), tmp_path / "run"
+    train(job, cluster="2*exp(mean=1)", out=folder)
+    monkeypatch.setattr(sys, "argv", ["paceline", "train", "--resume", str(folder), "--stop", "updates=5"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "its job is defined in a notebook or an interactive session, which cannot be imported" in said
+    assert f"pl.train(job, ..., resume={str(folder)!r})" in said
+    assert train(job, cluster="2*exp(mean=1)", stop="updates=5", resume=folder).history.totals.updates == 5
+
+
+def test_a_run_of_a_script_names_the_script():
+    assert main_module_of(tiny_job().__dict__.values()) == ""
+    script = ModuleType("__main__")
+    script.__file__ = __file__
+    part = type("InScript", (), {"__module__": "__main__"})
+    with patch.dict(sys.modules, {"__main__": script}):
+        assert main_module_of([part]) == "the script test_by_value.py"

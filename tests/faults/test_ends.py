@@ -8,14 +8,17 @@ import subprocess
 import sys
 import time
 import weakref
+from multiprocessing import parent_process
 from pathlib import Path
 
 import psutil
 import pytest
 from jupyter_client.manager import run_kernel
+from torch import nn
 
 import paceline as pl
-from faults.ranks import run
+from faults.ranks import free_port, run
+from paceline.engines.signals import holding_sigterm, is_sigterm_held
 from paceline.recording.event_log import read_events
 from paceline.recording.run_folder import EVENTS
 from tiny_jobs import small_net, tiny_job
@@ -91,6 +94,100 @@ def test_a_signal_ends_the_run_cleanly_with_what_was_learned(running, number):
     assert (end["event"], end["outcome"]) == ("run_ended", "interrupted")
     assert (log.parent / "model.safetensors").exists()
     assert json.loads((log.parent / "run.json").read_text())["seed"] == 0
+
+
+class Terminating(nn.Module):
+    """A model whose first copy is made while SIGTERM comes."""
+
+    has_come = False
+
+    def __init__(self):
+        super().__init__()
+        self.net = small_net()
+
+    def __deepcopy__(self, memo):
+        if parent_process() is None and not Terminating.has_come:
+            Terminating.has_come = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        copied = Terminating()
+        copied.load_state_dict(self.state_dict())
+        return copied
+
+    def forward(self, inputs):
+        return self.net(inputs)
+
+
+@pytest.mark.parametrize("cluster", ["2*exp(mean=1)", "local:2"])
+def test_sigterm_before_the_run_begins_ends_it_saved(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(Terminating, "has_come", False)
+    before = signal.getsignal(signal.SIGTERM)
+    job = tiny_job(model=Terminating())
+    result = pl.train(job, protocol="asp", cluster=cluster, stop="updates=5", out=tmp_path / "run")
+    assert (result.stopped_by, result.reason) == ("interrupted", "interrupted by SIGTERM")
+    assert signal.getsignal(signal.SIGTERM) == before
+    resumed = pl.train(job, protocol="asp", cluster=cluster, stop="updates=5", resume=tmp_path / "run")
+    assert (resumed.stopped_by, resumed.history.totals.updates) == ("updates", 5)
+
+
+def test_sigterm_that_no_engine_takes_over_acts_as_usual_at_the_end():
+    caught = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
+    try:
+        with holding_sigterm(), holding_sigterm():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert is_sigterm_held()
+            assert caught == []
+        assert caught == [signal.SIGTERM]
+        with holding_sigterm():
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)  # the second one acts at once
+            assert len(caught) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+WHILE_TORCH_IS_IMPORTED = """
+import os, signal, sys
+
+class SendsSigterm:
+    def find_spec(self, name, *_):
+        if name == "torch.nn":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, SendsSigterm())
+from paceline.cli import main
+assert "torch" not in sys.modules
+sys.argv = ["paceline", "train", "digits", "--protocol", "asp", "--cluster", sys.argv[1], "--stop", "updates=1000000",
+            "--out", "run"]
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ["2*exp(mean=1)", "local:2", "torchrun"])
+def test_sigterm_while_torch_is_imported_ends_the_run_as_promised(cluster, tmp_path):
+    (tmp_path / "command.py").write_text(WHILE_TORCH_IS_IMPORTED)
+    rank_0 = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "PACELINE_TOKEN": "secret",
+    }
+    done = subprocess.run(
+        [sys.executable, "command.py", cluster],
+        cwd=tmp_path,
+        env={**os.environ, **(rank_0 if cluster == "torchrun" else {})},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.endswith("paceline train --resume run goes on with it\n")
+    end = read_events(tmp_path / "run" / EVENTS)[-1]
+    assert (end["event"], end["reason"]) == ("run_ended", "interrupted by SIGTERM")
 
 
 IN_A_NOTEBOOK = """

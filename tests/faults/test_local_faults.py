@@ -4,12 +4,14 @@ import multiprocessing
 import os
 from collections import Counter
 
+import psutil
 import pytest
 import torch
 from torch import nn
 
 import paceline as pl
 from faults.enough import EndWhen
+from paceline.engines.local import worker as processes
 from paceline.engines.local.memory import SharedMemory
 from paceline.engines.local.parcel import Parcel
 from paceline.history import DecisionMade, GradientArrived, UpdateMade, WorkerJoined, WorkerLost, WorkInterrupted
@@ -65,6 +67,43 @@ def test_training_goes_on_without_a_killed_worker(protocol, draw):
         run(protocol, [pl.Fault(worker=1, draw=draw, kind="die")], updates=1_000_000, callbacks=[seen])
     assert seen.lost == [(1, "killed by SIGKILL, out of memory or kill -9")]
     assert seen.used[1] == draw - 1
+
+
+def fork_server():
+    """Return the process that forks the workers of this one."""
+    return next(
+        each for each in psutil.Process().children() if "multiprocessing.forkserver" in " ".join(each.cmdline())
+    )
+
+
+class KillsForkServer(pl.Callback):
+    """Kills the process that forks workers when the first update has been made."""
+
+    def on_update(self, update):
+        if update.version == 1:
+            fork_server().kill()
+
+
+def test_a_run_goes_on_without_its_fork_server():
+    result = run(pl.bsp(), [pl.Fault(1, 4, "die")], n=2, updates=10, respawn=False, callbacks=[KillsForkServer()])
+    assert result.stopped_by == "updates"
+    [(worker, reason)] = lost(result)
+    assert worker == 1
+    assert reason.startswith("ended, with a status that is not known: the process that forks the workers")
+
+
+def test_a_fork_server_that_is_killed_while_workers_start_is_one_line(tmp_path, monkeypatch):
+    assert run(pl.bsp(), updates=1).stopped_by == "updates"  # there is one
+    first = fork_server()
+    first.kill()
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # it is multiprocessing that collects its status
+    (tmp_path / "dies_when_imported.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(processes, "__name__", "dies_when_imported")
+    with pytest.raises(pl.RunError, match=r"^cannot start a worker process: .*forkserver\) was killed[^\n]*$"):
+        run(pl.bsp(), updates=1)
+    monkeypatch.undo()
+    assert run(pl.bsp(), updates=1).stopped_by == "updates"
 
 
 def test_the_traceback_of_a_failed_worker_is_shown(capfd):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.options import EvaluateEvery, Format, Output, WorkerTimeout
+from paceline.engines.signals import holding_sigterm
 from paceline.errors import RunError, UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Censored(StrEnum):
     KM = "km"
 
 
+@holding_sigterm(acts_at_end=False)  # also while torch is imported
 def train(
     job: Annotated[
         str | None, typer.Argument(help="digits, mnist, cifar10, cifar100, mnist(folder=DIR), or module:object.")

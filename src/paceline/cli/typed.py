@@ -83,4 +83,10 @@ def _missing(names: list[str], resumed: Path | None) -> str:
     if _is_elsewhere(resumed):
         here = f"{resumed} here, on rank {os.environ['RANK']}"
         return f"there is no run in {here}; let it be seen, or give {wanted} as on rank 0"
+    main = SavedRun(resumed).configuration.get("main_module")
+    if "job" in names and main:
+        return (
+            f"{resumed} was trained from Python, and its job is defined in {main}, which cannot be imported: resume it "
+            f"there, with pl.train(job, ..., resume={str(resumed)!r})"
+        )
     return f"{resumed} was not begun by paceline train, so {wanted} must be given as it was begun"

@@ -42,6 +42,7 @@ class Engine(ABC):
     def __init__(self) -> None:
         self.signals = Signals()
         self._applied: Applied | None = None  # to be told before anything else
+        self._is_ready = True  # else nothing is carried out: a signal came before all workers were there
 
     def __enter__(self) -> Self:
         """Get ready to run."""
@@ -122,7 +123,7 @@ class Engine(ABC):
         while True:
             for command in commands:
                 action = carry_out.get(type(command))  # the others are for the record
-                if action is not None:
+                if action is not None and self._is_ready:
                     action(command)
             if observe is not None:
                 observe(self.now, event, commands)

@@ -72,15 +72,17 @@ class RealTimeEngine(Engine, Generic[P]):
         self._threads = torch.get_num_threads()
 
     def __enter__(self) -> Self:
-        """Publish the first version and wait until every worker is ready."""
+        """Publish the first version and wait until every worker is ready, or a signal comes."""
+        super().__enter__()
         try:
             self._publish(self._first_version)
             self._press()
             self._start()
         except BaseException as error:
             self._close(error)
+            self.signals.remove()
             raise
-        super().__enter__()
+        self._is_ready = not self.signals.caught
         self._selector.register(self.signals.reader, selectors.EVENT_READ)
         self._begun_s = time.monotonic() - self.now
         return self
@@ -102,7 +104,7 @@ class RealTimeEngine(Engine, Generic[P]):
 
     @abstractmethod
     def _start(self) -> None:
-        """Start every worker and wait until all are ready."""
+        """Start every worker and wait until all are ready, or a signal was caught."""
 
     @abstractmethod
     def _close(self, error: BaseException | None) -> None:

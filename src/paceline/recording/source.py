@@ -31,6 +31,21 @@ def code_of(parts: Iterable[object]) -> dict[str, str]:
     return {"paceline": _of_paceline(), **{name: digest for name, digest in digests.items() if digest}}
 
 
+def main_module_of(parts: Iterable[object]) -> str:
+    """Return the name of the script, or the kind of session, that defines one of these parts; empty without any.
+
+    Such a part cannot be imported from elsewhere.
+
+    Args:
+        parts: as for `code_of`.
+    """
+    if not any(name in MAIN for part in parts for name in _modules(part, DEEPEST)):
+        return ""
+    main = sys.modules["__main__"]
+    is_script = _content(main) is not None
+    return f"the script {_name(main)}" if is_script else "a notebook or an interactive session"
+
+
 @cache
 def _of_paceline() -> str:
     return digest_of_package(files("paceline"))

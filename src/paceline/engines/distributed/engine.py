@@ -122,6 +122,8 @@ class DistributedEngine(RealTimeEngine[Member]):
     def _await_everybody(self) -> None:
         deadline_s = time.monotonic() + self._cluster.start_timeout_s
         while missing := self._missing():
+            if self.signals.caught and not self._slices.missing:
+                return
             for key, _ in self._selector.select(timeout=0.2):
                 self._read(key)
             for assistant in self._assistants:

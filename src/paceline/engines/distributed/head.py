@@ -22,6 +22,7 @@ from paceline.engines.distributed.iteration import Hand, Reform, Table
 from paceline.engines.distributed.line import Broken
 from paceline.engines.distributed.meeting import Meeting, call
 from paceline.engines.distributed.ring import Absent, Apart, Ring
+from paceline.engines.signals import is_sigterm_held
 from paceline.errors import RunError, UsageError
 from paceline.events import Event, Joined, Lost
 from paceline.torchrun import Torchrun
@@ -88,6 +89,8 @@ class Head:
         deadline = time.monotonic() + cluster.start_timeout_s
         while missing := [worker for worker in range(1, cluster.n) if worker not in self._came]:
             self._check()
+            if is_sigterm_held():
+                raise KeyboardInterrupt  # there is no run yet that could be saved
             if select.select([told], [], [], LOOK_AGAIN_S)[0] and isinstance(news := told.get(), TurnedAway):
                 raise UsageError(news.reason)
             if time.monotonic() > deadline:

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from contextlib import closing, suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
 import torch
@@ -87,6 +87,8 @@ class LocalEngine(RealTimeEngine[_Peer]):
     def _start(self) -> None:
         self._parcel = self._pack()
         for worker in range(self._cluster.n):
+            if self.signals.caught:
+                return
             self._workers[worker] = self._start_process(worker)
         if self._job.eval_data is not None:
             self._evaluator = self._start_process(self._cluster.n)
@@ -196,6 +198,9 @@ class LocalEngine(RealTimeEngine[_Peer]):
         return _Peer(process, ours)
 
     def _await_ready(self, peer: _Peer) -> None:
+        wait([peer.connection, self.signals.reader])
+        if self.signals.caught:
+            return
         try:
             reply = peer.connection.recv()
         except (EOFError, OSError):
