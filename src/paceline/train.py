@@ -146,7 +146,7 @@ def train(
     if out is not None:
         raise UsageError(f"out={str(out)!r} and resume={str(resume)!r}: a resumed run stays where it is; give one")
     past = Resumption(Path(resume), session, allow_change)
-    folder = RunFolder(Path(resume), session.configuration, overwrite=True, keep_bytes=past.log_bytes)
+    folder = RunFolder(Path(resume), session.configuration, overwrite=True, keep=past.kept)
     return _run(session, folder, past, callbacks, habit)
 
 
@@ -173,7 +173,7 @@ def _run(
     try:
         engine = session.engine()
         first = past.load(engine, recorder) if past else None
-        if past is not None and past.log_bytes is not None:
+        if past is not None and past.kept is not None:
             for callback in callbacks:
                 callback.on_resume(past.history())
         keeper = Keeper(session, engine, recorder, folder, habit) if folder else None

@@ -10,8 +10,9 @@ from torch import nn
 import paceline as pl
 from paceline.checkpoint.store import TENSORS
 from paceline.errors import PacelineWarning
+from paceline.files import replace_file
 from paceline.history import RunResumed
-from paceline.recording.run_folder import CHECKPOINTS, EVENTS, RUN, versions
+from paceline.recording.run_folder import CHECKPOINTS, EVENTS, MODEL, RUN, versions
 from tiny_jobs import dataset, parameters_of, tiny_job
 
 CLUSTER = pl.Cluster(3, timing=pl.Exponential(1.0))
@@ -314,10 +315,12 @@ def test_a_record_that_cannot_be_written_ends_the_run_and_not_in_silence(tmp_pat
 
 
 def test_a_model_that_cannot_be_written_leaves_the_folder_free(tmp_path, monkeypatch):
-    def full(path, data):
-        raise OSError(28, "No space left on device")
+    def full(path, content):
+        if path.name == MODEL:
+            raise OSError(28, "No space left on device")
+        replace_file(path, content)
 
-    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    monkeypatch.setattr("paceline.recording.run_folder.replace_file", full)
     with pytest.raises(pl.RunError, match=r"model.safetensors: No space left"):
         train(tmp_path / "run", stop="updates=3")
     monkeypatch.undo()

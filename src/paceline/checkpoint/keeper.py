@@ -11,6 +11,7 @@ from paceline.engines.base import Engine
 from paceline.engines.virtual import TimingEngine
 from paceline.errors import RunError, UsageError
 from paceline.extent import Extent
+from paceline.recording.event_log import Prefix
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import CHECKPOINTS, RunFolder, versions
 from paceline.session import Session
@@ -81,14 +82,20 @@ class Keeper:
             self.save()
 
     def save(self) -> None:
-        """Save what the run is now, and how far its log had got."""
+        """Save what the run is now, and how long its log is, with a digest.
+
+        Raises:
+            RunError: it cannot be saved, or only to another folder, since that of the run is gone.
+        """
         version = self._coordinator.version
         state = {name: part.state_dict() for name, part in self._parts.items()}
         state["configuration"] = self._configuration
         state["now"] = self._engine.now
-        state["log_bytes"] = self._folder.settle()
+        if self._folder.is_gone:
+            self._folder.rescue(lambda path, log: Checkpoints(path / CHECKPOINTS).save(version, state | covered(log)))
+            raise self._folder.gone_error(version)
         try:
-            self._checkpoints.save(version, state)
+            self._checkpoints.save(version, state | covered(self._folder.settle()))
         except UsageError as error:
             if version == 0:
                 raise
@@ -97,3 +104,8 @@ class Keeper:
 
     def _position(self) -> float:
         return self._every.position(self._coordinator.version, self._coordinator.workload, time.monotonic())
+
+
+def covered(log: Prefix) -> dict[str, Any]:
+    """Return what a checkpoint says of the log that it goes with."""
+    return {"log_bytes": log.size_bytes, "log_digest": log.digest.hexdigest()}

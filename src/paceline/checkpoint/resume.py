@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from os import SEEK_END
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ from paceline.engines.base import Engine
 from paceline.engines.virtual import TimingEngine
 from paceline.errors import PacelineWarning, RunError, UsageError
 from paceline.events import Restarted
+from paceline.files import ContentError
 from paceline.history import History
 from paceline.recording.difference import changes as changes_between
-from paceline.recording.event_log import read_records
+from paceline.recording.event_log import Prefix, is_cut_short, read_records
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import CHECKPOINTS, EVENTS, SavedRun, versions
 from paceline.session import Session
@@ -35,7 +35,7 @@ class Resumption:
 
     Raises:
         UsageError: it is no run, or that of another job.
-        RunError: all its checkpoints are damaged.
+        RunError: all its checkpoints are damaged, or its log was changed before where each of them was made.
     """
 
     def __init__(self, path: Path, session: Session, allow_change: bool) -> None:
@@ -43,21 +43,15 @@ class Resumption:
         self._log = path / EVENTS
         self._session = session
         saved = SavedRun(path)
-        self._state: dict[str, Any] | None = Checkpoints(path / CHECKPOINTS).load()
+        self.kept: Prefix | None = None  # of the log; None if the run had no checkpoint yet and begins again
+        self._state = self._newest()
         # The checkpoint may be older than run.json, which a resume that was killed may have changed.
         self._before: Mapping[str, Any] = self._state["configuration"] if self._state else saved.configuration
         self.changes = self._compare(allow_change)
-        if self._state is not None:
-            self._check_log()
-
-    @property
-    def log_bytes(self) -> int | None:
-        """How much of the log is kept; None if the run had no checkpoint yet and begins again."""
-        return self._state["log_bytes"] if self._state else None
 
     def history(self) -> History:
         """Return what had happened until the checkpoint."""
-        return History(lambda: read_records(self._log, self.log_bytes or 0))
+        return History(lambda: read_records(self._log, self.kept.size_bytes if self.kept else 0))
 
     def load(self, engine: Engine, recorder: Recorder) -> Restarted | None:
         """Load every part, and return the event that the run goes on with, None if nothing was lost."""
@@ -121,21 +115,46 @@ class Resumption:
         is_limited = self._session.coordinator.is_limited or (self._state and self._state["coordinator"]["is_limited"])
         return bool(is_limited) and self._before["stop"] != str(self._session.setting.stop)
 
-    def _check_log(self) -> None:
-        try:
-            with self._log.open("rb") as file:
-                size_bytes = file.seek(0, SEEK_END)
-                file.seek(max(0, size_bytes - 1))
-                is_cut = file.read(1) not in {b"", b"\n"}
-        except OSError as error:
-            raise RunError(f"cannot read {self._log}: {error.strerror}; a run cannot go on without its log") from error
-        if size_bytes < (self.log_bytes or 0):
-            raise RunError(
-                f"{self._log} has {size_bytes} bytes, the checkpoint was made at {self.log_bytes}: it is not the log "
-                "of this run, or it was cut"
-            )
-        if is_cut:
-            warnings.warn(f"{self._log} ended in the middle of a line: repaired", PacelineWarning, stacklevel=2)
+    def _newest(self) -> dict[str, Any] | None:
+        """Return the newest checkpoint that goes with the log, None if there is no checkpoint at all."""
+        reasons = []
+        for path, state in Checkpoints(self._path / CHECKPOINTS).whole():
+            try:
+                self.kept = self._covered(path, state)
+            except OSError as error:
+                raise RunError(
+                    f"cannot read {self._log}: {error.strerror}; a run cannot go on without its log"
+                ) from error
+            except ContentError as error:
+                reasons.append(f"{self._log} {error}: it was cut or changed after it was written")
+                continue
+            if reasons:
+                _warn(f"{reasons[0]}; the run goes on from {path.name}, before the damage")
+            if is_cut_short(self._log):
+                _warn(f"{self._log} ended in the middle of a line: repaired")
+            return state
+        if reasons:
+            raise RunError(f"{reasons[0]}; put back a copy of it, or start the run again from its beginning")
+        return None
+
+    def _covered(self, path: Path, state: Mapping[str, Any]) -> Prefix:
+        """Read the part of the log that a checkpoint goes with.
+
+        Raises:
+            OSError: it cannot be read.
+            ContentError: it is shorter, or is not what was written.
+        """
+        kept = Prefix.of(self._log, state["log_bytes"])
+        written = state.get("log_digest")
+        if written is None:
+            _warn(f"{path} is of an earlier paceline and has no digest of {EVENTS}: damage to that is not noticed")
+        elif kept.digest.hexdigest() != written:
+            raise ContentError(f"does not have the digest that the checkpoint has of its first {kept.size_bytes} bytes")
+        return kept
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, PacelineWarning, stacklevel=4)
 
 
 def _changeable(configuration: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,18 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+from psutil import virtual_memory
 from safetensors import SafetensorError
 
 from paceline.checkpoint.state import Tensors, decode, encode
 from paceline.errors import PacelineWarning, RunError, UsageError
+from paceline.files import ContentError, parse_json, read_bytes, refuse_link, replace_file
 
 SCHEMA = 1
 STATE = "state.json"
 TENSORS = "tensors.safetensors"
 SUMS = "SHA256SUMS"
 LATEST = "latest"
+MOST_SUMS_BYTES = 1 << 12
+MOST_NAME_BYTES = 1 << 12
+DEEPEST = 200  # levels of nested state
 UNFINISHED = ".unfinished"
-UNFINISHED_LATEST = ".unfinished-latest"
 
 
 class Checkpoints:
@@ -60,19 +64,18 @@ class Checkpoints:
         path = self._path / f"{number:06d}-update-{version}"
         with self._writing(path):
             unfinished = self._path / UNFINISHED
-            if unfinished.exists():
-                shutil.rmtree(unfinished)
+            refuse_link(self._path)
+            _clear(unfinished)
             unfinished.mkdir(parents=True)
             files = {STATE: json.dumps(content, allow_nan=False).encode(), TENSORS: safetensors.torch.save(tensors)}
             for name, data in {**files, SUMS: _sums(files)}.items():
-                _write(unfinished / name, data)
+                replace_file(unfinished / name, data, to_disk=True)
             _to_disk(unfinished)
             unfinished.rename(path)
-            _write(self._path / UNFINISHED_LATEST, path.name.encode())
-            (self._path / UNFINISHED_LATEST).rename(self._path / LATEST)
+            replace_file(self._path / LATEST, path.name.encode(), to_disk=True)
             _to_disk(self._path)
             for old in self._all()[self._keep :]:
-                shutil.rmtree(old)
+                _clear(old)
         return path
 
     def load(self) -> dict[str, Any] | None:
@@ -84,19 +87,33 @@ class Checkpoints:
             RunError: there are checkpoints, but all are damaged.
             UsageError: the newest one that is whole was written by another version of paceline.
         """
+        return next((state for _, state in self.whole()), None)
+
+    def whole(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Yield the checkpoints that are whole, the newest first.
+
+        Warns of every one that is damaged and is passed over.
+
+        Raises:
+            RunError: there are checkpoints, but all are damaged.
+            UsageError: one that is whole was written by another version of paceline.
+        """
         candidates = self._newest_first()
+        is_any_whole = False
         for path in candidates:
             try:
-                return _read(path)
+                state = _read(path)
             except _DamagedError as error:
                 warnings.warn(
                     f"the checkpoint {path} is damaged ({error}): the one before it is used",
                     PacelineWarning,
                     stacklevel=2,
                 )
-        if candidates:
+                continue
+            is_any_whole = True
+            yield path, state
+        if candidates and not is_any_whole:
             raise RunError(f"every checkpoint in {self._path} is damaged; start the run again from its beginning")
-        return None
 
     def _all(self) -> list[Path]:
         """Return the checkpoints, the newest first."""
@@ -105,7 +122,7 @@ class Checkpoints:
     def _newest_first(self) -> list[Path]:
         found = self._all()
         try:
-            named = self._path / (self._path / LATEST).read_text(encoding="utf-8")
+            named = self._path / read_bytes(self._path / LATEST, MOST_NAME_BYTES).decode()
         except (OSError, ValueError):
             return found  # the numbers tell as much
         return [named, *(path for path in found if path != named)] if named in found else found
@@ -121,26 +138,42 @@ class Checkpoints:
             ) from error
 
 
+# What decoding, and the parts of a run, raise of content that no run has written.
+_WRONG_CONTENT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, SafetensorError)
+
+
 class _DamagedError(Exception):
     """What is on the disk is not what was written."""
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        files = {name: (path / name).read_bytes() for name in (STATE, TENSORS)}
-        sums = (path / SUMS).read_bytes()
+        available_bytes = virtual_memory().available
+        files = {name: read_bytes(path / name, available_bytes) for name in (STATE, TENSORS)}
+        sums = read_bytes(path / SUMS, MOST_SUMS_BYTES)
     except OSError as error:
         raise _DamagedError(f"{error.filename}: {error.strerror}") from error
+    except ContentError as error:
+        raise _DamagedError(f"of a file in it, {error}") from error
     if sums != _sums(files):
         raise _DamagedError(f"its files do not have the sums in {SUMS}")
-    content = json.loads(files[STATE])
+    try:
+        return _decoded(path, files)
+    except UsageError:
+        raise
+    except _WRONG_CONTENT as error:
+        raise _DamagedError(f"its sums are right, its content is not: {type(error).__name__} {error}") from error
+
+
+def _decoded(path: Path, files: Mapping[str, bytes]) -> dict[str, Any]:
+    content = parse_json(files[STATE], DEEPEST)
     if content["schema"] != SCHEMA:
         raise UsageError(
             f"the checkpoint {path} has schema {content['schema']}, this paceline reads schema {SCHEMA}; resume with "
             "the version that run.json names"
         )
-    state: dict[str, Any] = decode(content["state"], safetensors.torch.load(files[TENSORS]))
-    return state
+    state = decode(content["state"], safetensors.torch.load(files[TENSORS]))
+    return {**state}
 
 
 def _sums(files: Mapping[str, bytes]) -> bytes:
@@ -152,11 +185,12 @@ def _number(path: Path) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def _clear(folder: Path) -> None:
+    """Take away what a save that was not finished has left, or a link in its place."""
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)
 
 
 def _to_disk(folder: Path) -> None:

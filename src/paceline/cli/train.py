@@ -122,7 +122,10 @@ def _train(typed: Typed, out: Path | None, resume: Path | None, *, overwrite: bo
         raise UsageError("torchrun may start this job again: give --out FOLDER, so that it goes on with the same run")
     folder = resume or out or _free_folder(job.name)
     is_worker = isinstance(cluster, Torchrun) and not cluster.is_server
-    with ProgressLine(typed["protocol"], stop, Console(stderr=True, quiet=is_worker)) as progress:
+    with (
+        typed.kept_if_rescued(),
+        ProgressLine(typed["protocol"], stop, Console(stderr=True, quiet=is_worker)) as progress,
+    ):
         return run(
             job,
             protocol=typed["protocol"],

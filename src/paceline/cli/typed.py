@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections import UserDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 from paceline.callbacks.base import Callback
 from paceline.errors import UsageError
+from paceline.files import ContentError, read_json, replace_file
 from paceline.history import Record
 from paceline.ranks import started_by_torchrun
-from paceline.recording.run_folder import RUN, SavedRun
+from paceline.recording.run_folder import RUN, FolderGoneError, SavedRun
 
 COMMAND = "command.json"
 NEEDED = ("job", "protocol", "cluster", "stop")
@@ -44,6 +47,19 @@ class Typed(UserDict[str, Any]):
         """Return the callback that keeps these options in a run's folder."""
         return _Keep(folder / COMMAND, dict(self))
 
+    @contextmanager
+    def kept_if_rescued(self) -> Iterator[None]:
+        """Keep these options also in the folder that takes the place of one that is gone."""
+        try:
+            yield
+        except FolderGoneError as error:
+            _write(error.kept / COMMAND, self.data)
+            raise
+
+
+def _write(path: Path, typed: Mapping[str, Any]) -> None:
+    replace_file(path, (json.dumps(dict(typed), indent=2) + "\n").encode())
+
 
 class _Keep(Callback):
     def __init__(self, path: Path, typed: dict[str, Any]) -> None:
@@ -54,9 +70,7 @@ class _Keep(Callback):
     def on_record(self, record: Record) -> None:
         """Write with the first record: a run that never began leaves no folder."""
         if not self._is_kept:
-            unfinished = self._path.with_name(f".{self._path.name}")
-            unfinished.write_text(json.dumps(self._typed, indent=2) + "\n", encoding="utf-8")
-            unfinished.rename(self._path)
+            _write(self._path, self._typed)
             self._is_kept = True
 
 
@@ -70,8 +84,8 @@ def _read(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        typed: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        typed: dict[str, Any] = read_json(path)
+    except (OSError, ContentError) as error:
         raise UsageError(f"cannot read {path}: {error}; give every option again") from error
     return {name: value for name, value in typed.items() if value is not None}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import warnings
@@ -12,16 +13,47 @@ from math import inf, nan
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import orjson
 
 from paceline.errors import PacelineWarning, RunError
 from paceline.events import Outcome
+from paceline.files import ContentError, create_file, lines_of, open_regular, open_to_extend
 from paceline.history import Record, RunEnded, VersionEvaluated
 
 WAITING_RECORDS = 10_000  # at most; then the run waits for the disk
 BATCH_RECORDS = 500
+CHUNK_BYTES = 1 << 20
+
+
+class Prefix(NamedTuple):
+    """The beginning of a log, with its running digest.
+
+    Attributes:
+        size_bytes: its length.
+        digest: SHA-256 of these bytes, which can be copied and updated.
+    """
+
+    size_bytes: int
+    digest: hashlib._Hash
+
+    @classmethod
+    def of(cls, path: Path, size_bytes: int) -> Prefix:
+        """Read the first bytes of a log once.
+
+        Raises:
+            OSError: the log cannot be read.
+            ContentError: it is shorter, or no regular file.
+        """
+        digest, left_bytes = hashlib.sha256(), size_bytes
+        with open_regular(path) as file:
+            while left_bytes and (chunk := file.read(min(CHUNK_BYTES, left_bytes))):
+                digest.update(chunk)
+                left_bytes -= len(chunk)
+        if left_bytes:
+            raise ContentError(f"has {size_bytes - left_bytes} bytes, the checkpoint was made at {size_bytes}")
+        return cls(size_bytes, digest)
 
 
 class EventLog:
@@ -31,17 +63,19 @@ class EventLog:
 
     Args:
         path: of the file.
-        keep_bytes: how much of a file that is there already is kept.
+        keep: how much of a file that is there already is kept; None for a new file.
 
     Raises:
         OSError: when the file cannot be opened; later, by any method, when it could not be written.
         RunError: by any method, when a record holds something that is no plain data.
     """
 
-    def __init__(self, path: Path, keep_bytes: int = 0) -> None:
-        self._file = path.open("r+b" if keep_bytes else "wb")
-        self._file.truncate(keep_bytes)
-        self._file.seek(keep_bytes)
+    def __init__(self, path: Path, keep: Prefix | None = None) -> None:
+        self._path = path
+        self._file = open_to_extend(path) if keep else create_file(path)
+        self._digest = keep.digest.copy() if keep else hashlib.sha256()
+        self._file.truncate(keep.size_bytes if keep else 0)
+        self._file.seek(0, os.SEEK_END)
         self._waiting: Queue[Record | None] = Queue(WAITING_RECORDS)
         self._error: Exception | None = None
         self._writer = Thread(target=self._write, name="paceline event log", daemon=True)
@@ -52,12 +86,36 @@ class EventLog:
         self._raise()
         self._waiting.put(record)
 
-    def settle(self) -> int:
-        """Wait until everything is on the disk and return the size of the log in bytes."""
+    def settle(self) -> Prefix:
+        """Wait until everything is on the disk and return the whole log's length and digest."""
         self._waiting.join()
         self._raise()
         os.fsync(self._file.fileno())
-        return self._file.tell()
+        return Prefix(self._file.tell(), self._digest.copy())
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the file is no longer where it was created: it was deleted, moved, replaced or unmounted."""
+        try:
+            return not os.path.samestat(os.lstat(self._path), os.fstat(self._file.fileno()))
+        except OSError:
+            return True
+
+    def copy_to(self, path: Path) -> Prefix:
+        """Write what the log holds to a new file, also when the log's own file was deleted; return what was written.
+
+        Raises:
+            OSError: the log cannot be read, or the new file not be written.
+        """
+        self._waiting.join()
+        digest, size_bytes = hashlib.sha256(), 0
+        with create_file(path) as file:
+            while chunk := os.pread(self._file.fileno(), CHUNK_BYTES, size_bytes):
+                size_bytes += file.write(chunk)
+                digest.update(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        return Prefix(size_bytes, digest)
 
     def close(self) -> None:
         """Write what is waiting and end the log."""
@@ -94,8 +152,10 @@ class EventLog:
         if self._error is not None:
             return  # whoever writes or closes is told
         try:
-            self._file.write(b"".join(map(to_line, records)))
+            lines = b"".join(map(to_line, records))
+            self._file.write(lines)
             self._file.flush()
+            self._digest.update(lines)
         except OSError as error:
             self._error = error
         except TypeError as error:
@@ -160,12 +220,24 @@ def _decoded(path: Path, decode: Callable[[bytes], Any], until_bytes: float = in
             raise RunError(f"{path}, line {number} is no record of a run ({error}): {line[:80]!r}") from error
 
 
+def is_cut_short(path: Path) -> bool:
+    """Return whether the last line of a log is cut short."""
+    with open_regular(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        return file.read(1) not in {b"", b"\n"}
+
+
 def _lines(path: Path) -> Iterable[bytes]:
+    number = 0
     try:
-        with path.open("rb") as file:
-            yield from file
+        with open_regular(path) as file:
+            for line in lines_of(file):
+                number += 1
+                yield line
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror}; expected the log of a run") from error
+    except ContentError as error:
+        raise RunError(f"cannot read {path} after line {number}: {error}; expected the log of a run") from error
 
 
 def _event_name(kind: type[Any]) -> str:

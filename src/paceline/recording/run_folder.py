@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
-from collections.abc import Mapping
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
+from hashlib import sha256
 from importlib.metadata import version
+from itertools import count
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from paceline.callbacks.base import Callback
-from paceline.errors import RunError, UsageError
+from paceline.errors import PacelineWarning, RunError, UsageError
+from paceline.files import UNFINISHED, ContentError, read_json, refuse_link, replace_file
 from paceline.history import History, Record
-from paceline.recording.event_log import EventLog, read_records
+from paceline.recording.event_log import EventLog, Prefix, read_records
 from paceline.recording.lock import FolderLock
 
 RUN = "run.json"
@@ -23,10 +30,17 @@ EVENTS = "events.jsonl"
 ERROR = "error.txt"
 MODEL = "model.safetensors"
 CHECKPOINTS = "checkpoints"
-UNFINISHED = ".unfinished"
 REPORT = "report.html"
 TIMELINE = "timeline.json"
 TENSORBOARD = "tensorboard"
+
+
+class FolderGoneError(RunError):
+    """The folder of a run is gone while the run goes on; `kept` is the folder that has its state now."""
+
+    def __init__(self, message: str, kept: Path) -> None:
+        super().__init__(message)
+        self.kept = kept
 
 
 class RunFolder(Callback):
@@ -36,7 +50,7 @@ class RunFolder(Callback):
         path: of the folder.
         configuration: what was asked for; versions are added.
         overwrite: whether the files of an earlier run in this folder may be replaced.
-        keep_bytes: how much of the log of a run that is resumed is kept; None for a new run.
+        keep: how much of the log of a run that is resumed is kept; None for a new run.
 
     Raises:
         UsageError: the folder exists, and is neither to be replaced nor resumed.
@@ -49,20 +63,23 @@ class RunFolder(Callback):
         configuration: Mapping[str, Any],
         *,
         overwrite: bool = False,
-        keep_bytes: int | None = None,
+        keep: Prefix | None = None,
     ) -> None:
         self.path = path
         self._configuration = {**configuration, "versions": versions()}
         self._log: EventLog | None = None
-        self._lock = FolderLock(path, "another run") if keep_bytes is not None else None
-        self._keep_bytes = keep_bytes
-        if path.exists() and keep_bytes is None:
+        self._rescued: Path | None = None  # the folder that is gone
+        self._lock = FolderLock(path, "another run") if keep is not None else None
+        self._keep = keep
+        if os.path.lexists(path) and keep is None:
             self._check_free(overwrite)
 
     def _check_free(self, overwrite: bool) -> None:
         if not overwrite:
             raise UsageError(f"{self.path} exists already; give another folder, or --overwrite (overwrite=True)")
-        names = {entry.name for entry in self.path.iterdir()} - {UNFINISHED}
+        if not self.path.is_dir():
+            raise UsageError(f"{self.path} is no folder; give another name")
+        names = {entry.name for entry in self.path.iterdir() if not entry.name.startswith(UNFINISHED)}
         if names and RUN not in names:
             raise UsageError(f"{self.path} holds something else than a run; give another folder")
 
@@ -80,29 +97,31 @@ class RunFolder(Callback):
         except OSError as error:
             raise self._cannot_write(EVENTS, error) from error
 
-    def settle(self) -> int:
-        """Wait until the log is on the disk and return its size in bytes."""
+    def settle(self) -> Prefix:
+        """Wait until the log is on the disk and return its length and digest."""
         try:
-            return self._log.settle() if self._log is not None else self._keep_bytes or 0
+            return self._log.settle() if self._log is not None else self._keep or Prefix(0, sha256())
         except OSError as error:
             raise self._cannot_write(EVENTS, error) from error
 
     def _begin(self) -> EventLog:
         self.path.mkdir(parents=True, exist_ok=True)
-        if self._keep_bytes is None:
+        if self._keep is None:
             self._lock = FolderLock(self.path, "another run")
             self._clear()
+        self._write_configuration(self.path)
+        return EventLog(self.path / EVENTS, self._keep)
+
+    def _write_configuration(self, path: Path) -> None:
         text = json.dumps(self._configuration, indent=2, default=str)
-        unfinished = self.path / UNFINISHED
-        unfinished.write_text(text + "\n", encoding="utf-8")
-        unfinished.rename(self.path / RUN)
-        return EventLog(self.path / EVENTS, self._keep_bytes or 0)
+        replace_file(path / RUN, f"{text}\n".encode())
 
     def _clear(self) -> None:
         """Take away what an earlier run has left in this folder and this one might not write."""
         for name in (ERROR, MODEL, REPORT, TIMELINE):
             (self.path / name).unlink(missing_ok=True)
         for folder in (self.path / CHECKPOINTS, self.path / TENSORBOARD):
+            refuse_link(folder)
             if folder.exists():
                 shutil.rmtree(folder)
 
@@ -115,10 +134,51 @@ class RunFolder(Callback):
             return
         try:
             data = save({name: tensor.contiguous().clone() for name, tensor in tensors.items()})
-            (self.path / UNFINISHED).write_bytes(data)
-            (self.path / UNFINISHED).rename(self.path / MODEL)
+            if self.is_gone:
+                path = self.rescue()
+                warnings.warn(f"{self._gone()}; the model is in {path}", PacelineWarning, stacklevel=2)
+            replace_file(self.path / MODEL, data)
         except (OSError, SafetensorError) as error:
             raise self._cannot_write(MODEL, error) from error
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the folder, or the log in it, is no longer where the run has put it."""
+        return self._rescued is None and self._log is not None and self._log.is_gone
+
+    def rescue(self, save: Callable[[Path, Prefix], object] = lambda path, log: None) -> Path:
+        """Write the run to a new folder: beside the one that is gone, else here, else among temporary files.
+
+        Args:
+            save: writes a checkpoint into the new folder, for a log of that length and digest.
+
+        Raises:
+            RunError: no new folder can be written.
+        """
+        assert self._log is not None
+        reason: Exception | None = None
+        for path in _free_places(self.path):
+            try:
+                path.mkdir()
+                self._write_configuration(path)
+                save(path, self._log.copy_to(path / EVENTS))
+            except (OSError, RunError) as error:
+                reason = error
+                continue
+            self._rescued, self.path = self.path, path
+            return path
+        raise RunError(f"{self._gone()}; the run stopped, and its state can be written nowhere: {reason}")
+
+    def gone_error(self, version: int) -> FolderGoneError:
+        """Return the error that says where the run was rescued to."""
+        return FolderGoneError(
+            f"{self._gone()}; the run stopped at update {version}, and is in {self.path} now: "
+            f"--resume {self.path} (resume={str(self.path)!r}) goes on with it",
+            self.path,
+        )
+
+    def _gone(self) -> str:
+        return f"the folder {self._rescued or self.path} was deleted, moved or unmounted while the run went on"
 
     def close(self) -> None:
         """End the log."""
@@ -138,6 +198,16 @@ class RunFolder(Callback):
         )
 
 
+def _free_places(gone: Path) -> Iterator[Path]:
+    """Yield a name for a new folder in each place that is still there."""
+    places = []
+    with suppress(OSError):  # of a working directory that is gone, too
+        places += [gone.absolute().parent, Path.cwd()]
+    for place in dict.fromkeys([*places, Path(tempfile.gettempdir())]):
+        names = (place / f"{gone.name or 'run'}-rescued-{number}" for number in count(1))
+        yield next(path for path in names if not os.path.lexists(path))
+
+
 class SavedRun:
     """A run as its folder tells of it, whether it has ended or is still going.
 
@@ -155,8 +225,8 @@ class SavedRun:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            self.configuration: dict[str, Any] = json.loads((self.path / RUN).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            self.configuration: dict[str, Any] = read_json(self.path / RUN)
+        except (OSError, ContentError) as error:
             raise UsageError(self._what_it_is(error)) from error
         self.history = History(lambda: read_records(self.path / EVENTS))
 

@@ -1,0 +1,273 @@
+"""Regular files: read within limits, replaced by a rename, never written through a symbolic link.
+
+Every file that may come from another user is read here, so that a device, a pipe, a file of endless lines or JSON of
+a thousand levels is refused in one line (`ContentError`) before it takes time or memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
+from itertools import count
+from pathlib import Path
+from stat import S_ISDIR, S_ISFIFO, S_ISREG
+from typing import Any, BinaryIO
+
+MIB = 1 << 20
+MOST_JSON_BYTES = 16 * MIB
+MOST_TOML_BYTES = MIB // 2
+MOST_TABLE_BYTES = 1024 * MIB  # of a CSV file
+MOST_LINE_BYTES = 1 * MIB
+DEEPEST = 50  # levels of nested JSON or TOML
+UNFINISHED = ".unfinished"  # how the name of a file begins until it is whole
+A_LINK = "it is a symbolic link, and paceline does not write through one"
+
+_numbers = count(1)
+
+
+class ContentError(ValueError):
+    """A file is not what it should be; the text says what it is, without the name of the file."""
+
+
+def read_bytes(path: str | Path, most_bytes: int) -> bytes:
+    """Return the content of a regular file.
+
+    Args:
+        path: of the file; a symbolic link is followed.
+        most_bytes: size above which the file is refused.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+        ContentError: the file is no regular file, or is too large.
+    """
+    with open_regular(path, most_bytes) as file:
+        content = file.read(most_bytes + 1)  # it may have grown
+    if len(content) > most_bytes:
+        raise ContentError(_too_large(len(content), most_bytes))
+    return content
+
+
+def read_json(path: str | Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+        ContentError: the file is no regular file, is too large, or is no JSON of at most `DEEPEST` levels.
+    """
+    return parse_json(read_bytes(path, most_bytes))
+
+
+def parse_json(content: bytes, deepest: int = DEEPEST) -> Any:
+    """Return JSON as Python has it.
+
+    Raises:
+        ContentError: it is no JSON, gives a key twice, or has more than `deepest` levels.
+
+    >>> parse_json(b'{"seed": 0}')
+    {'seed': 0}
+    """
+    try:
+        value = json.loads(content.decode(), object_pairs_hook=_without_repetition)
+    except RecursionError:
+        raise ContentError(f"it has more than {deepest} levels") from None
+    except UnicodeDecodeError as error:
+        raise ContentError(f"it is not UTF-8 text at byte {error.start}") from error
+    except ContentError:
+        raise
+    except ValueError as error:
+        raise ContentError(f"it is not JSON ({error})") from error
+    check_depth(value, deepest)
+    return value
+
+
+def read_toml(path: str | Path) -> tuple[str, dict[str, Any]]:
+    """Return a TOML file as text and as tables.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+        ContentError: the file is no regular file, is too large, or is no TOML of at most `DEEPEST` levels.
+    """
+    try:
+        text = read_bytes(path, MOST_TOML_BYTES).decode()
+        if any(len(_DOTTED.findall(piece)) > DEEPEST for piece in _BETWEEN_KEYS.split(text)):
+            raise ContentError(f"it has more than {DEEPEST} levels")  # the time to parse such a key is cubic
+        tables = tomllib.loads(text)
+    except RecursionError:
+        raise ContentError(f"it has more than {DEEPEST} levels") from None
+    except UnicodeDecodeError as error:
+        raise ContentError(f"it is not UTF-8 text at byte {error.start}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ContentError(str(error)) from error
+    check_depth(tables, DEEPEST)
+    return text, tables
+
+
+_BETWEEN_KEYS = re.compile(r"[^\w.\"' \t-]+")
+_DOTTED = re.compile(r"[\w\"'-][ \t]*\.")
+
+
+def check_depth(value: object, deepest: int) -> None:
+    """Refuse nested lists and mappings of more levels.
+
+    Raises:
+        ContentError: there are more.
+    """
+    level = [value]
+    for _ in range(deepest + 1):
+        level = [inner for outer in level if isinstance(outer, dict | list) for inner in _members(outer)]
+        if not level:
+            return
+    raise ContentError(f"it has more than {deepest} levels")
+
+
+def _members(outer: dict[Any, Any] | list[Any]) -> list[Any]:
+    return [each for each in (outer.values() if isinstance(outer, dict) else outer) if isinstance(each, dict | list)]
+
+
+@contextmanager
+def open_regular(path: str | Path, most_bytes: int | None = None) -> Iterator[BinaryIO]:
+    """Open a regular file to read it; a pipe or a device is not waited for.
+
+    Raises:
+        OSError: the file cannot be opened.
+        ContentError: the file is no regular file, or is larger than `most_bytes`.
+    """
+    with _opened(path) as file:
+        status = os.fstat(file.fileno())
+        if not S_ISREG(status.st_mode):
+            raise ContentError(f"it is {_kind(status.st_mode)}, expected a regular file")
+        if most_bytes is not None and status.st_size > most_bytes:
+            raise ContentError(_too_large(status.st_size, most_bytes))
+        yield file
+
+
+def _opened(path: str | Path) -> BinaryIO:
+    try:
+        if S_ISDIR(os.stat(path).st_mode):
+            raise ContentError("it is a folder, expected a file")
+        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb")
+    except ContentError:
+        raise
+    except ValueError as error:  # a NUL byte in the name
+        raise ContentError(f"it has no possible name ({error})") from error
+
+
+@contextmanager
+def open_table(path: str | Path, encoding: str = "utf-8") -> Iterator[Iterator[str]]:
+    """Open a regular file of text as lines with their ends, as `csv` wants them.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+        ContentError: the file is no regular file, is too large, or has a line of more than `MOST_LINE_BYTES`.
+    """
+    with open_regular(path, MOST_TABLE_BYTES) as file, TextIOWrapper(file, encoding, newline="") as text:
+        yield _text_lines(text)
+
+
+def _text_lines(text: TextIOWrapper) -> Iterator[str]:
+    try:
+        while line := text.readline(MOST_LINE_BYTES):
+            if len(line) == MOST_LINE_BYTES:
+                raise ContentError(f"it has a line of more than {MOST_LINE_BYTES} characters")
+            yield line
+    except UnicodeDecodeError as error:
+        raise ContentError(f"it is not {error.encoding} text") from error
+
+
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a binary file with their ends; the last one may have none.
+
+    Raises:
+        ContentError: a line has more than `MOST_LINE_BYTES`.
+    """
+    while line := file.readline(MOST_LINE_BYTES + 1):
+        if len(line) > MOST_LINE_BYTES:
+            raise ContentError(f"it has a line of more than {MOST_LINE_BYTES} bytes")
+        yield line
+
+
+def replace_file(path: Path, content: bytes, *, to_disk: bool = False) -> None:
+    """Write a file under a new name beside its place, then rename it; a link in that place is replaced.
+
+    Args:
+        path: of the file.
+        content: of the file.
+        to_disk: whether the content is brought to the disk before the file is renamed.
+
+    Raises:
+        OSError: the file cannot be written; what was there before is unchanged.
+    """
+    unfinished = path.with_name(f"{UNFINISHED}-{os.getpid()}-{next(_numbers)}")
+    try:
+        with create_file(unfinished) as file:
+            file.write(content)
+            file.flush()
+            if to_disk:
+                os.fsync(file.fileno())
+        unfinished.rename(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def create_file(path: Path) -> BinaryIO:
+    """Return a new file to read and write; an earlier file, or a link in its place, is taken away first.
+
+    Raises:
+        OSError: the file cannot be created.
+    """
+    path.unlink(missing_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o666), "r+b")
+
+
+def open_to_extend(path: Path) -> BinaryIO:
+    """Return a regular file that is there already, to read and write it.
+
+    Raises:
+        OSError: the file cannot be opened, is a symbolic link, or is no regular file.
+    """
+    try:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "r+b")
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, A_LINK, str(path)) from error
+        raise
+    mode = os.fstat(file.fileno()).st_mode
+    if not S_ISREG(mode):
+        file.close()
+        raise OSError(errno.EINVAL, f"it is {_kind(mode)}, expected a regular file", str(path))
+    return file
+
+
+def refuse_link(folder: Path) -> None:
+    """Refuse a symbolic link in the place of a folder that is written to.
+
+    Raises:
+        OSError: it is a link.
+    """
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, A_LINK, str(folder))
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ContentError(f"it gives {twice[:40]!r} twice")
+    return content
+
+
+def _kind(mode: int) -> str:
+    return "a folder" if S_ISDIR(mode) else "a pipe" if S_ISFIFO(mode) else "a device or a socket"
+
+
+def _too_large(size_bytes: int, most_bytes: int) -> str:
+    return f"it has {size_bytes / MIB:.4g} MiB, expected at most {most_bytes / MIB:.4g}"
