@@ -1,7 +1,6 @@
 """Clusters as they are typed: ``16*exp(mean=1)``, ``local:4``, or a TOML file."""
 
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from inspect import signature
@@ -10,6 +9,7 @@ from typing import Any, Literal
 
 from paceline.cluster import Cluster, LocalCluster
 from paceline.errors import UsageError, did_you_mean
+from paceline.files import ContentError, read_toml
 from paceline.text import Call, bind, parse_call, split_top
 from paceline.timing import Law, Network, Periodic, ServerTime, Slowdown, Trace, Transient, parse_law
 from paceline.torchrun import Torchrun
@@ -115,9 +115,8 @@ def load_cluster(path: str | Path) -> Cluster | LocalCluster:
     holds the same without ``workers``. With ``timing = "trace:FILE"`` the trace knows how many workers there are.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        tables = tomllib.loads(text)
-    except (OSError, ValueError) as error:
+        text, tables = read_toml(path)
+    except (OSError, ContentError) as error:
         raise UsageError(f"cannot read the cluster file {path}: {error}") from error
     is_local = "local" in tables
     for header, key, known in _unknown_keys(tables, _LOCAL if is_local else _CLUSTER):

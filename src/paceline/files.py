@@ -13,11 +13,11 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from itertools import count
 from pathlib import Path
-from stat import S_ISDIR, S_ISFIFO, S_ISREG
+from stat import S_ISDIR, S_ISFIFO, S_ISLNK, S_ISREG
 from typing import Any, BinaryIO
 
 MIB = 1 << 20
@@ -204,6 +204,8 @@ def replace_file(path: Path, content: bytes, *, to_disk: bool = False) -> None:
     Raises:
         OSError: the file cannot be written; what was there before is unchanged.
     """
+    with suppress(FileNotFoundError):
+        _refuse_special(path.lstat().st_mode, path)
     unfinished = path.with_name(f"{UNFINISHED}-{os.getpid()}-{next(_numbers)}")
     try:
         with create_file(unfinished) as file:
@@ -215,6 +217,23 @@ def replace_file(path: Path, content: bytes, *, to_disk: bool = False) -> None:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def write_out(path: Path, content: bytes) -> None:
+    """Write what the user wants to have in a place of the user's choice: a file is replaced, a device is written to.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)  # as /dev/stdout
+    else:
+        replace_file(path, content)
+
+
+def _refuse_special(mode: int, path: Path) -> None:
+    if not S_ISREG(mode) and not S_ISLNK(mode):
+        raise OSError(errno.EINVAL, f"it is {_kind(mode)}, expected a regular file", str(path))
 
 
 def create_file(path: Path) -> BinaryIO:
@@ -235,16 +254,17 @@ def open_to_extend(path: Path) -> BinaryIO:
         OSError: the file cannot be opened, is a symbolic link, or is no regular file.
     """
     try:
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "r+b")
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, A_LINK, str(path)) from error
         raise
-    mode = os.fstat(file.fileno()).st_mode
-    if not S_ISREG(mode):
-        file.close()
-        raise OSError(errno.EINVAL, f"it is {_kind(mode)}, expected a regular file", str(path))
-    return file
+    try:
+        _refuse_special(os.fstat(descriptor).st_mode, path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "r+b")
 
 
 def refuse_link(folder: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError
+from paceline.files import ContentError, read_toml
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "job": str,
@@ -80,8 +80,8 @@ class SwitchTiming:
             UsageError: it is not there, is no TOML, or lacks something.
         """
         try:
-            table = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            _, table = read_toml(file)
+        except (OSError, ContentError) as error:
             raise UsageError(f"cannot read the timing file {file} ({error}); paceline search writes one") from error
         _check(table, file)
         found_for = FoundFor(str(file), table["job"], table["model"], table["batch_size"], table["workers"])

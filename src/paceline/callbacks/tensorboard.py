@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.callbacks.base import Callback
 from paceline.errors import RunError, UsageError
+from paceline.files import refuse_link
 from paceline.history import Record, RunEnded, Totals, UpdateMade, VersionEvaluated
 
 FLUSH_S = 5
@@ -86,6 +87,7 @@ class TensorBoard(Callback):
             self._writer.add_scalar(tag, value, version, walltime=time_s)
 
     def _open(self, first_version: int | None = None) -> None:
+        refuse_link(self._folder)
         self._writer = self._make_writer(self._folder, purge_step=first_version, flush_secs=FLUSH_S)
 
     def _guarded(self, write: Any, *arguments: object) -> None:

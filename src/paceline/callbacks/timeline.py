@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from math import isnan
+from os import SEEK_END
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import orjson
 
 from paceline.callbacks.base import Callback
 from paceline.errors import RunError
+from paceline.files import create_file, open_to_extend
 from paceline.history import (
     DecisionMade,
     GradientArrived,
@@ -142,7 +144,8 @@ class Timeline(Callback):
         if not self._has_written:
             self._path.parent.mkdir(parents=True, exist_ok=True)
         lines = b",\n".join(map(orjson.dumps, self._waiting))
-        with self._path.open("ab" if self._has_written else "wb") as file:
+        with open_to_extend(self._path) if self._has_written else create_file(self._path) as file:
+            file.seek(0, SEEK_END)
             file.write((b",\n" if self._has_written else b"[\n") + lines + end)
         self._has_written = True
         self._waiting.clear()

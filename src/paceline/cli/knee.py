@@ -9,6 +9,7 @@ import typer
 
 from paceline.cli.options import Format, Output, Overwrite, check_out, quorums
 from paceline.errors import RunError
+from paceline.files import write_out
 
 if TYPE_CHECKING:
     from paceline.search.knee import Knees
@@ -59,7 +60,7 @@ def knee(
 
 def _write(out: Path, content: bytes) -> None:
     try:
-        out.write_bytes(content)
+        write_out(out, content)
     except OSError as error:
         raise RunError(f"cannot write {out}: {error.strerror}; the rates are printed above") from error
 

@@ -55,6 +55,9 @@ def train(
     allow_change: Annotated[
         bool, typer.Option("--allow-change", help="Resume under another protocol or on another cluster.")
     ] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import the job that the resumed folder names, whoever wrote it.")
+    ] = False,
     evaluate_every: EvaluateEvery = None,
     checkpoint_every: Annotated[
         str | None, typer.Option(help="As updates=100; seconds=60 of real time if left out.")
@@ -72,6 +75,8 @@ def train(
     output: Output = Format.TEXT,
 ) -> None:
     """Train a job with a protocol on a cluster."""
+    if trust and resume is None:
+        raise UsageError("--trust is for --resume: a job that is typed is imported as typed; leave --trust out")
     from paceline.cli.typed import Typed
 
     typed = Typed(
@@ -90,7 +95,7 @@ def train(
         tensorboard=tensorboard or None,
         censored=censored,
     )
-    result = _train(typed.completed(resume), out, resume, overwrite=overwrite, allow_change=allow_change)
+    result = _train(typed.completed(resume, trust=trust), out, resume, overwrite=overwrite, allow_change=allow_change)
     if result.folder is None:  # rank 0 tells; whoever starts ranks again has to see that this one is not done either
         raise typer.Exit(130 if result.stopped_by == "interrupted" else 0)
     _print_result(result, output)

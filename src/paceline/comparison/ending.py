@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.events import Outcome
+from paceline.files import ContentError, open_regular, replace_file
 from paceline.history import RunEnded
 from paceline.recording.event_log import to_record
 from paceline.recording.run_folder import ERROR, EVENTS
@@ -57,7 +58,7 @@ def write_crash(run: Path, message: str, details: str) -> Crash:
     crash = Crash(first_line(message), run / ERROR)
     try:
         run.mkdir(parents=True, exist_ok=True)
-        (run / ERROR).write_text(f"{crash.message}\n\n{details or message}\n", encoding="utf-8")
+        replace_file(run / ERROR, f"{crash.message}\n\n{details or message}\n".encode())
     except OSError as error:
         print(f"cannot write {run / ERROR} ({error.strerror or error}):\n{details or message}", file=sys.stderr)
         return Crash(crash.message)
@@ -88,9 +89,9 @@ def first_line(message: str) -> str:
 def _last_line(path: Path) -> bytes:
     """Return the last line, or nothing if it is cut short."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             tail = file.read()
-    except OSError:
+    except (OSError, ContentError):
         return b""  # no run has begun there
     return tail.splitlines()[-1] if tail.endswith(b"\n") else b""

@@ -13,6 +13,7 @@ from typing import Any
 from paceline.checkpoint.identity import described
 from paceline.comparison.cells import Cell
 from paceline.errors import RunError, UsageError
+from paceline.files import UNFINISHED, ContentError, read_json, replace_file
 from paceline.job import Job
 from paceline.recording.difference import changes
 from paceline.recording.lock import FolderLock
@@ -76,7 +77,7 @@ class RunsFolder:
         """Write the answer, as files by their names."""
         try:
             for name, content in contents.items():
-                (self.path / name).write_bytes(content)
+                replace_file(self.path / name, content)
         except OSError as error:
             raise RunError(f"cannot write in {self.path}: {error.strerror or error}") from error
 
@@ -86,7 +87,8 @@ class RunsFolder:
 
     def _ask(self) -> None:
         asked = _asked(self.path, self._kind)
-        has_begun = any(entry.name != self._kind.question for entry in self.path.iterdir())
+        names = {entry.name for entry in self.path.iterdir() if not entry.name.startswith(UNFINISHED)}
+        has_begun = bool(names - {self._kind.question})
         if asked == self.question:
             self.question = asked  # its order gives the folders their names
         elif not has_begun:
@@ -102,7 +104,7 @@ class RunsFolder:
     def _write_question(self) -> None:
         path = self.path / self._kind.question
         try:
-            path.write_text(json.dumps(self.question, indent=2) + "\n", encoding="utf-8")
+            replace_file(path, f"{json.dumps(self.question, indent=2)}\n".encode())
         except OSError as error:
             raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -142,9 +144,11 @@ def slug(name: str) -> str:
 
 def _asked(path: Path, kind: Kind) -> Question | None:
     try:
-        asked: Question = json.loads((path / kind.question).read_text(encoding="utf-8"))
+        asked: Question = read_json(path / kind.question)
+        if not isinstance(asked, dict):
+            raise ContentError(f"it holds {type(asked).__name__}")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ContentError) as error:
         raise UsageError(f"cannot read {path / kind.question} ({error}); give another folder (--out)") from error
     return asked

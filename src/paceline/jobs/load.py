@@ -49,14 +49,27 @@ def load_job(text: str, **settings: Any) -> Job:
         UsageError: there is no such job, module or object, a setting does not fit, or the object is no Job.
         JobLoadError: the user's module or function raised an error.
     """
-    module, colon, rest = text.partition(":")
-    if colon and "(" not in module:
-        return _load_own(text, module.strip(), _call(rest, settings))
+    module = own_module(text)
+    if module is not None:
+        return _load_own(text, module, _call(text.partition(":")[2], settings))
     call = _call(text, settings)
     if call.name not in JOBS:
         advice = did_you_mean(call.name, JOBS)
         raise UsageError(f"no job is called '{call.name}'{advice}; a job of your own is typed module:object")
     return bind(call, JOBS)
+
+
+def own_module(text: str) -> str | None:
+    """Return the module of a job that is typed module:object, after making sure that it is looked for here first.
+
+    Returns:
+        None for one of paceline's own jobs.
+    """
+    module, colon, _ = text.partition(":")
+    if not colon or "(" in module:
+        return None
+    _look_here()
+    return module.strip()
 
 
 def _call(text: str, settings: Mapping[str, Any]) -> Call:
@@ -85,11 +98,16 @@ def _user_code(text: str) -> Iterator[None]:
         raise JobLoadError(text, error) from error
 
 
-def _find(module: str, name: str) -> object:
+def _look_here() -> str:
     here = str(Path.cwd())
     if here not in sys.path:
         # A console script does not look in the current directory by itself.
         sys.path.insert(0, here)
+    return here
+
+
+def _find(module: str, name: str) -> object:
+    here = _look_here()
     try:
         names = vars(import_module(module))
     except ModuleNotFoundError as error:

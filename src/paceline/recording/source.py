@@ -6,10 +6,14 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from hashlib import sha256
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import get_importer
 from types import ModuleType
+from typing import NamedTuple
 
 DIGITS = 12
 DEEPEST = 3  # parts of parts, as the transform of a data set that a subset is taken of
@@ -49,6 +53,69 @@ def main_module_of(parts: Iterable[object]) -> str:
 @cache
 def _of_paceline() -> str:
     return digest_of_package(files("paceline"))
+
+
+class CodeFile(NamedTuple):
+    """A file that an import executes, with the digest of its content."""
+
+    path: Path
+    digest: str
+
+
+def code_behind(module: str) -> dict[str, CodeFile]:
+    """Return the files that importing a module executes, its packages' first, by module; nothing is executed.
+
+    Modules without a file (namespace packages, built-in ones) are left out, and so are those behind one that is not
+    found. `importlib.util.find_spec` would execute the packages.
+
+    Args:
+        module: with dots, as it is imported.
+    """
+    found: dict[str, CodeFile] = {}
+    first, *others = module.split(".")
+    spec, name = _top_level(first), first
+    while spec is not None:
+        if spec.has_location and spec.origin:
+            found[name] = CodeFile(Path(spec.origin), _digest_of_file(spec))
+        if not others:
+            break
+        name = f"{name}.{others.pop(0)}"
+        spec = _within(spec, name)
+    return found
+
+
+def _top_level(name: str) -> ModuleSpec | None:
+    try:
+        return PathFinder.find_spec(name) or find_spec(name)
+    except (ImportError, ValueError):
+        return None
+
+
+def _within(package: ModuleSpec, name: str) -> ModuleSpec | None:
+    """Return where a module of a package lies, as the import system would look for it."""
+    portions: list[str] = []
+    for folder in package.submodule_search_locations or ():
+        finder = get_importer(folder)
+        spec = finder.find_spec(name) if finder else None
+        if spec is not None and spec.loader is not None:
+            return spec
+        portions += (spec and spec.submodule_search_locations) or []
+    namespace = ModuleSpec(name, None, is_package=True)
+    namespace.submodule_search_locations = portions
+    return namespace if portions else None
+
+
+def _digest_of_file(spec: ModuleSpec) -> str:
+    assert spec.origin is not None
+    try:
+        content = Path(spec.origin).read_bytes()
+    except OSError:
+        get_data = getattr(spec.loader, "get_data", None)  # as of a zip archive
+        try:
+            content = get_data(spec.origin) if get_data else b""
+        except OSError:
+            content = b""
+    return sha256(content).hexdigest()[:DIGITS]
 
 
 def digest_of_package(folder: Traversable) -> str:

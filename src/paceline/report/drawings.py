@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from paceline.errors import RunError, UsageError
+from paceline.files import replace_file
 from paceline.report.curves import AXES, PANELS, Group, switches
 from paceline.report.reading import FATES, RunData
 from paceline.report.worker_time import (
@@ -71,7 +73,9 @@ def write_figures(runs: Sequence[RunData], groups: Sequence[Group], folder: Path
             figure = new_figure(figsize=(WIDTH_IN, 3.4), layout="constrained", dpi=150)
             make(figure)
             for kind in FORMATS:
-                figure.savefig(folder / f"{name}.{kind}")
+                drawn = BytesIO()
+                figure.savefig(drawn, format=kind)
+                replace_file(folder / f"{name}.{kind}", drawn.getvalue())
     except OSError as error:
         raise RunError(f"cannot write figures to {folder}: {error.strerror}; give another folder") from error
 

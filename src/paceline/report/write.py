@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.errors import RunError, UsageError
+from paceline.files import replace_file, write_out
 from paceline.recording.run_folder import REPORT, RUN, SavedRun
 from paceline.recording.same_job import refuse_different_jobs
 from paceline.report.curves import groups
@@ -37,7 +38,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None, figures: Path
     text = page(runs, drawn)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+        (replace_file if out is None else write_out)(target, text.encode())
     except OSError as error:
         raise RunError(f"cannot write {target}: {error.strerror}; give another file with --out") from error
     if figures is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.errors import UsageError
+from paceline.files import ContentError, open_table
 
 PERCENT, FRACTION = "bsp_percent", "setting"
 
@@ -44,9 +45,9 @@ def read_recorded_runs(file: str | Path, leave_out: Mapping[str, Sequence[str]] 
         UsageError: the file cannot be read, or is wrong; with the line and the column.
     """
     try:
-        with open(file, newline="", encoding="utf-8-sig") as stream:  # spreadsheets begin with a mark
+        with open_table(file, "utf-8-sig") as stream:  # spreadsheets begin with a mark
             return _read(csv.DictReader(stream, skipinitialspace=True), str(file), leave_out or {})
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ContentError, csv.Error) as error:
         raise UsageError(f"cannot read the runs {file}: {error}; give a CSV file") from error
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from paceline.checks import check
 from paceline.errors import UsageError, did_you_mean
+from paceline.files import ContentError, open_table
 from paceline.text import bind, parse_call
 
 Array = NDArray[np.float64]
@@ -290,12 +291,12 @@ class Empirical:
     def from_csv(cls, path: str | Path, column: str) -> "Empirical":
         """Read the values from the column of that name in a CSV file with a header line."""
         try:
-            with open(path, newline="", encoding="utf-8") as file:
+            with open_table(path) as file:
                 rows = csv.DictReader(file)
                 if column not in (rows.fieldnames or ()):
                     raise UsageError(f"{path} has no column {column!r}{did_you_mean(column, rows.fieldnames or ())}")
                 return cls(tuple(_seconds(row[column], f"{path}, line {rows.line_num}") for row in rows))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
+        except (OSError, ContentError, csv.Error) as error:
             raise UsageError(f"cannot read the measured times: {error}") from error
 
     @property

@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from hashlib import sha256
+from io import StringIO
 from itertools import pairwise
 from math import isnan
 from numbers import Integral, Real
@@ -14,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from paceline.checks import check
 from paceline.errors import UsageError, did_you_mean
+from paceline.files import ContentError, open_table, write_out
 from paceline.history import GradientArrived, History, Record, WorkInterrupted, WorkUnfinished
 
 WHOLE = {"worker": "[0, inf)", "draw": "[1, inf)", "censored": "[0, 1]"}
@@ -153,10 +155,10 @@ class Trace:
             UsageError: the file cannot be read, or is wrong; with the line and the column.
         """
         try:
-            with open(file, newline="", encoding="utf-8") as stream:
+            with open_table(file) as stream:
                 reader = csv.DictReader(stream)
                 lines, rows = _read(reader, str(file))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
+        except (OSError, ContentError, csv.Error) as error:
             raise UsageError(f"cannot read the trace {file}: {error}") from error
         try:
             has_server = LAST not in (reader.fieldnames or ())
@@ -171,11 +173,12 @@ class Trace:
             UsageError: the file cannot be written.
         """
         try:
-            with open(file, "w", newline="", encoding="utf-8") as stream:
-                writer = csv.writer(stream, lineterminator="\n")
-                columns = len(WITH_SERVER) if self.has_server else len(Row._fields)
-                writer.writerow(Row._fields[:columns])
-                writer.writerows(row[:columns] for row in self.rows)
+            stream = StringIO()
+            writer = csv.writer(stream, lineterminator="\n")
+            columns = len(WITH_SERVER) if self.has_server else len(Row._fields)
+            writer.writerow(Row._fields[:columns])
+            writer.writerows(row[:columns] for row in self.rows)
+            write_out(Path(file), stream.getvalue().encode())
         except OSError as error:
             raise UsageError(f"cannot write the trace: {error}") from error
 

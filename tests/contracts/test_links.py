@@ -1,0 +1,127 @@
+"""Nothing is ever written through a symbolic link into the place of a run's file."""
+
+import json
+import os
+
+import pytest
+
+import paceline as pl
+from paceline.callbacks.tensorboard import TensorBoard
+from paceline.cli.typed import COMMAND, Typed
+from paceline.files import create_file, open_to_extend, replace_file, write_out
+from paceline.recording.run_folder import CHECKPOINTS, EVENTS, MODEL, REPORT, RUN, TENSORBOARD, TIMELINE
+from paceline.report import write_report
+from tiny_jobs import tiny_job
+
+PRECIOUS = "precious"
+OPTIONS = {"protocol": "bsp", "cluster": pl.Cluster(2), "checkpoint_every": "updates=1"}
+
+
+@pytest.fixture
+def victim(tmp_path):
+    """Return a file and a folder of the user, which nothing may change, after a check that nothing has."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/file").write_text(PRECIOUS)
+    yield tmp_path / "home"
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["file"]
+    assert (tmp_path / "home/file").read_text() == PRECIOUS
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return the folder of a run."""
+    pl.train(tiny_job(), stop="updates=2", out=tmp_path / "run", **OPTIONS)
+    return tmp_path / "run"
+
+
+def plant(link, target):
+    if os.path.isdir(link):
+        link.rename(link.with_name(f"{link.name}-before"))
+    else:
+        link.unlink(missing_ok=True)
+    link.symlink_to(target)
+
+
+FILES = [RUN, MODEL, COMMAND, TIMELINE, REPORT, f"{CHECKPOINTS}/latest", f"{CHECKPOINTS}/.unfinished"]
+
+
+def write_everything(run, **where):
+    callbacks = [Typed(job="digits").kept_in(run), pl.Timeline(run / TIMELINE)]
+    try:
+        pl.train(tiny_job(), stop="updates=4", callbacks=callbacks, **where, **OPTIONS)
+        write_report([run])
+    except pl.PacelineError as error:
+        if "symbolic link" not in str(error):
+            raise
+
+
+@pytest.mark.parametrize("name", [*FILES, EVENTS])
+@pytest.mark.parametrize("again", ["resume", "overwrite"])
+def test_a_planted_link_to_a_file_is_replaced_or_refused(name, again, run, victim):
+    content = (run / name).read_bytes() if (run / name).is_file() else b""
+    (victim / "file").write_bytes(content)  # a link that is read is followed
+    plant(run / name, victim / "file")
+    write_everything(run, **({"resume": run} if again == "resume" else {"out": run, "overwrite": True}))
+    assert (victim / "file").read_bytes() == content
+    (victim / "file").write_text(PRECIOUS)
+
+
+@pytest.mark.parametrize("name", [CHECKPOINTS, f"{CHECKPOINTS}/.unfinished", TENSORBOARD, TIMELINE, MODEL])
+@pytest.mark.parametrize("again", ["resume", "overwrite"])
+def test_a_planted_link_to_a_folder_is_replaced_or_refused(name, again, run, victim):
+    plant(run / name, victim)
+    write_everything(run, **({"resume": run} if again == "resume" else {"out": run, "overwrite": True}))
+
+
+def test_scalars_are_not_written_through_a_link(run, victim):
+    pytest.importorskip("tensorboard")
+    plant(run / TENSORBOARD, victim)
+    with pytest.raises(pl.RunError, match="symbolic link"):
+        pl.train(tiny_job(), stop="updates=4", resume=run, callbacks=[TensorBoard(run / TENSORBOARD)], **OPTIONS)
+
+
+@pytest.mark.parametrize("name", ["table.txt", "table.json"])
+def test_a_comparison_replaces_links(name, tmp_path, victim):
+    options = {"protocols": "bsp, asp", "cluster": pl.Cluster(2), "stop": "updates=2", "seeds": 1, "processes": 1}
+    pl.compare(tiny_job(), out=tmp_path / "all", **options)
+    plant(tmp_path / "all" / name, victim / "file")
+    pl.compare(tiny_job(), out=tmp_path / "all", **options)
+    assert not (tmp_path / "all" / name).is_symlink()
+
+
+def test_figures_replace_links(run, tmp_path, victim):
+    pytest.importorskip("matplotlib")
+    write_report([run], figures=tmp_path / "figures")
+    names = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    plant(tmp_path / "figures" / names[0], victim / "file")
+    write_report([run], figures=tmp_path / "figures")
+    assert not (tmp_path / "figures" / names[0]).is_symlink()
+
+
+def test_a_trace_replaces_a_link(run, tmp_path, victim):
+    plant(tmp_path / "trace.csv", victim / "file")
+    pl.Trace.of(pl.train(tiny_job(), stop="updates=2", **OPTIONS)).to_csv(tmp_path / "trace.csv")
+    assert not (tmp_path / "trace.csv").is_symlink()
+
+
+def test_a_device_is_written_to_where_the_user_names_it_and_is_never_replaced(tmp_path):
+    write_out(tmp_path.__class__(os.devnull), b"text")
+    (tmp_path / "link").symlink_to(os.devnull)
+    write_out(tmp_path / "link", b"text")
+    os.mkfifo(tmp_path / "pipe")
+    for write in (lambda path: replace_file(path, b""), open_to_extend):
+        with pytest.raises(OSError, match="it is a pipe, expected a regular file"):
+            write(tmp_path / "pipe")
+    assert not os.path.isfile(os.devnull)
+
+
+def test_a_file_that_cannot_be_written_leaves_no_other(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("before")
+    with pytest.raises(OSError, match="folder"):
+        replace_file(tmp_path / "folder", b"")
+    replace_file(tmp_path / "file", b"after")
+    with create_file(tmp_path / "new") as file:
+        file.write(json.dumps(1).encode())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "new"]
+    assert (tmp_path / "file").read_text() == "after"
