@@ -75,8 +75,7 @@ class Coordinator:
         minibatches: deals out the data; None where the workers draw for themselves.
         learning_rate: its scale for an update of k gradients.
         schedule: that learning rate and weight decay follow by workload besides.
-        worker_timeout_s: silence after which a worker is declared lost; None to derive it from observed round
-            trips.
+        patience: timeout on silent workers; None for no timeout.
         evaluate_every: updates, gradients or seconds between evaluations; None for no evaluation.
         measure_steps: whether every step is measured, also where no controller reads it.
     """
@@ -91,7 +90,7 @@ class Coordinator:
         minibatches: Minibatches | None = None,
         learning_rate: LearningRate | None = None,
         schedule: Curve | None = None,
-        worker_timeout_s: float | None = None,
+        patience: Patience | None = None,
         evaluate_every: Extent | None = None,
         measure_steps: bool = False,
     ) -> None:
@@ -127,7 +126,7 @@ class Coordinator:
         self._made_of = 0
         self._step: Step | None = None
 
-        self._patience = Patience(worker_timeout_s)
+        self._patience = patience or Patience()
         self._deserted_until_s = inf  # when the last silent worker was lost, plus the time to come back
         self._asked_for: set[float] = set()
         self._woken_for_s: float | None = stop.seconds
@@ -177,7 +176,7 @@ class Coordinator:
 
     @property
     def patience_s(self) -> float:
-        """Silence after which a worker is declared lost; inf while nothing is known of its times."""
+        """Silence after which a worker may be declared lost; inf for never, and while no round trip is known."""
         return self._patience.timeout_s
 
     @property
@@ -233,9 +232,8 @@ class Coordinator:
             self._rarer_arrival(event, worker)
             return
         staleness = self.version - worker.version
-        round_trip_s = event.now - worker.started_s
-        if round_trip_s > self._patience.longest_s:
-            self._observe(round_trip_s)
+        if self._patience.observes:
+            self._observe(event.worker, event.now - worker.started_s)
         self._dispatch.deliver(event.worker, worker)
         accepted = False
         if not event.finite:
@@ -300,8 +298,8 @@ class Coordinator:
             worker.status = ASIDE
             self._consult("arrival", arrival=event, busy_s=_busy_s(event, worker), staleness=staleness)
         else:
+            self._observe(event.worker, event.now - worker.started_s)
             self._commands.append(Drop(event.worker, event.draw, self.version - worker.version, LATE_RETURN))
-            self._observe(event.now - worker.started_s)
             self._join(event.worker)
 
     # --- updates ------------------------------------------------------------------------------------------
@@ -478,23 +476,21 @@ class Coordinator:
             self._asked_for -= due
             self._consult("timer")
 
-    def _observe(self, round_trip_s: float) -> None:
-        was_known = self._patience.timeout_s < inf
-        if self._patience.observe(round_trip_s):
-            if not was_known:
-                self._commands.append(Decision("worker_timeout", str(self._patience)))
+    def _observe(self, worker: int, round_trip_s: float) -> None:
+        if change := self._patience.observe(worker, round_trip_s):
+            self._commands.append(Decision("worker_timeout", change))
+        if self._patience.needs_alarm:
             self._arm_timeout()
 
     def _arm_timeout(self) -> None:
-        for oldest in self._in_flight.values():
-            self._wake(self._patience.arm(oldest.started_s))
-            return
+        if self._in_flight and self._patience.timeout_s < inf:
+            self._wake(self._patience.arm(self._in_flight, self._now))
 
     def _declare_lost(self) -> None:
         if not self._patience.is_over(self._now):
             return
-        for worker in self._patience.exceeded_by(self._in_flight, self._now):
-            self._commands.append(Decision(SILENT, f"worker {worker}: silent for {self._patience}", worker))
+        for worker, timeout in self._patience.exceeded_by(self._in_flight, self._now).items():
+            self._commands.append(Decision(SILENT, f"worker {worker}: silent for {timeout}", worker))
             self._lose(worker)
             if not self._roster.live:
                 self._deserted_until_s = self._now + self._patience.timeout_s

@@ -17,7 +17,8 @@ class Fault:
         draw: during which piece of its work, counted from 1; one that is interrupted before it begins befalls
             nothing, so under a protocol that interrupts only the first is sure to be reached.
         kind: the worker is killed ("die"), has an exception ("raise"), falls silent ("hang"), or hands in a
-            gradient that is not a number ("not_finite").
+            gradient that is not a number ("not_finite"). A simulated worker that hangs is lost after
+            `worker_timeout_s`, or, if that is not given, when no other worker computes any more.
         back_after_s: simulated seconds after which a dead worker joins again, None for never; on real processes
             `LocalCluster(respawn=True)` brings it back.
     """

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from paceline.callbacks.base import Memory
 from paceline.coordinator import NOT_FINITE, Coordinator
@@ -15,6 +16,7 @@ from paceline.errors import UsageError
 from paceline.events import (
     Applied,
     Arrival,
+    Command,
     Compensation,
     Evaluated,
     Event,
@@ -40,6 +42,7 @@ from paceline.history import (
     WorkerLost,
     WorkInterrupted,
 )
+from paceline.logged_patience import LoggedPatience, is_needed
 from paceline.protocols import Phase, Plan, Protocol, as_plan
 from paceline.recording.event_log import to_line
 from paceline.recording.recorder import Recorder
@@ -49,6 +52,7 @@ from paceline.shown import Shown
 from paceline.stop import Stop as StopRule
 
 DECISIONS = (UpdateMade, DecisionMade, GradientArrived, WorkInterrupted)
+NEVER = 2**62  # updates
 FROM_OUTSIDE = {Outcome.INTERRUPTED, Outcome.NO_WORKERS, Outcome.FAILED}
 
 
@@ -91,16 +95,60 @@ def replay(run: str | Path, protocol: Protocol | Phase | Plan | None = None) -> 
         RunError: its log cannot be read.
     """
     saved = SavedRun(run)
-    resumed = saved.history.of(RunResumed)
-    _refuse_changes(saved.path, resumed)
-    replayed = _Replayed(
-        plan_of(saved.configuration["plan"]) if protocol is None else _checked(protocol, saved),
-        [StopRule.parse(text) for text in (*(record.stop_before for record in resumed), saved.configuration["stop"])],
-        saved.configuration,
-    )
+    _refuse_changes(saved.path, saved.history.of(RunResumed))
+    plan = plan_of(saved.configuration["plan"]) if protocol is None else _checked(protocol, saved)
+    found = _compared(saved, plan, _stops(saved))
+    if found.difference and "stops_before" not in saved.configuration:
+        again = _compared(saved, plan, _stops_that_let_go_on(saved))
+        return again if again.is_same else found
+    return found
+
+
+class _Stops(NamedTuple):
+    """Which stop is in force where in a log.
+
+    Attributes:
+        rules: one after the other; `RunResumed` and the places below bring the next one into force.
+        places: numbers of the records before which a run went on under another stop without a restart.
+        goes_on: whether it had ended there.
+    """
+
+    rules: list[StopRule]
+    places: Counter[int]
+    goes_on: bool = True
+
+
+def _stops(saved: SavedRun) -> _Stops:
+    """Return the stops that `run.json` and the records of restarts tell of."""
+    without_restart = saved.configuration.get("stops_before", [])
+    places = saved.records_until([log_bytes for _, log_bytes in without_restart])
+    found = [(place, stop) for place, (stop, _) in zip(places, without_restart, strict=True)]
+    found += [
+        (number, record.stop_before) for number, record in enumerate(saved.history) if isinstance(record, RunResumed)
+    ]
+    in_order = [stop for _, stop in sorted(found, key=itemgetter(0))]
+    return _Stops([StopRule.parse(stop) for stop in (*in_order, saved.configuration["stop"])], Counter(places))
+
+
+def _stops_that_let_go_on(saved: SavedRun) -> _Stops:
+    """Return stops of which the last one is in force for the last event only.
+
+    Older runs do not tell of a stop that came into force without a restart. One that is further away changes nothing
+    before; one that had been passed ends the run at once, so that only its last event can show it.
+    """
+    stops = _stops(saved)
+    last = max((number for number, record in enumerate(saved.history) if _event(record)), default=0)
+    return _Stops([*stops.rules[:-1], StopRule(updates=NEVER), stops.rules[-1]], Counter([last]), goes_on=False)
+
+
+def _compared(saved: SavedRun, plan: Plan, stops: _Stops) -> Replay:
+    """Compare log and replay under these stops."""
+    replayed = _Replayed(plan, stops, saved)
     updates = decisions = 0
-    for record, after in pairwise(chain(saved.history, [None])):
+    for number, (record, after) in enumerate(pairwise(chain(saved.history, [None]))):
         assert record is not None
+        if number in stops.places:
+            replayed.change_stop(stops.places[number], goes_on=stops.goes_on)
         if isinstance(record, VersionEvaluated) and isinstance(after, RunEnded):
             continue  # of the last version, when all was decided
         updates += isinstance(record, UpdateMade)
@@ -116,10 +164,13 @@ def replay(run: str | Path, protocol: Protocol | Phase | Plan | None = None) -> 
 class _Replayed:
     """A coordinator with its books, beside a log that is read."""
 
-    def __init__(self, plan: Plan, stops: Sequence[StopRule], configuration: Mapping[str, Any]) -> None:
+    def __init__(self, plan: Plan, stops: _Stops, saved: SavedRun) -> None:
+        configuration = saved.configuration
         self._plan = plan
-        self._stops = iter(stops)
+        self._stops = iter(stops.rules)
         self._rules = configuration["rules"]
+        self._patience = LoggedPatience(saved.history) if is_needed(saved.history, self._rules) else None
+        self._now = 0.0
         self._coordinator = self._next_coordinator()
         self._memory = Memory()
         n, batch_size = configuration["workers"], configuration["batch_size"]
@@ -129,13 +180,25 @@ class _Replayed:
 
     def difference(self, record: Record) -> str:
         """Take in the next record of the log; return what is not the same in the replay, if anything."""
+        if self._patience is not None:
+            self._patience.read(record)
         if isinstance(record, RunEnded):
             return self._compared_end(record)
+        self._now = record.now_s
         self._logged.append(record)
         found = self._compared()
         if not found and self._logged and self._feed(record):
             found = self._compared() or self.left_over()
         return found
+
+    def change_stop(self, times: int, *, goes_on: bool) -> None:
+        """Take over the next stop, as a resumed run does, or the next ones if each ended the run at once."""
+        for _ in range(times):
+            self._take_over()
+            if goes_on:
+                commands = self._coordinator.begin(self._now)
+                self._recorder.observe(self._now, None, commands)
+                self._end = _reason_of_end(commands)
 
     def left_over(self) -> str:
         """Return which decision of the log the replay has not made, if any."""
@@ -163,19 +226,27 @@ class _Replayed:
                 self._recorder.observe(record.now_s, None, self._coordinator.begin(record.now_s))
                 return True
             case RunResumed():
-                state = self._coordinator.state_dict()
-                self._coordinator = self._next_coordinator()
-                self._coordinator.load_state_dict(state)
+                self._take_over()
         event = _event(record)
         if event is None or (self._coordinator.stopped and not isinstance(event, Restarted)):
             return False
         commands = self._coordinator.handle(event)
         self._recorder.observe(record.now_s, event, commands)
-        self._end = next((command.reason for command in commands if isinstance(command, Stop)), "")
+        self._end = _reason_of_end(commands)
         return True
 
+    def _take_over(self) -> None:
+        """Go on with a coordinator that has the next stop."""
+        state = self._coordinator.state_dict()
+        self._coordinator = self._next_coordinator()
+        self._coordinator.load_state_dict(state)
+
     def _next_coordinator(self) -> Coordinator:
-        return make_coordinator(self._plan, next(self._stops), self._rules)
+        return make_coordinator(self._plan, next(self._stops), self._rules, self._patience)
+
+
+def _reason_of_end(commands: Sequence[Command]) -> str:
+    return next((command.reason for command in commands if isinstance(command, Stop)), "")
 
 
 def _checked(given: Protocol | Phase | Plan, saved: SavedRun) -> Plan:

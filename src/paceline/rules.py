@@ -20,6 +20,7 @@ from paceline.extent import Extent
 from paceline.learning_rate import LearningRate
 from paceline.minibatches import Minibatches
 from paceline.momentum_limit import KEEP, Momentum
+from paceline.patience import DerivedPatience, Patience
 from paceline.protocols import Phase, Plan
 from paceline.reduction import Reduction
 from paceline.schedule import Curve
@@ -27,14 +28,15 @@ from paceline.stop import Stop
 from paceline.text import bind, parse_call
 
 
-def make_coordinator(plan: Plan, stop: Stop, rules: Mapping[str, Any]) -> Coordinator:
+def make_coordinator(plan: Plan, stop: Stop, rules: Mapping[str, Any], patience: Patience | None = None) -> Coordinator:
     """Return the coordinator that goes by these rules.
 
     Args:
         plan: already checked.
         stop: when to end.
-        rules: workers, per_epoch, minibatches, learning_rate, schedule, worker_timeout_s, evaluate_every and
-            measure_steps.
+        rules: workers, per_epoch, minibatches, learning_rate, schedule, worker_timeout_s,
+            derives_timeout, evaluate_every and measure_steps.
+        patience: timeout on silent workers in place of that of the rules.
     """
     every = rules["evaluate_every"]
     schedule = rules.get("schedule")  # runs did not say before
@@ -46,10 +48,15 @@ def make_coordinator(plan: Plan, stop: Stop, rules: Mapping[str, Any]) -> Coordi
         minibatches=_minibatches(rules["minibatches"], stop) if rules["minibatches"] else None,
         learning_rate=LearningRate(**rules["learning_rate"]),
         schedule=Curve(**schedule) if schedule else None,
-        worker_timeout_s=rules["worker_timeout_s"],
+        patience=patience or patience_of(rules),
         evaluate_every=Extent(**every) if every else None,
         measure_steps=rules.get("measure_steps", False),  # nor this
     )
+
+
+def patience_of(rules: Mapping[str, Any]) -> Patience:
+    """Return the timeout on silent workers that the rules tell of."""
+    return DerivedPatience() if rules.get("derives_timeout") else Patience(rules["worker_timeout_s"])
 
 
 def _minibatches(dealing: Mapping[str, Any], stop: Stop) -> Minibatches:

@@ -55,7 +55,7 @@ class Setting:
     Attributes:
         plan: as given; `checked_plan` is the one that runs.
         evaluate_every: how often, None for the default.
-        worker_timeout_s: None to derive it.
+        worker_timeout_s: None to derive it where workers are real, and for no timeout in a simulation.
         measure_steps: whether every step is measured.
     """
 
@@ -138,6 +138,7 @@ class Setting:
             "learning_rate": vars(self.job.learning_rate),
             "schedule": vars(self.schedule) if self.schedule else None,
             "worker_timeout_s": self.worker_timeout_s,
+            "derives_timeout": self.worker_timeout_s is None and not isinstance(self.cluster, Cluster),
             "evaluate_every": vars(self.evaluations) if self.evaluations else None,
             "measure_steps": self.measure_steps,
         }
@@ -200,6 +201,7 @@ class Session:
             "protocol": str(setting.checked_plan),
             "cluster": str(setting.cluster),
             "stop": str(setting.stop),
+            "stops_before": [],
             "seed": setting.seed,
             "batch_size": job.batch_size,
             "workers": setting.cluster.n,

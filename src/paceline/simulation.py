@@ -19,6 +19,7 @@ from paceline.engines.virtual import TimingEngine
 from paceline.errors import RunError, UsageError
 from paceline.events import Outcome
 from paceline.history import Totals
+from paceline.patience import Patience
 from paceline.protocols import Phase, Plan, Protocol, as_plan
 from paceline.shown import Shown
 from paceline.stop import Stop
@@ -113,11 +114,13 @@ def simulate(
     updates: int,
     seed: int = 0,
     payload_bytes: float = 0,
+    worker_timeout_s: float | None = None,
 ) -> Simulated:
     """Simulate the timing of a protocol on a cluster, without any gradient.
 
     Many workers under one protocol are simulated all at once, see `paceline.engines.fleet`; the others event by event.
-    Both give the same.
+    Both give the same. A worker is lost by a scripted fault or by `worker_timeout_s`, and for no other reason, so that
+    the result does not depend on the unit of time.
 
     Args:
         protocol: as for `train`.
@@ -125,6 +128,7 @@ def simulate(
         updates: to make, >= 1.
         seed: of the simulated times.
         payload_bytes: size of the parameters, and of a gradient, for the cluster's network.
+        worker_timeout_s: silence after which a worker is declared lost, in seconds, > 0; no timeout if not given.
 
     Example:
         >>> import paceline as pl
@@ -140,9 +144,11 @@ def simulate(
     simulated.check_plan(plan)
     _refuse_gradients(plan)
     stop = Stop(updates=updates)
-    fleet = fleet_for(plan, simulated, seed=seed, payload_bytes=payload_bytes)
-    if fleet is None or not fleet.run(updates):  # it gives up where the coordinator might lose a worker
-        return _simulate_by_events(plan, simulated, stop, seed, payload_bytes)
+    patience = Patience(worker_timeout_s)
+    fleet = fleet_for(plan, simulated, seed=seed, payload_bytes=payload_bytes) if worker_timeout_s is None else None
+    if fleet is None:
+        return _simulate_by_events(plan, simulated, stop, seed, payload_bytes, patience)
+    fleet.run(updates)
     tally = fleet.tally
     return Simulated(
         tally.now,
@@ -156,8 +162,10 @@ def simulate(
     )
 
 
-def _simulate_by_events(plan: Plan, cluster: Cluster, stop: Stop, seed: int, payload_bytes: float) -> Simulated:
-    coordinator = Coordinator(plan, workers=cluster.n, stop=stop)
+def _simulate_by_events(
+    plan: Plan, cluster: Cluster, stop: Stop, seed: int, payload_bytes: float, patience: Patience | None = None
+) -> Simulated:
+    coordinator = Coordinator(plan, workers=cluster.n, stop=stop, patience=patience)
     timing = (
         AllReduceTiming(cluster, seed, plan.reduction, payload_bytes)
         if plan.reduction

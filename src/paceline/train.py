@@ -109,7 +109,9 @@ def train(
             seconds of real time; it is saved at its beginning, after its first update and at its end, too. Ranks under
             `local_sgd` are saved when they have their average: at the first sum, or evaluation, after that time.
         keep_checkpoints: how many of them are kept, >= 1.
-        worker_timeout_s: silence after which a worker is taken for lost; derived from round trips if not given.
+        worker_timeout_s: silence after which a worker is declared lost, in seconds, > 0. If not given, it is derived
+            from the round trips of real workers, see `paceline.estimators.silence`; a simulated worker is then lost
+            by a scripted fault only.
         measure_steps: whether the log tells of every update how far it moved the parameters, which `pl.advise` needs;
             it costs up to three additions of the parameters an update.
 

@@ -28,6 +28,7 @@ from paceline.events import (
     Timer,
     Wake,
 )
+from paceline.patience import Patience
 from paceline.protocols import as_plan
 from paceline.stop import Stop as StopRule
 
@@ -38,7 +39,8 @@ def coordinator(plan, n, **knobs):
     stop = StopRule(**knobs.pop("stop", {"updates": 10**9}))
     per_epoch = knobs.get("per_epoch")
     plan = as_plan(plan).checked(n, total=total or stop.workload(per_epoch), per_epoch=per_epoch)
-    return Coordinator(plan, workers=n, stop=stop, **knobs)
+    timeout_s = knobs.pop("worker_timeout_s", None)
+    return Coordinator(plan, workers=n, stop=stop, **{"patience": Patience(timeout_s), **knobs})
 
 
 # --- by script --------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from paceline.events import Arrival, Joined, Lost
 from paceline.extent import Extent
 from paceline.learning_rate import LearningRate
 from paceline.minibatches import Minibatches
+from paceline.patience import DerivedPatience
 from paceline.protocols import Protocol
 
 
@@ -494,7 +495,7 @@ def test_a_phase_ends_with_the_update_that_reaches_its_end(end, said, knobs):
 def test_a_phase_ends_by_seconds_between_two_events():
     script = """
         begin        | wake at 3; protocol: bsp: the run begins; compute w0.1 on v0; compute w1.1 on v0
-        w0.1 arrives | wake at 20; accept w0.1
+        w0.1 arrives | accept w0.1
         at 2.9 timer |
         at 3 timer   | protocol: asp: 3 seconds reached; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
     """
@@ -543,26 +544,41 @@ def test_a_worker_that_delivers_in_time_is_not_lost():
     play(asp(), 1, script, worker_timeout_s=5.0)
 
 
-def test_a_timeout_not_given_is_twenty_times_the_longest_round_trip():
+def test_without_a_timeout_no_worker_is_ever_lost():
     script = """
-        at 2 w0.1 arrives  | worker_timeout: 40 s, 20 x the longest round trip or 10 s; wake at 40
-                           | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
-        at 5 w0.2 arrives  | accept w0.2; apply v2 = w0.2 (quorum of 1 reached); compute w0.3 on v2
-        at 40 timer        | wake at 60
-        at 60 timer        | lost: worker 1: silent for 60 s, 20 x the longest round trip or 10 s; wake at 65
-        at 65 timer        | lost: worker 0: silent for 60 s, 20 x the longest round trip or 10 s; wake at 125
-        at 90 w1.1 arrives | drop w1.1 stale 2 (its worker had been declared lost); compute w1.2 on v2; wake at 1890
+        at 2 w0.1 arrives   | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
+        at 1e9 timer        |
+        at 2e9 w1.1 arrives | accept w1.1 stale 1; apply v2 = w1.1 (quorum of 1 reached); compute w1.2 on v2
     """
-    play(asp(), 2, script)
+    wakes = "begin | wake at 3e+09; protocol: asp: the run begins; compute w0.1 on v0; compute w1.1 on v0"
+    play(asp(), 2, wakes + script, stop={"seconds": 3e9})
 
 
-def test_a_timeout_not_given_is_at_least_ten_seconds():
+def test_a_derived_timeout_is_told_when_it_is_known_and_when_it_changes_noticeably():
     script = """
-        at 0.1 w0.1 arrives | worker_timeout: 10 s, 20 x the longest round trip or 10 s; wake at 10
-                            | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
-        at 10 timer         | lost: worker 1: silent for 10 s, 20 x the longest round trip or 10 s; wake at 10.1
+        at 2 w0.1 arrives    | worker_timeout: 5.18e+03 s, as the median round trip is 2 s; wake at 5177.07
+                             | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
+        at 4 w0.2 arrives    | worker_timeout: 2.32e+03 s, as the median round trip is 2 s; wake at 2324.72
+                             | accept w0.2; apply v2 = w0.2 (quorum of 1 reached); compute w0.3 on v2
+        at 6 w0.3 arrives    | wake at 1585.4
+                             | accept w0.3; apply v3 = w0.3 (quorum of 1 reached); compute w0.4 on v3
+        at 1585.5 timer      | lost: worker 1: silent for 1.59e+03 s, 756 x the median round trip or 10 s
+                             | wake at 1591.4
+        at 1592 timer        | lost: worker 0: silent for 1.59e+03 s, 756 x the median round trip or 10 s
+                             | wake at 3177.4
+        at 3000 w1.1 arrives | drop w1.1 stale 3 (its worker had been declared lost); compute w1.2 on v3
+                             | wake at 4265.55
     """
-    play(asp(), 2, script)
+    play(asp(), 2, script, patience=DerivedPatience())
+
+
+def test_a_derived_timeout_is_at_least_ten_seconds():
+    script = """
+        at 0.001 w0.1 arrives | worker_timeout: 10 s, as the median round trip is 0.001 s; wake at 10
+                              | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
+        at 10 timer           | lost: worker 1: silent for 10 s, 2468 x the median round trip or 10 s; wake at 10.001
+    """
+    play(asp(), 2, script, patience=DerivedPatience())
 
 
 # -- not finite
@@ -681,7 +697,7 @@ def test_workload_is_counted_in_gradients_and_may_overshoot_by_an_update():
 def test_seconds_stop_the_run_between_updates():
     script = """
         begin        | wake at 3; protocol: bsp: the run begins; compute w0.1 on v0; compute w1.1 on v0
-        w0.1 arrives | wake at 20; accept w0.1
+        w0.1 arrives | accept w0.1
         at 2.9 timer |
         at 3 timer   | stop seconds: 3 seconds have passed
     """
@@ -889,7 +905,7 @@ def test_an_update_without_gradients_is_never_made():
 def test_a_controller_is_asked_again_at_the_time_it_asked_for_and_only_then():
     controller = Scripted(arrival=((AskAgain(4.0),),), timer=((CloseUpdate("waited long enough"),),))
     script = """
-        w0.1 arrives | wake at 20; accept w0.1; wake at 4
+        w0.1 arrives | accept w0.1; wake at 4
         at 3 timer   |
         at 4 timer   | apply v1 = w0.1 (waited long enough); compute w0.2 on v1
         at 5 timer   |
@@ -901,7 +917,7 @@ def test_a_controller_is_asked_again_at_the_time_it_asked_for_and_only_then():
 def test_what_the_controllers_of_a_phase_asked_for_ends_with_it():
     before, after = Scripted(arrival=((AskAgain(9.0),),)), Scripted(timer=((CloseUpdate("asked"),),))
     script = """
-        w0.1 arrives | wake at 20; accept w0.1; wake at 9
+        w0.1 arrives | accept w0.1; wake at 9
         w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (every live worker has contributed)
                      | protocol: k_async(k=2): 1 updates reached; compute w0.2 on v1; compute w1.2 on v1
         w0.2 arrives | accept w0.2
@@ -916,7 +932,7 @@ def test_a_worker_set_aside_is_interrupted_not_waited_for_and_taken_back_as_a_jo
         timer=((TakeBack(2, "recovered"),),),
     )
     script = """
-        w0.1 arrives | wake at 20; accept w0.1; set_aside: worker 2: straggler; interrupt w2.1; wake at 9
+        w0.1 arrives | accept w0.1; set_aside: worker 2: straggler; interrupt w2.1; wake at 9
         w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (every live worker has contributed)
                      | compute w0.2 on v1; compute w1.2 on v1
         w2.1 arrives | drop w2.1 (finished after its interrupt)

@@ -20,10 +20,10 @@ from paceline.engines.fleet.draws import Draws
 from paceline.engines.fleet.lockstep import Lockstep
 from paceline.engines.fleet.order import in_order
 from paceline.engines.fleet.renewal import Renewal
-from paceline.engines.fleet.tally import Silence
 from paceline.engines.fleet.windows import Windows
 from paceline.engines.virtual import TimingEngine
 from paceline.events import Apply, Compute, Decision
+from paceline.patience import Patience
 from paceline.protocols import Protocol, as_plan
 from paceline.simulation import _simulate_by_events
 from paceline.timing import Row
@@ -50,39 +50,37 @@ class Seen:
     wasted_s: float
     pulls: int
     pushes: int
-    has_lost: bool = False
 
 
 def by_events(protocol, cluster, updates, seed=0, payload_bytes=0):
     plan = as_plan(protocol).checked(cluster.n, total=None, per_epoch=None)
     engine = TimingEngine(cluster, seed, payload_bytes)
-    made, given, lost = [], Counter(), []
+    made, given = [], Counter()
 
     def observe(now, event, commands):
         for command in commands:
             given[type(command)] += 1
             if isinstance(command, Apply):
                 made.append((now, [gradient.staleness for gradient in command.gradients]))
-            elif isinstance(command, Decision) and command.kind == "lost":
-                lost.append(command)
+            assert not (isinstance(command, Decision) and command.kind == "lost")
 
     engine.run(Coordinator(plan, workers=cluster.n, stop=pl.Stop(updates=updates)), observe)
     assert engine.pulls == given[Compute]
-    return seen(made, engine, bool(lost))
+    return seen(made, engine)
 
 
 def by_fleet(kind, protocol, cluster, updates, seed=0, payload_bytes=0):
-    """Return the same of a fleet, or None where it gives up."""
+    """Return the same of a fleet."""
     fleet, made = kind(protocol, cluster, seed, payload_bytes), []
-    is_whole = fleet.run(updates, lambda now, staleness: made.append((now, staleness.tolist())))
-    return seen(made, fleet.tally) if is_whole else None
+    fleet.run(updates, lambda now, staleness: made.append((now, staleness.tolist())))
+    return seen(made, fleet.tally)
 
 
-def seen(made, counts, has_lost=False):
+def seen(made, counts):
     totals = vars(counts.totals())
     idle_share = pytest.approx(totals.pop("idle_share"), abs=1e-9)
     wasted_s = pytest.approx(counts.wasted_s, rel=1e-9, abs=1e-9 * counts.now)
-    return Seen(made, counts.now, totals, idle_share, wasted_s, counts.pulls, counts.pushes, has_lost)
+    return Seen(made, counts.now, totals, idle_share, wasted_s, counts.pulls, counts.pushes)
 
 
 def by_times(protocol):
@@ -158,9 +156,9 @@ def comparable(simulated):
     )
 
 
-def event_by_event(protocol, cluster, updates, payload_bytes=0):
+def event_by_event(protocol, cluster, updates, payload_bytes=0, patience=None):
     plan = as_plan(protocol).checked(cluster.n, total=None, per_epoch=None)
-    return _simulate_by_events(plan, cluster, pl.Stop(updates=updates), 0, payload_bytes)
+    return _simulate_by_events(plan, cluster, pl.Stop(updates=updates), 0, payload_bytes, patience)
 
 
 @pytest.mark.parametrize("law", [pl.Deterministic(1.0), pl.Exponential(1.0)], ids=repr)
@@ -240,37 +238,26 @@ def test_a_long_pause_before_many_quick_arrivals_does_not_take_them_all_at_once(
 # -- who is silent for long
 
 
-SLOW_ONE = pl.Cluster(40, pl.Deterministic(1.0), speed=[0.03] + [1.0] * 39)  # 33 s, where 20 s are waited
+SLOW_ONE = pl.Cluster(40, pl.Deterministic(1.0), speed=[0.03] + [1.0] * 39)  # 33 s
 
 
-@pytest.mark.parametrize("protocol", [pl.backup(k=39), pl.k_batch_async(k=40), pl.k_async(k=39)], ids=repr)
-def test_where_a_worker_may_count_as_lost_the_coordinator_simulates(protocol):
-    expected = by_events(protocol, SLOW_ONE, 40)
-    assert expected.has_lost
-    assert [by_fleet(kind, protocol, SLOW_ONE, 40) for kind in kinds_for(protocol, SLOW_ONE)].count(None) >= 1
-    found = pl.simulate(protocol, SLOW_ONE, updates=40)
-    assert (found.time_s, found.totals.staleness) == (expected.now, expected.totals["staleness"])
+@pytest.mark.parametrize("protocol", [pl.bsp(), pl.backup(k=39), pl.k_batch_async(k=40), pl.k_async(k=39)], ids=repr)
+@pytest.mark.parametrize("cluster", [SLOW_ONE, pl.Cluster(200, pl.Pareto(1.0, 1.1))], ids=["slow", "heavy"])
+def test_a_worker_is_never_lost_because_it_is_slow(protocol, cluster):
+    if cluster is not SLOW_ONE and protocol.name != "bsp":
+        protocol = pl.k_batch_async(k=cluster.n)
+    expected = by_events(protocol, cluster, 40)
+    for kind in kinds_for(protocol, cluster):
+        assert by_fleet(kind, protocol, cluster, 40) == expected
 
 
-def test_a_long_tail_does_not_count_as_silence_where_the_timeout_grows_with_it():
-    cluster = pl.Cluster(1000, pl.Pareto(1.0, 1.2))  # the slowest takes 300 s
-    assert by_fleet(Lockstep, pl.bsp(), cluster, 2) == by_events(pl.bsp(), cluster, 2)
-
-
-@pytest.mark.parametrize(
-    ("until_s", "ended_s", "begun_s", "oldest_s", "is_too_long"),
-    [
-        (9.0, [1.0, 2.0], [0.0, 0.0], 0.0, False),
-        (19.0, [1.0, 2.0], [0.0, 0.0], 0.0, False),  # 20 times the longest are 40 s
-        (40.0, [1.0, 2.0], [0.0, 0.0], 0.0, True),
-        (40.0, [1.0, 2.0], [0.0, 0.0], inf, False),
-        (20.0, [1.0, 20.0], [0.0, 0.0], inf, True),  # they were 20 s until then
-        (20.0, [1.0, 20.0], [0.0, 19.0], 1.0, False),
-        (15.0, [15.0], [0.0], 0.0, False),  # nobody knows how long a round trip takes before the first one
-    ],
-)
-def test_silence_is_measured_against_the_longest_round_trip_so_far(until_s, ended_s, begun_s, oldest_s, is_too_long):
-    assert Silence(0.0).is_too_long(until_s, np.array(ended_s), np.array(begun_s), oldest_s) == is_too_long
+@pytest.mark.parametrize("protocol", [pl.bsp(), pl.backup(k=39), pl.k_batch_async(k=40)], ids=repr)
+def test_with_a_timeout_that_is_given_the_coordinator_simulates(protocol):
+    expected = event_by_event(protocol, SLOW_ONE, 40, patience=Patience(20.0))
+    assert pl.simulate(protocol, SLOW_ONE, updates=40, worker_timeout_s=20.0) == comparable(expected)
+    assert expected.totals != event_by_event(protocol, SLOW_ONE, 40).totals
+    with pytest.raises(pl.UsageError, match="worker_timeout_s = 0, expected seconds > 0"):
+        pl.simulate(protocol, SLOW_ONE, updates=40, worker_timeout_s=0)
 
 
 # -- what is left to the coordinator

@@ -1,13 +1,14 @@
 """A run's own arrivals lead to its own decisions, and to no others."""
 
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
 import paceline as pl
-from paceline.history import DecisionMade
-from paceline.recording.run_folder import EVENTS
+from paceline.history import DecisionMade, WorkerLost
+from paceline.recording.run_folder import EVENTS, RUN, SavedRun
 from tiny_controllers import RandomWalk
 from tiny_jobs import dataset, tiny_job
 
@@ -115,6 +116,86 @@ def test_of_a_run_that_was_given_more_epochs(tmp_path):
     simulated("k_sync(k=3)", "epochs=1", out=tmp_path / "run")
     simulated("k_sync(k=3)", "epochs=3", resume=tmp_path / "run")
     assert pl.replay(tmp_path / "run").difference == ""
+
+
+@pytest.mark.parametrize("protocol", ["k_sync(k=3)", "bsp@updates=3 >> asp", "dbw"])
+@pytest.mark.parametrize(
+    "stops",
+    [
+        ["updates=30", "updates=11"],
+        ["updates=30", "seconds=2"],
+        ["updates=30", "loss=5"],
+        ["seconds=9", "updates=4"],
+        ["accuracy=0.4,updates=30", "gradients=7", "updates=40"],
+        ["updates=10", "updates=20", "updates=5", "updates=4", "updates=25", "seconds=1"],
+        ["updates=10", "updates=10", "updates=10,seconds=1"],
+    ],
+    ids=lambda stops: " then ".join(stops),
+)
+def test_of_a_run_that_was_resumed_with_other_stops(protocol, stops, tmp_path):
+    run = simulated(protocol, stops[0], out=tmp_path / "run")
+    for stop in stops[1:]:
+        run = simulated(protocol, stop, resume=tmp_path / "run")
+    found = pl.replay(tmp_path / "run")
+    assert (found.difference, found.updates) == ("", run.history.totals.updates)
+
+
+def test_of_a_run_of_epochs_that_was_resumed_with_other_stops(tmp_path):
+    simulated("k_sync(k=3)", "epochs=2", out=tmp_path / "run")
+    for stop in ("epochs=1", "updates=3", "updates=2", "epochs=3", "seconds=3", "epochs=4"):
+        run = simulated("k_sync(k=3)", stop, resume=tmp_path / "run")
+        assert pl.replay(tmp_path / "run").difference == "", stop
+    assert pl.replay(tmp_path / "run").updates == run.history.totals.updates
+
+
+def test_of_a_run_that_was_interrupted_and_resumed_with_a_lower_stop(tmp_path):
+    class Interrupt(pl.Callback):
+        def on_update(self, update):
+            if update.version == 7:
+                signal.raise_signal(signal.SIGINT)
+
+    simulated(out=tmp_path / "run", callbacks=[Interrupt()], checkpoint_every="updates=1")
+    run = simulated(stop="updates=3", resume=tmp_path / "run")
+    assert run.reason == "8 updates made"
+    assert pl.replay(tmp_path / "run").difference == ""
+
+
+def test_of_a_real_run_that_was_resumed_with_lower_stops(tmp_path):
+    real(stop="updates=20", out=tmp_path / "run")
+    for stop in ("updates=10", "seconds=0.001", "updates=25", "updates=5"):
+        run = real(stop=stop, resume=tmp_path / "run")
+    found = pl.replay(tmp_path / "run")
+    assert (found.difference, found.updates) == ("", run.history.totals.updates)
+
+
+def test_a_run_that_went_on_beyond_its_stop_is_found_out(tmp_path):
+    simulated(stop="updates=10", out=tmp_path / "run")
+    simulated(stop="updates=20", resume=tmp_path / "run")
+    text = (tmp_path / "run" / RUN).read_text()
+    (tmp_path / "run" / RUN).write_text(text.replace("Stop(updates=10)", "Stop(updates=9)"))
+    assert "the log has" in pl.replay(tmp_path / "run").difference
+
+
+OLD_RUNS = Path(__file__).parent / "old_runs"
+
+
+@pytest.mark.parametrize("name", ["late_returns", "every_worker_lost", "lower_stop"])
+def test_of_a_run_that_was_made_before_timeouts_had_another_rule(name):
+    """Simulated workers were lost after 20 x the longest round trip then, and nothing told of an earlier stop."""
+    found = pl.replay(OLD_RUNS / name)
+    assert found.difference == ""
+    lost = [each for each in SavedRun(OLD_RUNS / name).history.of(WorkerLost) if each.silent]
+    assert len(lost) == {"late_returns": 2, "every_worker_lost": 3, "lower_stop": 0}[name]
+
+
+def test_a_loss_that_is_missing_in_an_older_log_is_found_out(tmp_path):
+    shutil.copytree(OLD_RUNS / "late_returns", tmp_path / "run")
+    log = tmp_path / "run" / EVENTS
+    lines = log.read_text().splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if '"worker_lost"' in line)
+    del lines[at]
+    log.write_text("".join(lines))
+    assert "the log has" in pl.replay(tmp_path / "run").difference
 
 
 def test_with_a_controller(tmp_path):

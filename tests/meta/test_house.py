@@ -22,7 +22,7 @@ FLOORS = [
     "controllers/ catalogue coordinator",
     "vectors averaging job data step_meter optimizers server allreduce/ jobs/",
     f"callbacks/ recording/ engines/ rules {SAVING}",
-    "session checkpoint/keeper checkpoint/resume replay train simulation search/ comparison/",
+    "session checkpoint/keeper checkpoint/resume replay logged_patience train simulation search/ comparison/",
     "summary compare cli/ __main__ report/",
 ]
 BELOW_ENGINES = range(4)

@@ -6,7 +6,9 @@ import paceline as pl
 from paceline.coordinator import Coordinator
 from paceline.engines.virtual import TimingEngine
 from paceline.events import Apply, Drop, Joined, Lost
+from paceline.patience import Patience
 from paceline.protocols import as_plan
+from tiny_jobs import tiny_job
 
 P, K = 8, 4
 UNIT_EXPONENTIAL = pl.Exponential(1.0)
@@ -156,10 +158,40 @@ def test_a_worker_that_comes_back_joins():
 
 def test_a_worker_that_hangs_is_lost_after_the_timeout():
     fault = pl.Fault(worker=1, draw=1, kind="hang")
-    engine, events, _, made = simulated_with(fault, updates=2, worker_timeout_s=10.0)
+    engine, events, _, made = simulated_with(fault, updates=2, patience=Patience(10.0))
     assert engine.fired == [fault]
     assert events == []
     assert made == [(10.0, 1), (11.0, 1)]
+
+
+def test_without_a_timeout_a_worker_that_hangs_is_lost_when_no_other_one_computes():
+    faults = pl.Fault(worker=1, draw=2, kind="hang"), pl.Fault(worker=2, draw=1, kind="hang")
+    engine, events, _, made = simulated_with(*faults, updates=4, n=3)
+    assert engine.fired == [faults[1], faults[0]]
+    assert events == [(1.0, Lost, 2), (2.0, Lost, 1)]
+    assert made == [(1.0, 2), (2.0, 1), (3.0, 1), (4.0, 1)]
+
+
+def test_without_a_timeout_a_worker_that_hangs_is_not_lost_while_others_compute():
+    engine, events, _, made = simulated_with(pl.Fault(1, 2, kind="hang"), updates=9, protocol=pl.asp())
+    assert (events, len(engine.fired), made[-1]) == ([], 1, (8.0, 1))
+
+
+def test_when_every_worker_hangs_the_run_ends_and_says_so():
+    faults = [pl.Fault(worker, 2, kind="hang") for worker in range(2)]
+    engine, events, _, made = simulated_with(*faults, updates=9)
+    assert (events, made) == ([(2.0, Lost, 0), (2.0, Lost, 1)], [(1.0, 2)])
+    assert engine.end.outcome is pl.Outcome.NO_WORKERS
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "k_batch_sync(k=3)", "asp", "all_reduce", "dc_s3gd"])
+@pytest.mark.parametrize("stop", ["updates=30", "seconds=30"])
+def test_a_run_goes_on_when_a_worker_hangs(protocol, stop, tmp_path):
+    cluster = pl.Cluster(4, pl.Exponential(1.0), faults=[pl.Fault(2, 3, "hang"), pl.Fault(0, 5, "hang")])
+    run = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop=stop, out=tmp_path / "run")
+    assert run.stopped_by == stop.partition("=")[0]
+    assert run.history.totals.updates >= 5
+    assert pl.replay(tmp_path / "run").difference == ""
 
 
 def test_a_gradient_that_is_not_finite_is_computed_again():
@@ -186,6 +218,8 @@ def test_a_gradient_that_is_not_finite_counts_as_dropped():
 def test_a_worker_that_hangs_is_busy_until_the_end():
     # The other one makes 3 updates of its own after the timeout: 1 s of work, 9 s of waiting, 2 s of work.
     fault = pl.Fault(worker=1, draw=1, kind="hang")
-    simulated = pl.simulate("bsp", pl.Cluster(2, timing=pl.Deterministic(1.0), faults=[fault]), updates=3)
+    cluster = pl.Cluster(2, timing=pl.Deterministic(1.0), faults=[fault])
+    simulated = pl.simulate("bsp", cluster, updates=3, worker_timeout_s=10.0)
+    assert simulated.time_s == 12.0
     worked_s = 3 + simulated.time_s
     assert simulated.totals.idle_share == pytest.approx(1 - worked_s / (2 * simulated.time_s))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.store import Checkpoints
+from paceline.cluster import Cluster
 from paceline.engines.base import Engine
 from paceline.engines.virtual import TimingEngine
 from paceline.errors import PacelineWarning, RunError, UsageError
@@ -48,6 +49,8 @@ class Resumption:
         # The checkpoint may be older than run.json, which a resume that was killed may have changed.
         self._before: Mapping[str, Any] = self._state["configuration"] if self._state else saved.configuration
         self.changes = self._compare(allow_change)
+        if self.kept is not None:
+            self._note_stop(self.kept.size_bytes)
 
     def history(self) -> History:
         """Return what had happened until the checkpoint."""
@@ -61,7 +64,8 @@ class Resumption:
         self._session.coordinator.load_state_dict(state["coordinator"])
         self._session.server.load_state_dict(state["server"])
         recorder.load_state_dict(state["recorder"])
-        if isinstance(engine, TimingEngine) and "engine" in state and not self.changes and not self._has_other_epochs:
+        if self._goes_on_seamlessly:
+            assert isinstance(engine, TimingEngine)
             engine.load_state_dict(state["engine"])
             return None
         engine.go_on_from(self._session.coordinator.version, state["now"])
@@ -108,6 +112,22 @@ class Resumption:
         if not isinstance(setting.cluster, Torchrun) or not setting.plan.reduction or setting.cluster.n == workers:
             return ""
         return ", or torchrun(elastic=true) from the beginning"
+
+    def _note_stop(self, log_bytes: int) -> None:
+        """Let `run.json` tell which stop was in force until which byte of the log where no `RunResumed` does."""
+        configuration = self._session.configuration
+        if "stops_before" not in self._before:
+            del configuration["stops_before"]  # the run is older than this account, so it cannot be whole
+            return
+        here = [[self._before["stop"], log_bytes]] if self._goes_on_seamlessly else []
+        configuration["stops_before"] = [*self._before["stops_before"], *here]
+
+    @property
+    def _goes_on_seamlessly(self) -> bool:
+        """Whether the run goes on as if it had never stopped, since the state of its engine was saved."""
+        is_simulated = isinstance(self._session.setting.cluster, Cluster)
+        is_whole = self._state is not None and "engine" in self._state
+        return is_simulated and is_whole and not self.changes and not self._has_other_epochs
 
     @property
     def _has_other_epochs(self) -> bool:

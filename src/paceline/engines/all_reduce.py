@@ -79,6 +79,8 @@ class AllReduceTiming(TimingEngine):
     def next_event(self) -> Event:
         """Return the next gradient of an iteration that has ended, or what comes before the next end."""
         while not self._arriving:
+            if self.fired and (lost := self._lost_by_hanging()):
+                return lost
             ends_s = self._ends_s()
             if self._heap and self._heap[0][0] <= ends_s:
                 event = self._earliest()

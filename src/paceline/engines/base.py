@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from paceline.coordinator import Coordinator
+from paceline.coordinator import SILENT, Coordinator
 from paceline.engines.signals import Signals
 from paceline.events import (
     Accept,
@@ -15,6 +16,7 @@ from paceline.events import (
     Apply,
     Command,
     Compute,
+    Decision,
     Evaluate,
     Event,
     Interrupt,
@@ -25,6 +27,8 @@ from paceline.events import (
     Stop,
     Wake,
 )
+
+LOG = logging.getLogger("paceline.workers")
 
 Observer = Callable[[float, Event | None, Sequence[Command]], None]
 
@@ -37,6 +41,7 @@ class Engine(ABC):
     """
 
     now: float = 0.0
+    logs_silence = False
     is_settled = True  # the server has the newest version; else it is not to be saved now
 
     def __init__(self) -> None:
@@ -100,6 +105,15 @@ class Engine(ABC):
     def wake(self, command: Wake) -> None:
         """Send a `Timer` at that moment."""
 
+    def note(self, command: Decision) -> None:
+        """Log a change of the timeout on silent workers, and a worker that is lost by it."""
+        if not self.logs_silence:
+            return
+        if command.kind == "worker_timeout":
+            LOG.info("a silent worker is lost after %s", command.reason)
+        elif command.kind == SILENT:
+            LOG.warning("lost %s", command.reason)
+
     def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> Stop:
         """Run to the end and return what ended it.
 
@@ -116,6 +130,7 @@ class Engine(ABC):
             Apply: self.apply,
             Evaluate: self.evaluate,
             Wake: self.wake,
+            Decision: self.note,
         }
         self._coordinator = coordinator
         event = first

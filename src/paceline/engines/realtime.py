@@ -54,6 +54,8 @@ class RealTimeEngine(Engine, Generic[P]):
         debug: whether a script that changes the server's model is noticed.
     """
 
+    logs_silence = True
+
     def __init__(
         self, server: ParameterServer, versions: Versions, gradients: list[Vectors], *, debug: bool = False
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from heapq import heappop, heappush
-from math import nan
+from math import inf, nan
 from typing import Any
 
 from paceline.attributes import copied, restore
@@ -84,7 +84,11 @@ class TimingEngine(Engine):
 
     def next_event(self) -> Event:
         """Return the earliest event that still counts."""
-        while self._heap:
+        while True:
+            if self.fired and (lost := self._lost_by_hanging()):
+                return lost
+            if not self._heap:
+                return Quit(self.now, Outcome.NO_WORKERS, "no live worker will ever deliver a gradient again")
             at_s, _, worker, what = heappop(self._heap)
             if worker == NOT_A_WORKER:
                 if at_s > self.now:
@@ -100,7 +104,6 @@ class TimingEngine(Engine):
             arrived = self._arrival(worker, what) if fault is None else self._befall(fault)
             if arrived is not None:
                 return arrived
-        return Quit(self.now, Outcome.NO_WORKERS, "no live worker will ever deliver a gradient again")
 
     def compute(self, command: Compute) -> None:
         """Let the gradient arrive after a round trip."""
@@ -183,10 +186,23 @@ class TimingEngine(Engine):
             return None
         if fault.kind == "not_finite":
             return self._arrival(fault.worker, fault.draw)._replace(finite=False)
-        self._finish(fault.worker)
         if fault.back_after_s is not None:
             self._at(self.now + fault.back_after_s, Joined(self.now, fault.worker))
-        return Lost(self.now, fault.worker, f"scripted fault at draw {fault.draw}")
+        return self._lose(fault, f"scripted fault at draw {fault.draw}")
+
+    def _lost_by_hanging(self) -> Lost | None:
+        """Return the loss of a worker that hangs if no other worker computes and no timeout would ever find it."""
+        if self._coordinator.patience_s < inf or (self._heap and self._heap[0][0] <= self.now):
+            return None
+        hanging = {f.worker: f for f in self.fired if f.kind == "hang" and self._current[f.worker] == f.draw}
+        if not hanging or any(draw and worker not in hanging for worker, draw in enumerate(self._current)):
+            return None
+        fault = next(iter(hanging.values()))
+        return self._lose(fault, f"scripted fault: hangs since draw {fault.draw}, and no other worker computes")
+
+    def _lose(self, fault: Fault, reason: str) -> Lost:
+        self._finish(fault.worker)
+        return Lost(self.now, fault.worker, reason)
 
 
 # The part of the state that a checkpoint can hold as it is; pulls and useful seconds are for `simulate`, without any.
@@ -266,13 +282,12 @@ class VirtualEngine(TimingEngine):
         super().go_on_from(version, now)
         self._server.publish(self._versions.publish(version))
 
-    def _befall(self, fault: Fault) -> Event | None:
-        event = super()._befall(fault)
-        if isinstance(event, Lost):
-            self._versions.release(self._work.pop(fault.worker).version)
-        return event
+    def _lose(self, fault: Fault, reason: str) -> Lost:
+        self._versions.release(self._work.pop(fault.worker).version)
+        return super()._lose(fault, reason)
 
     def _arrival(self, worker: int, draw: int) -> Arrival:
+        self._finish(worker)
         work = self._work.pop(worker)
         measured = Measured(loss=nan, samples=0, squared_norm=nan, variance=nan, finite=True, compute_s=0.0)
         if self._coordinator.wants(worker, draw):

@@ -8,12 +8,13 @@ import platform
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
-from itertools import count
+from itertools import accumulate, count
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,14 @@ class SavedRun:
             return None
         except (OSError, ValueError) as error:
             return f"the error is unknown: cannot read {self.path / ERROR} ({error})"
+
+    def records_until(self, places_bytes: Sequence[int]) -> list[int]:
+        """Return how many records the log has before each of these bytes."""
+        if not places_bytes:
+            return []
+        with (self.path / EVENTS).open("rb") as file:
+            ends_bytes = list(accumulate(map(len, file)))
+        return [bisect_right(ends_bytes, place) for place in places_bytes]
 
     def _what_it_is(self, error: Exception) -> str:
         if not self.path.exists():

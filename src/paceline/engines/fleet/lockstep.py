@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import numpy as np
 
 from paceline.cluster import TILE, Cluster
-from paceline.engines.fleet.draws import Draws, Floats
-from paceline.engines.fleet.tally import Observer, Silence, Tally
+from paceline.engines.fleet.draws import Draws
+from paceline.engines.fleet.tally import Observer, Tally
 from paceline.protocols import Protocol
 
 
@@ -31,7 +29,6 @@ class Lockstep:
         self._quorum = cluster.n if protocol.quorum == "all" else protocol.quorum
         self._update_s = cluster.server.update_s
         self._draws = Draws(cluster, seed, payload_bytes)
-        self._silence = Silence(cluster.server.update_s)
 
     @staticmethod
     def takes(protocol: Protocol, cluster: Cluster) -> bool:
@@ -40,8 +37,8 @@ class Lockstep:
         is_fresh = protocol.max_staleness == 0 and protocol.on_update == "interrupt"
         return protocol.refill == "update" and (is_full or is_fresh)
 
-    def run(self, updates: int, observe: Observer | None = None) -> bool:
-        """Make so many updates; return False as soon as a worker may count as lost."""
+    def run(self, updates: int, observe: Observer | None = None) -> None:
+        """Make so many updates."""
         tally, k, late = self.tally, self._quorum, self._n - self._quorum
         fresh = np.zeros(k, np.int64)
         for update in range(updates):
@@ -53,8 +50,6 @@ class Lockstep:
             trips_s = trips_s[:k]
             round_s = float(trips_s[-1])
             closed_s = begun_s + round_s
-            if self._is_too_long(closed_s, begun_s, trips_s):
-                return False
             tally.now = closed_s + self._update_s
             tally.idle_s += k * (tally.now - begun_s) - float(trips_s.sum())
             if update + 1 < updates:
@@ -66,13 +61,3 @@ class Lockstep:
         tally.pushes = updates * k
         tally.interrupted = (updates - 1) * late
         tally.use_fresh(updates * k)
-        return True
-
-    def _is_too_long(self, closed_s: float, begun_s: float, trips_s: Floats) -> bool:
-        silence = self._silence
-        if silence.is_short(closed_s, begun_s):
-            silence.longest_s = max(silence.longest_s, closed_s - begun_s)
-            return False
-        return silence.is_too_long(
-            closed_s, begun_s + trips_s, np.full(len(trips_s), begun_s), begun_s if len(trips_s) < self._n else inf
-        )

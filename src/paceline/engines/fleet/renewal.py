@@ -10,7 +10,7 @@ import numpy as np
 from paceline.cluster import TILE, Cluster
 from paceline.engines.fleet.draws import Draws, Floats, Ints
 from paceline.engines.fleet.order import in_order
-from paceline.engines.fleet.tally import Observer, Silence, Tally
+from paceline.engines.fleet.tally import Observer, Tally
 from paceline.protocols import Protocol
 
 ARRIVALS = 1 << 16  # about so many at once, or one a worker
@@ -24,20 +24,18 @@ class Arrivals:
     Attributes:
         worker: of each arrival.
         due_s: when it is at the server.
-        begun_s: when its work began.
         parent: index of the worker's arrival before, or -1 if that is not among these.
     """
 
     worker: Ints
     due_s: Floats
-    begun_s: Floats
     parent: Ints
 
     def __getitem__(self, chosen: Ints) -> Arrivals:
         """Return some of them, with the parents of each."""
         place = np.full(len(self.parent) + 1, -1)  # the last one for those without parent
         place[chosen] = np.arange(len(chosen))
-        return Arrivals(self.worker[chosen], self.due_s[chosen], self.begun_s[chosen], place[self.parent[chosen]])
+        return Arrivals(self.worker[chosen], self.due_s[chosen], place[self.parent[chosen]])
 
 
 class Calendar:
@@ -62,10 +60,6 @@ class Calendar:
         found: Floats = self._flat_s[self._row + self._next]
         return found
 
-    def oldest_s(self) -> float:
-        """Return when the oldest work began that goes on."""
-        return float(self._flat_s[self._row + self._next - 1].min())
-
     def until(self, horizon_s: float, enough: int) -> tuple[Arrivals, float]:
         """Take out all arrivals until the horizon, not before the next one, or until some moment before it.
 
@@ -87,7 +81,7 @@ class Calendar:
             place = index + np.repeat(self._row[worker] + self._next[worker] - firsts, counts)
             parent = index + (before - 1)
             parent[firsts] = latest[worker]
-            parts.append((np.repeat(worker, counts), self._flat_s[place], self._flat_s[place - 1], parent))
+            parts.append((np.repeat(worker, counts), self._flat_s[place], parent))
             latest[worker] = before + ends - 1
             before += len(index)
             self._next[worker] += counts
@@ -148,7 +142,6 @@ class Renewal:
         self.tally = Tally(cluster.n)
         self._n = cluster.n
         self._quorum = protocol.quorum
-        self._silence = Silence(0.0)
         self._calendar = Calendar(Draws(cluster, seed, payload_bytes), cluster.n)
         # Number of the arrival at which each worker was given its work, below 1 at the beginning.
         self._given = np.arange(cluster.n) - cluster.n
@@ -159,23 +152,20 @@ class Renewal:
         accepts_all = protocol.max_staleness == inf and protocol.quorum != "all"
         return accepts_all and protocol.refill == "arrival" and cluster.server.update_s == 0
 
-    def run(self, updates: int, observe: Observer | None = None) -> bool:
-        """Make so many updates; return False as soon as a worker may count as lost."""
+    def run(self, updates: int, observe: Observer | None = None) -> None:
+        """Make so many updates."""
         tally, total = self.tally, updates * self._quorum
         teller = Teller(self._quorum, observe) if observe is not None else None
         horizon_s = float(self._calendar.next_s().min())
         while tally.pushes < total:
             left = total - tally.pushes
             arrivals, until_s = self._calendar.until(horizon_s, 4 * max(ARRIVALS, self._n))
-            oldest_s = self._calendar.oldest_s()
             order, staleness = self._number(arrivals)
             if len(order) >= left:
                 order, staleness = order[:left], staleness[:left]
                 arrivals = arrivals[order]
                 until_s = float(arrivals.due_s[-1])
                 order = np.arange(left)
-            if self._silence.is_too_long(until_s, arrivals.due_s, arrivals.begun_s, oldest_s):
-                return False
             tally.use(staleness)
             if teller is not None:
                 teller.tell(arrivals.due_s[order], staleness)
@@ -184,7 +174,6 @@ class Renewal:
             tally.now = until_s
         tally.updates = updates
         tally.pulls = self._n + total - 1  # the run ends before the last one would be given work again
-        return True
 
     def _next_horizon_s(self, until_s: float, arrived: int, left: int) -> float:
         """Return until when to go on: for so many arrivals as are handled well at once, at the rate of late."""

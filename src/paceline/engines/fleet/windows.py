@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from paceline.cluster import Cluster
 from paceline.engines.fleet.draws import Draws, Floats, Ints
 from paceline.engines.fleet.order import in_order
-from paceline.engines.fleet.tally import Observer, Silence, Tally
+from paceline.engines.fleet.tally import Observer, Tally
 from paceline.protocols import Protocol
 
 
@@ -67,7 +67,6 @@ class Windows:
         self._drops = protocol.max_staleness < inf and not self._interrupts
         self._update_s = cluster.server.update_s
         self._draws = Draws(cluster, seed, payload_bytes)
-        self._silence = Silence(cluster.server.update_s)
         # What each worker is computing.
         self._due_s = np.full(n, inf)
         self._begun_s = np.zeros(n)
@@ -78,8 +77,8 @@ class Windows:
         self._version = 0
         self._free_s = 0.0  # when the server is done with the latest update
 
-    def run(self, updates: int, observe: Observer | None = None) -> bool:
-        """Make so many updates; return False as soon as a worker may count as lost."""
+    def run(self, updates: int, observe: Observer | None = None) -> None:
+        """Make so many updates."""
         self._give(np.arange(len(self._due_s)))
         for version in range(1, updates + 1):
             pool, bound_s = self._candidates()
@@ -87,14 +86,9 @@ class Windows:
             ended_s = np.maximum(pool.due_s[arrived], self._free_s)
             staleness = self._take(pool, arrived, ended_s)
             self._go_on(pool, arrived)
-            if self._silence.is_too_long(
-                float(ended_s[-1]), ended_s, pool.begun_s[arrived], float(self._begun_s.min())
-            ):
-                return False
             self._update(pool, arrived, ended_s, is_last=version == updates)
             if observe is not None:
                 observe(self._free_s, staleness)
-        return True
 
     # --- who arrives ------------------------------------------------------------------------------------------
 
@@ -176,7 +170,6 @@ class Windows:
     def _go_on(self, pool: Pool, arrived: Ints) -> None:
         """Note what those compute who were given work before the update, and who waits for it."""
         waiting = self._waiting(pool, arrived)
-        self._begun_s[pool.worker[waiting]] = inf
         self._draw[pool.worker[waiting]] = pool.draw[waiting]
         self.tally.pulls += len(arrived) - len(waiting)
         if pool.parent[-1] < 0:
