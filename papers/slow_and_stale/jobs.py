@@ -85,7 +85,7 @@ def _data(name: str, folder: Path) -> ImageDataset:
 
 
 def _mnist(folder: Path) -> Dataset[object]:
-    return pl.jobs.mnist(model="softmax", folder=folder / "mnist").data
+    return pl.jobs.mnist(model="softmax", folder=folder / "mnist").dataset
 
 
 def _grey_cifar10(folder: Path) -> Dataset[object]:

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_co
 from paceline.errors import RunError
 from paceline.events import Minibatch
 from paceline.job import Batch, Job
+from paceline.seeding import seeded
 from paceline.streams import derived_seed, stream
 
 WHOLE = Minibatch(0, None, None)
@@ -46,9 +47,9 @@ class Loader:
         if self._job.is_iterable:
             reader = self._streams.get(worker)
             if reader is None or reader.position >= draw:
-                reader = self._streams[worker] = _Stream(self._job, worker % self._n, self._n, self._seed)
+                reader = self._streams[worker] = _Stream(self._job, worker, self._n, self._seed)
             return reader.batch(draw)
-        return fetch(self._job, self._indices(worker, draw, minibatch or WHOLE))
+        return fetch(self._job, self.indices(worker, draw, minibatch))
 
     def share(self, worker: int, draw: int, minibatch: Minibatch | None, place: int, size: int) -> Batch | None:
         """Return what one of several processes takes of that batch of map-style data, None if nothing is left for it.
@@ -62,10 +63,12 @@ class Loader:
             place: of the process, 0 <= place < size.
             size: processes.
         """
-        chosen = np.array_split(self._indices(worker, draw, minibatch or WHOLE), size)[place]
+        chosen = share_of(self.indices(worker, draw, minibatch), place, size)
         return fetch(self._job, chosen) if len(chosen) else None
 
-    def _indices(self, worker: int, draw: int, minibatch: Minibatch) -> NDArray[np.int64]:
+    def indices(self, worker: int, draw: int, minibatch: Minibatch | None) -> NDArray[np.int64]:
+        """Return the samples of map-style data in the batch of this worker's draw."""
+        minibatch = minibatch or WHOLE
         size = self._job.batch_size
         if minibatch.epoch is not None and minibatch.number is not None:
             order = self._order(minibatch.shard, minibatch.epoch)
@@ -78,8 +81,7 @@ class Loader:
             return stream(self._seed, "epoch", shard, epoch).permutation(self._shard(shard))
         if hasattr(self._job.sampler, "set_epoch"):
             self._job.sampler.set_epoch(epoch)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derived_seed(self._seed, "sampler", epoch))
+        with seeded(derived_seed(self._seed, "sampler", epoch)):
             return np.fromiter(self._job.sampler, dtype=np.int64)
 
     def _samples_of_shard(self, shard: int) -> NDArray[np.int64]:
@@ -91,9 +93,14 @@ class Loader:
         return shuffled[shard * per_shard : (shard + 1) * per_shard]
 
 
+def share_of(indices: NDArray[np.int64], place: int, size: int) -> NDArray[np.int64]:
+    """Return the part of a batch of one of several processes; the first ones take a sample more."""
+    return np.array_split(indices, size)[place]
+
+
 def fetch(job: Job, indices: NDArray[np.int64], data: Dataset[Any] | None = None) -> Batch:
     """Return the batch of these samples of map-style data, the job's training data unless others are given."""
-    data = job.data if data is None else data
+    data = job.dataset if data is None else data
     index = torch.from_numpy(np.ascontiguousarray(indices))
     if job.collate is None:
         if hasattr(data, "minibatch"):
@@ -106,8 +113,8 @@ def fetch(job: Job, indices: NDArray[np.int64], data: Dataset[Any] | None = None
 
 
 def eval_batches(job: Job) -> Iterator[Batch]:
-    """Go through the evaluation data once, in batches of the training size; the last one may be smaller."""
-    data, size = job.eval_data, job.batch_size
+    """Go through the evaluation data once, in batches of the job's `eval_batch_size`; the last one may be smaller."""
+    data, size = job.eval_dataset, job.eval_batch_size or job.batch_size
     assert data is not None
     if isinstance(data, IterableDataset):
         yield from _batched(job, iter(data), size)
@@ -145,26 +152,34 @@ def _tensors(batch: Batch) -> Iterator[Tensor]:
 
 
 class _Stream:
-    """One worker's way through iterable data; a draw is its draw-th batch, whatever became of those before."""
+    """One worker's way through iterable data; a draw is its draw-th batch, whatever became of those before.
+
+    A batch that is only passed over is read with the random numbers of its own draw, so that what comes after it does
+    not depend on which batches were used.
+    """
 
     def __init__(self, job: Job, worker: int, n: int, seed: int) -> None:
         self.position = 0
         self._job = job
-        self._samples = islice(_endless(job, seed), worker, None, n)
+        self._worker = worker
+        self._seed = seed
+        self._samples = islice(_endless(job, seed), worker % n, None, n)
 
     def batch(self, draw: int) -> Batch:
-        while True:
-            batch = next(_batched(self._job, self._samples, self._job.batch_size))
-            self.position += 1
-            if self.position == draw:
-                return batch
+        while self.position < draw - 1:
+            with seeded(derived_seed(self._seed, "gradient", self._worker, self.position + 1)):
+                self._next()
+        return self._next()
+
+    def _next(self) -> Batch:
+        self.position += 1
+        return next(_batched(self._job, self._samples, self._job.batch_size))
 
 
 def _endless(job: Job, seed: int) -> Iterator[Any]:
     """Read iterable data over and over, each time in an order that all workers have in common."""
     for epoch in count():
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derived_seed(seed, "iterable", epoch))
+        with seeded(derived_seed(seed, "iterable", epoch)):
             samples = iter(job.data)
             first = next(samples, None)
         if first is None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+import warnings
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from typing import Any, Literal
 
 import torch
@@ -12,7 +14,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from paceline.errors import UsageError
+from paceline.dataloader import LoaderParts, take_apart
+from paceline.errors import PacelineWarning, UsageError
 from paceline.learning_rate import LearningRate
 from paceline.metrics import Average
 from paceline.schedule import LinearSchedule
@@ -32,16 +35,25 @@ class Job(Shown):
 
     Args:
         model: a module, which is left as it is, or a function that makes one.
-        optimizer: from the parameters to a `torch.optim` optimizer, as `partial(torch.optim.SGD, lr=0.1)`.
-        data: map-style or iterable; a map-style one may offer `minibatch(indices)` to make a whole batch at once.
-        batch_size: samples in a worker's minibatch, always.
+        optimizer: function that makes a `torch.optim` optimizer, as `partial(torch.optim.SGD, lr=0.1)`. It is given the
+            model if its first argument is called `model`, (name, parameter) pairs if it is called `named_parameters`,
+            otherwise the parameters; those that require a gradient.
+        data: map-style or iterable; a map-style one may offer `minibatch(indices)` to make a whole batch at once. A
+            DataLoader gives its data set, batch_size, collate_fn, num_workers, prefetch_factor and, with
+            sampling="epoch", its own sampler; arguments of the job other than the defaults win, and a warning names
+            what is left out.
+        batch_size: samples in a worker's minibatch, >= 1; may be left out only where `data` is a DataLoader.
         loss: `loss(output, target)`, for data of plain (input, target) pairs.
         step: `step(model, batch) -> loss` or `(loss, metrics)`, for anything else; give loss or step. Metrics are read
             in evaluations: a number is averaged over samples, a `pl.Average` as it says. One that is named "loss" takes
             the place of the evaluation loss.
-        eval_data: data that the evaluation loss, `accuracy` and the other metrics are measured on.
+        eval_data: data that the evaluation loss, `accuracy` and the other metrics are measured on; also a DataLoader.
+        eval_batch_size: samples in a batch of the evaluation, >= 1; 0 for that of a DataLoader, or `batch_size`.
         scheduler: from the optimizer to a `torch.optim.lr_scheduler`; it is stepped by workload.
-        schedule_unit: one step of the scheduler for each "gradient" or for each "epoch" of workload.
+        schedule_unit: accepted work between two steps of the scheduler: a "gradient", an "epoch", an "update" of n
+            gradients, where n is the number of workers that the run begins with, or a "sample", which is
+            1 / batch_size of a gradient. So "update" is one step an update under BSP and all-reduce, and the same
+            workload under every other protocol, whatever its quorum and whoever is lost meanwhile.
         schedule: of learning rate and weight decay together, instead of a scheduler; see `LinearSchedule`.
         no_decay_on: types of modules, such as `pl.BATCH_NORMS`, whose own parameters get no weight decay: the optimizer
             is then given them in a parameter group with weight_decay=0.
@@ -54,6 +66,9 @@ class Job(Shown):
         collate: makes a batch of a list of samples.
         sampler: the order of the samples of an epoch, for sampling="epoch" on shared data.
         microbatches: parts in which a minibatch is computed, one after the other.
+        loader_workers: background processes, >= 0, in which each process that computes gradients has its minibatches
+            prepared ahead; 0 prepares them in line. They change the time of a run and nothing else.
+        prefetch: minibatches that each of these processes prepares ahead, >= 1.
         name: for people.
 
     Raises:
@@ -61,14 +76,15 @@ class Job(Shown):
     """
 
     model: nn.Module | Callable[[], nn.Module]
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-    data: Dataset[Any]
-    batch_size: int
+    optimizer: Callable[[Any], torch.optim.Optimizer]
+    data: Dataset[Any] | DataLoader[Any]
+    batch_size: int = 0
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
     step: Step | None = None
-    eval_data: Dataset[Any] | None = None
+    eval_data: Dataset[Any] | DataLoader[Any] | None = None
+    eval_batch_size: int = 0
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
-    schedule_unit: Literal["gradient", "epoch"] = "gradient"
+    schedule_unit: Literal["gradient", "epoch", "update", "sample"] = "gradient"
     schedule: LinearSchedule | None = None
     no_decay_on: Sequence[type[nn.Module]] = ()
     clip_norm: float | None = None
@@ -80,21 +96,21 @@ class Job(Shown):
     collate: Callable[[list[Any]], Batch] | None = None
     sampler: Sampler[int] | None = field(default=None, repr=False)
     microbatches: int = 1
+    loader_workers: int = 0
+    prefetch: int = 2
     name: str = "job"
 
     def __post_init__(self) -> None:
+        self._take_loaders_apart()
         for option, choices in _CHOICES.items():
             value = getattr(self, option)
             if value not in choices:
                 raise UsageError(f"job {self.name}: {option} = {value!r}, expected {' or '.join(choices)}")
-        for count in ("batch_size", "microbatches"):
+        for count, least in _COUNTS.items():
             value = getattr(self, count)
-            if not isinstance(value, int) or value < 1:
-                raise UsageError(f"job {self.name}: {count} = {value!r}, expected a whole number >= 1")
-        if isinstance(self.data, DataLoader) or isinstance(self.eval_data, DataLoader):
-            raise UsageError(
-                f"job {self.name}: data is a DataLoader; give its dataset, and batch_size and collate beside"
-            )
+            if not isinstance(value, int) or value < least:
+                left_out = "; it may be left out only if data is a DataLoader" if count == "batch_size" else ""
+                raise UsageError(f"job {self.name}: {count} = {value!r}, expected a whole number >= {least}{left_out}")
         if not callable(self.optimizer):
             raise UsageError(
                 f"job {self.name}: optimizer is made already; give what makes it from the parameters, for example "
@@ -113,6 +129,53 @@ class Job(Shown):
             )
         self._check_schedule()
         self._check_sampling()
+
+    def _take_loaders_apart(self) -> None:
+        """Replace a DataLoader by its parts, and warn of what the job leaves out."""
+        if isinstance(self.data, DataLoader):
+            parts = take_apart(self.data, f"job {self.name}: data", self.sampling)
+            self._take_over("data", parts, "batch_size", sampler=self._sampler_of(parts))
+        if isinstance(self.eval_data, DataLoader):
+            parts = take_apart(self.eval_data, f"job {self.name}: eval_data", None)
+            if parts.sampler is not None:
+                raise UsageError(
+                    f"job {self.name}: eval_data is a DataLoader with a {type(parts.sampler).__name__}, but evaluation "
+                    "reads every sample; give eval_data=torch.utils.data.Subset(dataset, indices)"
+                )
+            if parts.collate is not None and parts.collate != self.collate:
+                raise UsageError(
+                    f"job {self.name}: eval_data is a DataLoader with another collate_fn than the training data; give "
+                    "both the same one"
+                )
+            self._take_over("eval_data", parts._replace(workers=0, prefetch=None), "eval_batch_size")
+
+    def _take_over(self, role: str, parts: LoaderParts, batch_size: str, sampler: Sampler[int] | None = None) -> None:
+        values: dict[str, Any] = {batch_size: parts.batch_size, "collate": parts.collate, "sampler": sampler}
+        values |= {"loader_workers": parts.workers, "prefetch": parts.prefetch}
+        left_out = list(parts.left_out)
+        for name, theirs in values.items():
+            ours = getattr(self, name)
+            if theirs in (None, _DEFAULTS[name]) or ours == theirs:
+                continue
+            if ours == _DEFAULTS[name]:
+                object.__setattr__(self, name, theirs)
+            else:
+                left_out.append(f"its {name} {theirs} (the job's own {name}={ours} is used)")
+        object.__setattr__(self, role, parts.data)
+        if left_out:
+            warnings.warn(
+                f"job {self.name}: {role} is a DataLoader, of which the job leaves out {', '.join(left_out)}",
+                PacelineWarning,
+                stacklevel=5,
+            )
+
+    def _sampler_of(self, parts: LoaderParts) -> Sampler[int] | None:
+        if parts.sampler is None or (self.sampling, self.sharding) == ("epoch", "shared"):
+            return parts.sampler
+        raise UsageError(
+            f"job {self.name}: data is a DataLoader with a {type(parts.sampler).__name__}, which orders epochs; give "
+            "sampling='epoch' to use it, or data=loader.dataset and batch_size to do without it"
+        )
 
     def _check_schedule(self) -> None:
         if not isinstance(self.schedule, LinearSchedule | None):
@@ -150,6 +213,35 @@ class Job(Shown):
     def is_iterable(self) -> bool:
         """Whether the training data can only be read in sequence."""
         return isinstance(self.data, IterableDataset)
+
+    @property
+    def dataset(self) -> Dataset[Any]:
+        """Training data."""
+        assert not isinstance(self.data, DataLoader)  # it was taken apart
+        return self.data
+
+    @property
+    def eval_dataset(self) -> Dataset[Any] | None:
+        """Evaluation data, None for no evaluation."""
+        assert not isinstance(self.eval_data, DataLoader)  # it was taken apart
+        return self.eval_data
+
+    def gradients_per_schedule_step(self, per_epoch: float | None, workers: int) -> Fraction | None:
+        """Return the accepted gradients between two steps of the scheduler, None if the data have no epochs.
+
+        Args:
+            per_epoch: gradients of one epoch, None if the data have no length.
+            workers: that the run begins with, >= 1.
+        """
+        match self.schedule_unit:
+            case "gradient":
+                return Fraction(1)
+            case "update":
+                return Fraction(workers)
+            case "sample":
+                return Fraction(1, self.batch_size)
+            case "epoch":
+                return None if per_epoch is None else Fraction(per_epoch)
 
     @property
     def learning_rate(self) -> LearningRate:
@@ -223,8 +315,17 @@ def _data_in_short(value: object) -> object:
     return f"{type(value).__name__} of {len(value):,}" if isinstance(value, Sized) else type(value).__name__
 
 
+_COUNTS = {"batch_size": 1, "microbatches": 1, "eval_batch_size": 0, "loader_workers": 0, "prefetch": 1}
+_DEFAULTS = {
+    "batch_size": 0,
+    "eval_batch_size": 0,
+    "collate": None,
+    "loader_workers": 0,
+    "prefetch": 2,
+    "sampler": None,
+}
 _CHOICES = {
-    "schedule_unit": ("gradient", "epoch"),
+    "schedule_unit": ("gradient", "epoch", "update", "sample"),
     "sampling": ("replacement", "epoch"),
     "sharding": ("shared", "partitioned"),
     "on_drop": ("requeue", "discard"),

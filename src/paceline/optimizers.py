@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import inspect
+import warnings
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from math import inf
+from operator import not_
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from paceline.errors import UsageError
+from paceline.errors import PacelineWarning, UsageError
 from paceline.job import Job
+from paceline.zero_gradients import shortened
 
 
 def make_optimizer(job: Job, parameters: list[nn.Parameter], model: nn.Module) -> torch.optim.Optimizer:
@@ -20,7 +25,7 @@ def make_optimizer(job: Job, parameters: list[nn.Parameter], model: nn.Module) -
     Raises:
         UsageError: it is none, or one that a parameter server cannot step.
     """
-    optimizer = job.optimizer(_groups(job, parameters, model))
+    optimizer = _made(job, parameters, model)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"job {job.name}: optimizer() returned {type(optimizer).__name__}, expected a torch.optim.Optimizer; "
@@ -31,25 +36,87 @@ def make_optimizer(job: Job, parameters: list[nn.Parameter], model: nn.Module) -
             f"job {job.name}: LBFGS evaluates the loss within a step, which a parameter server cannot do; "
             "give an optimizer whose step() needs gradients only"
         )
+    if not held_by(optimizer, parameters):
+        raise UsageError(
+            f"job {job.name}: the optimizer holds none of the model's {len(parameters)} trainable parameters, so "
+            "nothing would be trained; make it from the parameters that it is given, for example "
+            "optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
+        )
     if job.schedule is not None:
         _check_scalable(job, optimizer, "schedule")
     return optimizer
 
 
-def _groups(job: Job, parameters: list[nn.Parameter], model: nn.Module) -> Iterable[Any]:
-    """Return the parameters; those that are to have no weight decay in a group of their own, after the others."""
+def held_by(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> set[int]:
+    """Return which of these parameters the optimizer has in its groups, by their places."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return {i for i, parameter in enumerate(parameters) if id(parameter) in held}
+
+
+def warn_of_parameters_left_out(job: Job, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Warn of trainable parameters that no group of the optimizer holds: they stay as they are."""
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    held = held_by(optimizer, [parameter for _, parameter in named])
+    left_out = [name for i, (name, _) in enumerate(named) if i not in held]
+    if left_out:
+        warnings.warn(
+            f"job {job.name}: the optimizer holds {len(held)} of the model's {len(named)} trainable parameters, so "
+            f"{shortened(left_out)} will not change; give them to the optimizer, or set requires_grad=False",
+            PacelineWarning,
+            stacklevel=2,
+        )
+
+
+def _made(job: Job, parameters: list[nn.Parameter], model: nn.Module) -> torch.optim.Optimizer:
+    """Return what the job's factory makes of what its first argument is called after."""
     exempt = {
         id(parameter)
         for module in model.modules()
         if isinstance(module, tuple(job.no_decay_on))
         for parameter in module.parameters(recurse=False)
     }
+    match _first_argument(job.optimizer):
+        case "model":
+            optimizer = job.optimizer(model)
+        case "named_parameters":
+            named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+            optimizer = job.optimizer(named)
+        case _:
+            return job.optimizer(_groups(parameters, exempt))
+    if exempt and isinstance(optimizer, torch.optim.Optimizer):
+        _take_decay_off(optimizer, exempt)
+    return optimizer
+
+
+def _first_argument(factory: Callable[..., Any]) -> str:
+    try:
+        return next(iter(inspect.signature(factory).parameters), "")
+    except ValueError:  # a function in C may have no signature
+        return ""
+
+
+def _groups(parameters: list[nn.Parameter], exempt: Container[int]) -> Iterable[Any]:
+    """Return the parameters; those that are to have no weight decay in a group of their own, after the others."""
     others = [parameter for parameter in parameters if id(parameter) not in exempt]
     spared = [parameter for parameter in parameters if id(parameter) in exempt]
     if not spared:
         return parameters
     groups = ({"params": others}, {"params": spared, "weight_decay": 0.0})
     return [group for group in groups if group["params"]]
+
+
+def _take_decay_off(optimizer: torch.optim.Optimizer, exempt: Container[int]) -> None:
+    """Move exempt parameters of each group into a group like it without weight decay, after all others."""
+    for group in list(optimizer.param_groups):
+        is_exempt = [id(parameter) in exempt for parameter in group["params"]]
+        if all(is_exempt):
+            group["weight_decay"] = 0.0
+        elif any(is_exempt):
+            spared = {**group, "weight_decay": 0.0}
+            for key in {"params", "param_names"} & set(group):
+                spared[key] = list(compress(group[key], is_exempt))
+                group[key] = list(compress(group[key], map(not_, is_exempt)))
+            optimizer.param_groups.append(spared)
 
 
 def _check_scalable(job: Job, optimizer: torch.optim.Optimizer, scaled_by: str) -> None:

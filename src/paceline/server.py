@@ -21,6 +21,7 @@ from paceline.optimizers import make_optimizer, scaled_part, stepping
 from paceline.slices import Others, Whole, joined
 from paceline.step_meter import StepMeter, squared_norm_of
 from paceline.vectors import Layout, Vectors, bind, trainable
+from paceline.zero_gradients import ZeroGradientWatch
 
 
 class _Taken(NamedTuple):
@@ -51,10 +52,17 @@ class ParameterServer:
         layout: of that model, or of the slice that is owned.
         per_epoch: gradients of one epoch, if the data have a length.
         others: the servers of the other slices, if there are some.
+        workers: that the run begins with, >= 1; schedule_unit="update" goes by them.
     """
 
     def __init__(
-        self, job: Job, model: nn.Module, layout: Layout, per_epoch: float | None, others: Others | None = None
+        self,
+        job: Job,
+        model: nn.Module,
+        layout: Layout,
+        per_epoch: float | None,
+        others: Others | None = None,
+        workers: int = 1,
     ) -> None:
         self.model = model
         self._job = job
@@ -72,12 +80,14 @@ class ParameterServer:
             view.copy_(tensor.detach())
         self._live_in_state()
         self._taken: list[_Taken] = []
+        self._count = 0  # of gradients taken since the last update
+        self._watch: ZeroGradientWatch | None = None
         self._samples = 0  # in the mean
         self._weight = 0.0  # likewise
         self._memories: dict[str, dict[str, list[Tensor]]] = {}  # of compensators
         self._workload = 0
         self._scheduled = 0
-        self._per_step = 1.0 if job.schedule_unit == "gradient" else per_epoch
+        self._per_step = job.gradients_per_schedule_step(per_epoch, workers)
         self.optimizer = make_optimizer(job, every, model)
         self._meter = StepMeter(self.optimizer, self._state.flat_parameters, self._whole)
         self._scheduler = job.scheduler(self.optimizer) if job.scheduler is not None else None
@@ -88,6 +98,14 @@ class ParameterServer:
             )
         if self._scheduler is not None and self._per_step is None:
             raise UsageError(f"job {job.name}: these data have no epochs to schedule by; give schedule_unit='gradient'")
+
+    def watch_gradients(self) -> None:
+        """Warn, once enough gradients were accepted, of parameters whose gradient was always zero.
+
+        Of several processes that have the same parameters only one is to do so.
+        """
+        names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        self._watch = ZeroGradientWatch(self._job.name, [names[i] for i in self._layout.parameters])
 
     @property
     def state(self) -> Vectors:
@@ -178,6 +196,7 @@ class ParameterServer:
             step_scale: its weight besides, > 0.
         """
         self._taken.append(_Taken(gradient, samples, samples * step_scale))
+        self._count += 1
 
     def add(self) -> None:
         """Add what was taken, but for a first one alone: adding it with the second saves copying it."""
@@ -213,6 +232,7 @@ class ParameterServer:
     def step(self, update: Apply) -> Step | None:
         """Let the optimizer step as `apply` does, and the schedule stay where it is."""
         mean = self._finished_mean()
+        self._look(mean, update)
         lr_scale = update.lr_scale
         if update.step_scale != 1.0 and self.scaled_part == "learning rate":
             lr_scale *= update.step_scale
@@ -230,12 +250,19 @@ class ParameterServer:
         self._weight = 0.0
         return step
 
+    def _look(self, mean: Vectors, update: Apply) -> None:
+        count, self._count = self._count, 0
+        if self._watch is not None:
+            self._watch.look(mean.parameters, count, update)
+            if self._watch.is_over:
+                self._watch = None
+
     def advance(self, update: Apply) -> None:
         """Let the schedule go on by the workload of an update."""
         self._workload += len(update.gradients)
         if self._scheduler is None or self._per_step is None:
             return
-        due = int(self._workload / self._per_step)
+        due = self._workload // self._per_step
         for _ in range(due - self._scheduled):
             self._scheduler.step()
         self._scheduled = due

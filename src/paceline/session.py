@@ -34,7 +34,7 @@ from paceline.errors import UsageError
 from paceline.extent import Extent
 from paceline.job import Job
 from paceline.momentum_limit import KEEP
-from paceline.optimizers import check_momentum
+from paceline.optimizers import check_momentum, warn_of_parameters_left_out
 from paceline.protocols import Plan
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import versions
@@ -181,7 +181,10 @@ class Session:
         self.slices = RemoteSlices(ranks)
         self.layout = Layout(self.model, len(ranks), only=0)
         _check_memory(self.layout, self._sharing)
-        self.server = ParameterServer(job, self.model, self.layout, setting.per_epoch, self.slices)
+        self.server = ParameterServer(job, self.model, self.layout, setting.per_epoch, self.slices, cluster.n)
+        if not isinstance(cluster, Torchrun) or cluster.is_server:
+            warn_of_parameters_left_out(job, self.server.optimizer, self.model)
+            self.server.watch_gradients()
         self._step_scale = self._check_step_scale()
         if setting.measure_steps and setting.plan.reduction and setting.plan.reduction.sums == "updates":
             raise UsageError(
@@ -264,7 +267,7 @@ class Session:
     def _another_server(self) -> ParameterServer:
         job, seed = self.setting.job, self.setting.seed
         model = build_model(job, seed).to(self.server.device)
-        return ParameterServer(job, model, self.layout, self.setting.per_epoch)
+        return ParameterServer(job, model, self.layout, self.setting.per_epoch, workers=self.setting.cluster.n)
 
     def evaluate(self) -> dict[str, float]:
         """Measure the parameters as they are, if there are data for it."""

@@ -279,7 +279,7 @@ def forgets(model, batch):
 
 
 MISUSES = [
-    ({"data": torch.utils.data.DataLoader(dataset())}, "data is a DataLoader; give its dataset"),
+    ({"data": torch.utils.data.DataLoader(dataset(), batch_size=None)}, "data is a DataLoader with batch_size=None"),
     ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)}, "optimizer is made already"),
     ({"model": lambda: nn.LazyLinear(3)}, "the model has lazy layers"),
     ({"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}, "ReduceLROnPlateau waits for a metric"),

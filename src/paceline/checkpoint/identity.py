@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from paceline.data import fetch
-from paceline.engines.replica import seeded
 from paceline.job import Job
 from paceline.schedule import LinearSchedule
+from paceline.seeding import seeded
 from paceline.server import ParameterServer
 from paceline.vectors import trainable
 
+_ONLY_TIME = {"loader_workers", "prefetch"}
 SHORT = 20  # a sequence that is told item by item; one of samples is only counted
 
 
@@ -49,8 +50,11 @@ def model_in_short(model: nn.Module) -> str:
 
 
 def described(job: Job) -> dict[str, Any]:
-    """Return every part of a job in plain values, the same in every process."""
-    return {field.name: _described(getattr(job, field.name)) for field in fields(job)}
+    """Return every part of a job in plain values, the same in every process; without what changes only its time."""
+    told = {field.name: _described(getattr(job, field.name)) for field in fields(job) if field.name not in _ONLY_TIME}
+    if job.eval_batch_size in (0, job.batch_size):  # as before there was such an argument
+        del told["eval_batch_size"]
+    return told
 
 
 def _architecture(model: nn.Module) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf
+from types import TracebackType
 from typing import Any
 
 from paceline.allreduce import HandedIn, Worker, accumulate
@@ -204,6 +205,13 @@ class VirtualAllReduce(AllReduceTiming):
         self._work: dict[int, Compute] = {}
         self._took_part: set[int] = set()  # in the open update
         self._expected: Apply | None = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """End what the replica has started."""
+        self._replica.close()
+        super().__exit__(kind, error, where)
 
     def compute(self, command: Compute) -> None:
         """Remember the work; who has just come goes on from the average."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice, pairwise
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from paceline.data import Loader, batch_len, eval_batches, part_of
+from paceline.engines.forecast import Piece
 from paceline.engines.microbatches import Spread, variance
 from paceline.engines.seal import Seal
 from paceline.engines.share import Part, Sharing
@@ -23,9 +23,13 @@ from paceline.errors import RunError, UsageError
 from paceline.events import Minibatch
 from paceline.job import Batch, Job
 from paceline.metrics import Averages
+from paceline.seeding import seeded
 from paceline.stop import Stop
 from paceline.streams import derived_seed
 from paceline.vectors import Layout, Vectors, bind, trainable
+
+if TYPE_CHECKING:
+    from paceline.engines.background import BackgroundLoader
 
 
 class Interrupted(Exception):  # noqa: N818  # not an error: the coordinator asked for it
@@ -80,7 +84,7 @@ class Replica:
         self._job = job
         self._seed = seed
         self._device = torch.device(device)
-        self._loader = Loader(job, seed, n)
+        self._loader = _loader(job, seed, n)
         self._check = check
         self._team = team
         self._accumulated = accumulated
@@ -127,6 +131,21 @@ class Replica:
         finite = bool(np.isfinite(part.loss) and np.isfinite(squared_norm))
         return Measured(part.loss, part.samples, squared_norm, spread, finite, perf_counter() - begun_s)
 
+    @property
+    def prepares_ahead(self) -> bool:
+        """Whether it helps to know which gradients are coming."""
+        return not isinstance(self._loader, Loader)
+
+    def expect(self, coming: Iterable[Piece]) -> None:
+        """Note which gradients are known to come after the next one, in order."""
+        if not isinstance(self._loader, Loader):
+            self._loader.expect(coming)
+
+    def close(self) -> None:
+        """End the processes that prepare minibatches, if there are some."""
+        if not isinstance(self._loader, Loader):
+            self._loader.close()
+
     def evaluate(self, version: Vectors) -> dict[str, float]:
         """Return the mean loss and the mean of every metric over the evaluation data at a version."""
         self._read(version)
@@ -162,12 +181,13 @@ class Replica:
                 if not share:
                     continue
                 loss, _ = self._job.loss_of(self.model, to_device(part, self._device))
-                if loss.requires_grad:
-                    with self._telling(tells and number == len(parts)):
-                        (loss * share if share != 1.0 else loss).backward()
+                self._check_loss(loss)
+                with self._telling(tells and number == len(parts)):
+                    (loss * share if share != 1.0 else loss).backward()
                 if self._spread is not None:
                     self._spread.add(share)
                 loss_sum += float(loss.detach()) * share
+            self._check_written(gradient, is_idle=batch is None)
         if self._spread is None:
             return Part(loss_sum, size, mean_square=0.0, microbatches=0)
         return Part(loss_sum, size, self._spread.mean_square, self._spread.parts)
@@ -206,6 +226,21 @@ class Replica:
                 "use sparse=False"
             )
 
+    def _check_loss(self, loss: Tensor) -> None:
+        if not loss.requires_grad:
+            raise UsageError(
+                f"job {self._job.name}: the loss has no gradient (requires_grad is False), so nothing would be "
+                "trained; compute it from the model's output without .detach(), .item() or torch.no_grad()"
+            )
+
+    def _check_written(self, gradient: Vectors, *, is_idle: bool) -> None:
+        if not gradient.written and not is_idle:
+            raise UsageError(
+                f"job {self._job.name}: the loss does not depend on the model: after backward() none of its "
+                f"{len(self._parameters)} trainable parameters has a gradient; compute the loss from the output of "
+                "the model that step(model, batch) is given"
+            )
+
     @contextmanager
     def _telling(self, tells: bool) -> Iterator[None]:
         self._is_telling = tells
@@ -230,6 +265,14 @@ class Replica:
         if use not in self._own:
             self._own[use] = self.layout.allocate(self._device)
         return self._own[use]
+
+
+def _loader(job: Job, seed: int, n: int) -> Loader | BackgroundLoader:
+    if not job.loader_workers:
+        return Loader(job, seed, n)
+    from paceline.engines.background import BackgroundLoader  # which imports the local engine
+
+    return BackgroundLoader(job, seed, n)
 
 
 def _noting(replica: weakref.ref[Replica], parameter: int) -> Callable[[Tensor], None]:
@@ -344,20 +387,3 @@ def _check_between_layers(model: nn.Module, check: Callable[[], None]) -> None:
         if not any(module.children()):
             module.register_forward_pre_hook(before_forward)
             module.register_forward_hook(after_forward)
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed every global generator that a data set or a layer may use, and leave the caller's as they were."""
-    states: Mapping[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
-    is_cuda = device.type == "cuda"
-    with torch.random.fork_rng([device] if is_cuda else []):
-        # Without a device, the general function notes the stack for each kind of device that there might yet be.
-        (torch if is_cuda else torch.default_generator).manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(states["python"])
-            np.random.set_state(states["numpy"])

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from paceline.data import fetch
-from paceline.engines.replica import evaluating, seeded, to_device
+from paceline.engines.replica import evaluating, to_device
 from paceline.errors import PacelineWarning
 from paceline.job import Job
+from paceline.seeding import seeded
 
 NEAR = 1e-3  # relative
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
 from math import inf, nan
+from operator import itemgetter
+from types import TracebackType
 from typing import Any
 
 from paceline.attributes import copied, restore
 from paceline.cluster import Cluster, RoundTrip
 from paceline.engines.base import Engine
+from paceline.engines.forecast import Piece
 from paceline.engines.replica import Measured, Replica
 from paceline.engines.stale import compensated
 from paceline.engines.versions import Versions
@@ -231,6 +234,13 @@ class VirtualEngine(TimingEngine):
         self._duration_s = self._remembered_duration_s
         server.publish(self._versions.publish(0))
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """End what the replica has started."""
+        self._replica.close()
+        super().__exit__(kind, error, where)
+
     def compute(self, command: Compute) -> None:
         """Keep the version until the gradient arrives."""
         silent = self._work.pop(command.worker, None)
@@ -313,7 +323,15 @@ class VirtualEngine(TimingEngine):
 
     def _compute_gradient(self, worker: int, draw: int, minibatch: Minibatch | None, version: int) -> Measured:
         self._server.let_go()  # of what lies in the one place for a gradient
+        if self._replica.prepares_ahead:
+            self._replica.expect(self._coming())
         return self._replica.gradient(worker, draw, minibatch, self._versions[version], self._gradient)
+
+    def _coming(self) -> Iterator[Piece]:
+        """Yield the work that is under way, in the order of its arrivals."""
+        for _, _, worker, draw in sorted(self._heap, key=itemgetter(0, 1)):
+            if worker != NOT_A_WORKER and self._current[worker] == draw and worker in self._work:
+                yield Piece(worker, draw, self._work[worker].minibatch)
 
     def _remembered_duration_s(self, worker: int, draw: int, start_s: float) -> float:
         self._times[worker] = times = self._round_trips.times(worker, draw, start_s)

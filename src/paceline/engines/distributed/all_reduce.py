@@ -391,6 +391,7 @@ class AllReduceEngine(Engine):
     @property
     def _patience_s(self) -> float:
         """How long a silent worker is waited for."""
+        self._replica.close()
         patience_s = self._coordinator.patience_s
         return patience_s if patience_s < inf else self._cluster.start_timeout_s
 

@@ -94,6 +94,7 @@ class _Follower:
 
     def close(self) -> None:
         """Let go of the team."""
+        self._replica.close()
         self._team.close()
 
     def _enter(self, first: Place, hello: dict[str, Any]) -> Line:

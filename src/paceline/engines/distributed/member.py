@@ -162,6 +162,7 @@ class _Member:
 
     def close(self) -> None:
         """Wait for the threads, when the line is at its end."""
+        self._replica.close()
         for strand in self._strands:
             strand.close()
         self.join()

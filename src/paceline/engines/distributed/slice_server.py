@@ -90,7 +90,8 @@ def serve_slice(
             match line.receive():
                 case {"end": end}:  # another process owns it: its rank was started again, and has started this one too
                     return dict(end)
-            server = ParameterServer(job, model, layout, per_epoch, _RankZero(line, inbox))
+            server = ParameterServer(job, model, layout, per_epoch, _RankZero(line, inbox), cluster.n)
+            server.watch_gradients()
             wires = Wire(cluster.wire, layout), Wire("float32", layout)
             rooms = [Travelling(wires[0], layout.allocate()) for _ in range(cluster.n)]
             meeting = Meeting(rank_0._replace(slice=number), cluster.silence_s)

@@ -192,8 +192,10 @@ class LocalEngine(RealTimeEngine[_Peer]):
         ours, theirs = self._launcher.pipe()
         target = processes.evaluate if worker == self._cluster.n else processes.work
         assert self._parcel is not None
+        has_children = worker < self._cluster.n and self._job.loader_workers > 0
+        assignment = processes.Assignment(self._parcel, worker, self._memory, theirs)
         with closing(theirs):
-            process = self._launcher.start(target, processes.Assignment(self._parcel, worker, self._memory, theirs))
+            process = self._launcher.start(target, assignment, has_children=has_children)
         self._selector.register(ours, selectors.EVENT_READ, worker)
         return _Peer(process, ours)
 

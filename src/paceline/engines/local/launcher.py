@@ -41,15 +41,21 @@ class Launcher:
         """Return the two ends of a pipe, the reading end first."""
         return self._context.Pipe(duplex)
 
-    def start(self, target: Callable[..., None], *arguments: object) -> ForkServerProcess:
+    def start(self, target: Callable[..., None], *arguments: object, has_children: bool = False) -> ForkServerProcess:
         """Start a process that ends with this one.
+
+        Args:
+            target: function of an importable module.
+            arguments: of the function.
+            has_children: whether the process may start processes itself; multiprocessing does not end it then if this
+                one exits without having waited for it.
 
         Raises:
             RunError: the fork server was killed.
         """
-        process = self._context.Process(target=target, args=arguments, daemon=True)
+        process = self._context.Process(target=target, args=arguments, daemon=not has_children)
         try:
-            with _without_main_module():
+            with without_main_module():
                 process.start()
         except (EOFError, ConnectionError) as error:
             raise RunError(
@@ -123,7 +129,7 @@ class _OfNoFile(ModuleType):
 
 
 @contextmanager
-def _without_main_module() -> Iterator[None]:
+def without_main_module() -> Iterator[None]:
     """Let multiprocessing find a main module without a file, as in an interactive session: it imports none then."""
     with _main_module:
         main = sys.modules["__main__"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -59,35 +60,33 @@ class Assignment:
 
 def work(assignment: Assignment) -> None:
     """Compute gradients until told to end."""
-    _serve(assignment, lambda task: _Worker(assignment, task).answer)
+    _serve(assignment, lambda task: _Worker(assignment, task))
 
 
 def evaluate(assignment: Assignment) -> None:
     """Evaluate versions until told to end."""
-    _serve(assignment, lambda task: _Evaluator(assignment, task).answer)
+    _serve(assignment, lambda task: _Evaluator(assignment, task))
 
 
-def _serve(
-    assignment: Assignment,
-    build: Callable[[Task], Callable[[Work | Evaluation], Finished | Abandoned | Measurement]],
-) -> None:
+def _serve(assignment: Assignment, build: Callable[[Task], _Worker | _Evaluator]) -> None:
     begin_child()
     connection = assignment.connection
-    try:
-        task: Task = assignment.task.open()
-        task.surroundings.apply()
-        torch.set_num_threads(task.cluster.worker_threads)
-        answer = build(task)
-        connection.send(Ready())
-        while (request := connection.recv()) is not None:
-            if not isinstance(request, Nudge):  # one that came too late to interrupt anything
-                connection.send(answer(request))
-    except (EOFError, ConnectionError):
-        return  # the engine is gone
-    except Exception as error:
-        details = traceback.format_exc()
-        message = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
-        connection.send(Failed(message, details, isinstance(error, UsageError)))
+    with ExitStack() as built:
+        try:
+            task: Task = assignment.task.open()
+            task.surroundings.apply()
+            torch.set_num_threads(task.cluster.worker_threads)
+            server = built.enter_context(closing(build(task)))
+            connection.send(Ready())
+            while (request := connection.recv()) is not None:
+                if not isinstance(request, Nudge):  # one that came too late to interrupt anything
+                    connection.send(server.answer(request))
+        except (EOFError, ConnectionError):
+            return  # the engine is gone
+        except Exception as error:
+            details = traceback.format_exc()
+            message = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+            connection.send(Failed(message, details, isinstance(error, UsageError)))
 
 
 class _Worker:
@@ -120,6 +119,10 @@ class _Worker:
             return Abandoned(request.draw)
         return Finished(request.draw, measured, begun_s - request.sent_s, time.monotonic())
 
+    def close(self) -> None:
+        """End what the replica has started: this process ends only after its children."""
+        self._replica.close()
+
     def _check(self) -> None:
         if self._memory.is_interrupted(self._worker, self._draw):
             raise Interrupted
@@ -141,3 +144,6 @@ class _Evaluator:
         assert isinstance(request, Evaluation)
         version = self._memory.version(self._replica.layout, request.place)
         return Measurement(request.version, self._replica.evaluate(version))
+
+    def close(self) -> None:
+        """Nothing was started."""

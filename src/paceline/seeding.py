@@ -1,0 +1,56 @@
+"""Seeding of every global random generator for one piece of work."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+_CPU = torch.device("cpu")
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device = _CPU) -> Iterator[None]:
+    """Seed every global generator that a data set or a layer may use, and leave the caller's as they were."""
+    states: Mapping[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
+    is_cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if is_cuda else []):
+        # Without a device, the general function notes the stack for each kind of device that there might yet be.
+        (torch if is_cuda else torch.default_generator).manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(states["python"])
+            np.random.set_state(states["numpy"])
+
+
+class RandomStates:
+    """States of the global generators of Python, NumPy and torch on the CPU, as they are now."""
+
+    def __init__(self) -> None:
+        self.python = random.getstate()
+        self.numpy = np.random.get_state()
+        self.torch = torch.get_rng_state()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RandomStates):
+            return NotImplemented
+        return (
+            self.python == other.python
+            and all(map(np.array_equal, self.numpy, other.numpy))
+            and torch.equal(self.torch, other.torch)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # states have no fixed value to hash
+
+    def restore(self) -> None:
+        """Set the generators to these states."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.torch)

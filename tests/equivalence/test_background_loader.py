@@ -1,0 +1,152 @@
+"""Minibatches that background processes prepare change the time of a run and nothing else."""
+
+import multiprocessing
+from functools import partial
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+from faults.ranks import ranks
+from noisy_data import Deadly, Failing, Noisy, NoisyStream
+from paceline.data import Loader
+from paceline.engines.background import BackgroundLoader
+from paceline.engines.forecast import Forecast, Piece
+from paceline.events import Minibatch
+from paceline.seeding import RandomStates, seeded
+from paceline.streams import derived_seed
+from tiny_jobs import parameters_of, tiny_job
+
+
+def dropout_net():
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3)).double()
+
+
+def noisy_job(**changes):
+    return tiny_job(**{"model": dropout_net, "data": Noisy(), **changes})
+
+
+def trained(job, protocol="bsp", n=3, updates=8, **settings):
+    settings = {"cluster": pl.Cluster(n, timing=pl.Exponential(1.0)), "stop": pl.Stop(updates=updates), **settings}
+    return parameters_of(pl.train(job, protocol=protocol, seed=5, **settings).model)
+
+
+def loader_processes():
+    ours = multiprocessing.current_process().pid
+    return [each for each in psutil.process_iter() if any(up.pid == ours for up in each.parents())]
+
+
+CASES = {
+    "bsp": ("bsp", {}),
+    "interrupts": ("k_sync(k=2)", {}),
+    "asp in epochs": ("asp", {"sampling": "epoch"}),
+    "iterable": ("asp", {"data": NoisyStream()}),
+    "iterable with interrupts": ("k_sync(k=2)", {"data": NoisyStream()}),
+    "partitioned epochs": ("bsp", {"sampling": "epoch", "sharding": "partitioned"}),
+    "dc_s3gd": ("dc_s3gd", {}),
+}
+
+
+@pytest.mark.parametrize(("protocol", "changes"), CASES.values(), ids=CASES)
+def test_every_engine_of_the_simulation_reaches_the_same_bits(protocol, changes):
+    ours = trained(noisy_job(loader_workers=2, **changes), protocol)
+    assert torch.equal(ours, trained(noisy_job(**changes), protocol))
+
+
+@pytest.mark.parametrize("changes", [{}, {"data": NoisyStream()}], ids=["map-style", "iterable"])
+def test_a_resumed_run_reaches_the_same_bits(changes, tmp_path):
+    whole = trained(noisy_job(**changes), "k_sync(k=2)")
+    job = noisy_job(loader_workers=1, **changes)
+    trained(job, "k_sync(k=2)", updates=4, out=tmp_path / "run")
+    assert torch.equal(trained(job, "k_sync(k=2)", resume=tmp_path / "run"), whole)
+
+
+def test_local_workers_reach_the_same_bits_and_leave_no_process():
+    before = {each.pid for each in loader_processes()}
+    job, cluster = noisy_job(loader_workers=1), pl.LocalCluster(1)
+    ours = trained(job, cluster=cluster)
+    assert torch.equal(ours, trained(noisy_job(), n=1))
+    left = [each for each in loader_processes() if each.pid not in before]
+    assert not [each for each in left if "forkserver" not in " ".join(each.cmdline()) and each.children()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["bsp", "dc_s3gd"])
+def test_ranks_reach_the_same_bits(protocol):
+    def parameters(job):
+        with ranks(2, job, protocol=protocol, stop="updates=8") as started:
+            started.start(1)
+            return parameters_of(started.serve()[0].model)
+
+    assert torch.equal(parameters(noisy_job(loader_workers=2)), parameters(noisy_job()))
+
+
+def test_an_error_of_the_data_set_shows_its_traceback_and_the_minibatch():
+    job = noisy_job(data=Failing(), loader_workers=1, sampling="epoch")
+    with pytest.raises(pl.RunError) as error:
+        trained(job)
+    said = str(error.value)
+    assert said.startswith("job tiny: the data set, asked for the minibatch of worker ")
+    assert "of epoch 0) failed: KeyError: 'no such picture'" in said
+    assert "noisy_data.py" in said
+
+
+def test_a_local_worker_whose_data_set_fails_ends_with_its_processes(capfd):
+    job = noisy_job(data=Failing(), loader_workers=1, sampling="epoch")
+    result = pl.train(job, protocol="bsp", cluster=pl.LocalCluster(1, respawn=False), stop="updates=20")
+    assert result.stopped_by == "no_workers"
+    assert "KeyError: 'no such picture'" in capfd.readouterr().err
+
+
+def test_a_process_that_dies_is_one_error():
+    with pytest.raises(pl.RunError, match="job tiny: a background process that prepares minibatches ended"):
+        trained(noisy_job(data=Deadly(), loader_workers=1, sampling="epoch", batch_size=4), updates=30)
+
+
+def test_wrong_forecasts_only_cost_time():
+    job = noisy_job(loader_workers=2, sampling="epoch")
+    background, plain = BackgroundLoader(job, 1, 3), Loader(job, 1, 3)
+    asked = [Piece(0, 1, Minibatch(0, 0, 0)), Piece(2, 7, Minibatch(0, 3, 2)), Piece(0, 9, Minibatch(0, 1, 11))]
+    try:
+        for piece in asked:
+            background.expect([Piece(1, 1, Minibatch(0, 0, 5))])
+            for place, size in [(0, 1), (1, 3)]:
+                made = []
+                for loader in (background, plain):
+                    with seeded(derived_seed(1, "gradient", piece.worker, piece.draw, *([place] if size > 1 else []))):
+                        batch = loader.share(*piece, place, size) if size > 1 else loader.batch(*piece)
+                        made.append((batch, RandomStates()))
+                (ours, after), (theirs, expected) = made
+                assert all(map(torch.equal, ours, theirs))
+                assert after == expected
+    finally:
+        background.close()
+
+
+def test_the_forecast_is_exact_where_all_workers_are_waited_for():
+    forecast, per_epoch = Forecast(3, 10), 10
+    dealt = [Piece(i % 3, i // 3 + 1, Minibatch(0, *divmod(i, per_epoch))) for i in range(60)]
+    for i, piece in enumerate(dealt[:30]):
+        forecast.served(piece)
+        if i >= 2:
+            assert forecast.next(6) == dealt[i + 1 : i + 7]
+    known = [dealt[32], dealt[31]]
+    assert forecast.next(2, known) == known
+    assert forecast.next(0) == []
+
+
+def test_workers_that_draw_for_themselves_are_forecast_in_turn():
+    forecast = Forecast(2, None)
+    for worker, draw in [(0, 1), (1, 1), (0, 2)]:
+        forecast.served(Piece(worker, draw, None))
+    assert forecast.next(3) == [Piece(1, 2, None), Piece(0, 3, None), Piece(1, 3, None)]
+    assert forecast.is_past(Piece(0, 2, None))
+    assert not forecast.is_past(Piece(1, 2, None))
+
+
+def test_data_that_cannot_be_sent_are_refused():
+    job = noisy_job(loader_workers=1, collate=partial(max, key=(each for each in ())))
+    with pytest.raises(pl.UsageError, match="data or collate cannot be sent to background processes: collate: its"):
+        trained(job)

@@ -1,0 +1,48 @@
+"""Data sets that draw from every global generator, as augmentations do."""
+
+import random
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+SAMPLES = 96
+
+
+def augmented(number):
+    rng = np.random.default_rng(number)
+    noise = torch.randn(5) + float(np.random.normal()) + random.random()  # as data sets do
+    return torch.tensor(rng.normal(size=5)) + 0.1 * noise.double(), number % 3
+
+
+class Noisy(Dataset):
+    def __getitem__(self, number):
+        return augmented(number)
+
+    def __len__(self):
+        return SAMPLES
+
+
+class NoisyStream(IterableDataset):
+    def __iter__(self):
+        return map(augmented, torch.randperm(SAMPLES).tolist())
+
+
+class Failing(Noisy):
+    """Fails at one sample."""
+
+    def __getitem__(self, number):
+        if number == 17:
+            raise KeyError("no such picture")
+        return super().__getitem__(number)
+
+
+class Deadly(Noisy):
+    """Ends its process at one sample."""
+
+    def __getitem__(self, number):
+        if number == 17:
+            import os
+
+            os._exit(3)
+        return super().__getitem__(number)
