@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.catalogue import parse_plan
 from paceline.cluster import Cluster, LocalCluster
 from paceline.cluster_text import parse_cluster
-from paceline.comparison.batch import Silent, at_a_time, open_folder, run_cells
+from paceline.comparison.batch import at_a_time, displayed, open_folder, run_cells
 from paceline.comparison.cells import Cell, Task
 from paceline.comparison.ending import is_finished
 from paceline.comparison.folder import Kind, Question, cells_of, question
@@ -40,6 +40,7 @@ def compare(
     evaluate_every: str | Extent | None = None,
     worker_timeout_s: float | None = None,
     price: float | None = None,
+    progress: bool | None = None,
     display: Display | None = None,
 ) -> Comparison:
     """Train a job with every protocol and every seed, and return the table of what they took.
@@ -58,7 +59,9 @@ def compare(
         evaluate_every: as for `train`.
         worker_timeout_s: as for `train`.
         price: of a worker-hour, in any currency.
-        display: shows how the runs are doing, as `ProgressBars` does.
+        progress: whether to show how the runs are doing, on standard error; None for on a terminal and in a notebook
+            only.
+        display: shows it instead, as `ProgressBars` does.
 
     Raises:
         UsageError: what was asked for cannot work, or the folder holds another comparison.
@@ -88,9 +91,11 @@ def compare(
         evaluate_every=evaluate_every and str(task.evaluate_every),
         worker_timeout_s=worker_timeout_s,
     )
-    with closing(open_folder(COMPARISON, out, "compare", job, asked)) as folder:
+    with (
+        closing(open_folder(COMPARISON, out, "compare", job, asked)) as folder,
+        displayed(display, progress) as shown,
+    ):
         cells = _cells(folder.path, folder.question)
-        shown = display or Silent()
         shown.plan(len(cells), sum(is_finished(cell.folder) for cell in cells))
         report = run_cells(task, cells, shown, at_once)
         rows = [_row(name, [cell for cell in cells if cell.name == name], report) for name in task.plans]

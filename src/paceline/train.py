@@ -12,6 +12,7 @@ from types import UnionType
 from torch import nn
 
 from paceline.callbacks.base import Callback, Memory
+from paceline.callbacks.progress import shown
 from paceline.catalogue import parse_plan
 from paceline.checkpoint.keeper import Habit, Keeper
 from paceline.checkpoint.resume import Resumption
@@ -85,6 +86,7 @@ def train(
     keep_checkpoints: int = 3,
     worker_timeout_s: float | None = None,
     measure_steps: bool = False,
+    progress: bool | None = None,
 ) -> Result:
     """Train a job with a protocol on a cluster.
 
@@ -114,6 +116,8 @@ def train(
             by a scripted fault only.
         measure_steps: whether the log tells of every update how far it moved the parameters, which `pl.advise` needs;
             it costs up to three additions of the parameters an update.
+        progress: whether to show how the run is doing, in a line on standard error; None for on a terminal and in a
+            notebook only.
 
     Raises:
         UsageError: what was asked for cannot work; nothing has run.
@@ -144,12 +148,15 @@ def train(
     session = Session(setting)
     if resume is None:
         folder = RunFolder(Path(out), session.configuration, overwrite=overwrite) if out is not None else None
-        return _run(session, folder, None, callbacks, habit)
-    if out is not None:
+        past = None
+    elif out is not None:
         raise UsageError(f"out={str(out)!r} and resume={str(resume)!r}: a resumed run stays where it is; give one")
-    past = Resumption(Path(resume), session, allow_change)
-    folder = RunFolder(Path(resume), session.configuration, overwrite=True, keep=past.kept)
-    return _run(session, folder, past, callbacks, habit)
+    else:
+        past = Resumption(Path(resume), session, allow_change)
+        folder = RunFolder(Path(resume), session.configuration, overwrite=True, keep=past.kept)
+    title = protocol if isinstance(protocol, str) else str(plan)
+    with shown(progress, title, stop, stop.workload(setting.per_epoch), cluster.n) as line:
+        return _run(session, folder, past, [*callbacks, *line], habit)
 
 
 def _is_started_again(cluster: Cluster | LocalCluster | Torchrun, out: Path) -> bool:

@@ -107,10 +107,7 @@ def train(
 
 
 def _train(typed: Typed, out: Path | None, resume: Path | None, *, overwrite: bool, allow_change: bool) -> Result:
-    from rich.console import Console
-
     from paceline import train as run
-    from paceline.callbacks.progress import ProgressLine
     from paceline.cluster_text import parse_cluster
     from paceline.jobs import load_job
     from paceline.stop import Stop
@@ -126,11 +123,7 @@ def _train(typed: Typed, out: Path | None, resume: Path | None, *, overwrite: bo
     if isinstance(cluster, Torchrun) and cluster.ranks.max_restarts and not (out or resume):
         raise UsageError("torchrun may start this job again: give --out FOLDER, so that it goes on with the same run")
     folder = resume or out or _free_folder(job.name)
-    is_worker = isinstance(cluster, Torchrun) and not cluster.is_server
-    with (
-        typed.kept_if_rescued(),
-        ProgressLine(typed["protocol"], stop, Console(stderr=True, quiet=is_worker)) as progress,
-    ):
+    with typed.kept_if_rescued():
         return run(
             job,
             protocol=typed["protocol"],
@@ -141,12 +134,13 @@ def _train(typed: Typed, out: Path | None, resume: Path | None, *, overwrite: bo
             overwrite=overwrite,
             resume=resume,
             allow_change=allow_change,
-            callbacks=[typed.kept_in(folder), progress, *_writers(folder, typed)],
+            callbacks=[typed.kept_in(folder), *_writers(folder, typed)],
             evaluate_every=typed["evaluate_every"],
             checkpoint_every=typed["checkpoint_every"],
             keep_checkpoints=typed["keep_checkpoints"],
             worker_timeout_s=typed["worker_timeout_s"],
             measure_steps=bool(typed["measure_steps"]),
+            progress=True,
         )
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from rich.console import Console
+
+from paceline.callbacks.progress import is_shown
 from paceline.cluster import Cluster, LocalCluster, cores
 from paceline.comparison.cells import Cell, Task
 from paceline.comparison.ending import is_finished
 from paceline.comparison.folder import Kind, RunsFolder, slug
 from paceline.comparison.grid import Display, Report, run_here, run_in_processes
-from paceline.comparison.progress import News
+from paceline.comparison.progress import News, ProgressBars
 from paceline.errors import UsageError
 from paceline.job import Job
 
@@ -29,6 +33,22 @@ class Silent:
 
     def end(self, cell: Cell, time_s: float | None, reason: str) -> None:
         """Hear that a run has ended."""
+
+
+@contextmanager
+def displayed(display: Display | None, progress: bool | None) -> Iterator[Display]:
+    """Yield what shows the runs: a given display, else progress bars where progress is shown.
+
+    Args:
+        display: given by the caller.
+        progress: as for `train`.
+    """
+    console = Console(stderr=True)
+    if display is not None or not is_shown(progress, console):
+        yield display or Silent()
+        return
+    with ProgressBars(console) as bars:
+        yield bars
 
 
 def run_cells(task: Task, cells: Sequence[Cell], display: Display, processes: int) -> Report:

@@ -81,4 +81,5 @@ def run_cell(task: Task, cell: Cell, callbacks: Sequence[Callback]) -> Result:
         callbacks=callbacks,
         evaluate_every=task.evaluate_every,
         worker_timeout_s=task.worker_timeout_s,
+        progress=False,  # the comparison shows it
     )

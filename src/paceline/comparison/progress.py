@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from math import log
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -14,13 +13,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
 from paceline.callbacks.base import Callback
+from paceline.callbacks.progress_share import ProgressShare
 from paceline.comparison.cells import Cell
 from paceline.history import UpdateMade, VersionEvaluated
 from paceline.stop import Stop
 
 TELL_S = 0.2
 PLAIN_LINES_S = 10.0
-SMOOTHING = 0.9
 
 
 class News(NamedTuple):
@@ -28,18 +27,16 @@ class News(NamedTuple):
 
     Attributes:
         share: of the way to its end, 0 to 1, by the condition that is nearest.
+        figures: loss and metrics, each a short text.
     """
 
     now_s: float
     updates: int
     share: float
-    loss: float | None
-    accuracy: float | None
+    figures: Sequence[str]
 
     def __str__(self) -> str:
-        loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
-        accuracy = "" if self.accuracy is None else f"  acc {self.accuracy:.3f}"
-        return f"{self.now_s:.1f} s  {self.updates} updates{loss}{accuracy}"
+        return "  ".join([f"{self.now_s:.1f} s", f"{self.updates} updates", *self.figures])
 
 
 class Reporter(Callback):
@@ -52,50 +49,21 @@ class Reporter(Callback):
     """
 
     def __init__(self, stop: Stop, workload: float | None, tell: Callable[[News], object]) -> None:
-        self._stop = stop
-        self._workload = workload
+        self._share = ProgressShare(stop, workload)
         self._tell = tell
         self._told_s = time.monotonic()
-        self._first_loss: float | None = None
-        self._loss: float | None = None
-        self._accuracy: float | None = None
-        self._first_eval_loss: float | None = None
-        self._eval_loss: float | None = None
 
     def on_update(self, update: UpdateMade) -> None:
-        """Smooth the loss, and tell if it is time to."""
-        if update.loss == update.loss:
-            before = update.loss if self._loss is None else self._loss
-            self._loss = SMOOTHING * before + (1 - SMOOTHING) * update.loss
-            self._first_loss = self._first_loss or self._loss
+        """Take in the loss, and tell if it is time to."""
+        self._share.take_update(update)
         if time.monotonic() - self._told_s >= TELL_S:
             self._told_s = time.monotonic()
-            self._tell(News(update.now_s, update.version, self._share(update), self._loss, self._accuracy))
+            share = self._share.share(update)
+            self._tell(News(update.now_s, update.version, share, self._share.figures(targets=False)))
 
     def on_evaluate(self, evaluation: VersionEvaluated) -> None:
-        """Remember accuracy and loss."""
-        self._accuracy = evaluation.metrics.get("accuracy", self._accuracy)
-        self._eval_loss = evaluation.metrics.get("loss", self._eval_loss)
-        self._first_eval_loss = self._first_eval_loss or self._eval_loss
-
-    def _share(self, update: UpdateMade) -> float:
-        stop = self._stop
-        shares = [
-            update.version / stop.updates if stop.updates else 0.0,
-            update.workload / self._workload if self._workload else 0.0,
-            update.now_s / stop.seconds if stop.seconds else 0.0,
-            self._accuracy / stop.accuracy if stop.accuracy and self._accuracy else 0.0,
-            _share_of_fall(self._first_loss, self._loss, stop.loss),
-            _share_of_fall(self._first_eval_loss, self._eval_loss, stop.eval_loss),
-        ]
-        return min(1.0, max(shares))
-
-
-def _share_of_fall(first: float | None, now: float | None, target: float | None) -> float:
-    """Return how far a loss has come on a logarithmic scale, on which it falls most evenly."""
-    if first is None or now is None or target is None or not 0 < target < first or not now > 0:
-        return 0.0
-    return log(first / now) / log(first / target)
+        """Take in the metrics."""
+        self._share.take_metrics(evaluation.metrics)
 
 
 class ProgressBars:

@@ -115,6 +115,7 @@ def knee(
     updates: int = 400,
     seed: int = 0,
     runs: int = 3,
+    progress: bool | None = None,
     watch: Watch | None = None,
 ) -> Knees:
     """Find the learning rate for each quorum k by the knee rule: the largest one at which training gets on.
@@ -137,7 +138,8 @@ def knee(
             little too large to raise it.
         seed: of the first run, >= 0; the next ones count on from it.
         runs: for each k, >= 1; their mean curve is read.
-        watch: gives the callback for a run, from the run's name and stop.
+        progress: whether to show how each run is doing, as for `train`.
+        watch: shows it instead: gives the callback for a run, from the run's name and stop.
 
     Raises:
         UsageError: what was asked for cannot work; nothing has run.
@@ -157,7 +159,9 @@ def knee(
     check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster))
     check("[0, inf)", Integral, seed=seed)
     check("[1, inf)", Integral, runs=runs)
-    search = _Search(job, cluster, Range(lowest, highest, updates), range(seed, seed + runs), watch or _unwatched)
+    shows = progress if watch is None else False
+    tried = Range(lowest, highest, updates)
+    search = _Search(job, cluster, tried, range(seed, seed + runs), watch or _unwatched, shows)
     protocols = {each: _protocol(protocol, each, cluster) for each in _quorums(k)}
     knees = tuple(search.knee(made, each) for each, made in protocols.items())
     return Knees(job.name, protocol, str(cluster), tuple(search.seeds), knees)
@@ -201,6 +205,7 @@ class _Search:
     tried: Range
     seeds: range
     watch: Watch
+    progress: bool | None
 
     def knee(self, protocol: Protocol, k: int) -> Knee:
         """Return the knee of one quorum."""
@@ -226,7 +231,15 @@ class _Search:
         stop = Stop(updates=self.tried.updates + 1)  # the last one shows the loss after the one before
         with self.watch(f"{protocol}  seed {seed}", stop) as callback:
             try:
-                result = train(job, protocol=protocol, cluster=self.cluster, stop=stop, seed=seed, callbacks=[callback])
+                result = train(
+                    job,
+                    protocol=protocol,
+                    cluster=self.cluster,
+                    stop=stop,
+                    seed=seed,
+                    callbacks=[callback],
+                    progress=self.progress,
+                )
             except PacelineError as error:
                 raise type(error)(f"{protocol}, seed {seed}: {error}") from error
             except Exception as error:

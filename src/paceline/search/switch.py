@@ -12,7 +12,7 @@ from statistics import mean
 from paceline.checks import check
 from paceline.cluster import Cluster, LocalCluster
 from paceline.cluster_text import parse_cluster
-from paceline.comparison.batch import Silent, at_a_time, open_folder
+from paceline.comparison.batch import at_a_time, displayed, open_folder
 from paceline.comparison.ending import is_finished
 from paceline.comparison.folder import Kind, Question, question
 from paceline.comparison.grid import Display
@@ -57,6 +57,7 @@ def search_switch(
     processes: int | None = None,
     evaluate_every: str | Extent | None = None,
     worker_timeout_s: float | None = None,
+    progress: bool | None = None,
     display: Display | None = None,
 ) -> SwitchSearch:
     """Find the smallest share of the workload after which one protocol may give way to a faster one.
@@ -92,7 +93,8 @@ def search_switch(
         processes: runs at a time, as for `compare`; at most as many as a setting has.
         evaluate_every: as for `train`; the last version is always evaluated.
         worker_timeout_s: as for `train`.
-        display: shows how the runs are doing, as `ProgressBars` does.
+        progress: whether to show how the runs are doing, as for `compare`.
+        display: shows it instead, as `ProgressBars` does.
 
     Raises:
         UsageError: what was asked for cannot work, or the folder holds another search.
@@ -130,8 +132,8 @@ def search_switch(
         evaluate_every=every and str(every),
         worker_timeout_s=worker_timeout_s,
     )
-    with closing(open_folder(SEARCH, out, "search", job, asked)) as folder:
-        trying = Trying(trial, folder.path, display or Silent(), at_once)
+    with closing(open_folder(SEARCH, out, "search", job, asked)) as folder, displayed(display, progress) as shown:
+        trying = Trying(trial, folder.path, shown, at_once)
         trying.display.plan(of_first + settings * runs, sum(map(is_finished, folder.path.glob("*/seed-*"))))
         nothing_yet = SwitchSearch(trial, bisection, tuple(range(seed, seed + runs)), folder.path)
         search = _carried_out(nothing_yet, trying, range(seed, seed + of_first), measures=target is None)
