@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,9 +20,10 @@ from paceline.cluster import Cluster, LocalCluster
 from paceline.engines.all_reduce import VirtualAllReduce
 from paceline.engines.base import Engine
 from paceline.engines.distributed import DistributedEngine, follower, member
-from paceline.engines.distributed.admission import WORLD_SIZE
+from paceline.engines.distributed.admission import WORLD_SIZE, RunOver
 from paceline.engines.distributed.all_reduce import AllReduceEngine
 from paceline.engines.distributed.assistants import Assistant
+from paceline.engines.distributed.meeting import LOOK_AGAIN_S
 from paceline.engines.distributed.remote_slices import RemoteSlices
 from paceline.engines.distributed.ring import check_summable
 from paceline.engines.distributed.slice_server import serve_slice
@@ -296,13 +298,31 @@ def agreement(setting: Setting, model: nn.Module) -> dict[str, Any]:
     return given_back
 
 
+_has_served = False  # whether this process took part in a run before
+
+
 def serve(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
     """Be a worker of rank 0 until its run ends; return the trained model, and what rank 0 says of the end.
 
     Raises:
         UsageError: rank 0 was asked for something else, or for what cannot work.
         RunError: the run has failed.
+        RunOver: the run ended before this process took part.
     """
+    global _has_served
+    while True:
+        try:
+            served = _serve_once(setting)
+        except RunOver:
+            if not _has_served:
+                raise
+            time.sleep(LOOK_AGAIN_S)  # it was the run before this one, whose end rank 0 has not left behind yet
+        else:
+            _has_served = True
+            return served
+
+
+def _serve_once(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
     job, cluster = setting.job, setting.cluster
     assert isinstance(cluster, Torchrun)
     setting.check()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
+from typing import Any
 
 from torch import nn
 
@@ -20,6 +22,7 @@ from paceline.cluster import Cluster, LocalCluster
 from paceline.cluster_text import parse_cluster
 from paceline.coordinator import Coordinator
 from paceline.engines.base import Engine
+from paceline.engines.distributed.admission import RunOver
 from paceline.engines.distributed.meeting import is_restart
 from paceline.engines.local.parcel import refuse_while_opening
 from paceline.engines.signals import holding_sigterm, release_sigterm
@@ -165,13 +168,23 @@ def _is_started_again(cluster: Cluster | LocalCluster | Torchrun, out: Path) -> 
 
 
 def _serve(setting: Setting) -> Result:
-    model, end = serve(setting)
-    if "error" in end:
-        raise (UsageError if end["is_usage"] else RunError)(f"rank 0: {end['error']}")
+    try:
+        model, end = serve(setting)
+    except RunOver as over:
+        _raise_error(over.end)
+        print(f"paceline: the run is over: {over}; nothing is left to do", file=sys.stderr)
+        raise SystemExit(130 if over.end["outcome"] == Outcome.INTERRUPTED else 0) from None
+    _raise_error(end)
     assert isinstance(setting.cluster, Torchrun)
     if setting.cluster.ranks.assistant is not None:
         raise SystemExit(0)  # what comes after the training is for rank 0 itself to do
     return Result(model, History(list), end["time_s"], Outcome(end["outcome"]), end["reason"])
+
+
+def _raise_error(end: Mapping[str, Any]) -> None:
+    """Raise the error that ended the run of rank 0, if one has."""
+    if "error" in end:
+        raise (UsageError if end["is_usage"] else RunError)(f"rank 0: {end['error']}")
 
 
 def _run(

@@ -18,6 +18,7 @@ from contracts.catalogue_table import TABLE
 from faults.enough import FOREVER, EndWhen
 from faults.ranks import free_port, ranks, run
 from paceline.engines.distributed import DistributedEngine
+from paceline.engines.distributed.head import Head
 from paceline.history import GradientArrived, WorkerJoined, WorkerLost, WorkInterrupted
 from tiny_counting import BATCH, counting_job, times_applied
 from tiny_jobs import batch_norm_net, largest_relative_difference, tiny_job
@@ -304,3 +305,64 @@ def test_rank_0_leaves_nothing_behind_when_the_run_fails():
     ):
         job.serve()
     assert what_is_open() == before
+
+
+def wait_until(is_so):
+    deadline_s = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "part", "name"),
+    [
+        ("asp", DistributedEngine, "_take_leave"),
+        pytest.param("all_reduce", Head, "close", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("is_let_in", [True, False])
+def test_a_worker_that_comes_back_as_the_run_ends_leaves_with_status_0(protocol, part, name, is_let_in, monkeypatch):
+    end_run = getattr(part, name)
+
+    def come_back_first(self, end):
+        door = self._door if protocol == "asp" else self._gate
+        if is_let_in:  # before rank 0 says that the run is over
+            come_back(door)
+            wait_until(lambda: not door._entering)
+            end_run(self, end)
+        else:
+            announce = door.announce_end
+            monkeypatch.setattr(door, "announce_end", lambda told: (announce(told), come_back(None)))
+            end_run(self, end)
+
+    def come_back(door):
+        job.start(1)
+        if door is not None:
+            wait_until(lambda: len(door._threads) > 2)
+        else:
+            wait_until(lambda: "the run is over" in job.said(1))
+
+    monkeypatch.setattr(part, name, come_back_first)
+    torchrun = {"elastic": True} if protocol == "all_reduce" else None
+    with ranks(2, tiny_job(), torchrun, protocol=protocol, stop="updates=5") as job:
+        job.start(1)
+        assert job.serve().reason == "5 updates made"
+        with pytest.raises(SystemExit) as left:
+            job.end(1)
+        assert left.value.code == 0
+        assert "paceline: the run is over: 5 updates made; nothing is left to do" in job.said(1)
+
+
+def test_two_runs_of_one_script_follow_each_other():
+    """The end of the first one does not turn its workers away from the second one."""
+    with ranks(2, tiny_job(), protocol="asp", stop="updates=3") as job:
+        job.start(1, prepare=train_once_before)
+        for _ in range(2):
+            assert job.serve().reason == "3 updates made"
+        assert job.end(1).reason == "3 updates made"
+
+
+def train_once_before():
+    once = pl.train(tiny_job(), cluster=pl.Torchrun(start_timeout_s=30.0), protocol="asp", stop="updates=3", seed=1)
+    assert once.reason == "3 updates made"

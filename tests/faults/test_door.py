@@ -16,7 +16,7 @@ from paceline.engines.distributed import line as lines
 from paceline.engines.distributed import meeting as places
 from paceline.engines.distributed import ring as rings
 from paceline.engines.distributed import silence
-from paceline.engines.distributed.admission import apply_for
+from paceline.engines.distributed.admission import RunOver, apply_for, notice_of_end
 from paceline.engines.distributed.door import Door, Entered, Gone, TurnedAway
 from paceline.engines.distributed.inbox import Inbox
 from paceline.engines.distributed.line import SHORT_BYTES, Broken, Line
@@ -31,11 +31,19 @@ DEEP = {"layers": {f"layers_of_a_deep_network.{i}": "Linear(in_features=1, out_f
 @contextmanager
 def door(agreement=None, processes=2):
     """Yield a place with a door, and where is told who comes and goes."""
+    with whole_door(agreement, processes) as (made, place, inbox):
+        assert made is not None
+        yield place, inbox
+
+
+@contextmanager
+def whole_door(agreement=None, processes=2):
+    """Yield a door, too."""
     meeting = Meeting.on("127.0.0.1", silence_s=60)
     inbox = Inbox()
     made = Door(meeting, TOKEN, agreement or {}, [None] * processes, inbox)
     try:
-        yield meeting.place, inbox
+        yield made, meeting.place, inbox
     finally:
         assert made.close()
         inbox.close()
@@ -56,6 +64,44 @@ def test_an_agreement_may_be_long():
     with door(DEEP) as (place, inbox), closing(line_to(place)) as line:
         apply_for(line, TOKEN, hello(agreement=DEEP))
         assert isinstance(inbox.get(), Entered)
+
+
+END = {"outcome": "updates", "reason": "5 updates made", "time_s": 1.0}
+
+
+def test_a_process_at_the_door_is_told_that_the_run_is_over():
+    with whole_door() as (made, place, inbox), closing(line_to(place)) as line:
+        made.announce_end(END)
+        with pytest.raises(RunOver, match="5 updates made") as over:
+            apply_for(line, TOKEN, hello())
+        assert over.value.end == END
+        assert inbox.is_empty
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """The settings of a process that comes back."""
+    named = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "PACELINE_TOKEN": TOKEN}
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
+    return pl.Torchrun(start_timeout_s=5.0)
+
+
+def test_a_process_that_comes_later_reads_that_the_run_is_over(late):
+    with whole_door() as (made, place, _):
+        made.announce_end(END)
+        with pytest.raises(RunOver) as over:
+            places.enter(place, late)
+        assert over.value.end == END
+        assert int(place.client().add(places.TICKETS, 0)) == 0
+
+
+@pytest.mark.parametrize("notice", ["no JSON", "[]", "{}", notice_of_end(END, "another secret")])
+def test_a_notice_by_somebody_who_does_not_know_the_token_is_not_believed(notice, late):
+    with whole_door() as (_, place, _):
+        place.client().set(places.OVER, notice)
+        _, line = places.enter(place, late)
+        line.close()
 
 
 def test_a_long_difference_is_told_in_short():

@@ -84,6 +84,7 @@ class KillsForkServer(pl.Callback):
             fork_server().kill()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_its_fork_server():
     result = run(pl.bsp(), [pl.Fault(1, 4, "die")], n=2, updates=10, respawn=False, callbacks=[KillsForkServer()])
     assert result.stopped_by == "updates"
@@ -92,6 +93,7 @@ def test_a_run_goes_on_without_its_fork_server():
     assert reason.startswith("ended, with a status that is not known: the process that forks the workers")
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_is_killed_while_workers_start_is_one_line(tmp_path, monkeypatch):
     assert run(pl.bsp(), updates=1).stopped_by == "updates"  # there is one
     first = fork_server()
@@ -102,6 +104,10 @@ def test_a_fork_server_that_is_killed_while_workers_start_is_one_line(tmp_path, 
     monkeypatch.setattr(processes, "__name__", "dies_when_imported")
     with pytest.raises(pl.RunError, match=r"^cannot start a worker process: .*forkserver\) was killed[^\n]*$"):
         run(pl.bsp(), updates=1)
+    (tmp_path / "dies_when_imported.py").write_text(
+        "import os, signal; os.kill(os.getppid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT)"
+    )
+    assert run(pl.bsp(), updates=1).reason == "interrupted by Ctrl-C"  # which a terminal sends to both
     monkeypatch.undo()
     assert run(pl.bsp(), updates=1).stopped_by == "updates"
 

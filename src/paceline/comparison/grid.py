@@ -116,10 +116,14 @@ def run_in_processes(task: Task, cells: Sequence[Cell], display: Display, proces
     """Run the cells in as many processes at a time, each with as many threads of torch."""
     with _Pool(task, display, threads) as pool:
         waiting = deque(cells)
-        while (waiting or pool.running) and not pool.signals.caught:
-            while waiting and len(pool.running) < processes:
-                pool.start(waiting.popleft())
-            pool.listen()
+        try:
+            while (waiting or pool.running) and not pool.signals.caught:
+                while waiting and len(pool.running) < processes:
+                    pool.start(waiting.popleft())
+                pool.listen()
+        except RunError:
+            if not pool.signals.caught:  # which ends every process of a terminal
+                raise
     pool.report.interrupted |= bool(pool.signals.caught)
     return pool.report
 

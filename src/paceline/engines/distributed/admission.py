@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import json
 import secrets
 from typing import Any
 
@@ -29,8 +30,22 @@ class Refused(Exception):  # noqa: N818  # what a stranger is told is no error o
         self.is_ours = is_ours
 
 
+class RunOver(Exception):  # noqa: N818  # no error: there is nothing left to do
+    """The run ended before this process took part.
+
+    Attributes:
+        end: what rank 0 says of it.
+    """
+
+    def __init__(self, end: dict[str, Any]) -> None:
+        super().__init__(str(end.get("error", end.get("reason"))))
+        self.end = end
+
+
 def examine(line: Line, token: str, agreement: dict[str, Any], processes: int) -> dict[str, Any]:
     """Return what a newcomer says of itself, when it has proved that it knows the token and agrees with this process.
+
+    It waits to be welcomed then, or to be told that the run is over.
 
     Until it has, it may say no more than a few bytes; and it hears the same proof before it says more.
 
@@ -59,7 +74,6 @@ def examine(line: Line, token: str, agreement: dict[str, Any], processes: int) -
     if reason:
         line.tell({"refused": reason})
         raise Refused(reason, is_ours=True)
-    line.tell({"welcome": True})
     return hello
 
 
@@ -87,6 +101,7 @@ def apply_for(line: Line, token: str, hello: dict[str, Any]) -> None:
     Raises:
         UsageError: one may not take part.
         RunError: whoever answers there does not know the token either.
+        RunOver: the run has ended.
     """
     asked = _receive(line)
     challenge = secrets.token_hex(32)
@@ -101,6 +116,29 @@ def apply_for(line: Line, token: str, hello: dict[str, Any]) -> None:
     answer = _receive(line)
     if "refused" in answer:
         raise UsageError(str(answer["refused"]))
+    if "end" in answer:
+        raise RunOver(answer["end"])
+
+
+def notice_of_end(end: dict[str, Any], token: str) -> str:
+    """Return the end of a run as a text that a process can check which knows the token."""
+    text = json.dumps(end)
+    return json.dumps({"end": text, "proof": _proof(token, "end", text)})
+
+
+def check_notice(notice: str, token: str) -> None:
+    """Read a text that may be a notice of the end.
+
+    Raises:
+        RunOver: it is one, by a process that knows the token.
+    """
+    try:
+        told = json.loads(notice)
+        text, proof = told["end"], told["proof"]
+    except (ValueError, KeyError, TypeError):
+        return
+    if isinstance(text, str) and _is_proved(proof, token, "end", text):
+        raise RunOver(json.loads(text))
 
 
 def _disagreements(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ import torch
 from paceline.allreduce import Worker
 from paceline.coordinator import Coordinator
 from paceline.engines.base import Engine, Observer
+from paceline.engines.distributed.admission import RunOver
 from paceline.engines.distributed.completion import Completion
 from paceline.engines.distributed.head import Head
 from paceline.engines.distributed.iteration import Hand, Over, Reform, Table
@@ -133,6 +134,8 @@ class AllReduceEngine(Engine):
                 first = self._form()
         except Over as over:
             self.end = over.end
+            if not self._has_taken_part:
+                raise RunOver(over.end) from over
             if "error" in self.end:
                 return Stop(Outcome.FAILED, self.end["error"])
             return Stop(Outcome(self.end["outcome"]), self.end["reason"])

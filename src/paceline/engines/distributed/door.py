@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from paceline.engines.distributed.admission import Refused, examine
+from paceline.engines.distributed.admission import Refused, examine, notice_of_end
 from paceline.engines.distributed.inbox import Post
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import LOOK_AGAIN_S, Meeting
@@ -101,6 +101,9 @@ class Door:
         self._rooms = rooms
         self._inbox = inbox
         self._closing = threading.Event()
+        self._entrance = threading.Lock()
+        self._entering: set[int] = set()  # those who were neither welcomed nor sent away yet
+        self._end: dict[str, Any] | None = None  # of the run, for those who come later
         self._spoken: set[int] = set()
         self._lines: dict[int, Line] = {}  # of those who are there, as their threads
         self._threads: dict[int, threading.Thread] = {0: threading.Thread(target=self._watch, daemon=True)}
@@ -123,10 +126,19 @@ class Door:
         self.hang_up(ticket)
         self._join(ticket, GRACE_S)
 
+    def announce_end(self, end: dict[str, Any]) -> None:
+        """Tell newcomers from now on how the run has ended, instead of letting them in."""
+        with self._entrance:
+            self._end = end
+        with suppress(RuntimeError):  # the store may be gone
+            self._meeting.announce_end(notice_of_end(end, self._token))
+
     def close(self) -> bool:
         """Let nobody in any more and end what is left; whether no thread is left that might speak."""
         self._closing.set()
         self._threads[0].join(GRACE_S)
+        if self._end is not None:
+            self.wait(list(self._entering), GRACE_S)
         for ticket in list(self._lines):
             self.shut(ticket)
         self.wait(list(self._threads), GRACE_S)
@@ -145,10 +157,15 @@ class Door:
 
     def _watch(self) -> None:
         while not self._closing.wait(LOOK_AGAIN_S):
-            for ticket in self._meeting.newcomers():
-                thread = threading.Thread(target=self._serve, args=(ticket,), daemon=True)
-                self._threads[ticket] = thread
-                thread.start()
+            self._look()
+        self._look()
+
+    def _look(self) -> None:
+        for ticket in self._meeting.newcomers():
+            self._entering.add(ticket)
+            thread = threading.Thread(target=self._serve, args=(ticket,), daemon=True)
+            self._threads[ticket] = thread
+            thread.start()
 
     def _serve(self, ticket: int) -> None:
         """Let a process in and hear it until it has gone; nothing is kept of it then."""
@@ -157,6 +174,7 @@ class Door:
                 line = self._lines[ticket] = self._meeting.line(ticket)
                 self._receive(ticket, line)
         finally:
+            self._entering.discard(ticket)
             self._lines.pop(ticket, None)
             del self._threads[ticket]
 
@@ -180,13 +198,31 @@ class Door:
         else:
             print(f"paceline: somebody was turned away: {refused}", file=sys.stderr)
 
+    def _welcome(self, entered: Entered) -> bool:
+        """Let a process take part, or tell it that the run is over; return whether it takes part."""
+        with self._entrance:
+            end = self._end
+            if end is None:
+                entered.line.tell({"welcome": True})
+                self._report(entered)
+                self._entering.discard(entered.ticket)
+                return True
+        entered.line.tell({"end": end})
+        with suppress(Broken):
+            entered.line.receive()  # until it has gone
+        return False
+
+    def _report(self, entered: Entered) -> None:
+        self._inbox.put(entered)
+
     def _listen(self, entered: Entered) -> None:
         ticket, line = entered.ticket, entered.line
         try:
             room = self._rooms[entered.worker]
             if room is not None:
                 line.make_rooms(room.pieces)
-            self._inbox.put(entered)
+            if not self._welcome(entered):
+                return
             given_s = None  # when the worker had its work, if it has told before its gradient was there
             while True:
                 message = line.receive()

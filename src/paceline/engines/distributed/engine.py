@@ -161,19 +161,30 @@ class DistributedEngine(RealTimeEngine[Member]):
             assistant.end()
         self._members.clear()
         self._workers.clear()
-        self._evaluator = self._door = None  # and with the lines and the store the ports are free again
+        self._evaluator = self._door = self._pulse = None  # and with the lines and the store the ports are free again
         self._selector.close()
 
     def _take_leave(self, end: dict[str, Any]) -> None:
         """Send everybody the parameters and why the run ended, and wait until they have gone."""
         assert self._door is not None
+        self._door.announce_end(end)
+        late = self._late()
+        for newcomer in late:
+            newcomer.line.tell({"end": end})
         last = copy_of(self._server.model, self._cluster.slices).memory
         for member in self._members.values():
             member.line.send(Ending(self._versions.newest), [last])
             member.line.tell({"end": end})
         self._slices.tell({"end": end})
-        everybody = [*self._members, *self._slices.tickets]
+        everybody = [*self._members, *self._slices.tickets, *(newcomer.ticket for newcomer in late)]
         self._door.wait(everybody, GRACE_S + len(everybody) * last.nbytes / SLOWEST_BYTES_PER_S)
+
+    def _late(self) -> list[Entered]:
+        """Return the processes that were let in and that this engine has not heard of."""
+        news = []
+        while not self._inbox.is_empty:
+            news.append(self._inbox.get())
+        return [each for each in news if isinstance(each, Entered)]
 
     def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> Stop:
         """Run to the end and return what ended it, which the workers are told too."""

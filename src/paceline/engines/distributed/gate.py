@@ -45,9 +45,14 @@ class Gate(Door):
         self._host = host
         super().__init__(*place)
 
+    def _report(self, entered: Entered) -> None:
+        """Say nothing yet: the host is told when the process has said its name."""
+
     def _listen(self, entered: Entered) -> None:
         ticket, worker, line, _ = entered
         try:
+            if not self._welcome(entered):
+                return
             hello = line.receive()
             assert isinstance(hello, dict)
             self._host.enter(worker, Member(ticket, line, str(hello["name"]), bool(hello["has_own_gpu"])))

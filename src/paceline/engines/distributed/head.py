@@ -64,6 +64,7 @@ class Head:
         self._broken: dict[int, bool] = {}  # who can no longer sum in this generation, and whether it could never
         self._reason = ""  # of the first of them
         self._failure: Exception | None = None
+        self._end: dict[str, Any] | None = None  # of the run
         self._meeting: Meeting | None = None
         self._told: Inbox[News] | None = None  # of those who were turned away
         self._gate: Gate | None = None
@@ -183,7 +184,10 @@ class Head:
 
     def close(self, end: dict[str, Any]) -> None:
         """Tell everybody that and why the run is over, and let go of them when they have gone."""
+        if self._gate is not None:
+            self._gate.announce_end(end)
         with self._lock:
+            self._end = end
             members = [*self._members.values(), *self._came.values()]
             self._members.clear()
             self._came.clear()
@@ -204,6 +208,9 @@ class Head:
     def enter(self, worker: int, member: Member) -> None:
         """Let a process take part, from the next iteration on."""
         with self._lock:
+            if self._end is not None:
+                member.line.tell({"end": self._end})
+                return
             if self.generation and not self._cluster.elastic:
                 reason = "the run has begun; only torchrun(elastic=true) takes in who comes later"
                 member.line.tell({"end": {"error": reason, "is_usage": True}})

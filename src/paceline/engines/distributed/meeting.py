@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from paceline.engines.distributed.admission import check_notice
 from paceline.engines.distributed.line import Broken, Line, dist
 from paceline.errors import RunError, UsageError
 from paceline.torchrun import Torchrun
@@ -16,6 +17,7 @@ TIMEOUT = timedelta(seconds=20)
 LOOK_AGAIN_S = 0.1
 TICKETS = "tickets"
 OPEN = "open"  # set when tickets are looked at
+OVER = "over"  # set when the run has ended, to its notice
 ADDRESS = "paceline/address"  # of rank 0, in the store of torchrun's agents, who may count restarts differently
 
 
@@ -84,6 +86,10 @@ class Meeting:
         """
         return Line(self.place.client(), _pair_key(ticket), 0, self.place.device, self._silence_s)
 
+    def announce_end(self, notice: str) -> None:
+        """Let those who come from now on read that the run is over."""
+        self._store.set(OVER, notice)
+
     def newcomers(self) -> list[int]:
         """Return the tickets of those who have come since the last time."""
         count = self._store.add(TICKETS, 0)
@@ -118,16 +124,24 @@ def enter(place: Place, cluster: Torchrun) -> tuple[int, Line]:
 
     Raises:
         Broken: it does not come, or is gone.
+        RunOver: the run has ended.
     """
     try:
         store = place.client()
         store.wait([OPEN], timedelta(seconds=cluster.start_timeout_s))
+        _check_end(store, cluster)
         ticket = int(store.add(TICKETS, 1))
         store.set(_here(ticket), "here")
+        _check_end(store, cluster)  # else this ticket is seen in the last look for newcomers
     except RuntimeError as error:
         who = f"the server of slice {place.slice} does not come" if place.slice else "nobody answers"
         raise Broken("{} at {}:{}".format(who, *place.address)) from error
     return ticket, Line(store, _pair_key(ticket), 1, place.device, cluster.silence_s)
+
+
+def _check_end(store: Any, cluster: Torchrun) -> None:
+    if store.check([OVER]):
+        check_notice(store.get(OVER).decode(), cluster.ranks.token)
 
 
 def reach(address: tuple[str, int]) -> Place | None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.engines.distributed.admission import apply_for
+from paceline.engines.distributed.admission import RunOver, apply_for
 from paceline.engines.distributed.leader import Leader, LeadingReplica
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import enter, find
@@ -71,6 +71,7 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
     Raises:
         UsageError: rank 0 does not agree, or the job cannot work.
         RunError: rank 0 is gone, or its run has failed.
+        RunOver: the run ended before this process took part.
         SystemExit: this process was told to end, and has handed in what it had.
     """
     torch.set_num_threads(cluster.worker_threads)
@@ -152,7 +153,7 @@ class _Member:
                     return request
                 try:
                     self._answer(request)
-                except (Broken, SystemExit):
+                except (Broken, RunOver, SystemExit):
                     raise
                 except Torn as error:
                     raise self._failed_together() from error
@@ -186,7 +187,7 @@ class _Member:
                 raise SystemExit(self._leaving_status)
             case _Gone(reason):
                 raise RunError(f"rank 0 is gone: {reason}")
-            case Torn():
+            case Torn() | RunOver():
                 raise request
 
     def _compute(self, work: Work, received_s: float) -> None:
@@ -250,6 +251,9 @@ class _Member:
                         self._receive_part(self._strands[0], request)
                     case Interrupting(draw):
                         self._abandon(draw)
+                    case {"end": end}:
+                        self._requests.put(RunOver(end))
+                        return
                     case Ending():
                         last = self._replica.layout.allocate()
                         self._line.receive_into(last.memory)

@@ -33,14 +33,15 @@ class Pulse:
         self._inbox = inbox
         self._patience_s = patience_s
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread: threading.Thread | None = None
         if lines:
+            self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
         """Ask no more."""
         self._is_over.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join()
 
     def _watch(self) -> None:

@@ -86,14 +86,18 @@ class LocalEngine(RealTimeEngine[_Peer]):
 
     def _start(self) -> None:
         self._parcel = self._pack()
-        for worker in range(self._cluster.n):
-            if self.signals.caught:
-                return
-            self._workers[worker] = self._start_process(worker)
-        if self._job.eval_data is not None:
-            self._evaluator = self._start_process(self._cluster.n)
-        for peer in self._peers():
-            self._await_ready(peer)
+        try:
+            for worker in range(self._cluster.n):
+                if self.signals.caught:
+                    return
+                self._workers[worker] = self._start_process(worker)
+            if self._job.eval_data is not None:
+                self._evaluator = self._start_process(self._cluster.n)
+            for peer in self._peers():
+                self._await_ready(peer)
+        except RunError:
+            if not self.signals.caught:  # which ends every process of a terminal or of a Slurm step
+                raise
 
     # --- commands -----------------------------------------------------------------------------------------
 
