@@ -27,7 +27,8 @@ class Row:
         protocol: as it begins.
         seconds_per_update: expected, or its upper bound.
         lower_s: lower bound on it.
-        kind: "exact", "numerical", "upper bound" or "simulated".
+        upper_s: upper bound on it.
+        kind: "exact", "computed", "upper bound" or "simulated".
         source: the lemma, or why there is none.
         k: mean gradients of an update.
         staleness: of the gradients; that of a simulation has equal bounds. None of workers that step for themselves,
@@ -38,6 +39,7 @@ class Row:
     protocol: Protocol
     seconds_per_update: float
     lower_s: float
+    upper_s: float
     kind: str
     source: str
     k: float
@@ -55,6 +57,7 @@ class Row:
             "protocol": self.name,
             "seconds_per_update": self.seconds_per_update,
             "lower_s": self.lower_s,
+            "upper_s": self.upper_s,
             "kind": self.kind,
             "source": self.source,
             "mean_staleness": self.staleness and self.staleness.mean,
@@ -88,6 +91,7 @@ def _row(plan: Plan, runtime: Expected, stale: Staleness) -> Row:
         protocol,
         runtime.seconds_per_update,
         runtime.lower_s,
+        runtime.upper_s,
         runtime.kind,
         runtime.source,
         runtime.k,
@@ -104,14 +108,14 @@ def _simulated(plan: Plan, cluster: Cluster, updates: int, seed: int, why: str) 
     steps_apart = plan.reduction is not None and plan.reduction.sums == "updates"
     stale = None if steps_apart else Staleness(totals.mean_staleness, fresh, fresh)
     protocol = plan.phases[0].protocol
-    return Row(str(plan), protocol, seconds, seconds, SIMULATED, why, totals.applied / totals.updates, stale)
+    return Row(str(plan), protocol, seconds, seconds, seconds, SIMULATED, why, totals.applied / totals.updates, stale)
 
 
 def _cells(row: Row) -> list[str]:
     seconds = row.seconds_per_update
     return [
         f"<={number(seconds)}" if row.kind == "upper bound" else number(seconds),
-        {"upper bound": "bound", "numerical": "numeric", SIMULATED: NONE}.get(row.kind, row.kind),
+        {"upper bound": "bound", SIMULATED: NONE}.get(row.kind, row.kind),
         number(row.staleness.mean) if row.staleness else NONE,
         _fresh(row.staleness) if row.staleness else NONE,
         number(1 / seconds),
@@ -141,6 +145,11 @@ def _notes(rows: Sequence[Row], simulation: str) -> list[str]:
         f"{row.name}: {number(row.lower_s)} to {number(row.seconds_per_update)} s an update; rates are at the bound."
         for row in rows
         if row.kind == "upper bound"
+    ]
+    notes += [
+        f"{row.name}: computed; the expectation is between {row.lower_s:.4g} and {row.upper_s:.4g} s an update."
+        for row in rows
+        if row.kind == "computed"
     ]
     reasons = dict.fromkeys(row.source for row in rows if not row.has_theory)
     return notes + [f"{why[0].upper()}{why[1:]}: {SIMULATED}, {simulation}." for why in reasons]

@@ -7,7 +7,7 @@ from typing import Literal
 from paceline.protocols import Phase, Plan, Protocol, as_plan
 from paceline.theory.round_trip import NoTheoryError
 
-Name = Literal["k_sync", "k_batch_sync", "k_async", "k_batch_async"]
+Name = Literal["k_sync", "k_batch_sync", "k_async", "k_batch_async", "backup", "pull"]
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class Recognised:
 
     Attributes:
         name: of the family; K = n makes `k_sync` fully synchronous, K = 1 makes `k_batch_async` fully asynchronous.
+            `backup` and `pull` are K-sync and K-batch-sync whose workers finish stale work.
         k: gradients of an update.
     """
 
@@ -25,7 +26,7 @@ class Recognised:
     @property
     def is_fresh(self) -> bool:
         """Whether every gradient is of the newest version."""
-        return self.name in {"k_sync", "k_batch_sync"}
+        return self.name in {"k_sync", "k_batch_sync", "backup", "pull"}
 
 
 def recognise(protocol: Protocol | Phase | Plan, n: int) -> Recognised:
@@ -52,6 +53,8 @@ def recognise(protocol: Protocol | Phase | Plan, n: int) -> Recognised:
     if knobs.max_lead == inf and not (knobs.quorum == "all" and knobs.refill == "arrival"):
         if knobs.max_staleness == 0 and knobs.on_update == "interrupt":
             return Recognised("k_sync" if knobs.refill == "update" else "k_batch_sync", k)
+        if knobs.max_staleness == 0:
+            return Recognised("backup" if knobs.refill == "update" else "pull", k)
         if knobs.max_staleness == inf:
             return Recognised("k_async" if knobs.refill == "update" and k > 1 else "k_batch_async", k)
     raise NoTheoryError(knobs.name)

@@ -1,90 +1,180 @@
-"""How long n workers that begin together, and begin again whenever they are done, take for k gradients."""
+"""Expected time of the k-th gradient of n workers that start together and start again after each gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.theory.order_statistics import order_statistic
+from paceline.theory.survival import survival
+from paceline.theory.tail import beyond
 from paceline.timing import Law
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
+Bracket = tuple[float, float]
 
-POINTS = 4096
-TAIL = 1e-9
-BISECTIONS = 36
+WIDTH = 0.008
+"""Width of the bracket at which refinement stops, as a share of its lower end."""
+ENDS = 0.0005
+"""Share of the integral, at most, that is left to the bounds before the first and beyond the last octave."""
+FEWEST_POINTS, MOST_POINTS = 256, 2**17
+BLOCKS = 512  # of an octave, at most, in each of which the probability counts as constant
+NEGLIGIBLE = 1e-13
+LARGEST_S = 1e300
+SMALLEST = 1e-300
 MOST = 256
-"""Gradients for which the table of POINTS by k is still quick to compute."""
+"""Gradients for which all counts are still quick to compute."""
 
 
-def time_of_gradients(law: Law, k: int, n: int) -> tuple[float, float]:
-    """Return a lower and an upper bound on the expected time of the k-th gradient, in seconds, close together.
+def time_of_gradients(law: Law, k: int, n: int) -> Bracket:
+    """Return a lower and an upper bound on the expected time T of the k-th gradient, in seconds.
 
     ``E[T] = integral over t >= 0 of P(N_1(t) + ... + N_n(t) < k) dt``, N_i(t) the gradients of worker i until t.
 
-    The bounds are exact for times rounded down and up to a grid; the times in between have an error of second order
-    in their mean. Rounding of the sums, and the probability of 1e-9 beyond the grid, are neglected.
+    The integral is cut into octaves, each with a grid of its own, as far down and up as they matter: so it does not
+    depend on how many decades the times span. In each octave all times are rounded down to its grid for the lower
+    bound and up for the upper one; N_i is monotone in them. The widest octave is refined until the bracket is narrow.
+    E[T] is finite exactly where E[X_{1:n}] is, because ``P(X > t)**n <= P(T > t) <= (k P(X > t / k))**n``.
 
     Args:
-        law: of the time of each gradient, with a mean.
-        k: gradients, 1 to MOST.
-        n: workers, >= 1.
+        law: of the time of each gradient, X.
+        k: gradients, >= 1.
+        n: workers, >= 2.
+
+    Raises:
+        UsageError: E[X_{1:n}] is infinite, or not known to be finite.
+
+    >>> from paceline.timing import Pareto
+    >>> lower_s, upper_s = time_of_gradients(Pareto(scale_s=1.0, shape=0.8), k=4, n=8)
+    >>> round(lower_s, 2), round(upper_s, 2)
+    (2.19, 2.21)
 
     Source: own, from renewal theory; Dutta et al., AISTATS 2018, Sect. 4.1 calls it not tractable in general.
     """
-    end_s = (1 + k / n) * law.expectation_s
+    points = max(FEWEST_POINTS, 2 ** ceil(log2(4 * k)))  # of k times that are rounded up, each takes a step or more
+    octaves = [_octave(law, k, n, 2.0 ** ceil(log2(order_statistic(law, 1, n))), points)]
+    while _width(octaves[-1].beyond) > ENDS * _total(octaves)[0] and octaves[-1].end_s < LARGEST_S:
+        octaves.append(_octave(law, k, n, octaves[-1].end_s * 2, points))
+    while _width(octaves[0].before) > ENDS * _total(octaves)[0]:
+        octaves.insert(0, _octave(law, k, n, octaves[0].end_s / 2, points))
     while True:
-        t, step_s = np.linspace(0, end_s, POINTS, retstep=True)
-        cdf = _distribution(law, t)
-        late = _fewer_than(k, n, cdf)
-        if late[-1] < TAIL:
-            early = _fewer_than(k, n, np.append(cdf[1:], cdf[-1]))
-            return float(step_s * early.sum()), float(step_s * late.sum())
-        end_s *= 2
+        lower_s, upper_s = _total(octaves)
+        i = max(range(len(octaves)), key=lambda each: _width(octaves[each].within))
+        if upper_s - lower_s <= WIDTH * lower_s or octaves[i].points >= MOST_POINTS:
+            return lower_s, upper_s
+        finer = 4 if upper_s - lower_s > 4 * WIDTH * lower_s else 2
+        octaves[i] = _octave(law, k, n, octaves[i].end_s, octaves[i].points * finer)
 
 
-def _distribution(law: Law, t: Array) -> Array:
-    """Return P(time <= t): the largest u whose quantile is not above t."""
-    low, high = np.zeros_like(t), np.ones_like(t)
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        is_below = law.quantile(middle) <= t
-        low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
-    return low
+@dataclass(frozen=True)
+class _Octave:
+    """The times from half of an end to the end, each bracket being one of an integral of P(T > t).
+
+    Args:
+        end_s: the end, seconds.
+        points: of the grid from 0 to the end.
+        before: integral from 0 to half of the end.
+        within: integral over the octave.
+        beyond: integral from the end on.
+    """
+
+    end_s: float
+    points: int
+    before: Bracket
+    within: Bracket
+    beyond: Bracket
 
 
-def _fewer_than(k: int, n: int, cdf: Array) -> Array:
-    """Return the probability that n workers have brought fewer than k gradients, at each point of the grid.
+def _octave(law: Law, k: int, n: int, end_s: float, points: int) -> _Octave:
+    step_s = end_s / points
+    block = max(1, points // 2 // BLOCKS)
+    first = np.arange(points // 2, points, block)
+    longer = survival(law, np.arange(points + 1, dtype=np.float64) * step_s)
+    down, up = _counts(longer, k, first + block - 1, np.append(first, points - 1))
+    early, late = _fewer_than(k, n, down), _fewer_than(k, n, up)
+    within = float(early.sum()) * block * step_s, float(late[:-1].sum()) * block * step_s
+    without_one = float(_fewer_than(k, n - 1, up[-1:])[0])
+    before = float(early[0]) * end_s / 2, end_s / 2
+    return _Octave(end_s, points, before, within, beyond(law, k, n, end_s, float(late[-1]), without_one))
+
+
+def _total(octaves: list[_Octave]) -> Bracket:
+    brackets = [octaves[0].before, *(octave.within for octave in octaves), octaves[-1].beyond]
+    return sum(lower for lower, _ in brackets), sum(upper for _, upper in brackets)
+
+
+def _width(bracket: Bracket) -> float:
+    return bracket[1] - bracket[0]
+
+
+def _counts(survival: Array, k: int, down_at: Indices, up_at: Indices) -> tuple[Array, Array]:
+    """Return the probability of 0, 1, ... gradients of one worker, for times rounded down and for times rounded up.
+
+    ``q_0 = P(X > .)``, ``q_{m+1} = q_m convolved with the probabilities of X``: a sum of positive terms, so that the
+    relative error is small also far out in the tail. Rounded up, each time is one step longer, so that the m-th
+    gradient comes m steps later. Counts of k and more, and those of no probability, are left out.
+
+    Args:
+        survival: of the time X at the points 0, 1, ..., points, in steps of the grid.
+        k: gradients.
+        down_at: points, for the times rounded down.
+        up_at: points, for the times rounded up.
+
+    Returns:
+        probabilities, shaped points x counts.
+    """
+    points = len(survival) - 1
+    of_one = np.fft.rfft(-np.diff(survival), 2 * points)
+    exactly, at_most = survival[1:], survival[1:].copy()
+    down, up = [exactly[down_at]], [_later(at_most, up_at - 1)]
+    while len(down) < k and 1 - at_most[-1] > NEGLIGIBLE:
+        exactly = np.maximum(np.fft.irfft(np.fft.rfft(exactly, 2 * points) * of_one, 2 * points)[:points], 0)
+        at_most += exactly
+        down.append(exactly[down_at])
+        up.append(_later(at_most, up_at - len(up) - 1))
+    return np.array(down).T, np.maximum(np.diff(np.array(up).T, axis=1, prepend=0), 0)
+
+
+def _later(at_most: Array, at: Indices) -> Array:
+    return np.where(at < 0, 1.0, at_most[np.maximum(at, 0)])
+
+
+def _fewer_than(k: int, n: int, counts: Array) -> Array:
+    """Return the probability that n workers have delivered fewer than k gradients, at each of some points.
 
     Args:
         k: gradients.
         n: workers.
-        cdf: of a time on the grid, [POINTS].
+        counts: probability of each count of one worker, shaped points x counts.
     """
-    one = _counts(k, cdf)
-    all_workers = None
+    one, all_workers = _Scaled.of(counts), None
     while n:  # the n-th power, by squaring
         if n % 2:
-            all_workers = one if all_workers is None else _sum_of(all_workers, one)
-        one, n = _sum_of(one, one), n // 2
+            all_workers = one if all_workers is None else all_workers.plus(one, k)
+        one, n = one.plus(one, k) if n > 1 else one, n // 2
     assert all_workers is not None
-    return np.asarray(all_workers.sum(axis=1)).clip(0, 1)
+    return np.asarray(np.exp(all_workers.log_scale) * all_workers.share.sum(axis=1)).clip(0, 1)
 
 
-def _counts(k: int, cdf: Array) -> Array:
-    """Return the probability of 0, 1, ..., k-1 gradients of one worker until each point, [POINTS, k]."""
-    length = 2 * len(cdf)
-    one = np.fft.rfft(np.diff(cdf, prepend=0), length)
-    counts = np.empty((len(cdf), k))
-    sums, at_least = np.zeros(len(cdf)), np.ones(len(cdf))
-    sums[0] = 1
-    for m in range(k):
-        sums = np.fft.irfft(np.fft.rfft(sums, length) * one, length)[: len(cdf)]
-        more = np.cumsum(sums)
-        counts[:, m] = at_least - more
-        at_least = more
-    return counts
+class _Scaled(NamedTuple):
+    """Probabilities of counts at each of some points, scaled to a largest one of 1, however small they are."""
 
+    share: Array  # points x counts
+    log_scale: Array  # points
 
-def _sum_of(left: Array, right: Array) -> Array:
-    """Return the probabilities of the sum of two independent counts, as far as it is below k."""
-    k = left.shape[1]
-    product = np.fft.rfft(left, 2 * k) * np.fft.rfft(right, 2 * k)
-    return np.asarray(np.fft.irfft(product, 2 * k)[:, :k])
+    @classmethod
+    def of(cls, probabilities: Array, log_scale: float | Array = 0.0) -> _Scaled:
+        largest = np.maximum(probabilities.max(axis=1), SMALLEST)
+        return cls(probabilities / largest[:, None], np.log(largest) + log_scale)
+
+    def plus(self, other: _Scaled, k: int) -> _Scaled:
+        """Return the probabilities of the sum of two independent counts, as far as it is below k."""
+        counts = self.share.shape[1] + other.share.shape[1] - 1
+        product = np.fft.rfft(self.share, counts) * np.fft.rfft(other.share, counts)
+        sums = np.maximum(np.fft.irfft(product, counts)[:, :k], 0)
+        return _Scaled.of(sums, self.log_scale + other.log_scale)

@@ -12,10 +12,12 @@ from paceline.theory.ageing import memoryless, new_longer_than_used, new_shorter
 from paceline.theory.order_statistics import log_harmonic, order_statistic
 from paceline.theory.recognise import Name, recognise
 from paceline.theory.renewal import MOST, time_of_gradients
-from paceline.theory.round_trip import round_trip
+from paceline.theory.round_trip import NoTheoryError, round_trip
+from paceline.theory.stale_work import finish_and_continue, finish_and_idle
 from paceline.timing import Deterministic, Exponential, Law
 
-Kind = Literal["exact", "numerical", "upper bound"]
+Kind = Literal["exact", "computed", "upper bound"]
+COMPUTED_WIDTH = 0.01
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class Expected:
     """Expected seconds per update in the long run.
 
     Attributes:
-        seconds_per_update: the expectation if the kind is "exact", close to it if "numerical", else its upper bound.
+        seconds_per_update: the expectation if the kind is "exact"; if "computed", the middle of bounds that are at most
+            1 % apart; else the upper bound.
         kind: how good that is.
         source: the lemma or theorem.
         lower_s: a lower bound on the expectation, in seconds.
@@ -56,8 +59,10 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
 
     - K-sync, and synchronous for K = n: E[X_{K:n}] (Lemma 3). All-reduce of gradients is that, with its sum in X.
     - K-batch-async, and asynchronous for K = 1: K E[X] / n (Lemma 4).
-    - K-batch-sync: K E[X] / n for an exponential, ceil(K/n) times a constant one, and the renewal integral for others.
+    - K-batch-sync: K E[X] / n for an exponential, ceil(K/n) times a constant one, and the renewal integral for others,
+      computed to bounds that are at most 1 % apart.
     - K-async: E[X_{K:n}] for an exponential (Theorem 2), 1 / floor(n/K) of a constant one, and bounds for others.
+    - Backup workers that finish stale work, `backup` (Push & Wait) and `pull`: a Markov chain, for an exponential.
 
     Args:
         protocol: any whose knobs are one of these.
@@ -66,7 +71,8 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
 
     Raises:
         NoTheoryError: the protocol or the cluster is another one; a simulation is offered.
-        UsageError: the expectation is infinite, or n workers can never fill the quorum.
+        UsageError: the expectation is infinite, or n workers can never fill the quorum. The expectation of K-batch-sync
+            is infinite where E[X_{1:n}] is: for Pareto times of a shape of at most 1/n.
 
     >>> from paceline.catalogue import bsp, k_async
     >>> from paceline.timing import Uniform
@@ -165,11 +171,24 @@ def _k_batch_sync(law: Law, k: int, n: int) -> Expected:
         return _exact(k * _mean_s(law) / n, "Erlang" if n > 1 else "Lemma 4", k)
     if isinstance(law, Deterministic):
         return _exact(ceil(k / n) * law.value_s, "constant", k)
+    _check_least(law, n)
     lower_s, upper_s = _batch_sync_bounds(law, k, n)
-    if k > MOST:
-        return Expected(upper_s, "upper bound", "renewal", lower_s, upper_s, k)
-    early_s, late_s = time_of_gradients(law, k, n)
-    return Expected((early_s + late_s) / 2, "numerical", "renewal", max(early_s, lower_s), min(late_s, upper_s), k)
+    if k <= MOST:
+        early_s, late_s = time_of_gradients(law, k, n)
+        lower_s, upper_s = max(early_s, lower_s), min(late_s, upper_s)
+    if upper_s - lower_s <= COMPUTED_WIDTH * lower_s:
+        return Expected((lower_s + upper_s) / 2, "computed", "renewal", lower_s, upper_s, k)
+    return Expected(upper_s, "upper bound", "renewal", lower_s, upper_s, k)
+
+
+def _check_least(law: Law, n: int) -> None:
+    try:
+        order_statistic(law, 1, n)
+    except UsageError as error:
+        raise UsageError(
+            f"the first of {n} times of {law} has an infinite mean, and so has the time of an update; "
+            "give a lighter tail or more workers"
+        ) from error
 
 
 def _batch_sync_bounds(law: Law, k: int, n: int) -> tuple[float, float]:
@@ -177,15 +196,31 @@ def _batch_sync_bounds(law: Law, k: int, n: int) -> tuple[float, float]:
 
     That is Wald's identity over the work begun; one of the n pieces is new then. And K-sync is never faster.
     """
-    mean_s = _mean_s(law)
+    mean_s = law.expectation_s
     lower_s, upper_s = order_statistic(law, 1, n), mean_s * (k + n - 1) / n
-    if k <= n:
+    if k <= n and not isinf(mean_s):
         upper_s = min(upper_s, order_statistic(law, k, n))
+    if isinf(mean_s):
+        return lower_s, upper_s
     if new_longer_than_used(law):
         lower_s = max(lower_s, k * mean_s / n)
     if new_shorter_than_used(law):
         upper_s = min(upper_s, k * mean_s / n)
     return lower_s, upper_s
+
+
+def _backup(law: Law, k: int, n: int) -> Expected:
+    return _chain(law, k, finish_and_idle(k, n))
+
+
+def _pull(law: Law, k: int, n: int) -> Expected:
+    return _chain(law, k, finish_and_continue(k, n))
+
+
+def _chain(law: Law, k: int, round_trips: float) -> Expected:
+    if not memoryless(law):
+        raise NoTheoryError("workers that finish stale work, unless round trips are exponential")
+    return _exact(round_trips * law.expectation_s, "Markov", k)
 
 
 def _mean_s(law: Law) -> float:
@@ -199,4 +234,6 @@ _RUNTIMES: dict[Name, Callable[[Law, int, int], Expected]] = {
     "k_async": _k_async,
     "k_batch_sync": _k_batch_sync,
     "k_batch_async": _k_batch_async,
+    "backup": _backup,
+    "pull": _pull,
 }
