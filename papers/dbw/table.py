@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from papers.dbw.settings import FIGURES, RESULTS
-from papers.series import Runs, series_of, spread
+from papers.series import SPREAD, Runs, series_of, spread
 from papers.store import Store
 
 
@@ -31,7 +31,7 @@ def table(by_series: Mapping[str, Runs]) -> Iterator[str]:
     """Yield a row a series, the fastest first."""
     dbw = [name for name in by_series if name.startswith("dbw")]
     reference = by_series[min(dbw, key=len)] if dbw else {}
-    yield "| series | seeds | reached | seconds: mean (min to max) | updates | mean k | its time / DBW's, paired |"
+    yield f"| series | seeds | reached | seconds: {SPREAD} | updates | mean k | its time / DBW's, paired: {SPREAD} |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     for name, runs in sorted(by_series.items(), key=lambda each: mean(line["time_s"] for line in each[1].values())):
         lines = runs.values()
@@ -45,7 +45,7 @@ def table(by_series: Mapping[str, Runs]) -> Iterator[str]:
 
 def accuracies(by_series: Mapping[str, Runs]) -> Iterator[str]:
     """Yield Fig. 5's rows: how long it took to 80 %, and how far 200 s went."""
-    yield "| series | seeds | seconds to an accuracy of 80 %: mean (min to max) | accuracy after 200 s |"
+    yield f"| series | seeds | seconds to an accuracy of 80 %: {SPREAD} | accuracy after 200 s: {SPREAD} |"
     yield "| --- | --- | --- | --- |"
     for name, runs in by_series.items():
         curves = [list(zip(line["probe_s"], line["probe_accuracy"], strict=True)) for line in runs.values()]

@@ -22,7 +22,7 @@ from papers.dc_s3gd.settings import (
 )
 from papers.dc_s3gd.times import predicted_s
 from papers.dc_s3gd.training import runs_of
-from papers.series import Runs, series_of, spread
+from papers.series import SPREAD, Runs, series_of, spread
 from papers.store import Line, Store
 
 MEASURED = "measured.jsonl"
@@ -37,7 +37,7 @@ def tables(folder: Path) -> Iterator[str]:
     for name, figure in FIGURES.items():
         rows = list(accuracies(figure, store(name, folder).lines()))
         if rows:
-            yield from [f"## {name}: {figure.says}", "", *header(figure), *rows, ""]
+            yield from [f"## {name}: {figure.says}", "", f"{SPREAD}.", "", *header(figure), *rows, ""]
     if lines := store("iterations", folder).lines():
         yield from ["## iterations: eq. (13) to (15), seconds where a gradient takes 1 s", "", *iterations(lines), ""]
     if lines := Store(folder / MEASURED).lines():
@@ -60,7 +60,7 @@ def header(figure: Figure) -> list[str]:
 
 
 def accuracies(figure: Figure, lines: Sequence[Line]) -> Iterator[str]:
-    """Yield a row a case: accuracies on the test data after the last update, as mean (min to max)."""
+    """Yield a row a case: accuracies on the test data after the last update, with their spread."""
     for name, case in figure.cases.items():
         by_series = runs_of(case, lines)
         if not any(by_series.values()):
@@ -114,7 +114,7 @@ def at_n(line: Line, what: str, n: int) -> list[float]:
 
 def measured(lines: Sequence[Line]) -> Iterator[str]:
     """Yield a row a measurement: seconds of an iteration of real ranks, with all repetitions."""
-    yield "| protocol | N | t_C, s | t_ARed, s | predicted, s | measured, s: mean (min to max) | ratio of the mean |"
+    yield f"| protocol | N | t_C, s | t_ARed, s | predicted, s | measured, s: {SPREAD} | ratio of the mean |"
     yield "|" + " --- |" * 7
     for line in lines:
         asked = line["asked"]

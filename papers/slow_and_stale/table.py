@@ -10,7 +10,7 @@ from statistics import mean
 
 import numpy as np
 
-from papers.series import Runs, series_of, spread
+from papers.series import SPREAD, Runs, series_of, spread
 from papers.slow_and_stale.run import store
 from papers.slow_and_stale.settings import FIGURES, RESULTS, TIMES, Figure
 from papers.slow_and_stale.training import lines_of
@@ -45,7 +45,7 @@ def tables(folder: Path) -> Iterator[str]:
         for panel, case in figure.cases.items():
             if lines := lines_of(case, store(name, folder).lines()):
                 title = f"## Figure {name}, {panel}: {figure.says}"
-                yield from [title, "", *curves(series_of(lines), figure, AT[name]), ""]
+                yield from [title, "", f"{SPREAD}.", "", *curves(series_of(lines), figure, AT[name]), ""]
 
 
 def runtimes(by_series: Mapping[str, Runs]) -> Iterator[str]:

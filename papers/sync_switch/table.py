@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, mean
 
 import paceline as pl
-from papers.series import Runs, series_of, spread
+from papers.series import SPREAD, Runs, series_of, spread
 from papers.store import Line
 from papers.sync_switch.predicted import Workers, theirs_s
 from papers.sync_switch.run import store
@@ -40,8 +40,8 @@ def rows(by_series: Mapping[str, Runs], case: Case) -> Iterator[str]:
     reference = by_series.get(case.reference, {})
     target = fmean([line["accuracy"] for line in reference.values()]) if reference else nan
     yield (
-        f"| series | seeds | accuracy: mean (min to max) | less {case.reference} | virtual s: mean (min to max) "
-        f"| predicted s | time / {case.reference}'s, paired | s to its accuracy less {MARGIN:g} |"
+        f"| series | seeds | accuracy: {SPREAD} | less {case.reference} | virtual s: {SPREAD} "
+        f"| predicted s | time / {case.reference}'s, paired: {SPREAD} | s to its accuracy less {MARGIN:g} |"
     )
     yield "|" + " --- |" * 8
     for name, runs in by_series.items():
