@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 from dataclasses import dataclass, fields
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -71,7 +72,12 @@ class Double(torch.autograd.Function):
 class Base(nn.Module):
     def __init__(self):
         super().__init__()
-        self.config = Config()
+        self.config = config_of(2)
+
+
+@lru_cache(maxsize=3)
+def config_of(classes):
+    return Config(classes=classes)
 
 
 class Net(Base):
@@ -265,6 +271,25 @@ def test_objects_that_contain_themselves_are_searched_once():
     ring = {"lock": None}
     ring["ring"], ring["locks"] = ring, [threading.Lock()]
     assert unsendable({"data": ring}).startswith("data: its item 'locks', its item 0 is a lock")
+
+
+class ByName:
+    """An object that says to be found by its name."""
+
+    def __reduce__(self):
+        return "by_name"
+
+    def __call__(self, parameters):
+        return sgd()(parameters)
+
+
+def test_what_is_pickled_by_its_name_in_the_main_module_is_one_line(monkeypatch):
+    main = ModuleType("__main__")
+    main.by_name = ByName()
+    main.by_name.__module__ = "__main__"
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    with pytest.raises(pl.UsageError, match=r"^by_name is pickled by its name in the main module, .* import that$"):
+        train(tiny_job(optimizer=main.by_name))
 
 
 def test_a_module_that_trains_while_it_is_imported_is_refused(tmp_path, monkeypatch):

@@ -6,8 +6,9 @@ import io
 import mmap
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from multiprocessing.reduction import DupFd
 from typing import Any
 
@@ -110,6 +111,12 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
             self.large[id(content)] = (content, (self._reserve(content.nbytes), content.shape, content.dtype))
         return self.large[id(content)][1]
 
+    def reducer_override(self, content: Any) -> Any:
+        """Return how to make an object anew: a cached function from the function that it wraps."""
+        if isinstance(content, _CACHED) and content.__module__ == "__main__":  # it would be pickled by its name
+            return _cached, (content.__wrapped__, content.cache_parameters())
+        return super().reducer_override(content)
+
     def _keeps_in_text(self, buffer: pickle.PickleBuffer) -> bool:
         """Leave a large buffer out; return whether it belongs into the text."""
         raw = buffer.raw()
@@ -129,9 +136,25 @@ class _Unpacker(pickle.Unpickler):
         super().__init__(text, buffers=buffers)
         self._memory = memory
 
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what is pickled by its name."""
+        if module == "__main__":
+            raise UsageError(
+                f"{name} is pickled by its name in the main module, which worker processes do not import: define it in "
+                "a module of its own, and import that"
+            )
+        return super().find_class(module, name)
+
     def persistent_load(self, place: Place) -> Tensor:
         offset, shape, dtype = place
         return _flat(self._memory, offset, dtype, shape.numel()).view(shape)
+
+
+_CACHED = type(lru_cache()(int))
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return lru_cache(**parameters)(function)
 
 
 @contextmanager
