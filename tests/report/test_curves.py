@@ -94,7 +94,7 @@ def test_runs_of_one_protocol_make_one_group(tmp_path):
     assert [(group.label, len(group.runs)) for group in groups(runs)] == [("bsp", 2), ("asp", 1)]
     lines = groups(runs)[0].lines
     assert set(lines) == {"time", "updates", "workload"}
-    assert set(lines["time"]) == {"loss", "accuracy", "k"}
+    assert set(lines["time"]) == {"loss", "accuracy", "metric loss", "k"}
     assert lines["workload"]["k"].x[-1] == 80
     assert lines["updates"]["k"].x[-1] == 20
     assert lines["time"]["k"].x[-1] == min(run.end_s for run in runs[:2])

@@ -107,7 +107,7 @@ def test_the_headline_names_the_winner_only_if_all_reached_the_target(tmp_path):
     runs = [read_run(train_run(tmp_path / p, p, **stop), p) for p in ("bsp", "asp")]
     times = {run.protocol: run.figures.time_s for run in runs}
     winner = min(times, key=times.get)
-    assert f"{winner} reached the target first" in headline(groups(runs))
+    assert f"{winner} reached loss 5 first" in headline(groups(runs))
     runs.append(read_run(train_run(tmp_path / "late", "pull(k=2)", updates=3), "late"))
     assert "first" not in headline(groups(runs))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import isnan
+from math import isnan, nan
 
 from rich.console import Group
 from rich.text import Text
@@ -14,6 +14,7 @@ from paceline.stop import Stop
 from paceline.tables import Grid, paragraph
 from paceline.wording import listed
 
+MOST_METRICS = 2  # of those that the stop asks for, in 80 columns
 NONE = "-"
 
 Cell = Callable[[Row], str]
@@ -111,8 +112,13 @@ def _samples(comparison: Comparison) -> Mapping[str, Cell]:
         "training\nloss": _mean(lambda figures: figures.loss),
     }
     if any("accuracy" in figures.metrics for row in comparison.rows for figures in row.runs.values()):
-        columns["test\naccuracy"] = _mean(lambda figures: figures.metrics.get("accuracy", float("nan")))
-    return columns
+        columns["test\naccuracy"] = _metric("accuracy")
+    asked = [target.metric for target in comparison.stop.evaluated if target.metric != "accuracy"]
+    return columns | {f"test\n{name}": _metric(name) for name in asked[:MOST_METRICS]}
+
+
+def _metric(name: str) -> Cell:
+    return _mean(lambda figures: figures.metrics.get(name, nan))
 
 
 def _share(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Loss, accuracy and quorum against time, updates and workload: a line a protocol, a band over its seeds."""
+"""Loss, metrics and quorum against time, updates and workload: a line a protocol, a band over its seeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from paceline.report.reading import Column, RunData
 
 AXES = {"time": "seconds", "updates": "updates", "workload": "workload (accepted gradients)"}
-PANELS = {"loss": "training loss", "accuracy": "accuracy", "k": "quorum k"}
 SWITCHES = ("protocol", "resumed")  # kinds of marks
 GRID = 240  # points of a line that is a mean
 MOST_POINTS = 2_000  # of the line of a single run; above, it is drawn on the grid
@@ -59,6 +58,28 @@ def groups(runs: Sequence[RunData]) -> list[Group]:
         )
         for (protocol, cluster), members in found.items()
     ]
+
+
+def panels(groups: Sequence[Group]) -> dict[str, str]:
+    """Return the panels of some groups with their titles: training loss, a panel a metric, quorum.
+
+    Metrics that a stop of a run asks for come first, the evaluation loss comes last.
+    """
+    runs = [run for group in groups for run in group.runs]
+    asked = [target.metric for run in runs for target in run.evaluated]
+    names = dict.fromkeys([*asked, *(name for run in runs for name in _metrics(run))])
+    order = sorted(names, key=lambda name: (name not in asked, name == "loss"))
+    return {"loss": "training loss", **{metric_panel(name): metric_title(name) for name in order}, "k": "quorum k"}
+
+
+def metric_panel(name: str) -> str:
+    """Return the panel of a metric, which no other panel is called."""
+    return name if name == "accuracy" else f"metric {name}"
+
+
+def metric_title(name: str) -> str:
+    """Return the title of a metric."""
+    return "evaluation loss" if name == "loss" else name
 
 
 def smooth_loss(run: RunData) -> Column:
@@ -121,9 +142,10 @@ def _on_grid(x: Column, y: Column, grid: Column) -> Column:
 
 
 def _panels(runs: Sequence[RunData], axis: str) -> dict[str, Line]:
+    names = dict.fromkeys(name for run in runs for name in _metrics(run))
     lines = {
         "loss": band([(_x(run, axis), smooth_loss(run)) for run in runs]),
-        "accuracy": band([_accuracy(run, axis) for run in runs]),
+        **{metric_panel(name): band([_metric(run, name, axis) for run in runs]) for name in names},
         "k": band([(_x(run, axis), run.updates["k"].astype(float)) for run in runs], steps=True),
     }
     return {name: line for name, line in lines.items() if line is not None}
@@ -135,12 +157,16 @@ def _x(run: RunData, axis: str) -> Column:
     return run.updates["time_s" if axis == "time" else "workload"].astype(float)
 
 
-def _accuracy(run: RunData, axis: str) -> tuple[Column, Column]:
-    measured = [evaluation for evaluation in run.evaluations if "accuracy" in evaluation.metrics]
-    accuracy = np.array([evaluation.metrics["accuracy"] for evaluation in measured], dtype=float)
+def _metrics(run: RunData) -> list[str]:
+    return list(dict.fromkeys(name for evaluation in run.evaluations for name in evaluation.metrics))
+
+
+def _metric(run: RunData, name: str, axis: str) -> tuple[Column, Column]:
+    measured = [evaluation for evaluation in run.evaluations if name in evaluation.metrics]
+    values = np.array([evaluation.metrics[name] for evaluation in measured], dtype=float)
     if axis == "time":
-        return np.array([evaluation.published_s for evaluation in measured], dtype=float), accuracy
+        return np.array([evaluation.published_s for evaluation in measured], dtype=float), values
     updates = np.array([evaluation.version for evaluation in measured], dtype=int)
     if axis == "updates":
-        return updates.astype(float), accuracy
-    return np.append(0.0, run.updates["workload"])[np.minimum(updates, len(run.updates["k"]))], accuracy
+        return updates.astype(float), values
+    return np.append(0.0, run.updates["workload"])[np.minimum(updates, len(run.updates["k"]))], values

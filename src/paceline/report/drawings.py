@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.errors import RunError, UsageError
 from paceline.files import replace_file
-from paceline.report.curves import AXES, PANELS, Group, switches
+from paceline.report.curves import AXES, Group, panels, switches
 from paceline.report.reading import FATES, RunData
 from paceline.report.worker_time import (
     ACTIVITIES,
@@ -81,8 +81,9 @@ def write_figures(runs: Sequence[RunData], groups: Sequence[Group], folder: Path
 
 
 def draw_progress(figure: Any, groups: Sequence[Group], axis: str) -> None:
-    """Draw loss, accuracy and quorum under one another."""
-    names = [name for name in PANELS if any(name in group.lines[axis] for group in groups)] or ["loss"]
+    """Draw loss, metrics and quorum under one another."""
+    titles = panels(groups)
+    names = [name for name in titles if any(name in group.lines[axis] for group in groups)] or ["loss"]
     figure.set_size_inches(WIDTH_IN, 1.0 + 2.1 * len(names))
     for panel, name in zip(np.ravel(figure.subplots(len(names), sharex=True)), names, strict=True):
         for number, group in enumerate(groups):
@@ -95,7 +96,7 @@ def draw_progress(figure: Any, groups: Sequence[Group], axis: str) -> None:
             panel.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.22, linewidth=0)
             for switch in switches(group.runs[0]):
                 panel.axvline(switch[axis], color=style["color"], linestyle=":", linewidth=1)
-        panel.set_ylabel(PANELS[name])
+        panel.set_ylabel(_plain(titles[name]))
         if name == "k":
             panel.set_ylim(bottom=0)
         panel.grid(axis="y", alpha=0.3)

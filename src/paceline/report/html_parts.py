@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from paceline.report.curves import Group, panels
 from paceline.report.reading import FATES, RunData
 from paceline.report.table import number, row
 from paceline.report.worker_time import ACTIVITIES, IDLE, activities, samples, worker_seconds
@@ -19,6 +20,8 @@ LEAST_SHARE = 0.0005  # that a bar shows
 def run_table(runs: Sequence[RunData]) -> str:
     """Return a table with a row a run."""
     rows = [row(run) for run in runs]
+    names = dict.fromkeys(name for cells in rows for name in cells)
+    rows = [{name: cells.get(name) for name in names} for cells in rows]
     head = "".join(f"<th scope='col'{_kind(name)}>{escape(name)}</th>" for name in rows[0])
     body = "".join(
         "<tr>"
@@ -28,6 +31,16 @@ def run_table(runs: Sequence[RunData]) -> str:
     )
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f"<div class='scroll' tabindex='0' role='region' aria-label='runs'>{table}</div>"
+
+
+def metric_charts(groups: Sequence[Group]) -> str:
+    """Return the places for a chart of each metric that was evaluated."""
+    charts = [(name, title) for name, title in panels(groups).items() if name not in {"loss", "k"}]
+    return "\n".join(
+        f"<div class='part'><h3>{escape(title[:1].upper() + title[1:])}</h3>"
+        f"<div class='chart' id='{escape(name)}'></div></div>"
+        for name, title in charts
+    )
 
 
 def notices(runs: Sequence[RunData]) -> str:

@@ -27,6 +27,7 @@ def page(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
     parts = {
         "title": escape(f"paceline: {sentence}"),
         "headline": escape(sentence),
+        "metric_charts": html_parts.metric_charts(groups),
         "notices": html_parts.notices(runs),
         "table": html_parts.run_table(runs),
         "configuration": html_parts.configuration(runs),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from paceline.report.curves import AXES, PANELS, Group, Line, switches
+from paceline.report.curves import AXES, Group, Line, panels, switches
 from paceline.report.packing import packed_updates, packed_work, quantum_s
 from paceline.report.reading import FATES, RunData
 from paceline.report.worker_time import heat_map, round_trips, staleness
@@ -18,7 +18,7 @@ def page_json(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
     """Return the figures' data as JSON that cannot end the script element that it stands in."""
     content = {
         "axes": AXES,
-        "panels": PANELS,
+        "panels": panels(groups),
         "fates": FATES,
         "groups": [_group(group, runs) for group in groups],
         "runs": [_run(run) for run in runs],

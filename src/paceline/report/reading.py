@@ -27,7 +27,8 @@ from paceline.history import (
 )
 from paceline.recording.figures import Figures, count
 from paceline.recording.run_folder import SavedRun
-from paceline.stop import LEAST_LOSS_WINDOW
+from paceline.stop import LEAST_LOSS_WINDOW, Stop
+from paceline.targets import Target
 
 FATES = ("used", "dropped", "interrupted", "unfinished")
 STILL_GOING = "still going, or ended without a word"
@@ -103,6 +104,17 @@ class RunData:
     def seed(self) -> Any:
         """Of everything that was drawn."""
         return self.run.configuration.get("seed", "?")
+
+    @property
+    def stop(self) -> Stop | None:
+        """Conditions that the run was to end by, if its folder says."""
+        text = self.run.configuration.get("stop")
+        return Stop.parse(text) if isinstance(text, str) else None
+
+    @property
+    def evaluated(self) -> tuple[Target, ...]:
+        """Targets of the stop on metrics of an evaluation."""
+        return self.stop.evaluated if self.stop else ()
 
     @property
     def outcome(self) -> str:

@@ -7,9 +7,10 @@ from math import isfinite, nan
 from statistics import mean
 from typing import Any
 
-from paceline.report.curves import Group
+from paceline.report.curves import Group, metric_title
 from paceline.report.reading import RunData
 from paceline.stop import TARGETS
+from paceline.targets import Target
 
 
 def row(run: RunData) -> dict[str, Any]:
@@ -30,6 +31,7 @@ def row(run: RunData) -> dict[str, Any]:
         "idle": max(0.0, figures.idle_share) if isfinite(figures.idle_share) else None,
         "final loss": known(figures.loss),
         "accuracy": known(figures.metrics.get("accuracy", nan)),
+        **{metric_title(name): known(value) for name, value in figures.metrics.items() if name != "accuracy"},
     }
 
 
@@ -48,16 +50,20 @@ def headline(groups: Sequence[Group]) -> str:
         return f"{job} with {runs[0].protocol}: {_arrived_at(runs[0])}"
     if len(groups) > 1 and all(run.figures.stopped_by in TARGETS for run in runs):
         return f"{job}: {_race(groups)}"
-    return f"{job}: {len(runs)} runs of {_count(len(groups), 'protocol')}{_lowest(groups)}"
+    return f"{job}: {len(runs)} runs of {_count(len(groups), 'protocol')}{_best(groups)}"
 
 
 def _arrived_at(run: RunData) -> str:
     figures = run.figures
     outcome = figures.reason if run.has_ended else f"{run.outcome}, with {_count(figures.updates, 'update')}"
     parts = [f"{outcome} after {number(figures.time_s)} s"]
-    loss, accuracy = known(figures.loss), known(figures.metrics.get("accuracy", nan))
+    loss = known(figures.loss)
     parts += [f"loss {number(loss)}"] if loss is not None else []
-    parts += [f"accuracy {accuracy:.1%}"] if accuracy is not None else []
+    asked = [target.metric for target in run.evaluated]
+    for name in [*asked, *({"accuracy"} - {*asked})]:
+        value = known(figures.metrics.get(name, nan))
+        shown = f"{value:.1%}" if value is not None and name == "accuracy" else value is not None and number(value)
+        parts += [f"{metric_title(name)} {shown}"] if shown else []
     return ", ".join(parts)
 
 
@@ -66,19 +72,32 @@ def _race(groups: Sequence[Group]) -> str:
     (best_s, winner), *others = times
     behind = ", ".join(f"{time_s / best_s:.1f} x faster than {label}" for time_s, label in others if best_s > 0)
     mean_of = " on average" if any(len(group.runs) > 1 for group in groups) else ""
-    return f"{winner} reached the target first, in {number(best_s)} s{mean_of}, {behind}"
+    goals = {run.stop.goal for group in groups for run in group.runs if run.stop}
+    target = goals.pop() if len(goals) == 1 else "the target"
+    return f"{winner} reached {target} first, in {number(best_s)} s{mean_of}, {behind}"
 
 
-def _lowest(groups: Sequence[Group]) -> str:
-    losses = []
+def _best(groups: Sequence[Group]) -> str:
+    """Say which group ended with the best mean of what the stop asks for, the training loss if that is nothing else."""
+    target = _common_target(groups)
+    means = []
     for group in groups:
-        finals = [run.figures.loss for run in group.runs]
-        losses += [(mean(finals), group.label)] if all(map(isfinite, finals)) else []
-    if not losses:
+        finals = [run.figures.metrics.get(target.metric, nan) if target else run.figures.loss for run in group.runs]
+        means += [(mean(finals), group.label)] if all(map(isfinite, finals)) else []
+    if not means:
         return ""
-    loss, label = min(losses)
-    best = f"{label} ended with the lowest mean loss" if len(groups) > 1 else "mean final loss"
-    return f"; {best}, {number(loss)}"
+    is_highest = target is not None and target.comparison == ">="
+    value, label = (max if is_highest else min)(means)
+    name = metric_title(target.metric) if target else "loss"
+    best = f"{label} ended with the {'highest' if is_highest else 'lowest'} mean {name}"
+    return f"; {best if len(groups) > 1 else f'mean final {name}'}, {number(value)}"
+
+
+def _common_target(groups: Sequence[Group]) -> Target | None:
+    """Return the first target on a metric that the stops of all runs ask for."""
+    asked = [run.evaluated for group in groups for run in group.runs]
+    common = [target for target in asked[0] if all(target.metric in {each.metric for each in one} for one in asked)]
+    return common[0] if common else None
 
 
 def number(value: float) -> str:

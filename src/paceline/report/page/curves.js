@@ -1,4 +1,4 @@
-// Loss, accuracy and quorum against one axis, which they share with the cursor.
+// Loss, metrics and quorum against one axis, which they share with the cursor.
 
 import { Chart, drawXAxis, drawYAxis, line, nothing } from "./chart.js";
 import { clamp, lastAtMost, seconds, short } from "./format.js";
@@ -7,7 +7,7 @@ import { linear, logarithmic } from "./scale.js";
 
 const KEY_STEPS = 240; // of the arrow keys over the whole axis
 
-/** The three panels; `updates[i]` are the unpacked updates of run i once they are there. */
+/** The panels; `updates[i]` are the unpacked updates of run i once they are there. */
 export class Curves {
   constructor(data, updates) {
     Object.assign(this, { groups: data.groups, runs: data.runs, titles: data.axes, updates, axis: "time", logLoss: false, x: null });
@@ -82,7 +82,7 @@ class Panel extends Chart {
     if (this.hasNotes) this.margin = { ...this.margin, top: 28 };
   }
 
-  get height() { return { loss: 280, accuracy: 190, k: 220 }[this.name]; }
+  get height() { return { loss: 280, k: 220 }[this.name] ?? 190; }
 
   get drawn() {
     return this.curves.groups.map((group, index) => ({ group, index, one: group.lines[this.curves.axis][this.name] })).filter(({ one }) => one);
