@@ -196,6 +196,15 @@ def test_a_factory_over_the_model_trains_like_one_over_its_parameters(protocol):
     assert not torch.equal(trained(tiny_job(optimizer=of_model), protocol), expected)
 
 
+@pytest.mark.parametrize("factory", [of_model, of_named_parameters])
+def test_a_run_of_such_a_factory_is_resumed(factory, tmp_path):
+    job = tiny_job(model=batch_norm_net, optimizer=factory, no_decay_on=pl.BATCH_NORMS)
+    settings = {"protocol": "bsp", "cluster": pl.Cluster(2)}
+    pl.train(job, stop="updates=4", out=tmp_path / "run", **settings)
+    resumed = pl.train(job, stop="updates=8", resume=tmp_path / "run", **settings)
+    assert torch.equal(parameters_of(resumed.model), parameters_of(pl.train(job, stop="updates=8", **settings).model))
+
+
 def test_names_are_given_for_trainable_parameters_alone():
     _, optimizer = one_of(of_named_parameters)
     names = [name for group in optimizer.param_groups for name in group["param_names"]]

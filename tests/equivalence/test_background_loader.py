@@ -1,6 +1,6 @@
 """Minibatches that background processes prepare change the time of a run and nothing else."""
 
-import multiprocessing
+from contextlib import suppress
 from functools import partial
 
 import psutil
@@ -33,9 +33,21 @@ def trained(job, protocol="bsp", n=3, updates=8, **settings):
     return parameters_of(pl.train(job, protocol=protocol, seed=5, **settings).model)
 
 
-def loader_processes():
-    ours = multiprocessing.current_process().pid
-    return [each for each in psutil.process_iter() if any(up.pid == ours for up in each.parents())]
+def started():
+    """Return the processes that the fork server of this process has started and that still run."""
+    found = set()
+    for child in psutil.Process().children():
+        for each in child.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                found |= {each.pid} if each.status() != psutil.STATUS_ZOMBIE else set()
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_process():
+    before = started()
+    yield
+    assert started() <= before
 
 
 CASES = {
@@ -63,13 +75,9 @@ def test_a_resumed_run_reaches_the_same_bits(changes, tmp_path):
     assert torch.equal(trained(job, "k_sync(k=2)", resume=tmp_path / "run"), whole)
 
 
-def test_local_workers_reach_the_same_bits_and_leave_no_process():
-    before = {each.pid for each in loader_processes()}
-    job, cluster = noisy_job(loader_workers=1), pl.LocalCluster(1)
-    ours = trained(job, cluster=cluster)
+def test_local_workers_reach_the_same_bits():
+    ours = trained(noisy_job(loader_workers=1), cluster=pl.LocalCluster(1))
     assert torch.equal(ours, trained(noisy_job(), n=1))
-    left = [each for each in loader_processes() if each.pid not in before]
-    assert not [each for each in left if "forkserver" not in " ".join(each.cmdline()) and each.children()]
 
 
 @pytest.mark.slow

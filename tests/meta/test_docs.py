@@ -93,7 +93,8 @@ def test_the_picture_can_be_drawn(tmp_path):
 
 
 PAGES = (
-    *("README.md", "docs/design.md", "docs/assumptions.md", "docs/launching.md", "benchmarks/README.md"),
+    *("README.md", "docs/design.md", "docs/assumptions.md", "docs/launching.md", "docs/data.md"),
+    "benchmarks/README.md",
     *("papers/dbw/README.md", "papers/slow_and_stale/README.md", "papers/sync_switch/README.md"),
     "papers/dc_s3gd/README.md",
 )

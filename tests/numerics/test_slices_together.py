@@ -256,3 +256,30 @@ def open_an_update(together):
             server.take(together.part(gradient, number), 3)
 
     return take
+
+
+def of_model(model):
+    return torch.optim.AdamW([{"params": model.parameters(), "lr": 0.05}], lr=0.1, weight_decay=0.1)
+
+
+def of_named_parameters(named_parameters):
+    return torch.optim.AdamW(named_parameters, lr=0.05, weight_decay=0.1)
+
+
+def of_parameters(parameters):
+    return torch.optim.AdamW(parameters, lr=0.05, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("factory", [of_model, of_named_parameters])
+def test_slices_have_the_optimizer_of_the_whole_model_whatever_its_factory_is_given(factory):
+    gradient = {"samples": 8, "step_scale": 1.0, "staleness": 0}
+    update = {"gradients": [gradient] * 2, "lr_scale": 1.0, "measure": False, "adds_at_once": False}
+    plan = [{**update, "momentum_limit": inf, "weight_decay_scale": 1.0}] * 3
+    tensors = []
+    for slices, makes in [(1, of_parameters), (1, factory), (3, factory)]:
+        job = tiny_job(model=batch_norm_net, optimizer=makes, no_decay_on=pl.BATCH_NORMS)
+        together = Together(job, slices)
+        train(together, plan, ())
+        tensors.append(together.tensors())
+    for theirs in tensors[1:]:
+        assert all(torch.equal(tensors[0][name], theirs[name]) for name in tensors[0])
