@@ -20,6 +20,7 @@ from paceline.text import brief
 from paceline.timing import Exponential, Law, Network, Periodic, ServerTime, Slowdown, Timeline, Trace, Transient
 from paceline.timing.replay import FILL_IN, Replay
 from paceline.timing.scenario import ALWAYS_NORMAL
+from paceline.wording import counted
 
 DEVICES = ("cpu", "cuda")
 TILE = 64
@@ -275,7 +276,9 @@ class LocalCluster:
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name}={getattr(self, name)!r} is neither true nor false")
         if self.slowness is not None and self.slowness.n != self.n:
-            raise UsageError(f"slowness has {self.slowness.n} workers, the cluster {self.n}: type {self.n} in both")
+            raise UsageError(
+                f"slowness has {counted(self.slowness.n, 'worker')}, the cluster {self.n}: type {self.n} in both"
+            )
 
     def __str__(self) -> str:
         return brief(self, without=("debug",))
@@ -304,7 +307,9 @@ def cores() -> int:
 def _check_timing(timing: object, n: int) -> None:
     if isinstance(timing, Trace):
         if timing.workers != n:
-            raise UsageError(f"{timing.source} has {timing.workers} workers, the cluster {n}: type {timing.workers}")
+            raise UsageError(
+                f"{timing.source} has {counted(timing.workers, 'worker')}, the cluster {n}: type {timing.workers}"
+            )
         return
     for law in _each(timing):
         if not isinstance(law, Law):
@@ -313,7 +318,7 @@ def _check_timing(timing: object, n: int) -> None:
 
 def _check_certain(timing: object, why: str) -> None:
     if isinstance(timing, Trace) and not timing.is_certain:
-        rows = f"{timing.censored_rows} of {len(timing.rows)} rows of {timing.source} are censored"
+        rows = f"{timing.censored_rows} of {counted(len(timing.rows), 'row')} of {timing.source} are censored"
         raise UsageError(f"{rows}, nobody knows how long that work takes, and {why}: {FILL_IN}")
 
 
@@ -344,5 +349,7 @@ def _one_or_n(name: str, given: object, n: int) -> object:
     if not isinstance(given, (list, tuple)):
         return given
     if len(given) != n:
-        raise UsageError(f"{name} lists {len(given)} values for {n} workers: type one for all, or {n}")
+        raise UsageError(
+            f"{name} lists {counted(len(given), 'value')} for {counted(n, 'worker')}: type one for all, or {n}"
+        )
     return tuple(given)

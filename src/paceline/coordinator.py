@@ -49,6 +49,7 @@ from paceline.roster import ASIDE, BUSY, IDLE, LOST, NEVER, PROBED, Status, Work
 from paceline.schedule import Curve, Scales, ScheduleWatch
 from paceline.stop import Stop as StopRule
 from paceline.stop import StopWatch
+from paceline.wording import counted
 
 STALE = "too stale"
 NOT_FINITE = "not finite"
@@ -402,7 +403,9 @@ class Coordinator:
     def _end_of_data(self) -> None:
         """Nobody is at work: every sample was seen so many times, or the lead waits for a worker without data."""
         if self._dispatch.are_data_used_up:
-            reason = f"every minibatch was dealt out; {self.workload} gradients were applied, the others not finite"
+            reason = (
+                f"every minibatch was dealt out; {counted(self.workload, 'gradient')} applied, the others not finite"
+            )
             self._end(Stop(Outcome.EPOCHS, reason))
         else:
             self._dispatch.release_from_those_without_data()

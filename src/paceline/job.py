@@ -21,6 +21,7 @@ from paceline.metrics import Average
 from paceline.schedule import LinearSchedule
 from paceline.shown import Shown, in_short
 from paceline.vectors import trainable
+from paceline.wording import counted
 
 Batch = Any
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -259,7 +260,7 @@ class Job(Shown):
         samples = len(self.sampler) if self.sampler is not None else len(self.data)  # type: ignore[arg-type]
         per_shard = samples // shards // self.batch_size
         if per_shard == 0:
-            of = f"one of {shards} shards of {samples} samples" if shards > 1 else f"a data set of {samples}"
+            of = f"one of {shards} shards of {counted(samples, 'sample')}" if shards > 1 else f"a data set of {samples}"
             raise UsageError(
                 f"job {self.name}: {of} is smaller than a batch of {self.batch_size}; give a smaller batch_size"
             )

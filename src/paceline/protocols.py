@@ -11,6 +11,7 @@ from paceline.errors import UsageError
 from paceline.extent import Extent, Unit
 from paceline.momentum_limit import KEEP, Momentum
 from paceline.reduction import Reduction
+from paceline.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -82,8 +83,8 @@ class Protocol:
         """Refuse a quorum that n workers can never fill."""
         if self.quorum != "all" and self.refill == "update" and self.quorum > n:
             raise UsageError(
-                f"{self.name}: waits for k = {self.quorum} gradients of {n} workers that deliver one each per "
-                f"update; give k <= {n}, or a protocol that refills on arrival such as k_batch_sync(k={self.quorum})"
+                f"{self.name}: waits for k = {self.quorum} gradients of {counted(n, 'worker')} that deliver one each "
+                f"per update; give k <= {n}, or one that refills on arrival such as k_batch_sync(k={self.quorum})"
             )
 
     def controlled_by(self, *controllers: Controller[Any]) -> Phase:

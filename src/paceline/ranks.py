@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.errors import UsageError
+from paceline.wording import counted
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TOKEN = "PACELINE_TOKEN"
@@ -94,8 +95,9 @@ class Ranks:
             )
         if self.world_size != self.nodes * self.local_world_size:
             raise UsageError(
-                f"workers='node', but {self.local_world_size} processes on this host and {self.world_size} on "
-                f"{self.nodes} hosts: start as many on every host"
+                f"workers='node', but {counted(self.local_world_size, 'process', 'processes')} on this host "
+                f"and {self.world_size} on "
+                f"{counted(self.nodes, 'host')}: start as many on every host"
             )
         if self.rank != self.node * self.local_world_size + self.local_rank:
             raise UsageError(

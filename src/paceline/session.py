@@ -48,6 +48,7 @@ from paceline.server import ParameterServer
 from paceline.stop import Stop
 from paceline.torchrun import Torchrun
 from paceline.vectors import Layout, trainable
+from paceline.wording import counted
 
 
 @dataclass(frozen=True)
@@ -365,7 +366,7 @@ def _take_part(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
 def memory_note(layout: Layout, n: int) -> str:
     """Say how much memory the versions of n workers may take."""
     return (
-        f"up to {n + 1} versions of {layout.nbytes / 2**20:.3g} MiB for {n} workers: "
+        f"up to {n + 1} versions of {layout.nbytes / 2**20:.3g} MiB for {counted(n, 'worker')}: "
         f"{(n + 1) * layout.nbytes / 2**20:.3g} MiB"
     )
 

@@ -24,6 +24,7 @@ from paceline.protocols import Phase, Plan, Protocol, as_plan
 from paceline.shown import Shown
 from paceline.stop import Stop
 from paceline.timing import ServerTime
+from paceline.wording import counted
 
 
 @dataclass(frozen=True, repr=False)
@@ -176,7 +177,7 @@ def _simulate_by_events(
     if end.outcome is Outcome.INTERRUPTED:
         raise KeyboardInterrupt
     if end.outcome.is_failure:
-        raise RunError(f"after {coordinator.version} of {stop.updates} updates: {end.reason}")
+        raise RunError(f"after {coordinator.version} of {counted(stop.updates or 0, 'update')}: {end.reason}")
     return Simulated(
         engine.now,
         engine.totals(),

@@ -11,6 +11,7 @@ from paceline import events
 from paceline.errors import UsageError, did_you_mean
 from paceline.events import Outcome
 from paceline.targets import MetricTarget, Target, targets
+from paceline.wording import counted
 
 LEAST_LOSS_WINDOW = 10
 TARGETS = (Outcome.LOSS, Outcome.ACCURACY, Outcome.EVAL_LOSS, Outcome.METRIC)
@@ -221,12 +222,14 @@ class StopWatch:
         if found is not None:
             return found
         if version >= self._updates:
-            return events.Stop(Outcome.UPDATES, f"{version} updates made")
+            return events.Stop(Outcome.UPDATES, f"{counted(version, 'update')} made")
         if workload < self._gradients:
             return None
         if self._gradients == self._stop.gradients:
-            return events.Stop(Outcome.GRADIENTS, f"{workload} gradients applied")
-        return events.Stop(Outcome.EPOCHS, f"{self._stop.epochs:g} epochs, {workload} gradients, applied")
+            return events.Stop(Outcome.GRADIENTS, f"{counted(workload, 'gradient')} applied")
+        return events.Stop(
+            Outcome.EPOCHS, f"{counted(self._stop.epochs or 0, 'epoch')}, {counted(workload, 'gradient')}, applied"
+        )
 
     def _loss_reached(self) -> events.Stop | None:
         target, most = self._stop.loss, self._stop.max_loss
@@ -243,7 +246,9 @@ class StopWatch:
         """Look at the clock."""
         if self.seconds is None or now < self.seconds:
             return None
-        return events.Stop(Outcome.SECONDS, f"{self.seconds:g} seconds have passed")
+        return events.Stop(
+            Outcome.SECONDS, f"{counted(self.seconds, 'second')} {'has' if self.seconds == 1 else 'have'} passed"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the losses that are looked at."""

@@ -16,6 +16,7 @@ from paceline.faults import Fault
 from paceline.protocols import Plan
 from paceline.ranks import TOKEN, Ranks
 from paceline.text import brief
+from paceline.wording import counted
 
 WIRES = ("float32", "bf16", "float16")
 WORKERS = ("process", "node")
@@ -121,7 +122,7 @@ class Torchrun:
         told = brief(self, without=("address", "start_timeout_s", "silence_s", "bytes_per_s", "slices", "debug"))
         if self.elastic:
             return told
-        return f"{told} with {self.n} worker{'s' if self.n > 1 else ''}"
+        return f"{told} with {counted(self.n, 'worker')}"
 
     def fitted_to(self, plan: Plan) -> Torchrun:
         """Return these ranks with as many workers as a plan makes of them.
@@ -151,7 +152,7 @@ class Torchrun:
                 raise UsageError(f"wire={self.wire!r}: {plan} sums float32 as it is; leave wire out")
         if fitted.slowness is not None and fitted.slowness.n != fitted.n:
             n = fitted.n
-            raise UsageError(f"slowness has {fitted.slowness.n} workers, these ranks {n}: give it {n}")
+            raise UsageError(f"slowness has {counted(fitted.slowness.n, 'worker')}, these ranks {n}: give it {n}")
         check_faults(fitted.faults, fitted.n)
         return fitted
 

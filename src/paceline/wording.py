@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 
-def counted(amount: int, noun: str, plural: str | None = None) -> str:
+def counted(amount: float, noun: str, plural: str | None = None) -> str:
     """Return a count with its noun, in the singular for one.
 
     Args:
@@ -15,10 +15,10 @@ def counted(amount: int, noun: str, plural: str | None = None) -> str:
 
     >>> [counted(amount, "update") for amount in (0, 1, 2)]
     ['0 updates', '1 update', '2 updates']
-    >>> counted(1200, "minibatch", "minibatches")
-    '1200 minibatches'
+    >>> counted(1200, "minibatch", "minibatches"), counted(1.0, "epoch"), counted(0.5, "epoch")
+    ('1200 minibatches', '1 epoch', '0.5 epochs')
     """
-    return f"{amount} {noun if amount == 1 else plural or f'{noun}s'}"
+    return f"{amount:.12g} {noun if amount == 1 else plural or f'{noun}s'}"
 
 
 def listed(noun: str, things: Sequence[object]) -> str:

@@ -361,7 +361,7 @@ def test_a_cluster_of_a_trace_says_briefly_what_it_is():
 
 
 REFUSED = [
-    (lambda: pl.Cluster(3, CENSORED), "yesterday has 1 workers, the cluster 3: type 1"),
+    (lambda: pl.Cluster(3, CENSORED), "yesterday has 1 worker, the cluster 3: type 1"),
     (lambda: pl.Cluster(1, [CENSORED]), "is not a law"),
     (lambda: pl.Trace(CENSORED.rows, by="day"), "by='day' is not known"),
     (lambda: pl.Trace(CENSORED.rows, censored="mean"), "censored='mean' is not known"),

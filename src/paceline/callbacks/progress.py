@@ -26,6 +26,7 @@ from paceline.history import (
     WorkerLost,
 )
 from paceline.stop import Stop
+from paceline.wording import counted
 
 TERMINAL_S = 0.2
 NOTEBOOK_S = 0.5
@@ -224,7 +225,7 @@ class ProgressLine(Callback):
         if self._began is None:
             self._began = now_s, self._share.share(update)
         if self._surface is not None and now_s - self._drawn_s >= self._surface.interval_s:
-            made = f"{update.version} update{'s' if update.version != 1 else ''}"
+            made = counted(update.version, "update")
             self._draw([(4, f"{update.now_s:.1f} s"), (0, made)], [*self._quorum(update), *self._left(update, now_s)])
 
     def on_evaluate(self, evaluation: VersionEvaluated) -> None:

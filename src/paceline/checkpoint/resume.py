@@ -21,6 +21,7 @@ from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import CHECKPOINTS, EVENTS, SavedRun, versions
 from paceline.session import Session
 from paceline.torchrun import Torchrun
+from paceline.wording import counted
 
 
 class Resumption:
@@ -94,7 +95,7 @@ class Resumption:
             )
         if self._session.setting.job.sharding == "partitioned" and before["workers"] != now["workers"]:
             raise UsageError(
-                f"{self._path}: the data are partitioned among {before['workers']} workers; "
+                f"{self._path}: the data are partitioned among {counted(before['workers'], 'worker')}; "
                 f"a run of {now['workers']} would have other parts"
             )
         other = changes_between(*({"threads": each["threads"], **each["versions"]} for each in (before, now)))

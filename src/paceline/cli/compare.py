@@ -54,7 +54,5 @@ def compare(
         print(f"interrupted; the same again with --out {comparison.folder} goes on from there", file=sys.stderr)
         raise typer.Exit(130)
     print(comparison.to_json().decode() if output is Format.JSON else comparison.text(), end="")
-    if output is Format.TEXT:
-        print(f"The table and a folder for each run are in {comparison.folder}.")
     if failed is not None:
         raise failed

@@ -14,6 +14,7 @@ from paceline.cli.knee import knee
 from paceline.cli.saved import advise, replay, report, trace
 from paceline.cli.search import search
 from paceline.cli.search_cost import search_cost
+from paceline.cli.terminal import fitted
 from paceline.cli.theory import theory
 from paceline.cli.train import train
 from paceline.errors import PacelineError, PacelineWarning, UsageError
@@ -67,12 +68,14 @@ def _show_warning(
 ) -> None:
     """Say it in one line; where in the code it was raised helps only with warnings of others."""
     is_ours = issubclass(category, PacelineWarning)
-    text = f"paceline: {message}\n" if is_ours else warnings.formatwarning(message, category, filename, lineno, line)
-    (file or sys.stderr).write(text)
+    stream = file or sys.stderr
+    ours = fitted(f"paceline: {message}", stream) + "\n"
+    text = ours if is_ours else warnings.formatwarning(message, category, filename, lineno, line)
+    stream.write(text)
 
 
 def _say(error: PacelineError) -> None:
     details = getattr(error, "details", None)
     if details:
         print(details, file=sys.stderr)
-    print(f"paceline: {error}", file=sys.stderr)
+    print(fitted(f"paceline: {error}", sys.stderr), file=sys.stderr)

@@ -14,7 +14,7 @@ from paceline.protocols import Plan, Protocol
 from paceline.tables import Grid, paragraph
 from paceline.theory import Expected, NoTheoryError, Staleness, Tradeoff, expected, staleness
 
-HEADINGS = ("s per\nupdate", "\nkind", "stale-\nness", "fresh\nshare", "updates\n/s", "gradi-\nents/s", "\nsource")
+HEADINGS = ("s per\nupdate", "kind", "mean\nstaleness", "fresh\nshare", "gradients\nper s", "source")
 SIMULATED = "simulated"
 
 
@@ -78,7 +78,7 @@ def predict(plan: Plan, cluster: Cluster, updates: int, seed: int) -> Row:
 
 def as_text(rows: Sequence[Row], curves: Tradeoff | None, simulation: str) -> str:
     """Return the table with what has to be said of some rows, and which protocol is best when."""
-    grid = Grid(["protocol", *HEADINGS], [[row.name, *_cells(row)] for row in rows], left=(0, 2, 7))
+    grid = Grid(["protocol", *HEADINGS], [[row.name, *_cells(row)] for row in rows], left=(0, 2, 6))
     notes = [*_notes(rows, simulation), *([_when(curves)] if curves is not None else [])]
     blocks = ["\n".join(grid.text()), *(["\n".join(map(paragraph, notes))] if notes else [])]
     return "\n\n".join(blocks) + "\n"
@@ -118,7 +118,6 @@ def _cells(row: Row) -> list[str]:
         {"upper bound": "bound", SIMULATED: NONE}.get(row.kind, row.kind),
         number(row.staleness.mean) if row.staleness else NONE,
         _fresh(row.staleness) if row.staleness else NONE,
-        number(1 / seconds),
         number(row.k / seconds),
         row.source if row.has_theory else SIMULATED,
     ]

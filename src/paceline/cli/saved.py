@@ -10,6 +10,7 @@ import typer
 
 from paceline.cli.options import Format, Output
 from paceline.errors import RunError, UsageError
+from paceline.wording import counted
 
 
 def report(
@@ -37,7 +38,7 @@ def trace(
     recorded = Trace.of(SavedRun(run), source=str(run))
     recorded.to_csv(out)
     censored = f"{recorded.censored_rows} of them censored"
-    print(f"{out}: {len(recorded.rows)} round trips of {recorded.workers} workers, {censored}")
+    print(f"{out}: {counted(len(recorded.rows), 'round trip')} of {counted(recorded.workers, 'worker')}, {censored}")
 
 
 def replay(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
@@ -47,7 +48,7 @@ def replay(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> N
     found = feed(run)
     if not found.is_same:
         raise RunError(f"{run}: not the same {found.difference}")
-    print(f"{found.updates} updates, {found.decisions} decisions: all the same.")
+    print(f"{counted(found.updates, 'update')}, {counted(found.decisions, 'decision')}: all the same.")
 
 
 def advise(

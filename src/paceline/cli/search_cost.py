@@ -14,6 +14,7 @@ import typer
 from paceline.cli.options import Format, Output
 from paceline.errors import UsageError
 from paceline.tables import Grid, paragraph
+from paceline.wording import counted
 
 if TYPE_CHECKING:
     from paceline.search.recorded_search import RecordedSearch
@@ -108,7 +109,8 @@ def _simulated(costs: Sequence[SearchCost]) -> str:
         return ""
     cost, success = max(each.cost_error for each in simulated), max(each.success_error for each in simulated)
     of = f"{cost:.2g} of the cost and {100 * success:.2g} % of the success"
-    return f"~ simulated, {simulated[0].draws} searches: standard error at most {of}. All others are exact."
+    searches = counted(simulated[0].draws, "search", "searches")
+    return f"~ simulated, {searches}: standard error at most {of}. All others are exact."
 
 
 def _as_json(search: RecordedSearch, costs: Sequence[SearchCost]) -> str:

@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli.options import Format, Output, Overwrite, check_out, quorums
 from paceline.errors import RunError, UsageError
+from paceline.wording import counted
 
 if TYPE_CHECKING:
     from paceline.cluster import Cluster
@@ -65,7 +66,7 @@ def theory(
         told = {"protocols": [row.as_json() for row in rows], **({"error": _as_json(curves)} if curves else {})}
         print(json.dumps(told, allow_nan=False))
     else:
-        print(as_text(rows, curves, f"{updates} updates, seed {seed}"), end="")
+        print(as_text(rows, curves, f"{counted(updates, 'update')}, seed {seed}"), end="")
         if out is not None:
             print(f"The curves are in {out}.")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.options import EvaluateEvery, Format, Output, WorkerTimeout
+from paceline.cli.terminal import fitted
 from paceline.engines.signals import holding_sigterm
 from paceline.errors import RunError, UsageError
 
@@ -170,7 +171,7 @@ def _print_figures(figures: dict[str, object]) -> None:
     assert isinstance(metrics, dict)
     for name, value in {**figures, **{f"test {name}": value for name, value in metrics.items()}}.items():
         shown = f"{value:.4g}" if isinstance(value, float) else value
-        print(f"{name.replace('_', ' '):16} {shown}")
+        print(fitted(f"{name.replace('_', ' '):16} {shown}", sys.stdout, indent=17))
 
 
 def _writers(folder: Path, typed: Typed) -> list[Callback]:

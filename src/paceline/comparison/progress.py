@@ -17,6 +17,7 @@ from paceline.callbacks.progress_share import ProgressShare
 from paceline.comparison.cells import Cell
 from paceline.history import UpdateMade, VersionEvaluated
 from paceline.stop import Stop
+from paceline.wording import counted
 
 TELL_S = 0.2
 PLAIN_LINES_S = 10.0
@@ -36,7 +37,7 @@ class News(NamedTuple):
     figures: Sequence[str]
 
     def __str__(self) -> str:
-        return "  ".join([f"{self.now_s:.1f} s", f"{self.updates} updates", *self.figures])
+        return "  ".join([f"{self.now_s:.1f} s", counted(self.updates, "update"), *self.figures])
 
 
 class Reporter(Callback):
@@ -106,7 +107,7 @@ class ProgressBars:
         self._whole = self._progress.add_task("all runs", total=cells, completed=finished, news="")
         self._count()
         if finished:
-            self._say(f"{finished} of {cells} runs are finished already")
+            self._say(f"{finished} of {counted(cells, 'run')} {'is' if finished == 1 else 'are'} finished already")
 
     def begin(self, cell: Cell) -> None:
         """Hear that a run begins."""
@@ -132,7 +133,8 @@ class ProgressBars:
     def _count(self) -> None:
         if self._console.is_terminal:
             whole = next(task for task in self._progress.tasks if task.id == self._whole)
-            self._progress.update(self._whole, news=f"{whole.completed:.0f} of {whole.total:.0f} runs")
+            self._progress.update(self._whole, news=f"{whole.completed:.0f} of {counted(whole.total or 0, 'run')}")
 
     def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        """Print a line, broken between words on a terminal and whole elsewhere."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)

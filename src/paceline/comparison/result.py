@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from paceline.comparison.against import Difference, differences
 from paceline.comparison.ending import Crash
 from paceline.errors import RunError
 from paceline.recording.figures import Figures
@@ -94,6 +95,10 @@ class Row:
         """Return whether there is no seed at which the target was not reached."""
         return bool(self.runs) and len(self.reaching(stop)) == len(self.seeds)
 
+    def numbers(self, number: Callable[[Figures], float]) -> dict[int, float]:
+        """Return a number of each run that has ended, by seed; runs that diverged are left out."""
+        return {seed: number(figures) for seed, figures in self.runs.items() if not figures.diverged}
+
     def mean(self, number: Callable[[Figures], float]) -> float | None:
         """Return the mean of a number over all runs that have ended."""
         return mean(map(number, self.runs.values())) if self.runs else None
@@ -148,6 +153,10 @@ class Comparison(Tabled):
         fair = self.rows[0].always_reaches(self.stop) and row.always_reaches(self.stop)
         return first.mean / this.mean if fair and first and this and this.mean else None
 
+    def against_first(self, row: Row) -> list[Difference]:
+        """Return how a protocol differs from the first one: 95 % intervals paired by seed, of two seeds or more."""
+        return differences(self.rows[0], row, self.stop)
+
     def verdict(self) -> str:
         """Say which protocol reached the target first, and by how much."""
         if not self.stop.targets:
@@ -192,7 +201,12 @@ class Comparison(Tabled):
         """Return all rows with every number of every run; what is not known, or not reached, is null."""
         import orjson
 
-        content = {"goal": self.goal, "stop": str(self.stop), "rows": [self._plain(row) for row in self.rows]}
+        content = {
+            "folder": str(self.folder),
+            "goal": self.goal,
+            "stop": str(self.stop),
+            "rows": [self._plain(row) for row in self.rows],
+        }
         return orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
     def _plain(self, row: Row) -> dict[str, Any]:
@@ -203,6 +217,10 @@ class Comparison(Tabled):
             **{status.replace(" ", "_"): len(row.with_status(status, self.stop)) for status in STATUSES},
             "time_to_target_s": self.time_s(row),
             "speed_up": self.speed_up(row),
+            "against_first": {
+                each.name: {**each.interval._asdict(), "is_ratio": each.is_ratio, "is_seen": each.is_seen}
+                for each in (self.against_first(row) if row is not self.rows[0] else [])
+            },
             "worker_hours_to_target": worker_hours,
             "cost_to_target": worker_hours and self.price and worker_hours.mean * self.price,
             "runs": [self._plain_run(row, seed) for seed in row.seeds],

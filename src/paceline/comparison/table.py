@@ -8,6 +8,7 @@ from math import isnan, nan
 from rich.console import Group
 from rich.text import Text
 
+from paceline.comparison.against import in_words
 from paceline.comparison.result import STATUSES, Comparison, Row, Spread, Status
 from paceline.recording.figures import Figures
 from paceline.stop import Stop
@@ -73,7 +74,7 @@ def _to_target(comparison: Comparison) -> Mapping[str, Cell]:
             spread(times) if (times := comparison.time_s(row)) else _without_time(row, comparison.stop)
         ),
         "speed-up over\nthe first": lambda row: number(comparison.speed_up(row)),
-        "worker-\nhours": lambda row: number(worker_hours(row)),
+        "worker\nhours": lambda row: number(worker_hours(row)),
     }
     return {**columns, "\ncost": lambda row: number(cost(row))} if comparison.price is not None else columns
 
@@ -98,7 +99,7 @@ _WORK: Mapping[str, Cell] = {
     "mean\nk": _mean(lambda figures: figures.mean_k),
     "gradients\nused": _count(lambda figures: figures.used),
     "\ndropped": _count(lambda figures: figures.dropped),
-    "inter-\nrupted": _count(lambda figures: figures.interrupted),
+    "\ninterrupted": _count(lambda figures: figures.interrupted),
     "idle\nshare": lambda row: _share(row.mean(lambda figures: figures.idle_share)),
 }
 
@@ -151,4 +152,6 @@ def notes(comparison: Comparison) -> list[str]:
             f"Times to {comparison.goal} and worker-hours: mean (least to most) over the runs that reached it. "
             "All other numbers: mean over all runs to their end; max: of all."
         )
-    return [*told, comparison.verdict()]
+    against = [in_words(comparison.rows[0], row, comparison.stop) for row in comparison.rows[1:]]
+    told += [line for line in against if line]
+    return [*told, f"All runs and this table are in {comparison.folder}.", comparison.verdict()]

@@ -13,6 +13,7 @@ from paceline.controllers.base import Action, Controller, Moment, SetQuorum
 from paceline.errors import UsageError
 from paceline.protocols import Protocol
 from paceline.text import brief
+from paceline.wording import counted
 
 State = dict[str, Any]
 
@@ -55,7 +56,8 @@ class AdaSync(Controller[State]):
         """Refuse to begin with all workers, where K could not grow."""
         if protocol.refill == "update" and n <= self.K_0:
             raise UsageError(
-                f"adasync: K_0 = {self.K_0} of {n} workers cannot grow; give K_0 < {n}, or a protocol that refills on "
+                f"adasync: K_0 = {self.K_0} of {counted(n, 'worker')} cannot grow; "
+                f"give K_0 < {n}, or a protocol that refills on "
                 "arrival, as base=k_batch_sync"
             )
 

@@ -21,6 +21,7 @@ from paceline.jobs.models import (
     resnet152,
     vgg16,
 )
+from paceline.wording import counted
 
 IMAGE_SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
@@ -93,7 +94,9 @@ class _Files:
         except OSError as error:
             raise UsageError(f"cannot read '{path}': {error.strerror}") from error
         if not content or len(content) % record_bytes:
-            raise UsageError(f"'{path}' holds {len(content)} bytes; expected a multiple of {record_bytes}, one record")
+            raise UsageError(
+                f"'{path}' holds {counted(len(content), 'byte')}; expected a multiple of {record_bytes}, one record"
+            )
         records = torch.frombuffer(content, dtype=torch.uint8).view(-1, record_bytes)
         largest = records[:, self.label_bytes - 1].max()
         if largest >= self.classes:

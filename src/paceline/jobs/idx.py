@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UsageError
+from paceline.wording import counted
 
 _UNSIGNED_BYTE = 8
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -33,7 +34,9 @@ def read_idx(path: Path, item_shape: tuple[int, ...]) -> Tensor:
     header_bytes = 4 + 4 * len(shape)
     found, expected = len(content) - header_bytes, math.prod(shape)
     if not expected or found != expected:
-        raise UsageError(f"'{path}' holds {found} bytes of items; expected {expected} as its header says, and > 0")
+        raise UsageError(
+            f"'{path}' holds {counted(found, 'byte')} of items; expected {expected} as its header says, and > 0"
+        )
     return torch.frombuffer(content, dtype=torch.uint8, offset=header_bytes).reshape(shape)
 
 
@@ -53,5 +56,5 @@ def _shape(path: Path, content: bytearray, dimensions: int) -> tuple[int, ...]:
         found = content[:4].hex() or "nothing"
         raise UsageError(f"'{path}' starts with {found}; expected {magic.hex()}, IDX with {dimensions} dimensions")
     if len(content) < header_bytes:
-        raise UsageError(f"'{path}' ends in its header after {len(content)} bytes; expected {header_bytes}")
+        raise UsageError(f"'{path}' ends in its header after {counted(len(content), 'byte')}; expected {header_bytes}")
     return struct.unpack_from(f">{dimensions}I", content, offset=4)

@@ -11,6 +11,7 @@ from paceline.report.curves import Group, metric_title
 from paceline.report.reading import RunData
 from paceline.stop import TARGETS
 from paceline.targets import Target
+from paceline.wording import counted
 
 
 def row(run: RunData) -> dict[str, Any]:
@@ -50,12 +51,12 @@ def headline(groups: Sequence[Group]) -> str:
         return f"{job} with {runs[0].protocol}: {_arrived_at(runs[0])}"
     if len(groups) > 1 and all(run.figures.stopped_by in TARGETS for run in runs):
         return f"{job}: {_race(groups)}"
-    return f"{job}: {len(runs)} runs of {_count(len(groups), 'protocol')}{_best(groups)}"
+    return f"{job}: {counted(len(runs), 'run')} of {counted(len(groups), 'protocol')}{_best(groups)}"
 
 
 def _arrived_at(run: RunData) -> str:
     figures = run.figures
-    outcome = figures.reason if run.has_ended else f"{run.outcome}, with {_count(figures.updates, 'update')}"
+    outcome = figures.reason if run.has_ended else f"{run.outcome}, with {counted(figures.updates, 'update')}"
     parts = [f"{outcome} after {number(figures.time_s)} s"]
     loss = known(figures.loss)
     parts += [f"loss {number(loss)}"] if loss is not None else []
@@ -107,7 +108,3 @@ def number(value: float) -> str:
     ('0.1235', '47,010', '3,008,354')
     """
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _count(amount: int, thing: str) -> str:
-    return f"{amount:,} {thing}{'s' if amount != 1 else ''}"

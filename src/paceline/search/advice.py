@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from paceline.shown import Tabled
 from paceline.tables import Grid
+from paceline.wording import counted
 
 PARTS = 5  # of a run: each predicts on its own, to see how sure a prediction is
 
@@ -96,9 +97,10 @@ class Advice(Tabled):
             return [why, f"{best.protocol} saves more noise than the run made progress; record a longer one."]
         others = [each for each in self.ranking[1:] if isfinite(each.seconds)]
         lead = f", {others[0].seconds / best.seconds:.2f} x sooner than {others[0].protocol}" if others else ""
+        updates = counted(float(f"{best.updates:.3g}"), "update")
         return [
             why,
-            f"{best.protocol}: {best.updates:.3g} updates of {best.seconds_per_update:.3g} s{lead}.",
+            f"{best.protocol}: {updates} of {best.seconds_per_update:.3g} s{lead}.",
             f"It is the best in {best.wins} of {PARTS} predictions, each by the gradients of another fifth of the run.",
         ]
 

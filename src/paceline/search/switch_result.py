@@ -119,7 +119,11 @@ class SwitchSearch(Tabled):
 
     def _verdict(self) -> list[str]:
         first, share = self.trial.first, 100 * (self.fraction or 0)
-        cost = "" if isnan(self.cost) else f", as much as {_number(self.cost)} runs of {first} alone"
+        cost = (
+            ""
+            if isnan(self.cost)
+            else f", as much as {_number(self.cost)} {'run' if _number(self.cost) == '1' else 'runs'} of {first} alone"
+        )
         gain = "" if isnan(self.speed_up) else f", {self.speed_up:.2f} x faster than {first} alone"
         found = f"Found: {first} for {share:.6g}% of the workload, then {self.trial.then}{gain}."
         if self.fraction is None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from paceline.errors import PacelineWarning
 from paceline.streams import stream
 from paceline.timing.trace import Row
+from paceline.wording import counted
 
 Array = NDArray[np.float64]
 
@@ -51,7 +52,7 @@ def _survival_of(worker: int, rows: Sequence[Row]) -> "Survival | None":
     if finished >= LEAST_FINISHED:
         return Survival(rows)
     warnings.warn(
-        f"worker {worker} finished {finished} of {len(rows)} round trips, too few for a fit of its own: "
+        f"worker {worker} finished {finished} of {counted(len(rows), 'round trip')}, too few for a fit of its own: "
         "what is censored is drawn from the times of all workers",
         PacelineWarning,
         stacklevel=2,

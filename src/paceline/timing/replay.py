@@ -7,6 +7,7 @@ from operator import attrgetter
 from paceline.errors import PacelineWarning, RunError
 from paceline.timing.censoring import filled
 from paceline.timing.trace import Row, Trace
+from paceline.wording import counted
 
 SLACK = 0.1
 FILL_IN = '--censored km (censored="km") draws such times from a Kaplan-Meier fit'
@@ -70,7 +71,7 @@ class Replay:
     def _by_draw(self, worker: int, draw: int) -> Row:
         rows = self._rows[worker]
         if draw > len(rows):
-            self._wrap(f"worker {worker} takes its {len(rows)} rows again from draw {draw} on")
+            self._wrap(f"worker {worker} takes its {counted(len(rows), 'row')} again from draw {draw} on")
         return rows[(draw - 1) % len(rows)]
 
     def _by_time(self, worker: int, start_s: float) -> Row:

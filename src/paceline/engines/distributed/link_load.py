@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
+from paceline.wording import counted
+
 BUSIEST = 0.5  # beyond which workers that send at random moments wait for each other about as long as they send
 PATIENCE = 4  # gradients of a worker, on average, after which one that has not been heard is not waited for
 
@@ -104,7 +106,8 @@ class Survey:
         link = "the server's link" if self._slices == 1 else f"the busiest link of {self._slices} servers"
         return (
             f"{link} will be busy {share:.0%} of the time{' (workers will wait)' if share > 1 else ''}: "
-            f"{self._n} workers, {self._nbytes / 1e6:.3g} MB each way a gradient, {compute_s:.3g} s to compute it, "
+            f"{counted(self._n, 'worker')}, {self._nbytes / 1e6:.3g} MB each way a gradient, "
+            f"{compute_s:.3g} s to compute it, "
             f"{bytes_per_s / 1e6:.3g} MB/s {'given' if self._given else 'measured'}; "
             f"{self._advice(slices_for(self._n, self._nbytes, compute_s, bytes_per_s))}"
         )
