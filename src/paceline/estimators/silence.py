@@ -39,8 +39,9 @@ class Median:
 
     @property
     def value(self) -> float:
-        """The median, of an even number of values the larger one in the middle; 0 without any value."""
-        return self._sorted[len(self._sorted) // 2] if self._sorted else 0.0
+        """The median; 0 without any value."""
+        count = len(self._sorted)
+        return (self._sorted[(count - 1) // 2] + self._sorted[count // 2]) / 2 if count else 0.0
 
     def add(self, value: float) -> None:
         """Take in a value in place of the oldest one."""
@@ -65,12 +66,13 @@ def multiple(count: int) -> float:
     """Return how many medians of so many round trips may pass before a worker counts as lost.
 
     ``exp(5.52 sqrt(1 + v))`` with ``v = variance_of_median(count)``. If the logarithms of round trips are normal with
-    standard deviation sigma, the next one differs from their median by ``sigma sqrt(1 + v)`` standard deviations, so
-    that it exceeds this with probability ``P(Z > 5.52 / sigma)``, after however few round trips: 2e-8 at sigma = 1,
-    and 1e-6 at sigma = 1.16. The number 5.52 makes it 300 medians, the 10 % of `SLACK` included, for 50 round trips.
+    standard deviation sigma, that of the next one minus that of their median is normal with standard deviation
+    ``sigma sqrt(1 + v)``. So it exceeds this with probability ``P(Z > 5.52 / sigma)``, after however few round trips:
+    2e-8 at sigma = 1, and 1e-6 at sigma = 1.16. The number 5.52 makes it 300 medians, the 10 % of `SLACK` included,
+    for 50 round trips.
 
     >>> [round(multiple(count)) for count in (1, 2, 10, 50, 101)]
-    [2468, 1104, 371, 273, 261]
+    [2468, 1108, 372, 273, 261]
     """
     return exp(DEVIATIONS * sqrt(1 + variance_of_median(count)))
 
@@ -86,11 +88,16 @@ class SilenceTimeout:
     A gradient of a worker that is there raises a false alarm with probability
 
     - at most 1e-6 for log-normal round trips up to sigma = 1.16 (2e-8 at sigma = 1), from the first one on;
-    - 4e-7 for Pareto(2.5) and none to be seen for exponential ones, where 50 were seen; with a heavier tail, what is
-      left beyond 300 medians, as 1e-3 for Pareto(1.1).
+    - 4e-7 for Pareto(2.5) and less than 1e-80 for exponential ones, once 50 were seen (after a single one, 1 in 2,500,
+      as exponential times may be as short as one likes); with a heavier tail, what is left beyond 300 medians, as 1e-3
+      for Pareto(1.1).
+
+    A worker's first round trip is measured against the median of the others only: if it is 20 x slower than they are,
+    0.5 % are longer than that at sigma = 1, and 1e-7 at sigma = 0.5. It joins again when it delivers, and from then on
+    its own round trips count.
 
     Pauses of the operating system, such as swapping or the move of a virtual machine, last for seconds however short a
-    gradient is: the 10 s are for them. A worker's first round trip is measured against the median of the others only.
+    gradient is: the 10 s are for them.
 
     Attributes:
         timeout_s: for a worker that is no slower than the others, in seconds; inf while no round trip is known. It

@@ -1,0 +1,129 @@
+"""False alarms of the timeout on silent workers, and how long one that stops is waited for.
+
+Round trips of healthy workers are drawn one after the other. One that takes as long as the timeout derived from those
+before is a false alarm; it is observed then, as the late return of a lost worker is. Many short streams show the rule
+while little is known, a few long ones what it settles at. The rule before is 20 x the longest round trip. Times are so
+long that the 10 s of both rules do not matter. Of heterogeneous workers the last one is 20 x slower than the others.
+
+The bar: of log-normal round trips with sigma = 1 at most one false alarm in a million gradients, from the first one on,
+and a worker that stops is found after at most 300 x the median round trip once 50 were seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log
+from time import process_time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common import options, report, rounded, spread
+from paceline.estimators.silence import SilenceTimeout
+
+Floats = NDArray[np.float64]
+Draw = Callable[[np.random.Generator, int], Floats]
+
+MEDIAN_S = 1000.0
+WORKERS, EARLY, SLOW = 4, 50, 20.0
+MOST_ALARMS, MOST_MEDIANS = 1e-6, 300
+
+LAWS: dict[str, Draw] = {  # with median 1
+    "log-normal, sigma 0.5": lambda rng, size: np.exp(0.5 * rng.standard_normal(size)),
+    "log-normal, sigma 1": lambda rng, size: np.exp(rng.standard_normal(size)),
+    "log-normal, sigma 1.5": lambda rng, size: np.exp(1.5 * rng.standard_normal(size)),
+    "exponential": lambda rng, size: rng.exponential(1 / log(2), size),
+    "Pareto(2.5)": lambda rng, size: (1 + rng.pareto(2.5, size)) * 2 ** (-1 / 2.5),
+    "Pareto(1.1)": lambda rng, size: (1 + rng.pareto(1.1, size)) * 2 ** (-1 / 1.1),
+}
+
+
+class LongestTimeout:
+    """The rule before: 20 x the longest round trip of all."""
+
+    def __init__(self) -> None:
+        self._longest_s = 0.0
+
+    def of(self, worker: int) -> float:
+        return max(20 * self._longest_s, 10.0) if self._longest_s else np.inf
+
+    def observe(self, worker: int, round_trip_s: float) -> None:
+        self._longest_s = max(self._longest_s, round_trip_s)
+
+
+RULES: dict[str, Callable[[], Any]] = {"medians": SilenceTimeout, "longest": LongestTimeout}
+
+
+def main() -> None:
+    parser = options(__doc__ or "", rounds=1)
+    parser.add_argument("--gradients", type=int, default=1_000_000, help="of each law, in short and in long streams")
+    args = parser.parse_args()
+
+    rows = {}
+    for seed, (name, draw) in enumerate(LAWS.items()):
+        for workers in ("alike", "one slow"):
+            rows[f"{name}, workers {workers}"] = measure(draw, workers == "one slow", args.gradients, seed)
+    ours = rows["log-normal, sigma 1, workers alike"]["medians"]
+    longest = max(row["medians"]["found after, medians"]["max"] for row in rows.values())  # once 50 were seen
+    report(
+        "failure_detector",
+        args,
+        {
+            "bar": f"log-normal, sigma 1: at most {MOST_ALARMS:g} false alarms a gradient; {MOST_MEDIANS} medians",
+            "false alarms": {key: ours[key] for key in ("early", "settled")},
+            "found after at most, medians": longest,
+            "meets_bar": ours["early"] + ours["settled"] <= MOST_ALARMS * args.gradients and longest <= MOST_MEDIANS,
+            "microseconds of a round trip observed": spread([cost(args.gradients // 10) for _ in range(5)]),
+            **rows,
+        },
+    )
+
+
+def measure(draw: Draw, has_slow_one: bool, gradients: int, seed: int) -> dict[str, Any]:
+    """Count the false alarms of both rules on the same round trips."""
+    rng = np.random.default_rng(seed)
+    slowness = np.where(np.arange(gradients) % WORKERS == WORKERS - 1, SLOW if has_slow_one else 1.0, 1.0)
+    round_trips_s = (MEDIAN_S * slowness * draw(rng, gradients)).tolist()
+    result: dict[str, Any] = {"gradients": gradients}
+    for name, rule in RULES.items():
+        alarms, found = {}, []
+        for when, length in (("early", EARLY), ("settled", gradients // 10)):
+            alarms[when] = 0
+            for begin in range(0, gradients, length):
+                stream, timeout = round_trips_s[begin : begin + length], rule()
+                alarms[when] += count(timeout, stream)
+                found.append(timeout.of(0) / observed_median_s(stream))
+        result[name] = {
+            **alarms,
+            "found after, medians": {"max": rounded(max(found)), "median": rounded(np.median(found))},
+        }
+    return result
+
+
+def observed_median_s(stream: list[float]) -> float:
+    """Return the larger one of the median of all latest round trips and that of the first worker."""
+    return max(float(np.median(stream[-101:])), float(np.median(stream[::WORKERS][-21:])))
+
+
+def count(timeout: Any, round_trips_s: list[float]) -> int:
+    """Return how many of these round trips would have been given up."""
+    alarms = 0
+    for number, round_trip_s in enumerate(round_trips_s):
+        worker = number % WORKERS
+        alarms += round_trip_s >= timeout.of(worker)
+        timeout.observe(worker, round_trip_s)
+    return alarms
+
+
+def cost(gradients: int) -> float:
+    """Return the processor time of an observation in microseconds."""
+    round_trips_s = np.random.default_rng(0).lognormal(size=gradients).tolist()
+    timeout, begun = SilenceTimeout(), process_time()
+    for number, round_trip_s in enumerate(round_trips_s):
+        timeout.observe(number % WORKERS, round_trip_s)
+    return (process_time() - begun) / gradients * 1e6
+
+
+if __name__ == "__main__":
+    main()
