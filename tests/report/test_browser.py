@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 import paceline as pl
-from paceline.history import DecisionMade
+from paceline.history import DecisionMade, UpdateMade
 from paceline.report.write import write_report
 from report.runs import begun, ended, train_run, two_updates, update, write_run
 
@@ -312,8 +312,46 @@ def test_everything_can_be_reached_with_the_tab_key_and_has_a_name(open_page, fo
 def test_odd_runs_are_shown_without_any_error(open_page, tmp_path, records, settings):
     write_run(tmp_path / "run", records, **settings)
     page = open_page([tmp_path / "run"], tmp_path)
-    page.get_by_label("logarithmic loss").check()
-    page.get_by_label("workload", exact=True).check()
+    has_updates = any(isinstance(record, UpdateMade) for record in records)
+    assert page.locator("#progress").is_visible() == page.locator("#one").is_visible() == has_updates
+    if has_updates:
+        page.get_by_label("logarithmic loss").check()
+        page.get_by_label("workload", exact=True).check()
     page.evaluate(TOUCH_EVERYTHING)
     assert not page.evaluate("window.broken")
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+def rows_of_ink(page, chart):
+    """Return the first and the last row of a chart that its line is drawn in, as shares of the height."""
+    return page.evaluate(f"""() => {{
+        const canvas = document.querySelector("#{chart} canvas");
+        const {{ data, width, height }} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        const rows = [];
+        for (let y = 0; y < height; y += 1) for (let x = 0; x < width; x += 1) {{
+            const [red, green, blue] = data.subarray(4 * (y * width + x), 4 * (y * width + x) + 3);
+            if (blue > 140 && red < 80 && green > 60) rows.push(y / height);
+        }}
+        return [Math.min(...rows), Math.max(...rows)];
+    }}""")
+
+
+def test_the_axis_of_the_loss_fits_the_data(open_page, tmp_path):
+    train_run(tmp_path / "run", "bsp", updates=30)
+    page = open_page([tmp_path / "run"], tmp_path, color_scheme="light")
+    picture(page, "loss")
+    top, bottom = rows_of_ink(page, "loss")
+    assert top < 0.15
+    assert bottom > 0.65
+
+
+def test_a_worker_without_any_finished_work_has_a_row_of_round_trips(open_page, tmp_path):
+    slow = pl.Cluster(3, pl.ShiftedExponential(shift_s=0.9, mean_s=0.1), speed=[1.0, 1.0, 0.25])
+    train_run(tmp_path / "run", "k_sync(k=2)", cluster=slow, updates=20)
+    page = open_page([tmp_path / "run"], tmp_path)
+    chart = page.locator("#round-trips canvas")
+    chart.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowDown")
+    assert "worker 2: median at least 1." in said(page)
+    assert "no piece of its work was finished" in said(page)

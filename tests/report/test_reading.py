@@ -112,11 +112,30 @@ def test_coverage_is_the_time_in_each_slice_by_fate(saved):
         assert shares[worker, fate, column] * (end - begin) == pytest.approx(expected, abs=1e-9)
 
 
-def test_round_trips_are_quantiles_of_what_arrived(saved):
-    run = read_run(saved, "")
-    for worker, quantiles in enumerate(round_trips(run)):
-        times_s = [r.now_s - r.started_s for r in saved.history.of(GradientArrived) if r.worker == worker]
-        assert quantiles == pytest.approx(np.percentile(times_s, [5, 25, 50, 75, 95, 100]))
+def test_round_trips_are_quantiles_of_what_arrived(tmp_path):
+    arrived = [arrival(0, draw, 10.0 * draw, 10.0 * draw + draw) for draw in range(1, 6)]
+    run = read_run(write_run(tmp_path / "run", [begun(), *arrived, ended(60.0, live_s=120.0)]), "")
+    first, second = round_trips(run)
+    assert first.quantiles_s == pytest.approx(np.percentile([1, 2, 3, 4, 5], [5, 25, 50, 75, 95, 100]))
+    assert (first.known, first.finished) == (6, 5)
+    assert second is None
+
+
+def test_interrupted_work_counts_as_at_least_what_was_seen(tmp_path):
+    # Worker 0 took 1 s, over 2 s, 3 s and over 4 s: S falls to 3/4 at 1 s, and by half at 3 s, where two are left.
+    records = [
+        begun(),
+        arrival(0, 1, 0.0, 1.0),
+        WorkInterrupted(now_s=3.0, worker=0, draw=2, version=0, started_s=1.0, samples=8),
+        arrival(0, 3, 3.0, 6.0),
+        WorkInterrupted(now_s=10.0, worker=0, draw=4, version=0, started_s=6.0, samples=8),
+        WorkInterrupted(now_s=7.0, worker=1, draw=1, version=0, started_s=0.0, samples=8),
+        WorkUnfinished(now_s=10.0, worker=1, draw=2, version=0, started_s=7.0),
+        ended(10.0, live_s=20.0),
+    ]
+    first, second = round_trips(read_run(write_run(tmp_path / "run", records), ""))
+    assert (first.quantiles_s, first.known, first.finished) == ([1.0, 1.0, 3.0, 4.0, 4.0, 4.0], 3, 2)
+    assert (second.quantiles_s, second.known, second.finished) == ([7.0] * 6, 0, 0)
 
 
 def test_the_heat_map_holds_mean_compute_times(saved):

@@ -18,6 +18,7 @@ from paceline.report.reading import FATES, RunData
 from paceline.report.worker_time import (
     ACTIVITIES,
     IDLE,
+    QUANTILES,
     activities,
     coverage,
     heat_map,
@@ -35,6 +36,7 @@ FATE_HATCHES = dict(zip((*FATES, IDLE, *ACTIVITIES), ("", "///", "---", "|||", "
 FORMATS = ("png", "svg")
 TIMELINE_COLUMNS = 1_200
 WIDTH_IN = 8.0
+UPPER_QUARTILE = QUANTILES.index(75)
 
 
 def figure_class() -> Any:
@@ -146,17 +148,22 @@ def draw_timeline(figure: Any, run: RunData) -> None:
 
 
 def draw_round_trips(figure: Any, run: RunData) -> None:
-    """Draw a box a worker: quartiles in the box, 5 to 95 % on the line, a ring at the longest."""
+    """Draw a box a worker: quartiles in the box, 5 to 95 % on the line, a ring at the longest.
+
+    A triangle in place of the ring, and a hollow box, say that the times are at least these.
+    """
     figure.set_size_inches(WIDTH_IN, 1.3 + max(1.5, 0.16 * run.workers))
     axes = figure.subplots()
     for worker, row in enumerate(round_trips(run)):
         if row is None:
             continue
-        least, lower, median, upper, most, longest = row
+        least, lower, median, upper, most, longest = row.quantiles_s
+        box = {"color": COLOURS[0], "alpha": 0.5} if row.known > UPPER_QUARTILE else {"color": "none"}
+        end = ">" if row.known < len(row.quantiles_s) else "o"
         axes.plot([least, most], [worker, worker], color=COLOURS[0], linewidth=1)
-        axes.barh(worker, upper - lower, left=lower, height=0.6, color=COLOURS[0], alpha=0.5)
+        axes.barh(worker, upper - lower, left=lower, height=0.6, edgecolor=COLOURS[0], **box)
         axes.plot(median, worker, "|", color="black")
-        axes.plot(longest, worker, "o", markerfacecolor="none", color="black", markersize=4)
+        axes.plot(longest, worker, end, markerfacecolor="none", color="black", markersize=4)
     axes.set(xlabel="round-trip time in seconds", ylabel="worker", ylim=(max(run.workers, 1) - 0.5, -0.5))
     axes.set_xlim(left=0)
     _number_workers(axes, run)

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.report.curves import Group, panels
 from paceline.report.reading import FATES, RunData
+from paceline.report.stragglers import stragglers
 from paceline.report.table import number, row
 from paceline.report.worker_time import ACTIVITIES, IDLE, activities, samples, worker_seconds
 
@@ -81,22 +82,42 @@ def _details(summary: str, content: str) -> str:
     return f"<details><summary>{escape(summary)}</summary>{content}</details>"
 
 
-def seconds_bars(runs: Sequence[RunData]) -> str:
-    """Return a bar a run with the shares of the worker-seconds."""
-    rows = [(run.label, worker_seconds(run)) for run in runs]
-    return fate_legend((*FATES, IDLE)) + _bars(rows, "worker-seconds")
+def straggler_sentences(runs: Sequence[RunData]) -> str:
+    """Return a paragraph a run that names its stragglers."""
+    found = [(run.label, stragglers(run)) for run in runs]
+    named = [(label, sentences) for label, sentences in found if sentences]
+    texts = [f"{f'{label}: ' if len(runs) > 1 else ''}{'; '.join(sentences)}." for label, sentences in named]
+    return "".join(f"<p class='notice'>{escape(text[0].upper() + text[1:])}</p>" for text in texts)
 
 
-def activity_bars(runs: Sequence[RunData]) -> str:
-    """Return a bar a run with the shares of what the workers did."""
-    rows = [(run.label, activities(run)) for run in runs]
-    return fate_legend(ACTIVITIES) + _bars(rows, "worker-seconds")
+def seconds_section(runs: Sequence[RunData]) -> str:
+    """Return the bars of the worker-seconds, by what became of the work and by what the workers did."""
+    by_fate = [(run.label, worker_seconds(run)) for run in runs]
+    by_activity = [(run.label, activities(run)) for run in runs]
+    if not any(sum(parts.values()) for _, parts in by_fate):
+        return ""
+    return _section(
+        "seconds-title",
+        "Where the worker-seconds went",
+        fate_legend((*FATES, IDLE)) + _bars(by_fate, "worker-seconds"),
+        "<h3>Computing, communicating, waiting</h3>",
+        fate_legend(ACTIVITIES) + _bars(by_activity, "worker-seconds"),
+        "<p class='caption'>Communicating is what a worker waits for the network alone; without a server, what of the "
+        "sum its computing has not hidden.</p>",
+    )
 
 
-def samples_bars(runs: Sequence[RunData]) -> str:
+def samples_section(runs: Sequence[RunData]) -> str:
     """Return a bar a run with the shares of the samples."""
     rows = [(run.label, samples(run)) for run in runs]
-    return fate_legend(FATES[:3]) + _bars(rows, "samples")
+    if not any(sum(parts.values()) for _, parts in rows):
+        return ""
+    bars = fate_legend(FATES[:3]) + _bars(rows, "samples")
+    return _section("samples-title", "Samples applied and dropped", bars)
+
+
+def _section(name: str, title: str, *content: str) -> str:
+    return f"<section aria-labelledby='{name}'><h2 id='{name}'>{title}</h2>{''.join(content)}</section>"
 
 
 def fate_legend(fates: Sequence[str] = (*FATES, IDLE)) -> str:

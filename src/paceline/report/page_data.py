@@ -54,7 +54,9 @@ def _run(run: RunData) -> dict[str, Any]:
         "reasons": run.reasons,
         "first_protocol": next((mark.reason for mark in run.marks if mark.kind == "protocol"), ""),
         "switches": switches(run),
-        "round_trips": [row and [_rounded(value) for value in row] for row in round_trips(run)],
+        "round_trips": [
+            row and {**row._asdict(), "quantiles_s": _rounded(row.quantiles_s)} for row in round_trips(run)
+        ],
         "heat": {"columns": heat["columns"], "mean_s": [[_rounded(v) for v in row] for row in heat["mean_s"].tolist()]},
         "staleness": staleness(run),
         "work": packed_work(run),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from paceline.report.reading import FATES, Column, RunData
 
 QUANTILES = (5, 25, 50, 75, 95, 100)  # percent
+ROUNDING = 1e-9
 HEAT_COLUMNS = 120  # at most
 IDLE = "idle"
 ACTIVITIES = ("computing", "communicating", "waiting")
@@ -59,14 +60,49 @@ def staleness(run: RunData) -> dict[str, list[int]]:
     return {"staleness": found.tolist(), "gradients": counts.tolist()}
 
 
-def round_trips(run: RunData) -> list[list[float] | None]:
-    """Return `QUANTILES` of each worker's round-trip times in seconds, None for one that delivered nothing."""
-    arrived = ~np.isnan(run.work["round_trip_s"])
-    times_s, bounds = run.work["round_trip_s"][arrived], _bounds(run.work["worker"][arrived], run.workers)
-    return [
-        np.percentile(times_s[begin:end], QUANTILES).tolist() if end > begin else None
-        for begin, end in pairwise(bounds)
-    ]
+class RoundTrips(NamedTuple):
+    """How long the work of one worker took.
+
+    Attributes:
+        quantiles_s: `QUANTILES` of its round-trip times, seconds.
+        known: number of these that are known. Each later one is at least the longest time seen, because so much of the
+            work was interrupted or unfinished.
+        finished: pieces of work that arrived.
+    """
+
+    quantiles_s: list[float]
+    known: int
+    finished: int
+
+
+def round_trips(run: RunData) -> list[RoundTrips | None]:
+    """Return the round-trip times of each worker, None for one that did no work.
+
+    Work that never arrived took longer than was seen of it: it is censored, and the quantiles are those of the
+    Kaplan-Meier estimate.
+
+    Source: Kaplan and Meier, "Nonparametric estimation from incomplete observations", 1958.
+    """
+    seen_s = np.where(
+        np.isnan(run.work["round_trip_s"]), run.work["end_s"] - run.work["start_s"], run.work["round_trip_s"]
+    )
+    finished, bounds = ~np.isnan(run.work["round_trip_s"]), _bounds(run.work["worker"], run.workers)
+    return [_round_trips(seen_s[begin:end], finished[begin:end]) for begin, end in pairwise(bounds)]
+
+
+def _round_trips(seen_s: Column, finished: Column) -> RoundTrips | None:
+    if not len(seen_s):
+        return None
+    count = int(finished.sum())
+    if count == len(seen_s):
+        return RoundTrips(np.percentile(seen_s, QUANTILES).tolist(), len(QUANTILES), count)
+    order = np.lexsort((~finished, seen_s))  # of equal times the finished work comes first
+    at_risk = np.arange(len(seen_s), 0, -1)
+    ended_by = 1 - np.cumprod(1 - finished[order] / at_risk)
+    ranks = np.searchsorted(ended_by, np.array(QUANTILES) / 100 - ROUNDING)
+    longest = len(seen_s) - 1
+    quantiles_s = seen_s[order][np.minimum(ranks, longest)]
+    return RoundTrips(quantiles_s.tolist(), int((ranks <= longest).sum()), count)
 
 
 def heat_map(run: RunData) -> dict[str, Any]:

@@ -140,7 +140,10 @@ export function line(pen, x0, y0, x1, y1) {
   pen.stroke();
 }
 
-/** Say in place of a chart that there is nothing to show. */
-export function nothing(host, text) {
-  host.replaceChildren(Object.assign(document.createElement("p"), { className: "none", textContent: text }));
+/** Leave out a chart without content, with the heading, the controls and the caption of its part of the page. */
+export function leaveOut(host, isLeftOut = true) {
+  const part = host.closest(".part");
+  part.hidden = isLeftOut;
+  const section = part.closest("section");
+  section.hidden = [...section.querySelectorAll(".part")].every((each) => each.hidden);
 }

@@ -1,6 +1,6 @@
 // Loss, metrics and quorum against one axis, which they share with the cursor.
 
-import { Chart, drawXAxis, drawYAxis, line, nothing } from "./chart.js";
+import { Chart, drawXAxis, drawYAxis, leaveOut, line } from "./chart.js";
 import { clamp, lastAtMost, seconds, short } from "./format.js";
 import { dash, ink, lineSample, seriesInk } from "./ink.js";
 import { linear, logarithmic } from "./scale.js";
@@ -24,7 +24,7 @@ export class Curves {
   add(name, title) {
     const host = document.getElementById(name);
     if (this.groups.some((group) => group.lines.time[name])) this.panels.push(new Panel(host, this, name, title));
-    else nothing(host, name === "accuracy" ? "There is no accuracy to show." : "There is nothing to show yet.");
+    else leaveOut(host);
   }
 
   legend() {
@@ -110,8 +110,8 @@ class Panel extends Chart {
     const low = values.reduce((a, b) => Math.min(a, b), Infinity);
     const high = values.reduce((a, b) => Math.max(a, b), -Infinity);
     if (logs && low < high) return logarithmic(low, high, bottom, top);
-    const room = (high - low || 0.1) * 0.08;
-    if (this.name === "accuracy") return linear(Math.max(0, low - room), high + room, bottom, top);
+    const room = (high - low || Math.abs(high) || 0.1) * 0.08;
+    if (this.name !== "k") return linear(low < 0 ? low - room : Math.max(0, low - room), high + room, bottom, top);
     return linear(Math.min(0, low), high > 0 ? high * 1.05 : high + 1, bottom, top);
   }
 

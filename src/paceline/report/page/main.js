@@ -1,6 +1,6 @@
 // Puts the charts on the page.
 
-import { nothing } from "./chart.js";
+import { leaveOut } from "./chart.js";
 import { Curves } from "./curves.js";
 import { HeatMap } from "./heat.js";
 import { Histogram } from "./histogram.js";
@@ -9,7 +9,6 @@ import { Timeline } from "./timeline.js";
 import { summed, unpack } from "./unpack.js";
 import { unpackWork } from "./work.js";
 
-const EMPTY = "There is nothing to show yet.";
 let shownRun = -1;
 let timeline = null;
 
@@ -55,8 +54,8 @@ async function showRun(data, updates, index) {
 }
 
 function show(id, isThere, make) {
+  leaveOut(byId(id), !isThere);
   if (isThere) make(byId(id));
-  else nothing(byId(id), EMPTY);
 }
 
 async function start() {

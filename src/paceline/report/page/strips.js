@@ -11,10 +11,10 @@ export class Strips extends Chart {
   constructor(host, run) {
     super(host, "round-trip time of each worker; up and down arrows move from worker to worker");
     this.rows = run.round_trips;
-    const known = this.rows.filter((row) => row);
-    this.low = Math.min(...known.map((row) => row[0]));
-    this.high = Math.max(...known.map((row) => row[5]));
-    this.isWide = this.low > 0 && this.high > WIDE * Math.min(...known.map((row) => row[2]));
+    const quantiles = this.rows.filter((row) => row).map((row) => row.quantiles_s);
+    this.low = Math.min(...quantiles.map((row) => row[0]));
+    this.high = Math.max(...quantiles.map((row) => row[5]));
+    this.isWide = this.low > 0 && this.high > WIDE * Math.min(...quantiles.map((row) => row[2]));
   }
 
   get rowHeight() { return heightOfRow(this.rows.length, 320); }
@@ -30,19 +30,37 @@ export class Strips extends Chart {
     if (this.cursor !== null) frameRow(pen, area, this.cursor, this.rowHeight);
   }
 
-  paintStrip(pen, [least, lower, median, upper, most, longest], y) {
+  /** Known quantiles are drawn full. Where the median is not known, a dashed line leads to the longest time seen. */
+  paintStrip(pen, { quantiles_s: [least, lower, median, upper, most, longest], known }, y) {
     const at = this.scale.at;
     const half = Math.max(2, this.rowHeight * 0.3);
+    if (known < 3) {
+      this.paintAtLeast(pen, longest, y, half);
+      return;
+    }
     Object.assign(pen, { strokeStyle: ink("used"), fillStyle: ink("used", 0.45) });
     line(pen, at(least), y, at(most), y);
-    pen.fillRect(at(lower), y - half, Math.max(1, at(upper) - at(lower)), 2 * half);
+    const box = [at(lower), y - half, Math.max(1, at(upper) - at(lower)), 2 * half];
+    if (known > 3) pen.fillRect(...box);
+    else pen.strokeRect(...box);
     pen.strokeStyle = ink("ink");
     pen.lineWidth = 2;
     line(pen, at(median), y - half, at(median), y + half);
     pen.lineWidth = 1;
-    pen.beginPath();
-    pen.arc(at(longest), y, Math.min(3, half), 0, 7);
-    pen.stroke();
+    if (known < 6) paintArrow(pen, at(longest), y, Math.min(6, half));
+    else paintRing(pen, at(longest), y, Math.min(3, half));
+  }
+
+  paintAtLeast(pen, longest, y, half) {
+    const x = this.scale.at(longest);
+    Object.assign(pen, { strokeStyle: ink("dropped"), lineWidth: 2 });
+    pen.setLineDash([5, 4]);
+    line(pen, this.area.left, y, x, y);
+    pen.setLineDash([]);
+    paintArrow(pen, x, y, Math.min(6, half));
+    if (this.rowHeight < 14) return;
+    Object.assign(pen, { fillStyle: ink("ink"), textAlign: "left", textBaseline: "bottom" });
+    pen.fillText(`at least ${seconds(longest, 3)}`, this.area.left + 6, y - 1);
   }
 
   point(x, y) {
@@ -62,13 +80,27 @@ export class Strips extends Chart {
 
   lines() {
     const row = this.rows[this.cursor];
-    if (!row) return [`worker ${this.cursor}: nothing arrived`];
-    return [
-      `worker ${this.cursor}: median ${seconds(row[2])}`,
-      `half between ${short(row[1])} and ${seconds(row[3])}`,
-      `5 to 95 %: ${short(row[0])} to ${seconds(row[4])}; longest ${seconds(row[5])}`,
-    ];
+    if (!row) return [`worker ${this.cursor}: no work`];
+    const { quantiles_s: s, known, finished } = row;
+    const time = (i) => (i < known ? seconds(s[i]) : `at least ${seconds(s[i])}`);
+    const lines = [`worker ${this.cursor}: median ${time(2)}`];
+    if (known > 1) lines.push(`half between ${short(s[1])} and ${time(3)}`, `5 to 95 %: ${short(s[0])} to ${time(4)}`);
+    lines.push(`longest ${time(5)}`);
+    return finished ? lines : [...lines, "no piece of its work was finished"];
   }
+}
+
+function paintRing(pen, x, y, radius) {
+  pen.beginPath();
+  pen.arc(x, y, radius, 0, 7);
+  pen.stroke();
+}
+
+function paintArrow(pen, x, y, size) {
+  Object.assign(pen, { strokeStyle: ink("dropped"), lineWidth: 2 });
+  line(pen, x, y - size, x + size, y);
+  line(pen, x + size, y, x, y + size);
+  pen.lineWidth = 1;
 }
 
 /** Write the workers' numbers left of their rows. */

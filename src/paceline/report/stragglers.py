@@ -1,0 +1,59 @@
+"""Workers whose work took much longer than that of the others, or was of no use, in a sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+
+from paceline.report.reading import FATES, RunData
+from paceline.report.worker_time import QUANTILES, RoundTrips, round_trips
+
+SLOW = 2.0  # times the median round trip, from which on a worker is a straggler
+LEAST_FINISHED = 3  # of each of the others on average, before a worker that contributed nothing is one
+LEAST_SEEN = 3  # pieces of work of a slow worker
+MOST_NAMED = 4
+MEDIAN = QUANTILES.index(50)
+
+
+def stragglers(run: RunData) -> list[str]:
+    """Return a sentence for each straggler of a run, the slowest first.
+
+    A straggler has a median round trip of at least twice the median over the workers, or contributed nothing while the
+    others contributed. Where most of its work was interrupted or unfinished, its median is at least what was seen.
+    """
+    rows = round_trips(run)
+    if run.workers < 2 or not any(rows):
+        return []
+    used = np.bincount(run.work["worker"][run.fates == FATES.index("used")], minlength=run.workers)
+    typical_s = _typical_s(rows)
+    found = []
+    for worker, row in enumerate(rows):
+        if row is None or typical_s <= 0:
+            continue
+        ratio = row.quantiles_s[MEDIAN] / typical_s
+        is_slow = ratio >= SLOW and int((run.work["worker"] == worker).sum()) >= LEAST_SEEN
+        is_useless = not used[worker] and (used.sum() / (run.workers - 1)) >= LEAST_FINISHED
+        if is_slow or is_useless:
+            found.append((ratio, _sentence(worker, row, ratio, int(used[worker]), int(used.sum()), run.workers)))
+    sentences = [sentence for _, sentence in sorted(found, key=lambda each: -each[0])]
+    left_out = len(sentences) - MOST_NAMED
+    more = f"{left_out} more worker{'s were stragglers' if left_out > 1 else ' was a straggler'}"
+    return sentences[:MOST_NAMED] + ([more] if left_out > 0 else [])
+
+
+def _typical_s(rows: Sequence[RoundTrips | None]) -> float:
+    """Return the median over the workers of the median round trip."""
+    return median(row.quantiles_s[MEDIAN] for row in rows if row is not None)
+
+
+def _sentence(worker: int, row: RoundTrips, ratio: float, used: int, of_all: int, workers: int) -> str:
+    at_least = "" if row.known > MEDIAN else "at least "
+    slower = f"was {at_least}{ratio:.1f} x slower than the median" if ratio >= 1.05 else "was not seen to be slower"
+    if not used:
+        return f"worker {worker} {slower} and contributed nothing"
+    share = used / of_all
+    return (
+        f"worker {worker} {slower} and contributed {share:.1%} of the gradients ({1 / workers:.1%} is an equal share)"
+    )
