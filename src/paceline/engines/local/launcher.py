@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ import torch
 
 from paceline.errors import RunError
 
+LOOK_AGAIN_S = 0.02
+LOOKS = 100
 UNKNOWN_STATUS = 255  # which multiprocessing gives when the fork server, the parent of its processes, is gone
 _main_module = threading.Lock()
 
@@ -53,14 +56,20 @@ class Launcher:
         Raises:
             RunError: the fork server was killed.
         """
-        process = self._context.Process(target=target, args=arguments, daemon=not has_children)
-        try:
-            with without_main_module():
-                process.start()
-        except (EOFError, ConnectionError) as error:
-            raise RunError(
-                f"cannot start a worker process: {fork_server_is_gone()}; train again, or look why in the system log"
-            ) from error
+        for looks_left in reversed(range(LOOKS)):
+            process = self._context.Process(target=target, args=arguments, daemon=not has_children)
+            try:
+                with without_main_module():
+                    process.start()
+            except (EOFError, ConnectionError) as error:
+                if isinstance(error, ConnectionRefusedError) and looks_left:
+                    time.sleep(LOOK_AGAIN_S)  # it is dying: multiprocessing starts another one once it is dead
+                    continue
+                raise RunError(
+                    f"cannot start a worker process: {fork_server_is_gone()}; train again, or look why in the system "
+                    "log"
+                ) from error
+            break
         return process
 
 
