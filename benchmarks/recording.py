@@ -85,6 +85,7 @@ def run(job: pl.Job, args: argparse.Namespace, folder: Path | None) -> float:
         cluster=pl.Cluster(args.n, pl.Exponential(mean_s=1.0)),
         stop=stop,
         seed=SEED,
+        progress=False,  # the line is drawn to nowhere
     )
     begun = perf_counter()
     if folder is None:
@@ -150,6 +151,7 @@ def resident_memory_mib(updates: int) -> list[float]:
             out=Path(folder) / "run",
             callbacks=[progress, memory],
             checkpoint_every="seconds=5",
+            progress=False,
         )
     return memory.mib
 

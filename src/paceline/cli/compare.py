@@ -15,7 +15,7 @@ def compare(
     job: Annotated[str, typer.Argument(help="As for train.")],
     protocols: Annotated[str, typer.Option(help="As 'bsp, k_sync(k=12), asp'.")],
     cluster: Annotated[str, typer.Option(help="As for train.")],
-    stop: Annotated[str, typer.Option(help="As loss=0.2,seconds=600; the time to its loss or accuracy is compared.")],
+    stop: Annotated[str, typer.Option(help="As loss=0.2,seconds=600 or nll<=1.4; the time to its target is compared.")],
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each protocol: seeds 0, 1, ...")] = 3,
     out: Annotated[Path | None, typer.Option(help="Folder; runs/compare-JOB-1, -2, ... if left out.")] = None,
     price: Annotated[float | None, typer.Option(min=0, help="Of a worker-hour, for the cost.")] = None,

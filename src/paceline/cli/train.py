@@ -46,7 +46,9 @@ def train(
     elastic: Annotated[
         bool, typer.Option("--elastic", help="Under torchrun, without a server: go on when some ranks are gone.")
     ] = False,
-    stop: Annotated[str | None, typer.Option(help="As loss=0.2,seconds=60; the first to be reached.")] = None,
+    stop: Annotated[
+        str | None, typer.Option(help="As loss=0.2,seconds=60 or nll<=1.4; the first to be reached.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of everything that is drawn; 0 if left out.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/JOB-1, -2, ... if left out.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run there.")] = False,
