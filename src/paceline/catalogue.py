@@ -9,6 +9,7 @@ from numbers import Integral
 from operator import rshift
 from typing import Any, Literal, TypeVar
 
+from paceline.argument_types import checked_types
 from paceline.checks import check
 from paceline.compensation.base import Compensator
 from paceline.compensation.delay import DCASGD, DCS3GD
@@ -41,6 +42,7 @@ def named(factory: F) -> F:
 
 
 @named
+@checked_types
 def bsp() -> Protocol:
     """Bulk synchronous parallel: every update waits for one gradient of every live worker.
 
@@ -50,6 +52,7 @@ def bsp() -> Protocol:
 
 
 @named
+@checked_types
 def backup(k: int) -> Protocol:
     """Backup workers, Push & Wait: the k fastest make the update, the others finish and are dropped.
 
@@ -59,6 +62,7 @@ def backup(k: int) -> Protocol:
 
 
 @named
+@checked_types
 def k_sync(k: int) -> Protocol:
     """K-sync, or backup workers, Push & Interrupt: the k fastest make the update, the others restart.
 
@@ -68,6 +72,7 @@ def k_sync(k: int) -> Protocol:
 
 
 @named
+@checked_types
 def pull(k: int) -> Protocol:
     """Backup workers, Pull, or Rennala SGD: the first k fresh gradients, whoever sends them.
 
@@ -77,6 +82,7 @@ def pull(k: int) -> Protocol:
 
 
 @named
+@checked_types
 def k_batch_sync(k: int) -> Protocol:
     """K-batch-sync: as `pull`, and work that became stale is interrupted.
 
@@ -86,6 +92,7 @@ def k_batch_sync(k: int) -> Protocol:
 
 
 @named
+@checked_types
 def k_async(k: int) -> Protocol:
     """K-async: k gradients of different workers, however stale.
 
@@ -95,6 +102,7 @@ def k_async(k: int) -> Protocol:
 
 
 @named
+@checked_types
 def k_batch_async(k: int) -> Protocol:
     """K-batch-async, or FedBuff: any k gradients, however stale; no worker ever waits.
 
@@ -104,6 +112,7 @@ def k_batch_async(k: int) -> Protocol:
 
 
 @named
+@checked_types
 def asp() -> Protocol:
     """Asynchronous parallel: every gradient is an update.
 
@@ -113,6 +122,7 @@ def asp() -> Protocol:
 
 
 @named
+@checked_types
 def ssp(lead: int) -> Protocol:
     """Stale synchronous parallel: asynchronous, but nobody gets more than `lead` gradients ahead.
 
@@ -122,6 +132,7 @@ def ssp(lead: int) -> Protocol:
 
 
 @named
+@checked_types
 def ringmaster(r: int, stops: bool = False) -> Protocol:
     """Ringmaster ASGD: asynchronous, gradients r or more versions old are dropped, or stopped with `stops`.
 
@@ -134,6 +145,7 @@ def ringmaster(r: int, stops: bool = False) -> Protocol:
 
 
 @named
+@checked_types
 def dbw(
     base: str = "backup",
     D: int = 5,
@@ -155,6 +167,7 @@ def dbw(
 
 
 @named
+@checked_types
 def b_dbw(
     base: str = "backup",
     unobserved: Unobserved = "lower",
@@ -173,6 +186,7 @@ def b_dbw(
 
 
 @named
+@checked_types
 def adasync(base: str = "k_sync", K_0: int = 1, D: int = 5) -> Phase:
     """AdaSync: more gradients an update as the loss falls.
 
@@ -182,6 +196,7 @@ def adasync(base: str = "k_sync", K_0: int = 1, D: int = 5) -> Phase:
 
 
 @named
+@checked_types
 def all_reduce() -> Phase:
     """All-reduce SGD: no server; all step with the mean of their gradients, which they wait for.
 
@@ -191,6 +206,7 @@ def all_reduce() -> Phase:
 
 
 @named
+@checked_types
 def local_sgd(H: int) -> Phase:
     """Local SGD: no server; every worker trains for itself, and every H gradients they take their average.
 
@@ -201,6 +217,7 @@ def local_sgd(H: int) -> Phase:
 
 
 @named
+@checked_types
 def s3gd() -> Phase:
     """Stale-synchronous SGD: no server; the next gradient is computed while the mean of the updates is made.
 
@@ -210,6 +227,7 @@ def s3gd() -> Phase:
 
 
 @named
+@checked_types
 def dc_s3gd(lambda0: float = 0.2) -> Phase:
     """Delay-compensated stale-synchronous SGD: as `s3gd`, gradients corrected; after a plus the correction alone.
 
@@ -245,6 +263,7 @@ def _controlled(
     return Phase(replace(protocol, quorum=quorum, name=name), controllers, name=name)
 
 
+@checked_types
 def staleness_lr(C: float | None = None, error_floor: float | None = None) -> StalenessLR:
     """Staleness learning rate: steps shrink with the squared distance moved since their gradient read the parameters.
 
@@ -253,6 +272,7 @@ def staleness_lr(C: float | None = None, error_floor: float | None = None) -> St
     return StalenessLR(C, error_floor)
 
 
+@checked_types
 def staleness_weight(weighting: str | Callable[[int], float] = "1/(1+tau)") -> StalenessWeight:
     """Staleness weight: steps shrink with the versions made since, as 1/(1+tau), 1/sqrt(1+tau) or 1/(1+sqrt(tau)).
 
@@ -261,6 +281,7 @@ def staleness_weight(weighting: str | Callable[[int], float] = "1/(1+tau)") -> S
     return StalenessWeight(weighting)
 
 
+@checked_types
 def dc_asgd(lambda0: float, m: float | None = None, epsilon: float = 1e-7) -> DCASGD:
     """Delay compensation: gradients are moved to the present by a first-order step, with m by an adaptive one.
 
@@ -269,6 +290,7 @@ def dc_asgd(lambda0: float, m: float | None = None, epsilon: float = 1e-7) -> DC
     return DCASGD(lambda0, m, epsilon)
 
 
+@checked_types
 def stragglers(
     window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False, persistent_s: float = 100.0
 ) -> Stragglers:
@@ -279,6 +301,7 @@ def stragglers(
     return Stragglers(window, consecutive, min_gap, sliding, persistent_s)
 
 
+@checked_types
 def greedy(
     window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False, persistent_s: float = 100.0
 ) -> Greedy:
@@ -289,6 +312,7 @@ def greedy(
     return Greedy(window, consecutive, min_gap, sliding, persistent_s)
 
 
+@checked_types
 def elastic(
     window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False, persistent_s: float = 100.0
 ) -> Elastic:
@@ -299,6 +323,7 @@ def elastic(
     return Elastic(window, consecutive, min_gap, sliding, persistent_s)
 
 
+@checked_types
 def momentum(rule: str) -> Momentum:
     """Momentum after a switch: "keep", "zero", "1/n", or ramps "i/n" and "2^i/n" by epoch.
 
@@ -320,6 +345,7 @@ ADDITIONS: Mapping[str, Callable[..., Compensator | Controller[Any] | Momentum]]
 """What can stand after a plus."""
 
 
+@checked_types(fraction=", a share of the workload between 0 and 1, as 0.0625")
 def sync_switch(
     fraction: float | None = None, timing: str | None = None, first: str | None = None, then: str | None = None
 ) -> Plan:
@@ -342,7 +368,8 @@ def sync_switch(
                 )
         plan = switch_plan(found.fraction, first or found.first, then or found.then)
         return replace(plan, found_for=found.found_for)
-    if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction < 1:
+    assert fraction is not None
+    if not 0 < fraction < 1:
         raise UsageError(f"sync_switch: fraction = {fraction!r}, expected a share between 0 and 1{_instead(fraction)}")
     return switch_plan(fraction, first or "bsp", then or "asp")
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.argument_types import checked_types
 from paceline.checks import check
 from paceline.errors import UsageError, did_you_mean
 from paceline.faults import Fault
@@ -27,6 +28,7 @@ TILE = 64
 RECENT_TILES = 4  # workers are seldom further apart than 256 draws; if they are, it only costs time
 
 
+@checked_types
 @dataclass(frozen=True)
 class Cluster:
     """n simulated workers and one parameter server.
@@ -241,6 +243,7 @@ class ReplayedTrips(RoundTrips):
         self._replay.confirm(worker, draw, start_s)
 
 
+@checked_types
 @dataclass(frozen=True)
 class LocalCluster:
     """n worker processes on this machine.
@@ -272,9 +275,6 @@ class LocalCluster:
             check("[1, inf)", Integral, threads=self.threads)
         check_device(self.device)
         check_faults(self.faults, self.n)
-        for name in ("respawn", "debug"):
-            if not isinstance(getattr(self, name), bool):
-                raise UsageError(f"{name}={getattr(self, name)!r} is neither true nor false")
         if self.slowness is not None and self.slowness.n != self.n:
             raise UsageError(
                 f"slowness has {counted(self.slowness.n, 'worker')}, the cluster {self.n}: type {self.n} in both"

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from paceline.argument_types import checked_types
 from paceline.catalogue import parse_plan
-from paceline.cluster import Cluster, LocalCluster
 from paceline.cluster_text import parse_cluster
 from paceline.comparison.batch import at_a_time, displayed, open_folder, run_cells
 from paceline.comparison.cells import Cell, Task
@@ -25,9 +25,10 @@ from paceline.recording.run_folder import SavedRun
 from paceline.stop import Stop
 from paceline.text import split_top
 from paceline.torchrun import without_torchrun
-from paceline.train import AnyCluster, AnyProtocol, check_kinds
+from paceline.train import AnyCluster, AnyProtocol
 
 
+@checked_types
 def compare(
     job: Job,
     *,
@@ -79,7 +80,6 @@ def compare(
         evaluate_every=Extent.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every,
         worker_timeout_s=worker_timeout_s,
     )
-    check_kinds(job=(task.job, Job), cluster=(task.cluster, Cluster | LocalCluster), stop=(task.stop, Stop))
     task.check()
     at_once = at_a_time(task.cluster, processes)
     asked = question(

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
+from paceline.argument_types import checked_types
 from paceline.errors import UsageError
 
 Unit = Literal["fraction", "updates", "gradients", "epochs", "seconds"]
 UNITS: tuple[Unit, ...] = ("fraction", "updates", "gradients", "epochs", "seconds")
 
 
+@checked_types
 @dataclass(frozen=True)
 class Extent:
     """A point of a run, or a stretch of it, in one unit.

@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.argument_types import checked_types
 from paceline.errors import UsageError
 
 KINDS = ("die", "raise", "hang", "not_finite")
 
 
+@checked_types
 @dataclass(frozen=True)
 class Fault:
     """Something that goes wrong, once.
@@ -29,7 +31,5 @@ class Fault:
     back_after_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UsageError(f"fault kind {self.kind!r}, expected {', '.join(KINDS)}")
         if self.worker < 0 or self.draw < 1:
             raise UsageError(f"{self}: expected worker >= 0 and draw >= 1")

@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
+from paceline.argument_types import checked_types
 from paceline.dataloader import LoaderParts, take_apart
 from paceline.errors import PacelineWarning, UsageError
 from paceline.learning_rate import LearningRate
@@ -30,6 +31,21 @@ Metrics = Mapping[str, float | Tensor | Average]
 Step = Callable[[nn.Module, Batch], "Tensor | tuple[Tensor, Metrics]"]
 
 
+@runtime_checkable
+class Samples(Protocol):
+    """Numbered samples of any class, which need not derive from torch's `Dataset`."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def __getitem__(self, index: Any, /) -> Any:
+        """Return a sample."""
+
+
+@checked_types(
+    optimizer=" from the parameters to an optimizer, as optimizer=partial(torch.optim.SGD, lr=0.1)",
+    schedule="; one of torch.optim.lr_scheduler is given as scheduler=",
+)
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Job(Shown):
     """What to train.
@@ -78,11 +94,11 @@ class Job(Shown):
 
     model: nn.Module | Callable[[], nn.Module]
     optimizer: Callable[[Any], torch.optim.Optimizer]
-    data: Dataset[Any] | DataLoader[Any]
+    data: Dataset[Any] | Samples | DataLoader[Any]
     batch_size: int = 0
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
     step: Step | None = None
-    eval_data: Dataset[Any] | DataLoader[Any] | None = None
+    eval_data: Dataset[Any] | Samples | DataLoader[Any] | None = None
     eval_batch_size: int = 0
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
     schedule_unit: Literal["gradient", "epoch", "update", "sample"] = "gradient"
@@ -103,20 +119,11 @@ class Job(Shown):
 
     def __post_init__(self) -> None:
         self._take_loaders_apart()
-        for option, choices in _CHOICES.items():
-            value = getattr(self, option)
-            if value not in choices:
-                raise UsageError(f"job {self.name}: {option} = {value!r}, expected {' or '.join(choices)}")
         for count, least in _COUNTS.items():
             value = getattr(self, count)
-            if not isinstance(value, int) or value < least:
+            if value < least:
                 left_out = "; it may be left out only if data is a DataLoader" if count == "batch_size" else ""
                 raise UsageError(f"job {self.name}: {count} = {value!r}, expected a whole number >= {least}{left_out}")
-        if not callable(self.optimizer):
-            raise UsageError(
-                f"job {self.name}: optimizer is made already; give what makes it from the parameters, for example "
-                "optimizer=partial(torch.optim.SGD, lr=0.1)"
-            )
         if (self.loss is None) == (self.step is None):
             raise UsageError(
                 f"job {self.name}: expected either loss=, for (input, target) pairs, or step= for anything else"
@@ -167,7 +174,7 @@ class Job(Shown):
             warnings.warn(
                 f"job {self.name}: {role} is a DataLoader, of which the job leaves out {', '.join(left_out)}",
                 PacelineWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
 
     def _sampler_of(self, parts: LoaderParts) -> Sampler[int] | None:
@@ -179,16 +186,8 @@ class Job(Shown):
         )
 
     def _check_schedule(self) -> None:
-        if not isinstance(self.schedule, LinearSchedule | None):
-            raise UsageError(
-                f"job {self.name}: schedule = {self.schedule!r}, expected a pl.LinearSchedule; one of "
-                "torch.optim.lr_scheduler is given as scheduler="
-            )
         if self.schedule is not None and self.scheduler is not None:
             raise UsageError(f"job {self.name}: the learning rate has a schedule and a scheduler; give one of the two")
-        kinds = self.no_decay_on
-        if not isinstance(kinds, Sequence) or not all(isinstance(kind, type) for kind in kinds):
-            raise UsageError(f"job {self.name}: no_decay_on = {kinds!r}, expected types of modules, as pl.BATCH_NORMS")
 
     def _check_sampling(self) -> None:
         if self.is_iterable and self.sampling == "epoch":
@@ -324,12 +323,6 @@ _DEFAULTS = {
     "loader_workers": 0,
     "prefetch": 2,
     "sampler": None,
-}
-_CHOICES = {
-    "schedule_unit": ("gradient", "epoch", "update", "sample"),
-    "sampling": ("replacement", "epoch"),
-    "sharding": ("shared", "partitioned"),
-    "on_drop": ("requeue", "discard"),
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from paceline.argument_types import checked_types
 from paceline.attributes import copied, restore
 from paceline.errors import UsageError, did_you_mean
 
@@ -22,6 +23,7 @@ LIMITS: Mapping[str, Callable[[int, int], float]] = {
 }
 
 
+@checked_types
 @dataclass(frozen=True)
 class Momentum:
     """Limits the optimizer's momentum from the beginning of a phase on.

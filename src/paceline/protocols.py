@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from paceline.argument_types import checked_types
 from paceline.errors import UsageError
 from paceline.extent import Extent, Unit
 from paceline.momentum_limit import KEEP, Momentum
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     Addition: TypeAlias = "Compensator | Controller[Any] | Momentum | Phase"
 
 
+@checked_types
 @dataclass(frozen=True)
 class Protocol:
     """The rule by which a parameter server and its workers synchronize.
@@ -110,6 +112,7 @@ class Protocol:
         return as_plan(self) >> other
 
 
+@checked_types
 @dataclass(frozen=True)
 class Phase:
     """A protocol with its controllers, up to a point of the run.
@@ -191,6 +194,7 @@ class Phase:
         return f"{name}{f' until {self.end}' if self.end else ''}"
 
 
+@checked_types
 @dataclass(frozen=True)
 class Plan:
     """Phases in sequence.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
+from paceline.argument_types import checked_types
 from paceline.checks import check
 from paceline.errors import UsageError
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from paceline.compensation.base import Compensator
 
 
+@checked_types
 @dataclass(frozen=True)
 class Reduction:
     """What n workers without a server sum up, and when.

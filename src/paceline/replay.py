@@ -10,6 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from paceline.argument_types import checked_types
 from paceline.callbacks.base import Memory
 from paceline.coordinator import NOT_FINITE, Coordinator
 from paceline.errors import UsageError
@@ -80,6 +81,7 @@ class Replay(Shown):
         return facts if self.is_same else {**facts, "difference": self.difference}
 
 
+@checked_types
 def replay(run: str | Path, protocol: Protocol | Phase | Plan | None = None) -> Replay:
     """Feed a run's own events to a coordinator and compare what it decides with what was decided.
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from paceline.argument_types import checked_types
 from paceline.attributes import copied, restore
 from paceline.checks import check
 from paceline.errors import UsageError
@@ -22,6 +23,7 @@ class Scales(NamedTuple):
     weight_decay: float = 1.0
 
 
+@checked_types
 @dataclass(frozen=True)
 class LinearSchedule:
     """Linear warm-up, which a plateau of the training loss may end, and linear decay, both by workload.

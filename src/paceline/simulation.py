@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import nan
 
+from paceline.argument_types import checked_types
 from paceline.catalogue import parse_plan
 from paceline.checks import check
 from paceline.cluster import Cluster
@@ -108,6 +109,7 @@ class Simulated(Shown):
         return max(self.bytes_up, self.bytes_down) / bytes_per_s / self.time_s
 
 
+@checked_types
 def simulate(
     protocol: str | Protocol | Phase | Plan,
     cluster: str | Cluster,

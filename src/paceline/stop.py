@@ -8,6 +8,7 @@ from math import inf, isfinite
 from typing import Any
 
 from paceline import events
+from paceline.argument_types import checked_types
 from paceline.errors import UsageError, did_you_mean
 from paceline.events import Outcome
 from paceline.targets import MetricTarget, Target, targets
@@ -17,6 +18,7 @@ LEAST_LOSS_WINDOW = 10
 TARGETS = (Outcome.LOSS, Outcome.ACCURACY, Outcome.EVAL_LOSS, Outcome.METRIC)
 
 
+@checked_types
 @dataclass(frozen=True)
 class Stop:
     """The conditions of which the first to be reached ends the run; they are looked at when an update is made.

@@ -6,6 +6,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from inspect import Parameter, signature
 from typing import Any, TypeVar
 
+from paceline.argument_types import fits, is_checked, refuse_wrong_types
 from paceline.errors import UsageError, did_you_mean
 
 T = TypeVar("T")
@@ -113,15 +114,25 @@ def bind(call: Call, factories: Mapping[str, Callable[..., T]]) -> T:
     factory = factories[call.name]
     parameters = signature(factory).parameters
     bound: dict[str, Any] = {}
+    typed: dict[str, str] = {}
     for knob, value in call.kwargs.items():
         name = _parameter(call.name, knob, parameters)
         if name in bound:
             raise UsageError(f"{name} is given twice to {call.name}: type it once")
-        bound[name] = value
+        bound[name], typed[name] = value, knob
     missing = [n for n, p in parameters.items() if p.default is Parameter.empty and n not in bound]
     if missing:
         raise UsageError(f"{call.name} needs {', '.join(missing)}: type {call.name}({missing[0]}=...)")
+    if is_checked(factory):
+        bound = {name: _as_text(factory, name, value) for name, value in bound.items()}
+        refuse_wrong_types(factory, (), bound, call.name, typed)
     return factory(**bound)
+
+
+def _as_text(factory: Callable[..., Any], name: str, value: Any) -> Any:
+    """Return a number as text where text is what is expected: a folder may be called 2024."""
+    is_text = isinstance(value, int | float) and not fits(factory, name, value) and fits(factory, name, str(value))
+    return str(value) if is_text else value
 
 
 def _parameter(name: str, knob: str, parameters: Mapping[str, Parameter]) -> str:

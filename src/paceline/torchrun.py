@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from numbers import Integral
 
+from paceline.argument_types import checked_types
 from paceline.checks import check
 from paceline.cluster import Cluster, LocalCluster, check_device, check_faults, check_no_censored_sleep, cores
 from paceline.errors import UsageError
@@ -22,6 +23,7 @@ WIRES = ("float32", "bf16", "float16")
 WORKERS = ("process", "node")
 
 
+@checked_types
 @dataclass(frozen=True)
 class Torchrun:
     """The processes of a job that torchrun has started: rank 0 hosts coordinator and server, the others are workers.
@@ -85,10 +87,6 @@ class Torchrun:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", Ranks.from_environment(os.environ))
-        for name in ("worker_at_server", "elastic", "debug"):
-            given = getattr(self, name)
-            if not isinstance(given, bool) and not (name == "worker_at_server" and given is None):
-                raise UsageError(f"{name}={given!r} is neither true nor false")
         if self.workers not in WORKERS:
             raise UsageError(f"workers={self.workers!r}, expected {' or '.join(WORKERS)}")
         if self.workers == "node":

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
 from typing import Any
 
 from torch import nn
 
+from paceline.argument_types import checked_types
 from paceline.callbacks.base import Callback, Memory
 from paceline.callbacks.progress import shown
 from paceline.catalogue import parse_plan
@@ -71,6 +70,7 @@ class Result(Shown):
         return {**facts, **self.history.known_counts, **self.metrics, "folder": self.folder}
 
 
+@checked_types
 @holding_sigterm()
 def train(
     job: Job,
@@ -130,7 +130,6 @@ def train(
     plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
-    check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster | Torchrun), stop=(stop, Stop))
     cluster = cluster.fitted_to(plan) if isinstance(cluster, Torchrun) else cluster
     setting = Setting(
         job,
@@ -237,13 +236,3 @@ def _carry_out(
 
 def _extent(given: str | Extent) -> Extent:
     return Extent.parse(given) if isinstance(given, str) else given
-
-
-def check_kinds(**given: tuple[object, type | UnionType]) -> None:
-    """Refuse an argument that is of another kind than the one beside it."""
-    for name, (value, kind) in given.items():
-        if not isinstance(value, kind):
-            wanted = (
-                re.sub(r"paceline\.\w+\.", "pl.", str(kind)) if isinstance(kind, UnionType) else f"pl.{kind.__name__}"
-            )
-            raise UsageError(f"{name} = {value!r}, expected a {wanted}")

@@ -40,7 +40,7 @@ USAGE = [
     ({"protocol": "ssp(leed=2)"}, "ssp has no knob 'leed'; did you mean 'lead'?"),
     ({"protocol": "k_sync"}, "k"),
     ({"protocol": "k_sync(k=0)"}, "quorum k = 0, expected a whole number >= 1"),
-    ({"protocol": "k_sync(k=2.5)"}, "quorum k = 2.5, expected a whole number >= 1"),
+    ({"protocol": "k_sync(k=2.5)"}, "k_sync: k=2.5, expected a whole number"),
     ({"protocol": "k_async(k=5)"}, "give k <= 4, or a protocol that refills on arrival"),
     ({"protocol": "bsp@50% >> asp"}, "add gradients= or epochs= to the stop"),
     ({"protocol": "bsp@50% >> k_sync(k=2)@25% >> asp", "stop": "epochs=1"}, "the parts overlap"),
@@ -196,8 +196,8 @@ JOBS = [
     ({"batch_size": 0}, "batch_size = 0, expected a whole number >= 1"),
     ({"sharding": "partitioned", "batch_size": 60}, "one of 2 shards of 96 samples is smaller than a batch of 60"),
     ({"loss": None}, "expected either loss="),
-    ({"lr_rule": "linear"}, "lr_rule = 'linear', expected 'constant' or 'proportional'"),
-    ({"sampling": "random"}, "sampling = 'random', expected replacement or epoch"),
+    ({"lr_rule": "linear"}, "lr_rule='linear', expected 'constant' or 'proportional'"),
+    ({"sampling": "random"}, "sampling='random', expected 'replacement' or 'epoch'"),
     ({"optimizer": torch.optim.LBFGS}, "LBFGS evaluates the loss within a step"),
     ({"optimizer": lambda parameters: None}, "optimizer() returned NoneType"),
     ({"clip_norm": 0}, "clip_norm = 0, expected a number > 0"),
@@ -280,7 +280,10 @@ def forgets(model, batch):
 
 MISUSES = [
     ({"data": torch.utils.data.DataLoader(dataset(), batch_size=None)}, "data is a DataLoader with batch_size=None"),
-    ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)}, "optimizer is made already"),
+    (
+        {"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)},
+        "expected a function from the parameters to an optimizer",
+    ),
     ({"model": lambda: nn.LazyLinear(3)}, "the model has lazy layers"),
     ({"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}, "ReduceLROnPlateau waits for a metric"),
     ({"loss": None, "step": forgets, "microbatches": 2}, "leave zero_grad() out of it"),
@@ -297,7 +300,7 @@ def test_misuses_of_a_job_are_refused(changes, words):
 @pytest.mark.parametrize("given", [{"cluster": 4}, {"stop": 10}, {"job": "digits"}, {"protocol": 3}])
 def test_arguments_of_the_wrong_kind_are_refused(given):
     arguments = {"job": tiny_job(), "protocol": "bsp", "cluster": pl.Cluster(2), "stop": "updates=1", **given}
-    with pytest.raises(pl.UsageError, match="expected a"):
+    with pytest.raises(pl.UsageError, match="expected "):
         pl.train(arguments.pop("job"), **arguments)
 
 

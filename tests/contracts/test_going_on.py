@@ -308,7 +308,7 @@ def test_a_record_that_cannot_be_written_ends_the_run_and_not_in_silence(tmp_pat
             return None
 
         def decide(self, state, moment):
-            return None, [pl.SetQuorum(torch.tensor(2), "odd")] if moment.asked == "open" else []
+            return None, [pl.SetQuorum._make((torch.tensor(2), "odd"))] if moment.asked == "open" else []
 
     with pytest.raises(pl.RunError, match="cannot be written as JSON"):
         train(tmp_path / "run", pl.k_async(k=1).controlled_by(Odd()))

@@ -256,7 +256,7 @@ REFUSED = [
     ({"first_runs": 0}, "first_runs = 0 and no target"),
     ({"seed": -1}, "seed=-1 is not a whole number in [0, inf)"),
     ({"processes": 0}, "processes = 0, expected a whole number >= 1"),
-    ({"two_sided": "yes"}, "two_sided = 'yes', expected True or False"),
+    ({"two_sided": "yes"}, "two_sided='yes', expected true or false"),
     ({"evaluate_every": "often"}, "is no point of a run"),
 ]
 

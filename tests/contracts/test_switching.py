@@ -277,7 +277,7 @@ def test_a_policy_stands_beside_the_controllers_of_a_named_protocol():
         ("bsp + greedy(min_gap=1)", "min_gap"),
         ("bsp + greedy(min_gap=-0.1)", "min_gap"),
         ("bsp + stragglers(persistent_s=0)", "persistent_s"),
-        ("bsp + stragglers(sliding=2)", "sliding = 2, expected true or false"),
+        ("bsp + stragglers(sliding=2)", "sliding=2, expected true or false"),
         ("bsp + elastik", "elastic"),
         ("asp + greedy", "there is nothing to change; expected a protocol that waits"),
         ("bsp + elastic + greedy", "somebody looks after stragglers already; expected one of"),
@@ -293,7 +293,7 @@ def test_what_cannot_be_added_is_refused(protocol, message):
 
 
 def test_greedy_changes_to_a_protocol():
-    with pytest.raises(pl.UsageError, match="to = 'asp', expected a protocol"):
+    with pytest.raises(pl.UsageError, match=r"to='asp', expected a pl.Protocol"):
         pl.Greedy(to="asp")
 
 

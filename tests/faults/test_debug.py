@@ -251,5 +251,5 @@ def test_it_can_be_typed_and_concerns_no_resumed_run(tmp_path, monkeypatch):
     file.write_text("[local]\nworkers = 2\ndebug = true")
     assert parse_cluster(str(file)) == pl.LocalCluster(2, debug=True)
     for make in (pl.Torchrun, lambda **debug: pl.LocalCluster(2, **debug)):
-        with pytest.raises(pl.UsageError, match="debug=1 is neither true nor false"):
+        with pytest.raises(pl.UsageError, match="debug=1, expected true or false"):
             make(debug=1)

@@ -52,12 +52,15 @@ def test_jobs_with_different_decays_are_different_jobs():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("digits(decay_at=32000)", r"decay_at=32000, expected gradients in brackets, as \[32000, 48000\]"),
+        (
+            "digits(decay_at=32000)",
+            r"decay_at=32000, expected a list .*, as \[32000, 48000\]",
+        ),
         ("digits(decay_at=[0])", "decay_at=0 is not a whole number"),
-        ("digits(decay_at=[0.5, 0.75])", "decay_at=0.5 is not a whole number"),
+        ("digits(decay_at=[0.5, 0.75])", "decay_at\\[0\\]=0.5, expected a whole number"),
         ("digits(decay_at=[9, 9])", r"decay_at=\[9, 9\] does not rise"),
         ("digits(decay_by=0)", r"decay_by=0 is not a number in \(0, 1\]"),
-        ("digits(lr_rule=linear)", "lr_rule = 'linear', expected 'constant' or 'proportional'"),
+        ("digits(lr_rule=linear)", "lr_rule='linear', expected 'constant' or 'proportional'"),
         ("digits(lr_iz=total)", "digits has no knob 'lr_iz'; did you mean 'lr_is'"),
         ("digits(momentum=1)", "momentum=1 is not a number in"),
     ],

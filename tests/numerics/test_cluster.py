@@ -342,7 +342,7 @@ def test_a_badly_typed_cluster_is_explained(text, words):
         ),
         ("local = 3", "local is not a table: type [local]"),
         ("[local]\nworkers = 2\ndevice = 'gpu'", "device='gpu' is not known"),
-        ("[local]\nworkers = 2\nrespawn = 1", "respawn=1 is neither true nor false"),
+        ("[local]\nworkers = 2\nrespawn = 1", "respawn=1, expected true or false"),
         ("[local]\nworkers = 2\nthreads = 0", "threads=0 is not a whole number"),
     ],
 )

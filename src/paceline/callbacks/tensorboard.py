@@ -7,6 +7,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+from paceline.argument_types import checked_types
 from paceline.callbacks.base import Callback
 from paceline.errors import RunError, UsageError
 from paceline.files import refuse_link
@@ -15,6 +16,7 @@ from paceline.history import Record, RunEnded, Totals, UpdateMade, VersionEvalua
 FLUSH_S = 5
 
 
+@checked_types
 class TensorBoard(Callback):
     """Writes what an update and an evaluation tell, with the version as step and the run's seconds as wall time.
 

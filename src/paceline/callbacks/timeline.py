@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from paceline.argument_types import checked_types
 from paceline.callbacks.base import Callback
 from paceline.errors import RunError
 from paceline.files import create_file, open_to_extend
@@ -36,6 +37,7 @@ Trace = dict[str, Any]
 Abandoned = WorkInterrupted | WorkUnfinished
 
 
+@checked_types
 class Timeline(Callback):
     """Writes one track a worker, with its work; one of the server, with its updates; and k and the loss over time.
 

@@ -12,7 +12,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -36,6 +36,7 @@ from paceline.events import Outcome
 PRELOADED = [__name__, "torch._dynamo"]  # once for all: torch imports the latter with the first optimizer step
 
 
+@runtime_checkable
 class Display(Protocol):
     """Shows how the runs are doing, as `ProgressBars` does."""
 

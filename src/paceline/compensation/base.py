@@ -8,6 +8,7 @@ from dataclasses import is_dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from paceline.argument_types import checked_types
 from paceline.errors import UsageError
 from paceline.slices import Whole
 from paceline.text import brief
@@ -125,6 +126,7 @@ class Compensator(ABC):
         """
 
 
+@checked_types
 def chain(*compensators: Compensator) -> tuple[Compensator, ...]:
     """Return compensators that act one after another; scales multiply.
 

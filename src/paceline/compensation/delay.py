@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from typing import TYPE_CHECKING, ClassVar
 
+from paceline.argument_types import checked_types
 from paceline.checks import check
 from paceline.compensation.base import Compensator, Delayed, Kind, squared_norm
 
@@ -16,6 +17,7 @@ MEAN_SQUARE = "mean_square"
 REPRESENTABLE = "[0, 1e30]"  # in single precision, with some room
 
 
+@checked_types
 @dataclass(frozen=True, repr=False)
 class DCASGD(Compensator):
     """Adds lambda * g * g * (w_now - w_then), a first-order step of the gradient with g * g for the Hessian.
@@ -72,6 +74,7 @@ class DCASGD(Compensator):
                 g.addcdiv_(difference.mul_(g).mul_(g), root, value=self.lambda0)
 
 
+@checked_types
 @dataclass(frozen=True, repr=False)
 class DCS3GD(Compensator):
     """Adds lambda * g * g * D with D = w_now - w_then and lambda = lambda0 ||g|| / ||g * g * D||.

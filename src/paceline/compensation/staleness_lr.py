@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from sys import float_info
 from typing import TYPE_CHECKING, ClassVar
 
+from paceline.argument_types import checked_types
 from paceline.checks import check
 from paceline.compensation.base import Compensator, Delayed, Kind
 from paceline.errors import UsageError
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from paceline.compensation.base import Memory
 
 
+@checked_types
 @dataclass(frozen=True, repr=False)
 class StalenessLR(Compensator):
     """Steps with eta_j = min(C / ||w_j - w_tau(j)||^2, eta_max), each gradient with its own.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from typing import TYPE_CHECKING, ClassVar
 
+from paceline.argument_types import checked_types
 from paceline.compensation.base import Compensator, Delayed, Kind
 from paceline.errors import UsageError
 
@@ -20,6 +21,7 @@ WEIGHTS: Mapping[str, Callable[[int], float]] = {
 }
 
 
+@checked_types
 @dataclass(frozen=True, repr=False)
 class StalenessWeight(Compensator):
     """Multiplies the step of a gradient that is tau versions old by a weight that depends on tau alone.

@@ -8,6 +8,7 @@ from math import isfinite, nan, sqrt
 from numbers import Integral
 from typing import Any, ClassVar, Literal
 
+from paceline.argument_types import checked_types
 from paceline.checks import check
 from paceline.controllers.base import Action, Controller, Moment, SetQuorum
 from paceline.errors import UsageError
@@ -18,6 +19,7 @@ from paceline.wording import counted
 State = dict[str, Any]
 
 
+@checked_types
 @dataclass(frozen=True, repr=False)
 class AdaSync(Controller[State]):
     """Waits for K gradients, a number that grows as the loss F falls from what it was at first, F_0.

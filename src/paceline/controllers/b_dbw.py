@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.argument_types import checked_types
 from paceline.controllers.base import Action, Controller, Moment, SetQuorum
 from paceline.controllers.round_times import RoundTimes, fastest
 from paceline.estimators.duration import DurationEstimator, Unobserved
 from paceline.text import brief
 
 
+@checked_types
 @dataclass(frozen=True, repr=False)
 class BDBW(Controller[RoundTimes]):
     """Waits for the k that maximises k / T_k: blind DBW, which knows nothing of the loss and its gradients.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
+from paceline.argument_types import checked_types
 from paceline.events import Arrival, Step
 from paceline.learning_rate import LearningRate
 from paceline.protocols import Phase, Protocol
@@ -64,6 +65,7 @@ class Moment:
     accepted: bool = False
 
 
+@checked_types
 class SetQuorum(NamedTuple):
     """Wait for k gradients in the open update."""
 
@@ -71,12 +73,14 @@ class SetQuorum(NamedTuple):
     reason: str
 
 
+@checked_types
 class CloseUpdate(NamedTuple):
     """Make the update now of what is held."""
 
     reason: str
 
 
+@checked_types
 class ChangeProtocol(NamedTuple):
     """Go on with another protocol, under the same controllers.
 
@@ -89,6 +93,7 @@ class ChangeProtocol(NamedTuple):
     counts: bool = True
 
 
+@checked_types
 class SetAside(NamedTuple):
     """Take a live worker out; it stays connected and idle. The last one is kept."""
 
@@ -96,6 +101,7 @@ class SetAside(NamedTuple):
     reason: str
 
 
+@checked_types
 class TakeBack(NamedTuple):
     """Let a worker that was set aside take part again."""
 
@@ -103,24 +109,28 @@ class TakeBack(NamedTuple):
     reason: str
 
 
+@checked_types
 class Probe(NamedTuple):
     """Give a worker that was set aside a minibatch, to hear how long it takes; its gradient is not used."""
 
     worker: int
 
 
+@checked_types
 class Replace(NamedTuple):
     """Give a worker up and take another one in its place, where the engine can start one."""
 
     worker: int
 
 
+@checked_types
 class AskAgain(NamedTuple):
     """Ask again at this moment."""
 
     at_s: float
 
 
+@checked_types
 class Remark(NamedTuple):
     """Put something on record, and change nothing.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import nan
 from typing import Any, ClassVar, Literal
 
+from paceline.argument_types import checked_types
 from paceline.checks import check
 from paceline.controllers.base import Action, Controller, Moment, SetQuorum
 from paceline.controllers.round_times import RoundTimes, fastest
@@ -30,6 +31,7 @@ class _State:
         self.k = 0
 
 
+@checked_types
 @dataclass(frozen=True, repr=False)
 class DBW(Controller[_State]):
     """Waits for the k that maximises the expected decrease of the loss per second.

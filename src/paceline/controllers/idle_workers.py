@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
+from paceline.argument_types import checked_types
 from paceline.checks import check
 from paceline.controllers.base import Action, Controller, Moment, Remark, SetAside
-from paceline.errors import UsageError
 from paceline.text import brief
 
 State = dict[int, tuple[int, bool]]  # worker -> (version of its last use, whether that was remarked)
 
 
+@checked_types
 @dataclass(frozen=True, repr=False)
 class IdleWorkers(Controller[State]):
     """Reports each worker whose gradients were not used for long, and hands it back if it is told to.
@@ -33,8 +34,6 @@ class IdleWorkers(Controller[State]):
 
     def __post_init__(self) -> None:
         check("[1, inf)", Integral, after=self.after)
-        if not isinstance(self.release, bool):
-            raise UsageError(f"release_idle = {self.release!r}, expected true or false")
 
     def __repr__(self) -> str:
         return brief(self)

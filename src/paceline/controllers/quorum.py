@@ -4,10 +4,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from paceline.argument_types import checked_types
 from paceline.controllers.base import Action, Controller, Moment, SetQuorum
 from paceline.errors import UsageError
 
 
+@checked_types
 @dataclass(frozen=True)
 class FixedQuorum(Controller[None]):
     """Wait for k gradients in every update.
@@ -29,6 +31,7 @@ class FixedQuorum(Controller[None]):
         return None, [SetQuorum(self.k, f"fixed k={self.k}")] if moment.asked == "open" else []
 
 
+@checked_types
 @dataclass(frozen=True)
 class ScheduledQuorum(Controller[None]):
     """Wait for the k of the last entry at or before the version.
@@ -65,6 +68,7 @@ class ScheduledQuorum(Controller[None]):
         return None, [SetQuorum(k, f"scheduled k={k} from version {moment.version}")]
 
 
+@checked_types
 @dataclass(frozen=True, repr=False)
 class QuorumFunction(Controller[None]):
     """Wait for as many gradients as a function says when an update opens.

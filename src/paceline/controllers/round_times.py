@@ -7,7 +7,6 @@ from math import inf
 from typing import Any
 
 from paceline.controllers.base import Moment
-from paceline.errors import UsageError
 from paceline.estimators.duration import DurationEstimator
 
 REMEMBERED = 1000  # versions that a late gradient may be of
@@ -29,8 +28,6 @@ class RoundTimes:
     """
 
     def __init__(self, n: int, durations: DurationEstimator, late: bool) -> None:
-        if not isinstance(late, bool):
-            raise UsageError(f"late = {late!r}, expected true or false")
         self.durations = durations
         self._n = n
         self._late = late

@@ -9,6 +9,7 @@ from math import inf
 from numbers import Integral
 from typing import Any, ClassVar
 
+from paceline.argument_types import checked_types
 from paceline.attributes import copied, restore
 from paceline.checks import check
 from paceline.controllers.base import (
@@ -94,6 +95,7 @@ class Watch:
 _AS_IT_IS = ("since_s", "persistent", "aside", "home")
 
 
+@checked_types
 @dataclass(frozen=True, repr=False)
 class Stragglers(Controller[Watch]):
     """Puts on record who becomes a straggler and who recovers, under any protocol.
@@ -123,8 +125,6 @@ class Stragglers(Controller[Watch]):
         check("[1, inf)", Integral, window=self.window, consecutive=self.consecutive)
         check("[0, 1)", min_gap=self.min_gap)
         check("(0, inf]", persistent_s=self.persistent_s)
-        if not isinstance(self.sliding, bool):
-            raise UsageError(f"sliding = {self.sliding!r}, expected true or false")
 
     def __repr__(self) -> str:
         return brief(self, self.name).removesuffix("()")
@@ -189,6 +189,7 @@ class Stragglers(Controller[Watch]):
         return state
 
 
+@checked_types
 @dataclass(frozen=True, repr=False)
 class Greedy(Stragglers):
     """Goes on asynchronously while there is a straggler, and comes back when there is none.
@@ -228,6 +229,7 @@ class Greedy(Stragglers):
         return []
 
 
+@checked_types
 @dataclass(frozen=True, repr=False)
 class Elastic(Stragglers):
     """Sets stragglers aside until they have recovered or the phase ends, and goes on without them.

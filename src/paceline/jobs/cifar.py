@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.argument_types import checked_types
 from paceline.errors import UsageError
 from paceline.job import Job
 from paceline.jobs.common import choose_model, fetch_advice, sgd
@@ -66,8 +67,6 @@ class _Files:
         makers = {name: partial(maker, self.classes) for name, maker in _NETWORKS.items()}
         make_model = choose_model(model, {**makers, "softmax": partial(SoftmaxRegression, PIXELS, self.classes)})
         optimizer = sgd(lr, momentum, weight_decay=1e-4)
-        if augment not in (None, True, False):
-            raise UsageError(f"augment={augment!r} is not true or false")
         if augment is None:
             augment = model != "softmax"
         with fetch_advice(self.name, folder):
@@ -116,6 +115,7 @@ _CIFAR100 = _Files(
 )
 
 
+@checked_types
 def cifar10(
     model: str = "resnet20",
     batch_size: int = 128,
@@ -146,6 +146,7 @@ def cifar10(
     return _CIFAR10.job(model, batch_size, lr, momentum, augment, folder)
 
 
+@checked_types
 def cifar100(
     model: str = "resnet50",
     batch_size: int = 128,

@@ -4,6 +4,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from paceline.argument_types import checked_types
 from paceline.errors import UsageError
 from paceline.job import Job
 from paceline.jobs.common import MakeModel, choose_model, sgd
@@ -18,6 +19,7 @@ _MODELS: dict[str, MakeModel] = {
 _LR = {"net": 0.1, "softmax": 0.5}
 
 
+@checked_types
 def digits(model: str = "softmax", batch_size: int = 32, lr: float | None = None, momentum: float = 0.0) -> Job:
     """Return a job that trains in seconds: scikit-learn's handwritten digits, 1437 and 360 for evaluation.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from traceback import FrameSummary, TracebackException
 from typing import Any
 
+from paceline.argument_types import checked_types
 from paceline.errors import PacelineError, UsageError, did_you_mean
 from paceline.job import Job
 from paceline.jobs.cifar import cifar10, cifar100
@@ -34,6 +35,7 @@ class JobLoadError(UsageError):
         self.details = "".join(report.format())
 
 
+@checked_types
 def load_job(text: str, **settings: Any) -> Job:
     """Return the job called ``text``: one of paceline's own, or ``module:object`` from the user's code.
 

@@ -3,6 +3,7 @@ from pathlib import Path
 
 from torch.nn import functional as F
 
+from paceline.argument_types import checked_types
 from paceline.errors import UsageError
 from paceline.job import Job
 from paceline.jobs.common import MakeModel, choose_model, fetch_advice, sgd
@@ -14,6 +15,7 @@ CLASSES = 10
 _MODELS: dict[str, MakeModel] = {"dbw": DBWNet, "softmax": partial(SoftmaxRegression, 28 * 28, CLASSES)}
 
 
+@checked_types
 def mnist(
     model: str = "dbw",
     batch_size: int = 500,

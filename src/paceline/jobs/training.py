@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch.optim.lr_scheduler import LambdaLR
 
+from paceline.argument_types import checked_types
 from paceline.checks import check
 from paceline.errors import UsageError
 from paceline.job import BATCH_NORMS, Job
@@ -20,6 +21,7 @@ from paceline.text import bind, parse_call
 SCHEDULES = {"linear": LinearSchedule}
 
 
+@checked_types(decay_at=", gradients in brackets, as [32000, 48000]")
 def scheduled(
     job: Job,
     *,
@@ -57,8 +59,6 @@ def scheduled(
     """
     check("(0, 1]", decay_by=decay_by)
     LearningRate(lr_rule, lr_is)  # which refuses other words
-    if decay_norms not in (True, False):
-        raise UsageError(f"decay_norms={decay_norms!r} is not true or false")
     at = _milestones(decay_at)
     decay = partial(LambdaLR, lr_lambda=partial(decayed, at=at, by=decay_by)) if at else job.scheduler
     return replace(

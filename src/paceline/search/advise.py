@@ -11,6 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from statistics import mean
 
+from paceline.argument_types import checked_types
 from paceline.catalogue import parse_plan
 from paceline.cluster import Cluster
 from paceline.cluster_text import parse_cluster
@@ -29,6 +30,7 @@ LEAST_UPDATES = 4 * PARTS
 UPDATES = 300  # simulated for each protocol
 
 
+@checked_types
 def advise(
     run: str | Path | SavedRun | Trace,
     *,

@@ -9,6 +9,7 @@ from statistics import mean
 
 import numpy as np
 
+from paceline.argument_types import checked_types
 from paceline.errors import UsageError
 from paceline.estimators.descent import Noise, Observed, noise
 from paceline.recording.run_folder import SavedRun
@@ -18,6 +19,7 @@ from paceline.theory import Constants
 PARTS = 10
 
 
+@checked_types
 def estimate_constants(run: str | Path | SavedRun, least_loss: float = 0.0) -> Constants:
     """Estimate the constants that `pl.theory` needs from a run that was recorded with `measure_steps=True`.
 

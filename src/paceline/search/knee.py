@@ -12,6 +12,7 @@ from numbers import Integral
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from paceline.argument_types import checked_types
 from paceline.callbacks.base import Callback
 from paceline.catalogue import CATALOGUE
 from paceline.checks import check
@@ -28,7 +29,7 @@ from paceline.stop import Stop
 from paceline.tables import Grid
 from paceline.text import parse_call
 from paceline.torchrun import without_torchrun
-from paceline.train import AnyCluster, check_kinds, train
+from paceline.train import AnyCluster, train
 
 Watch = Callable[[str, Stop], AbstractContextManager[Callback]]
 
@@ -104,6 +105,7 @@ class Knees(Tabled):
         return orjson.dumps(self, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
+@checked_types
 def knee(
     job: Job,
     *,
@@ -156,7 +158,6 @@ def knee(
     """
     refuse_while_opening()
     cluster = without_torchrun(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "knee")
-    check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster))
     check("[0, inf)", Integral, seed=seed)
     check("[1, inf)", Integral, runs=runs)
     shows = progress if watch is None else False

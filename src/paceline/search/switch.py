@@ -9,6 +9,7 @@ from numbers import Integral
 from pathlib import Path
 from statistics import mean
 
+from paceline.argument_types import checked_types
 from paceline.checks import check
 from paceline.cluster import Cluster, LocalCluster
 from paceline.cluster_text import parse_cluster
@@ -26,7 +27,7 @@ from paceline.search.switch_result import SwitchSearch
 from paceline.search.trials import Trial, Trials, Trying
 from paceline.stop import Stop
 from paceline.torchrun import without_torchrun
-from paceline.train import AnyCluster, check_kinds
+from paceline.train import AnyCluster
 
 TIMING = "timing.toml"
 DIVERGED_AT = 10.0
@@ -39,6 +40,7 @@ def _is_answered(path: Path, asked: Question) -> bool:
 SEARCH = Kind("search", "search.json", _is_answered)
 
 
+@checked_types
 def search_switch(
     job: Job,
     *,
@@ -106,7 +108,6 @@ def search_switch(
     refuse_while_opening()
     cluster = without_torchrun(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "search")
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
-    check_kinds(job=(job, Job), cluster=(cluster, Cluster | LocalCluster), stop=(stop, Stop))
     check("[1, inf)", Integral, runs=runs)
     check("[0, inf)", Integral, seed=seed)
     of_first = _first_runs(first_runs, runs, target)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from paceline.argument_types import checked_types
 from paceline.theory.round_trip import RoundTrip
 from paceline.timing import (
     Deterministic,
@@ -15,6 +16,7 @@ from paceline.timing import (
 )
 
 
+@checked_types
 def new_longer_than_used(law: Law) -> bool:
     """Return whether it is known that new work never takes less than work that is under way still does.
 
@@ -43,6 +45,7 @@ def new_longer_than_used(law: Law) -> bool:
     return False
 
 
+@checked_types
 def new_shorter_than_used(law: Law) -> bool:
     """Return whether it is known that new work never takes longer than work that is under way still does.
 
@@ -65,6 +68,7 @@ def new_shorter_than_used(law: Law) -> bool:
     return False
 
 
+@checked_types
 def memoryless(law: Law) -> bool:
     """Return whether new work and work under way take equally long: of all laws only the exponential."""
     return new_longer_than_used(law) and new_shorter_than_used(law)

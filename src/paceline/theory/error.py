@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.argument_types import checked_types
 from paceline.checks import check
 from paceline.errors import UsageError
 
@@ -15,6 +16,7 @@ Array = NDArray[np.float64]
 Count = TypeVar("Count", float, Array)
 
 
+@checked_types
 @dataclass(frozen=True)
 class Constants:
     """What the theorems assume of an objective F and its gradients, and where they begin.
@@ -70,6 +72,7 @@ class Constants:
         return progress
 
 
+@checked_types
 def max_learning_rate(constants: Constants, k: int = 1) -> float:
     """Return the largest learning rate of Lemma 2 and Theorems 3, 4 and 5: ``1 / (2 L (M_G / (k m) + 1))``.
 
@@ -89,6 +92,7 @@ def max_learning_rate(constants: Constants, k: int = 1) -> float:
     return 1 / (2 * constants.L * (constants.M_G / (k * constants.m) + 1))
 
 
+@checked_types
 def sync_error(constants: Constants, eta: float, k: int, updates: Count) -> Count:
     """Bound ``E[F(w_J)] - F*`` after J updates of k fresh gradients each: K-sync, K-batch-sync, or synchronous SGD.
 
@@ -109,6 +113,7 @@ def sync_error(constants: Constants, eta: float, k: int, updates: Count) -> Coun
     return _decay(constants, sync_floor(constants, eta, k), eta * constants.c, updates)
 
 
+@checked_types
 def sync_floor(constants: Constants, eta: float, k: int) -> float:
     """Return what `sync_error` tends to: ``eta L sigma2 / (2 c k m)``.
 
@@ -118,6 +123,7 @@ def sync_floor(constants: Constants, eta: float, k: int) -> float:
     return eta * constants.L * constants.noise(k) / (2 * _convexity(constants))
 
 
+@checked_types
 def async_error(constants: Constants, eta: float, k: int, p_0: float, updates: Count) -> Count:
     """Bound ``E[F(w_J)] - F*`` after J updates of k gradients, some stale: K-async, K-batch-async, or asynchronous SGD.
 
@@ -137,6 +143,7 @@ def async_error(constants: Constants, eta: float, k: int, p_0: float, updates: C
     return _decay(constants, async_floor(constants, eta, k, p_0), eta * constants.c * constants.progress(p_0), updates)
 
 
+@checked_types
 def async_floor(constants: Constants, eta: float, k: int, p_0: float) -> float:
     """Return what `async_error` tends to: ``eta L sigma2 / (2 c gamma' k m)``.
 
@@ -145,6 +152,7 @@ def async_floor(constants: Constants, eta: float, k: int, p_0: float) -> float:
     return sync_floor(constants, eta, k) / constants.progress(p_0)
 
 
+@checked_types
 def variable_rate_error(constants: Constants, etas: Sequence[float], C: float, p_0: float, k: int = 1) -> float:
     """Bound ``E[F(w_J)] - F*`` after J updates with learning rates eta_0 to eta_{J-1} that tame staleness.
 
@@ -172,6 +180,7 @@ def variable_rate_error(constants: Constants, etas: Sequence[float], C: float, p
     return error
 
 
+@checked_types
 def variable_rate_floor(constants: Constants, eta: float, C: float, p_0: float, k: int = 1) -> float:
     """Return what `variable_rate_error` tends to where the rates stay at eta: ``Delta / rho``.
 
@@ -182,6 +191,7 @@ def variable_rate_floor(constants: Constants, eta: float, C: float, p_0: float, 
     return _disturbance(constants, eta, C, k) / _decay_rate(constants, eta, p_0)
 
 
+@checked_types
 def staleness_constant(constants: Constants, eta: float, floor: float, p_0: float, k: int = 1) -> float:
     """Return the C of the staleness learning rate ``min(C / ||w_j - w_tau||**2, eta)`` for a wanted error floor.
 
@@ -215,6 +225,7 @@ def staleness_constant(constants: Constants, eta: float, floor: float, p_0: floa
     return 2 * (floor - least) * _decay_rate(constants, eta, p_0) / constants.L**2
 
 
+@checked_types
 def mean_squared_gradient(constants: Constants, eta: float, k: int, p_0: float, updates: Count) -> Count:
     """Bound the mean of ``E||grad F(w_j)||**2`` over j = 0 ... J-1, of a function that need not be convex.
 

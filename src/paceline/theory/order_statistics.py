@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.argument_types import checked_types
 from paceline.checks import check
 from paceline.errors import UsageError
 from paceline.theory.round_trip import RoundTrip
@@ -16,6 +17,7 @@ POINTS = 2049
 ALMOST_ONE = 1 - 2.0**-53
 
 
+@checked_types
 def order_statistic(law: Law, k: int, n: int) -> float:
     """Return the expected k-th smallest of n independent times of a law, in seconds.
 
@@ -59,6 +61,7 @@ def order_statistic(law: Law, k: int, n: int) -> float:
     return _quadrature(law, k, n)
 
 
+@checked_types
 def harmonic(k: int, n: int) -> float:
     """Return the sum of 1/i for i from n-k+1 to n: the k-th smallest of n exponentials of mean 1.
 
@@ -68,6 +71,7 @@ def harmonic(k: int, n: int) -> float:
     return float((1 / np.arange(n - k + 1, n + 1)).sum())
 
 
+@checked_types
 def log_harmonic(k: int, n: int) -> float:
     """Return the paper's approximation of `harmonic`: ``log(n / (n - k))``, and ``log(n)`` for k = n.
 

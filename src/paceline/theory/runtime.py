@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import ceil, isinf, log
 from typing import Literal
 
+from paceline.argument_types import checked_types
 from paceline.cluster import Cluster
 from paceline.errors import UsageError
 from paceline.protocols import Phase, Plan, Protocol, as_plan
@@ -52,6 +53,7 @@ class Expected:
         return self.k / self.seconds_per_update
 
 
+@checked_types
 def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes: float = 0) -> Expected:
     """Return the expected seconds per update of a protocol, in the long run.
 
@@ -93,6 +95,7 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
     return _RUNTIMES[known.name](law, known.k, n)
 
 
+@checked_types
 def sync_to_async(law: Law, n: int) -> float:
     """Return how many times longer a synchronous update takes than an asynchronous one: ``n E[X_{n:n}] / E[X]``.
 
@@ -104,6 +107,7 @@ def sync_to_async(law: Law, n: int) -> float:
     return n * order_statistic(law, n, n) / _mean_s(law)
 
 
+@checked_types
 def log_sync_to_async(n: int) -> float:
     """Return the paper's approximation of `sync_to_async` for an exponential, ``n log(n)``: 23 % low for n = 8.
 
@@ -112,6 +116,7 @@ def log_sync_to_async(n: int) -> float:
     return n * log_harmonic(n, n)
 
 
+@checked_types
 def async_to_batch_async(k: int, n: int) -> float:
     """Return how many times longer K-async takes than K-batch-async, for exponential times.
 
@@ -125,6 +130,7 @@ def async_to_batch_async(k: int, n: int) -> float:
     return n * order_statistic(Exponential(mean_s=1.0), k, n) / k
 
 
+@checked_types
 def log_async_to_batch_async(k: int, n: int) -> float:
     """Return the paper's approximation of `async_to_batch_async`: ``n log(n / (n - K)) / K``; k below n.
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral
 
+from paceline.argument_types import checked_types
 from paceline.checks import check
 from paceline.cluster import Cluster
 from paceline.protocols import Phase, Plan, Protocol
@@ -49,6 +50,7 @@ class Staleness:
         return self.at_least(staleness) - self.at_least(staleness + 1)
 
 
+@checked_types
 def staleness(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes: float = 0) -> Staleness:
     """Return how stale the gradients of a protocol are.
 

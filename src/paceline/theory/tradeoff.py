@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.argument_types import checked_types
 from paceline.cluster import Cluster
 from paceline.errors import UsageError
 from paceline.protocols import Protocol
@@ -48,6 +49,7 @@ class Tradeoff(Shown):
         return [self.runtimes[name].k for name in self.best]
 
 
+@checked_types
 def tradeoff(
     protocols: Iterable[Protocol],
     cluster: Cluster,

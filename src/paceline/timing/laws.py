@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.argument_types import checked_types
 from paceline.checks import check
 from paceline.errors import UsageError, did_you_mean
 from paceline.files import ContentError, open_table
@@ -34,6 +35,7 @@ class Law(Protocol):
         """Return the seconds that are not exceeded with probability ``u``, for each u in [0, 1)."""
 
 
+@checked_types
 @dataclass(frozen=True)
 class Deterministic:
     """Always ``value_s`` seconds.
@@ -57,6 +59,7 @@ class Deterministic:
         return np.full_like(u, self.value_s)
 
 
+@checked_types
 @dataclass(frozen=True)
 class Uniform:
     """Uniform between two bounds: ``low_s + (high_s - low_s) * u``.
@@ -83,6 +86,7 @@ class Uniform:
         return self.low_s + (self.high_s - self.low_s) * u
 
 
+@checked_types
 @dataclass(frozen=True)
 class Exponential:
     """Exponential: ``-mean_s * log(1 - u)``.
@@ -109,6 +113,7 @@ class Exponential:
         return -self.mean_s * np.log1p(-u)
 
 
+@checked_types
 @dataclass(frozen=True)
 class ShiftedExponential:
     """A constant plus an exponential: ``shift_s - mean_s * log(1 - u)``.
@@ -141,6 +146,7 @@ class ShiftedExponential:
         return self.shift_s - self.mean_s * np.log1p(-u)
 
 
+@checked_types
 @dataclass(frozen=True)
 class Pareto:
     """Pareto (type I), the heavy tail: ``scale_s * (1 - u) ** (-1 / shape)``.
@@ -168,6 +174,7 @@ class Pareto:
         return self.scale_s * (1 - u) ** (-1 / self.shape)
 
 
+@checked_types
 @dataclass(frozen=True)
 class LogNormal:
     """Log-normal: ``median_s * exp(sigma * z)`` where z is the standard normal quantile of u.
@@ -195,6 +202,7 @@ class LogNormal:
         return np.asarray(self.median_s * np.exp(self.sigma * ndtri(u)))
 
 
+@checked_types
 @dataclass(frozen=True)
 class Gamma:
     """Gamma: the sum of ``shape`` exponential stages where shape is whole.
@@ -222,6 +230,7 @@ class Gamma:
         return np.asarray(self.mean_s / self.shape * gammaincinv(self.shape, u))
 
 
+@checked_types
 @dataclass(frozen=True)
 class HyperExponential:
     """A mixture of exponentials, the mean chosen anew at each draw.
@@ -268,6 +277,7 @@ class HyperExponential:
         return x
 
 
+@checked_types
 @dataclass(frozen=True)
 class Empirical:
     """Measured times, each as probable as the others.

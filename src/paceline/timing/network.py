@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from math import inf
 
+from paceline.argument_types import checked_types
 from paceline.checks import check
 
 
+@checked_types
 @dataclass(frozen=True)
 class Network:
     """The link between a worker and the parameter server, the same for all workers and never congested.
@@ -52,6 +54,7 @@ class Network:
         return 2 * (n - 1) * (self.latency_s + payload_bytes / n / bytes_per_s)
 
 
+@checked_types
 @dataclass(frozen=True)
 class ServerTime:
     """How long the parameter server is busy, while nothing else can be served.

@@ -10,6 +10,7 @@ from operator import itemgetter
 
 from numpy.random import Generator
 
+from paceline.argument_types import checked_types
 from paceline.checks import check
 from paceline.errors import UsageError
 
@@ -20,6 +21,7 @@ Piece = tuple[float, float]
 ALWAYS_NORMAL: tuple[Piece, ...] = ((inf, 1.0),)
 
 
+@checked_types
 @dataclass(frozen=True)
 class Slowdown:
     """From ``at_s`` until ``until_s`` some workers compute ``factor`` times slower.
@@ -58,6 +60,7 @@ class Slowdown:
         yield inf, 1.0
 
 
+@checked_types
 @dataclass(frozen=True)
 class Periodic:
     """Transient stragglers by script: from ``at_s`` on, slow for ``on_s`` in every ``every_s`` seconds.
@@ -104,6 +107,7 @@ class Periodic:
             yield begin_s + self.on_s, self.slowdown
 
 
+@checked_types
 @dataclass(frozen=True)
 class Transient:
     """Transient stragglers: each worker alternates between normal and slow periods, the first one normal.

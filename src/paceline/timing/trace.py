@@ -13,6 +13,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
+from paceline.argument_types import checked_types
 from paceline.checks import check
 from paceline.errors import UsageError, did_you_mean
 from paceline.files import ContentError, open_table, write_out
@@ -72,6 +73,7 @@ class HasHistory(Protocol):
         """What happened."""
 
 
+@checked_types
 @dataclass(frozen=True)
 class Trace:
     """The round trips of a run, to be used as the timing of a `Cluster`.

@@ -6,6 +6,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.argument_types import checked_types
 from paceline.errors import UsageError
 
 Stem = Literal["small", "imagenet"]
@@ -79,6 +80,7 @@ def _stem(stem: Stem, width: int) -> list[nn.Module]:
     return [convolution, nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(kernel_size=3, stride=2, padding=1)]
 
 
+@checked_types
 class ResNet(nn.Sequential):
     """A residual network, whose stem for small images is 3x3 of stride 1 without max-pooling.
 
@@ -114,6 +116,7 @@ class ResNet(nn.Sequential):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
+@checked_types
 def resnet20(classes: int = 10) -> ResNet:
     """Return the CIFAR ResNet-20: 6n+2 layers with n = 3 and option A shortcuts, 0.27M parameters.
 
@@ -122,6 +125,7 @@ def resnet20(classes: int = 10) -> ResNet:
     return ResNet([3, 3, 3], width=16, classes=classes, shortcut=_ZeroPadding)
 
 
+@checked_types
 def resnet32(classes: int = 10) -> ResNet:
     """Return the CIFAR ResNet-32: 6n+2 layers with n = 5 and option A shortcuts, 0.46M parameters.
 
@@ -130,6 +134,7 @@ def resnet32(classes: int = 10) -> ResNet:
     return ResNet([5, 5, 5], width=16, classes=classes, shortcut=_ZeroPadding)
 
 
+@checked_types
 def resnet18(classes: int = 10) -> ResNet:
     """Return ImageNet's ResNet-18 with the stem for small images, 11.2M parameters.
 
@@ -139,6 +144,7 @@ def resnet18(classes: int = 10) -> ResNet:
     return ResNet([2, 2, 2, 2], width=64, classes=classes, shortcut=_projection)
 
 
+@checked_types
 def resnet50(classes: int = 100, stem: Stem = "small") -> ResNet:
     """Return ImageNet's ResNet-50: bottlenecks, 23.7M parameters for 100 classes of small images.
 
@@ -150,6 +156,7 @@ def resnet50(classes: int = 100, stem: Stem = "small") -> ResNet:
     return ResNet([3, 4, 6, 3], width=64, classes=classes, shortcut=_projection, bottlenecks=True, stem=stem)
 
 
+@checked_types
 def resnet101(classes: int = 1000, stem: Stem = "imagenet") -> ResNet:
     """Return ImageNet's ResNet-101: bottlenecks, 44.5M parameters; for 32x32 images give stem="small".
 
@@ -159,6 +166,7 @@ def resnet101(classes: int = 1000, stem: Stem = "imagenet") -> ResNet:
     return ResNet([3, 4, 23, 3], width=64, classes=classes, shortcut=_projection, bottlenecks=True, stem=stem)
 
 
+@checked_types
 def resnet152(classes: int = 1000, stem: Stem = "imagenet") -> ResNet:
     """Return ImageNet's ResNet-152: bottlenecks, 60.2M parameters; for 32x32 images give stem="small".
 

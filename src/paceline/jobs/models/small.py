@@ -1,6 +1,9 @@
 from torch import nn
 
+from paceline.argument_types import checked_types
 
+
+@checked_types
 class SoftmaxRegression(nn.Sequential):
     """Multinomial logistic regression: one linear layer on the flattened input.
 
@@ -16,6 +19,7 @@ class SoftmaxRegression(nn.Sequential):
         super().__init__(nn.Flatten(), linear)
 
 
+@checked_types
 class SmallNet(nn.Sequential):
     """A network with one hidden layer of ReLU units.
 
@@ -26,6 +30,7 @@ class SmallNet(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
+@checked_types
 class DBWNet(nn.Sequential):
     """The convolutional network of DBW's MNIST experiments: 21,840 parameters.
 

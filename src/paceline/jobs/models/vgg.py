@@ -2,12 +2,14 @@
 
 from torch import nn
 
+from paceline.argument_types import checked_types
 from paceline.errors import UsageError
 
 STAGES = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))  # convolutions, channels
 HALVINGS = len(STAGES)
 
 
+@checked_types
 class VGG(nn.Sequential):
     """Convolutions of 3x3 in stages, a max-pooling after each, and three fully connected layers with dropout of 0.5.
 
@@ -48,6 +50,7 @@ class VGG(nn.Sequential):
                 nn.init.zeros_(module.bias)
 
 
+@checked_types
 def vgg16(classes: int = 1000, image_size: int = 224) -> VGG:
     """Return VGG-16, 138M parameters; with image_size=32, for CIFAR, 34M.
 

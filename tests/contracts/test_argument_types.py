@@ -1,0 +1,230 @@
+"""Every public call refuses a wrong type with a UsageError: each argument in turn, with values of every kind."""
+
+import inspect
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import paceline as pl
+from paceline.cluster_text import parse_cluster
+from paceline.timing import Row
+from tiny_jobs import dataset, small_net, tiny_job
+
+# Made by paceline for the user to read, or base classes: not called by users.
+READ_ONLY = {
+    "Advice",
+    "Comparison",
+    "Delayed",
+    "GradientArrived",
+    "History",
+    "Moment",
+    "Prediction",
+    "Replay",
+    "Result",
+    "Simulated",
+    "StepMeasured",
+    "SwitchSearch",
+    "UpdateMade",
+    "theory.Expected",
+    "theory.Staleness",
+    "theory.Tradeoff",
+    "theory.NoTheoryError",
+    "jobs.JobLoadError",
+    "Callback",
+    "Compensator",
+    "Controller",
+    "Law",
+    "PacelineError",
+    "RunError",
+    "UsageError",
+    "Outcome",
+}
+WRONG = {
+    "text": "x",
+    "nothing": None,
+    "true": True,
+    "count": 2,
+    "number": 2.5,
+    "bytes": b"x",
+    "list": [object()],
+    "dict": {object(): object()},
+    "object": object(),
+    "class": object,
+    "function": lambda: None,
+}
+CALLABLE = ("class", "function")
+NEVER_RIGHT = ("bytes", "list", "dict", "object")
+RIGHT = {("data", "list"), ("eval_data", "list")}  # a list is map-style data
+
+
+LAW = pl.Exponential(mean_s=1.0)
+# Valid arguments by name, for whatever has no default.
+VALID = {
+    "amount": 2.0,
+    "at_s": 1.0,
+    "batch_size": 8,
+    "blocks": [1, 1, 1],
+    "C": 0.1,
+    "choose": lambda moment: 1,
+    "classes": 10,
+    "cluster": pl.Cluster(4),
+    "constants": pl.theory.Constants(L=1, c=0.5, sigma2=1),
+    "data": dataset(),
+    "draw": 1,
+    "eta": 0.01,
+    "etas": [0.01, 0.02],
+    "every_s": 30.0,
+    "factor": 2.0,
+    "features": 4,
+    "floor": 0.5,
+    "H": 2,
+    "hidden": 3,
+    "image_size": 32,
+    "job": tiny_job(),
+    "k": 2,
+    "kind": "word",
+    "lambda0": 0.1,
+    "law": LAW,
+    "lead": 2,
+    "L": 1.0,
+    "c": 0.5,
+    "loss": F.cross_entropy,
+    "low_s": 1.0,
+    "high_s": 2.0,
+    "max_staleness": 0,
+    "mean_s": 1.0,
+    "mean_off_s": 1.0,
+    "mean_on_s": 1.0,
+    "means_s": [1.0, 2.0],
+    "median_s": 1.0,
+    "model": small_net,
+    "n": 4,
+    "on_s": 1.0,
+    "optimizer": torch.optim.SGD,
+    "p_0": 1.0,
+    "phases": (pl.Phase(pl.bsp()),),
+    "probabilities": [0.5, 0.5],
+    "protocol": pl.bsp(),
+    "protocols": [pl.bsp()],
+    "quorum": 2,
+    "r": 2,
+    "reason": "why",
+    "refill": "update",
+    "rule": "zero",
+    "scale_s": 1.0,
+    "schedule": {0: 1},
+    "shape": 2.0,
+    "shift_s": 1.0,
+    "shortcut": lambda before, after, stride: torch.nn.Identity(),
+    "sigma": 1.0,
+    "sigma2": 1.0,
+    "slowdown": 2.0,
+    "stop": "updates=1",
+    "sums": "updates",
+    "text": "digits",
+    "times_s": [1.0, 2.0],
+    "unit": "updates",
+    "updates": 1,
+    "value_s": 1.0,
+    "values_s": [1.0, 2.0],
+    "width": 4,
+    "worker": 0,
+    "workers": [0],
+}
+OF_CALL = {
+    "Job": {"loss": F.cross_entropy},
+    "compare": {"protocols": ["bsp"], "processes": 1, "seeds": 1},
+    "knee": {"protocol": "k_sync", "k": 1, "updates": 20, "runs": 1},
+    "search_switch": {"settings": 1, "runs": 1, "processes": 1},
+    "Trace": {"rows": [Row(0, 1, 0.0, 0.0, 1.0, 0.0, 1.0, False)]},
+    "Stop": {"updates": 1},
+    "sync_switch": {"fraction": 0.25},
+    "theory.variable_rate_error": {"etas": [0.01, 0.01]},
+    "LinearSchedule": {},
+}
+
+
+def public():
+    for prefix, module in (("", pl), ("theory.", pl.theory), ("jobs.", pl.jobs)):
+        for name in module.__all__:
+            called = getattr(module, name)
+            if callable(called) and f"{prefix}{name}" not in READ_ONLY:
+                yield f"{prefix}{name}", called
+
+
+CALLS = dict(public())
+
+
+def parameters(called):
+    return {
+        name: parameter
+        for name, parameter in inspect.signature(called).parameters.items()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+
+
+def arguments(name, called, tmp_path):
+    given = {each: VALID[each] for each, p in parameters(called).items() if p.default is p.empty and each in VALID}
+    if "out" in parameters(called):
+        given["out"] = tmp_path / "out"
+    if name in {"Timeline", "TensorBoard"}:
+        given = {next(iter(parameters(called))): tmp_path / "file"}
+    if name in {"advise", "estimate_constants", "replay"}:
+        given["run"] = tmp_path / "nowhere"
+    return given | OF_CALL.get(name, {})
+
+
+EACH_ARGUMENT = [(name, argument) for name, called in CALLS.items() for argument in parameters(called)]
+
+
+@pytest.mark.parametrize(("name", "argument"), EACH_ARGUMENT)
+def test_a_wrong_type_is_a_usage_error(name, argument, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    called = CALLS[name]
+    given = arguments(name, called, tmp_path)
+    hint = str(parameters(called)[argument].annotation)
+    for kind, wrong in WRONG.items():
+        if (argument, kind) in RIGHT or (kind in CALLABLE and ("Callable" in hint or "Watch" in hint)):
+            continue  # right, and what fails then is the user's function
+        try:
+            if parameters(called)[argument].kind is inspect.Parameter.VAR_POSITIONAL:
+                called(wrong)
+            else:
+                called(**{**given, argument: wrong})
+        except pl.UsageError as refusal:
+            is_named = argument in str(refusal)
+        except pl.RunError:
+            is_named = False
+        else:
+            is_named = "Any" in hint
+        assert is_named or kind not in NEVER_RIGHT, f"{argument}={wrong!r}"
+
+
+def test_numpys_scalars_are_numbers_and_a_bool_is_none():
+    assert pl.Cluster(np.int64(4), speed=np.float64(2.0)).n == 4
+    with pytest.raises(pl.UsageError, match=r"Cluster: n=True, expected a whole number"):
+        pl.Cluster(True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: pl.Cluster(4, faults=[pl.Fault(0, 1), 1]), "Cluster: faults[1]=1, expected a pl.Fault"),
+        (lambda: pl.simulate(pl.bsp, pl.Cluster(2), updates=1), "call it, as bsp(...)"),
+        (lambda: pl.Fault(0, 1, "dye"), "Fault: kind='dye', expected 'die', 'raise', 'hang' or 'not_finite'"),
+        (lambda: pl.ScheduledQuorum({0: "x"}), "ScheduledQuorum: schedule[0]='x', expected a whole number"),
+        (lambda: pl.Exponential("x" * 999), f"mean_s='{'x' * 27}...{'x' * 28}', expected a number"),
+        (lambda: parse_cluster("4*exp(mean=fast)"), "exp: mean='fast', expected a number"),
+    ],
+)
+def test_the_message_names_what_was_given_and_what_is_expected(wrong, words):
+    with pytest.raises(pl.UsageError, match=re.escape(words)):
+        wrong()
+
+
+def test_a_folder_whose_name_is_a_number_is_text():
+    with pytest.raises(pl.UsageError, match=r"cannot read .*2024"):
+        pl.jobs.load_job("mnist(folder=2024)")
