@@ -91,6 +91,7 @@ from .timing import Empirical as Empirical
 from .timing import Exponential as Exponential
 from .timing import Gamma as Gamma
 from .timing import HyperExponential as HyperExponential
+from .timing import Law as Law
 from .timing import LogNormal as LogNormal
 from .timing import Network as Network
 from .timing import Pareto as Pareto

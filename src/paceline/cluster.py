@@ -305,15 +305,10 @@ def cores() -> int:
 
 
 def _check_timing(timing: object, n: int) -> None:
-    if isinstance(timing, Trace):
-        if timing.workers != n:
-            raise UsageError(
-                f"{timing.source} has {counted(timing.workers, 'worker')}, the cluster {n}: type {timing.workers}"
-            )
-        return
-    for law in _each(timing):
-        if not isinstance(law, Law):
-            raise UsageError(f"timing={law!r} is not a law: type for example timing=Exponential(mean_s=1.0)")
+    if isinstance(timing, Trace) and timing.workers != n:
+        raise UsageError(
+            f"{timing.source} has {counted(timing.workers, 'worker')}, the cluster {n}: type {timing.workers}"
+        )
 
 
 def _check_certain(timing: object, why: str) -> None:

@@ -44,6 +44,7 @@ class Samples(Protocol):
 
 @checked_types(
     optimizer=" from the parameters to an optimizer, as optimizer=partial(torch.optim.SGD, lr=0.1)",
+    no_decay_on=", as pl.BATCH_NORMS",
     schedule="; one of torch.optim.lr_scheduler is given as scheduler=",
 )
 @dataclass(frozen=True, kw_only=True, repr=False)

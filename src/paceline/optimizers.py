@@ -16,6 +16,7 @@ from torch import nn
 
 from paceline.errors import PacelineWarning, UsageError
 from paceline.job import Job
+from paceline.user_code import note_place
 from paceline.zero_gradients import shortened
 
 
@@ -25,7 +26,11 @@ def make_optimizer(job: Job, parameters: list[nn.Parameter], model: nn.Module) -
     Raises:
         UsageError: it is none, or one that a parameter server cannot step.
     """
-    optimizer = _made(job, parameters, model)
+    try:
+        optimizer = _made(job, parameters, model)
+    except Exception as error:
+        note_place(error, f"the optimizer of job {job.name} could not be made")
+        raise
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"job {job.name}: optimizer() returned {type(optimizer).__name__}, expected a torch.optim.Optimizer; "

@@ -44,10 +44,6 @@ class Reduction:
 
     def __post_init__(self) -> None:
         check("[1, inf)", Integral, period=self.period)
-        if self.sums not in ("gradients", "updates"):
-            raise UsageError(f"sums = {self.sums!r}, expected 'gradients' or 'updates'")
-        if not isinstance(self.overlaps, bool):
-            raise UsageError(f"overlaps={self.overlaps!r} is neither True nor False")
         if self.correction is not None and getattr(self.correction, "kind", "") != "correction":
             raise UsageError(f"correction={self.correction!r}, expected a compensator that corrects, or None")
         if self.sums == "gradients" and (self.overlaps or self.period > 1):

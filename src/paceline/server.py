@@ -20,6 +20,7 @@ from paceline.job import Job
 from paceline.optimizers import make_optimizer, scaled_part, stepping
 from paceline.slices import Others, Whole, joined
 from paceline.step_meter import StepMeter, squared_norm_of
+from paceline.user_code import note_place
 from paceline.vectors import Layout, Vectors, bind, trainable
 from paceline.zero_gradients import ZeroGradientWatch
 
@@ -90,7 +91,11 @@ class ParameterServer:
         self._per_step = job.gradients_per_schedule_step(per_epoch, workers)
         self.optimizer = make_optimizer(job, every, model)
         self._meter = StepMeter(self.optimizer, self._state.flat_parameters, self._whole)
-        self._scheduler = job.scheduler(self.optimizer) if job.scheduler is not None else None
+        try:
+            self._scheduler = job.scheduler(self.optimizer) if job.scheduler is not None else None
+        except Exception as error:
+            note_place(error, f"the scheduler of job {job.name} could not be made")
+            raise
         if isinstance(self._scheduler, ReduceLROnPlateau):
             raise UsageError(
                 f"job {job.name}: ReduceLROnPlateau waits for a metric, which a schedule by workload does not have; "
@@ -264,7 +269,11 @@ class ParameterServer:
             return
         due = self._workload // self._per_step
         for _ in range(due - self._scheduled):
-            self._scheduler.step()
+            try:
+                self._scheduler.step()
+            except Exception as error:
+                note_place(error, f"the scheduler of job {self._job.name} failed after {self._workload} gradients")
+                raise
         self._scheduled = due
 
     def _step(self, mean: Vectors, measure: bool) -> Step | None:
@@ -285,7 +294,11 @@ class ParameterServer:
         for parameter, gradient in zip(self._parameters, mean.parameters, strict=True):
             parameter.grad = gradient
         before = [flat._version for flat in mean.flat_parameters]
-        self.optimizer.step()
+        try:
+            self.optimizer.step()
+        except Exception as error:
+            note_place(error, f"the optimizer of job {self._job.name} failed after {self._workload} gradients")
+            raise
         if before != [flat._version for flat in mean.flat_parameters] and mean is not self._mean:
             for flat in mean.flat_parameters:  # the optimizer wrote into it, and its worker takes for zero what it
                 flat.zero_()  # did not write

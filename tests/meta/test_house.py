@@ -17,7 +17,7 @@ DECIDING = "events history extent protocols reduction switch_timing timing/ stop
 MEMBERS = "targets metrics phase_share lead patience roster faults minibatches open_update dispatch evaluations"
 SAVING = "checkpoint checkpoint/state checkpoint/store checkpoint/identity"
 FLOORS = [
-    "errors argument_types checks files text wording shown tables streams attributes slices",
+    "errors user_code argument_types checks files text wording shown tables streams attributes slices",
     f"{DECIDING} {MEMBERS} schedule cluster cluster_text ranks torchrun theory/ estimators/ compensation/",
     "controllers/ catalogue coordinator",
     "vectors averaging dataloader job seeding data step_meter zero_gradients optimizers server allreduce/ jobs/",

@@ -322,7 +322,7 @@ def test_a_badly_typed_cluster_is_explained(text, words):
         ("speed = 2", "type workers = 16"),
         ("[local]\nthreads = 2", "type workers = 4 under [local]"),
         ("workers = 0", "n=0 is not a whole number in [1, inf)"),
-        ("workers = 2.5", "n=2.5 is not a whole number in [1, inf)"),
+        ("workers = 2.5", "n=2.5, expected a whole number"),
         ("workers = 2\ntiming = 3", 'timing=3 is not text: type timing = "exp(mean=1)"'),
         (
             "workers = 2\ntiming = ['exp(mean=1)']",
@@ -359,7 +359,7 @@ def test_a_bad_file_is_explained_in_one_line_with_its_name(write, text, words):
     [
         (
             lambda: Cluster(2, timing=1.0),
-            "timing=1.0 is not a law: type for example timing=Exponential(mean_s=1.0)",
+            "timing=1.0, expected a pl.Law, a list of pl.Law or a pl.Trace, as timing=Exponential(mean_s=1.0)",
         ),
         (lambda: Cluster(2).round_trips(0, payload_bytes=-1), "payload_bytes=-1"),
         (

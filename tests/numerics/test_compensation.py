@@ -376,7 +376,7 @@ def test_what_cannot_work_is_refused_with_the_reason(protocol, changes, message)
     [
         (lambda: pl.asp() + 0.5, "cannot be added to asp; expected a compensator"),
         (lambda: pl.asp() + Unfinished(), "Unfinished is not whole"),
-        (lambda: pl.chain(pl.dc_s3gd(), "dc_s3gd"), "is no compensator"),
+        (lambda: pl.chain(pl.dc_s3gd(), "dc_s3gd"), "expected a pl.Compensator"),
         (lambda: pl.staleness_weight(lambda tau: 2.0), "at staleness 0"),
         (lambda: pl.staleness_weight(lambda tau: 1.0 - tau).weight(1), "expected a weight > 0"),
         (lambda: pl.staleness_weight(weighting=3), "expected text or a function"),

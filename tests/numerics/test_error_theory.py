@@ -260,7 +260,7 @@ CONSTANTS = Constants(1.0, 0.5, 1.0)
         (lambda: tradeoff([pl.asp(), pl.asp()], pl.Cluster(4), CONSTANTS, 0.1, [1.0]), "asp is given twice"),
         (
             lambda: tradeoff([pl.asp() + pl.dc_s3gd()], pl.Cluster(4), CONSTANTS, 0.1, [1.0]),
-            "expected a protocol alone such as",
+            "expected a pl.Protocol alone such as",
         ),
         (lambda: tradeoff([pl.asp()], pl.Cluster(4), CONSTANTS, 0.1, [-1.0]), "expected a list of seconds >= 0"),
         (lambda: tradeoff([pl.ssp(2)], pl.Cluster(4), CONSTANTS, 0.1, [1.0]), r"no theory for ssp\(lead=2\)"),

@@ -172,7 +172,7 @@ WRONG = [
     ({"k": []}, r"k = \[\], expected a quorum or several different ones, as k=\[1, 4, 8\]"),
     ({"k": [2, 2]}, r"k = \[2, 2\], expected a quorum or several different ones"),
     ({"k": [0]}, r"k_sync\(k=0\): quorum k = 0, expected a whole number >= 1"),
-    ({"k": [1.5]}, r"quorum k = 1.5, expected a whole number >= 1"),
+    ({"k": [1.5]}, r"k\[0\]=1.5, expected a whole number"),
     ({"k": [1, 5]}, r"k_sync\(k=5\): waits for k = 5 gradients of 4 workers .*; give k <= 4"),
     ({"lowest": 1.0, "highest": 0.5}, "lowest = 1.0 and highest = 0.5; expected rates that rise"),
     ({"updates": 9}, r"updates=9 is not a whole number in \[10, inf\)"),
@@ -184,8 +184,8 @@ WRONG = [
     ({"protocol": "dbw"}, "'dbw' has no quorum k to find a rate for"),
     ({"protocol": "k_sync(k=4)"}, r"'k_sync\(k=4\)' comes with knobs; give the name alone, 'k_sync', and the k's"),
     ({"protocol": "bsp@50% >> asp"}, "cannot read"),
-    ({"protocol": pl.k_sync}, "expected the name of a protocol, as 'k_sync'"),
-    ({"job": "digits"}, "job = 'digits', expected a pl.Job"),
+    ({"protocol": pl.k_sync}, "expected text; call it"),
+    ({"job": "digits"}, "job='digits', expected a pl.Job"),
 ]
 
 

@@ -101,5 +101,5 @@ def test_an_infinite_mean_of_a_law_without_closed_form_is_refused():
 
 @pytest.mark.parametrize(("k", "n"), [(0, 3), (4, 3), (1, 0), (1.5, 3), (True, 3)])
 def test_numbers_out_of_range_are_refused(k, n):
-    with pytest.raises(pl.UsageError, match=r"is not a whole number in \[1, "):
+    with pytest.raises(pl.UsageError, match=r"is not a whole number in \[1, |expected a whole number"):
         order_statistic(pl.Exponential(1.0), k, n)

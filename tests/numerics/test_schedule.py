@@ -370,9 +370,9 @@ def test_jobs_with_different_schedules_are_different_jobs():
     [
         ({"warm_up": "updates=9"}, "warm_up = 'updates=9', expected workload, as '50%', 'epochs=5' or 'gradients=500'"),
         ({"check_every": pl.Extent("seconds", 9)}, "check_every = .*expected workload"),
-        ({"total": 90}, "total = 90, expected workload"),
+        ({"total": 90}, "total=90, expected text"),
         ({"warm_up_until": "valley"}, "'valley' is no point of a run"),
-        ({"warm_up": None}, "warm_up = None, expected workload"),
+        ({"warm_up": None}, "warm_up=None, expected text or a pl.Extent"),
         ({"least_reduction": 1}, "least_reduction=1 is not a number in"),
         ({"weight_decay": -1}, "weight_decay=-1 is not a number in"),
     ],
@@ -399,13 +399,13 @@ def test_a_schedule_that_does_not_fit_the_run_is_refused_before_it_begins(knobs,
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"schedule": "linear"}, "schedule = 'linear', expected a pl.LinearSchedule"),
+        ({"schedule": "linear"}, "schedule='linear', expected a pl.LinearSchedule"),
         (
             {"schedule": PAPER, "scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=1)},
             "has a schedule and a scheduler; give one of the two",
         ),
-        ({"no_decay_on": nn.BatchNorm1d}, "expected types of modules, as pl.BATCH_NORMS"),
-        ({"no_decay_on": ["norm"]}, "expected types of modules, as pl.BATCH_NORMS"),
+        ({"no_decay_on": nn.BatchNorm1d}, "expected .*class(es)? of Module, as pl.BATCH_NORMS"),
+        ({"no_decay_on": ["norm"]}, "expected .*class(es)? of Module, as pl.BATCH_NORMS"),
     ],
 )
 def test_a_job_that_contradicts_itself_is_refused(changes, said):

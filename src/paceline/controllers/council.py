@@ -6,6 +6,7 @@ from typing import Any
 
 from paceline.controllers.base import PRECEDENCE, Action, Controller, Moment
 from paceline.protocols import Phase
+from paceline.user_code import note_place
 
 
 class Council:
@@ -31,7 +32,11 @@ class Council:
         """Ask all of them, and return their answers in the order in which they are to be obeyed."""
         actions: list[Action] = []
         for i, controller in enumerate(self._controllers):
-            self._states[i], answer = controller.decide(self._states[i], moment)
+            try:
+                self._states[i], answer = controller.decide(self._states[i], moment)
+            except Exception as error:
+                note_place(error, f"controller {controller!r} failed after update {moment.version}")
+                raise
             actions += answer
         return sorted(actions, key=lambda action: PRECEDENCE.index(type(action)))
 

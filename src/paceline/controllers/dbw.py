@@ -12,7 +12,7 @@ from paceline.argument_types import checked_types
 from paceline.checks import check
 from paceline.controllers.base import Action, Controller, Moment, SetQuorum
 from paceline.controllers.round_times import RoundTimes, fastest
-from paceline.errors import PacelineWarning, UsageError
+from paceline.errors import PacelineWarning
 from paceline.estimators.duration import DurationEstimator, Unobserved
 from paceline.estimators.gain import GainEstimator, Told
 from paceline.protocols import Protocol
@@ -80,8 +80,6 @@ class DBW(Controller[_State]):
     def __post_init__(self) -> None:
         self.begin(1)  # the estimators check what is theirs
         check("[1, inf)", beta=self.beta)
-        if self.no_gain not in ("all", "keep"):
-            raise UsageError(f"no_gain = {self.no_gain!r}, expected 'all' or 'keep'")
 
     def __repr__(self) -> str:
         return brief(self)

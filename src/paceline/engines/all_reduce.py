@@ -17,6 +17,7 @@ from paceline.engines.virtual import NOT_A_WORKER, TimingEngine
 from paceline.events import Accept, Apply, Arrival, Compute, Evaluate, Evaluated, Event, Outcome, Quit
 from paceline.faults import Fault
 from paceline.reduction import Reduction
+from paceline.user_code import note_place
 
 
 class AllReduceTiming(TimingEngine):
@@ -280,7 +281,11 @@ class VirtualAllReduce(AllReduceTiming):
     def _arrival(self, worker: int, draw: int) -> Arrival:
         work, ours = self._work.pop(worker), self._workers[worker]
         self._took_part.add(worker)
-        measured = self._replica.gradient(worker, draw, work.minibatch, ours.weights, ours.gradient)
+        try:
+            measured = self._replica.gradient(worker, draw, work.minibatch, ours.weights, ours.gradient)
+        except Exception as error:
+            note_place(error, f"after update {work.version}")
+            raise
         assert self._expected is not None
         handed_in = HandedIn(finite=False)
         if measured.finite and self._fault(worker) is None:

@@ -26,6 +26,7 @@ from paceline.metrics import Averages
 from paceline.seeding import seeded
 from paceline.stop import Stop
 from paceline.streams import derived_seed
+from paceline.user_code import note_place
 from paceline.vectors import Layout, Vectors, bind, trainable
 
 if TYPE_CHECKING:
@@ -111,12 +112,21 @@ class Replica:
         """
         place = () if self._team is None else (self._team.place,)
         with seeded(derived_seed(self._seed, "gradient", worker, draw, *place), self._device):
-            batch = self._load(worker, draw, minibatch)
+            try:
+                batch = self._load(worker, draw, minibatch)
+            except Exception as error:
+                note_place(error, f"the data of job {self._job.name} failed for {_piece(worker, draw, minibatch)}")
+                raise
             begun_s = perf_counter()
             ours = self._local("gradient", gradient)
             at = self._read(version)
-            with self._seal_closed(worker, draw):
-                part = self._forward_backward(batch, ours, tells=ours is gradient)
+            try:
+                with self._seal_closed(worker, draw):
+                    part = self._forward_backward(batch, ours, tells=ours is gradient)
+            except Exception as error:
+                if not isinstance(error, Interrupted):
+                    note_place(error, f"job {self._job.name} failed for {_piece(worker, draw, minibatch)}")
+                raise
             for change, buffer, before in zip(ours.buffers, self._buffers, at.buffers, strict=True):
                 change.copy_(buffer)
                 if change.dtype != torch.bool:
@@ -295,7 +305,11 @@ def usable_device(device: str) -> str:
 
 def build_model(job: Job, seed: int) -> nn.Module:
     """Return the job's model as every process of the run builds it."""
-    return job.build_model(derived_seed(seed, "model"))
+    try:
+        return job.build_model(derived_seed(seed, "model"))
+    except Exception as error:
+        note_place(error, f"the model of job {job.name} could not be built")
+        raise
 
 
 def evaluate(job: Job, model: nn.Module, seed: int, batches: int | None = None) -> dict[str, float]:
@@ -311,6 +325,14 @@ def evaluate(job: Job, model: nn.Module, seed: int, batches: int | None = None) 
         UsageError: a metric is no number, or has no text as its name.
         RunError: there are no evaluation data.
     """
+    try:
+        return _evaluated(job, model, seed, batches)
+    except Exception as error:
+        note_place(error, f"the evaluation of job {job.name} failed")
+        raise
+
+
+def _evaluated(job: Job, model: nn.Module, seed: int, batches: int | None) -> dict[str, float]:
     device = next(model.parameters()).device
     averages = Averages(job.name)
     with evaluating(model), torch.no_grad(), seeded(derived_seed(seed, "evaluation"), device):
@@ -354,6 +376,16 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     if device.type == "cpu":
         return batch
     return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
+
+
+def _piece(worker: int, draw: int, minibatch: Minibatch | None) -> str:
+    """Return which piece of work it is, in words."""
+    if minibatch is None:
+        return f"worker {worker}, draw {draw}"
+    shard = f" of shard {minibatch.shard}" if minibatch.shard else ""
+    if minibatch.number is None:
+        return f"worker {worker}, draw {draw}{shard}"
+    return f"worker {worker}, draw {draw}, minibatch {minibatch.number} of epoch {minibatch.epoch}{shard}"
 
 
 def _parts(batch: Batch | None, size: int, count: int) -> Iterator[tuple[Batch, float]]:

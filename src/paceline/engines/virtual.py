@@ -38,6 +38,7 @@ from paceline.events import (
 from paceline.faults import Fault
 from paceline.history import Totals
 from paceline.server import ParameterServer
+from paceline.user_code import note_place
 
 NOT_A_WORKER = -1
 
@@ -325,7 +326,11 @@ class VirtualEngine(TimingEngine):
         self._server.let_go()  # of what lies in the one place for a gradient
         if self._replica.prepares_ahead:
             self._replica.expect(self._coming())
-        return self._replica.gradient(worker, draw, minibatch, self._versions[version], self._gradient)
+        try:
+            return self._replica.gradient(worker, draw, minibatch, self._versions[version], self._gradient)
+        except Exception as error:
+            note_place(error, f"after update {version}")
+            raise
 
     def _coming(self) -> Iterator[Piece]:
         """Yield the work that is under way, in the order of its arrivals."""

@@ -46,6 +46,7 @@ from paceline.history import (
     WorkUnfinished,
     mean_loss,
 )
+from paceline.user_code import note_place
 
 REMEMBERED = 100  # pieces of abandoned work of a worker
 
@@ -275,7 +276,13 @@ class Recorder:
     def _tell(self, record: Record) -> None:
         self.totals.count(record)
         for callback in self._callbacks:
-            callback.on_record(record)
+            try:
+                callback.on_record(record)
+            except Exception as error:
+                note_place(
+                    error, f"callback {type(callback).__name__} failed at {type(record).__name__}, {record.now_s:.6g} s"
+                )
+                raise
 
 
 # The part of the state that a checkpoint can hold as it is.

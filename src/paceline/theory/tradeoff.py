@@ -49,7 +49,7 @@ class Tradeoff(Shown):
         return [self.runtimes[name].k for name in self.best]
 
 
-@checked_types
+@checked_types(protocols=" alone such as pl.asp(): no other bounds are known")
 def tradeoff(
     protocols: Iterable[Protocol],
     cluster: Cluster,
@@ -100,8 +100,6 @@ def tradeoff(
 
 
 def _check(protocol: Protocol, others: Mapping[str, Expected]) -> None:
-    if not isinstance(protocol, Protocol):
-        raise UsageError(f"{protocol} is given, expected a protocol alone such as pl.asp(): no other bounds are known")
     if protocol.name in others:
         raise UsageError(f"{protocol.name} is given twice; expected protocols of different names")
 

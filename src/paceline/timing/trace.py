@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from paceline.argument_types import checked_types
 from paceline.checks import check
-from paceline.errors import UsageError, did_you_mean
+from paceline.errors import UsageError
 from paceline.files import ContentError, open_table, write_out
 from paceline.history import GradientArrived, History, Record, WorkInterrupted, WorkUnfinished
 
@@ -103,10 +103,6 @@ class Trace:
     source: str = field(default="a trace", compare=False)
 
     def __post_init__(self) -> None:
-        if self.by not in BY:
-            raise UsageError(f"by={self.by!r} is not known{did_you_mean(str(self.by), BY)}")
-        if self.censored not in CENSORED:
-            raise UsageError(f"censored={self.censored!r} is not known; type censored=km, or nothing")
         _check_rows(self.rows, self.source)
         if all(row.censored for row in self.rows):
             raise UsageError(f"{self.source} has no round trip that is finished; record a longer run")

@@ -7,7 +7,6 @@ import queue
 import socket
 import threading
 import time
-import traceback
 from contextlib import closing
 from typing import Any
 
@@ -27,6 +26,7 @@ from paceline.engines.signals import leaving_on_sigterm
 from paceline.errors import RunError, UsageError
 from paceline.job import Job
 from paceline.torchrun import Torchrun
+from paceline.user_code import note_place, report_of
 
 
 def follow(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> Ended:
@@ -132,6 +132,7 @@ class _Follower:
         except Torn as error:
             raise Broken(str(error)) from error
         except Exception as error:
+            note_place(error, f"after update {work.version}")
             self._fail(error)
             raise
 
@@ -139,7 +140,7 @@ class _Follower:
         """Tell the first process, which tells rank 0, and wait until it has ended the line."""
         is_usage = isinstance(error, UsageError)
         message = str(error) if is_usage else f"{type(error).__name__}: {error}"
-        self._line.tell({"failed": message, "details": traceback.format_exc(), "is_usage": is_usage})
+        self._line.tell({"failed": message, "details": report_of(error), "is_usage": is_usage})
         try:
             while not isinstance(self._requests.get(timeout=LEAVE_S), Broken):
                 pass

@@ -8,7 +8,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,6 +28,7 @@ from paceline.engines.signals import leaving_on_sigterm
 from paceline.errors import RunError, UsageError
 from paceline.job import Job
 from paceline.torchrun import Torchrun
+from paceline.user_code import note_place, report_of
 from paceline.vectors import Vectors
 
 ALL_DRAWS = sys.maxsize
@@ -201,6 +201,9 @@ class _Member:
         except Interrupted:
             for strand in self._strands:
                 strand.abandon()
+        except Exception as error:
+            note_place(error, f"after update {work.version}")
+            raise
         else:
             self._check_version(work, "after")
             self._hand_in(measured)
@@ -314,7 +317,7 @@ class _Member:
         """Tell rank 0 what has gone wrong here."""
         is_usage = isinstance(error, UsageError)
         message = str(error) if is_usage else f"{type(error).__name__}: {error}"
-        self._take_leave({"failed": message, "details": traceback.format_exc(), "is_usage": is_usage})
+        self._take_leave({"failed": message, "details": report_of(error), "is_usage": is_usage})
 
     def _take_leave(self, text: dict[str, Any]) -> None:
         """Say a last word, and wait until rank 0 has heard it and ends the line."""

@@ -6,7 +6,6 @@ import os
 import queue
 import socket
 import threading
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from math import inf
@@ -22,6 +21,7 @@ from paceline.engines.distributed.meeting import enter, find
 from paceline.engines.distributed.ring import Apart, Ring
 from paceline.errors import RunError, UsageError
 from paceline.torchrun import Torchrun
+from paceline.user_code import report_of
 from paceline.vectors import Vectors
 
 LEAVE_S = 10.0
@@ -186,8 +186,7 @@ class OtherRank:
             return
         is_usage = isinstance(error, UsageError)
         message = str(error) if is_usage else f"{type(error).__name__}: {error}"
-        details = "".join(traceback.format_exception(error))
-        self._tell({"failed": message, "details": details, "is_usage": is_usage})
+        self._tell({"failed": message, "details": report_of(error), "is_usage": is_usage})
         self._listener.join(LEAVE_S)
 
     def close(self, end: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from paceline.engines.replica import Measured, Replica
 from paceline.engines.seal import Seal
 from paceline.events import Apply, Compute
 from paceline.torchrun import Torchrun
+from paceline.user_code import note_place
 
 
 class _Done(NamedTuple):
@@ -111,4 +112,8 @@ class Part:
         if done is not None and (done.work.draw, done.work.minibatch) == (work.draw, work.minibatch):
             return done.measured, done.took_s
         ours = self._worker
-        return self._labour.gradient(work.draw, work.minibatch, run_s, ours.weights, ours.gradient), 0.0
+        try:
+            return self._labour.gradient(work.draw, work.minibatch, run_s, ours.weights, ours.gradient), 0.0
+        except Exception as error:
+            note_place(error, f"after update {work.version}")
+            raise

@@ -8,7 +8,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from typing import Any
@@ -46,6 +45,7 @@ from paceline.job import Job
 from paceline.server import ParameterServer
 from paceline.slices import Others
 from paceline.torchrun import Torchrun
+from paceline.user_code import report_of
 from paceline.vectors import Layout
 
 RANK_0 = 0  # as a ticket; all others are drawn from 1 on
@@ -197,7 +197,7 @@ class _SliceServer:
         except Exception as error:
             is_usage = isinstance(error, UsageError)
             said = str(error) if is_usage else f"{type(error).__name__}: {error}"
-            self._rank_0.tell({"failed": said, "details": traceback.format_exc(), "is_usage": is_usage})
+            self._rank_0.tell({"failed": said, "details": report_of(error), "is_usage": is_usage})
 
     def _obey(self, message: object) -> None:
         match message:

@@ -125,7 +125,9 @@ class LocalEngine(RealTimeEngine[_Peer]):
     def _send(self, peer: _Peer, command: Compute) -> None:
         version = self._versions[command.version]
         assert isinstance(version, SharedVectors)
-        peer.send(Work(command.draw, version.place, command.minibatch, self._elapsed_s(), time.monotonic()))
+        peer.send(
+            Work(command.draw, command.version, version.place, command.minibatch, self._elapsed_s(), time.monotonic())
+        )
 
     def _read(self, key: selectors.SelectorKey) -> None:
         worker: int = key.data

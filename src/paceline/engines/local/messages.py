@@ -12,6 +12,7 @@ class Work(NamedTuple):
     """Compute the gradient of a minibatch at the version in a place."""
 
     draw: int
+    version: int
     place: int
     minibatch: Minibatch | None
     run_s: float  # seconds since the run began

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from paceline.engines.local.parcel import Parcel
 from paceline.engines.replica import Interrupted, Replica
 from paceline.errors import UsageError
 from paceline.job import Job
+from paceline.user_code import note_place, report_of
 from paceline.vectors import Vectors
 
 
@@ -84,7 +84,7 @@ def _serve(assignment: Assignment, build: Callable[[Task], _Worker | _Evaluator]
         except (EOFError, ConnectionError):
             return  # the engine is gone
         except Exception as error:
-            details = traceback.format_exc()
+            details = report_of(error)
             message = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
             connection.send(Failed(message, details, isinstance(error, UsageError)))
 
@@ -117,6 +117,9 @@ class _Worker:
             measured = self._labour.gradient(request.draw, request.minibatch, request.run_s, version, self._gradient)
         except Interrupted:
             return Abandoned(request.draw)
+        except Exception as error:
+            note_place(error, f"after update {request.version}")
+            raise
         return Finished(request.draw, measured, begun_s - request.sent_s, time.monotonic())
 
     def close(self) -> None:

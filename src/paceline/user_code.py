@@ -1,0 +1,42 @@
+"""Failures of the user's code: where they arose, noted on the exception, and reports with the place on top."""
+
+from traceback import TracebackException
+
+from paceline.errors import PacelineError
+
+HEAD = "paceline: "
+
+
+def note_place(error: BaseException, place: str) -> None:
+    """Note on an exception of the user's code where it arose; a second place is added to the first.
+
+    The exception stays what it is. Python prints the note below its message, `report_of` above the traceback.
+
+    >>> error = ValueError("no such class")
+    >>> note_place(error, "the loss of job gpt failed for worker 2, draw 5")
+    >>> note_place(error, "update 17")
+    >>> error.__notes__
+    ['paceline: the loss of job gpt failed for worker 2, draw 5, update 17']
+    """
+    if isinstance(error, PacelineError):
+        return  # which says itself what it is about
+    notes: list[str] = getattr(error, "__notes__", [])
+    if notes and notes[-1].startswith(HEAD):
+        notes[-1] += f", {place}"
+    else:
+        error.add_note(f"{HEAD}{place}")
+
+
+def place_of(error: BaseException) -> str:
+    """Return where an exception of the user's code arose, or nothing."""
+    ours = [note for note in getattr(error, "__notes__", []) if note.startswith(HEAD)]
+    return ours[-1].removeprefix(HEAD) if ours else ""
+
+
+def report_of(error: BaseException) -> str:
+    """Return the traceback of an exception, below the place where it arose."""
+    place = place_of(error)
+    report = TracebackException.from_exception(error)
+    report.__notes__ = [note for note in report.__notes__ or [] if note != f"{HEAD}{place}"]
+    traceback = "".join(report.format())
+    return f"{place}:\n{traceback}" if place else traceback
