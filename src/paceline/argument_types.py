@@ -12,7 +12,18 @@ from os import PathLike
 from pathlib import Path
 from reprlib import Repr
 from types import FunctionType, NoneType, UnionType
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    SupportsFloat,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 from paceline.errors import UsageError
 
@@ -22,6 +33,7 @@ _CONTAINERS = (tuple, list, Sequence, Mapping, Iterable, Collection)
 _WORDS: Mapping[object, tuple[str, str]] = {
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
+    SupportsFloat: ("a number", "numbers"),
     bool: ("true or false", "true or false"),
     str: ("text", "texts"),
     Path: ("a path", "paths"),

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from math import inf, nan
 from typing import SupportsFloat
 
+from paceline.argument_types import checked_types
 from paceline.errors import UsageError
 
 
+@checked_types
 @dataclass(frozen=True)
 class Average:
     """A metric of one batch as a sum and a count; the evaluation reports the sum of sums over the sum of counts.

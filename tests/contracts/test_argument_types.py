@@ -126,6 +126,7 @@ VALID = {
     "sums": "updates",
     "text": "digits",
     "times_s": [1.0, 2.0],
+    "total": 1.0,
     "unit": "updates",
     "updates": 1,
     "value_s": 1.0,
