@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -219,13 +219,13 @@ class Job(Shown):
     def dataset(self) -> Dataset[Any]:
         """Training data."""
         assert not isinstance(self.data, DataLoader)  # it was taken apart
-        return self.data
+        return cast("Dataset[Any]", self.data)  # or what is used like one
 
     @property
     def eval_dataset(self) -> Dataset[Any] | None:
         """Evaluation data, None for no evaluation."""
         assert not isinstance(self.eval_data, DataLoader)  # it was taken apart
-        return self.eval_data
+        return cast("Dataset[Any] | None", self.eval_data)
 
     def gradients_per_schedule_step(self, per_epoch: float | None, workers: int) -> Fraction | None:
         """Return the accepted gradients between two steps of the scheduler, None if the data have no epochs.
