@@ -37,6 +37,7 @@ from .compensation.base import Delayed as Delayed
 from .compensation.base import chain as chain
 from .controllers.adasync import AdaSync as AdaSync
 from .controllers.b_dbw import BDBW as BDBW
+from .controllers.base import Action as Action
 from .controllers.base import AskAgain as AskAgain
 from .controllers.base import ChangeProtocol as ChangeProtocol
 from .controllers.base import CloseUpdate as CloseUpdate
@@ -59,6 +60,7 @@ from .controllers.sync_switch import Stragglers as Stragglers
 from .errors import PacelineError as PacelineError
 from .errors import RunError as RunError
 from .errors import UsageError as UsageError
+from .events import Arrival as Arrival
 from .events import Outcome as Outcome
 from .extent import Extent as Extent
 from .faults import Fault as Fault

@@ -15,6 +15,8 @@ from tiny_jobs import dataset, small_net, tiny_job
 
 # Made by paceline for the user to read, or base classes: not called by users.
 READ_ONLY = {
+    "Arrival",
+    "Action",
     "Advice",
     "Comparison",
     "Delayed",
