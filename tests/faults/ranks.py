@@ -73,7 +73,7 @@ class Job:
         callbacks = [Announce(self._place("training"), self._place("loss")), *callbacks]
         settings = {**self._settings, **changes, "callbacks": callbacks}
         arguments = (environment, job, torchrun, settings, self._place(f"said by {name}"), theirs, prepare)
-        process = self._context.Process(target=_rank, args=arguments, daemon=True)
+        process = self._context.Process(target=_rank, args=arguments, daemon=not job.loader_workers)
         process.start()
         theirs.close()
         self._started.append(process)

@@ -159,6 +159,11 @@ class BackgroundLoader:
         """Return a background process, started if it is not running yet."""
         if number in self._processes:
             return self._processes[number]
+        if multiprocessing.current_process().daemon:
+            raise UsageError(
+                f"job {self._job.name}: loader_workers = {self._job.loader_workers} in a daemon process of "
+                "multiprocessing, which may have no children; start it with daemon=False, or give loader_workers=0"
+            )
         if self._parcel is None:
             self._parcel = _packed(self._job, self._seed, self._n)
         context = multiprocessing.get_context("forkserver")
