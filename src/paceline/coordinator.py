@@ -403,9 +403,8 @@ class Coordinator:
     def _end_of_data(self) -> None:
         """Nobody is at work: every sample was seen so many times, or the lead waits for a worker without data."""
         if self._dispatch.are_data_used_up:
-            reason = (
-                f"every minibatch was dealt out; {counted(self.workload, 'gradient')} applied, the others not finite"
-            )
+            were = f"{counted(self.workload, 'gradient')} {'was' if self.workload == 1 else 'were'}"
+            reason = f"every minibatch was dealt out; {were} applied, the others not finite"
             self._end(Stop(Outcome.EPOCHS, reason))
         else:
             self._dispatch.release_from_those_without_data()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -217,7 +218,7 @@ class _Replayed:
         return ""
 
     def _compared_end(self, record: RunEnded) -> str:
-        if record.reason == self._end or (not self._end and record.outcome in FROM_OUTSIDE):
+        if _in_the_singular(record.reason) == self._end or (not self._end and record.outcome in FROM_OUTSIDE):
             return self.left_over()
         return f"the log ends because {record.reason}, the replay {f'because {self._end}' if self._end else 'goes on'}"
 
@@ -294,6 +295,11 @@ def _event(record: Record) -> Event | None:
         case WorkerLost(silent=False):
             return Lost(record.event_s, record.worker, record.reason)
     return None
+
+
+def _in_the_singular(reason: str) -> str:
+    """Return the reason of an older log as it is written now: those logs have the plural after 1."""
+    return re.sub(r"\b1 (update|gradient|epoch|second)s\b", r"1 \1", reason).replace("1 second have", "1 second has")
 
 
 def _comparable(record: Record) -> bytes:

@@ -236,3 +236,10 @@ def test_a_log_that_was_changed_is_found_out(edit, tmp_path):
     lines[at : at + 1] = [lines[at].replace(old, new)] if new else []
     log.write_text("".join(lines))
     assert difference in pl.replay(tmp_path / "run").difference
+
+
+def test_the_end_of_an_older_log_has_the_plural_after_one(tmp_path):
+    pl.train(tiny_job(), protocol="bsp", cluster="1*exp(mean=1)", stop="updates=1", out=tmp_path / "run")
+    log = tmp_path / "run" / EVENTS
+    log.write_text(log.read_text().replace("1 update made", "1 updates made"))
+    assert pl.replay(tmp_path / "run").is_same
