@@ -23,6 +23,7 @@ _TABLES: Mapping[str, Callable[..., object]] = {
     "network": Network,
     "server": ServerTime,
 }
+MOST_WORKERS = 1_000_000
 _ARGUMENTS = {"workers": "n"}
 _SLOWDOWNS = ("slowdown", "periodic")  # tables that may be repeated
 _KNOBS: Schema = {name: {knob: {} for knob in signature(table).parameters} for name, table in _TABLES.items()}
@@ -103,6 +104,8 @@ def _count(count: str, text: str) -> int:
         raise UsageError(
             f"{count.strip()!r} in {text!r} is not a number of workers: type 1 or more, as in 16*exp(mean=1) or local:4"
         )
+    if int(count) > MOST_WORKERS:
+        raise UsageError(f"{count.strip()[:20]} workers in {text[:40]!r}: type at most {MOST_WORKERS}")
     return int(count)
 
 

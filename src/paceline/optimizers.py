@@ -195,3 +195,24 @@ def stepping(
     finally:
         for group, before in zip(optimizer.param_groups, own, strict=True):
             group.update(before)
+
+
+def check_state_shapes(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse loaded state of one of torch's optimizers whose tensors have not the shape of their parameter.
+
+    Adafactor keeps rows and columns, and other libraries keep what they like, so those are not checked.
+
+    Raises:
+        ValueError: a tensor that is no scalar has another shape.
+    """
+    if not type(optimizer).__module__.startswith("torch.optim") or type(optimizer).__name__ in SHAPES_OF_THEIR_OWN:
+        return
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.ndim and value.shape != parameter.shape:
+                raise ValueError(
+                    f"{name} of the optimizer is {list(value.shape)}, expected {list(parameter.shape)} as its parameter"
+                )
+
+
+SHAPES_OF_THEIR_OWN = ("Adafactor", "LBFGS", "SparseAdam")

@@ -46,6 +46,7 @@ from paceline.history import (
 )
 from paceline.logged_patience import LoggedPatience, is_needed
 from paceline.protocols import Phase, Plan, Protocol, as_plan
+from paceline.recording.checked import believed
 from paceline.recording.event_log import to_line
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import SavedRun
@@ -98,6 +99,11 @@ def replay(run: str | Path, protocol: Protocol | Phase | Plan | None = None) -> 
         RunError: its log cannot be read.
     """
     saved = SavedRun(run)
+    with believed(saved.path):
+        return _replayed(saved, protocol)
+
+
+def _replayed(saved: SavedRun, protocol: Protocol | Phase | Plan | None) -> Replay:
     _refuse_changes(saved.path, saved.history.of(RunResumed))
     plan = plan_of(saved.configuration["plan"]) if protocol is None else _checked(protocol, saved)
     found = _compared(saved, plan, _stops(saved))

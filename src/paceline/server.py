@@ -17,11 +17,11 @@ from paceline.compensation.base import BLOCK, Compensator, Delayed, squared_norm
 from paceline.errors import UsageError
 from paceline.events import Apply, Compensation, Step
 from paceline.job import Job
-from paceline.optimizers import make_optimizer, scaled_part, stepping
+from paceline.optimizers import check_state_shapes, make_optimizer, scaled_part, stepping
 from paceline.slices import Others, Whole, joined
 from paceline.step_meter import StepMeter, squared_norm_of
 from paceline.user_code import note_place
-from paceline.vectors import Layout, Vectors, bind, trainable
+from paceline.vectors import Layout, Vectors, bind, copy_alike, trainable
 from paceline.zero_gradients import ZeroGradientWatch
 
 
@@ -354,9 +354,12 @@ class ParameterServer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state of the same job, whatever its slices were."""
+        if state["model"].keys() != self._tensors().keys():
+            raise ValueError("the tensors of the model have other names")
         self._others.load(state)
         self._copy_into_model(state["model"])
         self.optimizer.load_state_dict(self._optimizer_state(state["optimizer"]))
+        check_state_shapes(self.optimizer)
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
         self._workload = state["workload"]
@@ -366,14 +369,21 @@ class ParameterServer:
         own = slice(self._layout.parameters.start, self._layout.parameters.stop)
         for name, memory in state["memories"].items():
             self._memories[name] = {
-                vector: [flat.to(self.device) for flat in self._layout.parameter_flats(pieces[own])]
+                vector: [flat.to(self.device) for flat in self._layout.parameter_flats(self._alike(pieces[own]))]
                 for vector, pieces in memory.items()
             }
         if state["mean"] is not None:
             buffers = slice(self._layout.buffers.start, self._layout.buffers.stop)
             pieces = [*state["mean"]["parameters"][own], *state["mean"]["buffers"][buffers]]
             for view, piece in zip([*self._mean.parameters, *self._mean.buffers], pieces, strict=True):
-                view.copy_(piece)
+                copy_alike(view, piece)
+
+    def _alike(self, pieces: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Refuse pieces that are not one a parameter, each of its shape."""
+        for piece, parameter in zip(pieces, self._parameters, strict=True):
+            if piece.shape != parameter.shape:
+                raise ValueError(f"a tensor of the memory is {list(piece.shape)}, expected {list(parameter.shape)}")
+        return pieces
 
     def _optimizer_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the state of the optimizer without that of parameters which another slice owns."""
@@ -389,7 +399,7 @@ class ParameterServer:
     def _copy_into_model(self, tensors: Mapping[str, Tensor]) -> None:
         ours = self._tensors()
         for name, tensor in tensors.items():
-            ours[name].copy_(tensor)  # in place: they live in flat vectors
+            copy_alike(ours[name], tensor)  # in place: they live in flat vectors
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return all parameters and buffers by name."""

@@ -107,5 +107,8 @@ def _check(table: dict[str, Any], file: str | Path) -> None:
         if not isinstance(value, kind) or isinstance(value, bool):
             got = f"{key} = {value!r}" if key in table else f"no {key}"
             raise UsageError(f"timing file {file}: {got}; expected a file that paceline search has written")
+    for key in ("first", "then"):
+        if "timing" in table[key]:
+            raise UsageError(f"timing file {file}: {key} = {table[key]!r} reads a timing file; expected a protocol")
     if not 0 < table["fraction"] <= 1:
         raise UsageError(f"timing file {file}: fraction = {table['fraction']!r}, expected a share, > 0 and at most 1")

@@ -12,6 +12,7 @@ from paceline.errors import UsageError, did_you_mean
 T = TypeVar("T")
 Value = bool | int | float | str | list["Value"] | None
 
+DEEPEST = 21
 _WORDS = {"true": True, "false": False, "none": None}
 _CLOSER = {"(": ")", "[": "]", "{": "}"}
 _CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\)\s*)?", re.DOTALL)
@@ -90,6 +91,8 @@ def split_top(text: str, separator: str) -> list[str]:
             quote = char
         elif char in _CLOSER:
             awaited.append(_CLOSER[char])
+            if len(awaited) > DEEPEST:
+                raise UsageError(f"{text[:40]!r}... has more than {DEEPEST - 1} brackets in each other: type fewer")
         elif char in _CLOSER.values():
             if char != awaited.pop():
                 raise UsageError(f"{char!r} closes nothing in {text!r}: expected balanced brackets")

@@ -157,6 +157,18 @@ def _pieces(sections: Sequence[_Section], flats: Sequence[Tensor]) -> list[Tenso
     return pieces
 
 
+def copy_alike(target: Tensor, source: object) -> None:
+    """Copy a tensor into another one of the same shape and dtype; `copy_` alone would broadcast and convert.
+
+    Raises:
+        ValueError: they are not alike.
+    """
+    if not isinstance(source, Tensor) or source.shape != target.shape or source.dtype != target.dtype:
+        given = f"{source.dtype} {list(source.shape)}" if isinstance(source, Tensor) else type(source).__name__
+        raise ValueError(f"a tensor is {given}, expected {target.dtype} {list(target.shape)}")
+    target.copy_(source)
+
+
 def bind(tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
     """Let tensors of a model live in these views, without copying anything."""
     for tensor, view in zip(tensors, views, strict=True):

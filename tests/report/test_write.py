@@ -147,7 +147,7 @@ def test_a_report_that_cannot_be_written_is_an_error(parent, tmp_path, monkeypat
 
 
 def test_figures_of_a_run_without_updates_and_with_names_that_look_like_formulas_are_drawn(tmp_path):
-    write_run(tmp_path / "one", two_updates(), protocol="$\\frac{", seed="_")
+    write_run(tmp_path / "one", two_updates(), protocol="$\\frac{_")
     write_run(tmp_path / "two", two_updates()[:1], protocol="_hidden")
     runs = read_runs([tmp_path])
     for run in runs:

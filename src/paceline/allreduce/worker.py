@@ -12,7 +12,7 @@ from paceline.compensation.base import BLOCK
 from paceline.events import Apply, Compensation, Step
 from paceline.reduction import Reduction
 from paceline.server import ParameterServer
-from paceline.vectors import Layout, Vectors
+from paceline.vectors import Layout, Vectors, copy_alike
 
 
 class HandedIn(NamedTuple):
@@ -238,7 +238,7 @@ class UpdateWorker(Worker):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state."""
         super().load_state_dict(state)
-        self._weights.memory.copy_(state["weights"])
+        copy_alike(self._weights.memory, state["weights"])
         self._counts = list(state["counts"])
 
     def _step(self, update: Apply) -> None:

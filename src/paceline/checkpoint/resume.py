@@ -15,6 +15,7 @@ from paceline.errors import PacelineWarning, RunError, UsageError
 from paceline.events import Restarted
 from paceline.files import ContentError
 from paceline.history import History
+from paceline.recording.checked import believed, configuration
 from paceline.recording.difference import changes as changes_between
 from paceline.recording.event_log import Prefix, is_cut_short, read_records
 from paceline.recording.recorder import Recorder
@@ -48,8 +49,11 @@ class Resumption:
         self.kept: Prefix | None = None  # of the log; None if the run had no checkpoint yet and begins again
         self._state = self._newest()
         # The checkpoint may be older than run.json, which a resume that was killed may have changed.
-        self._before: Mapping[str, Any] = self._state["configuration"] if self._state else saved.configuration
-        self.changes = self._compare(allow_change)
+        self._before: Mapping[str, Any] = saved.configuration
+        with believed(path):
+            if self._state:
+                self._before = configuration(self._state["configuration"], f"the checkpoint in {path}")
+            self.changes = self._compare(allow_change)
         if self.kept is not None:
             self._note_stop(self.kept.size_bytes)
 
@@ -59,9 +63,12 @@ class Resumption:
 
     def load(self, engine: Engine, recorder: Recorder) -> Restarted | None:
         """Load every part, and return the event that the run goes on with, None if nothing was lost."""
-        state = self._state
-        if state is None:
+        if self._state is None:
             return None
+        with believed(f"the checkpoint in {self._path}", RunError):
+            return self._load(self._state, engine, recorder)
+
+    def _load(self, state: Mapping[str, Any], engine: Engine, recorder: Recorder) -> Restarted | None:
         self._session.coordinator.load_state_dict(state["coordinator"])
         self._session.server.load_state_dict(state["server"])
         recorder.load_state_dict(state["recorder"])
@@ -147,7 +154,7 @@ class Resumption:
                     f"cannot read {self._log}: {error.strerror}; a run cannot go on without its log"
                 ) from error
             except ContentError as error:
-                reasons.append(f"{self._log} {error}: it was cut or changed after it was written")
+                reasons.append(f"{self._log}: {error}; it was cut or changed after it was written")
                 continue
             if reasons:
                 _warn(f"{reasons[0]}; the run goes on from {path.name}, before the damage")
@@ -165,12 +172,14 @@ class Resumption:
             OSError: it cannot be read.
             ContentError: it is shorter, or is not what was written.
         """
-        kept = Prefix.of(self._log, state["log_bytes"])
-        written = state.get("log_digest")
+        size_bytes, written = state.get("log_bytes"), state.get("log_digest")
+        if not isinstance(size_bytes, int) or size_bytes < 0:
+            raise ContentError(f"it has no length in {path}")
+        kept = Prefix.of(self._log, size_bytes)
         if written is None:
             _warn(f"{path} is of an earlier paceline and has no digest of {EVENTS}: damage to that is not noticed")
         elif kept.digest.hexdigest() != written:
-            raise ContentError(f"does not have the digest that the checkpoint has of its first {kept.size_bytes} bytes")
+            raise ContentError(f"it does not have the digest in the checkpoint of its first {kept.size_bytes} bytes")
         return kept
 
 

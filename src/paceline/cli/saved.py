@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -30,12 +31,14 @@ def trace(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier file there.")] = False,
 ) -> None:
     """Extract the round trips of a run, to replay them with --cluster trace:FILE."""
+    from paceline.recording.checked import believed
     from paceline.recording.run_folder import SavedRun
     from paceline.timing import Trace
 
-    if out.exists() and not overwrite:
+    if os.path.lexists(out) and not overwrite:
         raise UsageError(f"{out} exists already; give another file, or --overwrite")
-    recorded = Trace.of(SavedRun(run), source=str(run))
+    with believed(run):
+        recorded = Trace.of(SavedRun(run), source=str(run))
     recorded.to_csv(out)
     censored = f"{recorded.censored_rows} of them censored"
     print(f"{out}: {counted(len(recorded.rows), 'round trip')} of {counted(recorded.workers, 'worker')}, {censored}")

@@ -18,6 +18,7 @@ from paceline.events import Accept, Apply, Arrival, Compute, Evaluate, Evaluated
 from paceline.faults import Fault
 from paceline.reduction import Reduction
 from paceline.user_code import note_place
+from paceline.vectors import copy_alike
 
 
 class AllReduceTiming(TimingEngine):
@@ -262,7 +263,7 @@ class VirtualAllReduce(AllReduceTiming):
         for worker, saved in zip(self._distinct, state["workers"], strict=True):
             worker.load_state_dict(saved)
         if state["total"] is not None:
-            self._total.memory.copy_(state["total"])
+            copy_alike(self._total.memory, state["total"])
         self._work = dict(state["work"])
         restore(self, ("_shares", "_expected", "_took_part"), state)
 

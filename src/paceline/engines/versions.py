@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paceline.vectors import Vectors
+from paceline.vectors import Vectors, copy_alike
 
 
 class Versions:
@@ -84,6 +84,6 @@ class Versions:
         self._stored = {}
         for version, memory in state["stored"].items():
             self._stored[version] = self.spare()
-            self._stored[version].memory.copy_(memory)
+            copy_alike(self._stored[version].memory, memory)
         self._holders = Counter(state["holders"])
         self._newest = state["newest"]

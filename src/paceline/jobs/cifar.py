@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from paceline.argument_types import checked_types
 from paceline.errors import UsageError
+from paceline.files import ContentError, read_bytes
 from paceline.job import Job
 from paceline.jobs.common import choose_model, fetch_advice, sgd
 from paceline.jobs.images import ImageDataset, crop_and_flip
@@ -26,6 +27,7 @@ from paceline.wording import counted
 
 IMAGE_SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
+MOST_BYTES = 1 << 30
 _NETWORKS: dict[str, Callable[[int], nn.Module]] = {
     "resnet18": resnet18,
     "resnet20": resnet20,
@@ -89,9 +91,10 @@ class _Files:
     def _records(self, path: Path) -> Tensor:
         record_bytes = self.label_bytes + PIXELS
         try:
-            content = bytearray(path.read_bytes())
-        except OSError as error:
-            raise UsageError(f"cannot read '{path}': {error.strerror}") from error
+            content = bytearray(read_bytes(path, MOST_BYTES))
+        except (OSError, ContentError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"cannot read '{path}': {reason}") from error
         if not content or len(content) % record_bytes:
             raise UsageError(
                 f"'{path}' holds {counted(len(content), 'byte')}; expected a multiple of {record_bytes}, one record"

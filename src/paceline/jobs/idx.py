@@ -4,14 +4,17 @@ import gzip
 import math
 import struct
 import zlib
+from io import BytesIO
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from paceline.errors import UsageError
+from paceline.files import ContentError, read_bytes
 from paceline.wording import counted
 
+MOST_BYTES = 1 << 30
 _UNSIGNED_BYTE = 8
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -42,9 +45,14 @@ def read_idx(path: Path, item_shape: tuple[int, ...]) -> Tensor:
 
 def _content(path: Path) -> bytearray:
     try:
-        content = path.read_bytes()
-        return bytearray(gzip.decompress(content) if content.startswith(_GZIP_MAGIC) else content)
-    except (OSError, EOFError, zlib.error) as error:
+        content = read_bytes(path, MOST_BYTES)
+        if content.startswith(_GZIP_MAGIC):
+            with gzip.open(BytesIO(content)) as unpacked:
+                content = unpacked.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ContentError(f"it has more than {MOST_BYTES} bytes")
+        return bytearray(content)
+    except (OSError, EOFError, zlib.error, ContentError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"cannot read '{path}': {reason}; expected an IDX file, plain or .gz") from error
 

@@ -21,6 +21,7 @@ from paceline.errors import PacelineWarning, RunError
 from paceline.events import Outcome
 from paceline.files import ContentError, create_file, lines_of, open_regular, open_to_extend
 from paceline.history import Record, RunEnded, VersionEvaluated
+from paceline.recording.checked import Order, check_types
 
 WAITING_RECORDS = 10_000  # at most; then the run waits for the disk
 BATCH_RECORDS = 500
@@ -52,7 +53,7 @@ class Prefix(NamedTuple):
                 digest.update(chunk)
                 left_bytes -= len(chunk)
         if left_bytes:
-            raise ContentError(f"has {size_bytes - left_bytes} bytes, the checkpoint was made at {size_bytes}")
+            raise ContentError(f"it has {size_bytes - left_bytes} bytes, the checkpoint was made at {size_bytes}")
         return cls(size_bytes, digest)
 
 
@@ -182,6 +183,7 @@ def to_record(line: bytes) -> Record:
     elif kind is RunEnded:
         content["outcome"] = Outcome(content["outcome"])
     record: Record = kind(**content)
+    check_types(record)
     return record
 
 
@@ -197,7 +199,14 @@ def read_records(path: Path, until_bytes: float = inf) -> Iterator[Record]:
     Raises:
         RunError: the log cannot be read.
     """
-    yield from _decoded(path, to_record, until_bytes)
+    order = Order()
+
+    def decode(line: bytes) -> Record:
+        record = to_record(line)
+        order.check(record)
+        return record
+
+    yield from _decoded(path, decode, until_bytes)
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -216,7 +225,7 @@ def _decoded(path: Path, decode: Callable[[bytes], Any], until_bytes: float = in
             return
         try:
             yield decode(line)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{path}, line {number} is no record of a run ({error}): {line[:80]!r}") from error
 
 

@@ -14,15 +14,24 @@ from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
-from itertools import accumulate, count
+from itertools import accumulate, count, islice
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from paceline.callbacks.base import Callback
 from paceline.errors import PacelineWarning, RunError, UsageError
-from paceline.files import UNFINISHED, ContentError, read_json, refuse_link, replace_file
+from paceline.files import (
+    UNFINISHED,
+    ContentError,
+    lines_of,
+    open_regular,
+    read_json,
+    refuse_link,
+    replace_file,
+)
 from paceline.history import History, Record
+from paceline.recording.checked import configuration
 from paceline.recording.event_log import EventLog, Prefix, read_records
 from paceline.recording.lock import FolderLock
 
@@ -34,6 +43,7 @@ CHECKPOINTS = "checkpoints"
 REPORT = "report.html"
 TIMELINE = "timeline.json"
 TENSORBOARD = "tensorboard"
+MOST_ENTRIES = 20_000  # files that are looked at below a folder
 
 
 class FolderGoneError(RunError):
@@ -226,7 +236,7 @@ class SavedRun:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            self.configuration: dict[str, Any] = read_json(self.path / RUN)
+            self.configuration = configuration(read_json(self.path / RUN), str(self.path / RUN))
         except (OSError, ContentError) as error:
             raise UsageError(self._what_it_is(error)) from error
         self.history = History(lambda: read_records(self.path / EVENTS))
@@ -245,17 +255,45 @@ class SavedRun:
         """Return how many records the log has before each of these bytes."""
         if not places_bytes:
             return []
-        with (self.path / EVENTS).open("rb") as file:
-            ends_bytes = list(accumulate(map(len, file)))
+        try:
+            with open_regular(self.path / EVENTS) as file:
+                ends_bytes = list(accumulate(map(len, lines_of(file))))
+        except (OSError, ContentError) as error:
+            raise RunError(f"cannot read {self.path / EVENTS}: {getattr(error, 'strerror', None) or error}") from error
         return [bisect_right(ends_bytes, place) for place in places_bytes]
 
     def _what_it_is(self, error: Exception) -> str:
-        if not self.path.exists():
+        if not os.path.exists(self.path):
             return f"there is no folder {self.path}; expected that of a run, as --out named it"
         if isinstance(error, FileNotFoundError):
-            inside = next((str(path.parent) for path in sorted(self.path.rglob(RUN))), "--out named it")
+            below: list[str] = []
+            with suppress(UsageError):
+                below = [str(path) for path in run_folders(self.path)]
+            inside = next(iter(below), "--out named it")
             return f"{self.path} is not the folder of a run; expected one with {RUN} in it, as {inside}"
         return f"cannot read {self.path / RUN}: {error}"
+
+
+def run_folders(above: Path) -> list[Path]:
+    """Return the folders of runs below a folder, in order; links to folders are not followed.
+
+    Raises:
+        UsageError: there are too many files to look at.
+    """
+    found, waiting, left = [], [above], MOST_ENTRIES
+    while waiting:
+        folder = waiting.pop()
+        try:
+            entries = list(islice(os.scandir(folder), left + 1))
+        except OSError:
+            continue  # of another user, or gone meanwhile
+        left -= len(entries)
+        if left < 0:
+            raise UsageError(f"{above} has more than {MOST_ENTRIES} files below it; name the folder of a run")
+        if any(entry.name == RUN for entry in entries):
+            found.append(folder)
+        waiting += [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return sorted(found)
 
 
 @cache

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.errors import RunError, UsageError
 from paceline.files import replace_file, write_out
-from paceline.recording.run_folder import REPORT, RUN, SavedRun
+from paceline.recording.checked import believed
+from paceline.recording.run_folder import REPORT, RUN, SavedRun, run_folders
 from paceline.recording.same_job import refuse_different_jobs
 from paceline.report.curves import groups
 from paceline.report.drawings import figure_class, write_figures
@@ -33,9 +35,10 @@ def write_report(folders: Sequence[Path], out: Path | None = None, figures: Path
     if figures is not None:
         figure_class()  # before anything takes time
     runs = read_runs(folders)
-    drawn = groups(runs)
+    with believed(" and ".join(map(str, folders))):
+        drawn = groups(runs)
+        text = page(runs, drawn)
     target = out or (folders[0] / REPORT if len(folders) == 1 else Path(REPORT))
-    text = page(runs, drawn)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         (replace_file if out is None else write_out)(target, text.encode())
@@ -50,14 +53,18 @@ def read_runs(folders: Sequence[Path]) -> list[RunData]:
     """Read all runs in and below some folders."""
     runs = [SavedRun(path) for folder in folders for path in _run_folders(folder)]
     refuse_different_jobs(runs)
-    return [read_run(run, label) for run, label in zip(runs, _labels(runs), strict=True)]
+    found = []
+    for run, label in zip(runs, _labels(runs), strict=True):
+        with believed(run.path):
+            found.append(read_run(run, label))
+    return found
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
-    if (folder / RUN).exists() or not folder.is_dir():
+    if os.path.lexists(folder / RUN) or not os.path.isdir(folder):
         yield folder
         return
-    below = sorted(path.parent for path in folder.rglob(RUN))
+    below = run_folders(folder)
     if not below:
         raise UsageError(f"{folder} is not the folder of a run, nor are there any below it; expected one with {RUN}")
     yield from below

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from paceline.estimators.gain import Told
 from paceline.history import GradientArrived, History, StepMeasured, UpdateMade, mean_loss
 from paceline.learning_rate import LearningRate
 from paceline.protocols import Phase, Plan, Protocol, as_plan
+from paceline.recording.checked import believed
 from paceline.recording.run_folder import SavedRun
 from paceline.search.advice import PARTS, Advice, Prediction, Seen
 from paceline.simulation import simulate
@@ -55,7 +57,8 @@ def advise(
     Raises:
         UsageError: the run does not tell what is needed; with what to type instead.
     """
-    trace, recorded = _read(run)
+    with believed(getattr(run, "path", run)):
+        trace, recorded = _read(run)
     given = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     if given is not None and not isinstance(given, Cluster):
         raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster such as '16*exp(mean=1)'")
@@ -74,7 +77,7 @@ def advise(
 def _read(run: str | Path | SavedRun | Trace) -> tuple[Trace, _Recorded | None]:
     if isinstance(run, Trace):
         return run, None
-    if not isinstance(run, SavedRun) and Path(run).is_file():
+    if not isinstance(run, SavedRun) and os.path.isfile(run):
         return Trace.from_csv(run), None
     saved = run if isinstance(run, SavedRun) else SavedRun(run)
     return Trace.of(saved.history, source=str(saved.path)), _Recorded(saved)
