@@ -220,7 +220,11 @@ def _misfit_of_container(value: object, hint: Any, origin: Any) -> _Misfit | Non
     kind = Sequence if origin in (tuple, list) else origin
     if isinstance(value, str | bytes) or not isinstance(value, kind) or (kind is not Mapping and type(value) is dict):
         return _Misfit("", value, hint)
-    for path, each, item in _parts(value, get_args(hint)):
+    kinds = get_args(hint)
+    is_fixed = origin is tuple and kinds[-1] is not ...
+    if is_fixed and isinstance(value, Sequence) and len(value) != len(kinds):
+        return _Misfit("", value, hint)
+    for path, each, item in _parts(value, kinds):
         misfit = _misfit(each, item)
         if misfit is not None:
             return misfit._replace(path=path + misfit.path)
@@ -235,7 +239,7 @@ def _parts(value: object, kinds: Sequence[object]) -> Iterator[tuple[str, object
             yield f"[{shortened(key)}]", each, kinds[1]
     elif isinstance(value, Sequence):
         for i, each in enumerate(value):
-            yield f"[{i}]", each, kinds[0]
+            yield f"[{i}]", each, kinds[i] if i < len(kinds) and kinds[-1] is not ... else kinds[0]
 
 
 def _is_one(value: object, kind: Any) -> bool:
@@ -267,6 +271,8 @@ def in_words(hint: Any, *, several: bool = False) -> str:
         return f"{'classes' if several else 'a class'} of {in_words(args[0], several=True)}"
     if origin is Mapping:
         return f"{'dicts' if several else 'a dict'} from {in_words(args[0])} to {in_words(args[1])}"
+    if origin is tuple and args[-1] is not ...:
+        return f"({', '.join(in_words(each) for each in args)})"
     if origin in _CONTAINERS:
         return f"{'lists' if several else 'a list'} of {in_words(args[0], several=True)}"
     if (origin or hint) in _WORDS:

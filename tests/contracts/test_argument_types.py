@@ -206,6 +206,14 @@ def test_a_wrong_type_is_a_usage_error(name, argument, tmp_path, monkeypatch):
         assert is_named or kind not in NEVER_RIGHT, f"{argument}={wrong!r}"
 
 
+def test_a_tuple_of_fixed_length_has_a_type_for_each_place():
+    assert "nll" in str(pl.Stop(metric=("nll", "<=", 1.4)))
+    with pytest.raises(pl.UsageError, match=r"Stop: metric\[2\]='low', expected a number"):
+        pl.Stop(metric=("nll", "<=", "low"))
+    with pytest.raises(pl.UsageError, match=r"Stop: metric.*expected \(text, '<=' or '>=', a number\)"):
+        pl.Stop(metric=("nll", 1.4))
+
+
 def test_numpys_scalars_are_numbers_and_a_bool_is_none():
     assert pl.Cluster(np.int64(4), speed=np.float64(2.0)).n == 4
     with pytest.raises(pl.UsageError, match=r"Cluster: n=True, expected a whole number"):

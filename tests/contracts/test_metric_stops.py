@@ -82,7 +82,7 @@ def test_what_is_typed_wrong_is_refused(typed, said):
     ids=str,
 )  # fmt: skip
 def test_what_is_no_metric_is_refused(metric):
-    with pytest.raises(pl.UsageError, match="stop"):
+    with pytest.raises(pl.UsageError, match=r"(?i)stop"):
         pl.Stop(metric=metric)
 
 

@@ -91,7 +91,6 @@ def test_a_metric_that_counts_nothing_is_nan_and_an_overflow_infinite():
             torch.zeros(3),
             r"metric 'nll' is a Tensor of shape \[3\]; expected a number, a scalar tensor or",
         ),
-        (pl.Average(None), "metric 'nll' is NoneType"),
     ],
 )
 def test_a_metric_that_is_no_number_is_refused_by_name(value, said):
