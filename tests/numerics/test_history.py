@@ -1,6 +1,7 @@
 """What is written down is what happened."""
 
 import json
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -229,8 +230,9 @@ def test_the_last_row_agrees_with_the_totals():
 
 
 def test_a_run_that_never_began_leaves_no_folder(tmp_path):
-    with pytest.raises(pl.UsageError):
-        run(cluster=pl.LocalCluster(2), job={"loss": lambda output, target: output.sum()}, out=tmp_path / "run")
+    lock = Lock()  # cannot be sent to a worker process
+    with pytest.raises(pl.UsageError, match="lock"):
+        run(cluster=pl.LocalCluster(2), job={"loss": lambda output, _: lock and output.sum()}, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
