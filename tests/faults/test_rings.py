@@ -18,6 +18,7 @@ from faults.test_distributed import what_is_open
 from paceline.engines.distributed import collective
 from paceline.engines.distributed import head as head_module
 from paceline.engines.distributed.collective import Begun, Collective
+from paceline.engines.distributed.door import Entered
 from paceline.engines.distributed.gate import Gate, Member
 from paceline.engines.distributed.head import Head
 from paceline.engines.distributed.iteration import Reform
@@ -420,7 +421,7 @@ def test_rank_0_raises_what_goes_wrong_while_it_hears_others(text, meeting):
     head = head_with()
     gate = Gate(head, meeting, "a secret", {}, [None], None)
     head.generation = 1
-    gate._listen((1, 1, Wire({"name": "worker 1", "has_own_gpu": False}, text), 1))
+    gate._listen(Entered(1, 1, Wire({"name": "worker 1", "has_own_gpu": False}, text), 1))
     thread, raised = in_thread(lambda: head.table(1.0))
     thread.join(5.0)
     assert [type(error) for error in raised] == [Reform]

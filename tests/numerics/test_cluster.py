@@ -326,7 +326,7 @@ def test_a_badly_typed_cluster_is_explained(text, words):
         ("workers = 2\ntiming = 3", 'timing=3 is not text: type timing = "exp(mean=1)"'),
         (
             "workers = 2\ntiming = ['exp(mean=1)']",
-            "timing lists 1 values for 2 workers: type one for all, or 2",
+            "timing lists 1 value for 2 workers: type one for all, or 2",
         ),
         ("workers = 2\nspeed = [1, 0]", "speed=0 is not a number in (0, inf)"),
         ("workers = 2\nnetwork = 3", "network is not a table: type [network]"),

@@ -155,7 +155,7 @@ def test_everything_is_run_once_tabulated_and_drawn(folder, tmp_path):
     table.main(tmp_path)
     written = (tmp_path / "tables.md").read_text()
     assert all(f"## {name}" in written for name in (*FIGURES, "iterations", "stragglers", "measured", "Table I"))
-    assert "| dc_s3gd | 2 | 0.1 | 0.150 | 0.150 | 0.165 (0.160 to 0.170) | 1.10 |" in written
+    assert "| dc_s3gd | 2 | 0.1 | 0.150 | 0.150 | 0.165 +- 0.064 (0.160 to 0.170) | 1.10 |" in written
     draw.main(tmp_path, tmp_path / "figures")
     drawn = {f"{name}.svg" for name in (*FIGURES, "table1-curves", "iterations", "stragglers")}
     assert {path.name for path in (tmp_path / "figures").iterdir()} == drawn
