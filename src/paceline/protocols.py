@@ -86,7 +86,8 @@ class Protocol:
         if self.quorum != "all" and self.refill == "update" and self.quorum > n:
             raise UsageError(
                 f"{self.name}: waits for k = {self.quorum} gradients of {counted(n, 'worker')} that deliver one each "
-                f"per update; give k <= {n}, or a protocol that refills on arrival, such as k_batch_sync(k={self.quorum})"
+                f"per update; give k <= {n}, or a protocol that refills on arrival, such as "
+                f"k_batch_sync(k={self.quorum})"
             )
 
     def controlled_by(self, *controllers: Controller[Any]) -> Phase:
