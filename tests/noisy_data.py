@@ -1,6 +1,9 @@
 """Data sets that draw from every global generator, as augmentations do."""
 
+import multiprocessing
+import os
 import random
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -42,7 +45,17 @@ class Deadly(Noisy):
 
     def __getitem__(self, number):
         if number == 17:
-            import os
-
             os._exit(3)
+        return super().__getitem__(number)
+
+
+class Signed(Noisy):
+    """Notes in a folder which process, started by which one, reads samples."""
+
+    def __init__(self, folder):
+        self._folder = folder
+
+    def __getitem__(self, number):
+        parent = multiprocessing.parent_process()
+        Path(self._folder, f"{parent.pid if parent else 0}-{os.getpid()}").touch()
         return super().__getitem__(number)

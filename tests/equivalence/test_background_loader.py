@@ -10,7 +10,7 @@ from torch import nn
 
 import paceline as pl
 from faults.ranks import run
-from noisy_data import Deadly, Failing, Noisy, NoisyStream
+from noisy_data import Deadly, Failing, Noisy, NoisyStream, Signed
 from paceline.data import Loader
 from paceline.engines.background import BackgroundLoader
 from paceline.engines.forecast import Forecast, Piece
@@ -88,6 +88,15 @@ def test_ranks_reach_the_same_bits(protocol, size):
         for workers in (2, 0)
     )
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.slow
+def test_a_rank_keeps_its_background_process_from_the_first_iteration_to_the_last(tmp_path):
+    size = 2
+    run(size, noisy_job(data=Signed(tmp_path), loader_workers=1), protocol="dc_s3gd", stop="updates=8")
+    readers = [tuple(map(int, path.name.split("-"))) for path in tmp_path.iterdir()]
+    parents = {parent for parent, _ in readers}
+    assert len({pid for _, pid in readers} - parents) == size, readers
 
 
 def test_an_error_of_the_data_set_shows_its_traceback_and_the_minibatch():

@@ -386,6 +386,7 @@ class AllReduceEngine(Engine):
         if isinstance(self._circle, OtherRank) and isinstance(error, Exception):
             self._circle.fail(error)
         self._circle.close({"error": in_words(error), "is_usage": is_usage} if error else self.end)
+        self._replica.close()
 
     def _tell_time(self) -> None:
         if self._is_head:
@@ -394,7 +395,6 @@ class AllReduceEngine(Engine):
     @property
     def _patience_s(self) -> float:
         """How long a silent worker is waited for."""
-        self._replica.close()
         patience_s = self._coordinator.patience_s
         return patience_s if patience_s < inf else self._cluster.start_timeout_s
 
