@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from paceline.cli.trust import code_of_job
 from paceline.cli.typed import CODE, COMMAND
 from paceline.recording.source import code_behind
 
@@ -111,10 +112,11 @@ def test_what_every_user_may_write_is_refused(path, begun):
         ("subprocess:run(args='touch imported',shell=true)", "subprocess, which is no module of yours"),
         ("torch.hub:load(repo_or_dir='a/b',model='c')", "torch.hub, which is no module of yours"),
         ("os.path:join", "os.path, which is no module of yours"),
+        ("click:edit(filename='x',editor='touch imported;')", "click, which is no module of yours"),
     ],
 )
 def test_code_that_is_no_job_of_a_user_is_refused(job, words, begun):
-    rewrite(job=job)
+    rewrite(job=job, **{CODE: code_of_job(job)})
     refused(begun, words)
 
 

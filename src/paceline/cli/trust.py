@@ -13,6 +13,7 @@ from paceline.jobs.load import own_module
 from paceline.recording.source import KNOWN_BY_VERSION, CodeFile, code_behind
 
 TRUST = "PACELINE_TRUST"
+INSTALLED = {"site-packages", "dist-packages"}
 
 
 def code_of_job(job: str) -> dict[str, str]:
@@ -33,7 +34,7 @@ def is_trusted(given: bool) -> bool:
 
 
 def check_folder(folder: Path, file: Path, job: str, recorded: Mapping[str, str] | None, *, trusted: bool) -> None:
-    """Say which file a resume imports the folder's job from, and refuse it where the user may not know that file.
+    """Print which file a resume imports the folder's job from; refuse a folder or code that may not be the user's.
 
     Args:
         folder: of the run.
@@ -43,8 +44,8 @@ def check_folder(folder: Path, file: Path, job: str, recorded: Mapping[str, str]
         trusted: whether nothing is refused.
 
     Raises:
-        UsageError: folder or file may be written by another user, the code is not the recorded one, or lies in the
-            folder itself, or is no code of a user.
+        UsageError: folder or file may be written by another user, or the code is not the recorded one, lies in the
+            folder itself or is that of an installed package.
     """
     module = own_module(job)
     if module is None:
@@ -67,7 +68,7 @@ def _files(job: str) -> dict[str, CodeFile]:
 
 
 def _of_others(path: Path) -> str:
-    """Say who else may have written a folder or a file, in words; nothing if only this user may."""
+    """Return in words which other users may have written a folder or a file; empty if none."""
     try:
         status = path.stat()
     except OSError as error:
@@ -77,8 +78,13 @@ def _of_others(path: Path) -> str:
     return f"{path} can be written by every user of this machine" if status.st_mode & stat.S_IWOTH else ""
 
 
+def _is_installed(path: Path) -> bool:
+    """Return whether a file is of an installed package: its digest is public, so it shows nothing about the folder."""
+    return not INSTALLED.isdisjoint(path.parts)
+
+
 def _doubt(folder: Path, module: str, files: Mapping[str, CodeFile], recorded: Mapping[str, str] | None) -> str:
-    if module.partition(".")[0] in KNOWN_BY_VERSION:
+    if module.partition(".")[0] in KNOWN_BY_VERSION or any(_is_installed(file.path) for file in files.values()):
         return f"{folder} names a job in {module}, which is no module of yours"
     if recorded is None:
         return f"{folder} is of an earlier paceline and has no digest of the code of its job"
