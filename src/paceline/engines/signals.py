@@ -65,9 +65,9 @@ class _Early:
         """Let SIGTERM act as usual again, also the one that was held."""
         if self._previous is None:
             return
-        previous, self._previous = self._previous, None
         if signal.getsignal(signal.SIGTERM) == self._catch:
-            signal.signal(signal.SIGTERM, previous)
+            signal.signal(signal.SIGTERM, self._previous)
+        previous, self._previous = self._previous, None  # only now: until here the handler needs it
         if self.is_caught:
             self.is_caught = False
             signal.signal(signal.SIGTERM, previous)
