@@ -26,6 +26,7 @@ from typing import (
 )
 
 from paceline.errors import UsageError
+from paceline.wording import joined
 
 T = TypeVar("T")
 
@@ -287,8 +288,7 @@ def _title(kind: type) -> str:
 
 
 def _listed(words: Sequence[str]) -> str:
-    *firsts, last = dict.fromkeys(words)
-    return f"{', '.join(firsts)} or {last}" if firsts else last
+    return joined(dict.fromkeys(words), "or")
 
 
 def shortened(value: object) -> str:

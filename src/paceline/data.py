@@ -152,7 +152,7 @@ def _tensors(batch: Batch) -> Iterator[Tensor]:
 
 
 class _Stream:
-    """One worker's way through iterable data; a draw is its draw-th batch, whatever became of those before.
+    """Reader of iterable data for one worker: draw d is its d-th batch, used or not.
 
     A batch that is only passed over is read with the random numbers of its own draw, so that what comes after it does
     not depend on which batches were used.

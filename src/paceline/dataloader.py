@@ -1,4 +1,4 @@
-"""A `torch.utils.data.DataLoader` taken apart: what a job uses of it, and what it says that it leaves out."""
+"""A `torch.utils.data.DataLoader` taken apart: what a job uses of it, and what it leaves out."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Outcome(StrEnum):
 
     @property
     def is_crash(self) -> bool:
-        """Whether something broke, so that the run says nothing about its protocol."""
+        """Whether something failed, so that the run is no result of its protocol."""
         return self in {Outcome.NO_WORKERS, Outcome.FAILED}
 
     @property

@@ -33,7 +33,7 @@ _numbers = count(1)
 
 
 class ContentError(ValueError):
-    """A file is not what it should be; the text says what it is, without the name of the file."""
+    """A file is not what it should be; the message has the reason, without the name of the file."""
 
 
 def read_bytes(path: str | Path, most_bytes: int) -> bytes:

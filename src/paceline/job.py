@@ -71,7 +71,7 @@ class Job(Shown):
         schedule_unit: accepted work between two steps of the scheduler: a "gradient", an "epoch", an "update" of n
             gradients, where n is the number of workers that the run begins with, or a "sample", which is
             1 / batch_size of a gradient. So "update" is one step an update under BSP and all-reduce, and the same
-            workload under every other protocol, whatever its quorum and whoever is lost meanwhile.
+            workload under every other protocol, whatever its quorum, and also if workers are lost.
         schedule: of learning rate and weight decay together, instead of a scheduler; see `LinearSchedule`.
         no_decay_on: types of modules, such as `pl.BATCH_NORMS`, whose own parameters get no weight decay: the optimizer
             is then given them in a parameter group with weight_decay=0.

@@ -38,7 +38,7 @@ class LoggedPatience(Patience):
             self._change = record.reason
 
     def observe(self, worker: int, round_trip_s: float) -> str:
-        """Return what the log says of the timeout at this arrival."""
+        """Return the change of the timeout that the log has at this arrival."""
         change, self._change = self._change, ""
         return change
 
@@ -62,7 +62,7 @@ def is_needed(history: Iterable[Record], rules: Mapping[str, Any]) -> bool:
     """Return whether timeouts of the run, or of one that it goes on from, followed another rule than today's."""
     if "derives_timeout" not in rules:
         return True
-    for record in history:  # a timeout is told at the first round trip
+    for record in history:  # the timeout is recorded at the first round trip
         if isinstance(record, DecisionMade) and record.kind == KIND:
             return OF_TODAY not in record.reason
         if isinstance(record, GradientArrived) and record.now_s > record.started_s:

@@ -9,7 +9,7 @@ from paceline.errors import UsageError
 from paceline.estimators.silence import LEAST_S, SilenceTimeout
 from paceline.roster import Worker
 
-NOTICEABLE = 2.0  # a timeout that has changed by this factor is told again
+NOTICEABLE = 2.0  # a timeout that has changed by this factor is logged again
 
 
 class Patience:

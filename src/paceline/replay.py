@@ -128,7 +128,7 @@ class _Stops(NamedTuple):
 
 
 def _stops(saved: SavedRun) -> _Stops:
-    """Return the stops that `run.json` and the records of restarts tell of."""
+    """Return the stops in `run.json` and in the records of restarts."""
     without_restart = saved.configuration.get("stops_before", [])
     places = saved.records_until([log_bytes for _, log_bytes in without_restart])
     found = [(place, stop) for place, (stop, _) in zip(places, without_restart, strict=True)]
@@ -142,7 +142,7 @@ def _stops(saved: SavedRun) -> _Stops:
 def _stops_that_let_go_on(saved: SavedRun) -> _Stops:
     """Return stops of which the last one is in force for the last event only.
 
-    Older runs do not tell of a stop that came into force without a restart. One that is further away changes nothing
+    Older runs have no record of a stop that came into force without a restart. One that is further away changes nothing
     before; one that had been passed ends the run at once, so that only its last event can show it.
     """
     stops = _stops(saved)

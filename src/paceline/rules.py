@@ -55,7 +55,7 @@ def make_coordinator(plan: Plan, stop: Stop, rules: Mapping[str, Any], patience:
 
 
 def patience_of(rules: Mapping[str, Any]) -> Patience:
-    """Return the timeout on silent workers that the rules tell of."""
+    """Return the timeout on silent workers as the rules give it."""
     return DerivedPatience() if rules.get("derives_timeout") else Patience(rules["worker_timeout_s"])
 
 

@@ -1,4 +1,4 @@
-"""How results show themselves: a line in a console, a text when printed, a table in a notebook."""
+"""Representation of results: a line in a console, a text when printed, a table in a notebook."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from html import escape
 from typing import Any
 
 from paceline.tables import Grid, paragraph
+from paceline.wording import in_one_line
 
 LONGEST = 60
 MOST = 8
 
 
 class Shown:
-    """Base of results; a subclass says what there is to show, in names and short values."""
+    """Base of results; a subclass returns the names and short values to show."""
 
     def _facts(self) -> Mapping[str, object]:
         """Return the few values that identify the result; each is shown by `in_short`."""
@@ -101,5 +102,4 @@ def _call(value: partial[Any]) -> str:
 
 
 def _cut(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
+    return in_one_line(text, LONGEST)

@@ -1,8 +1,9 @@
 """Failures of the user's code: where they arose, noted on the exception, and reports with the place on top."""
 
 from traceback import TracebackException
+from typing import Any
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, UsageError
 
 HEAD = "paceline: "
 
@@ -19,7 +20,7 @@ def note_place(error: BaseException, place: str) -> None:
     ['paceline: the loss of job gpt failed for worker 2, draw 5, update 17']
     """
     if isinstance(error, PacelineError):
-        return  # which says itself what it is about
+        return  # its message names the place
     notes: list[str] = getattr(error, "__notes__", [])
     if notes and notes[-1].startswith(HEAD):
         notes[-1] += f", {place}"
@@ -40,3 +41,14 @@ def report_of(error: BaseException) -> str:
     report.__notes__ = [note for note in report.__notes__ or [] if note != f"{HEAD}{place}"]
     traceback = "".join(report.format())
     return f"{place}:\n{traceback}" if place else traceback
+
+
+def failure_of(error: Exception) -> dict[str, Any]:
+    """Return what another process is sent of an exception: message, report, and whether the user has to act.
+
+    >>> failure_of(ValueError("no such class"))["failed"]
+    'ValueError: no such class'
+    """
+    is_usage = isinstance(error, UsageError)
+    message = str(error) if is_usage else f"{type(error).__name__}: {error}"
+    return {"failed": message, "details": report_of(error), "is_usage": is_usage}

@@ -1,4 +1,4 @@
-"""Counts and lists in words."""
+"""Counts and lists in words, and messages in one line."""
 
 from __future__ import annotations
 
@@ -30,11 +30,30 @@ def listed(noun: str, things: Sequence[object]) -> str:
     return f"{noun if len(things) == 1 else f'{noun}s'} {joined(things)}"
 
 
-def joined(things: Iterable[object]) -> str:
-    """Return things with commas between them, and "and" before the last one.
+def joined(things: Iterable[object], conjunction: str = "and") -> str:
+    """Return things with commas between them, and a conjunction before the last one.
 
-    >>> joined(["bsp"]), joined(["bsp", "asp", "ssp"])
-    ('bsp', 'bsp, asp and ssp')
+    >>> joined(["bsp"]), joined(["bsp", "asp", "ssp"]), joined(["text", "None"], "or")
+    ('bsp', 'bsp, asp and ssp', 'text or None')
     """
     *others, last = map(str, things)
-    return f"{', '.join(others)} and {last}" if others else last
+    return f"{', '.join(others)} {conjunction} {last}" if others else last
+
+
+def in_one_line(text: str, longest: int | None = None) -> str:
+    r"""Return a text with single spaces in place of line breaks, cut if it has more characters than `longest`.
+
+    >>> in_one_line("cannot\n  pickle"), in_one_line("cannot pickle a lock", longest=10)
+    ('cannot pickle', 'cannot ...')
+    """
+    line = " ".join(text.split())
+    return line if longest is None or len(line) <= longest else f"{line[: longest - 3]}..."
+
+
+def first_line(message: str) -> str:
+    r"""Return the first line of a message that is not blank.
+
+    >>> first_line("ValueError: the first line\nand another")
+    'ValueError: the first line'
+    """
+    return next((line.strip() for line in message.splitlines() if line.strip()), "an error without a message")

@@ -1,4 +1,4 @@
-"""Watch for trainable parameters whose gradient stays zero, so that a job which trains only a part says so."""
+"""Warning about trainable parameters whose gradient stays zero."""
 
 from __future__ import annotations
 

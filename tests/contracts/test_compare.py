@@ -431,7 +431,7 @@ def test_without_a_folder_it_says_where_it_wrote(program):
 
 
 def test_nobody_wins_where_nothing_was_to_be_reached(tmp_path):
-    assert compare(tmp_path).verdict().startswith("Nothing was to be reached, so nobody won")
+    assert compare(tmp_path).verdict().startswith("The stop has no target, so no protocol won")
 
 
 def test_a_failure_is_status_1_after_the_table(program):

@@ -233,7 +233,7 @@ class ProgressLine(Callback):
         self._share.take_metrics(evaluation.metrics)
 
     def on_end(self, end: RunEnded) -> None:
-        """Say why the run ended, with its last figures."""
+        """Draw why the run ended, with its last figures."""
         self._draw([(4, f"{end.now_s:.1f} s"), (0, end.reason)], [])
 
     def _enlist(self, record: RunStarted | RunResumed) -> None:
@@ -253,7 +253,7 @@ class ProgressLine(Callback):
         live, most = len(self._live), self._most_workers
         if not live:
             return [(2, f"k {update.k}")]
-        workers = f"{live} worker{'s' if live != 1 else ''}" if live == most else f"{live} of {most} workers"
+        workers = counted(live, "worker") if live == most else f"{live} of {most} workers"
         return [(2, f"k {update.k}, {workers}")]
 
     def _left(self, update: UpdateMade, now_s: float) -> list[Field]:

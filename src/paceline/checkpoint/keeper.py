@@ -107,5 +107,5 @@ class Keeper:
 
 
 def covered(log: Prefix) -> dict[str, Any]:
-    """Return what a checkpoint says of the log that it goes with."""
+    """Return the length and the digest of the log, as a checkpoint has them."""
     return {"log_bytes": log.size_bytes, "log_digest": log.digest.hexdigest()}

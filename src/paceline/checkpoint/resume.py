@@ -122,7 +122,7 @@ class Resumption:
         return ", or torchrun(elastic=true) from the beginning"
 
     def _note_stop(self, log_bytes: int) -> None:
-        """Let `run.json` tell which stop was in force until which byte of the log where no `RunResumed` does."""
+        """Note in `run.json` which stop was in force until which byte of the log, where no `RunResumed` has it."""
         configuration = self._session.configuration
         if "stops_before" not in self._before:
             del configuration["stops_before"]  # the run is older than this account, so it cannot be whole

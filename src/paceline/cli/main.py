@@ -53,7 +53,7 @@ def _status() -> int:
         if str(error):  # without arguments, the help is all there is to say
             print(f"paceline: {error} (paceline --help tells more)", file=sys.stderr)
         status = 2
-    except OSError as error:  # of a file or a folder that is in nobody's care
+    except OSError as error:  # of a file or a folder that no command handles itself
         named = f"{error.filename}: " if error.filename else ""
         print(f"paceline: {named}{error.strerror or error}", file=sys.stderr)
         status = 1

@@ -59,7 +59,7 @@ def train(
         bool, typer.Option("--allow-change", help="Resume under another protocol or on another cluster.")
     ] = False,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Import the job that the resumed folder names, whoever wrote it.")
+        bool, typer.Option("--trust", help="Import the job that the resumed folder names without a check.")
     ] = False,
     evaluate_every: EvaluateEvery = None,
     checkpoint_every: Annotated[

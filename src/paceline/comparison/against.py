@@ -40,7 +40,7 @@ class Difference(NamedTuple):
 
 
 def differences(first: Row, row: Row, stop: Stop) -> list[Difference]:
-    """Return what differs between two protocols, as far as at least two seeds of both tell.
+    """Return the differences between two protocols, of numbers that both have for two seeds or more.
 
     Times are compared over the seeds at which both reached the target, and only if both reached it at every seed:
     otherwise the slow runs would be left out. Losses and metrics are compared at the end of the runs.

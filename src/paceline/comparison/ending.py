@@ -13,6 +13,7 @@ from paceline.history import RunEnded
 from paceline.recording.event_log import to_record
 from paceline.recording.run_folder import ERROR, EVENTS
 from paceline.stop import TARGETS, Stop
+from paceline.wording import first_line
 
 TAIL_BYTES = 1 << 16
 
@@ -66,7 +67,7 @@ def write_crash(run: Path, message: str, details: str) -> Crash:
 
 
 def in_words(stop: Stop, outcome: Outcome, reason: str) -> str:
-    """Return how a run without a crash ended: reached, missed and diverged are told apart.
+    """Return how a run without a crash ended: it reached its target, missed it or diverged.
 
     >>> in_words(Stop(loss=0.2, seconds=60), Outcome.SECONDS, "60 seconds have passed")
     'missed loss 0.2: 60 seconds have passed'
@@ -75,15 +76,6 @@ def in_words(stop: Stop, outcome: Outcome, reason: str) -> str:
         return f"diverged: {reason.removeprefix('training diverged: ')}"
     is_missed = stop.targets and outcome not in (*TARGETS, Outcome.INTERRUPTED)
     return f"missed {stop.goal}: {reason}" if is_missed else reason
-
-
-def first_line(message: str) -> str:
-    r"""Return the first line of a message.
-
-    >>> first_line("ValueError: the first line\nand another")
-    'ValueError: the first line'
-    """
-    return next((line.strip() for line in message.splitlines() if line.strip()), "an error without a message")
 
 
 def _last_line(path: Path) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import traceback
 from collections import deque
 from collections.abc import Sequence
 from contextlib import closing
@@ -32,6 +31,7 @@ from paceline.engines.local.unsendable import ADVICE, unsendable
 from paceline.engines.signals import Signals
 from paceline.errors import RunError, UsageError
 from paceline.events import Outcome
+from paceline.user_code import report_of
 
 PRELOADED = [__name__, "torch._dynamo"]  # once for all: torch imports the latter with the first optimizer step
 
@@ -133,9 +133,9 @@ def _attempt(task: Task, cell: Cell, reporter: Reporter) -> Ended | Failed:
     try:
         result = run_cell(task, cell, [reporter])
     except (UsageError, RunError) as error:
-        return Failed(str(error), isinstance(error, UsageError), traceback.format_exc())
+        return Failed(str(error), isinstance(error, UsageError), report_of(error))
     except Exception as error:  # of the job: the other runs go on
-        return Failed(f"{type(error).__name__}: {error}", details=traceback.format_exc())
+        return Failed(f"{type(error).__name__}: {error}", details=report_of(error))
     if result.stopped_by.is_crash:
         return Failed(result.reason)
     return Ended(result.time_s, result.stopped_by, in_words(task.stop, result.stopped_by, result.reason))
@@ -207,7 +207,7 @@ def _serve(parcel: Parcel, cell: Cell, threads: int, surroundings: Surroundings,
         connection.send(Failed(str(error), is_usage=True))
         return
     except Exception as error:  # of an object that is made anew here, or of a module that it needs
-        connection.send(Failed(f"{type(error).__name__}: {error}", details=traceback.format_exc()))
+        connection.send(Failed(f"{type(error).__name__}: {error}", details=report_of(error)))
         return
     connection.send(_attempt(task, cell, Reporter(task.stop, task.workload, connection.send)))
 

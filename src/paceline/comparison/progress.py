@@ -55,7 +55,7 @@ class Reporter(Callback):
         self._told_s = time.monotonic()
 
     def on_update(self, update: UpdateMade) -> None:
-        """Take in the loss, and tell if it is time to."""
+        """Take in the loss, and send news if it is time to."""
         self._share.take_update(update)
         if time.monotonic() - self._told_s >= TELL_S:
             self._told_s = time.monotonic()

@@ -160,7 +160,7 @@ class Comparison(Tabled):
     def verdict(self) -> str:
         """Say which protocol reached the target first, and by how much."""
         if not self.stop.targets:
-            return "Nothing was to be reached, so nobody won; give loss=, eval_loss=, accuracy= or metric= in the stop."
+            return "The stop has no target, so no protocol won; give loss=, eval_loss=, accuracy= or metric=."
         always = [row for row in self.rows if row.always_reaches(self.stop)]
         times = sorted((spread.mean, row.protocol) for row in always if (spread := self.time_s(row)))
         if not times:

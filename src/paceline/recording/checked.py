@@ -1,4 +1,4 @@
-"""What a run's files must be like to be believed: the configuration of `run.json`, and the records of the log.
+"""Checks of a run's files: the types in `run.json`, and the types and the order of the records of the log.
 
 Only types, ranges and the order of records are checked, so that no reader meets what no run has written. Every refusal
 is a `ContentError` without the name of the file.
@@ -15,6 +15,7 @@ from typing import Any, get_args
 from paceline.errors import PacelineError, UsageError
 from paceline.files import ContentError
 from paceline.history import Record, RunResumed, RunStarted, UpdateMade
+from paceline.wording import in_one_line
 
 MOST_WORKERS = 100_000
 LARGEST = 1 << 53  # whole numbers that a float holds exactly
@@ -220,7 +221,7 @@ def believed(source: object, kind: type[PacelineError] = UsageError) -> Iterator
     except PacelineError:
         raise
     except (*_OF_CONTENT, RuntimeError) as error:
-        text = " ".join(str(error).split())[:SHOWN]
+        text = in_one_line(str(error), SHOWN)
         what = f"{type(error).__name__}{f': {text}' if text else ''}"
         raise kind(f"{source} holds what no run writes ({what}); it was damaged or changed") from error
 

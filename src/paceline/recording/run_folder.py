@@ -26,6 +26,7 @@ from paceline.files import (
     ContentError,
     lines_of,
     open_regular,
+    read_bytes,
     read_json,
     refuse_link,
     replace_file,
@@ -34,6 +35,7 @@ from paceline.history import History, Record
 from paceline.recording.checked import configuration
 from paceline.recording.event_log import EventLog, Prefix, read_records
 from paceline.recording.lock import FolderLock
+from paceline.wording import first_line
 
 RUN = "run.json"
 EVENTS = "events.jsonl"
@@ -44,6 +46,7 @@ REPORT = "report.html"
 TIMELINE = "timeline.json"
 TENSORBOARD = "tensorboard"
 MOST_ENTRIES = 20_000  # files that are looked at below a folder
+MOST_ERROR_BYTES = 1 << 24  # of a traceback
 
 
 class FolderGoneError(RunError):
@@ -245,7 +248,7 @@ class SavedRun:
     def error(self) -> str | None:
         """First line of the error that ended a run of a comparison or a search; None if it did not crash."""
         try:
-            return (self.path / ERROR).read_text(encoding="utf-8").partition("\n")[0]
+            return first_line(read_bytes(self.path / ERROR, MOST_ERROR_BYTES).decode())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

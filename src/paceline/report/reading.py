@@ -107,7 +107,7 @@ class RunData:
 
     @property
     def stop(self) -> Stop | None:
-        """Conditions that the run was to end by, if its folder says."""
+        """Conditions that end the run, if its folder has them."""
         text = self.run.configuration.get("stop")
         return Stop.parse(text) if isinstance(text, str) else None
 

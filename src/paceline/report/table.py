@@ -79,7 +79,7 @@ def _race(groups: Sequence[Group]) -> str:
 
 
 def _best(groups: Sequence[Group]) -> str:
-    """Say which group ended with the best mean of what the stop asks for, the training loss if that is nothing else."""
+    """Return which group ended with the best mean of the metric of the stop, or of the training loss without any."""
     target = _common_target(groups)
     means = []
     for group in groups:

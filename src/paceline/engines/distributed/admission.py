@@ -45,7 +45,7 @@ class RunOver(Exception):  # noqa: N818  # no error: there is nothing left to do
 def examine(line: Line, token: str, agreement: dict[str, Any], processes: int) -> dict[str, Any]:
     """Return what a newcomer says of itself, when it has proved that it knows the token and agrees with this process.
 
-    It waits to be welcomed then, or to be told that the run is over.
+    The newcomer then waits for its admission, or for the end of the run.
 
     Until it has, it may say no more than a few bytes; and it hears the same proof before it says more.
 
@@ -121,7 +121,7 @@ def apply_for(line: Line, token: str, hello: dict[str, Any]) -> None:
 
 
 def notice_of_end(end: dict[str, Any], token: str) -> str:
-    """Return the end of a run as a text that a process can check which knows the token."""
+    """Return the end of a run as text, with a proof that its sender knows the token."""
     text = json.dumps(end)
     return json.dumps({"end": text, "proof": _proof(token, "end", text)})
 

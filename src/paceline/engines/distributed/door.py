@@ -102,8 +102,8 @@ class Door:
         self._inbox = inbox
         self._closing = threading.Event()
         self._entrance = threading.Lock()
-        self._entering: set[int] = set()  # those who were neither welcomed nor sent away yet
-        self._end: dict[str, Any] | None = None  # of the run, for those who come later
+        self._entering: set[int] = set()  # processes that were neither admitted nor refused yet
+        self._end: dict[str, Any] | None = None  # of the run, for processes that come later
         self._spoken: set[int] = set()
         self._lines: dict[int, Line] = {}  # of those who are there, as their threads
         self._threads: dict[int, threading.Thread] = {0: threading.Thread(target=self._watch, daemon=True)}
@@ -127,7 +127,7 @@ class Door:
         self._join(ticket, GRACE_S)
 
     def announce_end(self, end: dict[str, Any]) -> None:
-        """Tell newcomers from now on how the run has ended, instead of letting them in."""
+        """Send newcomers the end of the run from now on, instead of admitting them."""
         with self._entrance:
             self._end = end
         with suppress(RuntimeError):  # the store may be gone
@@ -199,7 +199,7 @@ class Door:
             print(f"paceline: somebody was turned away: {refused}", file=sys.stderr)
 
     def _welcome(self, entered: Entered) -> bool:
-        """Let a process take part, or tell it that the run is over; return whether it takes part."""
+        """Admit a process, or send it the end of the run; return whether it takes part."""
         with self._entrance:
             end = self._end
             if end is None:

@@ -180,7 +180,7 @@ class DistributedEngine(RealTimeEngine[Member]):
         self._door.wait(everybody, GRACE_S + len(everybody) * last.nbytes / SLOWEST_BYTES_PER_S)
 
     def _late(self) -> list[Entered]:
-        """Return the processes that were let in and that this engine has not heard of."""
+        """Return the processes that were admitted and that this engine has not read from its inbox."""
         news = []
         while not self._inbox.is_empty:
             news.append(self._inbox.get())

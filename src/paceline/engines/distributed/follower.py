@@ -23,10 +23,10 @@ from paceline.engines.labour import device_of
 from paceline.engines.replica import Interrupted, Replica
 from paceline.engines.seal import check_version
 from paceline.engines.signals import leaving_on_sigterm
-from paceline.errors import RunError, UsageError
+from paceline.errors import RunError
 from paceline.job import Job
 from paceline.torchrun import Torchrun
-from paceline.user_code import note_place, report_of
+from paceline.user_code import failure_of, note_place
 
 
 def follow(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> Ended:
@@ -138,9 +138,7 @@ class _Follower:
 
     def _fail(self, error: Exception) -> None:
         """Tell the first process, which tells rank 0, and wait until it has ended the line."""
-        is_usage = isinstance(error, UsageError)
-        message = str(error) if is_usage else f"{type(error).__name__}: {error}"
-        self._line.tell({"failed": message, "details": report_of(error), "is_usage": is_usage})
+        self._line.tell(failure_of(error))
         try:
             while not isinstance(self._requests.get(timeout=LEAVE_S), Broken):
                 pass

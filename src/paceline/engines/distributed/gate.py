@@ -46,7 +46,7 @@ class Gate(Door):
         super().__init__(*place)
 
     def _report(self, entered: Entered) -> None:
-        """Say nothing yet: the host is told when the process has said its name."""
+        """Report nothing yet: the host gets the report when the process has sent its name."""
 
     def _listen(self, entered: Entered) -> None:
         ticket, worker, line, _ = entered

@@ -87,7 +87,7 @@ class Meeting:
         return Line(self.place.client(), _pair_key(ticket), 0, self.place.device, self._silence_s)
 
     def announce_end(self, notice: str) -> None:
-        """Let those who come from now on read that the run is over."""
+        """Publish the end of the run to processes that come from now on."""
         self._store.set(OVER, notice)
 
     def newcomers(self) -> list[int]:

@@ -28,7 +28,7 @@ from paceline.engines.signals import leaving_on_sigterm
 from paceline.errors import RunError, UsageError
 from paceline.job import Job
 from paceline.torchrun import Torchrun
-from paceline.user_code import note_place, report_of
+from paceline.user_code import failure_of, note_place
 from paceline.vectors import Vectors
 
 ALL_DRAWS = sys.maxsize
@@ -315,9 +315,7 @@ class _Member:
 
     def _fail(self, error: Exception) -> None:
         """Tell rank 0 what has gone wrong here."""
-        is_usage = isinstance(error, UsageError)
-        message = str(error) if is_usage else f"{type(error).__name__}: {error}"
-        self._take_leave({"failed": message, "details": report_of(error), "is_usage": is_usage})
+        self._take_leave(failure_of(error))
 
     def _take_leave(self, text: dict[str, Any]) -> None:
         """Say a last word, and wait until rank 0 has heard it and ends the line."""

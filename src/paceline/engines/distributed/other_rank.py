@@ -19,9 +19,9 @@ from paceline.engines.distributed.iteration import Hand, Over, Reform, Table
 from paceline.engines.distributed.line import Broken, Line
 from paceline.engines.distributed.meeting import enter, find
 from paceline.engines.distributed.ring import Apart, Ring
-from paceline.errors import RunError, UsageError
+from paceline.errors import RunError
 from paceline.torchrun import Torchrun
-from paceline.user_code import report_of
+from paceline.user_code import failure_of
 from paceline.vectors import Vectors
 
 LEAVE_S = 10.0
@@ -184,9 +184,7 @@ class OtherRank:
         """Tell rank 0 what has gone wrong here, and wait until it has heard it and ends the line."""
         if self._listener is None or not self._listener.is_alive():
             return
-        is_usage = isinstance(error, UsageError)
-        message = str(error) if is_usage else f"{type(error).__name__}: {error}"
-        self._tell({"failed": message, "details": report_of(error), "is_usage": is_usage})
+        self._tell(failure_of(error))
         self._listener.join(LEAVE_S)
 
     def close(self, end: dict[str, Any]) -> None:

@@ -40,12 +40,12 @@ from paceline.engines.distributed.messages import (
 from paceline.engines.distributed.published import Published
 from paceline.engines.distributed.wire import Travelling, Wire
 from paceline.engines.replica import build_model
-from paceline.errors import RunError, UsageError
+from paceline.errors import RunError
 from paceline.job import Job
 from paceline.server import ParameterServer
 from paceline.slices import Others
 from paceline.torchrun import Torchrun
-from paceline.user_code import report_of
+from paceline.user_code import failure_of
 from paceline.vectors import Layout
 
 RANK_0 = 0  # as a ticket; all others are drawn from 1 on
@@ -195,9 +195,7 @@ class _SliceServer:
         except (Broken, RunError):
             raise
         except Exception as error:
-            is_usage = isinstance(error, UsageError)
-            said = str(error) if is_usage else f"{type(error).__name__}: {error}"
-            self._rank_0.tell({"failed": said, "details": report_of(error), "is_usage": is_usage})
+            self._rank_0.tell(failure_of(error))
 
     def _obey(self, message: object) -> None:
         match message:

@@ -63,7 +63,7 @@ class Launcher:
                     process.start()
             except (EOFError, ConnectionError) as error:
                 if isinstance(error, ConnectionRefusedError) and looks_left:
-                    time.sleep(LOOK_AGAIN_S)  # it is dying: multiprocessing starts another one once it is dead
+                    time.sleep(LOOK_AGAIN_S)  # the server is ending: once it has ended, another one is started
                     continue
                 raise RunError(
                     f"cannot start a worker process: {fork_server_is_gone()}; train again, or look why in the system "

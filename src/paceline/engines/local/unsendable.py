@@ -9,6 +9,8 @@ from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
 from paceline.engines.local.parcel import Packer
+from paceline.errors import in_words
+from paceline.wording import in_one_line
 
 DEEPEST = 8  # parts of parts
 WIDEST = 100  # members of a collection that are tried
@@ -36,7 +38,7 @@ def unsendable(parts: Mapping[str, object]) -> str:
         if found is not None:
             where, cause, error = found
             within = f"its {where} is" if where else "it is"
-            return f"{name}: {within} a {type(cause).__name__} ({_in_one_line(error)})"
+            return f"{name}: {within} a {type(cause).__name__} ({in_one_line(in_words(error))})"
     return "it cannot be pickled"
 
 
@@ -87,7 +89,3 @@ def _members(part: object) -> Iterator[tuple[str, object]]:
         case _:
             yield f"class {type(part).__name__}", type(part)
             yield from ((f"attribute {name}", each) for name, each in getattr(part, "__dict__", {}).items())
-
-
-def _in_one_line(error: Exception) -> str:
-    return " ".join((str(error) or type(error).__name__).split())

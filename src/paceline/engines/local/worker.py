@@ -26,9 +26,8 @@ from paceline.engines.local.messages import (
 )
 from paceline.engines.local.parcel import Parcel
 from paceline.engines.replica import Interrupted, Replica
-from paceline.errors import UsageError
 from paceline.job import Job
-from paceline.user_code import note_place, report_of
+from paceline.user_code import failure_of, note_place
 from paceline.vectors import Vectors
 
 
@@ -84,9 +83,8 @@ def _serve(assignment: Assignment, build: Callable[[Task], _Worker | _Evaluator]
         except (EOFError, ConnectionError):
             return  # the engine is gone
         except Exception as error:
-            details = report_of(error)
-            message = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
-            connection.send(Failed(message, details, isinstance(error, UsageError)))
+            failure = failure_of(error)
+            connection.send(Failed(failure["failed"], failure["details"], failure["is_usage"]))
 
 
 class _Worker:
