@@ -43,7 +43,7 @@ def report_of(error: BaseException) -> str:
     return f"{place}:\n{traceback}" if place else traceback
 
 
-def failure_of(error: Exception) -> dict[str, Any]:
+def failure_of(error: BaseException) -> dict[str, Any]:
     """Return what another process is sent of an exception: message, report, and whether the user has to act.
 
     >>> failure_of(ValueError("no such class"))["failed"]
