@@ -175,7 +175,8 @@ def test_a_run_that_crashes_is_raised_after_the_others_are_done_and_saved(tmp_pa
         run: f"ValueError: my mistake ({file})" for run, file in files.items()
     }
     for file in files.values():
-        assert file.read_text().startswith("ValueError: my mistake\n\nTraceback")
+        place = "controller BrokenController() failed after update 0"
+        assert file.read_text().startswith(f"ValueError: my mistake\n\n{place}:\nTraceback")
         assert "broken_parts.py" in file.read_text()
     assert error.startswith(f"2 of 4 runs failed: mine, seed 0: ValueError: my mistake ({files['mine, seed 0']}); mine")
     assert "mine, seed 1 failed: ValueError: my mistake" in comparison.text()

@@ -112,7 +112,7 @@ def test_what_every_user_may_write_is_refused(path, begun):
         ("subprocess:run(args='touch imported',shell=true)", "subprocess, which is no module of yours"),
         ("torch.hub:load(repo_or_dir='a/b',model='c')", "torch.hub, which is no module of yours"),
         ("os.path:join", "os.path, which is no module of yours"),
-        ("click:edit(filename='x',editor='touch imported;')", "click, which is no module of yours"),
+        ("typer:launch(url='imported')", "typer, which is no module of yours"),
     ],
 )
 def test_code_that_is_no_job_of_a_user_is_refused(job, words, begun):
