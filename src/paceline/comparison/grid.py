@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections import deque
 from collections.abc import Sequence
 from contextlib import closing
@@ -20,14 +19,13 @@ from paceline.comparison.ending import Crash, in_words, write_crash
 from paceline.comparison.progress import News, Reporter
 from paceline.engines.local.engine import GRACE_S
 from paceline.engines.local.launcher import (
-    UNKNOWN_STATUS,
     Launcher,
     Surroundings,
     begin_child,
-    fork_server_is_gone,
+    end_of,
 )
 from paceline.engines.local.parcel import Parcel
-from paceline.engines.local.unsendable import ADVICE, unsendable
+from paceline.engines.local.unsendable import packed
 from paceline.engines.signals import Signals
 from paceline.errors import RunError, UsageError
 from paceline.events import Outcome
@@ -213,22 +211,12 @@ def _serve(parcel: Parcel, cell: Cell, threads: int, surroundings: Surroundings,
 
 
 def _packed(task: Task) -> Parcel:
-    try:
-        return Parcel(task)
-    except Exception as error:  # an object's own __reduce__ may raise anything
-        plans = {f"protocol {name}": plan for name, plan in task.plans.items()}
-        cause = unsendable({**vars(task.job), **plans, "cluster": task.cluster})
-        raise UsageError(
-            f"job {task.job.name} cannot be sent to other processes: {cause}; {ADVICE}, or give processes=1"
-        ) from error
+    plans = {f"protocol {name}": plan for name, plan in task.plans.items()}
+    parts = {**vars(task.job), **plans, "cluster": task.cluster}
+    return packed(task, parts, f"job {task.job.name} cannot be sent to other processes", ", or give processes=1")
 
 
 def _death(process: ForkServerProcess) -> Failed:
     process.join(GRACE_S)
     code = process.exitcode
-    if code is not None and code < 0:
-        hint = ", out of memory or kill -9" if -code == signal.SIGKILL else ""
-        return Failed(f"its process was killed by {signal.Signals(-code).name}{hint}")
-    if code == UNKNOWN_STATUS:
-        return Failed(f"its process ended, with a status that is not known: {fork_server_is_gone()}")
-    return Failed(f"its process ended with status {code}")
+    return Failed(f"its process {'was ' if code is not None and code < 0 else ''}{end_of(code)}")

@@ -19,7 +19,7 @@ from paceline.data import Loader, fetch, share_of
 from paceline.engines.forecast import Forecast, Piece
 from paceline.engines.local.launcher import Surroundings, begin_child, without_main_module
 from paceline.engines.local.parcel import Parcel
-from paceline.engines.local.unsendable import ADVICE, unsendable
+from paceline.engines.local.unsendable import packed
 from paceline.errors import RunError, UsageError
 from paceline.events import Minibatch
 from paceline.job import Batch, Job
@@ -213,14 +213,12 @@ def _packed(job: Job, seed: int, n: int) -> Parcel:
         sampling="replacement",
         sharding="shared",
     )
-    try:
-        return Parcel(_Task(data_only, seed, n, torch.get_num_threads(), Surroundings.here()))
-    except Exception as error:  # an object's own __reduce__ may raise anything
-        cause = unsendable({"data": job.data, "collate": job.collate})
-        raise UsageError(
-            f"job {job.name}: data or collate cannot be sent to background processes: {cause}; {ADVICE}, or give "
-            "loader_workers=0"
-        ) from error
+    return packed(
+        _Task(data_only, seed, n, torch.get_num_threads(), Surroundings.here()),
+        {"data": job.data, "collate": job.collate},
+        f"job {job.name}: data or collate cannot be sent to background processes",
+        ", or give loader_workers=0",
+    )
 
 
 def _told(piece: Piece) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import selectors
-import signal
 import sys
 import time
 from contextlib import closing, suppress
@@ -14,7 +13,7 @@ import torch
 
 from paceline.cluster import LocalCluster, cores
 from paceline.engines.local import worker as processes
-from paceline.engines.local.launcher import UNKNOWN_STATUS, Launcher, Surroundings, fork_server_is_gone
+from paceline.engines.local.launcher import Launcher, Surroundings, end_of
 from paceline.engines.local.memory import SharedMemory, SharedVectors
 from paceline.engines.local.messages import (
     Abandoned,
@@ -27,7 +26,7 @@ from paceline.engines.local.messages import (
     Work,
 )
 from paceline.engines.local.parcel import Parcel
-from paceline.engines.local.unsendable import ADVICE, unsendable
+from paceline.engines.local.unsendable import packed
 from paceline.engines.realtime import Peer, RealTimeEngine
 from paceline.engines.versions import Versions
 from paceline.errors import RunError, UsageError
@@ -188,11 +187,8 @@ class LocalEngine(RealTimeEngine[_Peer]):
 
     def _pack(self) -> Parcel:
         job, cluster = self._job, self._cluster
-        try:
-            return Parcel(processes.Task(job, cluster, self._seed, Surroundings.here()))
-        except Exception as error:  # an object's own __reduce__ may raise anything
-            cause = unsendable({**vars(job), "cluster": cluster})
-            raise UsageError(f"job {job.name} cannot be sent to worker processes: {cause}; {ADVICE}") from error
+        task = processes.Task(job, cluster, self._seed, Surroundings.here())
+        return packed(task, {**vars(job), "cluster": cluster}, f"job {job.name} cannot be sent to worker processes")
 
     def _start_process(self, worker: int) -> _Peer:
         ours, theirs = self._launcher.pipe()
@@ -232,12 +228,7 @@ class LocalEngine(RealTimeEngine[_Peer]):
         if code is None:
             peer.process.kill()
             return "its pipe closed"
-        if code < 0:
-            hint = ", out of memory or kill -9" if -code == signal.SIGKILL else ""
-            return f"killed by {signal.Signals(-code).name}{hint}"
-        if code == UNKNOWN_STATUS:
-            return f"ended, with a status that is not known: {fork_server_is_gone()}"
-        return f"ended with status {code}"
+        return end_of(code)
 
     def _close(self, error: BaseException | None) -> None:
         for worker, peer in self._workers.items():

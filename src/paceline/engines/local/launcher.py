@@ -66,14 +66,31 @@ class Launcher:
                     time.sleep(LOOK_AGAIN_S)  # the server is ending: once it has ended, another one is started
                     continue
                 raise RunError(
-                    f"cannot start a worker process: {fork_server_is_gone()}; train again, or look why in the system "
+                    f"cannot start a worker process: {_fork_server_is_gone()}; train again, or look why in the system "
                     "log"
                 ) from error
             break
         return process
 
 
-def fork_server_is_gone() -> str:
+def end_of(status: int | None) -> str:
+    """Return in words how a child process ended.
+
+    Args:
+        status: exit status; minus the number of the signal that killed it.
+
+    >>> end_of(-9), end_of(3)
+    ('killed by SIGKILL, out of memory or kill -9', 'ended with status 3')
+    """
+    if status is not None and status < 0:
+        hint = ", out of memory or kill -9" if -status == signal.SIGKILL else ""
+        return f"killed by {signal.Signals(-status).name}{hint}"
+    if status == UNKNOWN_STATUS:
+        return f"ended, with a status that is not known: {_fork_server_is_gone()}"
+    return f"ended with status {status}"
+
+
+def _fork_server_is_gone() -> str:
     """Return the cause that is given where the fork server does not answer."""
     return "the process that forks the workers (Python's multiprocessing.forkserver) was killed, perhaps out of memory"
 

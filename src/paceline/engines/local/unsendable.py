@@ -1,4 +1,4 @@
-"""Which part of an object cannot be pickled, in words for an error message."""
+"""Pickling of an object for child processes, and which part of it cannot be pickled, for the error message."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from functools import partial
 from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
-from paceline.engines.local.parcel import Packer
-from paceline.errors import in_words
+from paceline.engines.local.parcel import Packer, Parcel
+from paceline.errors import UsageError, in_words
 from paceline.wording import in_one_line
 
 DEEPEST = 8  # parts of parts
@@ -25,6 +25,24 @@ class _Discard:
 
     def write(self, text: bytes) -> int:
         return len(text)
+
+
+def packed(content: object, parts: Mapping[str, object], refused: str, otherwise: str = "") -> Parcel:
+    """Return an object for child processes, pickled.
+
+    Args:
+        content: the object.
+        parts: of it, by the names that the user gave them.
+        refused: beginning of the message if it cannot be pickled.
+        otherwise: end of the message, what else the user may do.
+
+    Raises:
+        UsageError: it cannot be pickled; the message names the part and the cause.
+    """
+    try:
+        return Parcel(content)
+    except Exception as error:  # an object's own __reduce__ may raise anything
+        raise UsageError(f"{refused}: {unsendable(parts)}; {ADVICE}{otherwise}") from error
 
 
 def unsendable(parts: Mapping[str, object]) -> str:
