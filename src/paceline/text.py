@@ -134,7 +134,8 @@ def bind(call: Call, factories: Mapping[str, Callable[..., T]]) -> T:
 
 def _as_text(factory: Callable[..., Any], name: str, value: Any) -> Any:
     """Return a number as text where text is what is expected: a folder may be called 2024."""
-    is_text = isinstance(value, int | float) and not fits(factory, name, value) and fits(factory, name, str(value))
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_text = is_number and not fits(factory, name, value) and fits(factory, name, str(value))
     return str(value) if is_text else value
 
 
