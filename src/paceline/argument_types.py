@@ -295,4 +295,5 @@ def shortened(value: object) -> str:
     """Return a value as it would be typed, cut to about 60 characters."""
     short = Repr()
     short.maxstring = short.maxother = short.maxlong = 60
-    return short.repr(value)
+    line = short.repr(value)
+    return " ".join(line.split()) if "\n" in line else line

@@ -43,6 +43,7 @@ class Samples(Protocol):
 
 
 @checked_types(
+    batch_size=", as batch_size=32",
     optimizer=" from the parameters to an optimizer, as optimizer=partial(torch.optim.SGD, lr=0.1)",
     no_decay_on=", as pl.BATCH_NORMS",
     schedule="; one of torch.optim.lr_scheduler is given as scheduler=",

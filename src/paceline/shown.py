@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from html import escape
+from textwrap import wrap
 from typing import Any
 
 from paceline.tables import Grid, paragraph
@@ -12,6 +13,7 @@ from paceline.wording import in_one_line
 
 LONGEST = 60
 MOST = 8
+COLUMNS = 80
 
 
 class Shown:
@@ -26,9 +28,10 @@ class Shown:
         return f"{type(self).__name__}({facts})"
 
     def __str__(self) -> str:
-        facts = {name.replace("_", " "): in_short(value) for name, value in self._facts().items()}
+        facts = {name.replace("_", " "): value for name, value in self._facts().items()}
         width = max(map(len, facts), default=0)
-        return "\n".join([type(self).__name__, *(f"  {name:{width}}  {value}" for name, value in facts.items())])
+        lines = (f"  {name:{width}}  {_in_full(value, indent=width + 4)}" for name, value in facts.items())
+        return "\n".join([type(self).__name__, *lines])
 
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows."""
@@ -67,6 +70,13 @@ class Tabled(Shown):
         told += [grid.html() for grid in self._grids()]
         told += [f"<p>{'<br>'.join(map(escape, self._notes()))}</p>"] if self._notes() else []
         return f"<div>{''.join(told)}</div>"
+
+
+def _in_full(value: object, indent: int) -> str:
+    """Return a value as `in_short` does, but all of a text, in lines of at most 80 columns below each other."""
+    if not isinstance(value, str) or not value:
+        return in_short(value)
+    return f"\n{' ' * indent}".join(wrap(value, COLUMNS - indent, break_long_words=False, break_on_hyphens=False))
 
 
 def in_short(value: object) -> str:

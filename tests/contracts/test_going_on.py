@@ -66,7 +66,7 @@ def test_other_samples_are_noticed(tmp_path):
 )
 def test_a_change_on_purpose_has_to_be_allowed(changes, difference, tmp_path):
     train(tmp_path / "run", stop="updates=3")
-    with pytest.raises(pl.UsageError, match=rf"was another run: {difference}.*give --allow-change"):
+    with pytest.raises(pl.UsageError, match=rf"was another run: {difference}.*give allow_change=True"):
         train(tmp_path / "run", resume=True, **changes)
     result = train(tmp_path / "run", resume=True, allow_change=True, **changes)
     assert result.history.totals.updates == 6

@@ -1,6 +1,8 @@
 """A failure in the user's code says where: the part, the job, the worker, the minibatch and the update."""
 
+import sys
 from functools import partial
+from textwrap import dedent
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import paceline as pl
+from paceline.cli import main
 from paceline.user_code import place_of, report_of
 from tiny_jobs import dataset, small_net, tiny_job
 
@@ -107,3 +110,25 @@ def test_a_refusal_of_paceline_carries_no_place():
     with pytest.raises(pl.UsageError) as refusal:
         train(loss=nn.CrossEntropyLoss(reduction="none"), model=small_net)
     assert not hasattr(refusal.value, "__notes__")
+
+
+def test_the_command_line_reports_the_place_above_the_users_traceback(monkeypatch, capsys, tmp_path):
+    code = """
+        from tiny_jobs import tiny_job
+
+        def broken(output, target):
+            raise ValueError("mine")
+
+        job = tiny_job(loss=broken)
+    """
+    (tmp_path / "breaking_job.py").write_text(dedent(code))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ["--protocol", "bsp", "--cluster", "2*exp(mean=1)", "--stop", "updates=1", "--out", "run"]
+    monkeypatch.setattr(sys, "argv", ["paceline", "train", "breaking_job:job", *options])
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = capsys.readouterr().err
+    at = said.index("paceline: job tiny failed for worker 1, draw 1, after update 0:\nTraceback")
+    assert said[at:].rstrip().endswith("ValueError: mine")
+    assert end.value.code == 1

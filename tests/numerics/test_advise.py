@@ -128,7 +128,7 @@ def test_the_command_prints_json(folder):
 @pytest.mark.parametrize(
     ("recorded", "message"),
     [
-        ({"measure_steps": False}, "tells of 0 measured steps, .*--measure-steps"),
+        ({"measure_steps": False}, "tells of 0 measured steps, .*measure_steps=True"),
         ({"updates": 10}, "10 measured steps, expected at least 20"),
         ({"protocol": "dc_s3gd", "measure_steps": False}, "each at its own parameters"),
         ({"protocol": "asp"}, "a single gradient do not tell how noisy"),

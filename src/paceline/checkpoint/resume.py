@@ -98,7 +98,7 @@ class Resumption:
         if changes and not allow_change:
             raise UsageError(
                 f"{self._path} was another run: {'; '.join(changes)}; if that is what you want, "
-                f"give --allow-change (allow_change=True){self._or_elastic(before['workers'])}"
+                f"give allow_change=True{self._or_elastic(before['workers'])}"
             )
         if self._session.setting.job.sharding == "partitioned" and before["workers"] != now["workers"]:
             raise UsageError(

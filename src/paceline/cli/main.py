@@ -10,6 +10,7 @@ import typer
 
 from paceline.cli.catalogue import fetch, protocols
 from paceline.cli.compare import compare
+from paceline.cli.flags import with_flags
 from paceline.cli.knee import knee
 from paceline.cli.saved import advise, replay, report, trace
 from paceline.cli.search import search
@@ -18,12 +19,14 @@ from paceline.cli.terminal import fitted
 from paceline.cli.theory import theory
 from paceline.cli.train import train
 from paceline.errors import PacelineError, PacelineWarning, UsageError
+from paceline.user_code import place_of, report_of
 
 app = typer.Typer(
     help="Straggler-proof data-parallel training for PyTorch.",
     epilog="Exit status: 0 done, 1 the run failed, 2 it cannot work as asked, 130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
+    pretty_exceptions_enable=False,
 )
 data_app = typer.Typer(help="Data sets of the jobs mnist, cifar10 and cifar100.", no_args_is_help=True)
 data_app.command()(fetch)
@@ -59,6 +62,11 @@ def _status() -> int:
         status = 1
     except (KeyboardInterrupt, typer.Abort):
         status = 130
+    except Exception as error:
+        if not place_of(error):
+            raise
+        print(f"paceline: {report_of(error)}", end="", file=sys.stderr)  # a failure of the user's code
+        status = 1
     return status
 
 
@@ -73,7 +81,7 @@ def _show_warning(
     """Say it in one line; where in the code it was raised helps only with warnings of others."""
     is_ours = issubclass(category, PacelineWarning)
     stream = file or sys.stderr
-    ours = fitted(f"paceline: {message}", stream) + "\n"
+    ours = fitted(f"paceline: {with_flags(str(message))}", stream) + "\n"
     text = ours if is_ours else warnings.formatwarning(message, category, filename, lineno, line)
     stream.write(text)
 
@@ -82,4 +90,4 @@ def _say(error: PacelineError) -> None:
     details = getattr(error, "details", None)
     if details:
         print(details, file=sys.stderr)
-    print(fitted(f"paceline: {error}", sys.stderr), file=sys.stderr)
+    print(fitted(f"paceline: {with_flags(str(error))}", sys.stderr), file=sys.stderr)

@@ -94,11 +94,11 @@ class RunsFolder:
         elif not has_begun:
             self._write_question()
         elif asked is None:
-            raise UsageError(f"{self.path} holds something else than a {self._kind.noun}; give another folder (--out)")
+            raise UsageError(f"{self.path} holds something else than a {self._kind.noun}; give another with out=")
         else:
             raise UsageError(
                 f"{self.path} holds another {self._kind.noun}: {'; '.join(changes(asked, self.question))}; "
-                "ask the same again to go on there, or give another folder (--out)"
+                "ask the same again to go on there, or give another folder with out="
             )
 
     def _write_question(self) -> None:
@@ -150,5 +150,5 @@ def _asked(path: Path, kind: Kind) -> Question | None:
     except FileNotFoundError:
         return None
     except (OSError, ContentError) as error:
-        raise UsageError(f"cannot read {path / kind.question} ({error}); give another folder (--out)") from error
+        raise UsageError(f"cannot read {path / kind.question} ({error}); give another folder with out=") from error
     return asked

@@ -252,6 +252,6 @@ class FailedRunsError(RunError):
         more = [f"and {len(crashes) - TOLD_CRASHES} more"] if len(crashes) > TOLD_CRASHES else []
         super().__init__(
             f"{len(crashes)} of {counted(runs, 'run')} failed: {'; '.join([*told, *more])}; "
-            f"ask the same again with {comparison.folder} (out=, --out) to run only these again"
+            f"ask the same again with out={str(comparison.folder)!r} to run only these again"
         )
         self.comparison = comparison

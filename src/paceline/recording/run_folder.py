@@ -90,7 +90,7 @@ class RunFolder(Callback):
 
     def _check_free(self, overwrite: bool) -> None:
         if not overwrite:
-            raise UsageError(f"{self.path} exists already; give another folder, or --overwrite (overwrite=True)")
+            raise UsageError(f"{self.path} exists already; give another folder, or overwrite=True")
         if not self.path.is_dir():
             raise UsageError(f"{self.path} is no folder; give another name")
         names = {entry.name for entry in self.path.iterdir() if not entry.name.startswith(UNFINISHED)}
@@ -187,7 +187,7 @@ class RunFolder(Callback):
         """Return the error that says where the run was rescued to."""
         return FolderGoneError(
             f"{self._gone()}; the run stopped at update {version}, and is in {self.path} now: "
-            f"--resume {self.path} (resume={str(self.path)!r}) goes on with it",
+            f"resume={str(self.path)!r} goes on with it",
             self.path,
         )
 
@@ -267,12 +267,14 @@ class SavedRun:
 
     def _what_it_is(self, error: Exception) -> str:
         if not os.path.exists(self.path):
-            return f"there is no folder {self.path}; expected that of a run, as --out named it"
+            return f"there is no folder {self.path}; expected the folder of a run, as given with out="
+        if isinstance(error, NotADirectoryError):
+            return f"{self.path} is a file; expected the folder of a run, as given with out="
         if isinstance(error, FileNotFoundError):
             below: list[str] = []
             with suppress(UsageError):
                 below = [str(path) for path in run_folders(self.path)]
-            inside = next(iter(below), "--out named it")
+            inside = next(iter(below), "given with out=")
             return f"{self.path} is not the folder of a run; expected one with {RUN} in it, as {inside}"
         return f"cannot read {self.path / RUN}: {error}"
 

@@ -43,7 +43,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None, figures: Path
         target.parent.mkdir(parents=True, exist_ok=True)
         (replace_file if out is None else write_out)(target, text.encode())
     except OSError as error:
-        raise RunError(f"cannot write {target}: {error.strerror}; give another file with --out") from error
+        raise RunError(f"cannot write {target}: {error.strerror}; give another file with out=") from error
     if figures is not None:
         write_figures(runs, drawn, figures)
     return target

@@ -115,7 +115,7 @@ class Advice(Tabled):
             "A trace tells times and no gradients, so how many updates each needs is unknown.",
             f"Where the noise of gradients hardly matters: {self.best.protocol}, the shortest update.",
             f"Where it is all that matters: {most.protocol}, {most.gradients_per_s:.3g} gradients/s.",
-            "Which it is, a run tells that was recorded with --measure-steps.",
+            "Which it is, a run tells that was recorded with measure_steps=True.",
         ]
 
 

@@ -173,12 +173,12 @@ def _check(saved: SavedRun, updates: Sequence[Observed]) -> None:
     if any(each.get("reduction") and each["reduction"]["sums"] == "updates" for each in saved.configuration["plan"]):
         raise UsageError(
             f"{saved.path}: the workers of {recorded} step for themselves, each at its own parameters, so that its "
-            "gradients do not tell of one step for all; record a run of all_reduce or bsp, with --measure-steps"
+            "gradients do not tell of one step for all; record a run of all_reduce or bsp, with measure_steps=True"
         )
     if len(updates) < LEAST_UPDATES:
         raise UsageError(
             f"{saved.path} tells of {len(updates)} measured steps, expected at least {LEAST_UPDATES}; record it with "
-            "paceline train --measure-steps (measure_steps=True), or longer"
+            "measure_steps=True, or longer"
         )
     if any(isinstance(each, GradientArrived) and each.compensations for each in saved.history):
         raise UsageError(f"{saved.path}: compensators have changed its gradients; record a run without them")

@@ -115,7 +115,7 @@ class Counting:
         if asked > recorded and not self.take_all:
             raise UsageError(
                 f"{asked} runs are asked for at {percent(rung.fraction)}, and {recorded} are recorded; "
-                "ask for fewer, or take all there are (--take-all)"
+                "ask for fewer, or take all there are with take_all=True"
             )
         return min(asked, recorded)
 

@@ -116,7 +116,7 @@ def _refuse_crashes(crashes: Mapping[Cell, Crash], runs: int, folder: Path) -> N
         told = "; ".join(f"{cell}: {crash}" for cell, crash in crashes.items())
         raise RunError(
             f"{len(crashes)} of {counted(runs, 'run')} failed: {told}; "
-            f"ask the same again with {folder} (out=, --out) to run only these again"
+            f"ask the same again with out={str(folder)!r} to run only these again"
         )
 
 

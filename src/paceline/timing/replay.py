@@ -10,7 +10,7 @@ from paceline.timing.trace import Row, Trace
 from paceline.wording import counted
 
 SLACK = 0.1
-FILL_IN = '--censored km (censored="km") draws such times from a Kaplan-Meier fit'
+FILL_IN = 'censored="km" draws such times from a Kaplan-Meier fit'
 
 
 class Replay:

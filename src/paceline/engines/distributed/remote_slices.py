@@ -139,8 +139,8 @@ class RemoteSlices(Others):
         del self._lines[number]
         raise RunError(
             f"the server of slice {number}, beside rank {self._ranks[number]}, is gone: {reason}; nobody else has its "
-            "parameters, so see what its host says, start all ranks again, and go on with --resume FOLDER, as torchrun "
-            "does itself with --max-restarts and --out"
+            "parameters, so see what its host says, start all ranks again, and go on with resume=, as torchrun "
+            "does itself with --max-restarts and out="
         )
 
     def summed(self, shares: Sequence[float]) -> list[float]:
