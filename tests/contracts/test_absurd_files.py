@@ -17,7 +17,7 @@ import torch
 import paceline as pl
 from paceline.checkpoint.store import STATE, SUMS, TENSORS
 from paceline.cli import main
-from paceline.recording.run_folder import CHECKPOINTS, EVENTS, RUN
+from paceline.recording.run_folder import CHECKPOINTS, ERROR, EVENTS, RUN, SavedRun
 from tiny_jobs import tiny_job
 
 LIMIT_S = 1.5  # of processor time: a second, and some for a slow machine
@@ -318,3 +318,12 @@ def test_random_damage_is_never_a_traceback(file, rounds, paceline, tmp_path):
 def test_absurd_files_are_those_of_every_command_that_reads_one():
     assert {command[0] for _, command in CASES} == {"report", "replay", "trace", "advise", "train", "search-cost"}
     assert Path(EVENTS).suffix == ".jsonl"
+
+
+def test_an_error_file_without_an_end_is_no_error_that_is_shown(made, tmp_path):
+    run = shutil.copytree(made / "run", tmp_path / "run")
+    (run / ERROR).symlink_to("/dev/zero")
+    said = SavedRun(run).error
+    assert said is not None
+    assert said.startswith("the error is unknown: cannot read ")
+    assert said.endswith("(it is a device or a socket, expected a regular file)")

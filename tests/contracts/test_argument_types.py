@@ -239,3 +239,8 @@ def test_the_message_names_what_was_given_and_what_is_expected(wrong, words):
 def test_a_folder_whose_name_is_a_number_is_text():
     with pytest.raises(pl.UsageError, match=r"cannot read .*2024"):
         pl.jobs.load_job("mnist(folder=2024)")
+
+
+def test_true_is_no_name_of_a_folder():
+    with pytest.raises(pl.UsageError, match="folder=True, expected "):
+        pl.jobs.load_job("mnist(folder=true)")
