@@ -38,6 +38,17 @@ def test_a_slow_worker_that_contributed_is_named_with_its_share(tmp_path):
     assert sentence.endswith("of the gradients (25.0% is an equal share)")
 
 
+def test_a_worker_interrupted_at_the_median_is_said_to_be_interrupted_not_to_be_as_fast(tmp_path):
+    alike_but_one = pl.Cluster(
+        4, [pl.Deterministic(1.0), pl.Deterministic(1.0), pl.Deterministic(4.6), pl.Deterministic(1.0)]
+    )
+    (sentence,) = sentences(tmp_path, "k_sync(k=3)", cluster=alike_but_one)
+    assert sentence == (
+        "worker 2 was interrupted before it finished (after 1 s, where the median round trip is 1 s) "
+        "and contributed nothing"
+    )
+
+
 @pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=3)", "asp"])
 def test_alike_workers_are_no_stragglers(tmp_path, protocol):
     assert sentences(tmp_path, protocol, cluster=exponential()) == []

@@ -10,6 +10,7 @@ import numpy as np
 from paceline.report.reading import FATES, RunData
 from paceline.report.worker_time import QUANTILES, RoundTrips, round_trips
 
+LEAST_TOLD = 1.05  # times the median round trip, below which a worker is not called slower
 SLOW = 2.0  # times the median round trip, from which on a worker is a straggler
 LEAST_FINISHED = 3  # of each of the others on average, before a worker that contributed nothing is one
 LEAST_SEEN = 3  # pieces of work of a slow worker
@@ -36,7 +37,10 @@ def stragglers(run: RunData) -> list[str]:
         is_slow = ratio >= SLOW and int((run.work["worker"] == worker).sum()) >= LEAST_SEEN
         is_useless = not used[worker] and (used.sum() / (run.workers - 1)) >= LEAST_FINISHED
         if is_slow or is_useless:
-            found.append((ratio, _sentence(worker, row, ratio, int(used[worker]), int(used.sum()), run.workers)))
+            slower = _slower(row, typical_s)
+            found.append(
+                (ratio, _sentence(f"worker {worker} {slower}", int(used[worker]), int(used.sum()), run.workers))
+            )
     sentences = [sentence for _, sentence in sorted(found, key=lambda each: -each[0])]
     left_out = len(sentences) - MOST_NAMED
     more = f"{left_out} more worker{'s were stragglers' if left_out > 1 else ' was a straggler'}"
@@ -48,12 +52,20 @@ def _typical_s(rows: Sequence[RoundTrips | None]) -> float:
     return median(row.quantiles_s[MEDIAN] for row in rows if row is not None)
 
 
-def _sentence(worker: int, row: RoundTrips, ratio: float, used: int, of_all: int, workers: int) -> str:
-    at_least = "" if row.known > MEDIAN else "at least "
-    slower = f"was {at_least}{ratio:.1f} x slower than the median" if ratio >= 1.05 else "was not seen to be slower"
-    if not used:
-        return f"worker {worker} {slower} and contributed nothing"
-    share = used / of_all
+def _slower(row: RoundTrips, typical_s: float) -> str:
+    """Say how much slower a worker was than the median over the workers, as far as it was seen."""
+    seen_s = row.quantiles_s[MEDIAN]
+    ratio, is_known = seen_s / typical_s, row.known > MEDIAN
+    if ratio >= LEAST_TOLD:
+        return f"was {'' if is_known else 'at least '}{ratio:.1f} x slower than the median"
+    if is_known:
+        return "was not slower than the median"
     return (
-        f"worker {worker} {slower} and contributed {share:.1%} of the gradients ({1 / workers:.1%} is an equal share)"
+        f"was interrupted before it finished (after {seen_s:.3g} s, where the median round trip is {typical_s:.3g} s)"
     )
+
+
+def _sentence(slower: str, used: int, of_all: int, workers: int) -> str:
+    if not used:
+        return f"{slower} and contributed nothing"
+    return f"{slower} and contributed {used / of_all:.1%} of the gradients ({1 / workers:.1%} is an equal share)"
