@@ -288,8 +288,8 @@ class LocalCluster:
         check_no_censored_sleep(self.slowness)
         if plan.reduction is not None:
             raise UsageError(
-                f"{plan} has no server, and the workers of {self} have one; give cluster='torchrun(...)', as in "
-                f"torchrun --nproc-per-node {self.n} -m paceline train ..., a simulated cluster such as "
+                f"{plan} has no server, and the workers of {self} have one; start {self.n} ranks with "
+                f"torchrun --nproc-per-node {self.n} and give cluster='torchrun', a simulated cluster such as "
                 f"{self.n}*exp(mean=1), or bsp in its place"
             )
 

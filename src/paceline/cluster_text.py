@@ -78,7 +78,7 @@ def _with_censored(
         return replace(cluster, slowness=slowness)
     if isinstance(cluster, Cluster) and isinstance(cluster.timing, Trace):
         return replace(cluster, timing=replace(cluster.timing, censored=censored))
-    raise UsageError(f"censored={censored} is for the rows of a trace: type --cluster trace:FILE, or leave it out")
+    raise UsageError(f'censored="{censored}" is for the rows of a trace: type cluster="trace:FILE", or leave it out')
 
 
 def _is_trace(text: str) -> bool:

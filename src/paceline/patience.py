@@ -32,7 +32,7 @@ class Patience:
 
     def __init__(self, timeout_s: float | None = None) -> None:
         if timeout_s is not None and not 0 < timeout_s < inf:
-            raise UsageError(f"worker_timeout_s = {timeout_s!r}, expected seconds > 0")
+            raise UsageError(f"worker_timeout_s={timeout_s!r}, expected seconds > 0")
         self.timeout_s = inf if timeout_s is None else timeout_s
         self._set(None)
 

@@ -12,7 +12,7 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TOKEN = "PACELINE_TOKEN"
 NODE, NODES = "GROUP_RANK", "GROUP_WORLD_SIZE"
 ASSISTANT = "PACELINE_ASSISTANT"  # number of a worker that rank 0 has started beside itself
-COMMAND = "torchrun --nproc-per-node 4 -m paceline train JOB --protocol bsp --stop loss=0.2"
+COMMAND = "torchrun --nproc-per-node 4 train.py, or -m paceline train ... in place of train.py"
 TO_JOIN = "to join a run, give the WORLD_SIZE that all others have and the RANK of a process that is gone"
 BY_HAND = f"start every process with torchrun, as in {COMMAND}; or set {', '.join(NEEDED)} and {TOKEN} for each"
 

@@ -61,7 +61,7 @@ USAGE = [
     ({"job": "nowhere:job"}, "no module 'nowhere'"),
     ({"job": "mnist"}, "run 'paceline data fetch mnist"),
     ({"evaluate_every": "sometimes"}, "expected 25%, updates=100"),
-    ({"worker_timeout_s": "-1"}, "worker_timeout_s = -1.0, expected seconds > 0"),
+    ({"worker_timeout_s": "-1"}, "--worker-timeout-s -1.0, expected seconds > 0"),
 ]
 
 

@@ -134,7 +134,7 @@ def test_a_wrong_file_is_one_line_that_says_where(program, content, said):
         (("--leave-out", "ASP"), "--leave-out 'ASP', expected a column and its values"),
         (("--leave-out", "odrer=ASP"), "runs.csv has no column 'odrer' to leave rows out by; it has run, order"),
         (("--leave-out", "order=BSP,BSP->ASP,ASP"), "runs.csv has no rows left"),
-        (("--draws", "0"), "draws=0 is not a whole number"),
+        (("--draws", "0"), "--draws 0 is not a whole number"),
     ],
 )
 def test_wrong_options_are_one_line(program, options, said):

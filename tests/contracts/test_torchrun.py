@@ -156,7 +156,7 @@ def test_elastic_can_be_typed_for_ranks_alone(started, monkeypatch, capsys, tmp_
 
     started()
     status, line = said()
-    assert (status, "elastic=True: bsp has a server, which takes in and lets go workers" in line) == (2, True)
+    assert (status, "--elastic: bsp has a server, which takes in and lets go workers" in line) == (2, True)
     status, line = said("--cluster", "local:2")
     assert (status, "--elastic is for ranks that torchrun starts" in line) == (2, True)
 

@@ -256,7 +256,7 @@ def test_with_a_timeout_that_is_given_the_coordinator_simulates(protocol):
     expected = event_by_event(protocol, SLOW_ONE, 40, patience=Patience(20.0))
     assert pl.simulate(protocol, SLOW_ONE, updates=40, worker_timeout_s=20.0) == comparable(expected)
     assert expected.totals != event_by_event(protocol, SLOW_ONE, 40).totals
-    with pytest.raises(pl.UsageError, match="worker_timeout_s = 0, expected seconds > 0"):
+    with pytest.raises(pl.UsageError, match="worker_timeout_s=0, expected seconds > 0"):
         pl.simulate(protocol, SLOW_ONE, updates=40, worker_timeout_s=0)
 
 

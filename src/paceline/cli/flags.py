@@ -1,32 +1,92 @@
-"""Options of the command line in place of the arguments that an error names: ``--out`` for ``out=``."""
+"""Errors in the language of the command line: what the library says of arguments, said of the flags of a command."""
+
+from __future__ import annotations
 
 import re
-from shlex import quote
+import shlex
+from collections.abc import Mapping, Sequence
 
-_OPTIONS = ("allow_change", "censored", "cluster", "measure_steps", "out", "overwrite", "resume", "take_all")
-_CALL = r"pl\.[\w.]+\((?:[^()]|\([^()]*\))*\)"  # what is to be done in Python stays as it is
-_ARGUMENT = re.compile(rf"{_CALL}|(?<![\w.-])({'|'.join(_OPTIONS)})=(True\b|'[^']*'|\"[^\"]*\")?")
+import typer
+
+RECORDING = {"measure_steps": "--measure-steps", "out": "--out"}  # of train, named by the commands that read a run
+CALLED = {"search": "search_switch", "search_cost": "search_costs", "report": "write_report"}
+# Knobs, lengths and stop conditions have these names too: they are options where a message begins with them.
+SHARED = {"k", "updates", "seconds", "first", "then", "target"}
+
+_TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_QUOTED = rf"(?<!\w)(?:{_TEXT})"  # an apostrophe within or behind a word quotes nothing
+_IN_BRACKETS = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+_CALL = rf"[\w.*:]*\w{_IN_BRACKETS}"
+_OF_USER = r"\braised \w+: .*"  # what the user's own code said
+_NUMBER = r"-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf)\b(?![\w*(])"
+_WORD = r"\.\.\.|\w[\w/%+-]*(?:[.:*][\w/%+-]+)*(?!\()"
+_VALUE = rf"(?P<quoted>{_TEXT})|(?P<list>\[[^\[\]]*\])|(?P<call>{_CALL})|(?P<plain>{_NUMBER}|{_WORD})"
 
 
-def with_flags(text: str) -> str:
-    """Return an error of the Python API as the command line says it.
+def in_flags(message: str, options: Mapping[str, str], command: str = "") -> str:
+    """Return a message with the flags of a command in place of the arguments that it names as ``name=value``.
 
-    Only arguments that are options of every command that can raise such an error are replaced; knobs of a typed
-    protocol or cluster, as ``k=``, stay.
+    Left as they are: quoted text, knobs in brackets, arguments that the command has no flag for, and what the user's
+    own code said.
 
-    >>> with_flags("give another folder with out=, or overwrite=True")
-    'give another folder with --out, or --overwrite'
-    >>> with_flags("resume='my runs/a' goes on with it; k=True")
-    "--resume 'my runs/a' goes on with it; k=True"
-    >>> with_flags("resume it there, with pl.train(job, resume=...)")
-    'resume it there, with pl.train(job, resume=...)'
+    Args:
+        message: of an error or a warning of the library.
+        options: arguments that the command has a flag for, with the flag.
+        command: the command, whose name takes the place of its function's before a message about an argument.
+
+    >>> in_flags("run exists already; give overwrite=True", {"overwrite": "--overwrite"})
+    'run exists already; give --overwrite'
+    >>> in_flags('k_sync(k=4): give cluster="trace:FILE"', {"cluster": "--cluster", "k": "--k"})
+    'k_sync(k=4): give --cluster trace:FILE'
     """
-    return _ARGUMENT.sub(_flag, text)
+    function = CALLED.get(command, command)
+    subject = re.match(r"(\w+): (\w+)[^\s=]*=", message)
+    if subject and subject[1] == function:
+        return f"{command.replace('_', '-')}: {in_flags(message.partition(': ')[2], options, command)}"
+    known = {name: flag for name, flag in options.items() if name not in SHARED or _begins_with(message, name)}
+    if subject:  # knob of something else, as in "k_sync: k=2.5, expected ..."
+        known.pop(subject[2], None)
+    if not known:
+        return message
+    names = "|".join(map(re.escape, known))
+    argument = rf"(?<![\w.\-/@%:=])(?P<name>{names})(?:=(?!=)|(?P<spaced> = ))(?:{_VALUE})?"
+    pattern = re.compile(rf"{_OF_USER}|{argument}|{_QUOTED}|{_CALL}", re.DOTALL)
+    return pattern.sub(lambda found: _flag(found, known), message)
 
 
-def _flag(argument: re.Match[str]) -> str:
-    name, value = argument.groups()
-    if name is None:
-        return argument[0]
-    flag = f"--{name.replace('_', '-')}"
-    return flag if value in (None, "True") else f"{flag} {quote(value[1:-1])}"
+def _begins_with(message: str, name: str) -> bool:
+    return re.match(rf"{re.escape(name)}(?:=| = )", message) is not None
+
+
+def _flag(found: re.Match[str], flags: Mapping[str, str]) -> str:
+    name, value = found["name"], _typed(found)
+    if name is None or value == "False" or (found["spaced"] and not _is_subject(found)):
+        return found[0]
+    return flags[name] if value in ("", "True", "true") else f"{flags[name]} {value}"
+
+
+def _is_subject(found: re.Match[str]) -> bool:
+    return not found.start() or found.string[: found.start()].endswith(" and ")
+
+
+def _typed(found: re.Match[str]) -> str:
+    """Return a value as it is typed in a shell."""
+    if found["quoted"]:
+        is_plain = shlex.quote(found["quoted"][1:-1]) == found["quoted"][1:-1]
+        return found["quoted"][1:-1] if is_plain else found["quoted"]
+    if found["list"]:
+        return found["list"][1:-1].replace(" ", "")
+    return shlex.quote(found["call"]) if found["call"] else found["plain"] or ""
+
+
+def flags_of(app: typer.Typer, words: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Return the command that these words call, by the name of its function, and its flags by argument."""
+    command = typer.main.get_command(app)
+    name = ""
+    for word in words:
+        inner = getattr(command, "commands", {})
+        if word not in inner:
+            break
+        command, name = inner[word], word.replace("-", "_")
+    options = (each for each in command.params if each.param_type_name == "option")
+    return name, RECORDING | {each.name: max(each.opts, key=len) for each in options if each.name}

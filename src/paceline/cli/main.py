@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli.catalogue import fetch, protocols
 from paceline.cli.compare import compare
-from paceline.cli.flags import with_flags
+from paceline.cli.flags import flags_of, in_flags
 from paceline.cli.knee import knee
 from paceline.cli.saved import advise, replay, report, trace
 from paceline.cli.search import search
@@ -19,7 +19,7 @@ from paceline.cli.terminal import fitted
 from paceline.cli.theory import theory
 from paceline.cli.train import train
 from paceline.errors import PacelineError, PacelineWarning, UsageError
-from paceline.user_code import place_of, report_of
+from paceline.user_code import HEAD, place_of, report_of
 
 app = typer.Typer(
     help="Straggler-proof data-parallel training for PyTorch.",
@@ -56,16 +56,10 @@ def _status() -> int:
         if str(error):  # without arguments, the help is all there is to say
             print(f"paceline: {error} (paceline --help tells more)", file=sys.stderr)
         status = 2
-    except OSError as error:  # of a file or a folder that no command handles itself
-        named = f"{error.filename}: " if error.filename else ""
-        print(f"paceline: {named}{error.strerror or error}", file=sys.stderr)
-        status = 1
     except (KeyboardInterrupt, typer.Abort):
         status = 130
     except Exception as error:
-        if not place_of(error):
-            raise
-        print(f"paceline: {report_of(error)}", end="", file=sys.stderr)  # a failure of the user's code
+        _say_unforeseen(error)
         status = 1
     return status
 
@@ -81,7 +75,7 @@ def _show_warning(
     """Say it in one line; where in the code it was raised helps only with warnings of others."""
     is_ours = issubclass(category, PacelineWarning)
     stream = file or sys.stderr
-    ours = fitted(f"paceline: {with_flags(str(message))}", stream) + "\n"
+    ours = fitted(f"paceline: {_in_flags(message)}", stream) + "\n"
     text = ours if is_ours else warnings.formatwarning(message, category, filename, lineno, line)
     stream.write(text)
 
@@ -90,4 +84,20 @@ def _say(error: PacelineError) -> None:
     details = getattr(error, "details", None)
     if details:
         print(details, file=sys.stderr)
-    print(fitted(f"paceline: {with_flags(str(error))}", sys.stderr), file=sys.stderr)
+    print(fitted(f"paceline: {_in_flags(error)}", sys.stderr), file=sys.stderr)
+
+
+def _say_unforeseen(error: Exception) -> None:
+    """Say where the user's code failed, above its traceback, or which file failed; raise what is neither."""
+    if place_of(error):
+        print(f"{HEAD}{report_of(error)}", end="", file=sys.stderr)
+    elif isinstance(error, OSError):  # of a file or a folder that no other code answers for
+        named = f"{error.filename}: " if error.filename else ""
+        print(f"{HEAD}{named}{error.strerror or error}", file=sys.stderr)
+    else:
+        raise error
+
+
+def _in_flags(message: object) -> str:
+    command, flags = flags_of(app, sys.argv[1:])
+    return in_flags(str(message), flags, command)

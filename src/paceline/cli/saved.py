@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.flags import with_flags
+from paceline.cli.flags import RECORDING, in_flags
 from paceline.cli.options import Format, Output
 from paceline.errors import RunError, UsageError
 from paceline.wording import counted
@@ -70,4 +70,4 @@ def advise(
 
     wanted = [each.strip() for each in split_top(protocols, ",")] if protocols is not None else []
     advice = rank(run, protocols=wanted, cluster=cluster, seed=seed)
-    print(json.dumps(advice.as_json(), allow_nan=False) if output is Format.JSON else with_flags(str(advice)))
+    print(json.dumps(advice.as_json(), allow_nan=False) if output is Format.JSON else in_flags(str(advice), RECORDING))

@@ -19,7 +19,7 @@ from paceline.tables import Grid
 from paceline.wording import counted
 
 NONE = "-"
-HEADER = '# Written by paceline search; used by --protocol "sync_switch(timing=FILE)".\n\n'
+HEADER = "# Written by paceline's search for a switch point; used by the protocol sync_switch(timing=FILE).\n\n"
 
 
 @dataclass(frozen=True, repr=False)
