@@ -57,7 +57,6 @@ def test_what_a_user_wrote_is_only_ever_text(tmp_path):
         job=HOSTILE,
         protocol=HOSTILE,
         cluster=HOSTILE,
-        seed=HOSTILE,
         **{HOSTILE: {HOSTILE: HOSTILE}},
     )
     text = page_of(saved, label=HOSTILE)

@@ -128,8 +128,8 @@ def test_interrupted_work_counts_as_at_least_what_was_seen(tmp_path):
         arrival(0, 1, 0.0, 1.0),
         WorkInterrupted(now_s=3.0, worker=0, draw=2, version=0, started_s=1.0, samples=8),
         arrival(0, 3, 3.0, 6.0),
-        WorkInterrupted(now_s=10.0, worker=0, draw=4, version=0, started_s=6.0, samples=8),
         WorkInterrupted(now_s=7.0, worker=1, draw=1, version=0, started_s=0.0, samples=8),
+        WorkInterrupted(now_s=10.0, worker=0, draw=4, version=0, started_s=6.0, samples=8),
         WorkUnfinished(now_s=10.0, worker=1, draw=2, version=0, started_s=7.0),
         ended(10.0, live_s=20.0),
     ]
