@@ -125,7 +125,8 @@ class Surroundings:
         os.environ.update(self.environment)
         torch.set_default_dtype(self.dtype)
         torch.set_float32_matmul_precision(self.matmul_precision)
-        torch.use_deterministic_algorithms(self.is_deterministic, warn_only=self.warns_only)
+        if self.is_deterministic != torch.are_deterministic_algorithms_enabled():  # the call takes torch 2 s to import
+            torch.use_deterministic_algorithms(self.is_deterministic, warn_only=self.warns_only)
 
 
 def begin_child() -> None:
