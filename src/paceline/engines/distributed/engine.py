@@ -61,7 +61,7 @@ from paceline.server import ParameterServer
 from paceline.torchrun import Torchrun
 from paceline.vectors import Layout, copy_of
 
-SLOWEST_BYTES_PER_S = 50e6  # at which the parameters are still sent to everybody at the end
+SLOWEST_BYTES_PER_S = 50e6  # at which the parameters are sent to all workers at the end
 
 
 class DistributedEngine(RealTimeEngine[Member]):
@@ -165,7 +165,7 @@ class DistributedEngine(RealTimeEngine[Member]):
         self._selector.close()
 
     def _take_leave(self, end: dict[str, Any]) -> None:
-        """Send everybody the parameters and why the run ended, and wait until they have gone."""
+        """Send every worker the parameters and why the run ended, and wait until they are sent."""
         assert self._door is not None
         self._door.announce_end(end)
         late = self._late()
@@ -176,8 +176,8 @@ class DistributedEngine(RealTimeEngine[Member]):
             member.line.send(Ending(self._versions.newest), [last])
             member.line.tell({"end": end})
         self._slices.tell({"end": end})
-        everybody = [*self._members, *self._slices.tickets, *(newcomer.ticket for newcomer in late)]
-        self._door.wait(everybody, GRACE_S + len(everybody) * last.nbytes / SLOWEST_BYTES_PER_S)
+        tickets = [*self._members, *self._slices.tickets, *(newcomer.ticket for newcomer in late)]
+        self._door.wait(tickets, GRACE_S + len(tickets) * last.nbytes / SLOWEST_BYTES_PER_S)
 
     def _late(self) -> list[Entered]:
         """Return the processes that were admitted and that this engine has not read from its inbox."""
