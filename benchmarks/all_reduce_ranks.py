@@ -24,10 +24,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import paceline as pl
-from paceline.callbacks.base import Callback
-from paceline.history import GradientArrived, UpdateMade
+from paceline.core.records import GradientArrived, UpdateMade
 from paceline.jobs.digits import digits
 from paceline.jobs.models import resnet18
+from paceline.recording.callback import Callback
 from shaped_link import DEVICE, shape
 
 ANSWER = "answer: "

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import paceline as pl
 from common import options, ratios, report, spread
-from paceline.compensation.base import Delayed
-from paceline.compensation.delay import DCS3GD
+from paceline.policies.compensation.base import Delayed
+from paceline.policies.compensation.delay import DCS3GD
 
 BAR = 3.0
 

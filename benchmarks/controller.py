@@ -14,9 +14,9 @@ import torch
 
 import paceline as pl
 from common import Stopwatch, options, report, spread
-from paceline.controllers.dbw import DBW
-from paceline.controllers.idle_workers import IdleWorkers
-from paceline.step_meter import StepMeter
+from paceline.policies.controllers.dbw import DBW
+from paceline.policies.controllers.idle_workers import IdleWorkers
+from paceline.server.step_stats import StepMeter
 from virtual_engine import make_job, mnist_run
 
 BAR = 0.01

@@ -11,10 +11,10 @@ from time import process_time
 
 import paceline as pl
 from common import options, report, spread
-from paceline.coordinator import Coordinator
-from paceline.engines.virtual import TimingEngine
-from paceline.events import Arrival, Event
-from paceline.protocols import Protocol, as_plan
+from paceline.coordinator.coordinator import Coordinator
+from paceline.core.events import Arrival, Event
+from paceline.engines.virtual.timing import TimingEngine
+from paceline.protocols.protocol import Protocol, as_plan
 
 BAR = 150_000
 LARGE_BAR = 0.5

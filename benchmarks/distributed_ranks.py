@@ -24,10 +24,10 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from common import Stopwatch
-from paceline.callbacks.base import Callback
-from paceline.engines.distributed.pieces import Piece
-from paceline.engines.replica import Replica
-from paceline.history import GradientArrived, Record, UpdateMade, WorkerJoined, WorkerLost
+from paceline.core.records import GradientArrived, Record, UpdateMade, WorkerJoined, WorkerLost
+from paceline.engines.distributed.transport.buckets import Piece
+from paceline.recording.callback import Callback
+from paceline.worker.replica import Replica
 
 ANSWER = "answer: "
 LR = 1e-3
@@ -116,7 +116,7 @@ def warm_up(updates: int) -> int:
 def train_resnet(settings: dict[str, Any]) -> float:
     """Return the seconds from an update to the next, in a worker's process those of its replica for a gradient."""
     if not settings["in_pieces"]:
-        patch("paceline.engines.distributed.wire.cut", as_a_whole).start()
+        patch("paceline.engines.distributed.transport.wire_format.cut", as_a_whole).start()
     watch = Stopwatch()
     watch.time(Replica, "gradient")
     images = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))

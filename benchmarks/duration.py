@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common import options, ratios, report, spread
-from paceline.estimators.duration import DurationEstimator
+from paceline.policies.estimators.update_time import DurationEstimator
 
 BARS = {16: 50, 100: 80}
 ALONE, GROWTH_FROM, GROWTH_BAR = 1000, 100, 40

@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from common import options, report, rounded
-from paceline.data import Loader
-from paceline.engines.replica import build_model
+from paceline.worker.data_loader import Loader
+from paceline.worker.torch_utils import build_model
 
 BAR = 1e-12
 SAMPLES, FEATURES, HIDDEN, CLASSES, BATCH = 2000, 20, 50, 10, 32

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common import options, report, rounded, spread
-from paceline.estimators.silence import SilenceTimeout
+from paceline.policies.estimators.round_trip_timeout import SilenceTimeout
 
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Floats]

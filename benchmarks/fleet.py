@@ -27,9 +27,9 @@ import simpy
 
 import paceline as pl
 from common import options, ratios, report, rounded, spread
-from paceline.coordinator import Coordinator
-from paceline.engines.virtual import TimingEngine
-from paceline.protocols import Protocol, as_plan
+from paceline.coordinator.coordinator import Coordinator
+from paceline.engines.virtual.timing import TimingEngine
+from paceline.protocols.protocol import Protocol, as_plan
 
 BAR = 50
 SECONDS_BAR, GIB_BAR = 60, 2.0

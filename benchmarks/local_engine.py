@@ -109,7 +109,7 @@ def touch_one_parameter(model: nn.Module, batch: object) -> Tensor:
 
 def run_paceline(parameters: int, updates: int, threads: int) -> float:
     import paceline as pl
-    from paceline.history import UpdateMade
+    from paceline.core.records import UpdateMade
 
     torch.set_num_threads(threads)
     job = pl.Job(

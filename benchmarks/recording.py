@@ -27,10 +27,10 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from common import Stopwatch, options, ratios, report, rounded, spread
-from paceline.callbacks.progress import ProgressLine
-from paceline.checkpoint.keeper import Keeper
+from paceline.recording.callbacks.progress_line import ProgressLine
 from paceline.recording.event_log import EventLog
 from paceline.recording.run_folder import RunFolder
+from paceline.run.checkpointer import Keeper
 from virtual_engine import make_job, mnist_run
 
 BAR = 0.02

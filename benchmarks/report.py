@@ -14,10 +14,10 @@ from time import perf_counter
 
 import paceline as pl
 from common import options, report, spread
-from paceline.coordinator import Coordinator
-from paceline.engines.virtual import TimingEngine
-from paceline.events import Arrival
-from paceline.protocols import as_plan
+from paceline.coordinator.coordinator import Coordinator
+from paceline.core.events import Arrival
+from paceline.engines.virtual.timing import TimingEngine
+from paceline.protocols.protocol import as_plan
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import RunFolder
 from paceline.report import write_report

@@ -29,12 +29,13 @@ from torch.utils.data import TensorDataset
 import paceline as pl
 from common import options, report, rounded
 from equality import difference
-from paceline.catalogue import parse_plan
-from paceline.engines.replica import Measured, Replica
-from paceline.engines.virtual import VirtualEngine
-from paceline.events import Apply, Arrival, Command, Event, Minibatch, Step, Wake
-from paceline.session import Session, Setting
-from paceline.vectors import Vectors
+from paceline.catalogue.parser import parse_plan
+from paceline.core.events import Apply, Arrival, Command, Event, Minibatch, Step, Wake
+from paceline.engines.virtual.parameter_server import VirtualEngine
+from paceline.run.config import Setting
+from paceline.run.session import Session
+from paceline.server.flat_buffers import Vectors
+from paceline.worker.replica import Measured, Replica
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from contracts.catalogue_table import TABLE  # type: ignore[import-not-found]

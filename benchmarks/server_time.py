@@ -11,11 +11,11 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from common import options, ratios, report, spread
-from paceline.engines.local.memory import SharedMemory
-from paceline.engines.versions import Versions
-from paceline.events import Accept, Apply
-from paceline.server import ParameterServer
-from paceline.vectors import Layout, Vectors
+from paceline.core.events import Accept, Apply
+from paceline.processes.shared_memory import SharedMemory
+from paceline.server.flat_buffers import Layout, Vectors
+from paceline.server.parameter_server import ParameterServer
+from paceline.server.version_store import Versions
 
 BAR = 1.6
 

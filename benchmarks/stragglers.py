@@ -10,7 +10,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from common import options, report, spread
-from paceline.controllers.sync_switch import Stragglers
+from paceline.policies.controllers.straggler_policies import Stragglers
 
 WORKERS, NOISE, WINDOWS, FACTOR, TRIALS = 8, 0.2, 1000, 2.0, 1000
 FLAGGED_BAR, FOUND_BAR = 0.01, 0.99

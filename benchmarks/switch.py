@@ -22,9 +22,9 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from common import options, report, spread
-from paceline.coordinator import Coordinator
-from paceline.events import Apply, Command, Decision, Event
-from paceline.history import DecisionMade, UpdateMade, WorkerJoined, WorkerLost
+from paceline.coordinator.coordinator import Coordinator
+from paceline.core.events import Apply, Command, Decision, Event
+from paceline.core.records import DecisionMade, UpdateMade, WorkerJoined, WorkerLost
 from paceline.recording.recorder import Recorder
 
 WORKERS = 4
@@ -126,7 +126,7 @@ def seconds_per_update(history: pl.History) -> float:
 
 def dropped_by_design(history: pl.History) -> int:
     """Return the gradients that were on their way when ASP became BSP, for which they are too old."""
-    return sum(not record.used and record.reason == "too stale" for record in history.of(pl.history.GradientArrived))
+    return sum(not record.used and record.reason == "too stale" for record in history.of(pl.GradientArrived))
 
 
 def make_job() -> pl.Job:

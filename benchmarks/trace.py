@@ -12,7 +12,7 @@ from typing import Any
 
 import paceline as pl
 from common import options, ratios, report, rounded, spread
-from paceline.protocols import Protocol
+from paceline.protocols.protocol import Protocol
 
 WORKERS = 4
 BAR = 0.05

@@ -18,12 +18,13 @@ from torch.nn import functional as F
 
 import paceline as pl
 from common import options, ratios, report, spread
-from paceline.data import Loader
-from paceline.engines.replica import build_model
+from paceline.core.records import GradientArrived, UpdateMade
 from paceline.errors import UsageError
-from paceline.history import GradientArrived, History, UpdateMade
-from paceline.jobs.images import ImageDataset
+from paceline.jobs.datasets.images import ImageDataset
 from paceline.jobs.models import DBWNet
+from paceline.recording.history import History
+from paceline.worker.data_loader import Loader
+from paceline.worker.torch_utils import build_model
 
 BAR = 1.10
 SEED = 0

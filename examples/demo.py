@@ -6,7 +6,7 @@ from shutil import rmtree
 from rich.console import Console
 
 import paceline as pl
-from paceline.comparison.progress import ProgressBars
+from paceline.experiments.runner.progress import ProgressBars
 from paceline.report import write_report
 
 RUNS = Path("runs/demo")

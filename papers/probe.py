@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from paceline.jobs.images import ImageDataset
+from paceline.jobs.datasets.images import ImageDataset
 
 PROBE_SAMPLES = 6000
 PROBE_SEED = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
-from paceline.comparison.intervals import interval_of_mean
+from paceline.utils.confidence_intervals import interval_of_mean
 from papers.store import Line
 
 Runs = Mapping[int, Line]  # by seed

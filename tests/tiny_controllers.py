@@ -1,7 +1,7 @@
 """Controllers with a state."""
 
 import paceline as pl
-from paceline.streams import derived_seed
+from paceline.utils.rng import derived_seed
 
 
 class RandomWalk(pl.Controller):

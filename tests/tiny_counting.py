@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from paceline.job import Job
+from paceline.jobs.job import Job
 
 BATCH = 4
 

@@ -10,9 +10,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import paceline as pl
-from paceline.data import Loader, part_of
-from paceline.engines.replica import build_model, seeded
-from paceline.streams import derived_seed
+from paceline.utils.rng import derived_seed
+from paceline.worker.data_loader import Loader, part_of
+from paceline.worker.seeding import seeded
+from paceline.worker.torch_utils import build_model
 
 LETTERS, CONTEXT, WIDTH, HEADS, BLOCKS = 12, 16, 24, 2, 2
 WORKERS, BATCH, MICROBATCHES = 2, 8, 2

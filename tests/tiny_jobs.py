@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from paceline.data import Loader
-from paceline.engines.replica import build_model
-from paceline.events import Accept, Apply
-from paceline.job import Job
+from paceline.core.events import Accept, Apply
+from paceline.jobs.job import Job
+from paceline.worker.data_loader import Loader
+from paceline.worker.torch_utils import build_model
 
 SAMPLES = 96
 

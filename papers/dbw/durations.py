@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import paceline as pl
-from paceline.controllers.base import Action
-from paceline.controllers.round_times import RoundTimes
-from paceline.estimators.duration import DurationEstimator
+from paceline.policies.controllers.base import Action
+from paceline.policies.controllers.update_times import RoundTimes
+from paceline.policies.estimators.update_time import DurationEstimator
 from papers.store import Line, rounded
 from papers.tasks import Where
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import paceline as pl
-from paceline.history import DecisionMade, UpdateMade, VersionEvaluated
+from paceline.core.records import DecisionMade, UpdateMade, VersionEvaluated
 from papers.command import seed_by_seed
 from papers.dbw.jobs import make_job
 from papers.dbw.settings import FIGURES, Case, Figure, Series

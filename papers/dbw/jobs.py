@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
-from paceline.jobs.images import ImageDataset
+from paceline.jobs.datasets.images import ImageDataset
 from papers.probe import probe
 
 

@@ -15,11 +15,12 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import paceline as pl
-from paceline.data import fetch
-from paceline.estimators.gain import GainEstimator, Told
-from paceline.events import Step
-from paceline.history import GradientArrived, History, StepMeasured
-from paceline.jobs.images import ImageDataset
+from paceline.core.events import Step
+from paceline.core.records import GradientArrived, StepMeasured
+from paceline.jobs.datasets.images import ImageDataset
+from paceline.policies.estimators.gain import GainEstimator, Told
+from paceline.recording.history import History
+from paceline.worker.data_loader import fetch
 from papers.dbw.jobs import make_job
 from papers.dbw.settings import TRACED
 from papers.probe import probe

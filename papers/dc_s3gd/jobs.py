@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 import paceline as pl
 from paceline.jobs import models
-from paceline.jobs.images import ImageDataset
+from paceline.jobs.datasets.images import ImageDataset
 from papers.dc_s3gd.settings import (
     DECAY_FACTOR,
     EPOCHS,

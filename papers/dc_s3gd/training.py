@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import nan
 
 import paceline as pl
-from paceline.history import UpdateMade, VersionEvaluated
+from paceline.core.records import UpdateMade, VersionEvaluated
 from papers.command import seed_by_seed
 from papers.dc_s3gd.jobs import make_job
 from papers.dc_s3gd.settings import FIGURES, Case, Series, Setup

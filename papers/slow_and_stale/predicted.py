@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 import paceline as pl
-from paceline.catalogue import parse_plan
+from paceline.catalogue.parser import parse_plan
 from papers.slow_and_stale.settings import BOUNDS, LAWS, TIMES
 from papers.store import Line, rounded
 from papers.tasks import Where

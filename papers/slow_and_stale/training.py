@@ -9,7 +9,7 @@ from statistics import mean
 import numpy as np
 
 import paceline as pl
-from paceline.history import UpdateMade, VersionEvaluated
+from paceline.core.records import UpdateMade, VersionEvaluated
 from papers.command import seed_by_seed
 from papers.slow_and_stale.jobs import make_job
 from papers.slow_and_stale.settings import FIGURES, Case, Series

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.search.recorded_runs import read_recorded_runs
-from paceline.search.recorded_search import RecordedSearch, recorded_search
-from paceline.search.search_cost import Counting, SearchCost, SearchSetting, search_costs
+from paceline.experiments.search_cost.cost import Counting, SearchCost, SearchSetting, search_costs
+from paceline.experiments.search_cost.recorded_runs import read_recorded_runs
+from paceline.experiments.search_cost.recorded_search import RecordedSearch, recorded_search
 from papers.store import Line
 
 RESULTS = Path(__file__).parent / "results"

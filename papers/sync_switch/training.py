@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import nan
 
 import paceline as pl
-from paceline.history import DecisionMade, UpdateMade, VersionEvaluated
+from paceline.core.records import DecisionMade, UpdateMade, VersionEvaluated
 from papers.command import seed_by_seed
 from papers.store import Line, key, rounded
 from papers.sync_switch.jobs import make_job

@@ -3,7 +3,7 @@
 import os
 import signal
 
-from paceline.controllers.base import Controller
+from paceline.policies.controllers.base import Controller
 
 
 class BrokenController(Controller):

@@ -2,7 +2,7 @@
 
 from math import inf
 
-from paceline.catalogue import (
+from paceline.catalogue.protocols import (
     adasync,
     all_reduce,
     asp,

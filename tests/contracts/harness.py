@@ -6,8 +6,9 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from math import nan
 
-from paceline.coordinator import LATE_RETURN, NOT_FINITE, OLD_DRAW, PROBE, STALE, Coordinator
-from paceline.events import (
+from paceline.coordinator.coordinator import LATE_RETURN, NOT_FINITE, OLD_DRAW, PROBE, STALE, Coordinator
+from paceline.coordinator.failure_detector import Patience
+from paceline.core.events import (
     Accept,
     Applied,
     Apply,
@@ -28,9 +29,8 @@ from paceline.events import (
     Timer,
     Wake,
 )
-from paceline.patience import Patience
-from paceline.protocols import as_plan
-from paceline.stop import Stop as StopRule
+from paceline.core.stop import Stop as StopRule
+from paceline.protocols.protocol import as_plan
 
 
 def coordinator(plan, n, **knobs):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
-from paceline.events import Accept, Apply, Arrival, Compute, Drop, Interrupt, Joined
+from paceline.core.events import Accept, Apply, Arrival, Compute, Drop, Interrupt, Joined
 
 
 @dataclass

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import paceline as pl
-from paceline.cluster_text import parse_cluster
-from paceline.timing import Row
+from paceline.clusters.parser import parse_cluster
+from paceline.clusters.timing import Row
 from tiny_jobs import dataset, small_net, tiny_job
 
 # Made by paceline for the user to read, or base classes: not called by users.

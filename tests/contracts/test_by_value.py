@@ -19,10 +19,10 @@ from torch.utils.data import Dataset
 
 import paceline as pl
 from paceline.cli import main
-from paceline.engines.local.launcher import Launcher
-from paceline.engines.local.parcel import LARGE_BYTES, Parcel
-from paceline.engines.local.unsendable import unsendable
-from paceline.recording.source import main_module_of
+from paceline.processes.child_process import Launcher
+from paceline.processes.shared_pickle import LARGE_BYTES, Parcel
+from paceline.processes.unpicklable import unsendable
+from paceline.recording.source_digest import main_module_of
 from tiny_jobs import dataset, sgd, tiny_job
 
 ROOT = Path(__file__).parents[2]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import paceline as pl
-from paceline.checkpoint.state import decode, encode
+from paceline.checkpoint.codec import decode, encode
 from paceline.checkpoint.store import LATEST, STATE, SUMS, TENSORS, Checkpoints
+from paceline.core.events import Accept, Compute, Minibatch
 from paceline.errors import PacelineWarning
-from paceline.events import Accept, Compute, Minibatch
 
 keys = st.one_of(st.text(), st.integers(), st.booleans())
 numbers = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text())

@@ -14,11 +14,11 @@ from torch import nn
 import paceline as pl
 from contracts.broken_parts import BrokenController, kill_this_process
 from paceline.cli import main
-from paceline.comparison.ending import Crash, is_finished
-from paceline.comparison.progress import ProgressBars
-from paceline.comparison.result import FailedRunsError, Row
-from paceline.recording.figures import Figures, count
+from paceline.experiments.comparison import FailedRunsError, Row
+from paceline.experiments.runner.ending import Crash, is_finished
+from paceline.experiments.runner.progress import ProgressBars
 from paceline.recording.run_folder import EVENTS
+from paceline.recording.run_stats import Figures, count
 from tiny_jobs import dataset, sgd, tiny_job
 
 CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.checkpoint.store import STATE, SUMS, TENSORS
+from paceline.core.records import UpdateMade
 from paceline.errors import PacelineWarning
-from paceline.history import UpdateMade
 from paceline.recording.run_folder import CHECKPOINTS, EVENTS, MODEL, FolderGoneError
 from tiny_jobs import parameters_of, tiny_job
 

@@ -18,8 +18,8 @@ from tiny_jobs import tiny_job
 SOURCE = Path(pl.__file__).parent
 OF_TORCHRUN = {"--nproc-per-node", "--max-restarts"}  # which have no argument of paceline in their place
 EXEMPT = {
-    "jobs/common.py": {"--to"},  # `paceline data fetch` has no counterpart in Python
-    "report/drawings.py": {"--"},  # a dashed line
+    "jobs/lr_options.py": {"--to"},  # `paceline data fetch` has no counterpart in Python
+    "report/figures.py": {"--"},  # a dashed line
 }
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*|(?<![\w-])--$")
 

@@ -9,10 +9,10 @@ from torch import nn
 
 import paceline as pl
 from paceline.checkpoint.store import TENSORS
+from paceline.core.records import RunResumed
 from paceline.errors import PacelineWarning
-from paceline.files import replace_file
-from paceline.history import RunResumed
 from paceline.recording.run_folder import CHECKPOINTS, EVENTS, MODEL, RUN, versions
+from paceline.utils.files import replace_file
 from tiny_jobs import dataset, parameters_of, tiny_job
 
 CLUSTER = pl.Cluster(3, timing=pl.Exponential(1.0))
@@ -167,7 +167,7 @@ def test_a_state_that_cannot_be_saved_is_refused_at_the_beginning(tmp_path):
 
 def test_other_versions_are_said(tmp_path, monkeypatch):
     train(tmp_path / "run", stop="updates=3")
-    monkeypatch.setattr("paceline.checkpoint.resume.versions", lambda: {**versions(), "torch": "1.0"})
+    monkeypatch.setattr("paceline.run.resume.versions", lambda: {**versions(), "torch": "1.0"})
     with pytest.warns(PacelineWarning, match=r"torch .*, now 1.0: the run goes on, but not bit for bit"):
         train(tmp_path / "run", resume=True)
 

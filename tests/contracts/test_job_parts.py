@@ -18,10 +18,10 @@ from torch.utils.data import (
 )
 
 import paceline as pl
-from paceline.data import eval_batches
 from paceline.errors import PacelineWarning
-from paceline.optimizers import make_optimizer
-from paceline.vectors import trainable
+from paceline.jobs.job import trainable
+from paceline.server.optimizer import make_optimizer
+from paceline.worker.data_loader import eval_batches
 from tiny_jobs import batch_norm_net, dataset, parameters_of, sgd, small_net, tiny_job
 
 DATA = dataset()

@@ -6,11 +6,11 @@ import os
 import pytest
 
 import paceline as pl
-from paceline.callbacks.tensorboard import TensorBoard
-from paceline.cli.typed import COMMAND, Typed
-from paceline.files import create_file, open_to_extend, replace_file, write_out
+from paceline.cli.saved_options import COMMAND, Typed
+from paceline.recording.callbacks.tensorboard import TensorBoard
 from paceline.recording.run_folder import CHECKPOINTS, EVENTS, MODEL, REPORT, RUN, TENSORBOARD, TIMELINE
 from paceline.report import write_report
+from paceline.utils.files import create_file, open_to_extend, replace_file, write_out
 from tiny_jobs import tiny_job
 
 PRECIOUS = "precious"

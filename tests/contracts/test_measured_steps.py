@@ -7,9 +7,9 @@ import torch
 
 import paceline as pl
 from contracts.harness import coordinator
-from paceline.controllers.base import Controller, Remark, SetQuorum
-from paceline.events import Accept, Applied, Apply, Arrival, Compute, Decision, Evaluate, Outcome, Step, Stop
-from paceline.history import StepMeasured, UpdateMade
+from paceline.core.events import Accept, Applied, Apply, Arrival, Compute, Decision, Evaluate, Outcome, Step, Stop
+from paceline.core.records import StepMeasured, UpdateMade
+from paceline.policies.controllers.base import Controller, Remark, SetQuorum
 from tiny_jobs import dataset, parameters_of, sgd, tiny_job
 
 STEP = Step(squared_norm=4.0, progress=0.4, squared_step=0.04, learning_rate=0.1, next_learning_rate=0.05)

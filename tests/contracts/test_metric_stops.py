@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.history import VersionEvaluated
+from paceline.core.records import VersionEvaluated
+from paceline.core.stop import StopWatch
 from paceline.recording.run_folder import EVENTS
-from paceline.stop import StopWatch
 from tiny_jobs import dataset, tiny_job
 from tiny_tokens import sequences, token_job
 

@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 from contracts.harness import Watch, coordinator
 from contracts.naive import NaiveCoordinator, told
-from paceline.catalogue import asp, backup, k_batch_async, k_sync, pull
-from paceline.controllers.base import (
+from paceline.catalogue.protocols import asp, backup, k_batch_async, k_sync, pull
+from paceline.coordinator.minibatch_sampler import Minibatches
+from paceline.coordinator.ssp_bound import Lead
+from paceline.core.events import Accept, Apply, Arrival, Compute, Decision, Drop, Interrupt, Joined, Lost
+from paceline.policies.controllers.base import (
     AskAgain,
     ChangeProtocol,
     CloseUpdate,
@@ -21,10 +24,7 @@ from paceline.controllers.base import (
     SetQuorum,
     TakeBack,
 )
-from paceline.events import Accept, Apply, Arrival, Compute, Decision, Drop, Interrupt, Joined, Lost
-from paceline.lead import Lead
-from paceline.minibatches import Minibatches
-from paceline.protocols import Phase, Plan, Protocol
+from paceline.protocols.protocol import Phase, Plan, Protocol
 
 MOST_WORKERS = 6
 workers = st.integers(1, MOST_WORKERS)

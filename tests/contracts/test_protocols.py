@@ -7,9 +7,10 @@ import pytest
 
 from contracts.catalogue_table import TABLE, WITHOUT_SERVER
 from contracts.harness import Watch, coordinator, run
-from paceline.catalogue import CATALOGUE, parse_plan
-from paceline.events import Accept, Apply, Decision, Interrupt
-from paceline.protocols import as_plan
+from paceline.catalogue.parser import parse_plan
+from paceline.catalogue.protocols import CATALOGUE
+from paceline.core.events import Accept, Apply, Decision, Interrupt
+from paceline.protocols.protocol import as_plan
 
 ALL = [*TABLE, *WITHOUT_SERVER]
 N = 5

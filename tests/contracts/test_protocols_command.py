@@ -2,9 +2,11 @@
 
 import re
 
-from paceline.catalogue import ADDITIONS, CATALOGUE, PLANS
-from paceline.cli.catalogue import protocols
-from paceline.text import parse_call
+from paceline.catalogue.modifiers import ADDITIONS
+from paceline.catalogue.parser import PLANS
+from paceline.catalogue.protocols import CATALOGUE
+from paceline.cli.protocols import protocols
+from paceline.utils.spec_parser import parse_call
 
 
 def test_every_default_can_be_typed_as_it_is_listed(capsys):

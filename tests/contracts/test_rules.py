@@ -6,8 +6,24 @@ from math import inf
 import pytest
 
 from contracts.harness import coordinator, play
-from paceline.catalogue import asp, backup, bsp, k_async, k_batch_async, k_batch_sync, k_sync, pull, ringmaster, ssp
-from paceline.controllers.base import (
+from paceline.catalogue.protocols import (
+    asp,
+    backup,
+    bsp,
+    k_async,
+    k_batch_async,
+    k_batch_sync,
+    k_sync,
+    pull,
+    ringmaster,
+    ssp,
+)
+from paceline.coordinator.failure_detector import DerivedPatience
+from paceline.coordinator.minibatch_sampler import Minibatches
+from paceline.core.duration import Extent
+from paceline.core.events import Arrival, Joined, Lost
+from paceline.errors import UsageError
+from paceline.policies.controllers.base import (
     AskAgain,
     ChangeProtocol,
     CloseUpdate,
@@ -16,14 +32,9 @@ from paceline.controllers.base import (
     SetQuorum,
     TakeBack,
 )
-from paceline.controllers.quorum import FixedQuorum, QuorumFunction, ScheduledQuorum
-from paceline.errors import UsageError
-from paceline.events import Arrival, Joined, Lost
-from paceline.extent import Extent
-from paceline.learning_rate import LearningRate
-from paceline.minibatches import Minibatches
-from paceline.patience import DerivedPatience
-from paceline.protocols import Protocol
+from paceline.policies.controllers.fixed_quorum import FixedQuorum, QuorumFunction, ScheduledQuorum
+from paceline.policies.learning_rate import LearningRate
+from paceline.protocols.protocol import Protocol
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ import pytest
 import torch.nn.functional as F
 
 import paceline as pl
+from paceline.catalogue.switch_timing import FoundFor, SwitchTiming
 from paceline.cli import main
-from paceline.comparison.ending import is_finished
-from paceline.comparison.progress import ProgressBars
-from paceline.recording.figures import count
+from paceline.experiments.runner.ending import is_finished
+from paceline.experiments.runner.progress import ProgressBars
+from paceline.experiments.switch_point.bisection import Bisection
+from paceline.experiments.switch_point.result import SwitchSearch
+from paceline.experiments.switch_point.trials import Trial, Trials
 from paceline.recording.run_folder import EVENTS
-from paceline.search.bisection import Bisection
-from paceline.search.switch_result import SwitchSearch
-from paceline.search.trials import Trial, Trials
-from paceline.switch_timing import FoundFor, SwitchTiming
+from paceline.recording.run_stats import count
 from tiny_jobs import dataset, sgd, tiny_job
 
 CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))

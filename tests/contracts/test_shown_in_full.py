@@ -1,6 +1,6 @@
 """Printed results say the whole reason of an end, in lines of at most 80 columns."""
 
-from paceline.shown import Shown
+from paceline.utils.representation import Shown
 
 REASON = "stop perplexity<=1.4: perplexity of version 22 is not finite (nan or infinite), so it cannot reach a bound"
 

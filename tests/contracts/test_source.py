@@ -16,11 +16,12 @@ from torch.utils.data import Subset
 
 import paceline as pl
 from faults.ranks import ranks
-from paceline.protocols import as_plan
-from paceline.recording import source
-from paceline.recording.source import code_of, digest_of_package
-from paceline.session import Setting, agreement
-from paceline.stop import Stop
+from paceline.core.stop import Stop
+from paceline.protocols.protocol import as_plan
+from paceline.recording import source_digest as source
+from paceline.recording.source_digest import code_of, digest_of_package
+from paceline.run.config import Setting
+from paceline.run.session import agreement
 from tiny_jobs import dataset, sgd, tiny_job
 
 MINE = "def loss(output, target):\n    return output.sum()\n\nclass Data:\n    pass\n"
@@ -99,11 +100,11 @@ def test_the_script_itself_is_called_by_its_file(monkeypatch):
 def test_two_checkouts_of_paceline_differ_if_a_file_does(change, tmp_path):
     other = tmp_path / "paceline"
     shutil.copytree(Path(pl.__file__).parent, other, ignore=shutil.ignore_patterns("*.pyc"))
-    file = other / "engines" / "seal.py"
+    file = other / "worker" / "parameter_guard.py"
     if change == "text":
         file.write_text(file.read_text() + "# changed\n")
     elif change == "name":
-        file.rename(file.with_name("seals.py"))
+        file.rename(file.with_name("parameter_guards.py"))
     assert (digest_of_package(other) == digest_of_package(files("paceline"))) == (change == "none")
     with zipfile.ZipFile(tmp_path / "paceline.zip", "w") as archive:
         for path in other.rglob("*.py"):

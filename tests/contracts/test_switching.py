@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 import paceline as pl
 from contracts.harness import coordinator, play
 from contracts.test_rules import Scripted
-from paceline.catalogue import ADDITIONS, asp, bsp, k_sync, parse_plan
-from paceline.controllers.base import ChangeProtocol, Probe, Remark, Replace, SetAside, TakeBack
-from paceline.events import Apply, Arrival
-from paceline.extent import Extent
-from paceline.phase_share import PhaseShare
-from paceline.rules import plan_as_json, plan_of
+from paceline.catalogue.modifiers import ADDITIONS
+from paceline.catalogue.parser import parse_plan
+from paceline.catalogue.protocols import asp, bsp, k_sync
+from paceline.coordinator.phases import PhaseShare
+from paceline.core.duration import Extent
+from paceline.core.events import Apply, Arrival, Timer, Wake
+from paceline.errors import PacelineWarning
+from paceline.policies.controllers.base import ChangeProtocol, Probe, Remark, Replace, SetAside, TakeBack
+from paceline.run.plan_json import plan_as_json, plan_of
 from tiny_jobs import tiny_job
 
 # -- probes
@@ -140,7 +143,7 @@ def switched(ends, counts):
             commands = driven.handle(Arrival(now, worker, driven._workers[worker].draw))
         for command in commands:
             if type(command).__name__ == "Wake" and command.at_s <= now:
-                driven.handle(pl.events.Timer(now))
+                driven.handle(Timer(now))
     return driven.workload, driven.version
 
 
@@ -169,10 +172,10 @@ def test_a_phase_of_seconds_is_woken_up_for_its_later_end():
     driven.begin()
     driven.handle(Arrival(1.0, 0, 1))
     back = driven.handle(Arrival(3.0, 0, 2))
-    assert pl.events.Wake(6.0) in back
-    driven.handle(pl.events.Timer(4.0))
+    assert Wake(6.0) in back
+    driven.handle(Timer(4.0))
     assert driven._protocol == bsp()
-    driven.handle(pl.events.Timer(6.0))
+    driven.handle(Timer(6.0))
     assert driven._protocol.name == "k_sync(k=1)"
 
 
@@ -306,13 +309,13 @@ def test_an_optimizer_without_a_momentum_is_refused(optimizer):
 
 
 def test_the_only_worker_is_never_set_aside_and_that_is_said():
-    with pytest.warns(pl.errors.PacelineWarning, match="the only worker is never set aside"):
+    with pytest.warns(PacelineWarning, match="the only worker is never set aside"):
         pl.train(tiny_job(), protocol="bsp + elastic", cluster=pl.Cluster(1), stop="updates=2")
 
 
 @pytest.mark.parametrize("protocol", ["asp", "pull(k=2)", "k_batch_async(k=2)"])
 def test_who_waits_for_nobody_is_told_that_it_loses_by_setting_stragglers_aside(protocol):
-    with pytest.warns(pl.errors.PacelineWarning, match="waits for nobody"):
+    with pytest.warns(PacelineWarning, match="waits for nobody"):
         coordinator(parse_plan(f"{protocol} + elastic"), 2)
 
 

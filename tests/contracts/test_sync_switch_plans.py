@@ -3,9 +3,9 @@
 import pytest
 
 import paceline as pl
-from paceline.catalogue import PLANS, parse_plan
-from paceline.checkpoint.identity import model_in_short
-from paceline.engines.replica import build_model
+from paceline.catalogue.parser import PLANS, parse_plan
+from paceline.checkpoint.fingerprint import model_in_short
+from paceline.worker.torch_utils import build_model
 from tiny_jobs import batch_norm_net, tiny_job
 
 CLUSTER = pl.Cluster(4)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import UsageError
-from paceline.text import Call, bind, parse_call, split_top
+from paceline.utils.spec_parser import Call, bind, parse_call, split_top
 
 
 def k_sync(k, wait_s=0.0, verbose=False):

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.cli import main
-from paceline.cli.typed import Typed
-from paceline.cluster_text import parse_cluster
-from paceline.engines.distributed.messages import KINDS, Applying, Finished, Work, decode, encode
-from paceline.events import Accept, Apply
+from paceline.cli.saved_options import Typed
+from paceline.clusters.parser import parse_cluster
+from paceline.core.events import Accept, Apply
+from paceline.engines.distributed.transport.messages import KINDS, Applying, Finished, Work, decode, encode
+from paceline.protocols.protocol import as_plan
 
 FOUR = {
     "RANK": "1",
@@ -288,7 +289,7 @@ def test_slices_can_be_typed_and_are_no_other_run(started):
 def test_what_has_no_server_has_no_slices(started):
     started()
     with pytest.raises(pl.UsageError, match=r"slices=2: all_reduce has no server whose parameters could be shared out"):
-        pl.Torchrun(slices=2).check_plan(pl.protocols.as_plan(pl.all_reduce()))
+        pl.Torchrun(slices=2).check_plan(as_plan(pl.all_reduce()))
 
 
 OPTIONS = {"job": "digits", "protocol": "bsp", "cluster": "torchrun", "stop": "updates=3", "seed": None}

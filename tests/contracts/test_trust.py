@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from paceline.cli.saved_options import CODE, COMMAND
 from paceline.cli.trust import code_of_job
-from paceline.cli.typed import CODE, COMMAND
-from paceline.recording.source import code_behind
+from paceline.recording.source_digest import code_behind
 
 JOB = """
 import pathlib

@@ -11,7 +11,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.cli import main
-from paceline.user_code import place_of, report_of
+from paceline.utils.user_code import place_of, report_of
 from tiny_jobs import dataset, small_net, tiny_job
 
 CALLS = {"loss": 0}

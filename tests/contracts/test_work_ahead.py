@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.catalogue import parse_plan
-from paceline.coordinator import NOT_FINITE, Coordinator
-from paceline.events import Arrival, Compute, Drop, Joined, Lost
-from paceline.minibatches import Minibatches
-from paceline.stop import Stop
+from paceline.catalogue.parser import parse_plan
+from paceline.coordinator.coordinator import NOT_FINITE, Coordinator
+from paceline.coordinator.minibatch_sampler import Minibatches
+from paceline.core.events import Arrival, Compute, Drop, Joined, Lost
+from paceline.core.stop import Stop
 
 
 def coordinator(n, per_epoch, partitioned, epochs):

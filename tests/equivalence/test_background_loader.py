@@ -11,12 +11,12 @@ from torch import nn
 import paceline as pl
 from faults.ranks import run
 from noisy_data import Deadly, Failing, Noisy, NoisyStream, Signed
-from paceline.data import Loader
-from paceline.engines.background import BackgroundLoader
-from paceline.engines.forecast import Forecast, Piece
-from paceline.events import Minibatch
-from paceline.seeding import RandomStates, seeded
-from paceline.streams import derived_seed
+from paceline.core.events import Minibatch
+from paceline.utils.rng import derived_seed
+from paceline.worker.background_loader import BackgroundLoader
+from paceline.worker.data_loader import Loader
+from paceline.worker.minibatch_forecast import Forecast, Piece
+from paceline.worker.seeding import RandomStates, seeded
 from tiny_jobs import parameters_of, tiny_job
 
 

@@ -4,15 +4,16 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.coordinator import Coordinator
+from paceline.coordinator.coordinator import Coordinator
+from paceline.core.events import Apply, Arrival
+from paceline.core.records import UpdateMade
 from paceline.engines.local import LocalEngine
-from paceline.engines.replica import Replica, build_model
-from paceline.engines.virtual import VirtualEngine
-from paceline.events import Apply, Arrival
-from paceline.history import UpdateMade
-from paceline.protocols import as_plan
-from paceline.server import ParameterServer
-from paceline.vectors import Layout
+from paceline.engines.virtual.parameter_server import VirtualEngine
+from paceline.protocols.protocol import as_plan
+from paceline.server.flat_buffers import Layout
+from paceline.server.parameter_server import ParameterServer
+from paceline.worker.replica import Replica
+from paceline.worker.torch_utils import build_model
 from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, plain_loop, sgd, tiny_job
 
 CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))

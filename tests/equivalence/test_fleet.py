@@ -12,21 +12,20 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from contracts.catalogue_table import TABLE
-from paceline.catalogue import parse_plan
-from paceline.coordinator import Coordinator
-from paceline.engines.fleet import renewal
-from paceline.engines.fleet.choice import fleet_for, is_exact
-from paceline.engines.fleet.draws import Draws
-from paceline.engines.fleet.lockstep import Lockstep
-from paceline.engines.fleet.order import in_order
-from paceline.engines.fleet.renewal import Renewal
-from paceline.engines.fleet.windows import Windows
-from paceline.engines.virtual import TimingEngine
-from paceline.events import Apply, Compute, Decision
-from paceline.patience import Patience
-from paceline.protocols import Protocol, as_plan
-from paceline.simulation import _simulate_by_events
-from paceline.timing import Row
+from paceline.catalogue.parser import parse_plan
+from paceline.clusters.timing import Row
+from paceline.coordinator.coordinator import Coordinator
+from paceline.coordinator.failure_detector import Patience
+from paceline.core.events import Apply, Compute, Decision
+from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.virtual.vectorized import renewal
+from paceline.engines.virtual.vectorized.lockstep import Lockstep
+from paceline.engines.virtual.vectorized.renewal import Renewal
+from paceline.engines.virtual.vectorized.rounds import Windows
+from paceline.engines.virtual.vectorized.sampling import Draws, in_order
+from paceline.engines.virtual.vectorized.selection import fleet_for, is_exact
+from paceline.protocols.protocol import Protocol, as_plan
+from paceline.run.simulate import _simulate_by_events
 
 LAWS = [
     pl.Deterministic(1.0),

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.comparison.intervals import paired_difference
-from paceline.engines.replica import evaluate
+from paceline.utils.confidence_intervals import paired_difference
+from paceline.worker.evaluation import evaluate
 from tiny_gpt import GPT, WORKERS, double_gpt, gpt_job, plain_gpt
 from tiny_jobs import parameters_of
 

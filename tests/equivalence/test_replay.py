@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
-from paceline.history import DecisionMade, WorkerLost
+from paceline.core.records import DecisionMade, WorkerLost
 from paceline.recording.run_folder import EVENTS, RUN, SavedRun
 from tiny_controllers import RandomWalk
 from tiny_jobs import dataset, tiny_job

@@ -4,7 +4,7 @@ import signal
 from collections import Counter
 
 import paceline as pl
-from paceline.history import GradientArrived, UpdateMade, WorkerJoined, WorkerLost
+from paceline.core.records import GradientArrived, UpdateMade, WorkerJoined, WorkerLost
 
 FOREVER = "updates=1000000"
 

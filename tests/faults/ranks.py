@@ -16,10 +16,10 @@ from unittest.mock import patch
 import torch
 
 import paceline as pl
-from paceline import session
-from paceline.history import DecisionMade
+from paceline.core.records import DecisionMade
+from paceline.run import session
 
-PRELOAD = ["paceline.engines.local.worker", "paceline.train"]
+PRELOAD = ["paceline.engines.local.worker_process", "paceline.run.train"]
 LIMIT_S = 60
 TOKEN = "a secret of the tests"
 

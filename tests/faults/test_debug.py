@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 import paceline as pl
 from faults.ranks import ranks, run
-from paceline.cluster_text import parse_cluster
-from paceline.engines.replica import Replica
-from paceline.engines.seal import Seal, check_version, checksum
+from paceline.clusters.parser import parse_cluster
+from paceline.worker.parameter_guard import Seal, check_version, checksum
+from paceline.worker.replica import Replica
 from tiny_jobs import batch_norm_net, dataset, small_net, tiny_job
 
 DEBUG = {"debug": True}
@@ -112,7 +112,7 @@ def test_a_job_that_changes_its_parameters_is_found_out_in_debug_mode_only():
     replica, watched = Replica(job, 1, 2), Replica(job, 1, 2, debug=True)
     version, gradient = replica.layout.allocate(), replica.layout.allocate()
     version.flat_parameters[0].fill_(0.5)
-    with patch("paceline.engines.seal.checksum", side_effect=AssertionError):
+    with patch("paceline.worker.parameter_guard.checksum", side_effect=AssertionError):
         assert replica.gradient(1, 4, None, version, gradient).finite
     with pytest.raises(pl.UsageError, match=r"0.bias changed on worker 1 while job tiny computed its draw 5;"):
         watched.gradient(1, 5, None, _halves(version), gradient)

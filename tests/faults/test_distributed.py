@@ -17,9 +17,9 @@ import paceline as pl
 from contracts.catalogue_table import TABLE
 from faults.enough import FOREVER, EndWhen
 from faults.ranks import free_port, ranks, run
+from paceline.core.records import GradientArrived, WorkerJoined, WorkerLost, WorkInterrupted
 from paceline.engines.distributed import DistributedEngine
-from paceline.engines.distributed.head import Head
-from paceline.history import GradientArrived, WorkerJoined, WorkerLost, WorkInterrupted
+from paceline.engines.distributed.allreduce.membership import Head
 from tiny_counting import BATCH, counting_job, times_applied
 from tiny_jobs import batch_norm_net, largest_relative_difference, tiny_job
 

@@ -12,17 +12,17 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.engines.distributed import line as lines
-from paceline.engines.distributed import meeting as places
-from paceline.engines.distributed import ring as rings
-from paceline.engines.distributed import silence
-from paceline.engines.distributed.admission import RunOver, apply_for, notice_of_end
-from paceline.engines.distributed.door import Door, Entered, Gone, TurnedAway
-from paceline.engines.distributed.inbox import Inbox
-from paceline.engines.distributed.line import SHORT_BYTES, Broken, Line
-from paceline.engines.distributed.meeting import Meeting
-from paceline.engines.distributed.messages import Text
-from paceline.engines.distributed.ring import Ring
+from paceline.engines.distributed.allreduce import elastic_group as rings
+from paceline.engines.distributed.allreduce.elastic_group import Ring
+from paceline.engines.distributed.rendezvous import rendezvous as places
+from paceline.engines.distributed.rendezvous.acceptor import Door, Entered, Gone, TurnedAway
+from paceline.engines.distributed.rendezvous.handshake import RunOver, apply_for, notice_of_end
+from paceline.engines.distributed.rendezvous.rendezvous import Meeting
+from paceline.engines.distributed.transport import connection as lines
+from paceline.engines.distributed.transport import keepalive as silence
+from paceline.engines.distributed.transport.connection import SHORT_BYTES, Broken, Line
+from paceline.engines.distributed.transport.event_queue import Inbox
+from paceline.engines.distributed.transport.messages import Text
 
 TOKEN = "a secret"
 DEEP = {"layers": {f"layers_of_a_deep_network.{i}": "Linear(in_features=1, out_features=1)" for i in range(20_000)}}

@@ -10,11 +10,11 @@ from torch import nn
 
 from faults.enough import EndWhen
 from faults.ranks import run
-from paceline.engines.distributed.line import Line
-from paceline.engines.distributed.messages import Abandoned, Begun
-from paceline.engines.distributed.pieces import PIECE_BYTES
-from paceline.engines.replica import Replica
-from paceline.history import GradientArrived
+from paceline.core.records import GradientArrived
+from paceline.engines.distributed.transport.buckets import PIECE_BYTES
+from paceline.engines.distributed.transport.connection import Line
+from paceline.engines.distributed.transport.messages import Abandoned, Begun
+from paceline.worker.replica import Replica
 from tiny_jobs import dataset, tiny_job
 
 LONGEST_S = 0.06

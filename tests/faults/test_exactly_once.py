@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 import paceline as pl
-from paceline.history import RunResumed
+from paceline.core.records import RunResumed
 from tiny_counting import BATCH, counting_job, times_applied
 
 N = 4  # workers

@@ -9,8 +9,8 @@ from torch import nn
 import paceline as pl
 from faults.enough import FOREVER, EndWhen
 from faults.hosts import Cut, Parting, hosts, need_hosts, ranks_on_hosts
-from paceline.coordinator import LATE_RETURN
-from paceline.history import DecisionMade, GradientArrived, UpdateMade, WorkerJoined, WorkerLost
+from paceline.coordinator.coordinator import LATE_RETURN
+from paceline.core.records import DecisionMade, GradientArrived, UpdateMade, WorkerJoined, WorkerLost
 from tiny_jobs import tiny_job
 
 SUMS = {"protocol": "dc_s3gd", "stop": "updates=3000", "worker_timeout_s": 5.0}

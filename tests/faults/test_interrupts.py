@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.engines.replica import Interrupted, Replica, build_model
-from paceline.server import ParameterServer
+from paceline.server.parameter_server import ParameterServer
+from paceline.worker.replica import Interrupted, Replica
+from paceline.worker.torch_utils import build_model
 from tiny_jobs import tiny_job
 
 LAYERS = 6

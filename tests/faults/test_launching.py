@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from faults.hosts import hosts, need_hosts
-from paceline.history import RunEnded, RunResumed, UpdateMade, WorkerJoined, WorkerLost
+from paceline.core.records import RunEnded, RunResumed, UpdateMade, WorkerJoined, WorkerLost
 from paceline.recording.run_folder import SavedRun
 
 ROOT = Path(__file__).parents[2]

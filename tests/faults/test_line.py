@@ -10,8 +10,8 @@ from torch import distributed as dist
 
 from faults.ranks import context, free_port
 from faults.test_rings import in_thread, torn
-from paceline.engines.distributed.line import AHEAD, Broken, Line
-from paceline.engines.distributed.messages import Abandoned, Finished, Interrupting, Work
+from paceline.engines.distributed.transport.connection import AHEAD, Broken, Line
+from paceline.engines.distributed.transport.messages import Abandoned, Finished, Interrupting, Work
 
 WORK = Work(1, 7, True, 0.5, None, None, None)
 FINISHED = Finished(1, 0, 0.1, 0.5, 1, 1.0, 0.0, True, 0.1)

@@ -11,11 +11,11 @@ from torch import nn
 
 import paceline as pl
 from faults.enough import EndWhen
-from paceline.engines.local import worker as processes
-from paceline.engines.local.memory import SharedMemory
-from paceline.engines.local.parcel import Parcel
-from paceline.history import DecisionMade, GradientArrived, UpdateMade, WorkerJoined, WorkerLost, WorkInterrupted
-from paceline.vectors import Layout
+from paceline.core.records import DecisionMade, GradientArrived, UpdateMade, WorkerJoined, WorkerLost, WorkInterrupted
+from paceline.engines.local import worker_process as processes
+from paceline.processes.shared_memory import SharedMemory
+from paceline.processes.shared_pickle import Parcel
+from paceline.server.flat_buffers import Layout
 from tiny_controllers import Replacing
 from tiny_jobs import batch_norm_net, tiny_job
 

@@ -8,7 +8,7 @@ import pytest
 
 import paceline as pl
 from faults.hosts import hosts, need_hosts, ranks_on_hosts
-from paceline.history import WorkUnfinished
+from paceline.core.records import WorkUnfinished
 from tiny_counting import BATCH, counting_job, times_applied
 
 PLACES = [0, 1, 1, 2, 2, 3, 3]  # rank 0 has a host of its own

@@ -3,8 +3,8 @@
 from queue import SimpleQueue
 from threading import Event
 
-from paceline.engines.distributed.door import Gone
-from paceline.engines.distributed.pulse import LOOKS, Pulse
+from paceline.engines.distributed.parameter_server.heartbeat import LOOKS, Pulse
+from paceline.engines.distributed.rendezvous.acceptor import Gone
 
 PATIENCE_S = 0.02
 LIMIT_S = 20

@@ -14,10 +14,10 @@ from faults.enough import EndWhen
 from faults.ranks import ranks, run
 from faults.test_distributed import what_is_open
 from faults.test_restart import torchrun
-from paceline.data import Loader
-from paceline.engines.replica import build_model
-from paceline.history import GradientArrived, RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
+from paceline.core.records import GradientArrived, RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
 from paceline.recording.run_folder import CHECKPOINTS, SavedRun
+from paceline.worker.data_loader import Loader
+from paceline.worker.torch_utils import build_model
 from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, parameters_of, sgd, tiny_job
 
 EXACT = 1e-12

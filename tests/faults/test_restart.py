@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 import paceline as pl
 from faults import restarted_script
 from faults.restarted_script import EPOCHS, SAMPLES
-from paceline.engines.distributed.line import dist
-from paceline.engines.distributed.meeting import is_restart
-from paceline.history import RunResumed, UpdateMade
+from paceline.core.records import RunResumed, UpdateMade
+from paceline.engines.distributed.rendezvous.rendezvous import is_restart
+from paceline.engines.distributed.transport.connection import dist
 from paceline.recording.run_folder import MODEL, SavedRun
 from tiny_counting import counting_job, times_applied
 from tiny_jobs import tiny_job

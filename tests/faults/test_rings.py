@@ -15,18 +15,18 @@ from torch import nn
 import paceline as pl
 from faults.ranks import ranks
 from faults.test_distributed import what_is_open
-from paceline.engines.distributed import collective
-from paceline.engines.distributed import head as head_module
-from paceline.engines.distributed.collective import Begun, Collective
-from paceline.engines.distributed.door import Entered
-from paceline.engines.distributed.gate import Gate, Member
-from paceline.engines.distributed.head import Head
-from paceline.engines.distributed.iteration import Reform
-from paceline.engines.distributed.line import Broken, dist, gloo
-from paceline.engines.distributed.meeting import Meeting
-from paceline.engines.distributed.other_rank import OtherRank
-from paceline.engines.distributed.ring import Absent, Ring
-from paceline.vectors import Layout, Vectors
+from paceline.core.records import WorkerLost
+from paceline.engines.distributed.allreduce import membership as head_module
+from paceline.engines.distributed.allreduce.elastic_group import Absent, Ring
+from paceline.engines.distributed.allreduce.member import OtherRank
+from paceline.engines.distributed.allreduce.membership import Head
+from paceline.engines.distributed.allreduce.messages import Reform
+from paceline.engines.distributed.rendezvous.acceptor import Entered, Gate, Member
+from paceline.engines.distributed.rendezvous.rendezvous import Meeting
+from paceline.engines.distributed.transport import process_group as collective
+from paceline.engines.distributed.transport.connection import Broken, dist, gloo
+from paceline.engines.distributed.transport.process_group import Begun, Collective
+from paceline.server.flat_buffers import Layout, Vectors
 from tiny_jobs import dataset, tiny_job
 
 LATE_S = 1.5
@@ -197,8 +197,8 @@ def test_those_who_are_left_go_on_when_somebody_has_died_in_the_midst_of_a_sum(p
         started.start(2, prepare=die_in_the_midst_of_the_third_sum)
         end = started.serve()
         other = started.end(1)
-    assert [lost.worker for lost in end.of(pl.history.WorkerLost)] == [2]
-    assert [update.k for update in end.of(pl.history.UpdateMade)] == [3] * 2 + [2] * 6
+    assert [lost.worker for lost in end.of(WorkerLost)] == [2]
+    assert [update.k for update in end.of(pl.UpdateMade)] == [3] * 2 + [2] * 6
     assert all(torch.equal(end.parameters[name], other.parameters[name]) for name in end.parameters)
 
 
@@ -250,7 +250,7 @@ def test_a_sum_may_take_longer_than_a_silent_worker_is_waited_for(elastic):
     with ranks(2, tiny_job(), {"elastic": elastic}, **settings) as job:
         job.start(1, prepare=let_the_third_sum_be_slow)
         end = job.serve()
-    assert [update.k for update in end.of(pl.history.UpdateMade)] == [2] * 5
+    assert [update.k for update in end.of(pl.UpdateMade)] == [2] * 5
     assert end.time_s > LATE_S
 
 
@@ -261,7 +261,7 @@ def test_a_rank_that_hangs_is_found_wherever_the_others_wait_for_it(protocol):
     settings = {"protocol": protocol, "stop": "updates=30", "evaluate_every": "updates=5", "worker_timeout_s": 1.5}
     with ranks(3, tiny_job(eval_data=tiny_job().data), {"faults": faults, "elastic": True}, **settings) as job:
         job.start_workers()
-        [lost] = job.serve().of(pl.history.WorkerLost)
+        [lost] = job.serve().of(WorkerLost)
     assert (lost.worker, lost.reason[-16:]) == (1, "silent for 1.5 s")
 
 
@@ -272,7 +272,7 @@ def test_a_rank_that_hangs_while_another_one_dies_is_not_waited_for_for_ever():
     with ranks(3, tiny_job(), torchrun, **settings) as job:
         job.start_workers()
         end = job.serve()
-    assert sorted(lost.worker for lost in end.of(pl.history.WorkerLost)) == [1, 2]
+    assert sorted(lost.worker for lost in end.of(WorkerLost)) == [1, 2]
     assert end.time_s < 15.0
 
 
@@ -291,7 +291,7 @@ def test_a_second_rank_that_dies_while_the_ring_forms_costs_no_more_than_the_fir
     with ranks(4, tiny_job(), torchrun, protocol="all_reduce", stop="updates=30") as job:
         job.start_workers()
         end = job.serve()
-    assert [lost.worker for lost in end.of(pl.history.WorkerLost)] == [2, 3]
+    assert [lost.worker for lost in end.of(WorkerLost)] == [2, 3]
     assert end.time_s < 10.0
 
 

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 import paceline as pl
 from faults.ranks import run
-from paceline.data import Loader
-from paceline.engines.replica import build_model
-from paceline.history import GradientArrived
+from paceline.core.records import GradientArrived
+from paceline.worker.data_loader import Loader
+from paceline.worker.torch_utils import build_model
 from tiny_jobs import dataset, largest_relative_difference, parameters_of, small_net, tiny_job
 
 UPDATES = 20

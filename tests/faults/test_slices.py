@@ -15,16 +15,17 @@ from faults.enough import FOREVER
 from faults.ranks import ranks, run
 from faults.test_early_pieces import large_job, sgd_over
 from faults.test_rounded_wire import plain_loop_with_rounding, single_job
-from paceline import session
-from paceline.coordinator import Coordinator
+from paceline.coordinator.coordinator import Coordinator
+from paceline.core.records import GradientArrived, StepMeasured, WorkerLost, WorkInterrupted
 from paceline.engines.distributed import DistributedEngine
-from paceline.engines.distributed.members import Member
-from paceline.engines.distributed.strand import Strand
-from paceline.engines.replica import Replica, build_model
-from paceline.history import GradientArrived, StepMeasured, WorkerLost, WorkInterrupted
-from paceline.protocols import as_plan
-from paceline.server import ParameterServer
-from paceline.vectors import Layout
+from paceline.engines.distributed.parameter_server.remote_worker import Member
+from paceline.engines.distributed.parameter_server.shard_channel import Strand
+from paceline.protocols.protocol import as_plan
+from paceline.run import session
+from paceline.server.flat_buffers import Layout
+from paceline.server.parameter_server import ParameterServer
+from paceline.worker.replica import Replica
+from paceline.worker.torch_utils import build_model
 from tiny_counting import BATCH, counting_job, times_applied
 from tiny_jobs import batch_norm_net, largest_relative_difference, tiny_job
 

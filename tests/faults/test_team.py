@@ -19,13 +19,14 @@ import paceline as pl
 from faults.hosts import Cut, hosts, need_hosts, ranks_on_hosts
 from faults.ranks import ranks, run
 from faults.test_distributed import flat, lost, used_by
-from paceline.engines.distributed.line import dist, gloo
-from paceline.engines.distributed.team import Team, Torn
-from paceline.engines.microbatches import variance
-from paceline.engines.replica import Interrupted, Part, Replica, build_model
-from paceline.events import Minibatch
-from paceline.history import DecisionMade, GradientArrived, WorkInterrupted
-from paceline.server import ParameterServer
+from paceline.core.events import Minibatch
+from paceline.core.records import DecisionMade, GradientArrived, WorkInterrupted
+from paceline.engines.distributed.node_worker.node_group import Team, Torn
+from paceline.engines.distributed.transport.connection import dist, gloo
+from paceline.server.parameter_server import ParameterServer
+from paceline.worker.gradient_variance import variance
+from paceline.worker.replica import Interrupted, Part, Replica
+from paceline.worker.torch_utils import build_model
 from tiny_counting import BATCH, counting_job, times_applied
 from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, tiny_job
 
@@ -209,7 +210,7 @@ def test_who_is_slow_is_waited_for():
     def connecting(*what, **settings):
         return gloo(*what, **{**settings, "timeout": timedelta(seconds=1)})
 
-    with patch("paceline.engines.distributed.collective.gloo", connecting):
+    with patch("paceline.engines.distributed.transport.process_group.gloo", connecting):
         assert together(2, act) == [None, None]
 
 

@@ -7,7 +7,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from paceline.errors import RunError, UsageError
-from paceline.jobs.fetch import SOURCES, RemoteFile, fetch
+from paceline.jobs.datasets.download import SOURCES, RemoteFile, fetch
 
 
 class QuietHandler(SimpleHTTPRequestHandler):

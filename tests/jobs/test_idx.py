@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paceline.errors import UsageError
-from paceline.jobs.idx import read_idx
+from paceline.jobs.mnist import read_idx
 
 IMAGES = torch.arange(2 * 3 * 4, dtype=torch.uint8).reshape(2, 3, 4)
 GOOD = struct.pack(">4B3I", 0, 0, 8, 3, 2, 3, 4) + bytes(IMAGES.flatten().tolist())

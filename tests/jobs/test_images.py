@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.errors import UsageError
-from paceline.jobs.images import ImageDataset, crop_and_flip
+from paceline.jobs.datasets.images import ImageDataset, crop_and_flip
 
 
 def make_dataset(**settings):

@@ -8,7 +8,7 @@ from paceline.jobs import JobLoadError, load_job
 OWN_JOB = """
 from functools import partial
 import torch
-from paceline.job import Job
+from paceline.jobs.job import Job
 from paceline.jobs import SoftmaxRegression
 
 def make(batch_size=4):
@@ -121,7 +121,7 @@ def test_a_module_that_does_not_import_comes_with_the_users_traceback(write, bod
         load_job("bad:job")
     assert shown in caught.value.details
     assert "importlib" not in caught.value.details
-    assert "load.py" not in caught.value.details
+    assert "registry.py" not in caught.value.details
 
 
 def test_what_paceline_says_inside_the_users_module_is_passed_on(write):

@@ -3,7 +3,7 @@ import pickle
 import pytest
 
 import paceline as pl
-from paceline.checkpoint.identity import described
+from paceline.checkpoint.fingerprint import described
 from paceline.errors import UsageError
 from paceline.jobs import load_job, scheduled
 from tiny_jobs import tiny_job

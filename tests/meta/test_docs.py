@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from paceline.catalogue import CATALOGUE
+from paceline.catalogue.protocols import CATALOGUE
 from paceline.cli import main
 
 ROOT = Path(__file__).parents[2]

@@ -8,17 +8,19 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.controllers.base import Moment, SetQuorum
-from paceline.controllers.round_times import fastest
-from paceline.events import Arrival, Step
-from paceline.learning_rate import LearningRate
+from paceline.core.events import Arrival, Step
+from paceline.core.records import DecisionMade, WorkerJoined, WorkerLost
+from paceline.errors import PacelineWarning
+from paceline.policies.controllers.base import Moment, SetQuorum
+from paceline.policies.controllers.update_times import fastest
+from paceline.policies.learning_rate import LearningRate
 from tiny_jobs import sgd, small_net, tiny_job
 
 N = 5
 
 
 def chosen(result):
-    return [record.k for record in result.history.of(pl.history.DecisionMade) if record.kind == "quorum"]
+    return [record.k for record in result.history.of(DecisionMade) if record.kind == "quorum"]
 
 
 class Driven:
@@ -221,10 +223,10 @@ def test_k_is_within_the_live_workers_when_some_are_lost_and_come_back(protocol)
     result = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=60")
     live = N
     for record in result.history:
-        live += isinstance(record, pl.history.WorkerJoined) - isinstance(record, pl.history.WorkerLost)
-        if isinstance(record, pl.history.DecisionMade) and record.kind == "quorum":
+        live += isinstance(record, WorkerJoined) - isinstance(record, WorkerLost)
+        if isinstance(record, DecisionMade) and record.kind == "quorum":
             assert 1 <= record.k <= live
-    assert sum(isinstance(record, pl.history.WorkerLost) for record in result.history) == 3, "each fault fired"
+    assert sum(isinstance(record, WorkerLost) for record in result.history) == 3, "each fault fired"
     assert result.history.totals.updates == 60
 
 
@@ -258,7 +260,7 @@ def test_gradients_that_were_there_before_the_phase_keep_their_ranks():
 
 
 def test_one_worker_is_plain_sgd_and_says_so():
-    with pytest.warns(pl.errors.PacelineWarning, match="plain SGD"):
+    with pytest.warns(PacelineWarning, match="plain SGD"):
         result = pl.train(tiny_job(), protocol="dbw", cluster=pl.Cluster(1), stop="updates=5")
     assert chosen(result) == [1] * 5
     plain = pl.train(tiny_job(), protocol="bsp", cluster=pl.Cluster(1), stop="updates=5")
@@ -271,7 +273,7 @@ SLOW = pl.Cluster(4, timing=[*[pl.Exponential(1.0)] * 3, pl.Deterministic(200.0)
 
 def idle_decisions(protocol):
     result = pl.train(tiny_job(), protocol=protocol, cluster=SLOW, stop="seconds=450", worker_timeout_s=1e9)
-    return [(r.kind, r.worker) for r in result.history.of(pl.history.DecisionMade) if r.kind in ("idle", "set_aside")]
+    return [(r.kind, r.worker) for r in result.history.of(DecisionMade) if r.kind in ("idle", "set_aside")]
 
 
 def test_a_worker_that_is_never_among_the_used_is_reported_once():
@@ -286,9 +288,9 @@ def test_a_worker_that_was_lost_is_not_said_to_be_handed_back():
     phase = pl.bsp().controlled_by(pl.IdleWorkers(after=10, release=True))
     cluster = pl.Cluster(3, pl.Deterministic(1.0), faults=[pl.Fault(2, 3)])
     result = pl.train(tiny_job(), protocol=phase, cluster=cluster, stop="updates=30", worker_timeout_s=3.0)
-    kinds = [record.kind for record in result.history.of(pl.history.DecisionMade) if record.worker == 2]
+    kinds = [record.kind for record in result.history.of(DecisionMade) if record.worker == 2]
     assert kinds == []
-    assert [record.worker for record in result.history.of(pl.history.WorkerLost)] == [2]
+    assert [record.worker for record in result.history.of(WorkerLost)] == [2]
 
 
 def test_the_last_workers_are_never_handed_back():
@@ -420,11 +422,11 @@ def test_whether_a_loss_is_a_sum_is_found_out_of_batches_that_cannot_be_cut():
     job = {"model": Tempered, "loss": None, "step": tempered, "collate": with_temperature}
     pl.train(tiny_job(**job), protocol="dbw", cluster="2*exp(mean=1)", stop="updates=2")
     job["step"] = partial(tempered, reduction="sum")
-    with pytest.warns(pl.errors.PacelineWarning, match="sum of its samples' losses"):
+    with pytest.warns(PacelineWarning, match="sum of its samples' losses"):
         pl.train(tiny_job(**job), protocol="dbw", cluster="2*exp(mean=1)", stop="updates=2")
 
 
 def test_a_loss_that_is_a_sum_is_warned_of():
-    with pytest.warns(pl.errors.PacelineWarning, match=r"sum of its samples' losses.*reduce it with .mean\(\)"):
+    with pytest.warns(PacelineWarning, match=r"sum of its samples' losses.*reduce it with .mean\(\)"):
         pl.train(tiny_job(loss=summed), protocol="dbw", cluster="2*exp(mean=1)", stop="updates=2")
     pl.train(tiny_job(loss=summed), protocol="bsp", cluster="2*exp(mean=1)", stop="updates=2")  # compares nothing

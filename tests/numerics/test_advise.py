@@ -12,8 +12,8 @@ import torch
 from scipy.stats import spearmanr
 
 import paceline as pl
-from paceline.search.advice import Advice, Seen
-from paceline.timing import Trace
+from paceline.clusters.timing import Trace
+from paceline.experiments.advise.result import Advice, Seen
 
 CLUSTER = pl.Cluster(8, pl.ShiftedExponential(shift_s=0.3, mean_s=0.7))
 PROTOCOLS = ["bsp", "k_sync(k=2)", "k_sync(k=4)", "k_async(k=4)", "k_batch_async(k=8)", "asp"]

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import paceline as pl
-from paceline.allreduce import make_worker
-from paceline.catalogue import parse_plan
-from paceline.compensation.delay import DCS3GD
-from paceline.data import Loader
-from paceline.engines.replica import build_model
-from paceline.history import VersionEvaluated
-from paceline.server import ParameterServer
-from paceline.vectors import Layout
+from paceline.catalogue.parser import parse_plan
+from paceline.core.records import VersionEvaluated
+from paceline.policies.compensation.delay import DCS3GD
+from paceline.server.flat_buffers import Layout
+from paceline.server.parameter_server import ParameterServer
+from paceline.worker.allreduce import make_worker
+from paceline.worker.data_loader import Loader
+from paceline.worker.torch_utils import build_model
 from tiny_jobs import (
     batch_norm_net,
     dataset,

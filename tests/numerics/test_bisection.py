@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.search.acceptance import accepts
-from paceline.search.bisection import Bisection
+from paceline.experiments.switch_point.bisection import Bisection, accepts
 
 shares = st.floats(0.01, 1.0)
 

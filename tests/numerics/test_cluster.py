@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.cluster import Cluster, LocalCluster
-from paceline.cluster_text import load_cluster, parse_cluster
-from paceline.errors import UsageError
-from paceline.streams import stream
-from paceline.timing import (
+from paceline.clusters.local import LocalCluster
+from paceline.clusters.parser import load_cluster, parse_cluster
+from paceline.clusters.simulated import Cluster
+from paceline.clusters.timing import (
     Deterministic,
     Exponential,
     Network,
@@ -20,6 +19,8 @@ from paceline.timing import (
     Transient,
     Uniform,
 )
+from paceline.errors import UsageError
+from paceline.utils.rng import stream
 
 SHIFTED = ShiftedExponential(shift_s=0.3, mean_s=0.7)
 

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import paceline as pl
-from paceline.catalogue import parse_plan
-from paceline.compensation.base import BLOCK, Delayed
-from paceline.compensation.delay import DCASGD, DCS3GD
-from paceline.compensation.staleness_lr import StalenessLR
-from paceline.compensation.staleness_weight import WEIGHTS, StalenessWeight
-from paceline.data import Loader
-from paceline.engines.replica import build_model
-from paceline.history import GradientArrived, UpdateMade
+from paceline.catalogue.parser import parse_plan
+from paceline.core.records import GradientArrived, UpdateMade
+from paceline.policies.compensation.base import BLOCK, Delayed
+from paceline.policies.compensation.delay import DCASGD, DCS3GD
+from paceline.policies.compensation.step_scale import WEIGHTS, StalenessLR, StalenessWeight
+from paceline.worker.data_loader import Loader
+from paceline.worker.torch_utils import build_model
 from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, parameters_of, sgd, small_net, tiny_job
 
 SIZES = (BLOCK + 7, 3)  # of two flat vectors: more than a block, and less

@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, SequentialSampler, WeightedRandomSampler
 
 import paceline as pl
-from paceline.data import Loader, eval_batches, fetch
-from paceline.events import Minibatch
+from paceline.core.events import Minibatch
+from paceline.worker.data_loader import Loader, eval_batches, fetch
 from tiny_jobs import SAMPLES, sgd, tiny_job
 
 BATCH = 8

@@ -9,14 +9,16 @@ import scipy.sparse as sp
 import torch
 
 import paceline as pl
-from paceline.engines.replica import Replica, build_model
+from paceline.core.records import DecisionMade
+from paceline.worker.replica import Replica
+from paceline.worker.torch_utils import build_model
 from tiny_jobs import sgd, tiny_job
 
 N = 5
 
 
 def chosen(result):
-    return [record.k for record in result.history.of(pl.history.DecisionMade) if record.kind == "quorum"]
+    return [record.k for record in result.history.of(DecisionMade) if record.kind == "quorum"]
 
 
 def constraints(n):

@@ -5,9 +5,9 @@ from math import inf, isnan, nan
 import numpy as np
 import pytest
 
-from paceline.estimators.descent import Noise, Observed, noise, updates_needed
-from paceline.estimators.gain import Told
-from paceline.events import Step
+from paceline.core.events import Step
+from paceline.policies.estimators.convergence import Noise, Observed, noise, updates_needed
+from paceline.policies.estimators.gain import Told
 
 ETA = 0.1
 

@@ -3,7 +3,7 @@
 import pytest
 
 import paceline as pl
-from paceline.stop import StopWatch
+from paceline.core.stop import StopWatch
 from tiny_jobs import sgd, tiny_job
 
 

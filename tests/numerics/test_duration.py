@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from paceline.checkpoint.state import decode, encode
+from paceline.checkpoint.codec import decode, encode
 from paceline.errors import UsageError
-from paceline.estimators.duration import DurationEstimator
+from paceline.policies.estimators.update_time import DurationEstimator
 
 # Means of the time that 16 workers with exponential round trips of mean 1 s need for k gradients if k is waited for
 # every time (Push & Wait), by long simulations.

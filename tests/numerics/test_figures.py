@@ -5,9 +5,9 @@ from statistics import mean
 import pytest
 
 import paceline as pl
-from paceline.history import RunEnded, UpdateMade, VersionEvaluated, WorkInterrupted
-from paceline.recording.figures import count
+from paceline.core.records import RunEnded, UpdateMade, VersionEvaluated, WorkInterrupted
 from paceline.recording.run_folder import SavedRun
+from paceline.recording.run_stats import count
 from tiny_jobs import dataset, tiny_job
 
 CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.core.events import Step
 from paceline.errors import UsageError
-from paceline.estimators.gain import GainEstimator, Told
-from paceline.events import Step
+from paceline.policies.estimators.gain import GainEstimator, Told
 
 
 def sgd_step(mean, rate, next_rate=None):

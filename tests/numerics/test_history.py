@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 import paceline as pl
-from paceline.callbacks.base import Memory
-from paceline.coordinator import OLD_DRAW
-from paceline.errors import PacelineWarning
-from paceline.events import Accept, Arrival, Compute, Drop, Interrupt, Timer
-from paceline.history import (
+from paceline.coordinator.coordinator import OLD_DRAW
+from paceline.core.events import Accept, Arrival, Compute, Drop, Interrupt, Timer
+from paceline.core.records import (
     DecisionMade,
     GradientArrived,
     UpdateMade,
@@ -20,6 +18,8 @@ from paceline.history import (
     WorkInterrupted,
     WorkUnfinished,
 )
+from paceline.errors import PacelineWarning
+from paceline.recording.callback import Memory
 from paceline.recording.event_log import read_events, read_records
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import EVENTS, MODEL, RUN, SavedRun

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from paceline.comparison.intervals import interval_of_mean, paired_difference, paired_ratio
+from paceline.utils.confidence_intervals import interval_of_mean, paired_difference, paired_ratio
 
 PAIRS = st.lists(st.tuples(st.floats(0.01, 1e3), st.floats(0.01, 1e3)), min_size=2, max_size=12)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.optimize import isotonic_regression
 
-from paceline.estimators import blocks
-from paceline.estimators.blocks import Block, Cell, choose, optimal_parts, unions
-from paceline.estimators.isotonic import IsotonicFit
+from paceline.policies.estimators import isotonic_blocks as blocks
+from paceline.policies.estimators.isotonic import IsotonicFit
+from paceline.policies.estimators.isotonic_blocks import Block, Cell, choose, optimal_parts, unions
 
 
 def random_fit(rng, levels, columns, adds, draw):

@@ -13,11 +13,11 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
 import paceline as pl
-from paceline.callbacks.base import Memory
 from paceline.cli import main
-from paceline.events import Outcome
-from paceline.history import RunEnded, UpdateMade, VersionEvaluated
-from paceline.search.range_test import Range
+from paceline.core.events import Outcome
+from paceline.core.records import RunEnded, UpdateMade, VersionEvaluated
+from paceline.experiments.lr_range_test.curve import Range
+from paceline.recording.callback import Memory
 from tiny_jobs import sgd, tiny_job
 
 CLUSTER = "4*exp(mean=1)"

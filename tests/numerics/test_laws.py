@@ -6,9 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from paceline.errors import UsageError
-from paceline.streams import derived_seed, stream
-from paceline.timing import (
+from paceline.clusters.timing import (
     Deterministic,
     Empirical,
     Exponential,
@@ -20,6 +18,8 @@ from paceline.timing import (
     Uniform,
     parse_law,
 )
+from paceline.errors import UsageError
+from paceline.utils.rng import derived_seed, stream
 
 # law, as typed, the same law in SciPy
 TABLE = [

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engines.distributed.link_load import BUSIEST, Survey, share_busy, slices_for
+from paceline.engines.distributed.parameter_server.link_utilization import BUSIEST, Survey, share_busy, slices_for
 
 SECONDS = st.floats(1e-3, 1e2)
 BYTES = st.integers(1, 10**12)

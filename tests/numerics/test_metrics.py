@@ -12,10 +12,11 @@ import paceline as pl
 from faults.ranks import Ended
 from faults.ranks import run as run_ranks
 from faults.test_torchrun_command import torchrun
-from paceline.engines.replica import build_model, evaluate
-from paceline.history import RunEnded, VersionEvaluated
-from paceline.metrics import Averages
+from paceline.core.records import RunEnded, VersionEvaluated
+from paceline.jobs.metrics import Averages
 from paceline.recording.run_folder import SavedRun
+from paceline.worker.evaluation import evaluate
+from paceline.worker.torch_utils import build_model
 from tiny_jobs import dataset, tiny_job
 from tiny_tokens import token_job
 

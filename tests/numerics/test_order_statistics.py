@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.theory import harmonic, log_harmonic, order_statistic
+from paceline.theory.assumptions import RoundTrip
 from paceline.theory.order_statistics import _quadrature
-from paceline.theory.round_trip import RoundTrip
 
 CLOSED = [
     pl.Deterministic(2.0),

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from paceline.engines.distributed import wire as wires
-from paceline.engines.distributed.pieces import MOST, Departure, Piece, as_number, cut, from_number
-from paceline.engines.distributed.wire import Travelling, Wire
-from paceline.engines.replica import Replica
-from paceline.vectors import Layout
+from paceline.engines.distributed.transport import wire_format as wires
+from paceline.engines.distributed.transport.buckets import MOST, Departure, Piece, as_number, cut, from_number
+from paceline.engines.distributed.transport.wire_format import Travelling, Wire
+from paceline.server.flat_buffers import Layout
+from paceline.worker.replica import Replica
 from tiny_jobs import dataset, tiny_job
 
 WIDTH = 24

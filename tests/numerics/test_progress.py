@@ -15,9 +15,9 @@ from nbclient import NotebookClient
 from rich.console import Console
 
 import paceline as pl
-from paceline.callbacks.progress import ProgressLine, fitted
-from paceline.callbacks.progress_share import ProgressShare
-from paceline.history import RunEnded, RunStarted, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
+from paceline.core.records import RunEnded, RunStarted, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
+from paceline.recording.callbacks.progress_line import ProgressLine, fitted
+from paceline.recording.callbacks.progress_share import ProgressShare
 from tiny_jobs import tiny_job
 
 PATHS = os.pathsep.join([str(Path(__file__).parents[2] / "src"), str(Path(__file__).parents[1])])

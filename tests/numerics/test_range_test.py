@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import RunError, UsageError
-from paceline.search.range_test import RISE, Range, averaged, find_knee, smoothed
+from paceline.experiments.lr_range_test.curve import RISE, Range, averaged, find_knee, smoothed
 
 RANGE = Range(lowest=1e-3, highest=1.0, updates=100)
 positive = st.floats(0.01, 100)

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.coordinator import Coordinator
-from paceline.engines.virtual import TimingEngine
-from paceline.events import Apply
-from paceline.protocols import as_plan
+from paceline.coordinator.coordinator import Coordinator
+from paceline.core.events import Apply
+from paceline.engines.virtual.timing import TimingEngine
+from paceline.protocols.protocol import as_plan
 from paceline.theory import NoTheoryError, expected, new_longer_than_used, new_shorter_than_used
+from paceline.theory.assumptions import RoundTrip
 from paceline.theory.renewal import MOST, time_of_gradients
-from paceline.theory.round_trip import RoundTrip
 from paceline.theory.stale_work import finish_and_idle
-from paceline.theory.survival import survival
+from paceline.theory.survival_function import survival
 
 P, K = 8, 4
 EXPONENTIAL, CONSTANT = pl.Exponential(1.0), pl.Deterministic(1.0)

@@ -3,11 +3,11 @@
 import pytest
 
 import paceline as pl
-from paceline.coordinator import Coordinator
-from paceline.engines.virtual import TimingEngine
-from paceline.events import Apply, Drop, Joined, Lost
-from paceline.patience import Patience
-from paceline.protocols import as_plan
+from paceline.coordinator.coordinator import Coordinator
+from paceline.coordinator.failure_detector import Patience
+from paceline.core.events import Apply, Drop, Joined, Lost
+from paceline.engines.virtual.timing import TimingEngine
+from paceline.protocols.protocol import as_plan
 from tiny_jobs import tiny_job
 
 P, K = 8, 4

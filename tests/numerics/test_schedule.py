@@ -12,17 +12,17 @@ from torch import nn
 from torch.nn import functional as F
 
 import paceline as pl
-from paceline.checkpoint.identity import described
-from paceline.coordinator import Coordinator
-from paceline.data import Loader
-from paceline.engines.replica import build_model
+from paceline.checkpoint.fingerprint import described
+from paceline.coordinator.coordinator import Coordinator
+from paceline.core.events import Apply, Arrival, Compute, Decision
+from paceline.core.records import DecisionMade
 from paceline.errors import UsageError
-from paceline.events import Apply, Arrival, Compute, Decision
-from paceline.history import DecisionMade
 from paceline.jobs import load_job
-from paceline.optimizers import make_optimizer, stepping
-from paceline.protocols import as_plan
-from paceline.schedule import Curve, Scales, ScheduleWatch, is_plateau
+from paceline.policies.learning_rate import Curve, Scales, ScheduleWatch, is_plateau
+from paceline.protocols.protocol import as_plan
+from paceline.server.optimizer import make_optimizer, stepping
+from paceline.worker.data_loader import Loader
+from paceline.worker.torch_utils import build_model
 from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, tiny_job
 
 PAPER = pl.LinearSchedule(warm_up="50%", warm_up_until="epochs=15", total="epochs=90")

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import UsageError
-from paceline.search.recorded_runs import RecordedRun
-from paceline.search.recorded_search import RecordedSearch, Rung, recorded_search
-from paceline.search.search_cost import Counting, SearchSetting, search_costs
+from paceline.experiments.search_cost.cost import Counting, SearchSetting, search_costs
+from paceline.experiments.search_cost.recorded_runs import RecordedRun
+from paceline.experiments.search_cost.recorded_search import RecordedSearch, Rung, recorded_search
 
 ALL = Counting(take_all=True)
 

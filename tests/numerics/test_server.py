@@ -10,10 +10,12 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, MultiStepLR
 
 import paceline as pl
-from paceline.engines.replica import Replica, build_model, evaluate
-from paceline.history import UpdateMade
-from paceline.server import ParameterServer
-from paceline.vectors import Layout
+from paceline.core.records import UpdateMade
+from paceline.server.flat_buffers import Layout
+from paceline.server.parameter_server import ParameterServer
+from paceline.worker.evaluation import evaluate
+from paceline.worker.replica import Replica
+from paceline.worker.torch_utils import build_model
 from tiny_jobs import (
     batch_norm_net,
     dataset,

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.coordinator import Coordinator
-from paceline.engines.virtual import TimingEngine
-from paceline.estimators.silence import DEVIATIONS, Median, SilenceTimeout, multiple
-from paceline.events import Accept, Decision, Drop
-from paceline.patience import DerivedPatience, Patience
-from paceline.protocols import as_plan
-from paceline.simulation import _simulate_by_events
+from paceline.coordinator.coordinator import Coordinator
+from paceline.coordinator.failure_detector import DerivedPatience, Patience
+from paceline.core.events import Accept, Decision, Drop
+from paceline.engines.virtual.timing import TimingEngine
+from paceline.policies.estimators.round_trip_timeout import DEVIATIONS, Median, SilenceTimeout, multiple
+from paceline.protocols.protocol import as_plan
+from paceline.run.simulate import _simulate_by_events
 from tiny_jobs import tiny_job
 
 # -- simulated workers

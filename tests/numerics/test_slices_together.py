@@ -15,13 +15,14 @@ from torch.optim.lr_scheduler import StepLR
 
 import paceline as pl
 from numerics.test_server import OPTIMIZERS, Odd
-from paceline.catalogue import dc_asgd, staleness_lr, staleness_weight
-from paceline.compensation.delay import DCS3GD
-from paceline.engines.replica import build_model
-from paceline.events import Accept, Apply, Step
-from paceline.server import ParameterServer
-from paceline.slices import Others, boundaries, joined
-from paceline.vectors import Layout, Vectors, trainable
+from paceline.catalogue.modifiers import dc_asgd, staleness_lr, staleness_weight
+from paceline.core.events import Accept, Apply, Step
+from paceline.core.sharding import Others, boundaries, joined
+from paceline.jobs.job import trainable
+from paceline.policies.compensation.delay import DCS3GD
+from paceline.server.flat_buffers import Layout, Vectors
+from paceline.server.parameter_server import ParameterServer
+from paceline.worker.torch_utils import build_model
 from tiny_jobs import batch_norm_net, small_net, tiny_job
 
 ROUNDING = 1e-11  # of float64, through a few updates: a sum is that of its slices, and vector units round otherwise

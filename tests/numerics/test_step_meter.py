@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import paceline as pl
-from paceline.engines.replica import Replica, build_model
-from paceline.server import ParameterServer
-from paceline.vectors import Layout
+from paceline.server.flat_buffers import Layout
+from paceline.server.parameter_server import ParameterServer
+from paceline.worker.replica import Replica
+from paceline.worker.torch_utils import build_model
 from tiny_jobs import parameters_of, small_net, tiny_job, update_of
 
 OPTIMIZERS = {

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.controllers.sync_switch import Elastic, Greedy, _better_without
-from paceline.estimators.stragglers import KNOWN, Past, StragglerDetector
-from paceline.history import DecisionMade, GradientArrived, UpdateMade, WorkerLost
+from paceline.core.records import DecisionMade, GradientArrived, UpdateMade, WorkerLost
+from paceline.policies.controllers.straggler_policies import Elastic, Greedy, _better_without
+from paceline.policies.estimators.stragglers import KNOWN, Past, StragglerDetector
 from tiny_jobs import tiny_job
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import paceline as pl
-from paceline.callbacks.base import Memory
-from paceline.history import UpdateMade, VersionEvaluated
+from paceline.core.records import UpdateMade, VersionEvaluated
+from paceline.recording.callback import Memory
 from tiny_jobs import dataset, tiny_job
 
 accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

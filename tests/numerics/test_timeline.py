@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 import paceline as pl
-from paceline.callbacks.timeline import HELD
-from paceline.history import RunEnded, UpdateMade, WorkInterrupted, WorkUnfinished
+from paceline.core.records import RunEnded, UpdateMade, WorkInterrupted, WorkUnfinished
+from paceline.recording.callbacks.perfetto_trace import HELD
 from tiny_jobs import tiny_job
 
 CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0), network=pl.Network(latency_s=0.1))

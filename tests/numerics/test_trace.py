@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from contracts.catalogue_table import TABLE
-from paceline.cluster_text import load_cluster, parse_cluster
+from paceline.clusters.parser import load_cluster, parse_cluster
+from paceline.clusters.timing import Row
+from paceline.clusters.timing.survival import JUST_AFTER, Survival, filled
+from paceline.core.records import WorkInterrupted, WorkUnfinished
 from paceline.errors import PacelineWarning
-from paceline.history import History, WorkInterrupted, WorkUnfinished
 from paceline.recording.event_log import to_line
+from paceline.recording.history import History
 from paceline.recording.run_folder import SavedRun
-from paceline.streams import stream
-from paceline.timing import Row
-from paceline.timing.censoring import JUST_AFTER, Survival, filled
+from paceline.utils.rng import stream
 from tiny_jobs import tiny_job
 
 CLUSTER = pl.Cluster(

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.engines.distributed.published import Published
-from paceline.engines.distributed.wire import DTYPES, Travelling, Wire
-from paceline.engines.replica import build_model
-from paceline.server import ParameterServer
-from paceline.torchrun import WIRES
-from paceline.vectors import Layout, Vectors
+from paceline.clusters.torchrun import WIRES
+from paceline.engines.distributed.parameter_server.published_versions import Published
+from paceline.engines.distributed.transport.wire_format import DTYPES, Travelling, Wire
+from paceline.server.flat_buffers import Layout, Vectors
+from paceline.server.parameter_server import ParameterServer
+from paceline.worker.torch_utils import build_model
 from tiny_jobs import dataset, sgd, small_net, tiny_job, update_of
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.catalogue import parse_plan
+from paceline.catalogue.parser import parse_plan
+from paceline.core.records import DecisionMade
 from paceline.errors import UsageError
-from paceline.history import DecisionMade
-from paceline.jobs.images import ImageDataset
+from paceline.jobs.datasets.images import ImageDataset
 from papers.dbw import draw, run, table
 from papers.dbw.grid import reasons
 from papers.dbw.settings import FIGURES, cluster

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 import paceline as pl
-from paceline.catalogue import parse_plan
-from paceline.events import Outcome
+from paceline.catalogue.parser import parse_plan
+from paceline.core.events import Outcome
 from papers.dc_s3gd import draw, run, table, training
 from papers.dc_s3gd.jobs import imagenet_job, make_job
 from papers.dc_s3gd.settings import ALL, FIGURES, ITERATIONS, MNIST, RESNETS, STRAGGLERS, TABLE_I, Series

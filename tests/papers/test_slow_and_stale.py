@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import paceline as pl
-from paceline.catalogue import parse_plan
+from paceline.catalogue.parser import parse_plan
 from paceline.errors import UsageError
 from papers.slow_and_stale import draw, jobs, run, table
 from papers.slow_and_stale.predicted import changes

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.catalogue import parse_plan
-from paceline.timing import Timeline
+from paceline.catalogue.parser import parse_plan
+from paceline.clusters.timing import Timeline
 from papers.sync_switch import draw, jobs, run, table
 from papers.sync_switch.predicted import Workers, done, theirs_s, when
 from papers.sync_switch.settings import (

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import paceline as pl
-from paceline.events import Outcome
-from paceline.history import GradientArrived, RunEnded, RunStarted, UpdateMade
+from paceline.core.events import Outcome
+from paceline.core.records import GradientArrived, RunEnded, RunStarted, UpdateMade
 from paceline.recording.run_folder import RunFolder, SavedRun
 from tiny_jobs import dataset, tiny_job
 

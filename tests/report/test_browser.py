@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 import paceline as pl
-from paceline.history import DecisionMade, UpdateMade
+from paceline.core.records import DecisionMade, UpdateMade
 from paceline.report.write import write_report
 from report.runs import begun, ended, train_run, two_updates, update, write_run
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.report.curves import GRID, MOST_POINTS, band, groups, smooth_loss
-from paceline.report.reading import read_run
+from paceline.report.run_data import read_run
 from report.runs import arrival, begun, train_run, update, write_run
 
 nan, inf = float("nan"), float("inf")

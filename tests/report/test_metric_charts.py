@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 import paceline as pl
-from paceline.history import VersionEvaluated
+from paceline.core.records import VersionEvaluated
 from paceline.recording.run_folder import SavedRun
 from paceline.report.curves import Group, groups, panels
-from paceline.report.drawings import draw_progress, figure_class
-from paceline.report.html_parts import metric_charts
-from paceline.report.page import page
-from paceline.report.reading import read_run
-from paceline.report.table import headline, row
+from paceline.report.figures import draw_progress, figure_class
+from paceline.report.page.page import page
+from paceline.report.page.parts import metric_charts
+from paceline.report.run_data import read_run
+from paceline.report.summary_table import headline, row
 from tiny_tokens import token_job
 
 STOP = "nll<=1.88,updates=60"

@@ -6,8 +6,8 @@ import pytest
 
 import paceline as pl
 from paceline.report.curves import groups
-from paceline.report.page import page
-from paceline.report.reading import read_run
+from paceline.report.page.page import page
+from paceline.report.run_data import read_run
 from paceline.report.stragglers import stragglers
 from report.runs import begun, exponential, train_run, two_updates, write_run
 

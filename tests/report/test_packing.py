@@ -4,8 +4,8 @@ from base64 import b64decode
 import numpy as np
 import pytest
 
-from paceline.report.packing import RESOLUTION, packed, packed_updates, packed_work, quantum_s
-from paceline.report.reading import read_run
+from paceline.report.page.packing import RESOLUTION, packed, packed_updates, packed_work, quantum_s
+from paceline.report.run_data import read_run
 from report.runs import train_run
 
 

@@ -6,11 +6,11 @@ from importlib.resources import files
 
 import pytest
 
-from paceline.history import DecisionMade, VersionEvaluated
+from paceline.core.records import DecisionMade, VersionEvaluated
 from paceline.report.curves import groups
-from paceline.report.page import SCRIPTS, page, script
-from paceline.report.reading import STILL_GOING, read_run
-from paceline.report.table import headline, number, row
+from paceline.report.page.page import SCRIPTS, page, script
+from paceline.report.run_data import STILL_GOING, read_run
+from paceline.report.summary_table import headline, number, row
 from report.runs import begun, ended, train_run, two_updates, write_run
 
 HOSTILE = "</script><script>alert('1')</script><img src=x onerror=alert(2)> & \"quoted\" {{data}} <!--"

@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 
 import paceline as pl
-from paceline.errors import PacelineWarning
-from paceline.events import Outcome
-from paceline.history import (
+from paceline.core.events import Outcome
+from paceline.core.records import (
     DecisionMade,
     GradientArrived,
     RunEnded,
@@ -15,9 +14,10 @@ from paceline.history import (
     WorkInterrupted,
     WorkUnfinished,
 )
+from paceline.errors import PacelineWarning
 from paceline.recording.run_folder import SavedRun
-from paceline.report.reading import FATES, STILL_GOING, read_run
-from paceline.report.worker_time import activities, coverage, heat_map, round_trips, samples, staleness, worker_seconds
+from paceline.report.run_data import FATES, STILL_GOING, read_run
+from paceline.report.worker_stats import activities, coverage, heat_map, round_trips, samples, staleness, worker_seconds
 from report.runs import arrival, begun, ended, exponential, small_job, train_run, two_updates, update, write_run
 
 PROTOCOLS = ["bsp", "asp", "k_sync(k=2)", "k_batch_sync(k=3)", "pull(k=2)", "backup(k=3)", "ssp(lead=1)"]

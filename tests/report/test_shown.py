@@ -15,19 +15,19 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 import paceline as pl
-from paceline.comparison.result import Row
-from paceline.events import Outcome
-from paceline.history import History
-from paceline.recording.figures import Figures
-from paceline.search.advice import Advice, Seen
-from paceline.search.bisection import Bisection
-from paceline.search.knee import Knee, Knees
-from paceline.search.switch_result import SwitchSearch
-from paceline.search.trials import Trial, Trials
-from paceline.shown import Shown, in_short
-from paceline.switch_timing import FoundFor, SwitchTiming
-from paceline.tables import Grid
+from paceline.catalogue.switch_timing import FoundFor, SwitchTiming
+from paceline.core.events import Outcome
+from paceline.experiments.advise.result import Advice, Seen
+from paceline.experiments.comparison import Row
+from paceline.experiments.lr_range_test.search import Knee, Knees
+from paceline.experiments.switch_point.bisection import Bisection
+from paceline.experiments.switch_point.result import SwitchSearch
+from paceline.experiments.switch_point.trials import Trial, Trials
+from paceline.recording.history import History
+from paceline.recording.run_stats import Figures
 from paceline.theory import Constants, tradeoff
+from paceline.utils.representation import Shown, in_short
+from paceline.utils.text_table import Grid
 from tiny_jobs import tiny_job
 
 CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))

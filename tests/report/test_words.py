@@ -9,8 +9,8 @@ import sys
 import pytest
 
 import paceline as pl
-from paceline.cli.predictions import HEADINGS
-from paceline.wording import counted
+from paceline.cli.theory_table import HEADINGS
+from paceline.utils.wording import counted
 
 BROKEN_HEADING = re.compile(r"\w-\n\w")
 ONE_OF_MANY = re.compile(r"(?<![\d.,])1 (?!is|has|was|does)[a-z]+s\b")
@@ -73,7 +73,7 @@ def test_a_run_of_one_of_everything_is_singular(tmp_path):
 
 def test_no_heading_is_broken_inside_a_word():
     comparison = pl.compare  # imports what the tables need
-    from paceline.comparison.table import _WORK
+    from paceline.experiments.comparison import _WORK
 
     assert callable(comparison)
     assert not BROKEN_HEADING.search("\n\n".join([*HEADINGS, *_WORK]))

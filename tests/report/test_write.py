@@ -8,10 +8,9 @@ from matplotlib.figure import Figure
 from paceline.cli import main
 from paceline.errors import UsageError
 from paceline.recording.run_folder import SavedRun
-from paceline.recording.same_job import refuse_different_jobs
-from paceline.report import drawings
+from paceline.report import figures as drawings
 from paceline.report.curves import groups
-from paceline.report.write import read_runs, write_report
+from paceline.report.write import read_runs, refuse_different_jobs, write_report
 from report.runs import two_updates, write_run
 
 

@@ -16,9 +16,9 @@ import safetensors.torch
 from psutil import virtual_memory
 from safetensors import SafetensorError
 
-from paceline.checkpoint.state import Tensors, decode, encode
+from paceline.checkpoint.codec import Tensors, decode, encode
 from paceline.errors import PacelineWarning, RunError, UsageError
-from paceline.files import ContentError, parse_json, read_bytes, refuse_link, replace_file
+from paceline.utils.files import ContentError, parse_json, read_bytes, refuse_link, replace_file
 
 SCHEMA = 1
 STATE = "state.json"

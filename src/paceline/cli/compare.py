@@ -28,8 +28,8 @@ def compare(
     from rich.console import Console
 
     from paceline import compare as run
-    from paceline.comparison.progress import ProgressBars
-    from paceline.comparison.result import FailedRunsError
+    from paceline.experiments.comparison import FailedRunsError
+    from paceline.experiments.runner.progress import ProgressBars
     from paceline.jobs import load_job
 
     failed = None

@@ -8,18 +8,18 @@ from typing import TextIO
 
 import typer
 
-from paceline.cli.catalogue import fetch, protocols
 from paceline.cli.compare import compare
 from paceline.cli.flags import flags_of, in_flags
-from paceline.cli.knee import knee
-from paceline.cli.saved import advise, replay, report, trace
-from paceline.cli.search import search
+from paceline.cli.lr_range_test import knee
+from paceline.cli.protocols import fetch, protocols
+from paceline.cli.runs import advise, replay, report, trace
 from paceline.cli.search_cost import search_cost
+from paceline.cli.search_switch import search
 from paceline.cli.terminal import fitted
 from paceline.cli.theory import theory
 from paceline.cli.train import train
 from paceline.errors import PacelineError, PacelineWarning, UsageError
-from paceline.user_code import HEAD, place_of, report_of
+from paceline.utils.user_code import HEAD, place_of, report_of
 
 app = typer.Typer(
     help="Straggler-proof data-parallel training for PyTorch.",

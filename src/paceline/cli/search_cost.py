@@ -13,12 +13,12 @@ import typer
 
 from paceline.cli.options import Format, Output
 from paceline.errors import UsageError
-from paceline.tables import Grid, paragraph
-from paceline.wording import counted
+from paceline.utils.text_table import Grid, paragraph
+from paceline.utils.wording import counted
 
 if TYPE_CHECKING:
-    from paceline.search.recorded_search import RecordedSearch
-    from paceline.search.search_cost import SearchCost
+    from paceline.experiments.search_cost.cost import SearchCost
+    from paceline.experiments.search_cost.recorded_search import RecordedSearch
 
 _HEAD = (
     "search setting (recurring,\nBSP runs, candidate runs)",
@@ -61,9 +61,9 @@ def search_cost(
     output: Output = Format.TEXT,
 ) -> None:
     """Tell from recorded runs what a search for the switch point costs, and how surely it is right."""
-    from paceline.search.recorded_runs import read_recorded_runs
-    from paceline.search.recorded_search import recorded_search
-    from paceline.search.search_cost import Counting, SearchSetting, search_costs
+    from paceline.experiments.search_cost.cost import Counting, SearchSetting, search_costs
+    from paceline.experiments.search_cost.recorded_runs import read_recorded_runs
+    from paceline.experiments.search_cost.recorded_search import recorded_search
 
     search = recorded_search(
         read_recorded_runs(runs, _left_out(leave_out or [])),
@@ -81,7 +81,7 @@ def search_cost(
 
 
 def _as_text(search: RecordedSearch, costs: Sequence[SearchCost]) -> Iterator[str]:
-    from paceline.search.recorded_runs import percent
+    from paceline.experiments.search_cost.recorded_runs import percent
 
     yield from Grid(_HEAD, [_row(each) for each in costs]).text()
     yield ""

@@ -11,11 +11,11 @@ import typer
 
 from paceline.cli.options import Format, Output, Overwrite, check_out, quorums
 from paceline.errors import RunError, UsageError
-from paceline.wording import counted
+from paceline.utils.wording import counted
 
 if TYPE_CHECKING:
-    from paceline.cluster import Cluster
-    from paceline.protocols import Plan, Protocol
+    from paceline.clusters.simulated import Cluster
+    from paceline.protocols.protocol import Plan, Protocol
     from paceline.theory import Constants, Tradeoff
 
 PICTURES = (".svg", ".png", ".pdf")
@@ -42,7 +42,7 @@ def theory(
     output: Output = Format.TEXT,
 ) -> None:
     """Say what to expect of protocols: seconds per update, staleness, and error against time."""
-    from paceline.cli.predictions import as_text, predict
+    from paceline.cli.theory_table import as_text, predict
 
     _check_needs_constants(constants, {"--eta": eta, "--seconds": seconds, "--out": out})
     if out is not None:
@@ -74,8 +74,8 @@ def theory(
 def _constants(text: str) -> Constants:
     """Read constants, or estimate them from the run in that folder."""
     from paceline import estimate_constants
-    from paceline.text import bind, parse_call
     from paceline.theory import Constants
+    from paceline.utils.spec_parser import bind, parse_call
 
     if "=" in text:
         return bind(parse_call(f"constants({text})"), {"constants": Constants})
@@ -89,7 +89,7 @@ def _check_needs_constants(constants: str | None, options: dict[str, object]) ->
 
 
 def _check_bounds(plans: list[Plan], eta: float | None, seconds: float | None) -> None:
-    from paceline.checks import check
+    from paceline.utils.validation import check
 
     check("(0, inf)", **{name: value for name, value in (("eta", eta), ("seconds", seconds)) if value is not None})
     for plan in plans:
@@ -100,7 +100,7 @@ def _check_bounds(plans: list[Plan], eta: float | None, seconds: float | None) -
 
 
 def _check_picture(out: Path, overwrite: bool) -> None:
-    from paceline.report.drawings import figure_class
+    from paceline.report.figures import figure_class
 
     if out.suffix not in PICTURES:
         raise UsageError(f"--out {out}, expected a picture: {', '.join(PICTURES)}")
@@ -109,8 +109,8 @@ def _check_picture(out: Path, overwrite: bool) -> None:
 
 
 def _simulated(text: str) -> Cluster:
-    from paceline.cluster import Cluster
-    from paceline.cluster_text import parse_cluster
+    from paceline.clusters.parser import parse_cluster
+    from paceline.clusters.simulated import Cluster
 
     cluster = parse_cluster(text)
     if not isinstance(cluster, Cluster):
@@ -120,8 +120,9 @@ def _simulated(text: str) -> Cluster:
 
 def _plans(protocols: str, k: str | None) -> list[Plan]:
     """Read the protocols, with each k where one has a k that was left out."""
-    from paceline.catalogue import CATALOGUE, parse_plan
-    from paceline.text import split_top
+    from paceline.catalogue.parser import parse_plan
+    from paceline.catalogue.protocols import CATALOGUE
+    from paceline.utils.spec_parser import split_top
 
     texts: list[str] = []
     for text in (part.strip() for part in split_top(protocols, ",")):
@@ -135,8 +136,8 @@ def _curves(
 ) -> Tradeoff:
     import numpy as np
 
-    from paceline.checks import check
     from paceline.theory import expected, max_learning_rate, tradeoff
+    from paceline.utils.validation import check
 
     runtimes = [expected(protocol, cluster) for protocol in protocols]
     if not runtimes:
@@ -157,7 +158,7 @@ def _as_json(curves: Tradeoff) -> dict[str, Any]:
 
 
 def _draw(curves: Tradeoff, out: Path) -> None:
-    from paceline.report.drawings import COLOURS, DASHES, figure_class
+    from paceline.report.figures import COLOURS, DASHES, figure_class
 
     figure = figure_class()(figsize=(7, 4), layout="constrained", dpi=150)
     axes = figure.subplots()

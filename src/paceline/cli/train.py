@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,13 +15,15 @@ from paceline.cli.options import EvaluateEvery, Format, Output, WorkerTimeout
 from paceline.cli.terminal import fitted
 from paceline.engines.signals import holding_sigterm
 from paceline.errors import RunError, UsageError
+from paceline.recording.run_stats import count
+from paceline.run.train import Result
 
 if TYPE_CHECKING:
-    from paceline.callbacks.base import Callback
-    from paceline.cli.typed import Typed
-    from paceline.cluster import Cluster, LocalCluster
-    from paceline.torchrun import Torchrun
-    from paceline.train import Result
+    from paceline.cli.saved_options import Typed
+    from paceline.clusters.local import LocalCluster
+    from paceline.clusters.simulated import Cluster
+    from paceline.clusters.torchrun import Torchrun
+    from paceline.recording.callback import Callback
 
 
 class Censored(StrEnum):
@@ -80,7 +82,7 @@ def train(
     """Train a job with a protocol on a cluster."""
     if trust and resume is None:
         raise UsageError("--trust is for --resume: a job that is typed is imported as typed; leave --trust out")
-    from paceline.cli.typed import Typed
+    from paceline.cli.saved_options import Typed
 
     typed = Typed(
         job=job,
@@ -111,10 +113,10 @@ def train(
 
 def _train(typed: Typed, out: Path | None, resume: Path | None, *, overwrite: bool, allow_change: bool) -> Result:
     from paceline import train as run
-    from paceline.cluster_text import parse_cluster
+    from paceline.clusters.parser import parse_cluster
+    from paceline.clusters.torchrun import Torchrun
+    from paceline.core.stop import Stop
     from paceline.jobs import load_job
-    from paceline.stop import Stop
-    from paceline.torchrun import Torchrun
 
     if resume is not None and (out is not None or overwrite):
         raise UsageError(f"a resumed run stays where it is, in {resume}; copy it first, without --out and --overwrite")
@@ -148,7 +150,7 @@ def _train(typed: Typed, out: Path | None, resume: Path | None, *, overwrite: bo
 
 
 def _elastic(cluster: Cluster | LocalCluster | Torchrun) -> Torchrun:
-    from paceline.torchrun import Torchrun
+    from paceline.clusters.torchrun import Torchrun
 
     if not isinstance(cluster, Torchrun):
         raise UsageError(
@@ -158,8 +160,8 @@ def _elastic(cluster: Cluster | LocalCluster | Torchrun) -> Torchrun:
 
 
 def _print_result(result: Result, output: Format) -> None:
+    from paceline.cli.train import summary
     from paceline.recording.run_folder import plain
-    from paceline.summary import summary
 
     figures = summary(result)
     if output is Format.JSON:
@@ -190,3 +192,13 @@ def _free_folder(job: str) -> Path:
     while (folder := Path("runs") / f"{name}-{number}").exists():
         number += 1
     return folder
+
+
+def summary(result: Result) -> dict[str, Any]:
+    """Return the figures of a run, as plain values."""
+    figures = count(result.history)
+    return {
+        **figures.plain(),
+        "updates_per_s": figures.updates_per_s,
+        "folder": str(result.folder) if result.folder else None,
+    }

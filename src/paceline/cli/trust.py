@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.errors import UsageError
-from paceline.jobs.load import own_module
-from paceline.recording.source import KNOWN_BY_VERSION, CodeFile, code_behind
+from paceline.jobs.registry import own_module
+from paceline.recording.source_digest import KNOWN_BY_VERSION, CodeFile, code_behind
 
 TRUST = "PACELINE_TRUST"
 INSTALLED = {"site-packages", "dist-packages"}

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from math import prod
+from sys import float_info
 from types import TracebackType
 from typing import Any, Self
 
-from paceline.coordinator import SILENT, Coordinator
-from paceline.engines.signals import Signals
-from paceline.events import (
+from paceline.coordinator.coordinator import SILENT, Coordinator
+from paceline.core.events import (
     Accept,
     Applied,
     Apply,
+    Arrival,
     Command,
     Compute,
     Decision,
@@ -27,6 +29,9 @@ from paceline.events import (
     Stop,
     Wake,
 )
+from paceline.engines.signals import Signals
+from paceline.server.flat_buffers import Vectors
+from paceline.server.parameter_server import ParameterServer
 
 LOG = logging.getLogger("paceline.workers")
 
@@ -153,3 +158,38 @@ class Engine(ABC):
         if applied is not None:
             return applied
         return self.quit_by_signal() if self.signals.caught else self.next_event()
+
+
+def compensated(
+    arrival: Arrival,
+    coordinator: Coordinator,
+    server: ParameterServer,
+    version: int,
+    then: Vectors,
+    gradient: Vectors,
+) -> Arrival:
+    """Let the compensators act on a gradient if it will be accepted; return its arrival with what they did.
+
+    A correction that overflows makes a gradient that is not finite, and will be dropped as any other.
+
+    Args:
+        arrival: about to be told.
+        coordinator: knows the compensators, and what will be accepted.
+        server: holds the parameters of now.
+        version: that the gradient was computed at.
+        then: the parameters of that version.
+        gradient: may be changed.
+    """
+    if not will_be_compensated(arrival, coordinator):
+        return arrival
+    compensators = coordinator.compensators
+    staleness = coordinator.version - version
+    done, finite = server.compensate(compensators, gradient, then, staleness, arrival.squared_norm)
+    scales = [each.factor for each, by in zip(done, compensators, strict=True) if by.kind == "scale"]
+    step_scale = max(prod(scales, start=1.0), float_info.min)  # a product may underflow, and weights may not be 0
+    return arrival._replace(step_scale=step_scale, compensations=done, finite=finite)
+
+
+def will_be_compensated(arrival: Arrival, coordinator: Coordinator) -> bool:
+    """Return whether there are compensators now, and a gradient for them that will be accepted."""
+    return bool(coordinator.compensators) and arrival.finite and coordinator.wants(arrival.worker, arrival.draw)

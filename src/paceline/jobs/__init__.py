@@ -2,7 +2,7 @@
 
 from paceline.jobs.cifar import cifar10, cifar100
 from paceline.jobs.digits import digits
-from paceline.jobs.load import JobLoadError, load_job
+from paceline.jobs.lr_options import scheduled
 from paceline.jobs.mnist import mnist
 from paceline.jobs.models import (
     VGG,
@@ -18,7 +18,7 @@ from paceline.jobs.models import (
     resnet152,
     vgg16,
 )
-from paceline.jobs.training import scheduled
+from paceline.jobs.registry import JobLoadError, load_job
 
 __all__ = [
     "VGG",

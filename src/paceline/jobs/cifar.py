@@ -7,23 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.argument_types import checked_types
 from paceline.errors import UsageError
-from paceline.files import ContentError, read_bytes
-from paceline.job import Job
-from paceline.jobs.common import choose_model, fetch_advice, sgd
-from paceline.jobs.images import ImageDataset, crop_and_flip
-from paceline.jobs.models import (
-    SoftmaxRegression,
-    resnet18,
-    resnet20,
-    resnet32,
-    resnet50,
-    resnet101,
-    resnet152,
-    vgg16,
-)
-from paceline.wording import counted
+from paceline.jobs.datasets.images import ImageDataset, crop_and_flip
+from paceline.jobs.job import Job
+from paceline.jobs.lr_options import choose_model, fetch_advice, sgd
+from paceline.jobs.models import SoftmaxRegression, resnet18, resnet20, resnet32, resnet50, resnet101, resnet152, vgg16
+from paceline.utils.argument_types import checked_types
+from paceline.utils.files import ContentError, read_bytes
+from paceline.utils.wording import counted
 
 IMAGE_SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32

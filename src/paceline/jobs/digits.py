@@ -4,11 +4,11 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from paceline.argument_types import checked_types
 from paceline.errors import UsageError
-from paceline.job import Job
-from paceline.jobs.common import MakeModel, choose_model, sgd
+from paceline.jobs.job import Job
+from paceline.jobs.lr_options import MakeModel, choose_model, sgd
 from paceline.jobs.models import SmallNet, SoftmaxRegression
+from paceline.utils.argument_types import checked_types
 
 TRAINING_SAMPLES = 1437
 _PIXELS, _CLASSES, _DARKEST = 64, 10, 16.0

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, get_args
 
 import orjson
 
+from paceline.core.events import Outcome
+from paceline.core.records import Record, RunEnded, VersionEvaluated
 from paceline.errors import PacelineWarning, RunError
-from paceline.events import Outcome
-from paceline.files import ContentError, create_file, lines_of, open_regular, open_to_extend
-from paceline.history import Record, RunEnded, VersionEvaluated
-from paceline.recording.checked import Order, check_types
+from paceline.recording.validation import Order, check_types
+from paceline.utils.files import ContentError, create_file, lines_of, open_regular, open_to_extend
 
 WAITING_RECORDS = 10_000  # at most; then the run waits for the disk
 BATCH_RECORDS = 500

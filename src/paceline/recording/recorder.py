@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paceline.attributes import copied, restore
-from paceline.callbacks.base import Callback
-from paceline.coordinator import OLD_DRAW, SILENT
-from paceline.events import (
+from paceline.coordinator.coordinator import OLD_DRAW, SILENT
+from paceline.core.events import (
     Accept,
     Applied,
     Apply,
@@ -28,7 +26,7 @@ from paceline.events import (
     Stop,
     Timer,
 )
-from paceline.history import (
+from paceline.core.records import (
     DecisionMade,
     GradientArrived,
     Record,
@@ -37,16 +35,17 @@ from paceline.history import (
     RunStarted,
     StepMeasured,
     TimerRang,
-    Totals,
     UpdateMade,
     VersionEvaluated,
     WorkerJoined,
     WorkerLost,
     WorkInterrupted,
     WorkUnfinished,
-    mean_loss,
 )
-from paceline.user_code import note_place
+from paceline.recording.callback import Callback
+from paceline.recording.history import Totals, mean_loss
+from paceline.utils.state_dict import copied, restore
+from paceline.utils.user_code import note_place
 
 REMEMBERED = 100  # pieces of abandoned work of a worker
 

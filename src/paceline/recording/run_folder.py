@@ -19,9 +19,14 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from paceline.callbacks.base import Callback
+from paceline.core.records import Record
 from paceline.errors import PacelineWarning, RunError, UsageError
-from paceline.files import (
+from paceline.recording.callback import Callback
+from paceline.recording.event_log import EventLog, Prefix, read_records
+from paceline.recording.history import History
+from paceline.recording.lock import FolderLock
+from paceline.recording.validation import configuration
+from paceline.utils.files import (
     UNFINISHED,
     ContentError,
     lines_of,
@@ -31,11 +36,7 @@ from paceline.files import (
     refuse_link,
     replace_file,
 )
-from paceline.history import History, Record
-from paceline.recording.checked import configuration
-from paceline.recording.event_log import EventLog, Prefix, read_records
-from paceline.recording.lock import FolderLock
-from paceline.wording import first_line
+from paceline.utils.wording import first_line
 
 RUN = "run.json"
 EVENTS = "events.jsonl"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.report.reading import Column, RunData
+from paceline.report.run_data import Column, RunData
 
 AXES = {"time": "seconds", "updates": "updates", "workload": "workload (accepted gradients)"}
 SWITCHES = ("protocol", "resumed")  # kinds of marks

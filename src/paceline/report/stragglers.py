@@ -7,8 +7,8 @@ from statistics import median
 
 import numpy as np
 
-from paceline.report.reading import FATES, RunData
-from paceline.report.worker_time import QUANTILES, RoundTrips, round_trips
+from paceline.report.run_data import FATES, RunData
+from paceline.report.worker_stats import QUANTILES, RoundTrips, round_trips
 
 LEAST_TOLD = 1.05  # times the median round trip, below which a worker is not called slower
 SLOW = 2.0  # times the median round trip, from which on a worker is a straggler

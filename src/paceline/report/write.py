@@ -5,16 +5,40 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import RunError, UsageError
-from paceline.files import replace_file, write_out
-from paceline.recording.checked import believed
 from paceline.recording.run_folder import REPORT, RUN, SavedRun, run_folders
-from paceline.recording.same_job import refuse_different_jobs
+from paceline.recording.validation import believed
 from paceline.report.curves import groups
-from paceline.report.drawings import figure_class, write_figures
-from paceline.report.page import page
-from paceline.report.reading import RunData, read_run
+from paceline.report.figures import figure_class, write_figures
+from paceline.report.page.page import page
+from paceline.report.run_data import RunData, read_run
+from paceline.utils.dict_diff import differences
+from paceline.utils.files import replace_file, write_out
+
+KEYS = ("job", "batch_size", "parameters", "identity")
+
+
+def refuse_different_jobs(runs: Sequence[SavedRun]) -> None:
+    """Refuse runs of different jobs.
+
+    Protocols, clusters, seeds and stops may differ: they are what is compared.
+
+    Raises:
+        UsageError: two runs differ in their job; says in what.
+    """
+    for other in runs[1:]:
+        first = runs[0]
+        for name, ours, theirs in differences(_job(first), _job(other)):
+            raise UsageError(
+                f"{first.path} and {other.path} trained different jobs: {name} = {ours!r} and {theirs!r}; "
+                "expected runs of one job"
+            )
+
+
+def _job(run: SavedRun) -> dict[str, Any]:
+    return {key: run.configuration.get(key) for key in KEYS}
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None, figures: Path | None = None) -> Path:

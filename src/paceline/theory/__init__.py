@@ -1,7 +1,7 @@
 """What is expected before anything runs: seconds per update, staleness, and bounds on the error."""
 
-from paceline.theory.ageing import memoryless, new_longer_than_used, new_shorter_than_used
-from paceline.theory.error import (
+from paceline.theory.assumptions import NoTheoryError, memoryless, new_longer_than_used, new_shorter_than_used
+from paceline.theory.error_bounds import (
     Constants,
     async_error,
     async_floor,
@@ -14,7 +14,6 @@ from paceline.theory.error import (
     variable_rate_floor,
 )
 from paceline.theory.order_statistics import harmonic, log_harmonic, order_statistic
-from paceline.theory.round_trip import NoTheoryError
 from paceline.theory.runtime import (
     Expected,
     async_to_batch_async,

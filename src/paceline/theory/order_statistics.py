@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.argument_types import checked_types
-from paceline.checks import check
+from paceline.clusters.timing import Deterministic, Empirical, Exponential, Law, Pareto, ShiftedExponential, Uniform
 from paceline.errors import UsageError
-from paceline.theory.round_trip import RoundTrip
-from paceline.timing import Deterministic, Empirical, Exponential, Law, Pareto, ShiftedExponential, Uniform
+from paceline.theory.assumptions import RoundTrip
+from paceline.utils.argument_types import checked_types
+from paceline.utils.validation import check
 
 NEGLIGIBLE = 45.0  # exp(-45) of the peak of the weight: below the rounding of the sum
 POINTS = 2049

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.clusters.timing import Law
 from paceline.theory.order_statistics import order_statistic
-from paceline.theory.survival import survival
-from paceline.theory.tail import beyond
-from paceline.timing import Law
+from paceline.theory.survival_function import survival
+from paceline.theory.tail_bounds import beyond
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -49,7 +49,7 @@ def time_of_gradients(law: Law, k: int, n: int) -> Bracket:
     Raises:
         UsageError: E[X_{1:n}] is infinite, or not known to be finite.
 
-    >>> from paceline.timing import Pareto
+    >>> from paceline.clusters.timing import Pareto
     >>> lower_s, upper_s = time_of_gradients(Pareto(scale_s=1.0, shape=0.8), k=4, n=8)
     >>> round(lower_s, 2), round(upper_s, 2)
     (2.19, 2.21)

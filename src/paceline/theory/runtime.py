@@ -5,17 +5,23 @@ from dataclasses import dataclass
 from math import ceil, isinf, log
 from typing import Literal
 
-from paceline.argument_types import checked_types
-from paceline.cluster import Cluster
+from paceline.clusters.simulated import Cluster
+from paceline.clusters.timing import Deterministic, Exponential, Law
 from paceline.errors import UsageError
-from paceline.protocols import Phase, Plan, Protocol, as_plan
-from paceline.theory.ageing import memoryless, new_longer_than_used, new_shorter_than_used
+from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
+from paceline.theory.assumptions import (
+    Name,
+    NoTheoryError,
+    memoryless,
+    new_longer_than_used,
+    new_shorter_than_used,
+    recognise,
+    round_trip,
+)
 from paceline.theory.order_statistics import log_harmonic, order_statistic
-from paceline.theory.recognise import Name, recognise
 from paceline.theory.renewal import MOST, time_of_gradients
-from paceline.theory.round_trip import NoTheoryError, round_trip
 from paceline.theory.stale_work import finish_and_continue, finish_and_idle
-from paceline.timing import Deterministic, Exponential, Law
+from paceline.utils.argument_types import checked_types
 
 Kind = Literal["exact", "computed", "upper bound"]
 COMPUTED_WIDTH = 0.01
@@ -76,8 +82,8 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
         UsageError: the expectation is infinite, or n workers can never fill the quorum. The expectation of K-batch-sync
             is infinite where E[X_{1:n}] is: for Pareto times of a shape of at most 1/n.
 
-    >>> from paceline.catalogue import bsp, k_async
-    >>> from paceline.timing import Uniform
+    >>> from paceline.catalogue.protocols import bsp, k_async
+    >>> from paceline.clusters.timing import Uniform
     >>> expected(bsp(), Cluster(2))
     Expected(seconds_per_update=1.5, kind='exact', source='Lemma 3', lower_s=1.5, upper_s=1.5, k=2)
     >>> expected(k_async(k=2), Cluster(4, Uniform(0.0, 1.0))).kind

@@ -4,14 +4,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral
 
-from paceline.argument_types import checked_types
-from paceline.checks import check
-from paceline.cluster import Cluster
-from paceline.protocols import Phase, Plan, Protocol
-from paceline.theory.ageing import memoryless, new_longer_than_used, new_shorter_than_used
-from paceline.theory.recognise import Recognised, recognise
-from paceline.theory.round_trip import NoTheoryError, round_trip
-from paceline.timing import Deterministic, Law
+from paceline.clusters.simulated import Cluster
+from paceline.clusters.timing import Deterministic, Law
+from paceline.protocols.protocol import Phase, Plan, Protocol
+from paceline.theory.assumptions import (
+    NoTheoryError,
+    Recognised,
+    memoryless,
+    new_longer_than_used,
+    new_shorter_than_used,
+    recognise,
+    round_trip,
+)
+from paceline.utils.argument_types import checked_types
+from paceline.utils.validation import check
 
 Survival = Callable[[int], float]
 """The share of gradients whose staleness is at least this."""
@@ -75,7 +81,7 @@ def staleness(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes
     Raises:
         NoTheoryError: the protocol or the cluster is another one; a simulation is offered.
 
-    >>> from paceline.catalogue import asp, k_async
+    >>> from paceline.catalogue.protocols import asp, k_async
     >>> staleness(k_async(k=2), Cluster(8))
     Staleness(mean=3.0, fresh_lower=0.25, fresh_upper=0.25)
     >>> staleness(asp(), Cluster(4)).share(0)

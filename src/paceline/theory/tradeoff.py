@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.argument_types import checked_types
-from paceline.cluster import Cluster
+from paceline.clusters.simulated import Cluster
 from paceline.errors import UsageError
-from paceline.protocols import Protocol
-from paceline.shown import Shown
-from paceline.theory.error import Constants, async_error, sync_error
-from paceline.theory.recognise import recognise
+from paceline.protocols.protocol import Protocol
+from paceline.theory.assumptions import recognise
+from paceline.theory.error_bounds import Constants, async_error, sync_error
 from paceline.theory.runtime import Expected, expected
 from paceline.theory.staleness import staleness
+from paceline.utils.argument_types import checked_types
+from paceline.utils.representation import Shown
 
 Array = NDArray[np.float64]
 
@@ -76,7 +76,7 @@ def tradeoff(
         UsageError: eta is above the largest allowed rate of a protocol, two protocols have one name, or one is a phase
             or a plan, whose controllers and compensators the bounds know nothing of.
 
-    >>> from paceline.catalogue import asp, bsp
+    >>> from paceline.catalogue.protocols import asp, bsp
     >>> constants = Constants(L=1.0, c=0.5, sigma2=1.0, gamma=0.2)
     >>> both = tradeoff([bsp(), asp()], Cluster(8), constants, eta=0.1, times_s=[1.0, 1000.0])
     >>> both.best, both.best_k

@@ -11,29 +11,21 @@ from multiprocessing.context import ForkServerProcess
 
 import torch
 
-from paceline.cluster import LocalCluster, cores
-from paceline.engines.local import worker as processes
-from paceline.engines.local.launcher import Launcher, Surroundings, end_of
-from paceline.engines.local.memory import SharedMemory, SharedVectors
-from paceline.engines.local.messages import (
-    Abandoned,
-    Evaluation,
-    Failed,
-    Finished,
-    Measurement,
-    Nudge,
-    Ready,
-    Work,
-)
-from paceline.engines.local.parcel import Parcel
-from paceline.engines.local.unsendable import packed
-from paceline.engines.realtime import Peer, RealTimeEngine
-from paceline.engines.versions import Versions
+from paceline.clusters.devices import cores
+from paceline.clusters.local import LocalCluster
+from paceline.core.events import Compute, Evaluate, Evaluated, Interrupt, Joined, Outcome, Quit, Replace
+from paceline.engines.local import worker_process as processes
+from paceline.engines.local.messages import Abandoned, Evaluation, Failed, Finished, Measurement, Nudge, Ready, Work
+from paceline.engines.wall_clock import Peer, RealTimeEngine
 from paceline.errors import RunError, UsageError
-from paceline.events import Compute, Evaluate, Evaluated, Interrupt, Joined, Outcome, Quit, Replace
-from paceline.job import Job
-from paceline.server import ParameterServer
-from paceline.vectors import Layout
+from paceline.jobs.job import Job
+from paceline.processes.child_process import Launcher, Surroundings, end_of
+from paceline.processes.shared_memory import SharedMemory, SharedVectors
+from paceline.processes.shared_pickle import Parcel
+from paceline.processes.unpicklable import packed
+from paceline.server.flat_buffers import Layout
+from paceline.server.parameter_server import ParameterServer
+from paceline.server.version_store import Versions
 
 RESPAWNS_WITHOUT_A_GRADIENT = 3
 GRACE_S = 2.0

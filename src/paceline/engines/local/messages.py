@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from paceline.engines.replica import Measured
-from paceline.events import Minibatch
+from paceline.core.events import Minibatch
+from paceline.worker.replica import Measured
 
 
 class Work(NamedTuple):

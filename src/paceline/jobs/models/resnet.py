@@ -6,8 +6,8 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.argument_types import checked_types
 from paceline.errors import UsageError
+from paceline.utils.argument_types import checked_types
 
 Stem = Literal["small", "imagenet"]
 EXPANSION = 4  # channels of a bottleneck, over those of its 3x3 convolution

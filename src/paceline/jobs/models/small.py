@@ -1,6 +1,6 @@
 from torch import nn
 
-from paceline.argument_types import checked_types
+from paceline.utils.argument_types import checked_types
 
 
 @checked_types

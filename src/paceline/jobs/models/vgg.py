@@ -2,8 +2,8 @@
 
 from torch import nn
 
-from paceline.argument_types import checked_types
 from paceline.errors import UsageError
+from paceline.utils.argument_types import checked_types
 
 STAGES = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))  # convolutions, channels
 HALVINGS = len(STAGES)

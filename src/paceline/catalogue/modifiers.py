@@ -1,0 +1,94 @@
+"""Every named protocol, with its knobs and its paper."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paceline.policies.compensation.base import Compensator
+from paceline.policies.compensation.delay import DCASGD, DCS3GD
+from paceline.policies.compensation.step_scale import StalenessLR, StalenessWeight
+from paceline.policies.controllers.base import Controller
+from paceline.policies.controllers.straggler_policies import Elastic, Greedy, Stragglers
+from paceline.protocols.momentum import Momentum
+from paceline.utils.argument_types import checked_types
+
+
+@checked_types
+def staleness_lr(C: float | None = None, error_floor: float | None = None) -> StalenessLR:
+    """Staleness learning rate: steps shrink with the squared distance moved since their gradient read the parameters.
+
+    Paper: Dutta et al. 2018, eq. 13.
+    """
+    return StalenessLR(C, error_floor)
+
+
+@checked_types
+def staleness_weight(weighting: str | Callable[[int], float] = "1/(1+tau)") -> StalenessWeight:
+    """Staleness weight: steps shrink with the versions made since, as 1/(1+tau), 1/sqrt(1+tau) or 1/(1+sqrt(tau)).
+
+    Paper: Zhang et al., "Staleness-aware async-SGD", 2016; Nguyen et al. (FedBuff) 2022.
+    """
+    return StalenessWeight(weighting)
+
+
+@checked_types
+def dc_asgd(lambda0: float, m: float | None = None, epsilon: float = 1e-7) -> DCASGD:
+    """Delay compensation: gradients are moved to the present by a first-order step, with m by an adaptive one.
+
+    Paper: Zheng et al., "Asynchronous stochastic gradient descent with delay compensation", 2017.
+    """
+    return DCASGD(lambda0, m, epsilon)
+
+
+@checked_types
+def stragglers(
+    window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False, persistent_s: float = 100.0
+) -> Stragglers:
+    """Straggler detection: who falls behind is put on record.
+
+    Paper: Li et al., "Sync-Switch", 2021, Sect. IV-B2.
+    """
+    return Stragglers(window, consecutive, min_gap, sliding, persistent_s)
+
+
+@checked_types
+def greedy(
+    window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False, persistent_s: float = 100.0
+) -> Greedy:
+    """Greedy online policy: asynchronous while there is a straggler.
+
+    Paper: Li et al., "Sync-Switch", 2021, Sect. IV-B2.
+    """
+    return Greedy(window, consecutive, min_gap, sliding, persistent_s)
+
+
+@checked_types
+def elastic(
+    window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False, persistent_s: float = 100.0
+) -> Elastic:
+    """Elastic online policy: stragglers are set aside until they have recovered.
+
+    Paper: Li et al., "Sync-Switch", 2021, Sect. IV-B2.
+    """
+    return Elastic(window, consecutive, min_gap, sliding, persistent_s)
+
+
+@checked_types
+def momentum(rule: str) -> Momentum:
+    """Momentum after a switch: "keep", "zero", "1/n", or ramps "i/n" and "2^i/n" by epoch.
+
+    Paper: Li et al., "Sync-Switch", 2021, Fig. 8b.
+    """
+    return Momentum(rule)
+
+
+ADDITIONS: Mapping[str, Callable[..., Compensator | Controller[Any] | Momentum]] = {
+    "staleness_lr": staleness_lr,
+    "staleness_weight": staleness_weight,
+    "dc_asgd": dc_asgd,
+    "dc_s3gd": DCS3GD,
+    "stragglers": stragglers,
+    "greedy": greedy,
+    "elastic": elastic,
+    "momentum": momentum,
+}
+"""What can stand after a plus."""

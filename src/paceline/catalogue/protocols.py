@@ -1,0 +1,252 @@
+"""Every named protocol, with its knobs and its paper."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from inspect import signature
+from math import inf
+from numbers import Integral
+from typing import Any, Literal, TypeVar
+
+from paceline.errors import UsageError, did_you_mean
+from paceline.policies.compensation.delay import DCS3GD
+from paceline.policies.controllers.adasync import AdaSync
+from paceline.policies.controllers.base import Controller
+from paceline.policies.controllers.dbw import BDBW, DBW
+from paceline.policies.controllers.idle_workers import IdleWorkers
+from paceline.policies.estimators.update_time import Unobserved
+from paceline.protocols.allreduce import Reduction
+from paceline.protocols.protocol import Phase, Protocol
+from paceline.utils.argument_types import checked_types
+from paceline.utils.validation import check
+
+F = TypeVar("F", bound=Callable[..., Protocol | Phase])
+
+CATALOGUE: dict[str, Callable[..., Protocol | Phase]] = {}
+
+
+def named(factory: F) -> F:
+    """List a protocol in the catalogue, under the name of the function that makes it."""
+    CATALOGUE[factory.__name__] = factory
+    return factory
+
+
+@named
+@checked_types
+def bsp() -> Protocol:
+    """Bulk synchronous parallel: every update waits for one gradient of every live worker.
+
+    Paper: Valiant, "A bridging model for parallel computation", 1990.
+    """
+    return Protocol("all", 0, "update", name="bsp")
+
+
+@named
+@checked_types
+def backup(k: int) -> Protocol:
+    """Backup workers, Push & Wait: the k fastest make the update, the others finish and are dropped.
+
+    Paper: Chen et al., "Revisiting distributed synchronous SGD", 2016; Xu et al. (DBW) 2020, Sect. 2.
+    """
+    return Protocol(k, 0, "update", name=f"backup(k={k})")
+
+
+@named
+@checked_types
+def k_sync(k: int) -> Protocol:
+    """K-sync, or backup workers, Push & Interrupt: the k fastest make the update, the others restart.
+
+    Paper: Dutta et al., "Slow and stale gradients can win the race", 2018.
+    """
+    return Protocol(k, 0, "update", "interrupt", name=f"k_sync(k={k})")
+
+
+@named
+@checked_types
+def pull(k: int) -> Protocol:
+    """Backup workers, Pull, or Rennala SGD: the first k fresh gradients, whoever sends them.
+
+    Paper: Xu et al. (DBW) 2020, Sect. 2; Tyurin and Richtarik, "Optimal time complexities", 2023.
+    """
+    return Protocol(k, 0, "arrival", name=f"pull(k={k})")
+
+
+@named
+@checked_types
+def k_batch_sync(k: int) -> Protocol:
+    """K-batch-sync: as `pull`, and work that became stale is interrupted.
+
+    Paper: Dutta et al. 2018.
+    """
+    return Protocol(k, 0, "arrival", "interrupt", name=f"k_batch_sync(k={k})")
+
+
+@named
+@checked_types
+def k_async(k: int) -> Protocol:
+    """K-async: k gradients of different workers, however stale.
+
+    Paper: Dutta et al. 2018.
+    """
+    return Protocol(k, inf, "update", name=f"k_async(k={k})")
+
+
+@named
+@checked_types
+def k_batch_async(k: int) -> Protocol:
+    """K-batch-async, or FedBuff: any k gradients, however stale; no worker ever waits.
+
+    Paper: Dutta et al. 2018; Nguyen et al., "Federated learning with buffered asynchronous aggregation", 2022.
+    """
+    return Protocol(k, inf, "arrival", name=f"k_batch_async(k={k})")
+
+
+@named
+@checked_types
+def asp() -> Protocol:
+    """Asynchronous parallel: every gradient is an update.
+
+    Paper: Dean et al., "Large scale distributed deep networks", 2012.
+    """
+    return Protocol(1, inf, "arrival", name="asp")
+
+
+@named
+@checked_types
+def ssp(lead: int) -> Protocol:
+    """Stale synchronous parallel: asynchronous, but nobody gets more than `lead` gradients ahead.
+
+    Paper: Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", 2013.
+    """
+    return Protocol(1, inf, "arrival", max_lead=lead, name=f"ssp(lead={lead})")
+
+
+@named
+@checked_types
+def ringmaster(r: int, stops: bool = False) -> Protocol:
+    """Ringmaster ASGD: asynchronous, gradients r or more versions old are dropped, or stopped with `stops`.
+
+    Paper: Maranjyan, Tyurin and Richtarik, "Ringmaster ASGD", 2025.
+    """
+    name = f"ringmaster(r={r}, stops=true)" if stops else f"ringmaster(r={r})"
+    if not isinstance(r, int) or r < 1:
+        raise UsageError(f"{name}: r = {r!r}, expected a whole number >= 1")
+    return Protocol(1, r - 1, "arrival", "interrupt" if stops else "finish", name=name)
+
+
+@named
+@checked_types
+def dbw(
+    base: str = "backup",
+    D: int = 5,
+    beta: float = 1.01,
+    no_gain: Literal["all", "keep"] = "all",
+    unobserved: Unobserved = "lower",
+    window: int | None = None,
+    forgetting: float = 1.0,
+    late: bool = True,
+    release_idle: bool = False,
+) -> Phase:
+    """Dynamic backup workers: the k whose update lowers the loss fastest, chosen anew for every update.
+
+    Paper: Xu, Neglia, Sebastianelli, "Dynamic backup workers for parallel machine learning", 2020.
+    """
+    given = locals()
+    controller = DBW(D, beta, no_gain, unobserved, window, forgetting, late)
+    return _controlled(dbw, given, "all", controller, IdleWorkers(release=release_idle))
+
+
+@named
+@checked_types
+def b_dbw(
+    base: str = "backup",
+    unobserved: Unobserved = "lower",
+    window: int | None = None,
+    forgetting: float = 1.0,
+    late: bool = True,
+    release_idle: bool = False,
+) -> Phase:
+    """Blind DBW: the k that brings the most gradients a second, whatever they are worth.
+
+    Paper: Teng and Wood, "Bayesian distributed stochastic gradient descent", 2018; Xu et al. (DBW) 2020, Sect. 4.
+    """
+    given = locals()
+    controller = BDBW(unobserved, window, forgetting, late)
+    return _controlled(b_dbw, given, "all", controller, IdleWorkers(release=release_idle))
+
+
+@named
+@checked_types
+def adasync(base: str = "k_sync", K_0: int = 1, D: int = 5) -> Phase:
+    """AdaSync: more gradients an update as the loss falls.
+
+    Paper: Dutta, Wang, Joshi, "Slow and stale gradients can win the race", 2020 (arXiv:2003.10579).
+    """
+    return _controlled(adasync, locals(), K_0, AdaSync(K_0, D))
+
+
+@named
+@checked_types
+def all_reduce() -> Phase:
+    """All-reduce SGD: no server; all step with the mean of their gradients, which they wait for.
+
+    Paper: Goyal et al., "Accurate, large minibatch SGD", 2017; PyTorch's DistributedDataParallel.
+    """
+    return _serverless(Reduction("gradients"), "all_reduce")
+
+
+@named
+@checked_types
+def local_sgd(H: int) -> Phase:
+    """Local SGD: no server; every worker trains for itself, and every H gradients they take their average.
+
+    Paper: Stich, "Local SGD converges fast and communicates little", 2019.
+    """
+    check("[1, inf)", Integral, H=H)
+    return _serverless(Reduction("updates", period=H), f"local_sgd(H={H})")
+
+
+@named
+@checked_types
+def s3gd() -> Phase:
+    """Stale-synchronous SGD: no server; the next gradient is computed while the mean of the updates is made.
+
+    Paper: Rigazzi, "DC-S3GD", 2019, without its compensation.
+    """
+    return _serverless(Reduction("updates", overlaps=True), "s3gd")
+
+
+@named
+@checked_types
+def dc_s3gd(lambda0: float = 0.2) -> Phase:
+    """Delay-compensated stale-synchronous SGD: as `s3gd`, gradients corrected; after a plus the correction alone.
+
+    Paper: Rigazzi, "DC-S3GD: delay-compensated stale-synchronous SGD", 2019, Algorithm 1 and eq. 7 to 12, 17.
+    """
+    correction = DCS3GD(lambda0)
+    name = repr(correction).removesuffix("()")
+    return _serverless(Reduction("updates", overlaps=True, correction=correction), name)
+
+
+def _serverless(reduction: Reduction, name: str) -> Phase:
+    return Phase(replace(bsp(), name=name), reduction=reduction)
+
+
+CONTROLLED = ("backup", "k_sync", "pull", "k_batch_sync", "k_async", "k_batch_async")
+
+
+def _controlled(
+    factory: Callable[..., Phase],
+    given: Mapping[str, Any],
+    quorum: int | Literal["all"],
+    *controllers: Controller[Any],
+) -> Phase:
+    """Return the phase of a base protocol whose quorum is controlled, named as it would be typed."""
+    name, base = factory.__name__, given["base"]
+    if base not in CONTROLLED:
+        raise UsageError(f"{name}: base = {base!r} is no protocol with a quorum k{did_you_mean(str(base), CONTROLLED)}")
+    defaults = signature(factory).parameters
+    told = [f"{knob}={str(v).lower()}" for knob, v in given.items() if v != defaults[knob].default]
+    name = f"{name}({', '.join(told)})" if told else name
+    protocol = CATALOGUE[base](k=1)
+    assert isinstance(protocol, Protocol)
+    return Phase(replace(protocol, quorum=quorum, name=name), controllers, name=name)

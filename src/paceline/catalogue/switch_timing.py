@@ -1,0 +1,114 @@
+"""The switch point that a search has found, as the TOML file that `sync_switch(timing=FILE)` reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UsageError
+from paceline.utils.files import ContentError, read_toml
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "job": str,
+    "model": str,
+    "batch_size": int,
+    "workers": int,
+    "first": str,
+    "then": str,
+    "fraction": (int, float),
+}
+
+
+@dataclass(frozen=True)
+class FoundFor:
+    """What a plan was found for, so that it is not used for anything else.
+
+    Attributes:
+        file: that says so.
+        job: its name.
+        model: what tells its architecture from another one.
+        batch_size: samples in a worker's minibatch.
+        workers: n.
+    """
+
+    file: str
+    job: str
+    model: str
+    batch_size: int
+    workers: int
+
+    def check_workers(self, n: int) -> None:
+        """Refuse another number of workers."""
+        self._check("workers", self.workers, n)
+
+    def check_job(self, job: str, model: str, batch_size: int) -> None:
+        """Refuse another job."""
+        self._check("job", self.job, job)
+        self._check("model", self.model, model)
+        self._check("batch_size", self.batch_size, batch_size)
+
+    def _check(self, what: str, found: object, given: object) -> None:
+        if found != given:
+            raise UsageError(
+                f"{self.file} was found for {what} {found}, and this run has {given}; search again with "
+                "paceline search, or type sync_switch(fraction=...) if you know better"
+            )
+
+
+@dataclass(frozen=True)
+class SwitchTiming:
+    """A switch point, and what it was found for.
+
+    Attributes:
+        fraction: of the workload after which `first` gives way to `then`, in (0, 1]; 1 for never.
+        first: the protocol to begin with, as it is typed.
+        then: the one to go on with, as it is typed.
+        found_for: the runs that it fits.
+    """
+
+    fraction: float
+    first: str
+    then: str
+    found_for: FoundFor
+
+    @classmethod
+    def read(cls, file: str | Path) -> SwitchTiming:
+        """Read the file that a search has written.
+
+        Raises:
+            UsageError: it is not there, is no TOML, or lacks something.
+        """
+        try:
+            _, table = read_toml(file)
+        except (OSError, ContentError) as error:
+            raise UsageError(f"cannot read the timing file {file} ({error}); paceline search writes one") from error
+        _check(table, file)
+        found_for = FoundFor(str(file), table["job"], table["model"], table["batch_size"], table["workers"])
+        return cls(float(table["fraction"]), table["first"], table["then"], found_for)
+
+    def as_table(self) -> dict[str, Any]:
+        """Return what `read` looks for."""
+        found = self.found_for
+        return {
+            "job": found.job,
+            "model": found.model,
+            "batch_size": found.batch_size,
+            "workers": found.workers,
+            "first": self.first,
+            "then": self.then,
+            "fraction": self.fraction,
+        }
+
+
+def _check(table: dict[str, Any], file: str | Path) -> None:
+    for key, kind in _KINDS.items():
+        value = table.get(key)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            got = f"{key} = {value!r}" if key in table else f"no {key}"
+            raise UsageError(f"timing file {file}: {got}; expected a file that paceline search has written")
+    for key in ("first", "then"):
+        if "timing" in table[key]:
+            raise UsageError(f"timing file {file}: {key} = {table[key]!r} reads a timing file; expected a protocol")
+    if not 0 < table["fraction"] <= 1:
+        raise UsageError(f"timing file {file}: fraction = {table['fraction']!r}, expected a share, > 0 and at most 1")

@@ -1,0 +1,107 @@
+"""What a job is, in words and numbers that can be compared: a run may go on only with the job that it began with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from paceline.jobs.job import Job, trainable
+from paceline.policies.learning_rate import LinearSchedule
+from paceline.server.parameter_server import ParameterServer
+from paceline.worker.data_loader import fetch
+from paceline.worker.seeding import seeded
+
+_ONLY_TIME = {"loader_workers", "prefetch"}
+SHORT = 20  # a sequence that is told item by item; one of samples is only counted
+
+
+def identity(job: Job, server: ParameterServer) -> dict[str, Any]:
+    """Return what makes two runs runs of the same job: its model, data, optimizer and settings."""
+    return {**identity_of_replica(job, server.model), "optimizer": _optimizer(server.optimizer)}
+
+
+def identity_of_replica(job: Job, model: nn.Module) -> dict[str, Any]:
+    """Return what two workers of the same job have in common: its model, data and settings."""
+    return {
+        **described(job),
+        **_architecture(model),
+        "data": _data(job),
+    }
+
+
+def model_in_short(model: nn.Module) -> str:
+    """Return a line that two models share if their parameters, buffers and layers are alike, whatever they hold.
+
+    >>> model_in_short(nn.Linear(2, 3))
+    '9 parameters, layers 27ace091'
+    """
+    count = sum(parameter.numel() for parameter in trainable(model))
+    digest = sha256(json.dumps(_architecture(model)).encode()).hexdigest()
+    return f"{count} parameters, layers {digest[:8]}"
+
+
+def described(job: Job) -> dict[str, Any]:
+    """Return every part of a job in plain values, the same in every process; without what changes only its time."""
+    told = {field.name: _described(getattr(job, field.name)) for field in fields(job) if field.name not in _ONLY_TIME}
+    if job.eval_batch_size in (0, job.batch_size):  # as before there was such an argument
+        del told["eval_batch_size"]
+    return told
+
+
+def _architecture(model: nn.Module) -> dict[str, Any]:
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {
+        "model": {name: _shape(tensor) for name, tensor in tensors.items()},
+        "layers": {name: repr(layer) for name, layer in model.named_modules() if not any(layer.children())},
+    }
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _data(job: Job) -> dict[str, Any]:
+    """Return the number of samples and a digest of the first and the last one."""
+    if job.is_iterable:
+        return {"kind": type(job.data).__name__}
+    samples = len(job.data)  # type: ignore[arg-type]  # map-style
+    with seeded(0, torch.device("cpu")):  # an augmentation must not make a digest of its own
+        batch = fetch(job, np.array([0, samples - 1]))
+    digest = sha256()
+    for leaf in pytree.tree_leaves(batch):
+        if isinstance(leaf, Tensor):
+            digest.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(leaf, str | bytes | int | float):
+            digest.update(repr(leaf).encode())
+    return {"kind": type(job.data).__name__, "samples": samples, "digest": digest.hexdigest()[:16]}
+
+
+def _optimizer(optimizer: torch.optim.Optimizer) -> str:
+    options = ", ".join(f"{name}={value}" for name, value in optimizer.defaults.items())
+    return f"{type(optimizer).__name__}({options})"
+
+
+def _described(value: object) -> object:
+    """Return what tells a part of a job from another one, the same in every process."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, partial):
+        given = [str(_described(each)) for each in value.args]
+        given += [f"{name}={_described(each)}" for name, each in value.keywords.items()]
+        return f"{_described(value.func)}({', '.join(given)})"
+    if isinstance(value, nn.Module | LinearSchedule):
+        return str(value)
+    if isinstance(value, list | tuple) and len(value) <= SHORT:
+        return f"[{', '.join(str(_described(each)) for each in value)}]"
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    return f"{name} of {len(value)}" if hasattr(value, "__len__") else name

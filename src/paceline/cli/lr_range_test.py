@@ -1,0 +1,72 @@
+"""`paceline knee`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.options import Format, Output, Overwrite, check_out, quorums
+from paceline.errors import RunError
+from paceline.utils.files import write_out
+
+if TYPE_CHECKING:
+    from paceline.experiments.lr_range_test.search import Knees
+
+
+def knee(
+    job: Annotated[str, typer.Argument(help="As for train.")],
+    protocol: Annotated[str, typer.Option(help="As k_sync: the name of one with a quorum k, without it.")],
+    k: Annotated[str, typer.Option("--k", help="As 1,4,8,16.")],
+    cluster: Annotated[str, typer.Option(help="As for train.")],
+    lowest: Annotated[float, typer.Option(help="Learning rate of a run's first update.")] = 1e-3,
+    highest: Annotated[float, typer.Option(help="Learning rate of its last one.")] = 1.0,
+    updates: Annotated[int, typer.Option(help="Of a run; the learning rate rises with each.")] = 400,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first run.")] = 0,
+    runs: Annotated[int, typer.Option(min=1, help="For each k; their mean curve is read.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the rates and the curves.")] = None,
+    overwrite: Overwrite = False,
+    output: Output = Format.TEXT,
+) -> None:
+    """Find the learning rate for each quorum k: the knee of the loss while the rate rises."""
+    from rich.console import Console
+
+    from paceline import knee as search
+    from paceline.jobs import load_job
+    from paceline.recording.callbacks.progress_line import ProgressLine
+
+    if out is not None:
+        check_out(out, overwrite)
+    console = Console(stderr=True)
+    knees = search(
+        load_job(job),
+        protocol=protocol,
+        k=quorums(k),
+        cluster=cluster,
+        lowest=lowest,
+        highest=highest,
+        updates=updates,
+        seed=seed,
+        runs=runs,
+        watch=lambda title, stop: ProgressLine(title, stop, console),
+    )
+    print(knees.to_json().decode() if output is Format.JSON else knees.text(), end="")
+    if output is Format.TEXT:
+        print(_advice(job, knees))
+    if out is not None:
+        _write(out, knees.to_json())
+
+
+def _write(out: Path, content: bytes) -> None:
+    try:
+        write_out(out, content)
+    except OSError as error:
+        raise RunError(f"cannot write {out}: {error.strerror}; the rates are printed above") from error
+
+
+def _advice(job: str, knees: Knees) -> str:
+    last = knees.knees[-1]
+    rate = f"lr={last.learning_rate:.2g}"
+    shown = rate if ":" in job else f"{job.partition('(')[0]}({rate})"
+    return f"A job with lr_rule='constant' takes these rates: {shown} for k = {last.k}."

@@ -1,0 +1,64 @@
+"""`paceline protocols` and `paceline data fetch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from inspect import Parameter, getdoc, signature
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DATA_FOLDERS = {  # where the jobs look
+    "mnist": "data/mnist",
+    "cifar10": "data/cifar-10-batches-bin",
+    "cifar100": "data/cifar-100-binary",
+}
+
+
+def protocols() -> None:
+    """List the protocols, the plans made of them, and what can be added to them, with their knobs and papers."""
+    from paceline.catalogue.modifiers import ADDITIONS
+    from paceline.catalogue.parser import PLANS
+    from paceline.catalogue.protocols import CATALOGUE
+
+    _list(CATALOGUE)
+    print("\nPlans of several protocols, up to the end of the run:\n")
+    _list(PLANS)
+    print("\nAfter a protocol and a plus, as in bsp + elastic or asp + staleness_lr(C=0.01):\n")
+    _list(ADDITIONS)
+
+
+def _list(factories: Mapping[str, Callable[..., object]]) -> None:
+    for name, factory in factories.items():
+        knobs = ", ".join(_typed(knob) for knob in signature(factory).parameters.values())
+        what, _, paper = (getdoc(factory) or "").partition("\n\n")
+        print(_wrapped(f"{name}({knobs})" if knobs else name, indent=""))
+        for line in (what, paper):
+            print(_wrapped(line))
+
+
+def fetch(
+    name: Annotated[str, typer.Argument(help="mnist, cifar10 or cifar100.")],
+    to: Annotated[Path | None, typer.Option(help="Folder; data/NAME if left out.")] = None,
+) -> None:
+    """Download a data set from its public mirrors and check its SHA-256."""
+    from paceline.jobs.datasets.download import fetch as download
+
+    folder = to or Path(DATA_FOLDERS.get(name, "data"))
+    download(name, folder)
+    print(f"{name} is in {folder}")
+
+
+def _typed(knob: Parameter) -> str:
+    """Return a knob as it is typed, with its default if it has one."""
+    if knob.default is Parameter.empty:
+        return knob.name
+    default = str(knob.default).lower()
+    return f"{knob.name}={repr(default) if '(' in default else default}"
+
+
+def _wrapped(text: str, indent: str = "    ") -> str:
+    from textwrap import fill
+
+    return fill(" ".join(text.split()), 80, initial_indent=indent, subsequent_indent="    ")

@@ -1,0 +1,161 @@
+"""What is expected of each protocol, as a table of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from paceline.clusters.simulated import Cluster
+from paceline.protocols.protocol import Plan, Protocol
+from paceline.theory import Expected, NoTheoryError, Staleness, Tradeoff, expected, staleness
+from paceline.utils.text_table import NONE, Grid, number, paragraph
+
+HEADINGS = ("s per\nupdate", "kind", "mean\nstaleness", "fresh\nshare", "gradients\nper s", "source")
+SIMULATED = "simulated"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is expected of a protocol.
+
+    Attributes:
+        name: of the protocol.
+        protocol: as it begins.
+        seconds_per_update: expected, or its upper bound.
+        lower_s: lower bound on it.
+        upper_s: upper bound on it.
+        kind: "exact", "computed", "upper bound" or "simulated".
+        source: the lemma, or why there is none.
+        k: mean gradients of an update.
+        staleness: of the gradients; that of a simulation has equal bounds. None of workers that step for themselves,
+            whose parameters are no version.
+    """
+
+    name: str
+    protocol: Protocol
+    seconds_per_update: float
+    lower_s: float
+    upper_s: float
+    kind: str
+    source: str
+    k: float
+    staleness: Staleness | None
+
+    @property
+    def has_theory(self) -> bool:
+        """Whether this was not simulated."""
+        return self.kind != SIMULATED
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the numbers under their names."""
+        fresh = {name: getattr(self.staleness, name, None) for name in ("fresh_lower", "fresh_upper")}
+        return {
+            "protocol": self.name,
+            "seconds_per_update": self.seconds_per_update,
+            "lower_s": self.lower_s,
+            "upper_s": self.upper_s,
+            "kind": self.kind,
+            "source": self.source,
+            "mean_staleness": self.staleness and self.staleness.mean,
+            **fresh,
+            "updates_per_s": 1 / self.seconds_per_update,
+            "gradients_per_s": self.k / self.seconds_per_update,
+        }
+
+
+def predict(plan: Plan, cluster: Cluster, updates: int, seed: int) -> Row:
+    """Return what theory says of a protocol, or else what a simulation of so many updates says."""
+    try:
+        runtime, stale = expected(plan, cluster), staleness(plan, cluster)
+    except NoTheoryError as error:
+        return _simulated(plan, cluster, updates, seed, str(error).partition(";")[0])
+    return _row(plan, runtime, stale)
+
+
+def as_text(rows: Sequence[Row], curves: Tradeoff | None, simulation: str) -> str:
+    """Return the table with what has to be said of some rows, and which protocol is best when."""
+    grid = Grid(["protocol", *HEADINGS], [[row.name, *_cells(row)] for row in rows], left=(0, 2, 6))
+    notes = [*_notes(rows, simulation), *([_when(curves)] if curves is not None else [])]
+    blocks = ["\n".join(grid.text()), *(["\n".join(map(paragraph, notes))] if notes else [])]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _row(plan: Plan, runtime: Expected, stale: Staleness) -> Row:
+    protocol = plan.phases[0].protocol
+    return Row(
+        str(plan),
+        protocol,
+        runtime.seconds_per_update,
+        runtime.lower_s,
+        runtime.upper_s,
+        runtime.kind,
+        runtime.source,
+        runtime.k,
+        stale,
+    )
+
+
+def _simulated(plan: Plan, cluster: Cluster, updates: int, seed: int, why: str) -> Row:
+    from paceline.run.simulate import simulate  # brings torch
+
+    simulated = simulate(plan, cluster, updates=updates, seed=seed)
+    totals, seconds = simulated.totals, simulated.seconds_per_update
+    fresh = totals.staleness[0] / totals.used
+    steps_apart = plan.reduction is not None and plan.reduction.sums == "updates"
+    stale = None if steps_apart else Staleness(totals.mean_staleness, fresh, fresh)
+    protocol = plan.phases[0].protocol
+    return Row(str(plan), protocol, seconds, seconds, seconds, SIMULATED, why, totals.applied / totals.updates, stale)
+
+
+def _cells(row: Row) -> list[str]:
+    seconds = row.seconds_per_update
+    return [
+        f"<={number(seconds)}" if row.kind == "upper bound" else number(seconds),
+        {"upper bound": "bound", SIMULATED: NONE}.get(row.kind, row.kind),
+        number(row.staleness.mean) if row.staleness else NONE,
+        _fresh(row.staleness) if row.staleness else NONE,
+        number(row.k / seconds),
+        row.source if row.has_theory else SIMULATED,
+    ]
+
+
+def _fresh(stale: Staleness) -> str:
+    """Return the share as far as it is known.
+
+    >>> [_fresh(Staleness(1.0, *bounds)) for bounds in ((0.25, 0.25), (0.0, 0.5), (0.5, 1.0), (0.25, 0.5), (0, 1))]
+    ['0.250', '<=0.50', '>=0.50', '0.25-0.50', '-']
+    """
+    lower, upper = stale.fresh_lower, stale.fresh_upper
+    if lower == upper:
+        return number(lower)
+    if (lower, upper) == (0, 1):
+        return NONE
+    if upper == 1:
+        return f">={lower:.2f}"
+    return f"<={upper:.2f}" if lower == 0 else f"{lower:.2f}-{upper:.2f}"
+
+
+def _notes(rows: Sequence[Row], simulation: str) -> list[str]:
+    notes = [
+        f"{row.name}: {number(row.lower_s)} to {number(row.seconds_per_update)} s an update; rates are at the bound."
+        for row in rows
+        if row.kind == "upper bound"
+    ]
+    notes += [
+        f"{row.name}: computed; the expectation is between {row.lower_s:.4g} and {row.upper_s:.4g} s an update."
+        for row in rows
+        if row.kind == "computed"
+    ]
+    reasons = dict.fromkeys(row.source for row in rows if not row.has_theory)
+    return notes + [f"{why[0].upper()}{why[1:]}: {SIMULATED}, {simulation}." for why in reasons]
+
+
+def _when(curves: Tradeoff) -> str:
+    """Say which protocol has the smallest bound on the error, and until when."""
+    later = zip(curves.best[1:], curves.times_s[1:], strict=True)  # at time 0 all are equal
+    *firsts, (last, _) = [(name, list(times)) for name, times in groupby(later, itemgetter(0))]
+    parts = [f"{name} until {number(float(times[-1][1]))} s" for name, times in firsts]
+    return f"Smallest bound on the error: {', then '.join([*parts, last])}."

@@ -1,0 +1,100 @@
+"""Work whose end was not seen: how long it would have taken, from a Kaplan-Meier fit of the work that ended."""
+
+import warnings
+from collections.abc import Sequence
+from itertools import groupby
+from math import inf, log
+from operator import attrgetter
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.clusters.timing.trace import Row
+from paceline.errors import PacelineWarning
+from paceline.utils.rng import stream
+from paceline.utils.wording import counted
+
+Array = NDArray[np.float64]
+
+LEAST_FINISHED = 10  # of a worker, for a fit of its own
+JUST_AFTER = 1 + 1e-6  # censored work lasts longer than was seen, however little
+
+
+def filled(rows: Sequence[Row], seed: int) -> list[Row]:
+    """Return the rows with a drawn time in place of each censored one: all of it computing.
+
+    ``P(time > t | time > seen) = S(t) / S(seen)`` with S the Kaplan-Meier estimate of the worker, or of all workers
+    together where the worker has finished fewer than 10 round trips; then a warning says so.
+
+    Args:
+        rows: by worker and draw.
+        seed: the run's; a time depends on (seed, worker, number of the row) and nothing else.
+
+    Source: Kaplan and Meier, "Nonparametric estimation from incomplete observations", 1958; an exponential tail where
+    the longest observations are censored, as Brown, Hollander and Korwar, "Nonparametric tests of independence for
+    censored data", 1974, but with the rate of the longer half of the ends instead of that of all.
+    """
+    everything = Survival(rows)
+    done: list[Row] = []
+    for worker, group in groupby(rows, key=attrgetter("worker")):
+        own = list(group)
+        if any(row.censored for row in own):
+            survival = _survival_of(worker, own) or everything
+            u = stream(seed, "censored round trip", worker).random(len(own))
+            own = [_ended(row, survival, u[index]) if row.censored else row for index, row in enumerate(own)]
+        done += own
+    return done
+
+
+def _survival_of(worker: int, rows: Sequence[Row]) -> "Survival | None":
+    finished = sum(not row.censored for row in rows)
+    if finished >= LEAST_FINISHED:
+        return Survival(rows)
+    warnings.warn(
+        f"worker {worker} finished {finished} of {counted(len(rows), 'round trip')}, too few for a fit of its own: "
+        "what is censored is drawn from the times of all workers",
+        PacelineWarning,
+        stacklevel=2,
+    )
+    return None
+
+
+def _ended(row: Row, survival: "Survival", u: float) -> Row:
+    total_s = survival.time_after(row.total_s, u)
+    return row._replace(compute_s=total_s, end_s=row.start_s + total_s, censored=0)
+
+
+class Survival:
+    """The Kaplan-Meier estimate S(t) of the probability that a round trip takes longer than t seconds.
+
+    Beyond the longest observation it falls exponentially, at the rate at which work ended that took longer than half
+    of what ended: ends / sum of the seconds beyond that.
+
+    Args:
+        rows: of which at least one is not censored.
+    """
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        from scipy.stats import CensoredData, ecdf
+
+        ended = [row.total_s for row in rows if not row.censored]
+        seen = [row.total_s for row in rows if row.censored]
+        survival = ecdf(CensoredData(uncensored=ended, right=seen)).sf
+        self.times_s: Array = survival.quantiles
+        self.probabilities: Array = survival.probabilities
+        self._rising = -self.probabilities  # as a search wants them
+        middle_s = median(ended)
+        later = [end_s for end_s in ended if end_s > middle_s]
+        beyond_s = sum(max(0.0, each - middle_s) for each in (*ended, *seen))
+        self._rate_per_s = len(later) / beyond_s if later else inf
+
+    def time_after(self, seen_s: float, u: float) -> float:
+        """Return the seconds not exceeded with probability ``u`` by work that takes longer than ``seen_s``."""
+        index = int(np.searchsorted(self.times_s, seen_s, side="right")) - 1
+        reached = (1 - u) * (self.probabilities[index] if index >= 0 else 1.0)
+        position = int(np.searchsorted(self._rising, -reached, side="right"))  # the first time at which S is below
+        if position < len(self.times_s):
+            return max(float(self.times_s[position]), seen_s * JUST_AFTER)
+        tail_s = log(self.probabilities[-1] / reached) / self._rate_per_s if reached else 0.0
+        return max(float(self.times_s[-1]) + tail_s, seen_s * JUST_AFTER)

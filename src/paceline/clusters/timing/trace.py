@@ -1,0 +1,262 @@
+"""Traces: the round trips of a run, a row each, kept as CSV and replayed under another protocol."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from hashlib import sha256
+from io import StringIO
+from itertools import pairwise
+from math import isnan
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+from paceline.core.records import GradientArrived, Record, WorkInterrupted, WorkUnfinished
+from paceline.errors import UsageError
+from paceline.utils.argument_types import checked_types
+from paceline.utils.files import ContentError, open_table, write_out
+from paceline.utils.validation import check
+
+WHOLE = {"worker": "[0, inf)", "draw": "[1, inf)", "censored": "[0, 1]"}
+BY = ("draw", "time")
+CENSORED = (None, "km")
+ROUNDING = 1e-6  # of the clock: a trace may have been through a program that keeps six digits
+
+
+class Row(NamedTuple):
+    """One round trip as it was seen.
+
+    Attributes:
+        start_s: when the worker was given the work.
+        pull_s: until the worker had the parameters; 0 if censored.
+        compute_s: until the gradient was computed, before any barrier; all that was seen if censored.
+        push_s: until the server had the gradient; 0 if censored.
+        end_s: when the server was done with it, with the update that it completed; if censored, when it was given up.
+        censored: 1 if the gradient never came: the work lasts longer than end_s - start_s, nobody knows how long.
+        sum_s: without a server, the seconds of the sum that the gradient is a part of, from when all was handed in; 0
+            if none was made yet. Then nothing is pulled or pushed, end_s is when the sum was there, and start_s when
+            the worker has begun at the latest, which may be before the row before ends.
+    """
+
+    worker: int
+    draw: int
+    start_s: float
+    pull_s: float
+    compute_s: float
+    push_s: float
+    end_s: float
+    censored: int
+    sum_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """From being given the work to the end, seconds."""
+        return self.end_s - self.start_s
+
+    @property
+    def waited_s(self) -> float:
+        """What the parts leave over: waiting in the server's queue, and the update."""
+        # In this order the sum is the one that the simulator makes: nothing is left over where nobody waited.
+        return self.end_s - (self.start_s + (self.pull_s + self.push_s + self.compute_s)) - self.sum_s
+
+
+*WITH_SERVER, LAST = Row._fields  # the columns of a trace; only where there was no server is the last one there
+
+
+class HasHistory(Protocol):
+    """A run that is over, or the folder of one."""
+
+    @property
+    def history(self) -> Iterable[Record]:
+        """What happened."""
+
+
+@checked_types
+@dataclass(frozen=True)
+class Trace:
+    """The round trips of a run, to be used as the timing of a `Cluster`.
+
+    Args:
+        rows: in any order; kept by worker and draw.
+        by: which row the work takes: "draw" d of a worker the worker's d-th; or the one that the worker was busy
+            with at this "time". Where the rows end they begin again, with a warning.
+        censored: how long censored work takes: "km" draws it from a Kaplan-Meier fit of the worker's round trips,
+            given that it took longer than was seen. None does not say, and refuses a run that needs it.
+        has_server: whether the run had one; a trace tells nothing of sums if it had, and of nothing but sums if not.
+        source: where it is from, for messages.
+
+    Raises:
+        UsageError: a row contradicts itself or another one, or no row is finished.
+
+    >>> trace = Trace([Row(0, 1, start_s=0.0, pull_s=0.1, compute_s=0.7, push_s=0.2, end_s=1.0, censored=0)])
+    >>> trace.workers
+    1
+    """
+
+    rows: Sequence[Row]
+    _: KW_ONLY
+    by: Literal["draw", "time"] = "draw"
+    censored: Literal["km"] | None = None
+    has_server: bool = True
+    source: str = field(default="a trace", compare=False)
+
+    def __post_init__(self) -> None:
+        _check_rows(self.rows, self.source)
+        if all(row.censored for row in self.rows):
+            raise UsageError(f"{self.source} has no round trip that is finished; record a longer run")
+        object.__setattr__(self, "rows", tuple(sorted(self.rows, key=lambda row: (row.worker, row.draw))))
+
+    def __repr__(self) -> str:
+        digest = sha256(repr(self.rows).encode()).hexdigest()[:8]
+        knobs = f"by={self.by!r}, censored={self.censored!r}, digest={digest}"
+        return f"Trace({self.source!r}, {self.workers} workers, {len(self.rows)} rows, {knobs})"
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return self.rows[-1].worker + 1
+
+    @property
+    def censored_rows(self) -> int:
+        """Number of rows whose gradient never came."""
+        return sum(row.censored for row in self.rows)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it is known, or drawn, how long all work takes but each worker's last: there the rows end."""
+        between = (row for row, after in pairwise(self.rows) if row.worker == after.worker)
+        return self.censored == "km" or not any(row.censored for row in between)
+
+    @classmethod
+    def of(cls, run: Iterable[Record] | HasHistory, *, source: str = "the run") -> Trace:
+        """Extract the round trips of a run: a `History`, or a `Result` or `SavedRun` that has one.
+
+        Work that was interrupted or never finished is censored, unless its gradient came after all.
+        """
+        rows: dict[tuple[int, int], Row] = {}
+        has_server = True
+        for record in run if isinstance(run, Iterable) else run.history:
+            if isinstance(record, GradientArrived | WorkInterrupted | WorkUnfinished):
+                rows[record.worker, record.draw] = _row(record)
+                has_server &= not isinstance(record, GradientArrived) or isnan(record.sum_s)
+        return cls(list(rows.values()), has_server=has_server, source=source)
+
+    @classmethod
+    def from_csv(
+        cls, file: str | Path, *, by: Literal["draw", "time"] = "draw", censored: Literal["km"] | None = None
+    ) -> Trace:
+        """Read a trace, as `paceline trace` writes it.
+
+        Raises:
+            UsageError: the file cannot be read, or is wrong; with the line and the column.
+        """
+        try:
+            with open_table(file) as stream:
+                reader = csv.DictReader(stream)
+                lines, rows = _read(reader, str(file))
+        except (OSError, ContentError, csv.Error) as error:
+            raise UsageError(f"cannot read the trace {file}: {error}") from error
+        try:
+            has_server = LAST not in (reader.fieldnames or ())
+            return cls(rows, by=by, censored=censored, has_server=has_server, source=str(file))
+        except _WrongRowError as error:
+            raise UsageError(f"{file}, line {lines[error.index]}, {error.text}") from error
+
+    def to_csv(self, file: str | Path) -> None:
+        """Write the rows, by worker and draw; every number is read back as the very same.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        try:
+            stream = StringIO()
+            writer = csv.writer(stream, lineterminator="\n")
+            columns = len(WITH_SERVER) if self.has_server else len(Row._fields)
+            writer.writerow(Row._fields[:columns])
+            writer.writerows(row[:columns] for row in self.rows)
+            write_out(Path(file), stream.getvalue().encode())
+        except OSError as error:
+            raise UsageError(f"cannot write the trace: {error}") from error
+
+
+def _row(record: GradientArrived | WorkInterrupted | WorkUnfinished) -> Row:
+    worker, draw, start_s, end_s = record.worker, record.draw, record.started_s, record.now_s
+    if not isinstance(record, GradientArrived):
+        return Row(worker, draw, start_s, 0.0, end_s - start_s, 0.0, end_s, 1)
+    if not isnan(record.sum_s):
+        compute_s = record.compute_s + record.left_over_s
+        begun_s = max(0.0, min(start_s, end_s - record.sum_s - compute_s))
+        end_s = max(end_s, begun_s + compute_s + record.sum_s)
+        return Row(worker, draw, begun_s, 0.0, compute_s, 0.0, end_s, 0, record.sum_s)
+    return Row(worker, draw, start_s, record.pull_s, record.compute_s, record.push_s, end_s, 0)
+
+
+def _read(reader: csv.DictReader[str], file: str) -> tuple[list[int], list[Row]]:
+    """Return the line and the content of each row."""
+    missing = [column for column in WITH_SERVER if column not in (reader.fieldnames or ())]
+    if missing:
+        expected = ",".join(WITH_SERVER)
+        raise UsageError(f"{file}, line 1: the column {missing[0]} is missing; expected {expected}")
+    lines, rows = [], []
+    for cells in reader:
+        where = f"{file}, line {reader.line_num}"
+        if None in cells:
+            raise UsageError(f"{where}, column {len(reader.fieldnames or ()) + 1}: more cells than columns")
+        columns = [column for column in Row._fields if column in cells]
+        rows.append(Row(*(_number(cells[column], column, where) for column in columns)))
+        lines.append(reader.line_num)
+    if not rows:
+        raise UsageError(f"{file} has no rows; expected a line for each round trip")
+    return lines, rows
+
+
+def _number(cell: str | None, column: str, where: str) -> Any:
+    try:
+        return int(cell or "") if column in WHOLE else float(cell or "")
+    except ValueError:
+        wanted = "a whole number" if column in WHOLE else "a number of seconds"
+        raise UsageError(f"{where}, column {column}: {cell or ''!r} is not {wanted}") from None
+
+
+class _WrongRowError(UsageError):
+    """A row is wrong; its index is told apart, so that the reader of a file can name the line."""
+
+    def __init__(self, index: int, text: str, source: str) -> None:
+        super().__init__(f"{source}, row {index + 1}, {text}")
+        self.index = index
+        self.text = text
+
+
+def _check_rows(rows: Sequence[Row], source: str) -> None:
+    known: set[tuple[int, int]] = set()
+    workers = {row.worker for row in rows}
+    for index, row in enumerate(rows):
+        try:
+            _check_row(row)
+            _check_place(row, known, workers)
+        except UsageError as error:
+            raise _WrongRowError(index, f"column {error}", source) from error
+        known.add((row.worker, row.draw))
+
+
+def _check_row(row: Row) -> None:
+    for column, value in zip(Row._fields, row, strict=True):
+        try:
+            check(WHOLE.get(column, "[0, inf)"), Integral if column in WHOLE else Real, **{column: value})
+        except UsageError as error:
+            raise UsageError(f"{column}: {error}") from error
+    if row.end_s < row.start_s or (row.end_s == row.start_s and not row.censored):
+        raise UsageError(f"end_s: {row.end_s!r} is not after start_s, {row.start_s!r}")
+    if row.waited_s < -ROUNDING * max(row.end_s, row.total_s):
+        parts_s = row.pull_s + row.compute_s + row.push_s + row.sum_s
+        parts = "start_s + pull_s + compute_s + push_s" + (f" + {LAST}" if row.sum_s else "")
+        raise UsageError(f"end_s: {row.end_s!r} is before {parts} = start_s + {parts_s!r}")
+
+
+def _check_place(row: Row, known: set[tuple[int, int]], workers: set[int]) -> None:
+    if (row.worker, row.draw) in known:
+        raise UsageError(f"draw: {row.draw} of worker {row.worker} is there already")
+    if row.worker and row.worker - 1 not in workers:
+        raise UsageError(f"worker: {row.worker}, but there is no worker {row.worker - 1}; number them from 0")

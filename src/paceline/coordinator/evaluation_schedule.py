@@ -1,0 +1,56 @@
+"""When a version is evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.core.duration import Extent
+from paceline.utils.state_dict import copied, restore
+
+
+class Evaluations:
+    """Says which updates are evaluated: the first one at or after every multiple of an extent, one at a time.
+
+    Args:
+        every: updates, gradients or seconds between two of them.
+
+    Attributes:
+        is_running: whether the result of one is waited for.
+
+    Example:
+        >>> evaluations = Evaluations(Extent("updates", 10))
+        >>> [v for v in range(1, 31) if evaluations.is_due(v, workload=v, now=0.0) and evaluations.end() is None]
+        [10, 20, 30]
+    """
+
+    def __init__(self, every: Extent) -> None:
+        self.is_running = False
+        self._every = every
+        self._at = 0.0
+
+    def is_due(self, version: int, workload: int, now: float) -> bool:
+        """Return whether this version is to be evaluated; if so, the evaluation runs from here on."""
+        if self.is_running:
+            return False
+        reached = self._every.position(version, workload, now)
+        if reached - self._at < self._every.amount:
+            return False
+        self._at = self._every.amount * (reached // self._every.amount)
+        self.is_running = True
+        return True
+
+    def end(self) -> None:
+        """Note that the result has come."""
+        self.is_running = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far it is."""
+        return copied(self, _AS_IT_IS)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state."""
+        restore(self, _AS_IT_IS, state)
+
+
+_AS_IT_IS = ("is_running", "_at")

@@ -1,0 +1,87 @@
+"""Points of a run and stretches of it, in any of its units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+from paceline.errors import UsageError
+from paceline.utils.argument_types import checked_types
+
+Unit = Literal["fraction", "updates", "gradients", "epochs", "seconds"]
+UNITS: tuple[Unit, ...] = ("fraction", "updates", "gradients", "epochs", "seconds")
+
+
+@checked_types
+@dataclass(frozen=True)
+class Extent:
+    """A point of a run, or a stretch of it, in one unit.
+
+    A fraction is one of the run's whole workload; gradients and epochs are workload too.
+    """
+
+    unit: Unit
+    amount: float
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise UsageError(f"unit {self.unit!r}, expected one of {', '.join(UNITS)}")
+        if not 0 < self.amount < inf or (self.unit == "fraction" and self.amount >= 1):
+            limits = "0 < fraction < 1 (or 0% < x < 100%)" if self.unit == "fraction" else "a number > 0"
+            raise UsageError(f"{self.unit} = {self.amount!r}, expected {limits}")
+
+    def __str__(self) -> str:
+        if self.unit == "fraction":
+            return f"{self.amount:.12g} of the workload"
+        return f"{self.amount:.12g} {self.unit}"
+
+    @classmethod
+    def parse(cls, text: str) -> Extent:
+        """Read ``25%`` (of the workload), ``updates=100``, ``gradients=6400``, ``epochs=2`` or ``seconds=60``."""
+        unit, _, amount = (part.strip() for part in text.partition("="))
+        percent = text.strip().removesuffix("%")
+        try:
+            if percent != text.strip():
+                return cls("fraction", float(percent) / 100)
+            value = float(amount)
+        except ValueError as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(
+                f"{text.strip()!r} is no point of a run; expected 25%, updates=100, epochs=2 or seconds=60"
+            ) from None
+        return cls(unit, value)  # type: ignore[arg-type]  # checked when built
+
+    @classmethod
+    def of(cls, **amounts: float | None) -> Extent:
+        """Build the extent that exactly one of the keyword arguments gives."""
+        given = {unit: amount for unit, amount in amounts.items() if amount is not None}
+        if len(given) != 1:
+            raise UsageError(f"given {given or 'nothing'}, expected exactly one of {', '.join(UNITS)}")
+        [(unit, amount)] = given.items()
+        return cls(unit, amount)  # type: ignore[arg-type]  # checked when built
+
+    def position(self, version: int, workload: int, now: float) -> float:
+        """Return how far a run is, in this unit; fractions and epochs have to be in gradients by then."""
+        return {"updates": version, "gradients": workload, "seconds": now}[self.unit]
+
+    def in_gradients(self, total: float | None, per_epoch: float | None) -> Extent:
+        """Express workload units in gradients; leave updates and seconds as they are.
+
+        Args:
+            total: gradients of the whole run, None if its stop does not fix them.
+            per_epoch: gradients of one epoch, None if the data have no length.
+        """
+        if self.unit == "fraction":
+            if total is None:
+                raise UsageError(
+                    f"{self}: the stop does not fix the workload; add gradients= or epochs= to the stop, "
+                    "or end the phase at updates=, gradients=, epochs= or seconds="
+                )
+            return Extent("gradients", self.amount * total)
+        if self.unit == "epochs":
+            if per_epoch is None:
+                raise UsageError(f"{self}: these data have no length; give gradients= instead")
+            return Extent("gradients", self.amount * per_epoch)
+        return self

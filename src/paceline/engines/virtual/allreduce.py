@@ -1,0 +1,141 @@
+"""Workers without a server in virtual seconds: each iteration ends for all of them at once, when the sum is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from paceline.clusters.simulated import Cluster
+from paceline.core.events import Accept, Apply, Arrival, Compute, Evaluate, Evaluated
+from paceline.engines.virtual.allreduce_timing import AllReduceTiming
+from paceline.protocols.allreduce import Reduction
+from paceline.server.flat_buffers import copy_alike
+from paceline.utils.state_dict import copied, restore
+from paceline.utils.user_code import note_place
+from paceline.worker.allreduce import HandedIn, Worker, accumulate
+from paceline.worker.replica import Replica
+
+
+class VirtualAllReduce(AllReduceTiming):
+    """Simulates the times and computes the gradients, each at its worker's own parameters.
+
+    Args:
+        cluster: workers and their times.
+        seed: of the run.
+        reduction: what is summed, and when.
+        replica: computes every worker's gradients and the evaluations.
+        workers: by number; the same one again and again where they never differ.
+    """
+
+    def __init__(
+        self, cluster: Cluster, seed: int, reduction: Reduction, replica: Replica, workers: Sequence[Worker]
+    ) -> None:
+        super().__init__(cluster, seed, reduction, payload_bytes=replica.layout.gradient_nbytes)
+        self._replica = replica
+        self._workers = workers
+        self._distinct = list({id(worker): worker for worker in workers}.values())
+        self._batch_size = replica.batch_size
+        self._total = replica.layout.allocate(workers[0].server.device)
+        self._shares = 0.0
+        self._work: dict[int, Compute] = {}
+        self._took_part: set[int] = set()  # in the open update
+        self._expected: Apply | None = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """End what the replica has started."""
+        self._replica.close()
+        super().__exit__(kind, error, where)
+
+    def compute(self, command: Compute) -> None:
+        """Remember the work; who has just come goes on from the average."""
+        if command.worker in self._lost:
+            self._lost.remove(command.worker)
+            self._workers[command.worker].go_on_from_average()
+        self._work[command.worker] = command
+        super().compute(command)
+
+    def accept(self, command: Accept) -> None:
+        """Add what the worker has handed in."""
+        super().accept(command)
+        accumulate(self._total, self._workers[command.worker].payload, begins=not self._shares)
+        self._shares += self._share(command.samples)
+
+    def apply(self, command: Apply) -> None:
+        """Let everybody take over the sum."""
+        super().apply(command)
+        adopts = self._reduction.communicates(self._iteration)
+        for worker in [worker for number, worker in enumerate(self._workers) if number not in self._took_part]:
+            worker.sit_out()
+        self._took_part.clear()
+        for worker in self._distinct:
+            worker.advance(command)
+        steps = [worker.take_over(self._total, self._shares, command, adopts=adopts) for worker in self._distinct]
+        self._shares = 0.0
+        self.tell_step(command, steps[0])
+
+    def evaluate(self, command: Evaluate) -> None:
+        """Measure the average at once; the run's clock does not notice."""
+        metrics = self._replica.evaluate(self._workers[0].average)
+        self._at(self.now, Evaluated(self.now, command.version, metrics))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what every worker has, and what they have handed in, too."""
+        return {
+            **super().state_dict(),
+            "workers": [worker.state_dict() for worker in self._distinct],
+            "total": self._total.memory.clone() if self._shares else None,
+            "work": dict(self._work),
+            **copied(self, ("_shares", "_expected", "_took_part")),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state of the same cluster."""
+        super().load_state_dict(state)
+        for worker, saved in zip(self._distinct, state["workers"], strict=True):
+            worker.load_state_dict(saved)
+        if state["total"] is not None:
+            copy_alike(self._total.memory, state["total"])
+        self._work = dict(state["work"])
+        restore(self, ("_shares", "_expected", "_took_part"), state)
+
+    def go_on_from(self, version: int, now: float) -> None:
+        """Begin at this time with what the first worker's server holds as this version."""
+        super().go_on_from(version, now)
+        for worker in self._distinct:
+            if worker is not self._workers[0]:
+                worker.server.load_state_dict(self._workers[0].server.state_dict())
+            worker.go_on_from_average()
+
+    def _end_iteration(self, ends_s: float) -> None:
+        self._expected = self._coordinator.expected_update()
+        super()._end_iteration(ends_s)
+
+    def _arrival(self, worker: int, draw: int) -> Arrival:
+        work, ours = self._work.pop(worker), self._workers[worker]
+        self._took_part.add(worker)
+        try:
+            measured = self._replica.gradient(worker, draw, work.minibatch, ours.weights, ours.gradient)
+        except Exception as error:
+            note_place(error, f"after update {work.version}")
+            raise
+        assert self._expected is not None
+        handed_in = HandedIn(finite=False)
+        if measured.finite and self._fault(worker) is None:
+            handed_in = ours.hand_in(measured.squared_norm, self._share(measured.samples), self._expected)
+        else:
+            ours.sit_out()
+        arrival = super()._arrival(worker, draw)
+        return arrival._replace(
+            loss=measured.loss,
+            samples=measured.samples,
+            squared_norm=measured.squared_norm,
+            variance=measured.variance,
+            finite=handed_in.finite,
+            compensations=handed_in.compensations,
+        )
+
+    def _share(self, samples: int) -> float:
+        return samples / self._batch_size

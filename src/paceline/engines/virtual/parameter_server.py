@@ -1,0 +1,150 @@
+"""Discrete events in virtual seconds: the timing alone, or with real gradients at the right version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import nan
+from operator import itemgetter
+from types import TracebackType
+from typing import Any
+
+from paceline.clusters.faults import Fault
+from paceline.clusters.simulated import Cluster, RoundTrip
+from paceline.core.events import Accept, Apply, Arrival, Compute, Evaluate, Evaluated, Interrupt, Lost, Minibatch
+from paceline.engines.base import compensated
+from paceline.engines.virtual.timing import NOT_A_WORKER, TimingEngine
+from paceline.server.parameter_server import ParameterServer
+from paceline.server.version_store import Versions
+from paceline.utils.user_code import note_place
+from paceline.worker.minibatch_forecast import Piece
+from paceline.worker.replica import Measured, Replica
+
+
+class VirtualEngine(TimingEngine):
+    """Simulates the times and computes the gradients: each at its version, and only if it will be accepted.
+
+    Args:
+        cluster: workers and their times.
+        seed: of the run.
+        replica: computes every worker's gradients and the evaluations.
+        server: owns the parameters.
+    """
+
+    def __init__(self, cluster: Cluster, seed: int, replica: Replica, server: ParameterServer) -> None:
+        super().__init__(cluster, seed, payload_bytes=replica.layout.gradient_nbytes)
+        device = server.device
+        self._replica = replica
+        self._server = server
+        self._versions = Versions(lambda: replica.layout.allocate(device))
+        self._gradient = replica.layout.allocate(device)
+        self._work: dict[int, Compute] = {}
+        self._times: dict[int, RoundTrip] = {}
+        self._duration_s = self._remembered_duration_s
+        server.publish(self._versions.publish(0))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """End what the replica has started."""
+        self._replica.close()
+        super().__exit__(kind, error, where)
+
+    def compute(self, command: Compute) -> None:
+        """Keep the version until the gradient arrives."""
+        silent = self._work.pop(command.worker, None)
+        if silent is not None:  # declared lost, and joined again without a word about its old work
+            self._versions.release(silent.version)
+        self._versions.hold(command.version)
+        self._work[command.worker] = command
+        super().compute(command)
+
+    def interrupt(self, command: Interrupt) -> None:
+        """Forget the work and let its version go."""
+        super().interrupt(command)
+        self._versions.release(self._work.pop(command.worker).version)
+
+    def accept(self, command: Accept) -> None:
+        """Take the gradient that was computed for the arrival."""
+        self._server.take(self._gradient, command.samples, command.step_scale)
+
+    def apply(self, command: Apply) -> None:
+        """Make the update and publish it."""
+        super().apply(command)
+        step = self._server.apply(command)
+        self.tell_step(command, step)
+        self._server.publish(self._versions.publish(command.version))
+
+    def evaluate(self, command: Evaluate) -> None:
+        """Measure the version at once; the run's clock does not notice."""
+        metrics = self._replica.evaluate(self._versions[command.version])
+        self._at(self.now, Evaluated(self.now, command.version, metrics))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the versions that workers compute on, too."""
+        return {
+            **super().state_dict(),
+            "versions": self._versions.state_dict(),
+            "work": dict(self._work),
+            "times": dict(self._times),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state of the same cluster."""
+        super().load_state_dict(state)
+        self._versions.load_state_dict(state["versions"])
+        self._work = dict(state["work"])
+        self._times = dict(state["times"])
+
+    def go_on_from(self, version: int, now: float) -> None:
+        """Begin at this time with what the server holds as this version."""
+        super().go_on_from(version, now)
+        self._server.publish(self._versions.publish(version))
+
+    def _lose(self, fault: Fault, reason: str) -> Lost:
+        self._versions.release(self._work.pop(fault.worker).version)
+        return super()._lose(fault, reason)
+
+    def _arrival(self, worker: int, draw: int) -> Arrival:
+        self._finish(worker)
+        work = self._work.pop(worker)
+        measured = Measured(loss=nan, samples=0, squared_norm=nan, variance=nan, finite=True, compute_s=0.0)
+        if self._coordinator.wants(worker, draw):
+            measured = self._compute_gradient(work.worker, work.draw, work.minibatch, work.version)
+        times = self._times[worker]
+        arrival = Arrival(
+            now=self.now,
+            worker=worker,
+            draw=draw,
+            loss=measured.loss,
+            samples=measured.samples,
+            squared_norm=measured.squared_norm,
+            finite=measured.finite,
+            pull_s=times.pull_s,
+            compute_s=times.compute_s,
+            push_s=times.push_s,
+            variance=measured.variance,
+        )
+        then = self._versions[work.version]
+        arrival = compensated(arrival, self._coordinator, self._server, work.version, then, self._gradient)
+        self._versions.release(work.version)
+        return arrival
+
+    def _compute_gradient(self, worker: int, draw: int, minibatch: Minibatch | None, version: int) -> Measured:
+        self._server.let_go()  # of what lies in the one place for a gradient
+        if self._replica.prepares_ahead:
+            self._replica.expect(self._coming())
+        try:
+            return self._replica.gradient(worker, draw, minibatch, self._versions[version], self._gradient)
+        except Exception as error:
+            note_place(error, f"after update {version}")
+            raise
+
+    def _coming(self) -> Iterator[Piece]:
+        """Yield the work that is under way, in the order of its arrivals."""
+        for _, _, worker, draw in sorted(self._heap, key=itemgetter(0, 1)):
+            if worker != NOT_A_WORKER and self._current[worker] == draw and worker in self._work:
+                yield Piece(worker, draw, self._work[worker].minibatch)
+
+    def _remembered_duration_s(self, worker: int, draw: int, start_s: float) -> float:
+        self._times[worker] = times = self._round_trips.times(worker, draw, start_s)
+        return times.total_s

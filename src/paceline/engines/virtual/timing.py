@@ -1,0 +1,203 @@
+"""Discrete events in virtual seconds: the timing alone, or with real gradients at the right version."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from heapq import heappop, heappush
+from math import inf
+from typing import Any
+
+from paceline.clusters.faults import Fault
+from paceline.clusters.simulated import Cluster
+from paceline.core.events import (
+    Accept,
+    Apply,
+    Arrival,
+    Compute,
+    Evaluate,
+    Event,
+    Interrupt,
+    Joined,
+    Lost,
+    Outcome,
+    Quit,
+    Replace,
+    Timer,
+    Wake,
+)
+from paceline.engines.base import Engine
+from paceline.recording.history import Totals
+from paceline.utils.state_dict import copied, restore
+
+NOT_A_WORKER = -1
+
+
+class TimingEngine(Engine):
+    """Simulates when things happen, without computing anything.
+
+    `now` is the parameter server's clock: an arrival is handled when the server is free.
+
+    Args:
+        cluster: workers and their times.
+        seed: of the run.
+        payload_bytes: of the parameters, and of a gradient.
+
+    Attributes:
+        pulls: pieces of work that were given.
+    """
+
+    def __init__(self, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
+        super().__init__()
+        self._round_trips = cluster.round_trips(seed, payload_bytes)
+        self._duration_s = self._round_trips.duration_s
+        self._confirm = None if self._round_trips.is_certain else self._round_trips.confirm
+        self._gradient_s = cluster.server.gradient_s
+        self._update_s = cluster.server.update_s
+        self._heap: list[tuple[float, int, int, Any]] = []
+        self._sequence = 0
+        self._current = [0] * cluster.n  # the draw each worker is computing
+        self._started_s = [0.0] * cluster.n
+        self._busy_s = 0.0  # of work that has ended
+        self._useful_s = 0.0
+        self.pulls = 0
+        self._arrivals = 0
+        self._totals = Totals()
+        self.fired: list[Fault] = []
+        self._faults = {(fault.worker, fault.draw): fault for fault in cluster.faults}
+
+    @property
+    def wasted_s(self) -> float:
+        """Worker-seconds of work that ended without being of use: dropped, interrupted or lost."""
+        return self._busy_s - self._useful_s
+
+    @property
+    def pushes(self) -> int:
+        """Gradients that arrived."""
+        return self._arrivals
+
+    def next_event(self) -> Event:
+        """Return the earliest event that still counts."""
+        while True:
+            if self.fired and (lost := self._lost_by_hanging()):
+                return lost
+            if not self._heap:
+                return Quit(self.now, Outcome.NO_WORKERS, "no live worker will ever deliver a gradient again")
+            at_s, _, worker, what = heappop(self._heap)
+            if worker == NOT_A_WORKER:
+                if at_s > self.now:
+                    self.now = at_s
+                event: Event = what._replace(now=self.now)
+                return event
+            if self._current[worker] != what:
+                continue  # interrupted
+            self.now = (at_s if at_s > self.now else self.now) + self._gradient_s
+            fault = self._faults.get((worker, what)) if self._faults else None
+            if self._confirm is not None and fault is None:
+                self._confirm(worker, what, self._started_s[worker])
+            arrived = self._arrival(worker, what) if fault is None else self._befall(fault)
+            if arrived is not None:
+                return arrived
+
+    def compute(self, command: Compute) -> None:
+        """Let the gradient arrive after a round trip."""
+        worker, _, draw, _ = command
+        self.pulls += 1
+        self._current[worker] = draw
+        self._started_s[worker] = self.now
+        self._sequence += 1
+        at_s = self.now + self._duration_s(worker, draw, self.now)
+        heappush(self._heap, (at_s, self._sequence, worker, draw))
+
+    def interrupt(self, command: Interrupt) -> None:
+        """Forget the arrival that was to come."""
+        self._totals.interrupted += 1
+        self._finish(command.worker)
+
+    def replace(self, command: Replace) -> None:
+        """Keep it: the times belong to the worker's number, so another one would be as slow."""
+
+    def accept(self, command: Accept) -> None:
+        """Count its work as useful; the rest is left to `apply`."""
+        self._useful_s += self.now - self._started_s[command.worker]
+
+    def apply(self, command: Apply) -> None:
+        """Count what the update is made of, and let the server be busy for its time."""
+        totals = self._totals
+        totals.updates += 1
+        for gradient in command.gradients:
+            totals.staleness[gradient.staleness] += 1
+        self.now += self._update_s
+
+    def evaluate(self, command: Evaluate) -> None:
+        """Nothing to measure."""
+
+    def wake(self, command: Wake) -> None:
+        """Send a timer at that moment."""
+        self._at(command.at_s, Timer(command.at_s))
+
+    def go_on_from(self, version: int, now: float) -> None:
+        """Begin at this time."""
+        self.now = now
+
+    def totals(self) -> Totals:
+        """Return what happened so far; a sample stands for a gradient."""
+        totals = self._totals
+        totals.used = totals.applied = totals.samples_used = totals.staleness.total()
+        totals.dropped = self._arrivals - totals.used
+        totals.samples_dropped = totals.dropped + totals.interrupted
+        working_s = sum(self.now - self._started_s[worker] for worker, draw in enumerate(self._current) if draw)
+        worker_s = len(self._current) * self.now
+        totals.idle_share = 1 - (self._busy_s + working_s) / worker_s if worker_s else 0.0
+        return totals
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the clock, the events that are to come and what the workers are doing."""
+        totals = vars(self._totals) | {"staleness": Counter(self._totals.staleness)}
+        return {"totals": totals, **copied(self, _AS_IT_IS)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state of the same cluster."""
+        self._totals = Totals(**state["totals"])
+        restore(self, _AS_IT_IS, state)
+
+    def _finish(self, worker: int) -> None:
+        self._current[worker] = 0
+        self._busy_s += self.now - self._started_s[worker]
+
+    def _arrival(self, worker: int, draw: int) -> Arrival:
+        self._arrivals += 1
+        self._finish(worker)
+        return Arrival(self.now, worker, draw)
+
+    def _at(self, at_s: float, event: Event) -> None:
+        self._sequence += 1
+        heappush(self._heap, (at_s, self._sequence, NOT_A_WORKER, event))
+
+    def _befall(self, fault: Fault) -> Event | None:
+        self.fired.append(fault)
+        if fault.kind == "hang":
+            return None
+        if fault.kind == "not_finite":
+            return self._arrival(fault.worker, fault.draw)._replace(finite=False)
+        if fault.back_after_s is not None:
+            self._at(self.now + fault.back_after_s, Joined(self.now, fault.worker))
+        return self._lose(fault, f"scripted fault at draw {fault.draw}")
+
+    def _lost_by_hanging(self) -> Lost | None:
+        """Return the loss of a worker that hangs if no other worker computes and no timeout would ever find it."""
+        if self._coordinator.patience_s < inf or (self._heap and self._heap[0][0] <= self.now):
+            return None
+        hanging = {f.worker: f for f in self.fired if f.kind == "hang" and self._current[f.worker] == f.draw}
+        if not hanging or any(draw and worker not in hanging for worker, draw in enumerate(self._current)):
+            return None
+        fault = next(iter(hanging.values()))
+        return self._lose(fault, f"scripted fault: hangs since draw {fault.draw}, and no other worker computes")
+
+    def _lose(self, fault: Fault, reason: str) -> Lost:
+        self._finish(fault.worker)
+        return Lost(self.now, fault.worker, reason)
+
+
+# The part of the state that a checkpoint can hold as it is; pulls and useful seconds are for `simulate`, without any.
+_AS_IT_IS = ("now", "_heap", "_sequence", "_current", "_started_s", "_busy_s", "_arrivals", "fired")

@@ -1,0 +1,63 @@
+"""All workers begin together at every update: whoever has not delivered by then is interrupted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.clusters.simulated import TILE, Cluster
+from paceline.engines.virtual.vectorized.accounting import Observer, Tally
+from paceline.engines.virtual.vectorized.sampling import Draws
+from paceline.protocols.protocol import Protocol
+
+
+class Lockstep:
+    """Simulates synchronous rounds: an update takes the k-th smallest of n round trips.
+
+    ``round = min over sets of k workers of the max of their round trips``, and rounding keeps that order, so that the
+    end of a round is that of its k-th round trip to the last bit.
+
+    Args:
+        protocol: that gives everybody new work with every update.
+        cluster: whose times do not depend on the moment, and whose server takes no time for a gradient.
+        seed: of the run.
+        payload_bytes: of the parameters, and of a gradient.
+    """
+
+    def __init__(self, protocol: Protocol, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
+        self.tally = Tally(cluster.n)
+        self._n = cluster.n
+        self._quorum = cluster.n if protocol.quorum == "all" else protocol.quorum
+        self._update_s = cluster.server.update_s
+        self._draws = Draws(cluster, seed, payload_bytes)
+
+    @staticmethod
+    def takes(protocol: Protocol, cluster: Cluster) -> bool:
+        """Return whether every worker begins anew with every update."""
+        is_full = protocol.quorum in ("all", cluster.n)
+        is_fresh = protocol.max_staleness == 0 and protocol.on_update == "interrupt"
+        return protocol.refill == "update" and (is_full or is_fresh)
+
+    def run(self, updates: int, observe: Observer | None = None) -> None:
+        """Make so many updates."""
+        tally, k, late = self.tally, self._quorum, self._n - self._quorum
+        fresh = np.zeros(k, np.int64)
+        for update in range(updates):
+            if update % TILE == 0:
+                block_s = self._draws.block_s(update // TILE)
+            begun_s = tally.now
+            trips_s = block_s[update % TILE]
+            trips_s.partition(k - 1)
+            trips_s = trips_s[:k]
+            round_s = float(trips_s[-1])
+            closed_s = begun_s + round_s
+            tally.now = closed_s + self._update_s
+            tally.idle_s += k * (tally.now - begun_s) - float(trips_s.sum())
+            if update + 1 < updates:
+                tally.wasted_s += late * (tally.now - begun_s)
+            if observe is not None:
+                observe(tally.now, fresh)
+        tally.updates = updates
+        tally.pulls = updates * self._n
+        tally.pushes = updates * k
+        tally.interrupted = (updates - 1) * late
+        tally.use_fresh(updates * k)

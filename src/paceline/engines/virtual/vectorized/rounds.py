@@ -1,0 +1,235 @@
+"""An update at a time: who arrives until its quorum is reached, and who is given work then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.clusters.simulated import Cluster
+from paceline.engines.virtual.vectorized.accounting import Observer, Tally
+from paceline.engines.virtual.vectorized.sampling import Draws, Floats, Ints, in_order
+from paceline.protocols.protocol import Protocol
+
+
+@dataclass
+class Pool:
+    """Arrivals that may belong to an update: the next one of each worker, and those that would follow.
+
+    Attributes:
+        worker: of each arrival.
+        due_s: when it is at the server.
+        begun_s: when its work began.
+        parent: index of the worker's arrival before in this pool, or -1.
+        accepted: whether it is, not being too stale.
+        draw: that the worker computed, counted from 0.
+    """
+
+    worker: Ints
+    due_s: Floats
+    begun_s: Floats
+    parent: Ints
+    accepted: NDArray[np.bool_]
+    draw: Ints
+
+    @staticmethod
+    def of(waves: list[Pool]) -> Pool:
+        """Return one pool of several, in this order."""
+        if len(waves) == 1:
+            return waves[0]
+        return Pool(*(np.concatenate(parts) for parts in zip(*(vars(wave).values() for wave in waves), strict=True)))
+
+
+class Windows:
+    """Simulates a protocol update by update, in time that grows with the workers and the arrivals of an update.
+
+    Of the next arrivals of all workers, the K-th accepted one bounds the update from above. Whoever is given work
+    again before that bound may arrive once more and lower it, and so on until nobody is left.
+
+    Args:
+        protocol: without a bound on the lead.
+        cluster: whose times do not depend on the moment, and whose server takes no time for a gradient.
+        seed: of the run.
+        payload_bytes: of the parameters, and of a gradient.
+    """
+
+    def __init__(self, protocol: Protocol, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
+        n = cluster.n
+        self.tally = Tally(n)
+        self._all = protocol.quorum == "all"
+        self._quorum = n if protocol.quorum == "all" else protocol.quorum
+        self._max_staleness = protocol.max_staleness
+        self._on_arrival = protocol.refill == "arrival"
+        self._interrupts = protocol.on_update == "interrupt"
+        self._drops = protocol.max_staleness < inf and not self._interrupts
+        self._update_s = cluster.server.update_s
+        self._draws = Draws(cluster, seed, payload_bytes)
+        # What each worker is computing.
+        self._due_s = np.full(n, inf)
+        self._begun_s = np.zeros(n)
+        self._on_version = np.zeros(n, np.int64)
+        self._sequence = np.arange(n)
+        self._next_sequence = n  # above all numbers that were given
+        self._draw = np.full(n, -1)
+        self._version = 0
+        self._free_s = 0.0  # when the server is done with the latest update
+
+    def run(self, updates: int, observe: Observer | None = None) -> None:
+        """Make so many updates."""
+        self._give(np.arange(len(self._due_s)))
+        for version in range(1, updates + 1):
+            pool, bound_s = self._candidates()
+            arrived = self._until_quorum(pool, bound_s)
+            ended_s = np.maximum(pool.due_s[arrived], self._free_s)
+            staleness = self._take(pool, arrived, ended_s)
+            self._go_on(pool, arrived)
+            self._update(pool, arrived, ended_s, is_last=version == updates)
+            if observe is not None:
+                observe(self._free_s, staleness)
+
+    # --- who arrives ------------------------------------------------------------------------------------------
+
+    def _candidates(self) -> tuple[Pool, float]:
+        """Return all that can arrive until the quorum is reached, and a bound on when that is."""
+        due_s = self._due_s
+        if self._drops:
+            is_fresh = self._on_version >= self._version - self._max_staleness
+            bound_s = self._kth(due_s[is_fresh])
+            worker = (due_s <= bound_s).nonzero()[0]
+            accepted = is_fresh[worker]
+        else:
+            bound_s = self._kth(due_s)
+            worker = (due_s <= bound_s).nonzero()[0]
+            accepted = np.ones(len(worker), bool)
+        waves = [
+            Pool(
+                worker,
+                due_s[worker],
+                self._begun_s[worker],
+                np.full(len(worker), -1),
+                accepted,
+                self._draw[worker],
+            )
+        ]
+        counted_s, before = waves[0].due_s[accepted], 0
+        while len(parents := self._restarting(waves[-1], bound_s)):
+            wave = self._following(waves[-1], parents, before)
+            counts = ~waves[-1].accepted[parents] if self._all else slice(None)
+            counted_s = np.concatenate([counted_s[counted_s <= bound_s], wave.due_s[counts]])
+            bound_s = min(bound_s, self._kth(counted_s))
+            before += len(waves[-1].worker)
+            waves.append(wave)
+        return Pool.of(waves), bound_s
+
+    def _restarting(self, wave: Pool, bound_s: float) -> Ints:
+        """Return the arrivals after which the worker is given work before the update."""
+        is_early = wave.due_s <= bound_s
+        return (is_early if self._on_arrival else is_early & ~wave.accepted).nonzero()[0]
+
+    def _following(self, wave: Pool, parents: Ints, before: int) -> Pool:
+        """Return the next arrivals of the same workers."""
+        worker, draw = wave.worker[parents], wave.draw[parents] + 1
+        begun_s = np.maximum(wave.due_s[parents], self._free_s)
+        due_s = begun_s + self._draws.durations_s(worker, draw)
+        return Pool(worker, due_s, begun_s, parents + before, np.ones(len(worker), bool), draw)
+
+    def _kth(self, times_s: Floats) -> float:
+        """Return the time at which the quorum is reached."""
+        if len(times_s) < self._quorum:
+            return inf
+        return float(np.partition(times_s, self._quorum - 1)[self._quorum - 1])
+
+    def _until_quorum(self, pool: Pool, bound_s: float) -> Ints:
+        """Return the arrivals, in order, up to the one that completes the quorum."""
+        early = (pool.due_s <= bound_s).nonzero()[0]
+        order = in_order(early, pool.due_s, pool.parent, self._sequence[pool.worker])
+        counts = pool.accepted[order]
+        if self._all:  # a worker's first accepted gradient
+            parent = pool.parent[order]
+            counts &= (parent < 0) | ~pool.accepted[parent]
+        return order[: counts.nonzero()[0][self._quorum - 1] + 1]
+
+    # --- what becomes of it -----------------------------------------------------------------------------------
+
+    def _take(self, pool: Pool, arrived: Ints, ended_s: Floats) -> Ints:
+        """Count gradients as used or dropped, and return the staleness of those used."""
+        used = arrived
+        if self._drops:
+            is_used = pool.accepted[arrived]
+            used, dropped = arrived[is_used], arrived[~is_used]
+            self.tally.wasted_s += float((ended_s[~is_used] - pool.begun_s[dropped]).sum())
+        staleness = self._version - self._on_version[pool.worker[used]]
+        staleness[pool.parent[used] >= 0] = 0
+        self.tally.use(staleness)
+        self.tally.pushes += len(arrived)
+        return staleness
+
+    def _go_on(self, pool: Pool, arrived: Ints) -> None:
+        """Note what those compute who were given work before the update, and who waits for it."""
+        waiting = self._waiting(pool, arrived)
+        self._draw[pool.worker[waiting]] = pool.draw[waiting]
+        self.tally.pulls += len(arrived) - len(waiting)
+        if pool.parent[-1] < 0:
+            return  # nobody could be given any
+        rank = np.full(len(pool.worker), -1)
+        rank[arrived] = np.arange(len(arrived))
+        rank[arrived[-1]] = -1  # what may follow is not begun before the update
+        after = (pool.parent >= 0).nonzero()[0]
+        flying = after[(rank[after] < 0) & (rank[pool.parent[after]] >= 0)]
+        worker = pool.worker[flying]
+        self._due_s[worker] = pool.due_s[flying]
+        self._begun_s[worker] = pool.begun_s[flying]
+        self._draw[worker] = pool.draw[flying]
+        self._on_version[worker] = self._version
+        self._sequence[worker] = self._next_sequence + rank[pool.parent[flying]]
+        self._next_sequence += len(arrived)
+
+    def _waiting(self, pool: Pool, arrived: Ints) -> Ints:
+        """Return the arrivals whose workers are given work with the update, in order."""
+        return arrived[-1:] if self._on_arrival else arrived[pool.accepted[arrived]]
+
+    def _update(self, pool: Pool, arrived: Ints, ended_s: Floats, is_last: bool) -> None:
+        """Make the update, and give work to those who waited for it or are interrupted."""
+        tally = self.tally
+        self._version += 1
+        self._free_s = tally.now = float(ended_s[-1]) + self._update_s
+        tally.updates += 1
+        waited_s = self._free_s - (ended_s[-1:] if self._on_arrival else ended_s[pool.accepted[arrived]])
+        tally.idle_s += float(waited_s.sum())
+        if is_last:
+            return
+        waiting = pool.worker[self._waiting(pool, arrived)]
+        self._on_version[waiting] = self._version
+        stale = self._interrupted() if self._interrupts else waiting[:0]
+        self._number(waiting, stale)
+        self._give(np.concatenate([waiting, stale]))
+
+    def _interrupted(self) -> Ints:
+        """Interrupt work that could no longer be accepted, and return whose it was."""
+        stale = np.flatnonzero(self._on_version < self._version - self._max_staleness)
+        self.tally.interrupted += len(stale)
+        self.tally.wasted_s += float((self._free_s - self._begun_s[stale]).sum())
+        return stale
+
+    # --- giving work ------------------------------------------------------------------------------------------
+
+    def _number(self, waiting: Ints, stale: Ints) -> None:
+        """Give the next numbers to the work of those who waited, then to that of the interrupted, in their order."""
+        if len(waiting) + len(stale) == len(self._sequence):  # everybody: those behind keep their order without sorting
+            self._sequence += len(waiting)
+            self._sequence[waiting] = np.arange(len(waiting))
+            self._next_sequence += len(waiting)
+            return
+        again = np.concatenate([waiting, stale[np.argsort(self._sequence[stale])]])
+        self._sequence[again] = self._next_sequence + np.arange(len(again))
+        self._next_sequence += len(again)
+
+    def _give(self, workers: Ints) -> None:
+        """Give work on the newest version, now."""
+        self._draw[workers] += 1
+        self._begun_s[workers] = self._free_s
+        self._on_version[workers] = self._version
+        self._due_s[workers] = self._free_s + self._draws.durations_s(workers, self._draw[workers])
+        self.tally.pulls += len(workers)

@@ -1,0 +1,66 @@
+"""Which simulations a fleet takes, and how."""
+
+from __future__ import annotations
+
+from math import inf
+
+from paceline.clusters.simulated import Cluster
+from paceline.clusters.timing import Trace
+from paceline.engines.virtual.vectorized.lockstep import Lockstep
+from paceline.engines.virtual.vectorized.renewal import Renewal
+from paceline.engines.virtual.vectorized.rounds import Windows
+from paceline.protocols.protocol import Plan
+
+Fleet = Lockstep | Renewal | Windows
+
+# Below these the coordinator is as fast, by measurement (exponential times; processor seconds an update).
+RENEWAL_WORKERS = 16
+WINDOW_WORK = 32
+WINDOW_SHARE = 1 / 128
+
+
+def fleet_for(plan: Plan, cluster: Cluster, *, seed: int = 0, payload_bytes: float = 0) -> Fleet | None:
+    """Return a simulation of all workers at once if there is one that gains by it, or None.
+
+    Args:
+        plan: checked.
+        cluster: simulated.
+        seed: of the run.
+        payload_bytes: of the parameters, and of a gradient.
+    """
+    if not is_exact(plan, cluster):
+        return None
+    kind = _kind(plan, cluster)
+    return kind(plan.phases[0].protocol, cluster, seed, payload_bytes) if _gains(kind, plan, cluster) else None
+
+
+def is_exact(plan: Plan, cluster: Cluster) -> bool:
+    """Return whether a fleet makes the very updates of the coordinator.
+
+    It does for one protocol, without controllers or a bound on the lead, on workers that stay and whose times do not
+    depend on the moment. Each gradient that takes the server's time delays those behind it, one after the other:
+    that, traces, slowdowns and failures are left to the coordinator.
+    """
+    [first, *others] = plan.phases
+    is_fixed = not (others or first.controllers or first.reduction) and first.protocol.max_lead == inf
+    is_steady = not (cluster.slowdowns or cluster.transient or cluster.faults or isinstance(cluster.timing, Trace))
+    return is_fixed and is_steady and cluster.server.gradient_s == 0
+
+
+def _kind(plan: Plan, cluster: Cluster) -> type[Fleet]:
+    protocol = plan.phases[0].protocol
+    if Lockstep.takes(protocol, cluster):
+        return Lockstep
+    return Renewal if Renewal.takes(protocol, cluster) else Windows
+
+
+def _gains(kind: type[Fleet], plan: Plan, cluster: Cluster) -> bool:
+    """Return whether the coordinator would be slower: it pays for each piece of work, a window for all workers, too."""
+    if kind is Lockstep:
+        return True
+    n, protocol = cluster.n, plan.phases[0].protocol
+    if kind is Renewal:
+        return n >= RENEWAL_WORKERS
+    all_begin_anew = protocol.max_staleness == 0 and protocol.on_update == "interrupt"
+    work = n if all_begin_anew or protocol.quorum == "all" else protocol.quorum
+    return work >= WINDOW_WORK + WINDOW_SHARE * n

@@ -1,0 +1,252 @@
+"""Which protocol and which K would have made a run's progress soonest, as its own gradients and round trips tell."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby, pairwise
+from math import inf, isfinite, isinf, nan
+from operator import attrgetter
+from pathlib import Path
+from statistics import mean
+
+from paceline.catalogue.parser import parse_plan
+from paceline.clusters.parser import parse_cluster
+from paceline.clusters.simulated import Cluster
+from paceline.clusters.timing import Trace
+from paceline.core.records import GradientArrived, StepMeasured, UpdateMade
+from paceline.errors import PacelineWarning, UsageError
+from paceline.experiments.advise.result import PARTS, Advice, Prediction, Seen
+from paceline.policies.estimators.convergence import Observed, noise, updates_needed, variance
+from paceline.policies.estimators.gain import Told
+from paceline.policies.learning_rate import LearningRate
+from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
+from paceline.recording.history import History, mean_loss
+from paceline.recording.run_folder import SavedRun
+from paceline.recording.validation import believed
+from paceline.run.simulate import simulate
+from paceline.utils.argument_types import checked_types
+
+LEAST_UPDATES = 4 * PARTS
+UPDATES = 300  # simulated for each protocol
+
+
+@checked_types
+def advise(
+    run: str | Path | SavedRun | Trace,
+    *,
+    protocols: Sequence[str | Protocol | Phase] = (),
+    cluster: str | Cluster | None = None,
+    seed: int = 0,
+) -> Advice:
+    """Rank protocols by the time in which they would lower the loss as a recorded run did.
+
+    The seconds per update of each are simulated on the round trips of the run. The updates that it needs follow from
+    the gradients of the run (`estimators.descent`): the fewer and the staler the gradients of an update are, the higher
+    above its path their noise keeps the loss.
+
+    Args:
+        run: folder of a run that was recorded with `measure_steps=True`, with updates of at least two gradients or
+            with microbatches, because a single gradient does not tell its noise. Or a trace, or its file, which tells
+            times only.
+        protocols: to rank, with constant knobs; those of the papers with K = 1, 2, 4 ... n if none is given.
+        cluster: whose times to take instead of the run's.
+        seed: of the simulations.
+
+    Raises:
+        UsageError: the run does not tell what is needed; with what to type instead.
+    """
+    with believed(getattr(run, "path", run)):
+        trace, recorded = _read(run)
+    given = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    if given is not None and not isinstance(given, Cluster):
+        raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster such as '16*exp(mean=1)'")
+    if given is not None:
+        _check_means(given)
+    n = given.n if given else trace.workers
+    plans = {str(plan): plan for plan in map(_plan, protocols or default_protocols(n))}
+    predictions: dict[str, list[Prediction]] = {name: [] for name in plans}
+    for fifth in (None, *range(PARTS)) if recorded else (None,):
+        times = given or Cluster(n, replace(_without(trace, fifth), censored="km"))
+        for name, plan in plans.items():
+            predictions[name].append(_predict(plan, times, recorded, fifth, seed))
+    return _ranked(predictions, recorded)
+
+
+def _read(run: str | Path | SavedRun | Trace) -> tuple[Trace, _Recorded | None]:
+    if isinstance(run, Trace):
+        return run, None
+    if not isinstance(run, SavedRun) and os.path.isfile(run):
+        return Trace.from_csv(run), None
+    saved = run if isinstance(run, SavedRun) else SavedRun(run)
+    return Trace.of(saved.history, source=str(saved.path)), _Recorded(saved)
+
+
+def read_run(saved: SavedRun) -> list[Observed]:
+    """Return what each update of a run has told.
+
+    Raises:
+        UsageError: they do not tell of the noise of gradients, or too few do.
+    """
+    rules = saved.configuration["rules"]
+    updates = list(read_updates(saved.history, LearningRate(**rules["learning_rate"]), rules["workers"]))
+    _check(saved, updates)
+    return updates
+
+
+def read_updates(history: History, rate: LearningRate, n: int) -> Iterator[Observed]:
+    """Yield what each update of a run has told, of those whose step was measured.
+
+    Args:
+        history: of the run.
+        rate: by which its learning rate followed the quorum.
+        n: workers.
+    """
+    used: list[GradientArrived] = []
+    for record in history:
+        if isinstance(record, GradientArrived) and record.used:
+            used.append(record)
+        elif isinstance(record, UpdateMade):
+            made_of, used = used, []
+        elif isinstance(record, StepMeasured):
+            samples = sum(each.samples for each in made_of)
+            loss, square, within, staleness = (
+                sum(each.samples * value(each) for each in made_of) / samples for value in _MEANS
+            )
+            k = len(made_of)
+            yield Observed(Told(k, loss, square, within, record.step), samples / k, staleness, rate.scale(k, n))
+
+
+def default_protocols(n: int) -> list[str]:
+    """Return the protocols of the papers, with K = 1, 2, 4 ... n, as they are typed."""
+    ks = sorted({*(2**i for i in range(n.bit_length()) if 2**i <= n), n})
+    families = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
+    some = [f"{family}(k={k})" for family in families for k in ks if k < n or "batch" in family]
+    return ["bsp", "asp", *(text for text in some if text not in ("k_async(k=1)", "k_batch_async(k=1)"))]
+
+
+_MEANS: Sequence[Callable[[GradientArrived], float]] = (
+    attrgetter("loss"),
+    attrgetter("squared_norm"),
+    attrgetter("variance"),
+    attrgetter("staleness"),
+)
+
+
+class _Recorded:
+    """A run, and what its gradients were like in the whole and in each fifth."""
+
+    def __init__(self, saved: SavedRun) -> None:
+        self.rate = LearningRate(**saved.configuration["rules"]["learning_rate"])
+        updates = read_run(saved)
+        borders = [round(part * len(updates) / PARTS) for part in range(PARTS + 1)]
+        around = max(1, len(updates) // (4 * PARTS))
+        losses = [each.told.loss for each in updates]
+        self.curve = [(b, mean_loss(losses[max(0, b - around) : b + around])) for b in borders]
+        (_, before), *_, (_, after) = self.curve
+        if not after < before:
+            raise UsageError(
+                f"{saved.path}: its loss went from {before:.3g} to {after:.3g}, no progress to compare; record a run "
+                "that learns, with another learning rate, or longer"
+            )
+        self.noise = noise(updates)
+        self._noise_of = [noise(updates[first:after]) for first, after in pairwise(borders)]
+        self._k = mean(each.told.k for each in updates)
+        self._staleness = mean(each.staleness for each in updates)
+        self._scale = mean(each.rate_scale for each in updates)
+
+    def seen(self) -> Seen:
+        """Return what there is to say of its gradients."""
+        N, V = self.noise.squared_norm, self.noise.variance
+        return Seen((self.curve[0][1], self.curve[-1][1]), V / N if N else inf, self.noise.curvature)
+
+    def updates_needed(self, k: float, staleness: float, rate_scale: float, fifth: int | None) -> float:
+        """Return the updates of another protocol to the loss at the end, by the noise of a fifth if one is given."""
+        seen = (self.noise if fifth is None else self._noise_of[fifth]).stable_at(self._staleness, self._scale)
+        shift = seen.excess(k, staleness, rate_scale) - seen.excess(self._k, self._staleness, self._scale)
+        return updates_needed(self.curve, shift) * self._scale / rate_scale if shift < inf else inf
+
+
+def _check(saved: SavedRun, updates: Sequence[Observed]) -> None:
+    recorded = saved.configuration["protocol"]
+    if any(each.get("reduction") and each["reduction"]["sums"] == "updates" for each in saved.configuration["plan"]):
+        raise UsageError(
+            f"{saved.path}: the workers of {recorded} step for themselves, each at its own parameters, so that its "
+            "gradients do not tell of one step for all; record a run of all_reduce or bsp, with measure_steps=True"
+        )
+    if len(updates) < LEAST_UPDATES:
+        raise UsageError(
+            f"{saved.path} tells of {len(updates)} measured steps, expected at least {LEAST_UPDATES}; record it with "
+            "measure_steps=True, or longer"
+        )
+    if any(isinstance(each, GradientArrived) and each.compensations for each in saved.history):
+        raise UsageError(f"{saved.path}: compensators have changed its gradients; record a run without them")
+    if sum(isfinite(variance(each.told)) for each in updates) < LEAST_UPDATES:
+        raise UsageError(
+            f"{saved.path}: its updates of a single gradient do not tell how noisy one is; record a run of a "
+            "protocol with k >= 2, or of a job with microbatches >= 2"
+        )
+
+
+def _check_means(cluster: Cluster) -> None:
+    laws = [] if isinstance(cluster.timing, Trace) else [cluster.law_of(worker) for worker in range(cluster.n)]
+    for law in laws:
+        if isinf(law.expectation_s):
+            raise UsageError(f"{law} has an infinite mean, of which no simulation tells; give a law with a mean")
+
+
+def _without(trace: Trace, part: int | None) -> Trace:
+    """Return a trace without a fifth of each worker's rows."""
+    if part is None:
+        return trace
+    kept = []
+    for _, own in groupby(trace.rows, key=attrgetter("worker")):
+        rows = list(own)
+        first, after = (round(i * len(rows) / PARTS) for i in (part, part + 1))
+        kept += rows[:first] + rows[after:] if len(rows) > PARTS else rows
+    return replace(trace, rows=kept)
+
+
+def _plan(given: str | Protocol | Phase) -> Plan:
+    plan = parse_plan(given) if isinstance(given, str) else as_plan(given)
+    phase = plan.phases[0]
+    if len(plan.phases) > 1 or phase.controllers or phase.compensators:
+        raise UsageError(
+            f"{plan} changes while it runs, or compensates; expected protocols with constant knobs, as k_sync(k=4)"
+        )
+    if _steps_apart(plan):
+        raise UsageError(
+            f"{plan} lets its workers step for themselves, of which nobody knows how many steps it takes; expected "
+            "protocols whose gradients enter one step, as all_reduce or k_sync(k=4)"
+        )
+    return plan
+
+
+def _steps_apart(plan: Plan) -> bool:
+    return plan.reduction is not None and plan.reduction.sums == "updates"
+
+
+def _predict(plan: Plan, cluster: Cluster, recorded: _Recorded | None, fifth: int | None, seed: int) -> Prediction:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PacelineWarning)  # a trace may begin again
+        simulated = simulate(plan, cluster, updates=UPDATES, seed=seed)
+    k, staleness, update_s = simulated.totals.mean_k, simulated.totals.mean_staleness, simulated.seconds_per_update
+    updates = nan
+    if recorded is not None:
+        updates = recorded.updates_needed(k, staleness, recorded.rate.scale(max(1, round(k)), cluster.n), fifth)
+    seconds = update_s * updates
+    return Prediction(str(plan), update_s, k / update_s, staleness, updates, seconds, seconds, seconds, 0)
+
+
+def _ranked(predictions: Mapping[str, Sequence[Prediction]], recorded: _Recorded | None) -> Advice:
+    if recorded is None:
+        only = [whole for [whole] in predictions.values()]
+        return Advice(sorted(only, key=attrgetter("seconds_per_update")), None)
+    winners = [min(predictions, key=lambda name: predictions[name][i].seconds) for i in range(1, PARTS + 1)]
+    ranking = []
+    for name, (whole, *parts) in predictions.items():
+        seconds = [each.seconds for each in parts]
+        ranking.append(whole._replace(low_s=min(seconds), high_s=max(seconds), wins=winners.count(name)))
+    return Advice(sorted(ranking, key=attrgetter("seconds")), recorded.seen())

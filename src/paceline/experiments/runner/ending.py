@@ -1,0 +1,89 @@
+"""How a run of a comparison or a search ended, read from its folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from paceline.core.events import Outcome
+from paceline.core.records import RunEnded
+from paceline.core.stop import TARGETS, Stop
+from paceline.recording.event_log import to_record
+from paceline.recording.run_folder import ERROR, EVENTS
+from paceline.utils.files import ContentError, open_regular, replace_file
+from paceline.utils.wording import first_line
+
+TAIL_BYTES = 1 << 16
+
+
+class Crash(NamedTuple):
+    """Why a run crashed.
+
+    Attributes:
+        message: one line.
+        file: with the traceback, None if it could not be written.
+    """
+
+    message: str
+    file: Path | None = None
+
+    def __str__(self) -> str:
+        return self.message if self.file is None else f"{self.message} ({self.file})"
+
+
+def is_finished(run: Path) -> bool:
+    """Return whether a run needs no further work: its log ends with an outcome, and neither an interrupt nor a crash.
+
+    A run that diverged is finished: repeating it would diverge again.
+    """
+    outcome = outcome_of(run)
+    return outcome is not None and outcome is not Outcome.INTERRUPTED and not outcome.is_crash
+
+
+def outcome_of(run: Path) -> Outcome | None:
+    """Return the outcome in the last line of a run's log, None if the log has no end."""
+    end = _last_line(run / EVENTS)
+    if not end.startswith(b'{"event":"run_ended"'):
+        return None
+    record = to_record(end)
+    return record.outcome if isinstance(record, RunEnded) else None
+
+
+def write_crash(run: Path, message: str, details: str) -> Crash:
+    """Write why a run crashed into its folder: the message in the first line, the traceback below it.
+
+    A traceback that cannot be written goes to standard error.
+    """
+    crash = Crash(first_line(message), run / ERROR)
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        replace_file(run / ERROR, f"{crash.message}\n\n{details or message}\n".encode())
+    except OSError as error:
+        print(f"cannot write {run / ERROR} ({error.strerror or error}):\n{details or message}", file=sys.stderr)
+        return Crash(crash.message)
+    return crash
+
+
+def in_words(stop: Stop, outcome: Outcome, reason: str) -> str:
+    """Return how a run without a crash ended: it reached its target, missed it or diverged.
+
+    >>> in_words(Stop(loss=0.2, seconds=60), Outcome.SECONDS, "60 seconds have passed")
+    'missed loss 0.2: 60 seconds have passed'
+    """
+    if outcome.is_divergence:
+        return f"diverged: {reason.removeprefix('training diverged: ')}"
+    is_missed = stop.targets and outcome not in (*TARGETS, Outcome.INTERRUPTED)
+    return f"missed {stop.goal}: {reason}" if is_missed else reason
+
+
+def _last_line(path: Path) -> bytes:
+    """Return the last line, or nothing if it is cut short."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            tail = file.read()
+    except (OSError, ContentError):
+        return b""  # no run has begun there
+    return tail.splitlines()[-1] if tail.endswith(b"\n") else b""

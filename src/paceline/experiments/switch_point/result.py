@@ -1,0 +1,175 @@
+"""What a search for the switch point has brought: its table for people, and the file for later runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import tomli_w
+
+from paceline.catalogue.switch_timing import SwitchTiming
+from paceline.experiments.switch_point.bisection import Bisection
+from paceline.experiments.switch_point.trials import Trial, Trials
+from paceline.utils.representation import Tabled
+from paceline.utils.text_table import Grid
+from paceline.utils.wording import counted
+
+NONE = "-"
+HEADER = "# Written by paceline's search for a switch point; used by the protocol sync_switch(timing=FILE).\n\n"
+
+
+@dataclass(frozen=True, repr=False)
+class SwitchSearch(Tabled):
+    """A search for the moment at which one protocol gives way to another.
+
+    Attributes:
+        trial: what its runs have in common.
+        bisection: the target, and what is accepted.
+        seeds: of the runs of each setting.
+        folder: with a folder a run, the table, and timing.toml.
+        alone: the runs of the first protocol alone; None without any.
+        tried: the settings, in the order in which they were tried.
+        timing: what was found; None while nothing is.
+    """
+
+    trial: Trial
+    bisection: Bisection
+    seeds: tuple[int, ...]
+    folder: Path
+    alone: Trials | None = None
+    tried: tuple[Trials, ...] = ()
+    timing: SwitchTiming | None = None
+
+    @property
+    def next_fraction(self) -> float | None:
+        """What is to be tried next, None if nothing is."""
+        return self.bisection.next_fraction([(each.fraction, each.accuracies) for each in self.tried])
+
+    @property
+    def smallest(self) -> float:
+        """The smallest share that has been accepted until now, 1 if none has."""
+        return self.bisection.found([(each.fraction, each.accuracies) for each in self.tried])
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user has ended it."""
+        return self.timing is None
+
+    @property
+    def fraction(self) -> float | None:
+        """Share of the workload under the first protocol that was found, 1 for all of it."""
+        return self.timing.fraction if self.timing else None
+
+    @property
+    def speed_up(self) -> float:
+        """How many times faster than the first protocol alone the plan that was found is; nan if not measured."""
+        found = next((each for each in self.tried if each.fraction == self.fraction), None)
+        if self.fraction == 1:
+            return 1.0
+        return self.alone.mean_s / found.mean_s if self.alone and found else nan
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds of all runs together, those of the first protocol alone included."""
+        return sum(sum(each.times_s) for each in self._all)
+
+    @property
+    def cost(self) -> float:
+        """The same in runs of the first protocol alone; nan if there were none."""
+        return self.cost_s / self.alone.mean_s if self.alone else nan
+
+    @property
+    def _all(self) -> list[Trials]:
+        return [*([self.alone] if self.alone else []), *self.tried]
+
+    def relative_time(self, trials: Trials) -> float:
+        """Return the mean time of a setting as a multiple of that of the first protocol alone; nan if unknown."""
+        return trials.mean_s / self.alone.mean_s if self.alone else nan
+
+    def is_accepted(self, trials: Trials) -> bool:
+        """Return whether a setting keeps the accuracy."""
+        return self.bisection.accepts(trials.accuracies)
+
+    def _facts(self) -> Mapping[str, object]:
+        facts = {"first": self.trial.first, "then": self.trial.then, "fraction": self.fraction}
+        return {**facts, "speed_up": self.speed_up, "cost_s": self.cost_s, "folder": self.folder}
+
+    def _title(self) -> str:
+        if self.interrupted:
+            return ""
+        target, margin = self.bisection.target, f"{'+-' if self.bisection.two_sided else '-'} {self.bisection.margin:g}"
+        asked = f"mean accuracy {target:.4f} {margin} to be kept, {counted(len(self.seeds), 'run')} a switch"
+        return f"{self.trial.first}, then {self.trial.then}, on {self.trial.cluster}: {asked}."
+
+    def _grids(self) -> list[Grid]:
+        """Return the table of what was tried; of a search that was interrupted there is none yet."""
+        return [] if self.interrupted else [Grid(_HEADINGS, [self._row(each) for each in self._all], left=(1,))]
+
+    def _notes(self) -> list[str]:
+        return self._verdict()
+
+    def _row(self, trials: Trials) -> list[str]:
+        kept = NONE if trials is self.alone else "yes" if self.is_accepted(trials) else "no"
+        share, relative = f"{100 * trials.fraction:.6g}%", _number(self.relative_time(trials))
+        return [share, _spread(trials), _number(trials.mean_s), relative, kept]
+
+    def _verdict(self) -> list[str]:
+        first, share = self.trial.first, 100 * (self.fraction or 0)
+        cost = (
+            ""
+            if isnan(self.cost)
+            else f", as much as {_number(self.cost)} {'run' if _number(self.cost) == '1' else 'runs'} of {first} alone"
+        )
+        gain = "" if isnan(self.speed_up) else f", {self.speed_up:.2f} x faster than {first} alone"
+        found = f"Found: {first} for {share:.6g}% of the workload, then {self.trial.then}{gain}."
+        if self.fraction is None:
+            found = "The search was interrupted."
+        elif self.fraction == 1:
+            found = f"No switch kept the accuracy: stay with {first} to the end."
+        return [found, f"All runs together took {_number(self.cost_s)} s{cost}."]
+
+    def to_toml(self) -> str:
+        """Return the file that `sync_switch(timing=FILE)` reads, with every trial."""
+        return HEADER + tomli_w.dumps(self.as_table())
+
+    def as_table(self) -> dict[str, Any]:
+        """Return all that was asked and found in plain values; the accuracy of a run that diverged is nan."""
+        searched = self.bisection
+        asked = {"target": searched.target, "margin": searched.margin, "two_sided": searched.two_sided}
+        table = {**(self.timing.as_table() if self.timing else {}), **asked}
+        table |= {"cluster": str(self.trial.cluster), "stop": str(self.trial.stop), "seeds": list(self.seeds)}
+        table |= {"cost_s": self.cost_s, "cost_in_first_runs": self.cost, "speed_up": self.speed_up}
+        alone = {"first_alone": _plain(self.alone)} if self.alone else {}
+        return {
+            **table,
+            **alone,
+            "trials": [_plain(each) | {"accepted": self.is_accepted(each)} for each in self.tried],
+        }
+
+
+_HEADINGS = ("share of\nthe first", "accuracy at the end", "seconds", "of the\nfirst one", "kept")
+
+
+def _plain(trials: Trials) -> dict[str, Any]:
+    return {
+        "fraction": trials.fraction,
+        "accuracies": list(trials.accuracies),
+        "times_s": list(trials.times_s),
+        "mean_s": trials.mean_s,
+    }
+
+
+def _spread(trials: Trials) -> str:
+    accuracies: Sequence[float] = trials.accuracies
+    if trials.diverged:
+        return f"{trials.diverged} of {len(accuracies)} diverged"
+    around = f" ({min(accuracies):.4f} to {max(accuracies):.4f})" if len(accuracies) > 1 else ""
+    return f"{mean(accuracies):.4f}{around}"
+
+
+def _number(value: float) -> str:
+    return NONE if isnan(value) else f"{value:.0f}" if value >= 1000 else f"{value:.3g}"

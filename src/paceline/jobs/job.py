@@ -1,0 +1,356 @@
+"""Job: what to train. The model, its loss, its optimizer and its data, and how they are used."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+from typing import Any, Literal, Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+
+from paceline.errors import PacelineWarning, UsageError
+from paceline.jobs.dataloader import LoaderParts, take_apart
+from paceline.jobs.metrics import Average
+from paceline.policies.learning_rate import LearningRate, LinearSchedule
+from paceline.utils.argument_types import checked_types
+from paceline.utils.representation import Shown, in_short
+from paceline.utils.wording import counted
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that require a gradient, tied ones once."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+Batch = Any
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+Metrics = Mapping[str, float | Tensor | Average]
+Step = Callable[[nn.Module, Batch], "Tensor | tuple[Tensor, Metrics]"]
+
+
+@runtime_checkable
+class Samples(Protocol):
+    """Numbered samples of any class, which need not derive from torch's `Dataset`."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def __getitem__(self, index: Any, /) -> Any:
+        """Return a sample."""
+
+
+@checked_types(
+    batch_size=", as batch_size=32",
+    optimizer=" from the parameters to an optimizer, as optimizer=partial(torch.optim.SGD, lr=0.1)",
+    no_decay_on=", as pl.BATCH_NORMS",
+    schedule="; one of torch.optim.lr_scheduler is given as scheduler=",
+)
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Job(Shown):
+    """What to train.
+
+    Args:
+        model: a module, which is left as it is, or a function that makes one.
+        optimizer: function that makes a `torch.optim` optimizer, as `partial(torch.optim.SGD, lr=0.1)`. It is given the
+            model if its first argument is called `model`, (name, parameter) pairs if it is called `named_parameters`,
+            otherwise the parameters; those that require a gradient.
+        data: map-style or iterable; a map-style one may offer `minibatch(indices)` to make a whole batch at once. A
+            DataLoader gives its data set, batch_size, collate_fn, num_workers, prefetch_factor and, with
+            sampling="epoch", its own sampler; arguments of the job other than the defaults win, and a warning names
+            what is left out.
+        batch_size: samples in a worker's minibatch, >= 1; may be left out only where `data` is a DataLoader.
+        loss: `loss(output, target)`, for data of plain (input, target) pairs.
+        step: `step(model, batch) -> loss` or `(loss, metrics)`, for anything else; give loss or step. Metrics are read
+            in evaluations: a number is averaged over samples, a `pl.Average` as it says. One that is named "loss" takes
+            the place of the evaluation loss.
+        eval_data: data that the evaluation loss, `accuracy` and the other metrics are measured on; also a DataLoader.
+        eval_batch_size: samples in a batch of the evaluation, >= 1; 0 for that of a DataLoader, or `batch_size`.
+        scheduler: from the optimizer to a `torch.optim.lr_scheduler`; it is stepped by workload.
+        schedule_unit: accepted work between two steps of the scheduler: a "gradient", an "epoch", an "update" of n
+            gradients, where n is the number of workers that the run begins with, or a "sample", which is
+            1 / batch_size of a gradient. So "update" is one step an update under BSP and all-reduce, and the same
+            workload under every other protocol, whatever its quorum, and also if workers are lost.
+        schedule: of learning rate and weight decay together, instead of a scheduler; see `LinearSchedule`.
+        no_decay_on: types of modules, such as `pl.BATCH_NORMS`, whose own parameters get no weight decay: the optimizer
+            is then given them in a parameter group with weight_decay=0.
+        clip_norm: largest norm of the mean gradient, None for no clipping.
+        lr_rule: "constant" or "proportional" to the gradients in an update; see `LearningRate`.
+        lr_is: whether the optimizer's rate is the "total" one or "per_worker".
+        sampling: minibatches drawn with "replacement", or each "epoch" every sample once.
+        sharding: "shared" by all workers, or "partitioned" among them.
+        on_drop: what happens to the minibatch of a gradient that was not used: "requeue" or "discard".
+        collate: makes a batch of a list of samples.
+        sampler: the order of the samples of an epoch, for sampling="epoch" on shared data.
+        microbatches: parts in which a minibatch is computed, one after the other.
+        loader_workers: background processes, >= 0, in which each process that computes gradients has its minibatches
+            prepared ahead; 0 prepares them in line. They change the time of a run and nothing else.
+        prefetch: minibatches that each of these processes prepares ahead, >= 1.
+        name: for people.
+
+    Raises:
+        UsageError: a part is missing, of the wrong kind, or contradicts another.
+    """
+
+    model: nn.Module | Callable[[], nn.Module]
+    optimizer: Callable[[Any], torch.optim.Optimizer]
+    data: Dataset[Any] | Samples | DataLoader[Any]
+    batch_size: int = 0
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    step: Step | None = None
+    eval_data: Dataset[Any] | Samples | DataLoader[Any] | None = None
+    eval_batch_size: int = 0
+    scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
+    schedule_unit: Literal["gradient", "epoch", "update", "sample"] = "gradient"
+    schedule: LinearSchedule | None = None
+    no_decay_on: Sequence[type[nn.Module]] = ()
+    clip_norm: float | None = None
+    lr_rule: Literal["constant", "proportional"] = "constant"
+    lr_is: Literal["total", "per_worker"] = "total"
+    sampling: Literal["replacement", "epoch"] = "replacement"
+    sharding: Literal["shared", "partitioned"] = "shared"
+    on_drop: Literal["requeue", "discard"] = "requeue"
+    collate: Callable[[list[Any]], Batch] | None = None
+    sampler: Sampler[int] | None = field(default=None, repr=False)
+    microbatches: int = 1
+    loader_workers: int = 0
+    prefetch: int = 2
+    name: str = "job"
+
+    def __post_init__(self) -> None:
+        self._take_loaders_apart()
+        for count, least in _COUNTS.items():
+            value = getattr(self, count)
+            if value < least:
+                left_out = "; it may be left out only if data is a DataLoader" if count == "batch_size" else ""
+                raise UsageError(f"job {self.name}: {count} = {value!r}, expected a whole number >= {least}{left_out}")
+        if (self.loss is None) == (self.step is None):
+            raise UsageError(
+                f"job {self.name}: expected either loss=, for (input, target) pairs, or step= for anything else"
+            )
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise UsageError(f"job {self.name}: clip_norm = {self.clip_norm!r}, expected a number > 0")
+        if self.microbatches > self.batch_size:
+            raise UsageError(
+                f"job {self.name}: {self.microbatches} microbatches of a minibatch of {self.batch_size}; "
+                f"expected at most {self.batch_size}"
+            )
+        self._check_schedule()
+        self._check_sampling()
+
+    def _take_loaders_apart(self) -> None:
+        """Replace a DataLoader by its parts, and warn of what the job leaves out."""
+        if isinstance(self.data, DataLoader):
+            parts = take_apart(self.data, f"job {self.name}: data", self.sampling)
+            self._take_over("data", parts, "batch_size", sampler=self._sampler_of(parts))
+        if isinstance(self.eval_data, DataLoader):
+            parts = take_apart(self.eval_data, f"job {self.name}: eval_data", None)
+            if parts.sampler is not None:
+                raise UsageError(
+                    f"job {self.name}: eval_data is a DataLoader with a {type(parts.sampler).__name__}, but evaluation "
+                    "reads every sample; give eval_data=torch.utils.data.Subset(dataset, indices)"
+                )
+            if parts.collate is not None and parts.collate != self.collate:
+                raise UsageError(
+                    f"job {self.name}: eval_data is a DataLoader with another collate_fn than the training data; give "
+                    "both the same one"
+                )
+            self._take_over("eval_data", parts._replace(workers=0, prefetch=None), "eval_batch_size")
+
+    def _take_over(self, role: str, parts: LoaderParts, batch_size: str, sampler: Sampler[int] | None = None) -> None:
+        values: dict[str, Any] = {batch_size: parts.batch_size, "collate": parts.collate, "sampler": sampler}
+        values |= {"loader_workers": parts.workers, "prefetch": parts.prefetch}
+        left_out = list(parts.left_out)
+        for name, theirs in values.items():
+            ours = getattr(self, name)
+            if theirs in (None, _DEFAULTS[name]) or ours == theirs:
+                continue
+            if ours == _DEFAULTS[name]:
+                object.__setattr__(self, name, theirs)
+            else:
+                left_out.append(f"its {name} {theirs} (the job's own {name}={ours} is used)")
+        object.__setattr__(self, role, parts.data)
+        if left_out:
+            warnings.warn(
+                f"job {self.name}: {role} is a DataLoader, of which the job leaves out {', '.join(left_out)}",
+                PacelineWarning,
+                stacklevel=6,
+            )
+
+    def _sampler_of(self, parts: LoaderParts) -> Sampler[int] | None:
+        if parts.sampler is None or (self.sampling, self.sharding) == ("epoch", "shared"):
+            return parts.sampler
+        raise UsageError(
+            f"job {self.name}: data is a DataLoader with a {type(parts.sampler).__name__}, which orders epochs; give "
+            "sampling='epoch' to use it, or data=loader.dataset and batch_size to do without it"
+        )
+
+    def _check_schedule(self) -> None:
+        if self.schedule is not None and self.scheduler is not None:
+            raise UsageError(f"job {self.name}: the learning rate has a schedule and a scheduler; give one of the two")
+
+    def _check_sampling(self) -> None:
+        if self.is_iterable and self.sampling == "epoch":
+            raise UsageError(f"job {self.name}: iterable data have no numbered samples; give sampling='replacement'")
+        if self.is_iterable and self.sharding == "partitioned":
+            raise UsageError(
+                f"job {self.name}: every worker reads its own part of iterable data already; give sharding='shared'"
+            )
+        if self.sampler is not None and (self.sampling, self.sharding) != ("epoch", "shared"):
+            raise UsageError(
+                f"job {self.name}: a sampler orders epochs of shared data; give sampling='epoch' and "
+                "sharding='shared' with it"
+            )
+
+    def _facts(self) -> Mapping[str, object]:
+        """Return the parts that were given: of a model its size, of data their number, never their content."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        set_apart = {each.name: given[each.name] for each in fields(self) if each.default is not given[each.name]}
+        first = {"name": self.name, "model": _model_in_short(self.model)}
+        return first | {name: _data_in_short(value) for name, value in set_apart.items() if name not in first}
+
+    @property
+    def is_iterable(self) -> bool:
+        """Whether the training data can only be read in sequence."""
+        return isinstance(self.data, IterableDataset)
+
+    @property
+    def dataset(self) -> Dataset[Any]:
+        """Training data."""
+        assert not isinstance(self.data, DataLoader)  # it was taken apart
+        return cast("Dataset[Any]", self.data)  # or what is used like one
+
+    @property
+    def eval_dataset(self) -> Dataset[Any] | None:
+        """Evaluation data, None for no evaluation."""
+        assert not isinstance(self.eval_data, DataLoader)  # it was taken apart
+        return cast("Dataset[Any] | None", self.eval_data)
+
+    def gradients_per_schedule_step(self, per_epoch: float | None, workers: int) -> Fraction | None:
+        """Return the accepted gradients between two steps of the scheduler, None if the data have no epochs.
+
+        Args:
+            per_epoch: gradients of one epoch, None if the data have no length.
+            workers: that the run begins with, >= 1.
+        """
+        match self.schedule_unit:
+            case "gradient":
+                return Fraction(1)
+            case "update":
+                return Fraction(workers)
+            case "sample":
+                return Fraction(1, self.batch_size)
+            case "epoch":
+                return None if per_epoch is None else Fraction(per_epoch)
+
+    @property
+    def learning_rate(self) -> LearningRate:
+        """How the learning rate follows the number of gradients."""
+        return LearningRate(self.lr_rule, self.lr_is)
+
+    def minibatches_per_epoch(self, shards: int = 1) -> int | None:
+        """Return the whole minibatches in one pass over a shard, None for iterable data.
+
+        The samples beyond the last whole minibatch are left out of this epoch; the shuffle makes them others
+        in the next.
+        """
+        if self.is_iterable:
+            return None
+        samples = len(self.sampler) if self.sampler is not None else len(self.data)  # type: ignore[arg-type]
+        per_shard = samples // shards // self.batch_size
+        if per_shard == 0:
+            of = f"one of {shards} shards of {counted(samples, 'sample')}" if shards > 1 else f"a data set of {samples}"
+            raise UsageError(
+                f"job {self.name}: {of} is smaller than a batch of {self.batch_size}; give a smaller batch_size"
+            )
+        return per_shard
+
+    def build_model(self, seed: int) -> nn.Module:
+        """Return a model of its own for the caller, the same one for the same seed."""
+        if isinstance(self.model, nn.Module):
+            model = copy.deepcopy(self.model)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                model = self.model()
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"job {self.name}: model() returned {type(model).__name__}, expected an nn.Module")
+        _check_model(self.name, model)
+        return model
+
+    def loss_of(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Return the mean loss of a batch, a scalar, with the metrics of the same batch."""
+        if self.step is not None:
+            answer = self.step(model, batch)
+            loss, metrics = answer if isinstance(answer, tuple) else (answer, {})
+        else:
+            assert self.loss is not None
+            inputs, target = self._pair(batch)
+            output = model(inputs)
+            loss = self.loss(output, target)
+            metrics = {} if model.training else _accuracy(output, target)
+        if not isinstance(loss, Tensor) or loss.ndim != 0:
+            got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise UsageError(f"job {self.name}: the loss is no scalar (given {got}); reduce it, as with .mean()")
+        return loss, metrics
+
+    def _pair(self, batch: Batch) -> tuple[Any, Tensor]:
+        if isinstance(batch, tuple | list) and len(batch) == 2:
+            return batch[0], batch[1]
+        raise UsageError(
+            f"job {self.name}: loss= needs batches of (input, target), given {type(batch).__name__}; "
+            "give step= for other batches"
+        )
+
+
+def _model_in_short(model: nn.Module | Callable[[], nn.Module]) -> str:
+    if not isinstance(model, nn.Module):
+        return in_short(model)
+    return f"{type(model).__name__} of {sum(each.numel() for each in model.parameters()):,} parameters"
+
+
+def _data_in_short(value: object) -> object:
+    if not isinstance(value, Dataset | Sampler):
+        return value
+    return f"{type(value).__name__} of {len(value):,}" if isinstance(value, Sized) else type(value).__name__
+
+
+_COUNTS = {"batch_size": 1, "microbatches": 1, "eval_batch_size": 0, "loader_workers": 0, "prefetch": 1}
+_DEFAULTS = {
+    "batch_size": 0,
+    "eval_batch_size": 0,
+    "collate": None,
+    "loader_workers": 0,
+    "prefetch": 2,
+    "sampler": None,
+}
+
+
+def _check_model(name: str, model: nn.Module) -> None:
+    if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
+        raise UsageError(f"job {name}: the model has lazy layers; give every layer its sizes")
+    if not trainable(model):
+        raise UsageError(
+            f"job {name}: the model has no parameters to train; expected at least one that requires a gradient"
+        )
+    for path, module in model.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise UsageError(
+                f"job {name}: {path or type(module).__name__} makes sparse gradients, which do not fit in a flat "
+                "vector; build it with sparse=False"
+            )
+
+
+def _accuracy(output: Any, target: Tensor) -> Metrics:
+    is_classification = (
+        isinstance(output, Tensor) and output.ndim == 2 and target.ndim == 1 and not target.is_floating_point()
+    )
+    if not is_classification:
+        return {}
+    return {"accuracy": (output.argmax(dim=1) == target).float().mean()}

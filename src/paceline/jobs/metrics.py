@@ -1,0 +1,98 @@
+"""Metrics of an evaluation: how the values of its batches make one number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf, nan
+from typing import SupportsFloat
+
+from paceline.errors import UsageError
+from paceline.utils.argument_types import checked_types
+
+
+@checked_types
+@dataclass(frozen=True)
+class Average:
+    """A metric of one batch as a sum and a count; the evaluation reports the sum of sums over the sum of counts.
+
+    metric = transform(sum of totals / sum of counts), over all batches of the evaluation data.
+
+    `Job.step` returns it in its metrics where a mean over samples is not what is wanted:
+
+    - by sum and count, for a mean over tokens: ``Average(nll_sum, tokens)``
+    - by batch, every batch counting the same: ``Average(value)``
+    - by sample: a plain number, the mean over the batch's samples, needs no `Average`.
+
+    Args:
+        total: sum over the batch, a number or a scalar tensor.
+        count: what is counted in it, a number or a scalar tensor >= 0.
+        transform: applied once, to the mean over all batches, as `math.exp` for a perplexity.
+
+    Example:
+        Perplexity is the exponential of the mean over tokens, not a mean of the batches' perplexities:
+
+        >>> from math import exp, log
+        >>> averages = Averages("demo")
+        >>> averages.add({"perplexity": Average(3 * log(2.0), 3, exp)}, samples=1)  # 3 tokens of probability 1/2
+        >>> averages.add({"perplexity": Average(1 * log(8.0), 1, exp)}, samples=1)  # 1 token of probability 1/8
+        >>> round(averages.means()["perplexity"], 6) == round(exp((3 * log(2.0) + log(8.0)) / 4), 6)
+        True
+    """
+
+    total: SupportsFloat
+    count: SupportsFloat = 1
+    transform: Callable[[float], float] | None = None
+
+
+class Averages:
+    """Running averages of all metrics of an evaluation, in float64.
+
+    Args:
+        job: name of the job, for errors.
+
+    Raises:
+        UsageError: by `add`, a metric has no text as its name, or is no number.
+    """
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._sums: dict[str, tuple[float, float]] = {}
+        self._transforms: dict[str, Callable[[float], float] | None] = {}
+
+    def add(self, metrics: Mapping[str, SupportsFloat | Average], samples: int) -> None:
+        """Add the metrics of a batch; a plain number counts as often as the batch has samples."""
+        for name, value in metrics.items():
+            if not isinstance(name, str):
+                raise UsageError(f"job {self._job}: a metric is named {name!r}; expected text, as in 'accuracy'")
+            if isinstance(value, Average):
+                total, count = self._number(name, value.total), self._number(name, value.count)
+            else:
+                total, count = self._number(name, value) * samples, float(samples)
+            before = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = before[0] + total, before[1] + count
+            self._transforms[name] = value.transform if isinstance(value, Average) else None
+
+    def means(self) -> dict[str, float]:
+        """Return the metrics; one that counted nothing is nan."""
+        return {name: self._mean(name, *sums) for name, sums in self._sums.items()}
+
+    def _mean(self, name: str, total: float, count: float) -> float:
+        mean = total / count if count else nan
+        transform = self._transforms[name]
+        if transform is None:
+            return mean
+        try:
+            return self._number(name, transform(mean))
+        except OverflowError:  # math.exp of an untrained model's loss
+            return inf
+
+    def _number(self, name: str, value: SupportsFloat) -> float:
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):
+            shape = getattr(value, "shape", None)
+            given = type(value).__name__ if shape is None else f"a {type(value).__name__} of shape {list(shape)}"
+            raise UsageError(
+                f"job {self._job}: metric {name!r} is {given}; expected a number, a scalar tensor or a pl.Average"
+            ) from None

@@ -1,0 +1,123 @@
+"""Delay compensation: a gradient that is moved, to first order, to where the parameters are now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import TYPE_CHECKING, ClassVar
+
+from paceline.policies.compensation.base import Compensator, Delayed, Kind, squared_norm
+from paceline.utils.argument_types import checked_types
+from paceline.utils.validation import check
+
+if TYPE_CHECKING:
+    from paceline.policies.compensation.base import Memory
+
+MEAN_SQUARE = "mean_square"
+REPRESENTABLE = "[0, 1e30]"  # in single precision, with some room
+
+
+@checked_types
+@dataclass(frozen=True, repr=False)
+class DCASGD(Compensator):
+    """Adds lambda * g * g * (w_now - w_then), a first-order step of the gradient with g * g for the Hessian.
+
+    Products are element by element. With `m`, lambda adapts to each element,
+
+        lambda = lambda0 / sqrt(mean_square + epsilon),   mean_square = m * mean_square + (1 - m) g * g,
+
+    where every gradient counts in the mean square, fresh ones too.
+
+    Args:
+        lambda0: >= 0; the paper has 0.04 where it is constant, 2 where it adapts.
+        m: in [0, 1), the paper has 0.95; None for a constant lambda.
+        epsilon: > 0.
+
+    Source: Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay Compensation", ICML 2017, eq. (10) and
+    its Section 6 (DC-ASGD-c and DC-ASGD-a).
+    """
+
+    lambda0: float
+    m: float | None = None
+    epsilon: float = 1e-7
+
+    name: ClassVar[str] = "dc_asgd"
+    kind: ClassVar[Kind] = "correction"
+
+    def __post_init__(self) -> None:
+        check(REPRESENTABLE, lambda0=self.lambda0)
+        check("(0, inf)", epsilon=self.epsilon)
+        if self.m is not None:
+            check("[0, 1)", m=self.m)
+
+    @property
+    def formula(self) -> str:
+        """The correction."""
+        adapted = "" if self.m is None else " / sqrt(mean square)"
+        return f"g + lambda{adapted} g g (w_now - w_then)"
+
+    def compensate(self, delayed: Delayed, memory: Memory) -> float:
+        """Correct the gradient, and return lambda0, or 0 where nothing is corrected."""
+        if self.m is not None:
+            self._adapt(delayed, memory, self.m)
+        elif delayed.staleness:
+            _correct(delayed, self.lambda0)
+        return float(self.lambda0) if delayed.staleness else 0.0
+
+    def _adapt(self, delayed: Delayed, memory: Memory, m: float) -> None:
+        if MEAN_SQUARE not in memory:
+            memory[MEAN_SQUARE] = [g.new_zeros(g.shape) for g in delayed.gradient]
+        for g, difference, mean_square in delayed.blocks(memory[MEAN_SQUARE]):
+            mean_square.mul_(m).addcmul_(g, g, value=1 - m)
+            if delayed.staleness:
+                root = mean_square.add(self.epsilon).sqrt_()
+                g.addcdiv_(difference.mul_(g).mul_(g), root, value=self.lambda0)
+
+
+@checked_types
+@dataclass(frozen=True, repr=False)
+class DCS3GD(Compensator):
+    """Adds lambda * g * g * D with D = w_now - w_then and lambda = lambda0 ||g|| / ||g * g * D||.
+
+    So the correction is lambda0 times as long as the gradient, whatever the distance; without one there is none.
+
+    Args:
+        lambda0: >= 0; the paper has 0.2.
+
+    Source: Rigazzi, "DC-S3GD", 2019, eq. (10) and (17).
+    """
+
+    lambda0: float = 0.2
+
+    name: ClassVar[str] = "dc_s3gd"
+    kind: ClassVar[Kind] = "correction"
+
+    def __post_init__(self) -> None:
+        check(REPRESENTABLE, lambda0=self.lambda0)
+
+    @property
+    def formula(self) -> str:
+        """The correction."""
+        return "g + lambda0 ||g|| / ||g g D|| g g D"
+
+    def compensate(self, delayed: Delayed, memory: Memory) -> float:
+        """Correct the gradient, and return lambda."""
+        if not delayed.staleness or not delayed.squared_norm:
+            return 0.0
+        # Divided by the mean square of g, because the square of a product of three small numbers may underflow.
+        mean_square = delayed.squared_norm / delayed.elements
+        squared_length = 0.0
+        for g, difference in delayed.blocks():
+            squared_length += squared_norm(difference.mul_(1 / mean_square).mul_(g).mul_(g))
+        squared_length = delayed.total(squared_length)
+        if not 0 < squared_length < inf:
+            return 0.0
+        lambda_ = self.lambda0 * sqrt(delayed.squared_norm / squared_length) / mean_square
+        _correct(delayed, lambda_)
+        return lambda_
+
+
+def _correct(delayed: Delayed, lambda_: float) -> None:
+    """Add lambda * g * g * (w_now - w_then) to g."""
+    for g, difference in delayed.blocks():
+        g.addcmul_(g, difference.mul_(g), value=lambda_)

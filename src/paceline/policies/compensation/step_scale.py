@@ -1,0 +1,127 @@
+"""Weights that fall with the number of versions a gradient is late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf, sqrt
+from sys import float_info
+from typing import TYPE_CHECKING, ClassVar
+
+from paceline.errors import UsageError
+from paceline.policies.compensation.base import Compensator, Delayed, Kind
+from paceline.utils.argument_types import checked_types
+from paceline.utils.validation import check
+
+if TYPE_CHECKING:
+    from paceline.policies.compensation.base import Memory
+
+
+@checked_types
+@dataclass(frozen=True, repr=False)
+class StalenessLR(Compensator):
+    """Steps with eta_j = min(C / ||w_j - w_tau(j)||^2, eta_max), each gradient with its own.
+
+    eta_max is the optimizer's own rate, schedule included, so that the factor on a gradient's step is
+    min(C / (eta_max ||w_j - w_tau(j)||^2), 1), and 1 for a gradient that is not stale.
+
+    Args:
+        C: > 0, of the order of the error floor that is wished for; give it or error_floor.
+        error_floor: of the loss above its minimum, > 0, which is taken for C as the paper suggests. The bound behind
+            it (Theorem 4) has C L^2 / 2 in place of C: where L is known, `pl.theory` gives the C for a floor.
+
+    Source: Dutta et al., "Slow and Stale Gradients Can Win the Race", 2018, eq. (13).
+
+    Differs from the paper, which has K = 1: an update of K gradients is the mean of their steps. A rule by which the
+    learning rate follows the quorum multiplies both terms of the minimum.
+    """
+
+    C: float | None = None
+    error_floor: float | None = None
+
+    name: ClassVar[str] = "staleness_lr"
+    kind: ClassVar[Kind] = "scale"
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if len(given) != 1:
+            raise UsageError(f"staleness_lr was given {given or 'neither C nor error_floor'}; expected one of the two")
+        check("(0, inf)", **given)
+
+    @property
+    def formula(self) -> str:
+        """Factor on the learning rate."""
+        return "min(C / (eta_max ||w_j - w_tau(j)||^2), 1)"
+
+    def compensate(self, delayed: Delayed, memory: Memory) -> float:
+        """Return the factor, which is never quite zero."""
+        C = self.C or self.error_floor
+        assert C is not None
+        moved = delayed.learning_rate * delayed.squared_distance
+        return max(C / moved, float_info.min) if moved > C else 1.0
+
+
+WEIGHTS: Mapping[str, Callable[[int], float]] = {
+    "1/(1+tau)": lambda tau: 1 / (1 + tau),
+    "1/sqrt(1+tau)": lambda tau: 1 / sqrt(1 + tau),
+    "1/(1+sqrt(tau))": lambda tau: 1 / (1 + sqrt(tau)),
+}
+
+
+@checked_types
+@dataclass(frozen=True, repr=False)
+class StalenessWeight(Compensator):
+    """Multiplies the step of a gradient that is tau versions old by a weight that depends on tau alone.
+
+    Args:
+        weighting: one of "1/(1+tau)", "1/sqrt(1+tau)" and "1/(1+sqrt(tau))", or a function from tau to a weight > 0,
+            1 at tau = 0.
+
+    Source: Zhang et al., "Staleness-aware Async-SGD", 2016 (1/tau from 1 on); Nguyen et al., "Federated Learning with
+    Buffered Asynchronous Aggregation", 2022 (1/sqrt(1 + tau)).
+
+    Example:
+        >>> StalenessWeight("1/sqrt(1+tau)").weight(3)
+        0.5
+    """
+
+    weighting: str | Callable[[int], float] = "1/(1+tau)"
+
+    name: ClassVar[str] = "staleness_weight"
+    kind: ClassVar[Kind] = "scale"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.weighting, str) and self.weighting not in WEIGHTS:
+            known = ", ".join(f"'{name}'" for name in WEIGHTS)
+            raise UsageError(
+                f"weighting {self.weighting!r}, expected {known}, or in Python a function from staleness to weight"
+            )
+        if not isinstance(self.weighting, str) and not callable(self.weighting):
+            raise UsageError(f"weighting = {self.weighting!r}, expected text or a function from staleness to weight")
+        if self.weight(0) != 1:
+            raise UsageError(f"{self.formula} is {self.weight(0)!r} at staleness 0; expected 1, for fresh gradients")
+
+    def __repr__(self) -> str:
+        """Name a function without its address, which is another one when the run goes on."""
+        return super().__repr__() if isinstance(self.weighting, str) else f"{self.name}(weighting={self.formula})"
+
+    @property
+    def formula(self) -> str:
+        """The weight as a formula, or the name of the function."""
+        return self.weighting if isinstance(self.weighting, str) else getattr(self.weighting, "__name__", "weight")
+
+    def weight(self, tau: int) -> float:
+        """Return the weight of a gradient tau versions old.
+
+        Raises:
+            UsageError: a function of the user's gave no positive number.
+        """
+        weighting = WEIGHTS[self.weighting] if isinstance(self.weighting, str) else self.weighting
+        weight = float(weighting(tau))
+        if not 0 < weight < inf:
+            raise UsageError(f"{self.formula} gave {weight!r} for a staleness of {tau}; expected a weight > 0")
+        return weight
+
+    def compensate(self, delayed: Delayed, memory: Memory) -> float:
+        """Return the weight."""
+        return self.weight(delayed.staleness)

@@ -1,0 +1,109 @@
+"""Pickling of an object for child processes, and which part of it cannot be pickled, for the error message."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import islice
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+
+from paceline.errors import UsageError, in_words
+from paceline.processes.shared_pickle import Packer, Parcel
+from paceline.utils.wording import in_one_line
+
+DEEPEST = 8  # parts of parts
+WIDEST = 100  # members of a collection that are tried
+ADVICE = (
+    "create what belongs to one process (open files, locks, generators, connections) inside the function or method "
+    "that uses it"
+)
+
+
+class _Discard:
+    """File that keeps nothing of what is written."""
+
+    def write(self, text: bytes) -> int:
+        return len(text)
+
+
+def packed(content: object, parts: Mapping[str, object], refused: str, otherwise: str = "") -> Parcel:
+    """Return an object for child processes, pickled.
+
+    Args:
+        content: the object.
+        parts: of it, by the names that the user gave them.
+        refused: beginning of the message if it cannot be pickled.
+        otherwise: end of the message, what else the user may do.
+
+    Raises:
+        UsageError: it cannot be pickled; the message names the part and the cause.
+    """
+    try:
+        return Parcel(content)
+    except Exception as error:  # an object's own __reduce__ may raise anything
+        raise UsageError(f"{refused}: {unsendable(parts)}; {ADVICE}{otherwise}") from error
+
+
+def unsendable(parts: Mapping[str, object]) -> str:
+    """Return which of these parts cannot be pickled, where within it the cause lies, and why.
+
+    >>> unsendable({"model": int, "loss": partial(print, file=(_ for _ in ()))})
+    "loss: its argument file is a generator (cannot pickle 'generator' object)"
+    """
+    for name, part in parts.items():
+        found = _cause(part, "", DEEPEST, set())
+        if found is not None:
+            where, cause, error = found
+            within = f"its {where} is" if where else "it is"
+            return f"{name}: {within} a {type(cause).__name__} ({in_one_line(in_words(error))})"
+    return "it cannot be pickled"
+
+
+def _cause(part: object, where: str, depth: int, seen: set[int]) -> tuple[str, object, Exception] | None:
+    """Return the innermost part that cannot be pickled, how it is reached, and the error; None if there is none."""
+    if id(part) in seen:
+        return None
+    seen.add(id(part))
+    error = _refusal(part)
+    if error is None:
+        return None
+    if depth:
+        for name, inner in islice(_members(part), WIDEST):
+            found = _cause(inner, f"{where}, its {name}" if where else name, depth - 1, seen)
+            if found is not None:
+                return found
+    return where, part, error
+
+
+def _refusal(part: object) -> Exception | None:
+    try:
+        Packer(_Discard()).dump(part)
+    except Exception as error:  # an object's own __reduce__ may raise anything
+        return error
+    return None
+
+
+def _members(part: object) -> Iterator[tuple[str, object]]:
+    match part:
+        case partial():
+            yield "function", part.func
+            yield from ((f"argument {number}", each) for number, each in enumerate(part.args, 1))
+            yield from ((f"argument {name}", each) for name, each in part.keywords.items())
+        case FunctionType():
+            used = inspect.getclosurevars(part)
+            yield from ((f"variable {name}", each) for name, each in {**used.nonlocals, **used.globals}.items())
+            yield from ((f"default {number}", each) for number, each in enumerate(part.__defaults__ or (), 1))
+        case MethodType():
+            yield "object", part.__self__
+        case dict():
+            yield from ((f"item {name!r}", each) for name, each in part.items())
+        case list() | tuple():
+            yield from ((f"item {number}", each) for number, each in enumerate(part))
+        case type():
+            yield from ((f"attribute {name}", each) for name, each in vars(part).items())
+        case ModuleType() | BuiltinFunctionType():
+            return
+        case _:
+            yield f"class {type(part).__name__}", type(part)
+            yield from ((f"attribute {name}", each) for name, each in getattr(part, "__dict__", {}).items())

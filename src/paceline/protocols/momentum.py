@@ -1,0 +1,114 @@
+"""How much of the optimizer's momentum a phase goes on with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import UsageError, did_you_mean
+from paceline.utils.argument_types import checked_types
+from paceline.utils.state_dict import copied, restore
+
+if TYPE_CHECKING:
+    from paceline.protocols.protocol import Phase
+
+LIMITS: Mapping[str, Callable[[int, int], float]] = {
+    "keep": lambda i, n: inf,
+    "zero": lambda i, n: 0.0,
+    "1/n": lambda i, n: 1 / n,
+    "i/n": lambda i, n: i / n,
+    "2^i/n": lambda i, n: 2.0 ** min(i, 64) / n,
+}
+
+
+@checked_types
+@dataclass(frozen=True)
+class Momentum:
+    """Limits the optimizer's momentum from the beginning of a phase on.
+
+    momentum = min(own, limit(i, n)), where own is the optimizer's, i the whole epochs of workload since the phase
+    began, and n the live workers: a ramp ends where it reaches the own momentum.
+
+    Args:
+        rule: "keep" (no limit), "zero", "1/n", "i/n" or "2^i/n".
+
+    Raises:
+        UsageError: no such rule.
+
+    Example:
+        >>> [Momentum("i/n").limit(i, n=8) for i in (0, 1, 4)]
+        [0.0, 0.125, 0.5]
+
+    Source: Li et al. (Sync-Switch) 2021, Sect. IV-C and Fig. 8b; they keep it.
+    """
+
+    rule: str
+
+    def __post_init__(self) -> None:
+        if self.rule not in LIMITS:
+            raise UsageError(f"momentum rule {self.rule!r} is not known{did_you_mean(str(self.rule), LIMITS)}")
+
+    def __repr__(self) -> str:
+        return f"momentum(rule='{self.rule}')"
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether it follows the epochs since the phase began."""
+        return "i" in self.rule
+
+    def limit(self, i: int, n: int) -> float:
+        """Return the largest momentum after i >= 0 epochs of the phase with n >= 1 workers; inf for any.
+
+        A ramp that has come to 1 limits nothing any more.
+        """
+        limit = LIMITS[self.rule](i, n)
+        return limit if limit < 1 else inf
+
+    def added_to(self, phase: Phase) -> Phase:
+        """Return the phase with this limit."""
+        if phase.momentum != KEEP:
+            raise UsageError(f"{phase} + {self}: the momentum has a rule already; expected one")
+        return replace(phase, momentum=self)
+
+
+KEEP = Momentum("keep")
+
+
+class MomentumWatch:
+    """Follows the limit on the momentum through a run, and notices where it changes.
+
+    Args:
+        per_epoch: gradients of one epoch, if the data have a length.
+    """
+
+    def __init__(self, per_epoch: float | None) -> None:
+        self.limit = inf
+        self._per_epoch = per_epoch
+        self._began = 0  # the phase, after this workload
+
+    def begin(self, workload: int) -> None:
+        """Begin a phase after so much workload."""
+        self._began = workload
+
+    def follow(self, momentum: Momentum, workload: int, live: int) -> str:
+        """Set the limit for an update made after this workload; return why it is another one, or nothing."""
+        i = int((workload - self._began) / self._per_epoch) if self._per_epoch else 0
+        limit = momentum.limit(i, live)
+        if limit == self.limit:
+            return ""
+        self.limit = limit
+        text = f"at most {limit:.4g}" if limit < inf else "the optimizer's own"
+        return f"{text}: {momentum.rule} after {i} epochs of this phase"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the limit, and where the phase began."""
+        return copied(self, _AS_IT_IS)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state."""
+        restore(self, _AS_IT_IS, state)
+
+
+_AS_IT_IS = ("limit", "_began")

@@ -1,0 +1,373 @@
+"""A protocol is five knobs; a phase is a protocol for a part of the run; a plan is phases in sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from paceline.core.duration import Extent, Unit
+from paceline.errors import UsageError
+from paceline.protocols.allreduce import Reduction
+from paceline.protocols.momentum import KEEP, Momentum
+from paceline.utils.argument_types import checked_types
+from paceline.utils.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paceline.catalogue.switch_timing import FoundFor
+    from paceline.policies.compensation.base import Compensator
+    from paceline.policies.controllers.base import Controller
+
+    Addition: TypeAlias = "Compensator | Controller[Any] | Momentum | Phase"
+
+
+@checked_types
+@dataclass(frozen=True)
+class Protocol:
+    """The rule by which a parameter server and its workers synchronize.
+
+    Args:
+        quorum: gradients that make an update, at least 1, or "all" live workers.
+        max_staleness: versions that may have been made since a gradient's own for it to be accepted;
+            0 accepts fresh ones only, inf any.
+        refill: when a worker whose gradient was accepted gets new work: at the next "update", or at once,
+            on "arrival".
+        on_update: what workers still computing do when an update is made: "finish" and deliver late, or
+            "interrupt" work that could no longer be accepted and restart on the new version.
+        max_lead: a worker may start only if it has delivered at most this many gradients more than the
+            live worker that has delivered fewest; inf for no bound.
+        name: for people.
+
+    Raises:
+        UsageError: a knob is out of its range, or two knobs contradict each other.
+
+    Example:
+        >>> Protocol(quorum=4, max_staleness=0, refill="update", on_update="interrupt", name="k_sync(k=4)")
+        k_sync(k=4)
+    """
+
+    quorum: int | Literal["all"]
+    max_staleness: float
+    refill: Literal["update", "arrival"]
+    on_update: Literal["finish", "interrupt"] = "finish"
+    max_lead: float = inf
+    name: str = "protocol"
+
+    def __post_init__(self) -> None:
+        if self.quorum != "all" and not _is_count(self.quorum, least=1):
+            raise UsageError(f"{self.name}: quorum k = {self.quorum!r}, expected a whole number >= 1 or 'all'")
+        for knob in ("max_staleness", "max_lead"):
+            value = getattr(self, knob)
+            if value != inf and not _is_count(value, least=0):
+                raise UsageError(f"{self.name}: {knob} = {value!r}, expected a whole number >= 0 or inf")
+        if self.refill not in {"update", "arrival"}:
+            raise UsageError(f"{self.name}: refill = {self.refill!r}, expected 'update' or 'arrival'")
+        if self.on_update not in {"finish", "interrupt"}:
+            raise UsageError(f"{self.name}: on_update = {self.on_update!r}, expected 'finish' or 'interrupt'")
+        if self.on_update == "interrupt" and self.max_staleness == inf:
+            raise UsageError(
+                f"{self.name}: on_update = 'interrupt' with max_staleness = inf never interrupts, because no work "
+                "becomes too stale; give a finite max_staleness or on_update = 'finish'"
+            )
+        if self.quorum == "all" and self.max_lead != inf:
+            raise UsageError(
+                f"{self.name}: max_lead = {self.max_lead} where every worker is waited for binds nobody; "
+                "give a number as quorum or max_lead = inf"
+            )
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def check_workers(self, n: int) -> None:
+        """Refuse a quorum that n workers can never fill."""
+        if self.quorum != "all" and self.refill == "update" and self.quorum > n:
+            raise UsageError(
+                f"{self.name}: waits for k = {self.quorum} gradients of {counted(n, 'worker')} that deliver one each "
+                f"per update; give k <= {n}, or a protocol that refills on arrival, such as "
+                f"k_batch_sync(k={self.quorum})"
+            )
+
+    def controlled_by(self, *controllers: Controller[Any]) -> Phase:
+        """Return a phase in which these controllers may change the knobs."""
+        return Phase(self, controllers)
+
+    def until(
+        self,
+        fraction: float | None = None,
+        *,
+        updates: int | None = None,
+        gradients: int | None = None,
+        epochs: float | None = None,
+        seconds: float | None = None,
+    ) -> Phase:
+        """Return a phase that ends at this point of the run, counted from the run's beginning."""
+        return Phase(self).until(fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds)
+
+    def __add__(self, added: Addition | tuple[Addition, ...]) -> Phase:
+        return Phase(self) + added
+
+    def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
+        return as_plan(self) >> other
+
+
+@checked_types
+@dataclass(frozen=True)
+class Phase:
+    """A protocol with its controllers, up to a point of the run.
+
+    Args:
+        protocol: in force at the beginning.
+        controllers: that may change it.
+        end: where the next phase begins; None for the end of the run.
+        name: for people; said in full if not given.
+        compensators: what is done about stale gradients.
+        momentum: how much of the optimizer's own it goes on with.
+        reduction: how the workers come to the same parameters where there is no server; None for a server.
+
+    Compensators, controllers and a momentum are added with a plus.
+
+    Example:
+        >>> from paceline import asp, bsp, elastic, momentum, staleness_lr
+        >>> print((bsp() + elastic()).until(0.25) >> asp() + staleness_lr(C=0.01) + momentum("1/n"))
+        bsp + elastic until 0.25 of the workload >> asp + staleness_lr(C=0.01) + momentum(rule='1/n')
+    """
+
+    protocol: Protocol
+    controllers: tuple[Controller[Any], ...] = ()
+    end: Extent | None = None
+    name: str = ""
+    compensators: tuple[Compensator, ...] = ()
+    momentum: Momentum = KEEP
+    reduction: Reduction | None = None
+
+    def until(
+        self,
+        fraction: float | None = None,
+        *,
+        updates: int | None = None,
+        gradients: int | None = None,
+        epochs: float | None = None,
+        seconds: float | None = None,
+    ) -> Phase:
+        """Return the same phase, ending at this point of the run, counted from the run's beginning.
+
+        Updates, gradients, epochs and fractions are looked at when an update is made: the phase ends with the
+        update that reaches them. Seconds end it between two events.
+        """
+        end = Extent.of(fraction=fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds)
+        return replace(self, end=end)
+
+    def __add__(self, added: Addition | tuple[Addition, ...]) -> Phase:
+        phase = self
+        for each in added if isinstance(added, tuple) else (added,):
+            if not hasattr(each, "added_to"):
+                raise UsageError(
+                    f"{each!r} cannot be added to {self}; expected a compensator, a controller or a momentum, "
+                    "such as pl.staleness_lr(C=0.01), pl.elastic() or pl.momentum('1/n')"
+                )
+            phase = each.added_to(phase)
+        return phase
+
+    def added_to(self, phase: Phase) -> Phase:
+        """Return the phase with the correction of this one, as in `pl.asp() + pl.dc_s3gd()`."""
+        if self.reduction is None or self.reduction.correction is None:
+            raise UsageError(
+                f"{self} cannot be added to {phase}: it is a protocol of its own; expected a compensator, a controller "
+                "or a momentum, such as pl.staleness_lr(C=0.01)"
+            )
+        return self.reduction.correction.added_to(phase)
+
+    def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
+        return as_plan(self) >> other
+
+    @property
+    def title(self) -> str:
+        """The protocol with its controllers."""
+        controlled = f" controlled by {', '.join(map(repr, self.controllers))}" if self.controllers else ""
+        return self.name or f"{self.protocol.name}{controlled}"
+
+    def __str__(self) -> str:
+        momentum = [] if self.momentum == KEEP else [self.momentum]
+        name = " + ".join(map(str, [self.title, *self.compensators, *momentum]))
+        return f"{name}{f' until {self.end}' if self.end else ''}"
+
+
+@checked_types
+@dataclass(frozen=True)
+class Plan:
+    """Phases in sequence.
+
+    Args:
+        phases: one or more.
+        found_for: what runs it may be used for, if it was found by a search.
+
+    Raises:
+        UsageError: a phase has no end though another follows, the last one has an end, or an end is not after
+            the one before it.
+
+    Example:
+        >>> from paceline.catalogue.protocols import bsp, asp
+        >>> print(bsp().until(0.0625) >> asp())
+        bsp until 0.0625 of the workload >> asp
+    """
+
+    phases: tuple[Phase, ...]
+    found_for: FoundFor | None = None
+
+    def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
+        follower = as_plan(other)
+        for part in (self, follower):
+            if part.found_for is not None:
+                raise UsageError(
+                    f"{part.found_for.file} was found for a run that is {part}, and for no part of a longer plan; "
+                    "use it alone, or type what it holds"
+                )
+        return Plan(self.phases + follower.phases)
+
+    def __str__(self) -> str:
+        return " >> ".join(str(phase) for phase in self.phases)
+
+    @property
+    def in_full(self) -> str:
+        """The plan with every knob, to tell it from another one that only has the same name."""
+        return repr(
+            [
+                (
+                    vars(phase.protocol),
+                    phase.end,
+                    phase.controllers,
+                    phase.compensators,
+                    phase.momentum,
+                    phase.reduction,
+                )
+                for phase in self.phases
+            ]
+        )
+
+    @property
+    def reduction(self) -> Reduction | None:
+        """How workers without a server come to the same parameters; None for a plan with a server."""
+        return self.phases[0].reduction
+
+    def checked(
+        self,
+        n: int,
+        total: float | None,
+        per_epoch: float | None,
+        updates: float | None = None,
+        seconds: float | None = None,
+    ) -> Plan:
+        """Return this plan with workload in gradients, or refuse what cannot run on n workers.
+
+        Args:
+            n: workers.
+            total: gradients of the whole run, None if its stop does not fix them.
+            per_epoch: gradients of one epoch, None if the data have no length.
+            updates: of the whole run, None if its stop does not limit them.
+            seconds: likewise.
+        """
+        if self.found_for is not None:
+            self.found_for.check_workers(n)
+        phases = []
+        for phase in self.phases:
+            for controller in phase.controllers:
+                controller.check(phase.protocol, n)
+            phase.protocol.check_workers(n)
+            _check_serverless(phase, len(self.phases))
+            _check_compensators(phase)
+            if phase.momentum.counts_epochs and per_epoch is None:
+                raise UsageError(f"{phase}: these data have no epochs to raise the momentum by; give another rule")
+            end = phase.end and phase.end.in_gradients(total, per_epoch)
+            phases.append(replace(phase, end=end))
+        _check_ends(self.phases)
+        _check_ends(phases)
+        _check_reach(phases, {"gradients": total, "updates": updates, "seconds": seconds})
+        return replace(self, phases=tuple(phases))
+
+
+def as_plan(given: Protocol | Phase | Plan) -> Plan:
+    """Return the plan that a protocol, a phase or a plan is."""
+    match given:
+        case Protocol():
+            return Plan((Phase(given),))
+        case Phase():
+            return Plan((given,))
+        case Plan():
+            return given
+    raise UsageError(f"{given!r} is no protocol; expected a protocol such as pl.bsp(), a phase or a plan")
+
+
+def _check_ends(phases: Sequence[Phase]) -> None:
+    *firsts, last = phases
+    for phase, follower in zip(firsts, phases[1:], strict=True):
+        if phase.end is None:
+            raise UsageError(
+                f"{phase} has no end, so {follower.protocol.name} is never reached; "
+                f"end it, as in {phase.protocol.name}@25% or .until(0.25)"
+            )
+    if last.end is not None:
+        raise UsageError(f"{last}: the last part of a plan runs to the end of the run; leave its end out")
+    reached: dict[Unit, Phase] = {}
+    for phase in firsts:
+        assert phase.end is not None
+        before = reached.get(phase.end.unit)
+        if before is not None and before.end is not None and phase.end.amount <= before.end.amount:
+            raise UsageError(
+                f"the parts overlap: {before} is followed by {phase}; "
+                "ends count from the beginning of the run and must grow"
+            )
+        reached[phase.end.unit] = phase
+
+
+def _check_reach(phases: Sequence[Phase], limits: Mapping[Unit, float | None]) -> None:
+    """Refuse a phase that ends where the whole run does, as far as that is known.
+
+    An update is made of a gradient or more, so that a run of so many gradients has no more updates.
+    """
+    for phase, follower in pairwise(phases):
+        assert phase.end is not None
+        units: tuple[Unit, ...] = ("updates", "gradients") if phase.end.unit == "updates" else (phase.end.unit,)
+        limit, unit = min((limits[unit] or inf, unit) for unit in units)
+        if phase.end.amount >= limit:
+            raise UsageError(
+                f"{phase}, but the run stops at {limit:.12g} {unit}, so {follower.protocol.name} is never "
+                "reached; end the part earlier, or move the stop further away"
+            )
+
+
+def _check_compensators(phase: Phase) -> None:
+    if not phase.compensators:
+        return
+    if phase.protocol.max_staleness == 0 and not phase.controllers:
+        raise UsageError(
+            f"{phase}: no gradient of {phase.protocol.name} is ever stale, so there is nothing to compensate; "
+            "leave the compensator out, or take a protocol such as asp"
+        )
+    for controller in phase.controllers:
+        if controller.reads == "steps":
+            raise UsageError(
+                f"{phase}: {type(controller).__name__} estimates from the gradients as their workers measured them, "
+                "and a compensator changes them; leave one of the two out"
+            )
+
+
+def _check_serverless(phase: Phase, phases: int) -> None:
+    if phase.reduction is None:
+        return
+    if phases > 1:
+        raise UsageError(
+            f"{phase.title} has no server, and the other parts of this plan need one; type {phase.title} alone, or "
+            "bsp in its place"
+        )
+    if phase.controllers or phase.compensators or phase.momentum != KEEP:
+        raise UsageError(
+            f"{phase}: {phase.protocol.name} has no server, at which something could be added; type "
+            f"{phase.protocol.name} alone (dc_s3gd is s3gd with its correction), or add to bsp or asp"
+        )
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

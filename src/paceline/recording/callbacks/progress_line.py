@@ -1,0 +1,323 @@
+"""Progress line of one run: redrawn on a terminal and in a notebook, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from paceline.core.records import (
+    Record,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    UpdateMade,
+    VersionEvaluated,
+    WorkerJoined,
+    WorkerLost,
+)
+from paceline.core.stop import Stop
+from paceline.recording.callback import Callback
+from paceline.recording.callbacks.progress_share import ProgressShare
+from paceline.utils.wording import counted
+
+TERMINAL_S = 0.2
+NOTEBOOK_S = 0.5
+PLAIN_LINE_S = 5.0
+GAP = "  "
+LEAST_S = 1.0  # of observation, for an estimate of what is left
+LONGEST_TITLE = 24
+
+Field = tuple[int, str]  # rank and text; the higher the rank, the sooner it is left out where a line is too long
+
+
+@contextmanager
+def shown(
+    progress: bool | None, title: str, stop: Stop, workload: float | None, workers: int
+) -> Iterator[list[Callback]]:
+    """Yield the progress line of a run, or no callback where nothing is to be shown.
+
+    Args:
+        progress: whether to show it; None for on a terminal and in a notebook only.
+        title: name of what runs.
+        stop: of the run.
+        workload: gradients of the whole run, None if the stop does not fix them.
+        workers: that the run begins with.
+    """
+    console = Console(stderr=True)
+    if not is_shown(progress, console):
+        yield []
+        return
+    with ProgressLine(title, stop, console, workload, workers) as line:
+        yield [line]
+
+
+def is_shown(progress: bool | None, console: Console) -> bool:
+    """Return whether progress is shown: as it was asked for, else on a terminal and in a notebook."""
+    return (console.is_jupyter or console.file.isatty()) if progress is None else progress
+
+
+class Surface(Protocol):
+    """A place where one line is drawn again and again.
+
+    Attributes:
+        interval_s: seconds between two drawings.
+        width: characters that a line may have, None for no limit.
+    """
+
+    interval_s: float
+
+    @property
+    def width(self) -> int | None:
+        """Characters that a line may have."""
+
+    def draw(self, line: str) -> None:
+        """Draw the line, in place of the one before where that is possible."""
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+
+    def end(self) -> None:
+        """Leave the last line standing."""
+
+
+class Terminal:
+    """Redraws the line in place."""
+
+    interval_s = TERMINAL_S
+
+    def __init__(self, console: Console) -> None:
+        # What the script prints goes above the line, unless it goes to a file.
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
+        self._live.start()
+
+    @property
+    def width(self) -> int | None:
+        """Characters of the terminal."""
+        return self._live.console.width
+
+    def draw(self, line: str) -> None:
+        """Redraw the line."""
+        self._live.update(Text(line, overflow="ellipsis", no_wrap=True), refresh=True)
+
+    def say(self, text: str) -> None:
+        """Print above the line."""
+        self._live.console.print(Text(text), soft_wrap=True)
+
+    def end(self) -> None:
+        """Leave the last line standing."""
+        self._live.stop()
+
+
+class Notebook:
+    """Updates one output of the cell; `IPython.display` alone is needed."""
+
+    interval_s = NOTEBOOK_S
+    width = 100
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def draw(self, line: str) -> None:
+        """Update the output."""
+        content = {"text/plain": line}
+        if self._handle is None:
+            from IPython.display import display
+
+            self._handle = display(content, raw=True, display_id=True)  # type: ignore[no-untyped-call]  # of IPython
+        else:
+            self._handle.update(content, raw=True)
+
+    def say(self, text: str) -> None:
+        """Print to the cell."""
+        print(text)
+
+    def end(self) -> None:
+        """Leave the output as it is."""
+
+
+class Plain:
+    """Prints a line now and then."""
+
+    interval_s = PLAIN_LINE_S
+    width = None
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def draw(self, line: str) -> None:
+        """Print the line."""
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self.draw(text)
+
+    def end(self) -> None:
+        """Leave everything as it is."""
+
+
+class ProgressLine(Callback):
+    """Shows time, updates, loss, metrics, quorum, live workers and an estimate of what is left of one run.
+
+    Args:
+        title: name of what runs.
+        stop: of the run; targets are shown beside their values.
+        console: where to draw.
+        workload: gradients of the whole run, None if the stop does not fix them.
+        workers: that the run begins with; none are shown before some are known.
+    """
+
+    def __init__(
+        self, title: str, stop: Stop, console: Console, workload: float | None = None, workers: int = 0
+    ) -> None:
+        self._title = title
+        self._console = console
+        self._surface: Surface | None = None
+        self._share = ProgressShare(stop, workload)
+        self._live = set(range(workers))
+        self._most_workers = workers
+        self._update: UpdateMade | None = None
+        self._drawn_s = time.monotonic()
+        self._began: tuple[float, float] | None = None  # when the first update was made, and how far it was
+        self._takes = {
+            UpdateMade: self.on_update,
+            VersionEvaluated: self.on_evaluate,
+            RunEnded: self.on_end,
+            RunStarted: self._enlist,
+            RunResumed: self._enlist,
+            WorkerJoined: self._join,
+            WorkerLost: self._lose,
+        }
+
+    def __enter__(self) -> Self:
+        """Begin to draw."""
+        self._surface = _surface(self._console)
+        if not isinstance(self._surface, Plain):
+            self._surface.draw(f"{self._title}{GAP}starting")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """Leave the last line standing."""
+        if self._surface is not None:
+            self._surface.end()
+
+    def on_record(self, record: Record) -> None:
+        """Take in what the line shows, and pass over all else at once."""
+        take: Any = self._takes.get(type(record))
+        if take is not None:
+            take(record)
+
+    def on_update(self, update: UpdateMade) -> None:
+        """Redraw, not too often."""
+        self._update = update
+        self._share.take_update(update)
+        now_s = time.monotonic()
+        if self._began is None:
+            self._began = now_s, self._share.share(update)
+        if self._surface is not None and now_s - self._drawn_s >= self._surface.interval_s:
+            made = counted(update.version, "update")
+            self._draw([(4, f"{update.now_s:.1f} s"), (0, made)], [*self._quorum(update), *self._left(update, now_s)])
+
+    def on_evaluate(self, evaluation: VersionEvaluated) -> None:
+        """Keep the metrics for the next drawing."""
+        self._share.take_metrics(evaluation.metrics)
+
+    def on_end(self, end: RunEnded) -> None:
+        """Draw why the run ended, with its last figures."""
+        self._draw([(4, f"{end.now_s:.1f} s"), (0, end.reason)], [])
+
+    def _enlist(self, record: RunStarted | RunResumed) -> None:
+        self._live = set(range(record.workers))
+        self._most_workers = max(self._most_workers, record.workers)
+
+    def _join(self, record: WorkerJoined) -> None:
+        self._live.add(record.worker)
+        self._most_workers = max(self._most_workers, len(self._live))
+
+    def _lose(self, record: WorkerLost) -> None:
+        self._live.discard(record.worker)
+        if self._surface is not None:
+            self._surface.say(f"{self._title}{GAP}worker {record.worker} lost: {record.reason}")
+
+    def _quorum(self, update: UpdateMade) -> list[Field]:
+        live, most = len(self._live), self._most_workers
+        if not live:
+            return [(2, f"k {update.k}")]
+        workers = counted(live, "worker") if live == most else f"{live} of {most} workers"
+        return [(2, f"k {update.k}, {workers}")]
+
+    def _left(self, update: UpdateMade, now_s: float) -> list[Field]:
+        """Return the time to the end at the speed so far."""
+        if self._began is None:
+            return []
+        began_s, began_at = self._began
+        share = self._share.share(update)
+        if now_s - began_s < LEAST_S or share <= began_at:
+            return []
+        return [(1, f"~{duration((now_s - began_s) * (1 - share) / (share - began_at))} left")]
+
+    def _draw(self, before: Sequence[Field], after: Sequence[Field]) -> None:
+        """Draw loss and metrics between two groups of fields, with their targets if there is room."""
+        self._drawn_s = time.monotonic()
+        surface = self._surface
+        if surface is None:
+            return
+        width = surface.width
+        title = (
+            self._title
+            if width is None or len(self._title) <= LONGEST_TITLE
+            else f"{self._title[: LONGEST_TITLE - 1]}…"
+        )
+        for has_targets in (True, False):
+            figures = [
+                ((1, 2, 5)[min(number, 2)], text)
+                for number, text in enumerate(self._share.figures(targets=has_targets))
+            ]
+            fields = [(3, title), *before, *figures, *after]
+            if width is None or len(_joined(fields)) <= width:
+                break
+        surface.draw(fitted(fields, width))
+
+
+def fitted(fields: Sequence[Field], width: int | None) -> str:
+    """Return the texts in one line, without those of the highest ranks where it would be wider than `width`.
+
+    >>> fitted([(0, "bsp"), (2, "loss 0.5"), (1, "3 s")], 10)
+    'bsp  3 s'
+    """
+    kept = list(fields)
+    while width is not None and len(_joined(kept)) > width and max(kept)[0]:
+        last = max(range(len(kept)), key=lambda i: (kept[i][0], i))
+        del kept[last]
+    return _joined(kept)
+
+
+def _joined(fields: Sequence[Field]) -> str:
+    return GAP.join(text for _, text in fields)
+
+
+def duration(seconds: float) -> str:
+    """Return a rounded time.
+
+    >>> duration(8.3), duration(100), duration(9000)
+    ('8 s', '2 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _surface(console: Console) -> Surface:
+    if console.is_jupyter:
+        return Notebook()
+    return Terminal(console) if console.is_terminal and not console.is_dumb_terminal else Plain(console)

@@ -1,0 +1,102 @@
+"""A run as scalars for TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import nan
+from pathlib import Path
+from typing import Any
+
+from paceline.core.records import Record, RunEnded, UpdateMade, VersionEvaluated
+from paceline.errors import RunError, UsageError
+from paceline.recording.callback import Callback
+from paceline.recording.history import Totals
+from paceline.utils.argument_types import checked_types
+from paceline.utils.files import refuse_link
+
+FLUSH_S = 5
+
+
+@checked_types
+class TensorBoard(Callback):
+    """Writes what an update and an evaluation tell, with the version as step and the run's seconds as wall time.
+
+    Args:
+        folder: of the event files, which are replaced when a run begins, and continued when one is resumed.
+
+    Raises:
+        UsageError: tensorboard is not installed.
+        RunError: while running, when nothing more can be written.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UsageError("tensorboard is not installed; run: pip install 'paceline[tensorboard]'") from error
+        self._folder = Path(folder)
+        self._make_writer = SummaryWriter
+        self._writer: Any = None
+        self._totals = Totals()
+
+    def on_resume(self, records: Iterable[Record]) -> None:
+        """Hide what was written after the last evaluation, and write again what of it still holds."""
+        again: list[tuple[int, float, dict[str, float]]] = []
+        evaluated = 0
+        for record in records:
+            self._totals.count(record)
+            match record:
+                case UpdateMade():
+                    again.append((record.version, record.now_s, self._of_update(record)))
+                case VersionEvaluated():
+                    evaluated = record.version
+                    again = [update for update in again if update[0] > evaluated]
+        self._guarded(self._open, evaluated + 1)
+        for update in again:
+            self._guarded(self._scalars, *update)
+
+    def on_record(self, record: Record) -> None:
+        """Count, and write the scalars of the updates and evaluations."""
+        self._totals.count(record)
+        self._guarded(self._write, record)
+
+    def _write(self, record: Record) -> None:
+        if self._writer is None:
+            for old in self._folder.glob("events.out.tfevents.*"):
+                old.unlink()
+            self._open()
+        match record:
+            case UpdateMade():
+                self._scalars(record.version, record.now_s, self._of_update(record))
+            case VersionEvaluated():
+                metrics = {f"eval/{name}": value for name, value in record.metrics.items()}
+                self._scalars(record.version, record.published_s, metrics)
+            case RunEnded():
+                self._writer.close()
+
+    def _of_update(self, update: UpdateMade) -> dict[str, float]:
+        return {
+            "train/loss": update.loss,
+            "train/learning_rate": update.learning_rate,
+            "update/k": update.k,
+            "update/staleness": update.staleness,
+            "workers/idle_share": 1 - update.busy_s / update.live_s if update.live_s else nan,
+            "gradients/dropped": self._totals.dropped,
+            "gradients/interrupted": self._totals.interrupted,
+        }
+
+    def _scalars(self, version: int, time_s: float, scalars: dict[str, float]) -> None:
+        for tag, value in scalars.items():
+            self._writer.add_scalar(tag, value, version, walltime=time_s)
+
+    def _open(self, first_version: int | None = None) -> None:
+        refuse_link(self._folder)
+        self._writer = self._make_writer(self._folder, purge_step=first_version, flush_secs=FLUSH_S)
+
+    def _guarded(self, write: Any, *arguments: object) -> None:
+        try:
+            write(*arguments)
+        except OSError as error:
+            raise RunError(
+                f"cannot write {self._folder}: {error.strerror}; the run stopped, and what was written before is kept"
+            ) from error

@@ -1,0 +1,204 @@
+"""What happened: one record an event, and columns of them by update and by second."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isnan, nan
+from typing import Any, Literal
+
+import numpy as np
+
+from paceline.core.records import Column, GradientArrived, Record, RunEnded, UpdateMade, WorkInterrupted
+from paceline.utils.representation import Shown
+
+
+@dataclass(repr=False)
+class Totals(Shown):
+    """Counts and times of a whole run.
+
+    Attributes:
+        used: gradients that were accepted.
+        applied: those of them that an update was made of; the last ones may still have waited for theirs.
+        dropped: gradients that arrived and were not used.
+        interrupted: pieces of work that were abandoned.
+        samples_used: in the used gradients.
+        samples_dropped: in the dropped ones and in abandoned work.
+        staleness: how many used gradients had which staleness.
+        idle_share: worker time spent waiting for work, of all worker time.
+    """
+
+    updates: int = 0
+    used: int = 0
+    applied: int = 0
+    dropped: int = 0
+    interrupted: int = 0
+    samples_used: int = 0
+    samples_dropped: int = 0
+    staleness: Counter[int] = field(default_factory=Counter)
+    idle_share: float = nan
+
+    def count(self, record: Record) -> None:
+        """Take in one record."""
+        match record:
+            case UpdateMade():
+                self.updates += 1
+                self.applied += record.k
+            case GradientArrived(used=True):
+                self.used += 1
+                self.samples_used += record.samples
+                self.staleness[record.staleness] += 1
+            case GradientArrived(crossed_interrupt=False):  # the others were counted when they were interrupted
+                self.dropped += 1
+                self.samples_dropped += record.samples
+            case WorkInterrupted():
+                self.interrupted += 1
+                self.samples_dropped += record.samples
+            case RunEnded(live_s=live_s) if live_s:
+                self.idle_share = 1 - record.busy_s / live_s
+
+    @property
+    def mean_staleness(self) -> float:
+        """Mean over the used gradients."""
+        return sum(tau * count for tau, count in self.staleness.items()) / max(1, self.staleness.total())
+
+    @property
+    def mean_k(self) -> float:
+        """Gradients per update."""
+        return self.applied / max(1, self.updates)
+
+    def _facts(self) -> Mapping[str, object]:
+        counts = {"updates": self.updates, "used": self.used, "dropped": self.dropped, "interrupted": self.interrupted}
+        return {**counts, "mean_k": self.mean_k, "mean_staleness": self.mean_staleness, "idle_share": self.idle_share}
+
+
+class History(Shown):
+    """Everything that happened in a run, in order.
+
+    Args:
+        read: gives the records from the first to the last; a run with a folder keeps them there, not in memory.
+        totals: their sums; made from the records if not given.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[Record]], totals: Totals | None = None) -> None:
+        self._read = read
+        self._totals = totals
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._read())
+
+    @property
+    def known_counts(self) -> Mapping[str, int]:
+        """Updates, and gradients by what became of them, as far as they are counted without reading the records."""
+        totals = self._totals
+        if totals is None:
+            return {}
+        return {
+            "updates": totals.updates,
+            "used": totals.used,
+            "dropped": totals.dropped,
+            "interrupted": totals.interrupted,
+        }
+
+    def _facts(self) -> Mapping[str, object]:
+        return self.known_counts or {"totals": "not read yet"}
+
+    @property
+    def records(self) -> list[Record]:
+        """All records, one an event."""
+        return list(self)
+
+    @property
+    def totals(self) -> Totals:
+        """Sums over the records."""
+        if self._totals is None:
+            self._totals = Totals()
+            for record in self:
+                self._totals.count(record)
+        return self._totals
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        """Return the records of one kind."""
+        return [record for record in self if type(record) is kind]
+
+    def columns(self, by: Literal["update", "second"] = "update", step_s: float = 1.0) -> dict[str, Column]:
+        """Return columns of equal length.
+
+        Args:
+            by: one row an update, or one every `step_s` seconds with the state at that moment.
+            step_s: seconds between rows, > 0.
+
+        Returns:
+            time_s, version, k, workload, samples_applied, samples_dropped, loss, learning_rate, staleness,
+            used, dropped, interrupted (running totals) and idle_share (so far).
+        """
+        rows, end_s = self._rows()
+        columns: dict[str, Column] = {
+            name: np.array([row[i] for row in rows], dtype=kind) for i, (name, kind) in enumerate(_COLUMNS.items())
+        }
+        if by == "update" or not rows:
+            return columns
+        times = np.arange(0.0, end_s + step_s, step_s)
+        latest = np.searchsorted(columns["time_s"], times, side="right") - 1
+        reached = latest >= 0
+        sampled = {name: column[latest[reached]] for name, column in columns.items()}
+        sampled["time_s"] = times[reached]
+        return sampled
+
+    def to_pandas(self, by: Literal["update", "second"] = "update", step_s: float = 1.0) -> Any:
+        """Return the columns as a pandas.DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.columns(by, step_s))
+
+    def _rows(self) -> tuple[list[tuple[Any, ...]], float]:
+        """Return a row an update, and the time of the last record."""
+        rows: list[tuple[Any, ...]] = []
+        so_far = Totals()
+        now_s = 0.0
+        for record in self:
+            now_s = record.now_s
+            so_far.count(record)
+            if type(record) is UpdateMade:
+                rows.append(
+                    (
+                        record.now_s,
+                        record.version,
+                        record.k,
+                        record.workload,
+                        so_far.samples_used,
+                        so_far.samples_dropped,
+                        record.loss,
+                        record.learning_rate,
+                        record.staleness,
+                        so_far.used,
+                        so_far.dropped,
+                        so_far.interrupted,
+                        1 - record.busy_s / record.live_s if record.live_s else nan,
+                    )
+                )
+        return rows, now_s
+
+
+_COLUMNS: dict[str, type] = {
+    "time_s": float,
+    "version": int,
+    "k": int,
+    "workload": int,
+    "samples_applied": int,
+    "samples_dropped": int,
+    "loss": float,
+    "learning_rate": float,
+    "staleness": float,
+    "used": int,
+    "dropped": int,
+    "interrupted": int,
+    "idle_share": float,
+}
+
+
+def mean_loss(losses: Sequence[float]) -> float:
+    """Return the mean of the losses that are known, nan if none is."""
+    known = [loss for loss in losses if not isnan(loss)]
+    return sum(known) / len(known) if known else nan

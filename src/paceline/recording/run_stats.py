@@ -1,0 +1,158 @@
+"""The figures of one run, counted from its records in one pass."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from math import nan
+from typing import Any
+
+from paceline.core.events import Outcome
+from paceline.core.records import (
+    GradientArrived,
+    Record,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    UpdateMade,
+    VersionEvaluated,
+)
+from paceline.core.stop import LEAST_LOSS_WINDOW, TARGETS, Stop
+from paceline.recording.history import Totals, mean_loss
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a run comes to.
+
+    Attributes:
+        stopped_by: which condition ended the run; None while it has not ended.
+        reason: the same in a sentence.
+        time_s: seconds of the run's clock until the version that met the stop was made.
+        worker_s: worker-seconds that workers were there until then.
+        updates: made.
+        used: gradients that were accepted, for an update that was made or was still open at the end.
+        dropped: gradients that arrived and were not used.
+        interrupted: pieces of work that were abandoned.
+        samples_applied: in the used gradients.
+        samples_dropped: in the dropped ones and in abandoned work.
+        mean_k: gradients per update.
+        mean_staleness: over the used gradients.
+        max_staleness: of a used gradient.
+        idle_share: worker time spent waiting for work, of all worker time.
+        loss: mean training loss of the last max(n, 10) used gradients, as `Stop` looks at it.
+        metrics: of the latest evaluation; empty without any.
+    """
+
+    stopped_by: Outcome | None = None
+    reason: str = ""
+    time_s: float = 0.0
+    worker_s: float = 0.0
+    updates: int = 0
+    used: int = 0
+    dropped: int = 0
+    interrupted: int = 0
+    samples_applied: int = 0
+    samples_dropped: int = 0
+    mean_k: float = 0.0
+    mean_staleness: float = 0.0
+    max_staleness: int = 0
+    idle_share: float = nan
+    loss: float = nan
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def updates_per_s(self) -> float:
+        """Updates per second of the run's clock."""
+        return self.updates / self.time_s if self.time_s else nan
+
+    def reached(self, stop: Stop) -> bool:
+        """Return whether the run came to the target of the stop, or to its end if the stop has no target."""
+        if stop.targets:
+            return self.stopped_by in TARGETS
+        return self.stopped_by not in (None, Outcome.INTERRUPTED) and not self.failed
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run could not go on."""
+        return self.stopped_by is not None and self.stopped_by.is_failure
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run ended because its training diverged."""
+        return self.stopped_by is not None and self.stopped_by.is_divergence
+
+    def plain(self) -> dict[str, Any]:
+        """Return the figures by name."""
+        return asdict(self)
+
+
+def count(records: Iterable[Record]) -> Figures:
+    """Return the figures of a run.
+
+    Args:
+        records: of the run, from the first to the last, as a `History` gives them.
+    """
+    counter = _Counter()
+    for record in records:
+        counter.take(record)
+    return counter.figures()
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self._totals = Totals()
+        self._losses: deque[float] = deque(maxlen=LEAST_LOSS_WINDOW)
+        self._live_s = array("d")  # when version 1, 2, ... was made
+        self._evaluations: deque[VersionEvaluated] = deque(maxlen=2)
+        self._end: RunEnded | None = None
+        self._now_s = 0.0
+
+    def take(self, record: Record) -> None:
+        self._totals.count(record)
+        self._now_s = record.now_s
+        match record:
+            case RunStarted() | RunResumed():
+                self._losses = deque(self._losses, max(record.workers, LEAST_LOSS_WINDOW))
+                self._end = None
+            case GradientArrived(used=True):
+                self._losses.append(record.loss)
+            case UpdateMade():
+                self._live_s.append(record.live_s)
+            case VersionEvaluated():
+                self._evaluations.append(record)
+            case RunEnded():
+                self._end = record
+
+    def figures(self) -> Figures:
+        totals = self._totals
+        time_s, worker_s = self._reached()
+        return Figures(
+            stopped_by=self._end.outcome if self._end else None,
+            reason=self._end.reason if self._end else "",
+            time_s=time_s,
+            worker_s=worker_s,
+            updates=totals.updates,
+            used=totals.used,
+            dropped=totals.dropped,
+            interrupted=totals.interrupted,
+            samples_applied=totals.samples_used,
+            samples_dropped=totals.samples_dropped,
+            mean_k=totals.mean_k,
+            mean_staleness=totals.mean_staleness,
+            max_staleness=max(totals.staleness, default=0),
+            idle_share=totals.idle_share,
+            loss=mean_loss(self._losses),
+            metrics=dict(self._evaluations[-1].metrics) if self._evaluations else {},
+        )
+
+    def _reached(self) -> tuple[float, float]:
+        """Return when the version was made that met the stop, and the worker-seconds until then."""
+        if self._end is None:
+            return self._now_s, self._live_s[-1] if self._live_s else 0.0
+        if self._end.outcome not in TARGETS or self._end.outcome is Outcome.LOSS:
+            return self._end.now_s, self._end.live_s
+        reaching = self._evaluations[0]  # a run closes with one more measurement, that of its last version
+        return reaching.published_s, self._live_s[reaching.version - 1] if reaching.version else 0.0

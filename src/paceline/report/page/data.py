@@ -1,0 +1,72 @@
+"""What the page draws, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from paceline.report.curves import AXES, Group, Line, panels, switches
+from paceline.report.page.packing import packed_updates, packed_work, quantum_s
+from paceline.report.run_data import FATES, RunData
+from paceline.report.worker_stats import heat_map, round_trips, staleness
+
+
+def page_json(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
+    """Return the figures' data as JSON that cannot end the script element that it stands in."""
+    content = {
+        "axes": AXES,
+        "panels": panels(groups),
+        "fates": FATES,
+        "groups": [_group(group, runs) for group in groups],
+        "runs": [_run(run) for run in runs],
+    }
+    text = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    return text.replace("<", "\\u003c")
+
+
+def _group(group: Group, runs: Sequence[RunData]) -> dict[str, Any]:
+    return {
+        "label": group.label,
+        "runs": [next(i for i, run in enumerate(runs) if run is member) for member in group.runs],
+        "lines": {axis: {name: _line(line) for name, line in panels.items()} for axis, panels in group.lines.items()},
+    }
+
+
+def _line(line: Line) -> dict[str, Any]:
+    content: dict[str, Any] = {"x": _rounded(line.x), "mean": _rounded(line.mean), "steps": line.steps}
+    if line.low is not line.mean:
+        content |= {"low": _rounded(line.low), "high": _rounded(line.high)}
+    return content
+
+
+def _run(run: RunData) -> dict[str, Any]:
+    heat = heat_map(run)
+    return {
+        "label": run.label,
+        "workers": run.workers,
+        "end_s": run.end_s,
+        "quantum_s": quantum_s(run),
+        "live": run.live,
+        "endings": [[*ending] for ending in run.endings],
+        "reasons": run.reasons,
+        "first_protocol": next((mark.reason for mark in run.marks if mark.kind == "protocol"), ""),
+        "switches": switches(run),
+        "round_trips": [
+            row and {**row._asdict(), "quantiles_s": _rounded(row.quantiles_s)} for row in round_trips(run)
+        ],
+        "heat": {"columns": heat["columns"], "mean_s": [[_rounded(v) for v in row] for row in heat["mean_s"].tolist()]},
+        "staleness": staleness(run),
+        "work": packed_work(run),
+        "updates": packed_updates(run),
+    }
+
+
+def _rounded(values: Any) -> Any:
+    """Leave six significant digits: more than a screen can show."""
+    if isinstance(values, float):
+        return float(f"{values:.6g}")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return [float(f"{value:.6g}") for value in np.asarray(values, dtype=float).tolist()]

@@ -1,0 +1,184 @@
+"""The parts of the page that need no drawing: tables, bars, legends. Everything from the user is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from paceline.report.curves import Group, panels
+from paceline.report.run_data import FATES, RunData
+from paceline.report.stragglers import stragglers
+from paceline.report.summary_table import number, row
+from paceline.report.worker_stats import ACTIVITIES, IDLE, activities, samples, worker_seconds
+
+TEXT_COLUMNS = {"protocol", "outcome"}
+SHARES = {"idle", "accuracy"}
+MOST_DECISIONS = 500
+LEAST_SHARE = 0.0005  # that a bar shows
+
+
+def run_table(runs: Sequence[RunData]) -> str:
+    """Return a table with a row a run."""
+    rows = [row(run) for run in runs]
+    names = dict.fromkeys(name for cells in rows for name in cells)
+    rows = [{name: cells.get(name) for name in names} for cells in rows]
+    head = "".join(f"<th scope='col'{_kind(name)}>{escape(name)}</th>" for name in rows[0])
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{_kind(name)}>{escape(_shown(name, value))}</td>" for name, value in cells.items())
+        + "</tr>"
+        for cells in rows
+    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class='scroll' tabindex='0' role='region' aria-label='runs'>{table}</div>"
+
+
+def metric_charts(groups: Sequence[Group]) -> str:
+    """Return the places for a chart of each metric that was evaluated."""
+    charts = [(name, title) for name, title in panels(groups).items() if name not in {"loss", "k"}]
+    return "\n".join(
+        f"<div class='part'><h3>{escape(title[:1].upper() + title[1:])}</h3>"
+        f"<div class='chart' id='{escape(name)}'></div></div>"
+        for name, title in charts
+    )
+
+
+def notices(runs: Sequence[RunData]) -> str:
+    """Say which runs are not over, or have made nothing yet."""
+    texts = [
+        f"{run.label}: {run.outcome}. What its workers {'were' if run.run.error else 'are'} computing is not known."
+        for run in runs
+        if not run.has_ended
+    ]
+    texts += [
+        f"{run.label}: no update was made, there is nothing to show yet." for run in runs if not run.figures.updates
+    ]
+    return "".join(f"<p class='notice'>{escape(text)}</p>" for text in texts)
+
+
+def configuration(runs: Sequence[RunData]) -> str:
+    """Return all that was run, folded away."""
+    tables = [(run.label, _pairs({"folder": run.run.path, **run.run.configuration})) for run in runs]
+    return _folded("Configuration", tables)
+
+
+def decisions(runs: Sequence[RunData]) -> str:
+    """Return what was decided in each run besides quorums, folded away."""
+    return _folded("Decisions", [(run.label, _marks(run)) for run in runs if run.marks])
+
+
+def _folded(title: str, tables: Sequence[tuple[str, str]]) -> str:
+    """Return tables under one title; several of them have their own titles below it."""
+    boxes = [f"<div class='scroll'><table class='configuration'>{table}</table></div>" for _, table in tables]
+    if not tables:
+        return ""
+    if len(tables) == 1:
+        return _details(f"{title} of {tables[0][0]}", boxes[0])
+    return _details(title, "".join(_details(label, box) for (label, _), box in zip(tables, boxes, strict=True)))
+
+
+def _details(summary: str, content: str) -> str:
+    return f"<details><summary>{escape(summary)}</summary>{content}</details>"
+
+
+def straggler_sentences(runs: Sequence[RunData]) -> str:
+    """Return a paragraph a run that names its stragglers."""
+    found = [(run.label, stragglers(run)) for run in runs]
+    named = [(label, sentences) for label, sentences in found if sentences]
+    texts = [f"{f'{label}: ' if len(runs) > 1 else ''}{'; '.join(sentences)}." for label, sentences in named]
+    return "".join(f"<p class='notice'>{escape(text[0].upper() + text[1:])}</p>" for text in texts)
+
+
+def seconds_section(runs: Sequence[RunData]) -> str:
+    """Return the bars of the worker-seconds, by what became of the work and by what the workers did."""
+    by_fate = [(run.label, worker_seconds(run)) for run in runs]
+    by_activity = [(run.label, activities(run)) for run in runs]
+    if not any(sum(parts.values()) for _, parts in by_fate):
+        return ""
+    return _section(
+        "seconds-title",
+        "Where the worker-seconds went",
+        fate_legend((*FATES, IDLE)) + _bars(by_fate, "worker-seconds"),
+        "<h3>Computing, communicating, waiting</h3>",
+        fate_legend(ACTIVITIES) + _bars(by_activity, "worker-seconds"),
+        "<p class='caption'>Communicating is what a worker waits for the network alone; without a server, what of the "
+        "sum its computing has not hidden.</p>",
+    )
+
+
+def samples_section(runs: Sequence[RunData]) -> str:
+    """Return a bar a run with the shares of the samples."""
+    rows = [(run.label, samples(run)) for run in runs]
+    if not any(sum(parts.values()) for _, parts in rows):
+        return ""
+    bars = fate_legend(FATES[:3]) + _bars(rows, "samples")
+    return _section("samples-title", "Samples applied and dropped", bars)
+
+
+def _section(name: str, title: str, *content: str) -> str:
+    return f"<section aria-labelledby='{name}'><h2 id='{name}'>{title}</h2>{''.join(content)}</section>"
+
+
+def fate_legend(fates: Sequence[str] = (*FATES, IDLE)) -> str:
+    """Return what the colours and textures of work mean."""
+    entries = "".join(f"<span><i class='swatch {fate}'></i>{fate}</span>" for fate in fates)
+    return f"<div class='legend'>{entries}</div>"
+
+
+def run_options(runs: Sequence[RunData]) -> str:
+    """Return the entries of the choice of a run."""
+    return "".join(f"<option>{escape(run.label)}</option>" for run in runs)
+
+
+def _bars(rows: Sequence[tuple[str, Mapping[str, float]]], unit: str) -> str:
+    return f"<div class='bars'>{''.join(_bar(label, parts, unit) for label, parts in rows)}</div>"
+
+
+def _bar(label: str, parts: Mapping[str, float], unit: str) -> str:
+    total = sum(parts.values())
+    if not total:
+        return f"<div class='label'>{escape(label)}</div><div><small>nothing yet</small></div>"
+    shares = {name: value / total for name, value in parts.items() if value / total >= LEAST_SHARE}
+    pieces = "".join(
+        f"<i class='{name}' style='width:{share:.3%}' title='{name} {share:.1%}'></i>" for name, share in shares.items()
+    )
+    said = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+    return (
+        f"<div class='label'>{escape(label)}</div>"
+        f"<div><div class='bar' aria-hidden='true'>{pieces}</div><small>{said} of {number(total)} {unit}</small></div>"
+    )
+
+
+def _pairs(mapping: Mapping[str, Any]) -> str:
+    return "".join(
+        f"<tr><th scope='row'>{escape(str(key))}</th><td>{_value(value)}</td></tr>" for key, value in mapping.items()
+    )
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"<table class='configuration'>{_pairs(value)}</table>"
+    return escape(str(value))
+
+
+def _marks(run: RunData) -> str:
+    head = "<tr><th>seconds</th><th>updates</th><th>kind</th><th>reason</th></tr>"
+    rows = "".join(
+        f"<tr><td>{mark.time_s:.5g}</td><td>{mark.updates}</td><td>{escape(mark.kind)}</td><td>{escape(mark.reason)}</td></tr>"
+        for mark in run.marks[:MOST_DECISIONS]
+    )
+    left_out = len(run.marks) - MOST_DECISIONS
+    return head + rows + (f"<tr><td colspan='4'>and {left_out} more</td></tr>" if left_out > 0 else "")
+
+
+def _kind(name: str) -> str:
+    return " class='text'" if name in TEXT_COLUMNS else ""
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.1%}" if name in SHARES else number(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)

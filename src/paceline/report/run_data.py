@@ -1,0 +1,317 @@
+"""A run's event log as arrays: the pieces of work, the updates, the decisions."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf, nan
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.records import (
+    DecisionMade,
+    GradientArrived,
+    Record,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    UpdateMade,
+    VersionEvaluated,
+    WorkerJoined,
+    WorkerLost,
+    WorkInterrupted,
+    WorkUnfinished,
+)
+from paceline.core.stop import LEAST_LOSS_WINDOW, Stop
+from paceline.core.targets import Target
+from paceline.recording.run_folder import SavedRun
+from paceline.recording.run_stats import Figures, count
+
+FATES = ("used", "dropped", "interrupted", "unfinished")
+STILL_GOING = "still going, or ended without a word"
+Column = NDArray[Any]
+Spans = list[tuple[float, float]]
+
+_WHAT = ("worker", "draw", "version", "start_s", "end_s", "staleness", "ending", "samples")
+_WORK = (*_WHAT, "round_trip_s", "compute_s", "network_s")
+_UPDATE = ("time_s", "k", "workload", "gradients", "reason", "quorum_reason")
+NO_STALENESS = -1  # of work that never arrived
+NO_REASON = -1
+
+
+class Ending(NamedTuple):
+    """How a piece of work ended: one of `FATES`, and why."""
+
+    fate: str
+    reason: str
+
+
+class Mark(NamedTuple):
+    """Something that was decided or happened to the whole run, and how many updates there were."""
+
+    time_s: float
+    updates: int
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What one run did.
+
+    Attributes:
+        label: the run's name in the report.
+        work: a row a piece of work, by worker and then by time; those of one worker do not overlap.
+        workers: all that ever were there.
+        live: when each worker was there.
+        updates: a row an update; `gradients` counts the used ones that had arrived by then.
+        losses: of the used gradients, in the order of their arrival.
+        endings: what the column `ending` of the work numbers.
+        reasons: what the columns of reasons of the updates number.
+        figures: what the run comes to.
+        end_s: time of the last record.
+    """
+
+    label: str
+    run: SavedRun
+    work: dict[str, Column]
+    workers: int
+    live: list[Spans]
+    updates: dict[str, Column]
+    losses: Column
+    evaluations: list[VersionEvaluated]
+    marks: list[Mark]
+    endings: list[Ending]
+    reasons: list[str]
+    figures: Figures
+    end_s: float
+
+    @property
+    def fates(self) -> Column:
+        """Number of the fate of each piece of work."""
+        numbers = np.array([FATES.index(ending.fate) for ending in self.endings], dtype=int)
+        return numbers[self.work["ending"]] if len(self.endings) else np.zeros(0, dtype=int)
+
+    @property
+    def protocol(self) -> str:
+        """What was run."""
+        return str(self.run.configuration.get("protocol", "?"))
+
+    @property
+    def seed(self) -> Any:
+        """Of everything that was drawn."""
+        return self.run.configuration.get("seed", "?")
+
+    @property
+    def stop(self) -> Stop | None:
+        """Conditions that end the run, if its folder has them."""
+        text = self.run.configuration.get("stop")
+        return Stop.parse(text) if isinstance(text, str) else None
+
+    @property
+    def evaluated(self) -> tuple[Target, ...]:
+        """Targets of the stop on metrics of an evaluation."""
+        return self.stop.evaluated if self.stop else ()
+
+    @property
+    def outcome(self) -> str:
+        """In a word, or that there is none."""
+        if self.has_ended:
+            return str(self.figures.stopped_by)
+        return f"failed: {self.run.error}" if self.run.error else STILL_GOING
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the log says how the run ended."""
+        return self.figures.stopped_by is not None
+
+    @property
+    def loss_window(self) -> int:
+        """Gradients that `Stop(loss=)` takes the mean of."""
+        return max(int(self.run.configuration.get("workers", 1)), LEAST_LOSS_WINDOW)
+
+
+def read_run(run: SavedRun, label: str) -> RunData:
+    """Read a run's event log once, from the first line to the last.
+
+    Raises:
+        RunError: the log cannot be read.
+    """
+    reader = _Reader()
+    figures = count(reader.heard(run.history))
+    work = _sorted_work(reader.work_table())
+    return RunData(
+        label=label,
+        run=run,
+        work=work,
+        workers=len(reader.live),
+        live=reader.spans(work),
+        updates=_columns(reader.updates, _UPDATE),
+        losses=np.array(reader.losses),
+        evaluations=reader.evaluations,
+        marks=reader.marks,
+        endings=list(reader.endings),
+        reasons=list(reader.reasons),
+        figures=figures,
+        end_s=reader.now_s,
+    )
+
+
+class _Reader:
+    """Takes in records one by one."""
+
+    def __init__(self) -> None:
+        self.work = array("d")  # rows of _WORK, one after the other
+        self.updates = array("d")  # rows of _UPDATE
+        self.losses = array("d")
+        self.evaluations: list[VersionEvaluated] = []
+        self.marks: list[Mark] = []
+        self.endings: dict[Ending, int] = {}
+        self.reasons: dict[str, int] = {}
+        self.live: dict[int, Spans] = {}
+        self.now_s = 0.0
+        self._updates = 0
+        self._quorum_reason = NO_REASON
+
+    def heard(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Take in the records of a run on their way to somebody else."""
+        take: dict[type[Any], Callable[[Any], None]] = {
+            RunStarted: self._started,
+            RunResumed: self._resumed,
+            GradientArrived: self._arrived,
+            WorkInterrupted: self._interrupted,
+            WorkUnfinished: self._unfinished,
+            UpdateMade: self._updated,
+            VersionEvaluated: self.evaluations.append,
+            DecisionMade: self._decided,
+            WorkerJoined: self._joined,
+            WorkerLost: self._lost,
+            RunEnded: self._ended,
+        }
+        for record in records:
+            self.now_s = record.now_s
+            if (method := take.get(type(record))) is not None:
+                method(record)
+            yield record
+
+    def work_table(self) -> dict[str, Column]:
+        """Return a column a field of the work, in the order of the log."""
+        return _columns(self.work, _WORK)
+
+    def spans(self, work: dict[str, Column]) -> list[Spans]:
+        """Return when each worker was there; without the end of the run, until its last work that is known."""
+        return [
+            [(begin_s, self._last_s(work, worker, begin_s) if end_s == inf else end_s) for begin_s, end_s in spans]
+            for worker, spans in sorted(self.live.items())
+        ]
+
+    def _last_s(self, work: dict[str, Column], worker: int, begin_s: float) -> float:
+        ends_s = work["end_s"][work["worker"] == worker]
+        return max(begin_s, float(ends_s.max(initial=begin_s)))
+
+    def _started(self, record: RunStarted) -> None:
+        for worker in range(record.workers):
+            self.live[worker] = [(record.now_s, inf)]
+
+    def _resumed(self, record: RunResumed) -> None:
+        self._mark(record.now_s, "resumed", f"resumed at version {record.version}. {record.changes}".strip())
+        for worker in range(record.workers):
+            self._come(worker, record.now_s)
+        for worker in range(record.workers, len(self.live)):
+            self._leave(worker, record.now_s)
+
+    def _arrived(self, record: GradientArrived) -> None:
+        fate = "used" if record.used else "interrupted" if record.crossed_interrupt else "dropped"
+        if record.used:
+            self.losses.append(record.loss)
+        round_trip_s = record.now_s - record.started_s
+        arrived = (record.staleness, self._ending(fate, record.reason), record.samples)
+        spent_s = (round_trip_s, record.compute_s, record.pull_s + record.push_s)
+        self.work.extend(
+            (record.worker, record.draw, record.version, record.started_s, record.now_s, *arrived, *spent_s)
+        )
+
+    def _interrupted(self, record: WorkInterrupted) -> None:
+        self._never_arrived(record, self._ending("interrupted", "an update made it useless"), record.samples)
+
+    def _unfinished(self, record: WorkUnfinished) -> None:
+        self._never_arrived(record, self._ending("unfinished", "its worker was lost, or the run ended"), 0)
+
+    def _never_arrived(self, record: WorkInterrupted | WorkUnfinished, ending: int, samples: int) -> None:
+        where = (record.worker, record.draw, record.version, record.started_s, record.now_s)
+        self.work.extend((*where, NO_STALENESS, ending, samples, nan, nan, nan))
+
+    def _updated(self, record: UpdateMade) -> None:
+        reason = self.reasons.setdefault(record.reason, len(self.reasons))
+        self._updates += 1
+        counts = (record.k, record.workload, len(self.losses))
+        self.updates.extend((record.now_s, *counts, reason, self._quorum_reason))
+
+    def _decided(self, record: DecisionMade) -> None:
+        if record.kind == "quorum":  # one an update or more: they are shown with the updates
+            self._quorum_reason = self.reasons.setdefault(record.reason, len(self.reasons))
+            return
+        if record.kind == "protocol":
+            self._quorum_reason = NO_REASON
+        self._mark(record.now_s, record.kind, record.reason)
+
+    def _joined(self, record: WorkerJoined) -> None:
+        if record.late_return and self.live.get(record.worker):  # it was there all the time
+            begin_s, _ = self.live[record.worker].pop()
+            self.live[record.worker].append((begin_s, inf))
+        self._come(record.worker, record.now_s)
+        self._mark(record.now_s, "joined", f"worker {record.worker} {'is back' if record.late_return else 'joined'}")
+
+    def _lost(self, record: WorkerLost) -> None:
+        self._leave(record.worker, record.now_s)
+        if not record.silent:  # otherwise the decision says so
+            self._mark(record.now_s, "lost", f"worker {record.worker}: {record.reason}")
+
+    def _ended(self, record: RunEnded) -> None:
+        for worker in self.live:
+            self._leave(worker, record.now_s)
+
+    def _come(self, worker: int, now_s: float) -> None:
+        spans = self.live.setdefault(worker, [])
+        if not spans or spans[-1][1] < inf:
+            spans.append((now_s, inf))
+
+    def _leave(self, worker: int, now_s: float) -> None:
+        spans = self.live.setdefault(worker, [])
+        if spans and spans[-1][1] == inf:
+            spans[-1] = (spans[-1][0], now_s)
+
+    def _ending(self, fate: str, reason: str) -> int:
+        return self.endings.setdefault(Ending(fate, reason), len(self.endings))
+
+    def _mark(self, time_s: float, kind: str, reason: str) -> None:
+        self.marks.append(Mark(time_s, self._updates, kind, reason))
+
+
+def _columns(rows: array[float], names: Sequence[str]) -> dict[str, Column]:
+    """Return the columns of rows that lie one after the other: seconds, and otherwise whole numbers."""
+    table = np.array(rows).reshape(-1, len(names))
+    return {
+        name: table[:, i].copy() if name.endswith("_s") else table[:, i].astype(np.int64)
+        for i, name in enumerate(names)
+    }
+
+
+def _sorted_work(work: dict[str, Column]) -> dict[str, Column]:
+    """Order the work by worker and draw, and leave one piece a draw.
+
+    A gradient that arrived although its work had been given up tells the truth about it, so the later record
+    counts; and it ends no later than the worker's next work begins.
+    """
+    order = np.lexsort((np.arange(len(work["worker"])), work["draw"], work["worker"]))
+    work = {name: column[order] for name, column in work.items()}
+    same_worker = work["worker"][1:] == work["worker"][:-1]
+    is_replaced = np.append(same_worker & (work["draw"][1:] == work["draw"][:-1]), False)[: len(order)]
+    work = {name: column[~is_replaced] for name, column in work.items()}
+    same_worker = work["worker"][1:] == work["worker"][:-1]
+    next_start_s = np.append(np.where(same_worker, work["start_s"][1:], inf), inf)[: len(work["end_s"])]
+    work["end_s"] = np.minimum(work["end_s"], next_start_s)
+    return work

@@ -1,0 +1,158 @@
+"""Where the workers' time and samples went, how long their work took, and how stale their gradients were."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.report.run_data import FATES, Column, RunData
+
+QUANTILES = (5, 25, 50, 75, 95, 100)  # percent
+ROUNDING = 1e-9
+HEAT_COLUMNS = 120  # at most
+IDLE = "idle"
+ACTIVITIES = ("computing", "communicating", "waiting")
+
+
+def worker_seconds(run: RunData) -> dict[str, float]:
+    """Return the worker-seconds by what became of the work, and those without any.
+
+    Their sum is the time that workers were there.
+    """
+    spent_s = np.bincount(run.fates, weights=run.work["end_s"] - run.work["start_s"], minlength=len(FATES))
+    idle_s = max(0.0, live_seconds(run) - float(spent_s.sum()))
+    return {**dict(zip(FATES, spent_s.tolist(), strict=True)), IDLE: idle_s}
+
+
+def activities(run: RunData) -> dict[str, float]:
+    """Return the worker-seconds spent computing, communicating and waiting, whatever became of the work.
+
+    Work that never arrived counts as computing. Without a server, communicating is what a worker waited for a sum when
+    all was handed in: what computing has hidden of it does not count. The sum of all three is the time that workers
+    were there.
+    """
+    work = run.work
+    never_arrived = np.isnan(work["compute_s"])
+    lost_s = np.sum(work["end_s"] - work["start_s"], where=never_arrived)
+    computing_s = float(np.nansum(work["compute_s"]) + lost_s)
+    communicating_s = float(np.nansum(work["network_s"]))
+    waiting_s = max(0.0, live_seconds(run) - computing_s - communicating_s)
+    return dict(zip(ACTIVITIES, (computing_s, communicating_s, waiting_s), strict=True))
+
+
+def live_seconds(run: RunData) -> float:
+    """Return the worker-seconds that workers were there."""
+    return sum(end_s - begin_s for spans in run.live for begin_s, end_s in spans)
+
+
+def samples(run: RunData) -> dict[str, int]:
+    """Return the samples by what became of the work on them; of unfinished work nothing is known."""
+    counts = np.bincount(run.fates, weights=run.work["samples"], minlength=len(FATES))
+    return {fate: int(count) for fate, count in zip(FATES, counts, strict=True) if fate != "unfinished"}
+
+
+def staleness(run: RunData) -> dict[str, list[int]]:
+    """Return how many used gradients had which staleness, in its order."""
+    used = run.work["staleness"][run.fates == FATES.index("used")]
+    found, counts = np.unique(used, return_counts=True)
+    return {"staleness": found.tolist(), "gradients": counts.tolist()}
+
+
+class RoundTrips(NamedTuple):
+    """How long the work of one worker took.
+
+    Attributes:
+        quantiles_s: `QUANTILES` of its round-trip times, seconds.
+        known: number of these that are known. Each later one is at least the longest time seen, because so much of the
+            work was interrupted or unfinished.
+        finished: pieces of work that arrived.
+    """
+
+    quantiles_s: list[float]
+    known: int
+    finished: int
+
+
+def round_trips(run: RunData) -> list[RoundTrips | None]:
+    """Return the round-trip times of each worker, None for one that did no work.
+
+    Work that never arrived took longer than was seen of it: it is censored, and the quantiles are those of the
+    Kaplan-Meier estimate.
+
+    Source: Kaplan and Meier, "Nonparametric estimation from incomplete observations", 1958.
+    """
+    seen_s = np.where(
+        np.isnan(run.work["round_trip_s"]), run.work["end_s"] - run.work["start_s"], run.work["round_trip_s"]
+    )
+    finished, bounds = ~np.isnan(run.work["round_trip_s"]), _bounds(run.work["worker"], run.workers)
+    return [_round_trips(seen_s[begin:end], finished[begin:end]) for begin, end in pairwise(bounds)]
+
+
+def _round_trips(seen_s: Column, finished: Column) -> RoundTrips | None:
+    if not len(seen_s):
+        return None
+    count = int(finished.sum())
+    if count == len(seen_s):
+        return RoundTrips(np.percentile(seen_s, QUANTILES).tolist(), len(QUANTILES), count)
+    order = np.lexsort((~finished, seen_s))  # of equal times the finished work comes first
+    at_risk = np.arange(len(seen_s), 0, -1)
+    ended_by = 1 - np.cumprod(1 - finished[order] / at_risk)
+    ranks = np.searchsorted(ended_by, np.array(QUANTILES) / 100 - ROUNDING)
+    longest = len(seen_s) - 1
+    quantiles_s = seen_s[order][np.minimum(ranks, longest)]
+    return RoundTrips(quantiles_s.tolist(), int((ranks <= longest).sum()), count)
+
+
+def heat_map(run: RunData) -> dict[str, Any]:
+    """Return the mean compute time of each worker in equal slices of time, nan where nothing arrived.
+
+    The times are of the computation alone, so a worker that waits for others does not look slow.
+    """
+    measured = run.work["compute_s"] > 0
+    compute_s, worker = run.work["compute_s"][measured], run.work["worker"][measured]
+    arrival_s = run.work["end_s"][measured]
+    columns = int(np.clip(len(compute_s) / max(1, run.workers), 1, HEAT_COLUMNS))
+    column = np.minimum((arrival_s / max(run.end_s, 1e-300) * columns).astype(int), columns - 1)
+    cell = worker * columns + column
+    counts = np.bincount(cell, minlength=run.workers * columns)
+    sums = np.bincount(cell, weights=compute_s, minlength=run.workers * columns)
+    with np.errstate(invalid="ignore"):
+        means = (sums / counts).reshape(run.workers, columns)
+    return {"columns": columns, "mean_s": means}
+
+
+def coverage(run: RunData, columns: int) -> Column:
+    """Return the share of each slice of time that each worker spent on work of each fate.
+
+    Returns:
+        shares in [0, 1], shaped workers x fates x columns.
+    """
+    edges_s = np.linspace(0, run.end_s, columns + 1)
+    shares = np.zeros((run.workers, len(FATES), columns))
+    if run.end_s <= 0:
+        return shares
+    fates, bounds = run.fates, _bounds(run.work["worker"], run.workers)
+    for worker in range(run.workers):
+        rows = slice(bounds[worker], bounds[worker + 1])
+        for fate in range(len(FATES)):
+            chosen = fates[rows] == fate
+            begin_s, end_s = run.work["start_s"][rows][chosen], run.work["end_s"][rows][chosen]
+            shares[worker, fate] = np.diff(_covered(begin_s, end_s, edges_s)) / (edges_s[1] - edges_s[0])
+    return shares
+
+
+def _covered(begin_s: Column, end_s: Column, until_s: Column) -> Column:
+    """Return how much of the time until each moment lies within intervals, which are in order."""
+    if not len(begin_s):
+        return np.zeros_like(until_s)
+    knots = np.stack([begin_s, end_s], axis=1).ravel()
+    lengths = np.stack([np.zeros_like(begin_s), end_s - begin_s], axis=1).ravel()
+    covered_s: Column = np.interp(until_s, knots, np.cumsum(lengths), left=0.0)
+    return covered_s
+
+
+def _bounds(worker: Column, workers: int) -> Column:
+    """Return where in the ordered work each worker's part begins, and where the last one ends."""
+    return np.searchsorted(worker, np.arange(workers + 1))

@@ -1,0 +1,327 @@
+"""A run's own arrivals once more through a coordinator, to see whether it decides the same."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from operator import itemgetter
+from pathlib import Path
+from typing import NamedTuple
+
+from paceline.coordinator.coordinator import NOT_FINITE, Coordinator
+from paceline.core.events import (
+    Applied,
+    Arrival,
+    Command,
+    Compensation,
+    Evaluated,
+    Event,
+    Joined,
+    Lost,
+    Outcome,
+    Restarted,
+    Stop,
+    Timer,
+)
+from paceline.core.records import (
+    DecisionMade,
+    GradientArrived,
+    Record,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    StepMeasured,
+    TimerRang,
+    UpdateMade,
+    VersionEvaluated,
+    WorkerJoined,
+    WorkerLost,
+    WorkInterrupted,
+)
+from paceline.core.stop import Stop as StopRule
+from paceline.errors import UsageError
+from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
+from paceline.recording.callback import Memory
+from paceline.recording.event_log import to_line
+from paceline.recording.recorder import Recorder
+from paceline.recording.run_folder import SavedRun
+from paceline.recording.validation import believed
+from paceline.run.coordinator_factory import make_coordinator
+from paceline.run.logged_timeouts import LoggedPatience, is_needed
+from paceline.run.plan_json import plan_of
+from paceline.utils.argument_types import checked_types
+from paceline.utils.representation import Shown
+
+DECISIONS = (UpdateMade, DecisionMade, GradientArrived, WorkInterrupted)
+NEVER = 2**62  # updates
+FROM_OUTSIDE = {Outcome.INTERRUPTED, Outcome.NO_WORKERS, Outcome.FAILED}
+
+
+@dataclass(frozen=True, repr=False)
+class Replay(Shown):
+    """What a replay has shown.
+
+    Attributes:
+        updates: made in the log.
+        decisions: in the log: updates, what was used and dropped, interrupts, changes of protocol, quorum, membership.
+        difference: where log and replay first differ, in words; empty if nowhere.
+    """
+
+    updates: int
+    decisions: int
+    difference: str
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every decision was the same."""
+        return not self.difference
+
+    def _facts(self) -> Mapping[str, object]:
+        facts = {"is_same": self.is_same, "updates": self.updates, "decisions": self.decisions}
+        return facts if self.is_same else {**facts, "difference": self.difference}
+
+
+@checked_types
+def replay(run: str | Path, protocol: Protocol | Phase | Plan | None = None) -> Replay:
+    """Feed a run's own events to a coordinator and compare what it decides with what was decided.
+
+    The events are those of the log, with their times, losses and norms. Minibatches are numbers here, and no
+    gradient is computed.
+
+    Args:
+        run: folder of the run.
+        protocol: that the run had, or its plan; needed only if it had controllers.
+
+    Raises:
+        UsageError: there is no run, or it cannot be replayed.
+        RunError: its log cannot be read.
+    """
+    saved = SavedRun(run)
+    with believed(saved.path):
+        return _replayed(saved, protocol)
+
+
+def _replayed(saved: SavedRun, protocol: Protocol | Phase | Plan | None) -> Replay:
+    _refuse_changes(saved.path, saved.history.of(RunResumed))
+    plan = plan_of(saved.configuration["plan"]) if protocol is None else _checked(protocol, saved)
+    found = _compared(saved, plan, _stops(saved))
+    if found.difference and "stops_before" not in saved.configuration:
+        again = _compared(saved, plan, _stops_that_let_go_on(saved))
+        return again if again.is_same else found
+    return found
+
+
+class _Stops(NamedTuple):
+    """Which stop is in force where in a log.
+
+    Attributes:
+        rules: one after the other; `RunResumed` and the places below bring the next one into force.
+        places: numbers of the records before which a run went on under another stop without a restart.
+        goes_on: whether it had ended there.
+    """
+
+    rules: list[StopRule]
+    places: Counter[int]
+    goes_on: bool = True
+
+
+def _stops(saved: SavedRun) -> _Stops:
+    """Return the stops in `run.json` and in the records of restarts."""
+    without_restart = saved.configuration.get("stops_before", [])
+    places = saved.records_until([log_bytes for _, log_bytes in without_restart])
+    found = [(place, stop) for place, (stop, _) in zip(places, without_restart, strict=True)]
+    found += [
+        (number, record.stop_before) for number, record in enumerate(saved.history) if isinstance(record, RunResumed)
+    ]
+    in_order = [stop for _, stop in sorted(found, key=itemgetter(0))]
+    return _Stops([StopRule.parse(stop) for stop in (*in_order, saved.configuration["stop"])], Counter(places))
+
+
+def _stops_that_let_go_on(saved: SavedRun) -> _Stops:
+    """Return stops of which the last one is in force for the last event only.
+
+    Older runs have no record of a stop that came into force without a restart. One that is further away changes nothing
+    before; one that had been passed ends the run at once, so that only its last event can show it.
+    """
+    stops = _stops(saved)
+    last = max((number for number, record in enumerate(saved.history) if _event(record)), default=0)
+    return _Stops([*stops.rules[:-1], StopRule(updates=NEVER), stops.rules[-1]], Counter([last]), goes_on=False)
+
+
+def _compared(saved: SavedRun, plan: Plan, stops: _Stops) -> Replay:
+    """Compare log and replay under these stops."""
+    replayed = _Replayed(plan, stops, saved)
+    updates = decisions = 0
+    for number, (record, after) in enumerate(pairwise(chain(saved.history, [None]))):
+        assert record is not None
+        if number in stops.places:
+            replayed.change_stop(stops.places[number], goes_on=stops.goes_on)
+        if isinstance(record, VersionEvaluated) and isinstance(after, RunEnded):
+            continue  # of the last version, when all was decided
+        updates += isinstance(record, UpdateMade)
+        decisions += isinstance(record, DECISIONS)
+        difference = replayed.difference(record)
+        if difference:
+            break
+    else:
+        difference = replayed.left_over()
+    return Replay(updates, decisions, f"after {updates} updates: {difference}" if difference else "")
+
+
+class _Replayed:
+    """A coordinator with its books, beside a log that is read."""
+
+    def __init__(self, plan: Plan, stops: _Stops, saved: SavedRun) -> None:
+        configuration = saved.configuration
+        self._plan = plan
+        self._stops = iter(stops.rules)
+        self._rules = configuration["rules"]
+        self._patience = LoggedPatience(saved.history) if is_needed(saved.history, self._rules) else None
+        self._now = 0.0
+        self._coordinator = self._next_coordinator()
+        self._memory = Memory()
+        n, batch_size = configuration["workers"], configuration["batch_size"]
+        self._recorder = Recorder(n, batch_size, "", lambda: 0.0, [self._memory])
+        self._logged: deque[Record] = deque()  # read, and not yet compared
+        self._end = ""  # why the coordinator ended the run
+
+    def difference(self, record: Record) -> str:
+        """Take in the next record of the log; return what is not the same in the replay, if anything."""
+        if self._patience is not None:
+            self._patience.read(record)
+        if isinstance(record, RunEnded):
+            return self._compared_end(record)
+        self._now = record.now_s
+        self._logged.append(record)
+        found = self._compared()
+        if not found and self._logged and self._feed(record):
+            found = self._compared() or self.left_over()
+        return found
+
+    def change_stop(self, times: int, *, goes_on: bool) -> None:
+        """Take over the next stop, as a resumed run does, or the next ones if each ended the run at once."""
+        for _ in range(times):
+            self._take_over()
+            if goes_on:
+                commands = self._coordinator.begin(self._now)
+                self._recorder.observe(self._now, None, commands)
+                self._end = _reason_of_end(commands)
+
+    def left_over(self) -> str:
+        """Return which decision of the log the replay has not made, if any."""
+        missed = next((record for record in self._logged if isinstance(record, DECISIONS)), None)
+        return f"the log has {missed}, the replay has not" if missed else ""
+
+    def _compared(self) -> str:
+        """Compare what was read and what was made, as far as there are both."""
+        made = self._memory.records
+        while self._logged and made:
+            ours, theirs = self._logged.popleft(), made.pop(0)
+            if _comparable(ours) != _comparable(theirs):
+                return f"the log has {ours}, the replay has {theirs}"
+        return ""
+
+    def _compared_end(self, record: RunEnded) -> str:
+        if _in_the_singular(record.reason) == self._end or (not self._end and record.outcome in FROM_OUTSIDE):
+            return self.left_over()
+        return f"the log ends because {record.reason}, the replay {f'because {self._end}' if self._end else 'goes on'}"
+
+    def _feed(self, record: Record) -> bool:
+        """Hand in the event that the record tells of; return whether it is one."""
+        match record:
+            case RunStarted():
+                self._recorder.observe(record.now_s, None, self._coordinator.begin(record.now_s))
+                return True
+            case RunResumed():
+                self._take_over()
+        event = _event(record)
+        if event is None or (self._coordinator.stopped and not isinstance(event, Restarted)):
+            return False
+        commands = self._coordinator.handle(event)
+        self._recorder.observe(record.now_s, event, commands)
+        self._end = _reason_of_end(commands)
+        return True
+
+    def _take_over(self) -> None:
+        """Go on with a coordinator that has the next stop."""
+        state = self._coordinator.state_dict()
+        self._coordinator = self._next_coordinator()
+        self._coordinator.load_state_dict(state)
+
+    def _next_coordinator(self) -> Coordinator:
+        return make_coordinator(self._plan, next(self._stops), self._rules, self._patience)
+
+
+def _reason_of_end(commands: Sequence[Command]) -> str:
+    return next((command.reason for command in commands if isinstance(command, Stop)), "")
+
+
+def _checked(given: Protocol | Phase | Plan, saved: SavedRun) -> Plan:
+    rules, stop = saved.configuration["rules"], StopRule.parse(saved.configuration["stop"])
+    per_epoch = rules["per_epoch"]
+    plan = as_plan(given).checked(rules["workers"], total=stop.workload(per_epoch), per_epoch=per_epoch)
+    if str(plan) != saved.configuration["protocol"]:
+        raise UsageError(f"{saved.path} ran {saved.configuration['protocol']}, given {plan}; expected the same plan")
+    return plan
+
+
+def _event(record: Record) -> Event | None:
+    """Return the event that this record tells of; None for one that tells of a decision."""
+    match record:
+        case GradientArrived():
+            return Arrival(
+                now=record.event_s,
+                worker=record.worker,
+                draw=record.draw,
+                loss=record.loss,
+                samples=record.samples,
+                squared_norm=record.squared_norm,
+                finite=record.reason != NOT_FINITE,
+                pull_s=record.pull_s,
+                compute_s=record.compute_s,
+                push_s=record.push_s,
+                variance=record.variance,
+                step_scale=record.step_scale,
+                compensations=tuple(Compensation(*each) for each in record.compensations),
+                sum_s=record.sum_s,
+                left_over_s=record.left_over_s,
+            )
+        case StepMeasured():
+            return Applied(record.event_s, record.version, record.step)
+        case RunResumed():
+            return Restarted(record.now_s, record.workers, record.stop_before)
+        case TimerRang():
+            return Timer(record.event_s)
+        case VersionEvaluated():
+            return Evaluated(record.event_s, record.version, record.metrics)
+        case WorkerJoined(late_return=False):
+            return Joined(record.event_s, record.worker)
+        case WorkerLost(silent=False):
+            return Lost(record.event_s, record.worker, record.reason)
+    return None
+
+
+def _in_the_singular(reason: str) -> str:
+    """Return the reason of an older log as it is written now: those logs have the plural after 1."""
+    return re.sub(r"\b1 (update|gradient|epoch|second)s\b", r"1 \1", reason).replace("1 second have", "1 second has")
+
+
+def _comparable(record: Record) -> bytes:
+    """Return a record without what no coordinator knows; as text, because nan is not equal to itself."""
+    if isinstance(record, UpdateMade):
+        record = replace(record, learning_rate=0.0)
+    elif isinstance(record, RunStarted):
+        record = replace(record, memory="")
+    return to_line(record)
+
+
+def _refuse_changes(path: Path, resumed: Sequence[RunResumed]) -> None:
+    for record in resumed:
+        if record.changes:
+            raise UsageError(
+                f"{path} was resumed with changes at update {record.version} ({record.changes}); only a run under "
+                "one plan on one cluster can be replayed"
+            )

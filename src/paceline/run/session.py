@@ -1,0 +1,275 @@
+"""What was asked for, and the parts of the run that it asks for, put together."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from paceline.checkpoint.fingerprint import identity, identity_of_replica
+from paceline.clusters.local import LocalCluster
+from paceline.clusters.simulated import Cluster
+from paceline.clusters.torchrun import Torchrun
+from paceline.engines.base import Engine
+from paceline.engines.distributed import DistributedEngine
+from paceline.engines.distributed.allreduce.elastic_group import check_summable
+from paceline.engines.distributed.allreduce.engine import AllReduceEngine
+from paceline.engines.distributed.node_worker import follower
+from paceline.engines.distributed.parameter_server import worker_process as member
+from paceline.engines.distributed.parameter_server.shard_clients import RemoteSlices
+from paceline.engines.distributed.parameter_server.shard_server import serve_slice
+from paceline.engines.distributed.rendezvous.handshake import WORLD_SIZE, RunOver
+from paceline.engines.distributed.rendezvous.rendezvous import LOOK_AGAIN_S
+from paceline.engines.distributed.rendezvous.sidecar import Assistant
+from paceline.engines.local import LocalEngine
+from paceline.engines.virtual.allreduce import VirtualAllReduce
+from paceline.engines.virtual.parameter_server import VirtualEngine
+from paceline.errors import UsageError
+from paceline.jobs.job import trainable
+from paceline.protocols.allreduce import Reduction
+from paceline.protocols.momentum import KEEP
+from paceline.recording.callback import Callback
+from paceline.recording.recorder import Recorder
+from paceline.recording.run_folder import versions
+from paceline.recording.source_digest import code_of, main_module_of
+from paceline.run.config import Setting
+from paceline.run.coordinator_factory import make_coordinator
+from paceline.run.plan_json import plan_as_json
+from paceline.server.flat_buffers import Layout
+from paceline.server.optimizer import check_momentum, warn_of_parameters_left_out
+from paceline.server.parameter_server import ParameterServer
+from paceline.utils.wording import counted
+from paceline.worker.allreduce import Worker, make_worker
+from paceline.worker.evaluation import evaluate
+from paceline.worker.loss_check import warn_of_summed_loss
+from paceline.worker.replica import Replica, check_reported
+from paceline.worker.task_runner import device_of
+from paceline.worker.torch_utils import build_model, usable_device
+
+
+class Session:
+    """The parts of one run, put together.
+
+    Args:
+        setting: what was asked for.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        job, cluster = setting.job, setting.cluster
+        self.coordinator = make_coordinator(setting.checked_plan, setting.stop, setting.rules)
+        self.model = build_model(job, setting.seed)
+        if isinstance(cluster, Cluster):
+            self.model = self.model.to(usable_device(cluster.device))
+        elif isinstance(cluster, Torchrun) and setting.plan.reduction is not None:
+            check_summable(self.model)
+            self.model = self.model.to(device_of(cluster.device, cluster.ranks.local_rank))
+        check_reported(job, self.model, setting.seed, setting.stop)
+        if any(controller.reads != "times" for phase in setting.plan.phases for controller in phase.controllers):
+            warn_of_summed_loss(job, self.model)
+        ranks = cluster.ranks_of_slices if isinstance(cluster, Torchrun) else [0]
+        self.slices = RemoteSlices(ranks)
+        self.layout = Layout(self.model, len(ranks), only=0)
+        _check_memory(self.layout, self._sharing)
+        self.server = ParameterServer(job, self.model, self.layout, setting.per_epoch, self.slices, cluster.n)
+        if not isinstance(cluster, Torchrun) or cluster.is_server:
+            warn_of_parameters_left_out(job, self.server.optimizer, self.model)
+            self.server.watch_gradients()
+        self._step_scale = self._check_step_scale()
+        if setting.measure_steps and setting.plan.reduction and setting.plan.reduction.sums == "updates":
+            raise UsageError(
+                f"measure_steps: every worker of {setting.plan} steps for itself, so no step belongs to an update; "
+                "leave it out, or take all_reduce"
+            )
+        if any(phase.momentum != KEEP for phase in setting.plan.phases):
+            check_momentum(job, self.server.optimizer)
+
+    @cached_property
+    def configuration(self) -> dict[str, Any]:
+        """What is run, for `run.json`."""
+        setting, job = self.setting, self.setting.job
+        return {
+            "job": job.name,
+            "main_module": main_module_of(vars(job).values()),
+            "protocol": str(setting.checked_plan),
+            "cluster": str(setting.cluster),
+            "stop": str(setting.stop),
+            "stops_before": [],
+            "seed": setting.seed,
+            "batch_size": job.batch_size,
+            "workers": setting.cluster.n,
+            "memory": memory_note(self.layout, self._sharing),
+            "parameters": sum(parameter.numel() for parameter in trainable(self.model)),
+            "plan": plan_as_json(setting.checked_plan),
+            "rules": setting.rules,
+            "threads": torch.get_num_threads(),
+            "identity": identity(job, self.server),
+            "step_scale": self._step_scale,
+        }
+
+    @property
+    def _sharing(self) -> int:
+        """Workers whose versions and gradients are in the memory of this process."""
+        is_one_of_many = isinstance(self.setting.cluster, Torchrun) and self.setting.plan.reduction is not None
+        return 1 if is_one_of_many else self.setting.cluster.n
+
+    def _check_step_scale(self) -> str:
+        """Return what compensators scale, if there are some; refuse them where that would change nothing."""
+        compensators = [each for phase in self.setting.plan.phases for each in phase.compensators]
+        scales = any(compensator.kind == "scale" for compensator in compensators)
+        return f"multiplies the {self.server.scaled_part}" if scales else ""
+
+    def recorder(self, callbacks: Sequence[Callback]) -> Recorder:
+        """Return what keeps the books of this run."""
+        n, job = self.setting.cluster.n, self.setting.job
+        note = memory_note(self.layout, self._sharing)
+        return Recorder(n, job.batch_size, note, lambda: self.server.learning_rate, callbacks)
+
+    def engine(self) -> Engine:
+        """Return the engine for the cluster."""
+        job, cluster, seed = self.setting.job, self.setting.cluster, self.setting.seed
+        if isinstance(cluster, LocalCluster):
+            return LocalEngine(job, cluster, seed, self.server, self.layout)
+        if isinstance(cluster, Torchrun):
+            return self._engine_of_ranks(cluster)
+        replica = Replica(job, seed, cluster.n, device=cluster.device)
+        reduction = self.setting.plan.reduction
+        if reduction is not None:
+            return VirtualAllReduce(cluster, seed, reduction, replica, self._workers(reduction, cluster.n))
+        return VirtualEngine(cluster, seed, replica, self.server)
+
+    def _engine_of_ranks(self, cluster: Torchrun) -> Engine:
+        job, seed, reduction = self.setting.job, self.setting.seed, self.setting.plan.reduction
+        agreed = agreement(self.setting, self.model)
+        if reduction is None:
+            return DistributedEngine(job, cluster, self.server, self.layout, self.slices, agreed)
+        replica = Replica(job, seed, cluster.n, device=self.server.device, debug=cluster.debug)
+        worker = make_worker(reduction, self.server, self.layout)
+        return AllReduceEngine(cluster, seed, reduction, replica, worker, agreed)
+
+    def _workers(self, reduction: Reduction, n: int) -> list[Worker]:
+        """Return n workers without a server: the first has this session's, the others each one like it."""
+        first = make_worker(reduction, self.server, self.layout)
+        if reduction.sums == "gradients":
+            return [first] * n  # they never differ
+        return [first, *(make_worker(reduction, self._another_server(), self.layout) for _ in range(n - 1))]
+
+    def _another_server(self) -> ParameterServer:
+        job, seed = self.setting.job, self.setting.seed
+        model = build_model(job, seed).to(self.server.device)
+        return ParameterServer(job, model, self.layout, self.setting.per_epoch, workers=self.setting.cluster.n)
+
+    def evaluate(self) -> dict[str, float]:
+        """Measure the parameters as they are, if there are data for it."""
+        return evaluate(self.setting.job, self.model, self.setting.seed) if self.setting.evaluations else {}
+
+
+def agreement(setting: Setting, model: nn.Module) -> dict[str, Any]:
+    """Return what all processes of a distributed run have to agree on, as JSON gives it back."""
+    assert isinstance(setting.cluster, Torchrun)
+    agreed = {
+        WORLD_SIZE: setting.cluster.ranks.world_size,
+        "seed": setting.seed,
+        "workers": setting.cluster.workers,
+        "debug": setting.cluster.debug,
+        "wire": setting.cluster.wire,
+        "protocol": str(setting.checked_plan),
+        "plan": plan_as_json(setting.checked_plan),
+        "stop": str(setting.stop),
+        "rules": setting.rules,
+        **identity_of_replica(setting.job, model),
+        "slices": setting.cluster.slices,
+        "versions": versions(),
+        "code of": code_of([*vars(setting.job).values(), *{type(layer) for layer in model.modules()}]),
+    }
+    given_back: dict[str, Any] = json.loads(json.dumps(agreed))
+    return given_back
+
+
+_has_served = False  # whether this process took part in a run before
+
+
+def serve(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
+    """Be a worker of rank 0 until its run ends; return the trained model, and what rank 0 says of the end.
+
+    Raises:
+        UsageError: rank 0 was asked for something else, or for what cannot work.
+        RunError: the run has failed.
+        RunOver: the run ended before this process took part.
+    """
+    global _has_served
+    while True:
+        try:
+            served = _serve_once(setting)
+        except RunOver:
+            if not _has_served:
+                raise
+            time.sleep(LOOK_AGAIN_S)  # it was the run before this one, whose end rank 0 has not left behind yet
+        else:
+            _has_served = True
+            return served
+
+
+def _serve_once(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
+    job, cluster = setting.job, setting.cluster
+    assert isinstance(cluster, Torchrun)
+    setting.check()
+    if setting.plan.reduction is not None:
+        return _take_part(setting)
+    model = build_model(job, setting.seed)
+    if cluster.slice is not None:
+        compensators = [each for phase in setting.checked_plan.phases for each in phase.compensators]
+        agreed = agreement(setting, model)
+        return model, serve_slice(job, cluster, setting.seed, setting.per_epoch, compensators, agreed)
+    assistants = [Assistant(cluster.n + number) for number in cluster.slices_here]
+    take_part = follower.follow if cluster.place else member.serve
+    ended = take_part(job, cluster, setting.seed, agreement(setting, model))
+    for assistant in assistants:
+        if "error" in ended.end:
+            assistant.kill()  # it may be what hangs, and nobody but this process is to wait for it
+        assistant.end()
+    with torch.no_grad():
+        for ours, theirs in zip(
+            [*trainable(model), *model.buffers()],
+            [*ended.parameters.parameters, *ended.parameters.buffers],
+            strict=True,
+        ):
+            ours.copy_(theirs)
+    return model, ended.end
+
+
+def _take_part(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
+    """Train with the other ranks, of which rank 0 alone writes and tells."""
+    session = Session(setting)
+    engine = session.engine()
+    assert isinstance(engine, AllReduceEngine)
+    with engine:
+        engine.run(session.coordinator)
+    model = session.model.cpu()
+    model.zero_grad(set_to_none=True)
+    return model, engine.end
+
+
+def memory_note(layout: Layout, n: int) -> str:
+    """Say how much memory the versions of n workers may take."""
+    return (
+        f"up to {n + 1} versions of {layout.nbytes / 2**20:.3g} MiB for {counted(n, 'worker')}: "
+        f"{(n + 1) * layout.nbytes / 2**20:.3g} MiB"
+    )
+
+
+def _check_memory(layout: Layout, n: int) -> None:
+    # Versions, a gradient a worker, the parameters, their mean gradient, and as much for the optimizer.
+    needed = (n + 1 + n + 3) * layout.nbytes
+    available = psutil.virtual_memory().available
+    if needed > available:
+        raise UsageError(
+            f"{memory_note(layout, n)}, but {available / 2**20:.3g} MiB are available; "
+            "use fewer workers or a smaller model"
+        )

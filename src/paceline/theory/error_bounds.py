@@ -1,0 +1,281 @@
+"""Bounds on the error of SGD with fresh and with stale gradients, each with the theorem that it is from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import UsageError
+from paceline.utils.argument_types import checked_types
+from paceline.utils.validation import check
+
+Array = NDArray[np.float64]
+Count = TypeVar("Count", float, Array)
+
+
+@checked_types
+@dataclass(frozen=True)
+class Constants:
+    """What the theorems assume of an objective F and its gradients, and where they begin.
+
+    Args:
+        L: gradients are Lipschitz, ``||grad F(u) - grad F(w)|| <= L ||u - w||``, > 0.
+        c: F is strongly convex, ``2 c (F(w) - F*) <= ||grad F(w)||**2``, from 0 (it is not) to L.
+        sigma2: variance of the gradient of one sample where the gradient is 0, >= 0: that of a minibatch is at most
+            ``sigma2 / m + M_G / m * ||grad F||**2``.
+        M_G: how much it grows with the squared gradient, >= 0.
+        m: samples of a minibatch, >= 1.
+        initial_error: ``F(w_0) - F*``, >= 0.
+        gamma: how far stale gradients are off, ``E||grad F(w_j) - grad F(w_tau)||**2 <= gamma E||grad F(w_j)||**2``,
+            from 0 to 1; of fresh gradients it is 0.
+
+    Raises:
+        UsageError: one is out of its range, or c is above L, which no function allows.
+
+    Source: Dutta et al., "Slow and Stale Gradients Can Win the Race", AISTATS 2018, Sect. 2.4 and Theorem 3.
+    """
+
+    L: float
+    c: float
+    sigma2: float
+    M_G: float = 0.0
+    m: int = 1
+    initial_error: float = 1.0
+    gamma: float = 0.0
+
+    def __post_init__(self) -> None:
+        check("(0, inf)", L=self.L)
+        check("[0, inf)", c=self.c, sigma2=self.sigma2, M_G=self.M_G, initial_error=self.initial_error)
+        check("[1, inf)", Integral, m=self.m)
+        check("[0, 1]", gamma=self.gamma)
+        if self.c > self.L:
+            raise UsageError(f"c = {self.c} is above L = {self.L}, but no function is more convex than it is smooth")
+
+    def noise(self, k: int) -> float:
+        """Return the variance of the mean of k gradients where the gradient is 0: ``sigma2 / (k m)``."""
+        check("[1, inf)", Integral, k=k)
+        return self.sigma2 / (k * self.m)
+
+    def progress(self, p_0: float) -> float:
+        """Return ``gamma' = 1 - gamma + p_0 / 2``: what stale gradients bring of what fresh ones would.
+
+        Raises:
+            UsageError: it is 0, so that nothing can be said.
+        """
+        check("[0, 1]", p_0=p_0)
+        progress = 1 - self.gamma + p_0 / 2
+        if progress == 0:
+            raise UsageError("gamma = 1 and p_0 = 0: gradients that stale may bring nothing; give a smaller gamma")
+        return progress
+
+
+@checked_types
+def max_learning_rate(constants: Constants, k: int = 1) -> float:
+    """Return the largest learning rate of Lemma 2 and Theorems 3, 4 and 5: ``1 / (2 L (M_G / (k m) + 1))``.
+
+    >>> max_learning_rate(Constants(L=2.0, c=1.0, sigma2=1.0, M_G=4.0), k=4)
+    0.125
+
+    Source: Dutta et al., AISTATS 2018, Lemma 2, Theorems 3 and 4, Sect. 3.2.
+
+    Differs from the paper: Theorem 3 prints ``1 / (2 L (M_G / (k m) + 1 / k))``, k times as much for M_G = 0. Its
+    Lemma 9 gives the variance of a sum of k gradients as ``k sigma2 / m + sum of (M_G / m + k) ||grad F||**2`` in (36);
+    over k**2 that is a mean of ``M_G / (k m) + 1``, where (39) has 1 / k. So the bound is that of Lemma 2, as it must
+    be: with equal gradients there is nothing that would make a mean of them smaller.
+    And Sect. 3.2 allows the *larger* of this and ``1 / (c gamma')``, where both conditions have to hold: it is the
+    smaller, which is always this one, because c <= L and gamma' <= 3/2.
+    """
+    check("[1, inf)", Integral, k=k)
+    return 1 / (2 * constants.L * (constants.M_G / (k * constants.m) + 1))
+
+
+@checked_types
+def sync_error(constants: Constants, eta: float, k: int, updates: Count) -> Count:
+    """Bound ``E[F(w_J)] - F*`` after J updates of k fresh gradients each: K-sync, K-batch-sync, or synchronous SGD.
+
+    ``floor + (1 - eta c)**J (initial_error - floor)``
+
+    Args:
+        constants: with c > 0.
+        eta: learning rate, > 0, at most `max_learning_rate`.
+        k: gradients of an update, >= 1.
+        updates: J, >= 0; or an array of them.
+
+    >>> round(sync_error(Constants(L=1.0, c=1.0, sigma2=1.0), eta=0.5, k=4, updates=10), 4)
+    0.0634
+
+    Source: Dutta et al., AISTATS 2018, Lemma 2 (after Bottou, Curtis and Nocedal 2016, Theorem 4.6, which allows twice
+    that learning rate). For fresh gradients `async_error` with p_0 = 1 and gamma = 0 holds as well, and is tighter.
+    """
+    return _decay(constants, sync_floor(constants, eta, k), eta * constants.c, updates)
+
+
+@checked_types
+def sync_floor(constants: Constants, eta: float, k: int) -> float:
+    """Return what `sync_error` tends to: ``eta L sigma2 / (2 c k m)``.
+
+    Source: Dutta et al., AISTATS 2018, Lemma 2.
+    """
+    _check_rate(constants, eta, k)
+    return eta * constants.L * constants.noise(k) / (2 * _convexity(constants))
+
+
+@checked_types
+def async_error(constants: Constants, eta: float, k: int, p_0: float, updates: Count) -> Count:
+    """Bound ``E[F(w_J)] - F*`` after J updates of k gradients, some stale: K-async, K-batch-async, or asynchronous SGD.
+
+    ``floor + (1 - eta c gamma')**J (initial_error - floor)``, ``gamma' = 1 - gamma + p_0 / 2``
+
+    Args:
+        constants: with c > 0, and with the gamma of this protocol.
+        eta: learning rate, > 0, at most `max_learning_rate`.
+        k: gradients of an update, >= 1.
+        p_0: lower bound on the share of fresh gradients, given all that was before; see `staleness`.
+        updates: J, >= 0; or an array of them.
+
+    Source: Dutta et al., AISTATS 2018, Theorem 3 (k = 1: Corollary 2).
+
+    Differs from the paper: in the learning rates that are allowed, see `max_learning_rate`.
+    """
+    return _decay(constants, async_floor(constants, eta, k, p_0), eta * constants.c * constants.progress(p_0), updates)
+
+
+@checked_types
+def async_floor(constants: Constants, eta: float, k: int, p_0: float) -> float:
+    """Return what `async_error` tends to: ``eta L sigma2 / (2 c gamma' k m)``.
+
+    Source: Dutta et al., AISTATS 2018, Theorem 3.
+    """
+    return sync_floor(constants, eta, k) / constants.progress(p_0)
+
+
+@checked_types
+def variable_rate_error(constants: Constants, etas: Sequence[float], C: float, p_0: float, k: int = 1) -> float:
+    """Bound ``E[F(w_J)] - F*`` after J updates with learning rates eta_0 to eta_{J-1} that tame staleness.
+
+    ``e_{j+1} = (1 - rho_j) e_j + Delta_j``, ``rho_j = eta_j c (1 + p_0 / 2)``, and
+    ``Delta_j = C L**2 / 2 + eta_j**2 L sigma2 / (2 k m)``. No gamma is assumed, but ``eta_j E||w_j - w_tau||**2 <= C``.
+
+    Args:
+        constants: with c > 0; gamma plays no part.
+        etas: each > 0, at most `max_learning_rate`. Fixed beforehand: the proof takes them out of expectations.
+        C: bound on learning rate times squared distance, >= 0.
+        p_0: as for `async_error`.
+        k: gradients of an update.
+
+    Source: Dutta et al., AISTATS 2018, Theorem 4.
+
+    Differs from the paper: it prints products over j = 1 ... J; its proof (45) has 0 ... J-1 for the error after J
+    updates, and each Delta_i shrinks by the later ones only, i+1 ... J-1. K > 1 is ours, by the same steps.
+    """
+    for eta in etas:
+        _check_rate(constants, eta, k)
+    check("[0, inf)", C=C)
+    error = constants.initial_error
+    for eta in etas:
+        error = (1 - _decay_rate(constants, eta, p_0)) * error + _disturbance(constants, eta, C, k)
+    return error
+
+
+@checked_types
+def variable_rate_floor(constants: Constants, eta: float, C: float, p_0: float, k: int = 1) -> float:
+    """Return what `variable_rate_error` tends to where the rates stay at eta: ``Delta / rho``.
+
+    Source: Dutta et al., AISTATS 2018, Theorem 4.
+    """
+    _check_rate(constants, eta, k)
+    check("[0, inf)", C=C)
+    return _disturbance(constants, eta, C, k) / _decay_rate(constants, eta, p_0)
+
+
+@checked_types
+def staleness_constant(constants: Constants, eta: float, floor: float, p_0: float, k: int = 1) -> float:
+    """Return the C of the staleness learning rate ``min(C / ||w_j - w_tau||**2, eta)`` for a wanted error floor.
+
+    The C of which `variable_rate_floor` is this floor:
+    ``C = (2 floor eta c (1 + p_0 / 2) - eta**2 L sigma2 / (k m)) / L**2``.
+
+    Args:
+        constants: with c > 0.
+        eta: the largest learning rate, at most `max_learning_rate`.
+        floor: wanted bound on the error in the long run, > 0.
+        p_0: as for `async_error`.
+        k: gradients of an update.
+
+    Raises:
+        UsageError: the noise of the gradients alone leaves more than this floor at this rate.
+
+    >>> constants = Constants(L=1.0, c=0.5, sigma2=0.1)
+    >>> C = staleness_constant(constants, eta=0.1, floor=0.02, p_0=0.125)
+    >>> round(C, 6), round(variable_rate_floor(constants, 0.1, C, 0.125), 6)
+    (0.001125, 0.02)
+
+    Source: own, from Theorem 4 of Dutta et al., AISTATS 2018, who choose C "of the same order as the error floor".
+    """
+    check("(0, inf)", floor=floor)
+    least = variable_rate_floor(constants, eta, 0.0, p_0, k)
+    if floor <= least:
+        raise UsageError(
+            f"floor = {floor} cannot be had at eta = {eta}, where noise alone leaves {least:.4g}; "
+            "give a higher floor or a smaller eta"
+        )
+    return 2 * (floor - least) * _decay_rate(constants, eta, p_0) / constants.L**2
+
+
+@checked_types
+def mean_squared_gradient(constants: Constants, eta: float, k: int, p_0: float, updates: Count) -> Count:
+    """Bound the mean of ``E||grad F(w_j)||**2`` over j = 0 ... J-1, of a function that need not be convex.
+
+    ``2 initial_error / (J eta gamma') + eta L sigma2 / (k m gamma')``
+
+    Args:
+        constants: c plays no part; `initial_error` is from the infimum of F.
+        eta: learning rate, > 0, at most `max_learning_rate`.
+        k: gradients of an update, >= 1.
+        p_0: as for `async_error`; with fresh gradients it is 1 and gamma is 0.
+        updates: J, >= 1; or an array of them.
+
+    Source: Dutta et al., AISTATS 2018, Theorem 5.
+
+    Differs from the paper: it counts J + 1 updates, from w_0 to w_{J+1}; the E[F(w_J)] in its (41) is E[F(w_{J+1})].
+    """
+    _check_rate(constants, eta, k)
+    if np.any(np.less(updates, 1)):
+        raise UsageError(f"updates = {updates}, expected at least 1: a mean over none is nothing")
+    progress = constants.progress(p_0)
+    floor = eta * constants.L * constants.noise(k) / progress
+    return 2 * constants.initial_error / (eta * progress) / updates + floor
+
+
+def _decay(constants: Constants, floor: float, rate: float, updates: Count) -> Count:
+    if np.any(np.less(updates, 0)):
+        raise UsageError(f"updates = {updates}, expected at least 0")
+    left: Count = (1 - rate) ** updates
+    return floor + left * (constants.initial_error - floor)
+
+
+def _decay_rate(constants: Constants, eta: float, p_0: float) -> float:
+    check("[0, 1]", p_0=p_0)
+    return eta * _convexity(constants) * (1 + p_0 / 2)
+
+
+def _disturbance(constants: Constants, eta: float, C: float, k: int) -> float:
+    return C * constants.L**2 / 2 + eta**2 * constants.L * constants.noise(k) / 2
+
+
+def _convexity(constants: Constants) -> float:
+    if constants.c == 0:
+        raise UsageError(
+            "c = 0: there is no bound on the error of a function that is not strongly convex; "
+            "give c > 0, or use mean_squared_gradient"
+        )
+    return constants.c
+
+
+def _check_rate(constants: Constants, eta: float, k: int) -> None:
+    most = max_learning_rate(constants, k)
+    if not 0 < eta <= most:
+        raise UsageError(f"eta = {eta}, expected a learning rate above 0 and at most {most:.6g} for k = {k}")

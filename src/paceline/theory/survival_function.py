@@ -1,0 +1,78 @@
+"""Survival function of a law: the probability that one piece of work takes longer than a given time."""
+
+from math import log
+
+import numpy as np
+
+from paceline.clusters.timing import (
+    Deterministic,
+    Empirical,
+    Exponential,
+    Gamma,
+    HyperExponential,
+    Law,
+    LogNormal,
+    Pareto,
+    ShiftedExponential,
+    Uniform,
+)
+from paceline.clusters.timing.distributions import Array
+from paceline.theory.assumptions import RoundTrip
+
+BISECTIONS = 60
+LARGEST_EXPONENT = 53 * log(2)  # of 1 - u, the smallest tail that a quantile function can be given
+
+
+def survival(law: Law, t: Array) -> Array:
+    """Return ``P(X > t)`` for each t, with a small relative error also where it is small.
+
+    A closed form for each law of `paceline.clusters.timing`. For any other law the quantile function is inverted; a
+    tail below 2**-53, which no argument of a quantile function expresses, counts as 0.
+
+    Args:
+        law: of X.
+        t: seconds, >= 0.
+
+    >>> survival(Exponential(mean_s=2.0), np.array([0.0, 2.0]))
+    array([1.        , 0.36787944])
+    """
+    match law:
+        case Deterministic(value_s):
+            return np.where(t < value_s, 1.0, 0.0)
+        case Uniform(low_s, high_s):
+            return np.asarray((high_s - t) / (high_s - low_s)).clip(0, 1)
+        case Exponential(mean_s):
+            return np.asarray(np.exp(-t / mean_s))
+        case ShiftedExponential(shift_s, mean_s):
+            return np.asarray(np.exp(-np.maximum(t - shift_s, 0) / mean_s))
+        case Pareto(scale_s, shape):
+            return np.asarray(np.maximum(t / scale_s, 1) ** -shape)
+        case HyperExponential(means_s, probabilities):
+            return np.asarray(np.exp(-t[..., None] / np.array(means_s)) @ np.array(probabilities))
+        case Empirical(values_s):
+            return 1 - np.searchsorted(np.array(values_s), t, side="right") / len(values_s)
+        case RoundTrip(compute, speed, network_s):
+            return np.where(t < network_s, 1.0, survival(compute, np.maximum(t - network_s, 0) * speed))
+        case LogNormal() | Gamma():
+            return _special(law, t)
+    return _inverted(law, t)
+
+
+def _special(law: LogNormal | Gamma, t: Array) -> Array:
+    from scipy.special import gammaincc, ndtr
+
+    if isinstance(law, Gamma):
+        return np.asarray(gammaincc(law.shape, t * law.shape / law.mean_s))
+    with np.errstate(divide="ignore"):
+        return np.asarray(ndtr(-np.log(t / law.median_s) / law.sigma))
+
+
+def _inverted(law: Law, t: Array) -> Array:
+    """Bisect the exponent x of ``P(X > t) = exp(-x)``: the largest x whose quantile is not above t."""
+    low, high = np.zeros_like(t), np.full_like(t, LARGEST_EXPONENT)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        is_below = law.quantile(-np.expm1(-middle)) <= t
+        low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
+    least_s, most_s = law.quantile(np.array([0.0, -np.expm1(-LARGEST_EXPONENT)]))
+    return np.select([t < least_s, t >= most_s], [1.0, 0.0], np.exp(-low))

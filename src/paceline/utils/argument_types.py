@@ -1,0 +1,299 @@
+"""Types of arguments, checked by the annotations: a wrong one is refused before anything runs."""
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial, wraps
+from importlib import import_module
+from itertools import chain
+from numbers import Integral, Real
+from os import PathLike
+from pathlib import Path
+from reprlib import Repr
+from types import FunctionType, NoneType, UnionType
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    SupportsFloat,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
+
+from paceline.errors import UsageError
+from paceline.utils.wording import joined
+
+T = TypeVar("T")
+
+_CONTAINERS = (tuple, list, Sequence, Mapping, Iterable, Collection)
+_WORDS: Mapping[object, tuple[str, str]] = {
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    SupportsFloat: ("a number", "numbers"),
+    bool: ("true or false", "true or false"),
+    str: ("text", "texts"),
+    Path: ("a path", "paths"),
+    NoneType: ("None", "None"),
+    Callable: ("a function", "functions"),
+}
+
+
+class _Misfit(NamedTuple):
+    """A value that its annotation does not accept, perhaps inside of an argument: at ``path``, as ``[0]``."""
+
+    path: str
+    value: object
+    hint: object
+
+
+class _Parameters(NamedTuple):
+    """The parameters of a call, with the annotation and the default of each."""
+
+    positional: tuple[str, ...]
+    variadic: str  # the one after a star, or nothing
+    hints: Mapping[str, object]
+    defaults: Mapping[str, object]
+
+
+@overload
+def checked_types(target: T, /) -> T: ...
+@overload
+def checked_types(**advice: str) -> Callable[[T], T]: ...
+def checked_types(target: Any = None, /, **advice: str) -> Any:
+    """Decorate a public function or class: arguments of a wrong type raise a UsageError.
+
+    The annotations say what is right. An int is a float, a bool is no number, numpy's scalars are numbers, text is no
+    sequence, and every element of a container counts.
+
+    Args:
+        target: the function or class.
+        advice: for an argument whose message needs more words than its annotation gives: what to type instead.
+
+    >>> @checked_types
+    ... def scale(factor: float, workers: Sequence[int] = ()) -> float:
+    ...     return factor
+    >>> scale(2)
+    2
+    >>> scale("2")
+    Traceback (most recent call last):
+    paceline.errors.UsageError: scale: factor='2', expected a number
+    >>> scale(2, workers=[0, "a"])
+    Traceback (most recent call last):
+    paceline.errors.UsageError: scale: workers[1]='a', expected a whole number
+    """
+    if target is None:
+        return partial(_decorated, advice=advice)
+    return _decorated(target, {})
+
+
+def _decorated(target: Any, advice: Mapping[str, str]) -> Any:
+    target.__paceline_advice__ = advice
+    if not isinstance(target, type):
+        return _checked(target, target, skipped=0)
+    maker = "__new__" if issubclass(target, tuple) else "__init__"  # of a named tuple, or of any other class
+    setattr(target, maker, _checked(getattr(target, maker), target, skipped=1))
+    return target
+
+
+def _checked(function: Callable[..., Any], target: object, skipped: int) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        refuse_wrong_types(target, args[skipped:], kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def refuse_wrong_types(
+    target: Any,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    called: str = "",
+    names: Mapping[str, str] | None = None,
+) -> None:
+    """Raise a UsageError at the first argument of a wrong type.
+
+    Args:
+        target: function or class to be called.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        called: name of the target in the message, its own if not given.
+        names: arguments that have another name in the message, with that name.
+    """
+    parameters = _parameters(target)
+    beyond = [(parameters.variadic, value) for value in args[len(parameters.positional) :]]
+    for name, value in chain(zip(parameters.positional, args, strict=False), beyond, kwargs.items()):
+        misfit = _misfit(value, parameters.hints.get(name, Any))
+        if misfit is not None:
+            shown = (names or {}).get(name, name)
+            advice = target.__paceline_advice__.get(name) or _advice(shown, misfit, parameters.defaults.get(name))
+            raise UsageError(
+                f"{called or target.__name__}: {shown}{misfit.path}={shortened(misfit.value)}, "
+                f"expected {in_words(misfit.hint)}{advice}"
+            )
+
+
+def is_checked(target: object) -> bool:
+    """Return whether a function or class is decorated."""
+    return hasattr(target, "__paceline_advice__")
+
+
+def fits(target: Any, name: str, value: object) -> bool:
+    """Return whether a value has the type of this argument of a decorated function or class."""
+    return _misfit(value, _parameters(target).hints.get(name, Any)) is None
+
+
+def _advice(name: str, misfit: _Misfit, default: object) -> str:
+    if isinstance(misfit.value, FunctionType | type):
+        return f"; call it, as {misfit.value.__name__}(...)"
+    return "" if default is None or misfit.path else f", as {name}={shortened(default)}"
+
+
+@cache
+def _parameters(target: Any) -> _Parameters:
+    """Resolve the annotations of a function or class, once and only when it is called for the first time."""
+    signature = inspect.signature(target)
+    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    variadic = [name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL]
+    return _Parameters(
+        tuple(name for name, kind in kinds.items() if kind in by_position),
+        variadic[0] if variadic else "",
+        {name: hint for name, hint in _hints(target).items() if name in kinds},
+        {n: p.default for n, p in signature.parameters.items() if p.default is not inspect.Parameter.empty},
+    )
+
+
+def _hints(target: Any) -> Mapping[str, object]:
+    is_plain_class = isinstance(target, type) and "__init__" in vars(target) and not hasattr(target, "_fields")
+    if is_plain_class and not hasattr(target, "__dataclass_fields__"):
+        target = target.__init__
+    try:
+        return get_type_hints(target)
+    except NameError:
+        return get_type_hints(target, localns=_names_for_type_checkers(target.__module__))
+
+
+def _names_for_type_checkers(module: str) -> dict[str, Any]:
+    """Return the names that a module imports or defines under ``if TYPE_CHECKING``."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    names = dict(vars(sys.modules[module]))
+    for block in tree.body:
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
+            exec(compile(ast.Module(block.body, type_ignores=[]), module, "exec"), names)
+    return names
+
+
+def _misfit(value: object, hint: Any) -> _Misfit | None:
+    """Return what an annotation does not accept of a value, None where it accepts everything."""
+    if type(value) is hint or hint is Any or hint is object:
+        return None
+    origin = get_origin(hint)
+    if origin is Union or origin is UnionType:
+        return _misfit_of_union(value, get_args(hint), hint)
+    if isinstance(hint, TypeVar):
+        return _misfit_of_union(value, hint.__constraints__ or (hint.__bound__ or Any,), hint)
+    if origin is Literal:
+        is_choice = any(isinstance(value, type(choice)) and value == choice for choice in get_args(hint))
+        return None if is_choice else _Misfit("", value, hint)
+    if origin in _CONTAINERS:
+        return _misfit_of_container(value, hint, origin)
+    if origin is type:
+        is_class = isinstance(value, type) and issubclass(value, get_args(hint)[0])
+        return None if is_class else _Misfit("", value, hint)
+    return None if _is_one(value, origin or hint) else _Misfit("", value, hint)
+
+
+def _misfit_of_union(value: object, choices: Sequence[object], hint: object) -> _Misfit | None:
+    misfits = [_misfit(value, choice) for choice in choices]
+    if None in misfits:
+        return None
+    inner = [misfit for misfit in misfits if misfit is not None and misfit.path]
+    return inner[0] if inner else _Misfit("", value, hint)
+
+
+def _misfit_of_container(value: object, hint: Any, origin: Any) -> _Misfit | None:
+    kind = Sequence if origin in (tuple, list) else origin
+    if isinstance(value, str | bytes) or not isinstance(value, kind) or (kind is not Mapping and type(value) is dict):
+        return _Misfit("", value, hint)
+    kinds = get_args(hint)
+    is_fixed = origin is tuple and kinds[-1] is not ...
+    if is_fixed and isinstance(value, Sequence) and len(value) != len(kinds):
+        return _Misfit("", value, hint)
+    for path, each, item in _parts(value, kinds):
+        misfit = _misfit(each, item)
+        if misfit is not None:
+            return misfit._replace(path=path + misfit.path)
+    return None
+
+
+def _parts(value: object, kinds: Sequence[object]) -> Iterator[tuple[str, object, object]]:
+    """Yield where each element of a container is, the element, and its annotation; none of an iterator, read once."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield " key", key, kinds[0]
+            yield f"[{shortened(key)}]", each, kinds[1]
+    elif isinstance(value, Sequence):
+        for i, each in enumerate(value):
+            yield f"[{i}]", each, kinds[i] if i < len(kinds) and kinds[-1] is not ... else kinds[0]
+
+
+def _is_one(value: object, kind: Any) -> bool:
+    if kind is int or kind is float:
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    if kind is Path:
+        return isinstance(value, PathLike)
+    if kind is Callable:
+        return callable(value)
+    if getattr(kind, "_is_protocol", False) and isinstance(value, str | bytes | dict | type):
+        return False  # has the methods of many protocols, and is none of those that are meant
+    return isinstance(value, kind)
+
+
+def in_words(hint: Any, *, several: bool = False) -> str:
+    """Return what an annotation expects.
+
+    >>> in_words(str | Sequence[float] | None)
+    'text, a list of numbers or None'
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Union or origin is UnionType:
+        return _listed([in_words(each, several=several) for each in args])
+    if isinstance(hint, TypeVar):
+        return _listed([in_words(each, several=several) for each in hint.__constraints__ or (hint.__bound__,)])
+    if origin is Literal:
+        return _listed([repr(choice) for choice in args])
+    if origin is type:
+        return f"{'classes' if several else 'a class'} of {in_words(args[0], several=True)}"
+    if origin is Mapping:
+        return f"{'dicts' if several else 'a dict'} from {in_words(args[0])} to {in_words(args[1])}"
+    if origin is tuple and args[-1] is not ...:
+        return f"({', '.join(in_words(each) for each in args)})"
+    if origin in _CONTAINERS:
+        return f"{'lists' if several else 'a list'} of {in_words(args[0], several=True)}"
+    if (origin or hint) in _WORDS:
+        return _WORDS[origin or hint][several]
+    name = _title(origin or hint)
+    return name if several else f"{'an' if name[0] in 'AEIOUn' else 'a'} {name}"  # an ndarray
+
+
+def _title(kind: type) -> str:
+    is_public = kind.__module__.startswith("paceline.") and kind.__name__ in import_module("paceline").__all__
+    return f"pl.{kind.__name__}" if is_public else kind.__name__
+
+
+def _listed(words: Sequence[str]) -> str:
+    return joined(dict.fromkeys(words), "or")
+
+
+def shortened(value: object) -> str:
+    """Return a value as it would be typed, cut to about 60 characters."""
+    short = Repr()
+    short.maxstring = short.maxother = short.maxlong = 60
+    line = short.repr(value)
+    return " ".join(line.split()) if "\n" in line else line

@@ -1,0 +1,115 @@
+"""Representation of results: a line in a console, a text when printed, a table in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from html import escape
+from textwrap import wrap
+from typing import Any
+
+from paceline.utils.text_table import Grid, paragraph
+from paceline.utils.wording import in_one_line
+
+LONGEST = 60
+MOST = 8
+COLUMNS = 80
+
+
+class Shown:
+    """Base of results; a subclass returns the names and short values to show."""
+
+    def _facts(self) -> Mapping[str, object]:
+        """Return the few values that identify the result; each is shown by `in_short`."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name.replace(' ', '_')}={in_short(value)}" for name, value in self._facts().items())
+        return f"{type(self).__name__}({facts})"
+
+    def __str__(self) -> str:
+        facts = {name.replace("_", " "): value for name, value in self._facts().items()}
+        width = max(map(len, facts), default=0)
+        lines = (f"  {name:{width}}  {_in_full(value, indent=width + 4)}" for name, value in facts.items())
+        return "\n".join([type(self).__name__, *lines])
+
+    def _repr_html_(self) -> str:
+        """Return the table that a notebook shows."""
+        rows = [[name.replace("_", " "), in_short(value)] for name, value in self._facts().items()]
+        return f"<div><strong>{type(self).__name__}</strong>{Grid(['', ''], rows, left=(0, 1)).html()}</div>"
+
+
+class Tabled(Shown):
+    """Base of results that are tables with sentences about them."""
+
+    def _title(self) -> str:
+        """Return a sentence above the tables, nothing if there is none."""
+        return ""
+
+    def _grids(self) -> Sequence[Grid]:
+        """Return the tables."""
+        raise NotImplementedError
+
+    def _notes(self) -> Sequence[str]:
+        """Return the sentences below the tables."""
+        return ()
+
+    def text(self) -> str:
+        """Return the tables and what is to be said of them, in lines of at most 80 columns."""
+        title = [paragraph(self._title())] if self._title() else []
+        tables = ["\n".join(grid.text()) for grid in self._grids()]
+        notes = ["\n".join(map(paragraph, self._notes()))] if self._notes() else []
+        return "\n\n".join([*title, *tables, *notes]) + "\n"
+
+    def __str__(self) -> str:
+        return self.text().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        """Return the tables that a notebook shows."""
+        told = [f"<p>{escape(self._title())}</p>"] if self._title() else []
+        told += [grid.html() for grid in self._grids()]
+        told += [f"<p>{'<br>'.join(map(escape, self._notes()))}</p>"] if self._notes() else []
+        return f"<div>{''.join(told)}</div>"
+
+
+def _in_full(value: object, indent: int) -> str:
+    """Return a value as `in_short` does, but all of a text, in lines of at most 80 columns below each other."""
+    if not isinstance(value, str) or not value:
+        return in_short(value)
+    return f"\n{' ' * indent}".join(wrap(value, COLUMNS - indent, break_long_words=False, break_on_hyphens=False))
+
+
+def in_short(value: object) -> str:
+    """Return a value in at most one short line: six digits of a number, the name of a function, the size of the rest.
+
+    >>> from functools import partial
+    >>> in_short(0.123456789), in_short("a" * 99)[-6:], in_short(partial(sorted, reverse=True))
+    ('0.123457', 'aaa...', 'sorted(reverse=True)')
+    >>> in_short(list(range(1000)))
+    'list of 1000'
+    """
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping):
+        return _cut("{" + ", ".join(f"{name}: {in_short(each)}" for name, each in value.items()) + "}")
+    if isinstance(value, partial):
+        return _cut(_call(value))
+    if isinstance(value, list | tuple):
+        listed = f"[{', '.join(map(in_short, value))}]" if len(value) <= MOST else ""
+        return listed if listed and len(listed) <= LONGEST else f"{type(value).__name__} of {len(value)}"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return _cut(value.__qualname__)
+    if hasattr(value, "shape"):  # an array or a tensor
+        return f"{type(value).__name__} of {list(value.shape)}"
+    if type(value).__repr__ is object.__repr__ or callable(value):  # a module prints all its layers
+        return type(value).__name__
+    return _cut(str(value))
+
+
+def _call(value: partial[Any]) -> str:
+    given = [*map(in_short, value.args), *(f"{name}={in_short(each)}" for name, each in value.keywords.items())]
+    return f"{in_short(value.func)}({', '.join(given)})"
+
+
+def _cut(text: str) -> str:
+    return in_one_line(text, LONGEST)

@@ -1,0 +1,168 @@
+"""The small language of the command line: ``k_sync(k=12)`` names a factory and its knobs."""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from inspect import Parameter, signature
+from typing import Any, TypeVar
+
+from paceline.errors import UsageError, did_you_mean
+from paceline.utils.argument_types import fits, is_checked, refuse_wrong_types
+
+T = TypeVar("T")
+Value = bool | int | float | str | list["Value"] | None
+
+DEEPEST = 21
+_WORDS = {"true": True, "false": False, "none": None}
+_CLOSER = {"(": ")", "[": "]", "{": "}"}
+_CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\)\s*)?", re.DOTALL)
+_WORD = re.compile(r"[\w./:~-]+")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A name with keyword arguments, as typed."""
+
+    name: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def parse_call(text: str) -> Call:
+    """Read ``name`` or ``name(knob=value, ...)``.
+
+    A value is a number, ``inf``, ``true``, ``false``, ``none``, a bare word, a quoted string, or a list in brackets.
+
+    >>> parse_call("k_sync(k=12)")
+    Call(name='k_sync', kwargs={'k': 12})
+    >>> parse_call("bsp")
+    Call(name='bsp', kwargs={})
+    """
+    match = _CALL.fullmatch(text)
+    if match is None:
+        raise UsageError(f"cannot read {text!r}: type a name, or a name with its knobs, as in k_sync(k=12)")
+    name, inside = match[1], match[2] or ""
+    kwargs: dict[str, Value] = {}
+    for argument in split_top(inside, ",") if inside.strip() else []:
+        knob, value = _argument(name, argument)
+        if knob in kwargs:
+            raise UsageError(f"{knob} is given twice in {text!r}: type it once")
+        kwargs[knob] = value
+    return Call(name, kwargs)
+
+
+def _argument(name: str, text: str) -> tuple[str, Value]:
+    knob, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not knob.isidentifier():
+        raise UsageError(f"{text.strip()!r} has no name in {name}(...): type it as knob=value, as in k_sync(k=12)")
+    return knob, _value(value)
+
+
+def _value(text: str) -> Value:
+    if text[:1] == "[" and text[-1:] == "]":
+        inside = text[1:-1]
+        return [_value(part.strip()) for part in split_top(inside, ",")] if inside.strip() else []
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    if len(text) > 1 and text[0] in "\"'" and text.find(text[0], 1) == len(text) - 1:
+        return text[1:-1]
+    if _WORD.fullmatch(text):
+        return text
+    raise UsageError(
+        f"{text!r} is not a value: type a number, inf, true, false, none, a word, 'text' in quotes, or [a, list]"
+    )
+
+
+def split_top(text: str, separator: str) -> list[str]:
+    """Split at the separator where it stands outside brackets and quotes.
+
+    >>> split_top("4*exp(mean=1e+5) + 4*exp(mean=5)", "+")
+    ['4*exp(mean=1e+5) ', ' 4*exp(mean=5)']
+    """
+    parts, start, quote, awaited = [], 0, "", [""]
+    for position, char in enumerate(text):
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        elif char in _CLOSER:
+            awaited.append(_CLOSER[char])
+            if len(awaited) > DEEPEST:
+                raise UsageError(f"{text[:40]!r}... has more than {DEEPEST - 1} brackets in each other: type fewer")
+        elif char in _CLOSER.values():
+            if char != awaited.pop():
+                raise UsageError(f"{char!r} closes nothing in {text!r}: expected balanced brackets")
+        elif len(awaited) == 1 and position >= start and text.startswith(separator, position):
+            parts.append(text[start:position])
+            start = position + len(separator)
+    if quote or len(awaited) > 1:
+        raise UsageError(f"{text!r} ends too early: type the missing {quote or awaited[-1]}")
+    return [*parts, text[start:]]
+
+
+def bind(call: Call, factories: Mapping[str, Callable[..., T]]) -> T:
+    """Find the factory that the call names, check the knobs against its signature, and call it.
+
+    A knob may be typed without its unit: ``mean`` means ``mean_s`` where the factory has only the latter.
+
+    >>> bind(parse_call("pair(left=1, wait=2)"), {"pair": lambda left, wait_s: (left, wait_s)})
+    (1, 2)
+    """
+    if call.name not in factories:
+        raise UsageError(f"{call.name!r} is not known{did_you_mean(call.name, factories)}")
+    factory = factories[call.name]
+    parameters = signature(factory).parameters
+    bound: dict[str, Any] = {}
+    typed: dict[str, str] = {}
+    for knob, value in call.kwargs.items():
+        name = _parameter(call.name, knob, parameters)
+        if name in bound:
+            raise UsageError(f"{name} is given twice to {call.name}: type it once")
+        bound[name], typed[name] = value, knob
+    missing = [n for n, p in parameters.items() if p.default is Parameter.empty and n not in bound]
+    if missing:
+        raise UsageError(f"{call.name} needs {', '.join(missing)}: type {call.name}({missing[0]}=...)")
+    if is_checked(factory):
+        bound = {name: _as_text(factory, name, value) for name, value in bound.items()}
+        refuse_wrong_types(factory, (), bound, call.name, typed)
+    return factory(**bound)
+
+
+def _as_text(factory: Callable[..., Any], name: str, value: Any) -> Any:
+    """Return a number as text where text is what is expected: a folder may be called 2024."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_text = is_number and not fits(factory, name, value) and fits(factory, name, str(value))
+    return str(value) if is_text else value
+
+
+def _parameter(name: str, knob: str, parameters: Mapping[str, Parameter]) -> str:
+    for candidate in (knob, f"{knob}_s"):
+        if candidate in parameters:
+            return candidate
+    if not parameters:
+        raise UsageError(f"{name} has no knobs, but was given {knob!r}: type {name}")
+    raise UsageError(f"{name} has no knob {knob!r}{did_you_mean(knob, parameters)}")
+
+
+def brief(instance: Any, name: str = "", without: Collection[str] = ()) -> str:
+    """Return a dataclass as its call, without what is as it is by default.
+
+    Args:
+        instance: the dataclass.
+        name: of what is called, if not its class.
+        without: fields that are left out whatever they are.
+
+    >>> brief(Call("bsp"))
+    "Call(name='bsp')"
+    """
+    told = []
+    for each in fields(instance):
+        default = each.default_factory() if each.default_factory is not MISSING else each.default
+        value = getattr(instance, each.name)
+        if each.init and value != default and each.name not in without:
+            told.append(f"{each.name}={value!r}")
+    return f"{name or type(instance).__name__}({', '.join(told)})"

@@ -1,0 +1,194 @@
+"""From the number of a minibatch to its samples: the same ones in every process and under every timing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import count, islice
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+
+from paceline.core.events import Minibatch
+from paceline.errors import RunError
+from paceline.jobs.job import Batch, Job
+from paceline.utils.rng import derived_seed, stream
+from paceline.worker.seeding import seeded
+
+WHOLE = Minibatch(0, None, None)
+
+
+class Loader:
+    """Makes the batch that a worker is to use for a draw.
+
+    Args:
+        job: with the data and how to sample them.
+        seed: of the run.
+        n: workers of the run.
+    """
+
+    def __init__(self, job: Job, seed: int, n: int) -> None:
+        self._job = job
+        self._seed = seed
+        self._n = n
+        self._shards = shards = n if job.sharding == "partitioned" else 1
+        self._streams: dict[int, _Stream] = {}
+        self._order = lru_cache(maxsize=2 * shards)(self._epoch_order)
+        self._shard = lru_cache(maxsize=shards)(self._samples_of_shard)
+
+    def batch(self, worker: int, draw: int, minibatch: Minibatch | None) -> Batch:
+        """Return the batch of this worker's draw; a numbered minibatch is the same for every worker."""
+        if self._job.is_iterable:
+            reader = self._streams.get(worker)
+            if reader is None or reader.position >= draw:
+                reader = self._streams[worker] = _Stream(self._job, worker, self._n, self._seed)
+            return reader.batch(draw)
+        return fetch(self._job, self.indices(worker, draw, minibatch))
+
+    def share(self, worker: int, draw: int, minibatch: Minibatch | None, place: int, size: int) -> Batch | None:
+        """Return what one of several processes takes of that batch of map-style data, None if nothing is left for it.
+
+        The first of them take a sample more where it does not come out even.
+
+        Args:
+            worker: that all of them are.
+            draw: of its work.
+            minibatch: which one, as in `batch`.
+            place: of the process, 0 <= place < size.
+            size: processes.
+        """
+        chosen = share_of(self.indices(worker, draw, minibatch), place, size)
+        return fetch(self._job, chosen) if len(chosen) else None
+
+    def indices(self, worker: int, draw: int, minibatch: Minibatch | None) -> NDArray[np.int64]:
+        """Return the samples of map-style data in the batch of this worker's draw."""
+        minibatch = minibatch or WHOLE
+        size = self._job.batch_size
+        if minibatch.epoch is not None and minibatch.number is not None:
+            order = self._order(minibatch.shard, minibatch.epoch)
+            return order[minibatch.number * size : (minibatch.number + 1) * size]
+        shard = self._shard(minibatch.shard)
+        return shard[stream(self._seed, "minibatch", worker, draw).integers(len(shard), size=size)]
+
+    def _epoch_order(self, shard: int, epoch: int) -> NDArray[np.int64]:
+        if self._job.sampler is None:
+            return stream(self._seed, "epoch", shard, epoch).permutation(self._shard(shard))
+        if hasattr(self._job.sampler, "set_epoch"):
+            self._job.sampler.set_epoch(epoch)
+        with seeded(derived_seed(self._seed, "sampler", epoch)):
+            return np.fromiter(self._job.sampler, dtype=np.int64)
+
+    def _samples_of_shard(self, shard: int) -> NDArray[np.int64]:
+        samples = np.arange(len(self._job.data))  # type: ignore[arg-type]  # not iterable here
+        if self._shards == 1:
+            return samples
+        per_shard = len(samples) // self._shards
+        shuffled = stream(self._seed, "shards").permutation(samples)
+        return shuffled[shard * per_shard : (shard + 1) * per_shard]
+
+
+def share_of(indices: NDArray[np.int64], place: int, size: int) -> NDArray[np.int64]:
+    """Return the part of a batch of one of several processes; the first ones take a sample more."""
+    return np.array_split(indices, size)[place]
+
+
+def fetch(job: Job, indices: NDArray[np.int64], data: Dataset[Any] | None = None) -> Batch:
+    """Return the batch of these samples of map-style data, the job's training data unless others are given."""
+    data = job.dataset if data is None else data
+    index = torch.from_numpy(np.ascontiguousarray(indices))
+    if job.collate is None:
+        if hasattr(data, "minibatch"):
+            return data.minibatch(index)
+        if type(data) is TensorDataset:
+            return [tensor[index] for tensor in data.tensors]
+    chosen = index.tolist()
+    samples = data.__getitems__(chosen) if hasattr(data, "__getitems__") else [data[i] for i in chosen]
+    return (job.collate or default_collate)(samples)
+
+
+def eval_batches(job: Job) -> Iterator[Batch]:
+    """Go through the evaluation data once, in batches of the job's `eval_batch_size`; the last one may be smaller."""
+    data, size = job.eval_dataset, job.eval_batch_size or job.batch_size
+    assert data is not None
+    if isinstance(data, IterableDataset):
+        yield from _batched(job, iter(data), size)
+        return
+    samples = np.arange(len(data))  # type: ignore[arg-type]  # map-style
+    for start in range(0, len(samples), size):
+        yield fetch(job, samples[start : start + size], data)
+
+
+def batch_len(batch: Batch) -> int:
+    """Return the number of samples in a batch: the length of the first tensor found in it.
+
+    >>> batch_len({"x": torch.zeros(3, 2), "y": torch.zeros(3)})
+    3
+    """
+    for tensor in _tensors(batch):
+        return len(tensor) if tensor.ndim else 1
+    return len(batch) if hasattr(batch, "__len__") else 1
+
+
+def part_of(batch: Batch, start: int, end: int) -> Batch:
+    """Return some samples of a batch: a slice of each of its tensors, along the first dimension."""
+    return pytree.tree_map_only(Tensor, itemgetter(slice(start, end)), batch)
+
+
+def _tensors(batch: Batch) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, dict):
+        for value in batch.values():
+            yield from _tensors(value)
+    elif isinstance(batch, tuple | list):
+        for value in batch:
+            yield from _tensors(value)
+
+
+class _Stream:
+    """Reader of iterable data for one worker: draw d is its d-th batch, used or not.
+
+    A batch that is only passed over is read with the random numbers of its own draw, so that what comes after it does
+    not depend on which batches were used.
+    """
+
+    def __init__(self, job: Job, worker: int, n: int, seed: int) -> None:
+        self.position = 0
+        self._job = job
+        self._worker = worker
+        self._seed = seed
+        self._samples = islice(_endless(job, seed), worker % n, None, n)
+
+    def batch(self, draw: int) -> Batch:
+        while self.position < draw - 1:
+            with seeded(derived_seed(self._seed, "gradient", self._worker, self.position + 1)):
+                self._next()
+        return self._next()
+
+    def _next(self) -> Batch:
+        self.position += 1
+        return next(_batched(self._job, self._samples, self._job.batch_size))
+
+
+def _endless(job: Job, seed: int) -> Iterator[Any]:
+    """Read iterable data over and over, each time in an order that all workers have in common."""
+    for epoch in count():
+        with seeded(derived_seed(seed, "iterable", epoch)):
+            samples = iter(job.data)
+            first = next(samples, None)
+        if first is None:
+            raise RunError(f"job {job.name}: the iterable data gave no sample; expected at least a batch")
+        yield first
+        yield from samples
+
+
+def _batched(job: Job, samples: Iterator[Any], size: int) -> Iterator[Batch]:
+    collate = job.collate or default_collate
+    while held := list(islice(samples, size)):
+        yield collate(held)

@@ -1,0 +1,64 @@
+"""A worker's model: turns a version and a minibatch into a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+import torch
+from torch import nn
+
+from paceline.errors import RunError
+from paceline.jobs.job import Job
+from paceline.jobs.metrics import Averages
+from paceline.utils.rng import derived_seed
+from paceline.utils.user_code import note_place
+from paceline.worker.data_loader import batch_len, eval_batches
+from paceline.worker.seeding import seeded
+from paceline.worker.torch_utils import to_device
+
+
+def evaluate(job: Job, model: nn.Module, seed: int, batches: int | None = None) -> dict[str, float]:
+    """Return the mean loss and the mean of every metric over the evaluation data, in evaluation mode.
+
+    Args:
+        job: what to evaluate.
+        model: with the parameters to be evaluated.
+        seed: of the run.
+        batches: how many of the first ones are evaluated; all if not given.
+
+    Raises:
+        UsageError: a metric is no number, or has no text as its name.
+        RunError: there are no evaluation data.
+    """
+    try:
+        return _evaluated(job, model, seed, batches)
+    except Exception as error:
+        note_place(error, f"the evaluation of job {job.name} failed")
+        raise
+
+
+def _evaluated(job: Job, model: nn.Module, seed: int, batches: int | None) -> dict[str, float]:
+    device = next(model.parameters()).device
+    averages = Averages(job.name)
+    with evaluating(model), torch.no_grad(), seeded(derived_seed(seed, "evaluation"), device):
+        for batch in islice(eval_batches(job), batches):
+            loss, metrics = job.loss_of(model, to_device(batch, device))
+            averages.add({"loss": loss, **metrics}, batch_len(batch))
+    means = averages.means()
+    if not means:
+        raise RunError(f"job {job.name}: the evaluation data are empty; expected at least a sample")
+    return means
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and every module back into its own afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,52 @@
+"""A loss that grows with its minibatch, found out before a controller compares losses."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from paceline.errors import PacelineWarning
+from paceline.jobs.job import Job
+from paceline.worker.data_loader import fetch
+from paceline.worker.evaluation import evaluating
+from paceline.worker.seeding import seeded
+from paceline.worker.torch_utils import to_device
+
+NEAR = 1e-3  # relative
+
+
+def warn_of_summed_loss(job: Job, model: nn.Module) -> None:
+    """Warn if the loss of a minibatch is the sum of those of its halves, and not their mean.
+
+    The losses and gradients of minibatches of different sizes cannot be compared then. Data that can only be read in
+    sequence are not looked at.
+    """
+    if job.is_iterable:
+        return
+    size = min(job.batch_size, len(job.data))  # type: ignore[arg-type]  # map-style
+    if size < 2:
+        return
+    half = size // 2
+    with evaluating(model), torch.no_grad():
+        [whole] = _losses(job, model, [range(size)])
+        first, second = _losses(job, model, [range(half), range(half, size)])
+    is_sum = np.isclose(whole, first + second, rtol=NEAR)
+    is_mean = np.isclose(whole, (half * first + (size - half) * second) / size, rtol=NEAR)
+    if is_sum and not is_mean:
+        warnings.warn(
+            f"job {job.name}: the loss of a minibatch is the sum of its samples' losses, so that minibatches of "
+            "different sizes cannot be compared, which the chosen protocol does; reduce it with .mean()",
+            PacelineWarning,
+            stacklevel=2,
+        )
+
+
+def _losses(job: Job, model: nn.Module, minibatches: Sequence[range]) -> list[float]:
+    """Return the losses of minibatches that are collated as always: a batch need not be one that can be cut."""
+    device = next(model.parameters()).device
+    with seeded(0, device):  # so that samples which are augmented come out the same, whatever they are grouped into
+        return [float(job.loss_of(model, to_device(fetch(job, np.array(each)), device))[0]) for each in minibatches]

@@ -1,0 +1,35 @@
+"""A worker's model: turns a version and a minibatch into a gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from paceline.errors import UsageError
+from paceline.jobs.job import Batch, Job
+from paceline.utils.rng import derived_seed
+from paceline.utils.user_code import note_place
+
+
+def usable_device(device: str) -> str:
+    """Return the device, or refuse one that this machine does not have."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device='cuda', but this machine has no GPU that torch can use; give device='cpu'")
+    return device
+
+
+def build_model(job: Job, seed: int) -> nn.Module:
+    """Return the job's model as every process of the run builds it."""
+    try:
+        return job.build_model(derived_seed(seed, "model"))
+    except Exception as error:
+        note_place(error, f"the model of job {job.name} could not be built")
+        raise
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Move every tensor of a batch to a device."""
+    if device.type == "cpu":
+        return batch
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
