@@ -11,7 +11,7 @@ from torch import Tensor
 
 import paceline as pl
 from common import options, ratios, report, spread
-from paceline.policies.compensation.base import Delayed
+from paceline.policies.compensation.base import StaleGradient
 from paceline.policies.compensation.delay import DCS3GD
 
 BAR = 3.0
@@ -64,7 +64,7 @@ def compensate(
     squared_norm: float,
     memory: dict[str, list[Tensor]],
 ) -> None:
-    delayed = Delayed(3, 0.1, squared_norm, [gradient], [now], [then])
+    delayed = StaleGradient(3, 0.1, squared_norm, [gradient], [now], [then])
     for compensator in compensators:
         compensator.compensate(delayed, memory)
 

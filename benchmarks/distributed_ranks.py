@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 import paceline as pl
 from common import Stopwatch
 from paceline.core.records import GradientArrived, Record, UpdateMade, WorkerJoined, WorkerLost
-from paceline.engines.distributed.transport.buckets import Piece
+from paceline.engines.distributed.transport.buckets import Bucket
 from paceline.recording.callback import Callback
 from paceline.worker.replica import Replica
 
@@ -136,8 +136,8 @@ def train_resnet(settings: dict[str, Any]) -> float:
     return (times_s[-1] - times_s[0]) / updates
 
 
-def as_a_whole(gradient_nbytes: int, nbytes: int, piece_nbytes: int = 0) -> list[Piece]:
-    return [Piece(0, nbytes)]
+def as_a_whole(gradient_nbytes: int, nbytes: int, piece_nbytes: int = 0) -> list[Bucket]:
+    return [Bucket(0, nbytes)]
 
 
 # --- training with emulated compute ----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common import options, ratios, report, spread
-from paceline.policies.estimators.update_time import DurationEstimator
+from paceline.policies.estimators.update_time import UpdateTimeEstimator
 
 BARS = {16: 50, 100: 80}
 ALONE, GROWTH_FROM, GROWTH_BAR = 1000, 100, 40
@@ -102,7 +102,7 @@ class Run:
         self.n = n
         self._choice = choice
         self._cluster = PushAndWait(n)
-        self._durations = DurationEstimator(n)
+        self._durations = UpdateTimeEstimator(n)
         self._rng = np.random.default_rng(1)
         self._k = n
         self._count = np.zeros((n, n))

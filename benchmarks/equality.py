@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from common import options, report, rounded
-from paceline.worker.data_loader import Loader
+from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
 
 BAR = 1e-12
@@ -62,7 +62,7 @@ def make_model() -> nn.Module:
 
 def plain_loop(job: pl.Job, n: int, updates: int, seed: int) -> nn.Module:
     """Train in one process: an update is one large batch, the minibatches of all workers."""
-    loader = Loader(job, seed, n)
+    loader = MinibatchLoader(job, seed, n)
     model = build_model(job, seed)
     optimizer = job.optimizer(model.parameters())
     for draw in range(1, updates + 1):

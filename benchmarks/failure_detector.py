@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common import options, report, rounded, spread
-from paceline.policies.estimators.round_trip_timeout import SilenceTimeout
+from paceline.policies.estimators.round_trip_timeout import RoundTripTimeout
 
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Floats]
@@ -52,7 +52,7 @@ class LongestTimeout:
         self._longest_s = max(self._longest_s, round_trip_s)
 
 
-RULES: dict[str, Callable[[], Any]] = {"medians": SilenceTimeout, "longest": LongestTimeout}
+RULES: dict[str, Callable[[], Any]] = {"medians": RoundTripTimeout, "longest": LongestTimeout}
 
 
 def main() -> None:
@@ -119,7 +119,7 @@ def count(timeout: Any, round_trips_s: list[float]) -> int:
 def cost(gradients: int) -> float:
     """Return the processor time of an observation in microseconds."""
     round_trips_s = np.random.default_rng(0).lognormal(size=gradients).tolist()
-    timeout, begun = SilenceTimeout(), process_time()
+    timeout, begun = RoundTripTimeout(), process_time()
     for number, round_trip_s in enumerate(round_trips_s):
         timeout.observe(number % WORKERS, round_trip_s)
     return (process_time() - begun) / gradients * 1e6

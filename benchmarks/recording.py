@@ -30,7 +30,7 @@ from common import Stopwatch, options, ratios, report, rounded, spread
 from paceline.recording.callbacks.progress_line import ProgressLine
 from paceline.recording.event_log import EventLog
 from paceline.recording.run_folder import RunFolder
-from paceline.run.checkpointer import Keeper
+from paceline.run.checkpointer import Checkpointer
 from virtual_engine import make_job, mnist_run
 
 BAR = 0.02
@@ -105,8 +105,8 @@ def inside_of_recording() -> Stopwatch:
         (RunFolder, "save_model"),
         (RunFolder, "close"),
         (ProgressLine, "on_record"),
-        (Keeper, "after"),
-        (Keeper, "at_end"),
+        (Checkpointer, "after"),
+        (Checkpointer, "at_end"),
     ]
     for kind, name in own:
         watch.time(kind, name)

@@ -30,11 +30,11 @@ import paceline as pl
 from common import options, report, rounded
 from equality import difference
 from paceline.catalogue.parser import parse_plan
-from paceline.core.events import Apply, Arrival, Command, Event, Minibatch, Step, Wake
+from paceline.core.events import Apply, Arrival, Command, Event, Minibatch, SetTimer, Step
 from paceline.engines.virtual.parameter_server import VirtualEngine
-from paceline.run.config import Setting
+from paceline.run.config import RunConfig
 from paceline.run.session import Session
-from paceline.server.flat_buffers import Vectors
+from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.replica import Measured, Replica
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -93,7 +93,7 @@ class Seen(NamedTuple):
 class Again(VirtualEngine):
     """Hands in events that another engine has seen, with its measurements, and computes the gradients itself."""
 
-    def __init__(self, setting: Setting, session: Session, events: Sequence[Event], *, rounds: bool) -> None:
+    def __init__(self, setting: RunConfig, session: Session, events: Sequence[Event], *, rounds: bool) -> None:
         replica = Replica(setting.job, setting.seed, WORKERS)
         super().__init__(pl.Cluster(WORKERS), setting.seed, replica, session.server)
         self._seen = iter(events)
@@ -109,7 +109,7 @@ class Again(VirtualEngine):
                 self._arrival(event.worker, event.draw)
         return event
 
-    def wake(self, command: Wake) -> None:
+    def wake(self, command: SetTimer) -> None:
         """A timer is among the events."""
 
     def tell_step(self, command: Apply, step: Step | None) -> None:
@@ -126,13 +126,13 @@ class Again(VirtualEngine):
         return measured
 
 
-def round_(vectors: Vectors) -> None:
+def round_(vectors: FlatBuffers) -> None:
     """Round parameters of float32 as they are when they travel as bf16."""
     for flat in vectors.flat_parameters:
         flat.copy_(flat.bfloat16())
 
 
-def compare(real: Setting) -> dict[str, Any]:
+def compare(real: RunConfig) -> dict[str, Any]:
     """Run a setting, and its events once more in the virtual engine."""
     seen = watch(real)
     bf16 = isinstance(real.cluster, pl.Torchrun) and real.cluster.wire == "bf16"
@@ -144,7 +144,7 @@ def compare(real: Setting) -> dict[str, Any]:
     return row
 
 
-def watch(given: Setting) -> Seen:
+def watch(given: RunConfig) -> Seen:
     session = Session(given)
     seen = Seen([], [], session.model)
     with session.engine() as engine:
@@ -152,8 +152,8 @@ def watch(given: Setting) -> Seen:
     return seen
 
 
-def replay(real: Setting, events: Sequence[Event], *, rounds: bool) -> Seen:
-    again = Setting(real.job, parse_plan(str(real.plan)), pl.Cluster(WORKERS), real.stop, real.seed)
+def replay(real: RunConfig, events: Sequence[Event], *, rounds: bool) -> Seen:
+    again = RunConfig(real.job, parse_plan(str(real.plan)), pl.Cluster(WORKERS), real.stop, real.seed)
     session = Session(again)
     seen = Seen([], [], session.model)
     Again(again, session, events, rounds=rounds).run(session.coordinator, partial(note, seen))
@@ -169,9 +169,9 @@ def note(seen: Seen, now: float, event: Event | None, commands: Sequence[Command
 # --- the setting -----------------------------------------------------------------------------------------------------
 
 
-def setting(protocol: str, cluster: pl.LocalCluster | pl.Torchrun, args: argparse.Namespace) -> Setting:
+def setting(protocol: str, cluster: pl.LocalCluster | pl.Torchrun, args: argparse.Namespace) -> RunConfig:
     dtype = torch.float32 if isinstance(cluster, pl.Torchrun) and cluster.wire == "bf16" else torch.float64
-    return Setting(make_job(dtype), parse_plan(protocol), cluster, pl.Stop(updates=args.updates), SEED)
+    return RunConfig(make_job(dtype), parse_plan(protocol), cluster, pl.Stop(updates=args.updates), SEED)
 
 
 def make_job(dtype: torch.dtype) -> pl.Job:

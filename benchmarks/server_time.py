@@ -13,9 +13,9 @@ import paceline as pl
 from common import options, ratios, report, spread
 from paceline.core.events import Accept, Apply
 from paceline.processes.shared_memory import SharedMemory
-from paceline.server.flat_buffers import Layout, Vectors
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.parameter_server import ParameterServer
-from paceline.server.version_store import Versions
+from paceline.server.version_store import VersionStore
 
 BAR = 1.6
 
@@ -30,7 +30,7 @@ def main() -> None:
 
     torch.set_num_threads(args.threads)
     model = Flat(args.parameters)
-    layout = Layout(model)
+    layout = FlatLayout(model)
     server = ParameterServer(make_job(model), model, layout, per_epoch=None)
     places = 2 * args.k + 4  # as the local engine has
     memory = SharedMemory(layout, workers=args.k, places=places)
@@ -38,7 +38,7 @@ def main() -> None:
     for gradient in gradients:
         gradient.flat_parameters[0].normal_()
     free = iter(range(places))
-    versions = Versions(lambda: memory.version(layout, next(free)))
+    versions = VersionStore(lambda: memory.version(layout, next(free)))
     total = torch.ones(args.parameters)
 
     ours = Stages()
@@ -104,7 +104,7 @@ def no_step(model: nn.Module, batch: object) -> Tensor:
 
 
 def time_server(
-    server: ParameterServer, gradients: list[Vectors], versions: Versions, *, first: int, updates: int
+    server: ParameterServer, gradients: list[FlatBuffers], versions: VersionStore, *, first: int, updates: int
 ) -> tuple[float, float, float]:
     """Return seconds per update in accumulate, apply and publish."""
     accumulate_s = apply_s = publish_s = 0.0

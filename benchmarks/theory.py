@@ -25,7 +25,7 @@ from paceline.core.events import Apply, Command, Event
 from paceline.engines.virtual.timing import TimingEngine
 from paceline.protocols.protocol import as_plan
 
-LAWS: tuple[pl.Law, ...] = (
+LAWS: tuple[pl.Distribution, ...] = (
     pl.Exponential(mean_s=1.0),
     pl.ShiftedExponential(shift_s=1.0, mean_s=1.0),
     pl.Pareto(scale_s=1.0, shape=3.0),
@@ -63,7 +63,7 @@ def main() -> None:
     report("theory", args, {**summary, "missed": missed, "rows": rows})
 
 
-def cases() -> Iterator[tuple[pl.Protocol, pl.Law, int]]:
+def cases() -> Iterator[tuple[pl.Protocol, pl.Distribution, int]]:
     """Go through protocols, laws and workers; what would be synchronous or asynchronous by its K is left out."""
     for n in WORKERS:
         least, *middle, most = sorted({1, ceil(n / 4), ceil(n / 2), n})
@@ -77,7 +77,7 @@ def cases() -> Iterator[tuple[pl.Protocol, pl.Law, int]]:
         yield from ((pl.k_sync(k), INFINITE_VARIANCE, n) for k in (least, *middle))
 
 
-def measure(protocol: pl.Protocol, law: pl.Law, n: int, gradients: int, seed: int) -> dict[str, Any]:
+def measure(protocol: pl.Protocol, law: pl.Distribution, n: int, gradients: int, seed: int) -> dict[str, Any]:
     cluster = pl.Cluster(n, law)
     theory, stale = pl.theory.expected(protocol, cluster), pl.theory.staleness(protocol, cluster)
     updates = max(LEAST_UPDATES, gradients // theory.k)

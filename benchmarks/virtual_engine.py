@@ -23,7 +23,7 @@ from paceline.errors import UsageError
 from paceline.jobs.datasets.images import ImageDataset
 from paceline.jobs.models import DBWNet
 from paceline.recording.history import History
-from paceline.worker.data_loader import Loader
+from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
 
 BAR = 1.10
@@ -112,7 +112,7 @@ def accepted_work(history: History) -> list[list[Work]]:
 
 def bare_loop(job: pl.Job, n: int, updates: list[list[Work]]) -> nn.Module:
     assert job.loss is not None
-    loader = Loader(job, SEED, n)
+    loader = MinibatchLoader(job, SEED, n)
     model = build_model(job, SEED)
     optimizer = job.optimizer(model.parameters())
     for update in updates:

@@ -3,7 +3,7 @@
 import paceline as pl
 
 
-def more_when_it_gets_hard(moment: pl.Moment) -> int:
+def more_when_it_gets_hard(moment: pl.Observation) -> int:
     """Two gradients at the beginning, one more every 100 updates, at most all workers."""
     return min(moment.live, 2 + moment.version // 100)
 

@@ -26,7 +26,7 @@ class RandomWalk(pl.Controller):
         k = min(self.n, max(1, k + derived_seed(self.seed, "walk", moment.version) % 3 - 1))
         return (k, {moment.version: "seen", **visited}), [
             pl.SetQuorum(k, f"walked to {k}"),
-            pl.AskAgain(moment.now + 0.7),
+            pl.CallAgainAt(moment.now + 0.7),
         ]
 
 
@@ -42,4 +42,4 @@ class Replacing(pl.Controller):
 
     def decide(self, state, moment):
         due = moment.asked == "open" and moment.version == self.version
-        return state, [pl.Replace(self.worker)] if due else []
+        return state, [pl.ReplaceWorker(self.worker)] if due else []

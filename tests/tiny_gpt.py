@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 import paceline as pl
 from paceline.utils.rng import derived_seed
-from paceline.worker.data_loader import Loader, part_of
+from paceline.worker.data_loader import MinibatchLoader, part_of
 from paceline.worker.seeding import seeded
 from paceline.worker.torch_utils import build_model
 
@@ -120,7 +120,7 @@ def plain_gpt(job, seed, updates):
     model = build_model(job, seed)
     optimizer = adamw(model.parameters())
     scheduler = job.scheduler(optimizer)
-    loader = Loader(job, seed, WORKERS)
+    loader = MinibatchLoader(job, seed, WORKERS)
     model.train()
     for draw in range(1, updates + 1):
         optimizer.zero_grad()

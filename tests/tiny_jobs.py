@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from paceline.core.events import Accept, Apply
 from paceline.jobs.job import Job
-from paceline.worker.data_loader import Loader
+from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
 
 SAMPLES = 96
@@ -59,7 +59,7 @@ def plain_loop(job, seed, n, updates):
     """Synchronous SGD written down plainly: the mean of n gradients, on the minibatches that n workers draw."""
     model = build_model(job, seed)
     optimizer = job.optimizer(model.parameters())
-    loader = Loader(job, seed, n)
+    loader = MinibatchLoader(job, seed, n)
     for draw in range(1, updates + 1):
         optimizer.zero_grad()
         for worker in range(n):

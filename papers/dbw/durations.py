@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 import paceline as pl
 from paceline.policies.controllers.base import Action
-from paceline.policies.controllers.update_times import RoundTimes
-from paceline.policies.estimators.update_time import DurationEstimator
+from paceline.policies.controllers.update_times import UpdateTimes
+from paceline.policies.estimators.update_time import UpdateTimeEstimator
 from papers.store import Line, rounded
 from papers.tasks import Where
 
@@ -24,7 +24,7 @@ SHARES = (0.3, 0.3, 0.05, 0.05, 0.3)  # of the updates that wait for k = 1 ... 5
 UPDATES = 100
 
 
-class Both(DurationEstimator):
+class Both(UpdateTimeEstimator):
     """DBW's estimator, which keeps the naive means beside."""
 
     def __init__(self, n: int) -> None:
@@ -42,7 +42,7 @@ class Both(DurationEstimator):
 
 
 @dataclass(frozen=True)
-class Watch(pl.Controller[RoundTimes]):
+class Watch(pl.Controller[UpdateTimes]):
     """Waits for the k of a list, and keeps what the estimators say at every update.
 
     Args:
@@ -53,11 +53,11 @@ class Watch(pl.Controller[RoundTimes]):
     ks: Sequence[int]
     said: list[tuple[list[float], list[float]]] = field(default_factory=list)
 
-    def begin(self, n: int) -> RoundTimes:
+    def begin(self, n: int) -> UpdateTimes:
         """Know nothing yet."""
-        return RoundTimes(n, Both(n), late=True)
+        return UpdateTimes(n, Both(n), late=True)
 
-    def decide(self, state: RoundTimes, moment: pl.Moment) -> tuple[RoundTimes, Sequence[Action]]:
+    def decide(self, state: UpdateTimes, moment: pl.Observation) -> tuple[UpdateTimes, Sequence[Action]]:
         """Learn from every arrival, and take the next k when an update opens."""
         if moment.asked == "arrival":
             state.hear(moment)

@@ -49,7 +49,7 @@ class Run:
                 protocol=self.series.protocol,
                 cluster=replace(case.cluster, device=where.device),
                 stop=replace(stop, updates=where.updates or stop.updates),
-                evaluate_every=pl.Extent("updates", self.series.evaluate_every),
+                evaluate_every=pl.Duration("updates", self.series.evaluate_every),
                 seed=self.seed,
             )
         )

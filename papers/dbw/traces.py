@@ -18,7 +18,7 @@ import paceline as pl
 from paceline.core.events import Step
 from paceline.core.records import GradientArrived, StepMeasured
 from paceline.jobs.datasets.images import ImageDataset
-from paceline.policies.estimators.gain import GainEstimator, Told
+from paceline.policies.estimators.gain import GainEstimator, GainInput
 from paceline.recording.history import History
 from paceline.worker.data_loader import fetch
 from papers.dbw.jobs import make_job
@@ -152,7 +152,7 @@ def estimates(history: History, D: int, lr: float, n: int) -> list[Estimate]:
     return told
 
 
-def updates(history: History) -> Iterator[tuple[int, Told]]:
+def updates(history: History) -> Iterator[tuple[int, GainInput]]:
     """Yield k of every update, and what its gradients tell."""
     used: list[GradientArrived] = []
     for record in history:
@@ -162,7 +162,7 @@ def updates(history: History) -> Iterator[tuple[int, Told]]:
             case StepMeasured():
                 step = Step(*(getattr(record, field) for field in Step._fields))
                 losses, norms = np.mean([(each.loss, each.squared_norm) for each in used], axis=0)
-                yield len(used), Told(len(used), float(losses), float(norms), nan, step)
+                yield len(used), GainInput(len(used), float(losses), float(norms), nan, step)
                 used = []
 
 

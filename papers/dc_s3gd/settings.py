@@ -65,7 +65,7 @@ class Setup:
     @property
     def schedule(self) -> pl.LinearSchedule:
         """The paper's, of learning rate and weight decay."""
-        return pl.LinearSchedule("50%", pl.Extent("fraction", self.warm_up_until), weight_decay=DECAY_FACTOR)
+        return pl.LinearSchedule("50%", pl.Duration("fraction", self.warm_up_until), weight_decay=DECAY_FACTOR)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Run:
                 protocol=self.series.name,
                 cluster=pl.Cluster(setup.n, pl.Deterministic(1.0), device=where.device),
                 stop=pl.Stop(gradients=workload, updates=where.updates),
-                evaluate_every=pl.Extent("gradients", workload / setup.evaluations),
+                evaluate_every=pl.Duration("gradients", workload / setup.evaluations),
                 seed=self.seed,
             )
         )

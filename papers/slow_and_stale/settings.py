@@ -14,7 +14,7 @@ P = 8  # workers, in all figures but Fig. 5 and 9
 K = 4
 
 # Lemma 3 has 1/mu for the mean of exp(mu). Pareto(2, 1) is taken to have shape 2: with shape 1 it has no mean.
-LAWS: Mapping[str, pl.Law] = {
+LAWS: Mapping[str, pl.Distribution] = {
     "exp(1)": pl.Exponential(mean_s=1.0),
     "1 + exp(1)": pl.ShiftedExponential(shift_s=1.0, mean_s=1.0),
     "Pareto(2, 1)": pl.Pareto(scale_s=1.0, shape=2.0),

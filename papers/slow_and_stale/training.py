@@ -52,7 +52,7 @@ class Run:
                 protocol=self.series.protocol,
                 cluster=replace(self.case.cluster, device=where.device),
                 stop=replace(stop, updates=where.updates) if where.updates else stop,
-                evaluate_every=pl.Extent("seconds", asked["evaluate_every_s"]),
+                evaluate_every=pl.Duration("seconds", asked["evaluate_every_s"]),
                 seed=self.seed,
             )
         )

@@ -51,7 +51,7 @@ class Run:
                 protocol=self.series.protocol,
                 cluster=replace(self.setup.cluster_for(asked["batch_size"]), device=where.device),
                 stop=pl.Stop(gradients=workload, updates=where.updates),
-                evaluate_every=pl.Extent("gradients", workload / asked["evaluations"]),
+                evaluate_every=pl.Duration("gradients", workload / asked["evaluations"]),
                 seed=self.seed,
             )
         )

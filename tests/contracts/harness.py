@@ -7,27 +7,27 @@ from itertools import pairwise
 from math import nan
 
 from paceline.coordinator.coordinator import LATE_RETURN, NOT_FINITE, OLD_DRAW, PROBE, STALE, Coordinator
-from paceline.coordinator.failure_detector import Patience
+from paceline.coordinator.failure_detector import FailureDetector
 from paceline.core.events import (
+    AbortRun,
     Accept,
-    Applied,
     Apply,
     Arrival,
     Compute,
     Decision,
     Drop,
+    EndRun,
     Evaluate,
     Evaluated,
     Interrupt,
     Joined,
     Lost,
     Outcome,
-    Quit,
-    Replace,
+    RestartWorker,
+    SetTimer,
     Step,
-    Stop,
     Timer,
-    Wake,
+    UpdateApplied,
 )
 from paceline.core.stop import Stop as StopRule
 from paceline.protocols.protocol import as_plan
@@ -40,7 +40,7 @@ def coordinator(plan, n, **knobs):
     per_epoch = knobs.get("per_epoch")
     plan = as_plan(plan).checked(n, total=total or stop.workload(per_epoch), per_epoch=per_epoch)
     timeout_s = knobs.pop("worker_timeout_s", None)
-    return Coordinator(plan, workers=n, stop=stop, **{"patience": Patience(timeout_s), **knobs})
+    return Coordinator(plan, workers=n, stop=stop, **{"patience": FailureDetector(timeout_s), **knobs})
 
 
 # --- by script --------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def _event(text, now):
     if found := re.fullmatch(r"v(\d+) evaluated accuracy=(\S+)", what):
         return now, Evaluated(now, int(found[1]), {"accuracy": float(found[2])})
     if found := re.fullmatch(r"quit: (.*)", what):
-        return now, Quit(now, Outcome.FAILED, found[1])
+        return now, AbortRun(now, Outcome.FAILED, found[1])
     assert what == "timer", f"no event: {text}"
     return now, Timer(now)
 
@@ -105,7 +105,7 @@ def _event(text, now):
 def _is_compared(command, script):
     if isinstance(command, Decision) and command.kind == "worker_timeout":
         return "worker_timeout: " in script
-    return not isinstance(command, Wake) or "wake" in script
+    return not isinstance(command, SetTimer) or "wake" in script
 
 
 def _told(command):
@@ -116,7 +116,7 @@ def _told(command):
             return f"compute w{worker}.{draw} on v{version} shard {shard} epoch {epoch} number {number}"
         case Interrupt(worker, draw):
             return f"interrupt w{worker}.{draw}"
-        case Replace(worker):
+        case RestartWorker(worker):
             return f"replace w{worker}"
         case Accept(worker, draw, staleness):
             return f"accept w{worker}.{draw}" + (f" stale {staleness}" if staleness else "")
@@ -127,11 +127,11 @@ def _told(command):
             return f"apply v{version} = {made_of}" + (f" x {scale:g}" if scale != 1 else "") + f" ({reason})"
         case Evaluate(version):
             return f"evaluate v{version}"
-        case Wake(at_s):
+        case SetTimer(at_s):
             return f"wake at {at_s:g}"
         case Decision(kind, reason):
             return f"{kind}: {reason}"
-        case Stop(outcome, reason):
+        case EndRun(outcome, reason):
             return f"stop {outcome}: {reason}"
     raise AssertionError(command)
 
@@ -215,7 +215,7 @@ class Watch:
             assert commands[-1] == asked[-1], "nothing is decided before the step is told"
             [update] = asked
             step = Step(squared_norm=0.9, progress=0.09, squared_step=0.009, learning_rate=0.1, next_learning_rate=0.1)
-            following = self.driven.handle(Applied(self.now, update.version, step))
+            following = self.driven.handle(UpdateApplied(self.now, update.version, step))
             asked = [command for command in following if isinstance(command, Apply) and command.measure]
             commands = [*commands, *following]
         return commands
@@ -324,7 +324,7 @@ class Watch:
         self.draws[worker] = command.draw
         self.probed[worker] = command.version
 
-    def _replace(self, event, command):
+    def _restartworker(self, event, command):
         assert command.worker in self.live | self.aside
 
     def _not_aside(self, worker):
@@ -340,13 +340,13 @@ class Watch:
             if version is not None:
                 self.flying[worker] = version  # until its interrupt, which comes next
 
-    def _wake(self, event, command):
+    def _settimer(self, event, command):
         pass
 
     def _evaluate(self, event, command):
         assert command.version == self.version
 
-    def _stop(self, event, command):
+    def _endrun(self, event, command):
         self.stopped = command
 
     def _check_rest(self):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import paceline as pl
 from paceline.clusters.parser import parse_cluster
-from paceline.clusters.timing import Row
+from paceline.clusters.timing import TraceRow
 from tiny_jobs import dataset, small_net, tiny_job
 
 # Made by paceline for the user to read, or base classes: not called by users.
@@ -142,7 +142,7 @@ OF_CALL = {
     "compare": {"protocols": ["bsp"], "processes": 1, "seeds": 1},
     "knee": {"protocol": "k_sync", "k": 1, "updates": 20, "runs": 1},
     "search_switch": {"settings": 1, "runs": 1, "processes": 1},
-    "Trace": {"rows": [Row(0, 1, 0.0, 0.0, 1.0, 0.0, 1.0, False)]},
+    "Trace": {"rows": [TraceRow(0, 1, 0.0, 0.0, 1.0, 0.0, 1.0, False)]},
     "Stop": {"updates": 1},
     "sync_switch": {"fraction": 0.25},
     "theory.variable_rate_error": {"etas": [0.01, 0.01]},

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 import paceline as pl
 from paceline.cli import main
 from paceline.processes.child_process import Launcher
-from paceline.processes.shared_pickle import LARGE_BYTES, Parcel
+from paceline.processes.shared_pickle import LARGE_BYTES, SharedPickle
 from paceline.processes.unpicklable import unsendable
 from paceline.recording.source_digest import main_module_of
 from tiny_jobs import dataset, sgd, tiny_job
@@ -191,7 +191,7 @@ def test_lambdas_closures_partial_functions_and_local_classes_travel():
 
 def test_large_arrays_that_functions_use_are_shared_and_not_copied_into_the_text():
     tensor, array = torch.arange(300_000.0), np.arange(300_000.0)
-    parcel = Parcel({"first": lambda: (tensor, array), "second": lambda: (tensor, array), "array": array})
+    parcel = SharedPickle({"first": lambda: (tensor, array), "second": lambda: (tensor, array), "array": array})
     assert len(parcel._text) < LARGE_BYTES / 100
     opened = parcel.open()
     first, second = opened["first"](), opened["second"]()
@@ -203,8 +203,8 @@ def test_large_arrays_that_functions_use_are_shared_and_not_copied_into_the_text
 
 def test_what_a_process_writes_into_a_shared_array_stays_its_own():
     array = np.zeros(LARGE_BYTES)
-    parcel = Parcel([array, torch.zeros(LARGE_BYTES)])
-    again = Parcel.__new__(Parcel)
+    parcel = SharedPickle([array, torch.zeros(LARGE_BYTES)])
+    again = SharedPickle.__new__(SharedPickle)
     again.__dict__ |= {**parcel.__dict__, "_file": os.dup(parcel._file)}
     ours, theirs = parcel.open(), again.open()
     ours[0][0] = ours[1][0] = 1

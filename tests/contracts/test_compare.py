@@ -14,11 +14,11 @@ from torch import nn
 import paceline as pl
 from contracts.broken_parts import BrokenController, kill_this_process
 from paceline.cli import main
-from paceline.experiments.comparison import FailedRunsError, Row
+from paceline.experiments.comparison import ComparisonRow, FailedRunsError
 from paceline.experiments.runner.ending import Crash, is_finished
 from paceline.experiments.runner.progress import ProgressBars
 from paceline.recording.run_folder import EVENTS
-from paceline.recording.run_stats import Figures, count
+from paceline.recording.run_stats import RunStats, count
 from tiny_jobs import dataset, sgd, tiny_job
 
 CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
@@ -266,11 +266,11 @@ def test_what_cannot_work_is_refused_before_anything_runs(tmp_path, change, word
 
 
 def figures(time_s, outcome=pl.Outcome.LOSS, **others):
-    return Figures(stopped_by=outcome, time_s=time_s, worker_s=time_s * 4, **others)
+    return RunStats(stopped_by=outcome, time_s=time_s, worker_s=time_s * 4, **others)
 
 
 def comparison_of(rows, **options):
-    return pl.Comparison([Row(*row) for row in rows], pl.Stop(loss=0.2, seconds=60), Path("runs"), **options)
+    return pl.Comparison([ComparisonRow(*row) for row in rows], pl.Stop(loss=0.2, seconds=60), Path("runs"), **options)
 
 
 MISSED = figures(60.0, pl.Outcome.SECONDS)

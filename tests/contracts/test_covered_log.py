@@ -155,7 +155,7 @@ def test_a_run_whose_working_directory_is_gone_too_is_kept_among_temporary_files
 
 def test_a_timeline_that_cannot_be_written_does_not_cost_the_model(tmp_path):
     run = tmp_path / "run"
-    callbacks = [pl.Timeline(run / "timeline.json"), At(5, lambda: shutil.rmtree(run))]
+    callbacks = [pl.PerfettoTrace(run / "timeline.json"), At(5, lambda: shutil.rmtree(run))]
     with (
         pytest.warns(PacelineWarning, match="the model is in .*run-rescued-1"),
         pytest.raises(pl.RunError, match=r"cannot write .*timeline\.json"),

@@ -246,7 +246,7 @@ def test_set_aside_workers_are_taken_back_and_new_controllers_asked_under_anothe
             return False
 
         def decide(self, state, moment):
-            return True, [] if state else [pl.SetAside(0, "slow")]
+            return True, [] if state else [pl.Exclude(0, "slow")]
 
     train(tmp_path / "run", pl.asp().controlled_by(Aside()), stop="updates=4")
     changed = pl.k_sync(k=3).controlled_by(pl.FixedQuorum(2))

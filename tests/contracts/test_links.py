@@ -6,7 +6,7 @@ import os
 import pytest
 
 import paceline as pl
-from paceline.cli.saved_options import COMMAND, Typed
+from paceline.cli.saved_options import COMMAND, SavedOptions
 from paceline.recording.callbacks.tensorboard import TensorBoard
 from paceline.recording.run_folder import CHECKPOINTS, EVENTS, MODEL, REPORT, RUN, TENSORBOARD, TIMELINE
 from paceline.report import write_report
@@ -46,7 +46,7 @@ FILES = [RUN, MODEL, COMMAND, TIMELINE, REPORT, f"{CHECKPOINTS}/latest", f"{CHEC
 
 
 def write_everything(run, **where):
-    callbacks = [Typed(job="digits").kept_in(run), pl.Timeline(run / TIMELINE)]
+    callbacks = [SavedOptions(job="digits").kept_in(run), pl.PerfettoTrace(run / TIMELINE)]
     try:
         pl.train(tiny_job(), stop="updates=4", callbacks=callbacks, **where, **OPTIONS)
         write_report([run])

@@ -7,9 +7,20 @@ import torch
 
 import paceline as pl
 from contracts.harness import coordinator
-from paceline.core.events import Accept, Applied, Apply, Arrival, Compute, Decision, Evaluate, Outcome, Step, Stop
+from paceline.core.events import (
+    Accept,
+    Apply,
+    Arrival,
+    Compute,
+    Decision,
+    EndRun,
+    Evaluate,
+    Outcome,
+    Step,
+    UpdateApplied,
+)
 from paceline.core.records import StepMeasured, UpdateMade
-from paceline.policies.controllers.base import Controller, Remark, SetQuorum
+from paceline.policies.controllers.base import Controller, Note, SetQuorum
 from tiny_jobs import dataset, parameters_of, sgd, tiny_job
 
 STEP = Step(squared_norm=4.0, progress=0.4, squared_step=0.04, learning_rate=0.1, next_learning_rate=0.05)
@@ -48,7 +59,7 @@ def test_an_update_waits_for_its_step():
     assert kinds(commands) == [Accept, Apply]
     assert commands[-1].measure
     assert driven.awaits_step
-    commands = driven.handle(Applied(2.5, 1, STEP))
+    commands = driven.handle(UpdateApplied(2.5, 1, STEP))
     assert kinds(commands) == [Decision, Compute, Compute]
     assert not driven.awaits_step
 
@@ -56,7 +67,7 @@ def test_an_update_waits_for_its_step():
 def test_the_next_opening_knows_the_step_and_nothing_else_does():
     reader = Reader()
     driven, _ = measured(reader)
-    driven.handle(Applied(2.5, 1, STEP))
+    driven.handle(UpdateApplied(2.5, 1, STEP))
     driven.handle(Arrival(3.0, 2, 1, loss=1.0))
     opening, *_ = [moment for moment in reader.seen if moment.version == 1]
     assert (opening.asked, opening.step, opening.made_of, opening.opened_s) == ("open", STEP, 2, 2.5)
@@ -73,11 +84,11 @@ def test_an_update_is_not_measured_where_nobody_reads_it():
 def test_a_stop_and_an_evaluation_come_after_the_step():
     driven, commands = measured(Reader(), stop={"updates": 1})
     assert kinds(commands) == [Accept, Apply]
-    [stop] = driven.handle(Applied(2.5, 1, STEP))
-    assert isinstance(stop, Stop)
+    [stop] = driven.handle(UpdateApplied(2.5, 1, STEP))
+    assert isinstance(stop, EndRun)
     assert stop.outcome is Outcome.UPDATES
-    driven, _ = measured(Reader(), evaluate_every=pl.Extent("updates", 1))
-    assert kinds(driven.handle(Applied(2.5, 1, STEP))) == [Evaluate, Decision, Compute, Compute]
+    driven, _ = measured(Reader(), evaluate_every=pl.Duration("updates", 1))
+    assert kinds(driven.handle(UpdateApplied(2.5, 1, STEP))) == [Evaluate, Decision, Compute, Compute]
 
 
 def test_a_phase_that_reads_steps_begins_and_ends_between_two_updates():
@@ -91,14 +102,14 @@ def test_a_phase_that_reads_steps_begins_and_ends_between_two_updates():
         for command in [command for command in commands if isinstance(command, Apply)]:
             measures.append(command.measure)
             if command.measure:
-                driven.handle(Applied(float(number), command.version, STEP))
+                driven.handle(UpdateApplied(float(number), command.version, STEP))
     assert measures == [False, True, False]
 
 
 def test_a_step_survives_the_end_of_a_run_and_its_checkpoint():
     reader, again = Reader(), Reader()
     driven, _ = measured(reader, stop={"updates": 1})
-    driven.handle(Applied(2.5, 1, STEP))
+    driven.handle(UpdateApplied(2.5, 1, STEP))
     longer = coordinator(pl.k_async(k=1).controlled_by(again), 3, stop={"updates": 5})
     longer.load_state_dict(driven.state_dict())
     assert kinds(longer.begin()) == [Decision, Compute, Compute]
@@ -119,7 +130,7 @@ def test_the_last_update_of_the_last_epoch_waits_for_its_step_too(tmp_path):
 def test_a_remark_is_put_on_record_and_changes_nothing():
     class Remarking(Reader):
         def decide(self, state, moment):
-            return state, [Remark("idle", "worker 1: sleeps", 1)]
+            return state, [Note("idle", "worker 1: sleeps", 1)]
 
     driven = coordinator(pl.asp().controlled_by(Remarking()), 2)
     commands = driven.begin()

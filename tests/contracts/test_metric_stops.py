@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.core.records import VersionEvaluated
-from paceline.core.stop import StopWatch
+from paceline.core.stop import StopMonitor
 from paceline.recording.run_folder import EVENTS
 from tiny_jobs import dataset, tiny_job
 from tiny_tokens import sequences, token_job
@@ -107,7 +107,7 @@ MISSING = (
     ],
 )
 def test_an_evaluation_ends_the_run(metrics, end):
-    watch = StopWatch(pl.Stop(metric=[NLL, ("f1", ">=", 0.9)] if "f1" in metrics else NLL), 1, None)
+    watch = StopMonitor(pl.Stop(metric=[NLL, ("f1", ">=", 0.9)] if "f1" in metrics else NLL), 1, None)
     assert watch.after_evaluation(7, metrics) == end
 
 

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from contracts.harness import Watch, coordinator
 from contracts.naive import NaiveCoordinator, told
 from paceline.catalogue.protocols import asp, backup, k_batch_async, k_sync, pull
-from paceline.coordinator.minibatch_sampler import Minibatches
-from paceline.coordinator.ssp_bound import Lead
+from paceline.coordinator.minibatch_sampler import MinibatchSampler
+from paceline.coordinator.ssp_bound import SSPBound
 from paceline.core.events import Accept, Apply, Arrival, Compute, Decision, Drop, Interrupt, Joined, Lost
 from paceline.policies.controllers.base import (
-    AskAgain,
+    CallAgainAt,
     ChangeProtocol,
     CloseUpdate,
     Controller,
+    Exclude,
     Probe,
-    Replace,
-    SetAside,
+    Readmit,
+    ReplaceWorker,
     SetQuorum,
-    TakeBack,
 )
 from paceline.protocols.protocol import Phase, Plan, Protocol
 
@@ -80,11 +80,11 @@ def whims(draw, n):
         st.builds(SetQuorum, st.integers(1, 2 * n), st.just("whim")),
         st.just(CloseUpdate("whim")),
         st.builds(ChangeProtocol, st.sampled_from(choices), st.just("whim"), st.booleans()),
-        st.builds(SetAside, st.integers(0, n - 1), st.just("whim")),
-        st.builds(TakeBack, st.integers(0, n - 1), st.just("whim")),
+        st.builds(Exclude, st.integers(0, n - 1), st.just("whim")),
+        st.builds(Readmit, st.integers(0, n - 1), st.just("whim")),
         st.builds(Probe, st.integers(0, n - 1)),
-        st.builds(Replace, st.integers(0, n - 1)),
-        st.builds(AskAgain, st.integers(0, 60).map(float)),
+        st.builds(ReplaceWorker, st.integers(0, n - 1)),
+        st.builds(CallAgainAt, st.integers(0, 60).map(float)),
     )
     answers = draw(st.lists(st.lists(action, max_size=2), max_size=20))
     kind = draw(st.sampled_from([Whims, MeasuringWhims]))
@@ -214,7 +214,7 @@ def test_the_coordinator_does_what_the_design_page_says(data, n, steps):
 
 @given(st.lists(st.tuples(st.sampled_from(["join", "leave", "deliver", "deliver"]), small)), st.sampled_from([0, 1, 3]))
 def test_the_lead_is_that_of_a_plain_count(steps, bound):
-    lead, counts, fewest = Lead(bound), {}, 0
+    lead, counts, fewest = SSPBound(bound), {}, 0
     for what, worker in steps:
         if (what == "join") == (worker in counts):
             continue
@@ -271,7 +271,7 @@ class Dealt:
 def test_every_minibatch_of_an_epoch_is_used_exactly_once(partitioned, data, n, steps):
     per_epoch = data.draw(st.integers(1, 8))
     plan, known = data.draw(plans(n))
-    minibatches = Minibatches(n, per_epoch=per_epoch, partitioned=partitioned)
+    minibatches = MinibatchSampler(n, per_epoch=per_epoch, partitioned=partitioned)
     watch = Watch(coordinator(plan, n, minibatches=minibatches), n, known)
     dealt = Dealt(watch.commands[0])
     handle = watch.driven.handle
@@ -295,7 +295,9 @@ def test_every_minibatch_of_an_epoch_is_used_exactly_once(partitioned, data, n, 
 
 @pytest.mark.parametrize("protocol", [asp(), backup(k=1), k_sync(k=2), pull(k=3), k_batch_async(k=5)])
 def test_a_lost_workers_shard_is_dealt_out_to_the_others_until_it_returns(protocol):
-    watch = Watch(coordinator(protocol, 3, minibatches=Minibatches(3, per_epoch=4, partitioned=True)), 3, [protocol])
+    watch = Watch(
+        coordinator(protocol, 3, minibatches=MinibatchSampler(3, per_epoch=4, partitioned=True)), 3, [protocol]
+    )
     dealt = Dealt(watch.commands[0])
     dealt.see(Lost(0, 1, ""), watch.lose(1))
     owners = {shard: set() for shard in range(3)}
@@ -321,12 +323,12 @@ def test_a_lost_workers_shard_is_dealt_out_to_the_others_until_it_returns(protoc
 
 
 def test_without_requeue_what_was_dropped_is_not_dealt_out_again():
-    minibatches = Minibatches(1, per_epoch=3, partitioned=False, requeue=False)
+    minibatches = MinibatchSampler(1, per_epoch=3, partitioned=False, requeue=False)
     first = minibatches.next(0)
     minibatches.give_back(first)
     assert [minibatches.next(0).number for _ in range(3)] == [1, 2, 0]
 
 
 def test_with_replacement_minibatches_have_no_number():
-    minibatches = Minibatches(2, per_epoch=None, partitioned=True)
+    minibatches = MinibatchSampler(2, per_epoch=None, partitioned=True)
     assert [minibatches.next(worker) for worker in (0, 1)] == [(0, None, None), (1, None, None)]

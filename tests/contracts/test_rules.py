@@ -18,22 +18,22 @@ from paceline.catalogue.protocols import (
     ringmaster,
     ssp,
 )
-from paceline.coordinator.failure_detector import DerivedPatience
-from paceline.coordinator.minibatch_sampler import Minibatches
-from paceline.core.duration import Extent
+from paceline.coordinator.failure_detector import RoundTripFailureDetector
+from paceline.coordinator.minibatch_sampler import MinibatchSampler
+from paceline.core.duration import Duration
 from paceline.core.events import Arrival, Joined, Lost
 from paceline.errors import UsageError
 from paceline.policies.controllers.base import (
-    AskAgain,
+    CallAgainAt,
     ChangeProtocol,
     CloseUpdate,
     Controller,
-    SetAside,
+    Exclude,
+    Readmit,
     SetQuorum,
-    TakeBack,
 )
 from paceline.policies.controllers.fixed_quorum import FixedQuorum, QuorumFunction, ScheduledQuorum
-from paceline.policies.learning_rate import LearningRate
+from paceline.policies.learning_rate import LRScaling
 from paceline.protocols.protocol import Protocol
 
 
@@ -580,7 +580,7 @@ def test_a_derived_timeout_is_told_when_it_is_known_and_when_it_changes_noticeab
         at 3000 w1.1 arrives | drop w1.1 stale 3 (its worker had been declared lost); compute w1.2 on v3
                              | wake at 4265.55
     """
-    play(asp(), 2, script, patience=DerivedPatience())
+    play(asp(), 2, script, patience=RoundTripFailureDetector())
 
 
 def test_a_derived_timeout_is_at_least_ten_seconds():
@@ -589,7 +589,7 @@ def test_a_derived_timeout_is_at_least_ten_seconds():
                               | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
         at 10 timer           | lost: worker 1: silent for 10 s, 2468 x the median round trip or 10 s; wake at 10.001
     """
-    play(asp(), 2, script, patience=DerivedPatience())
+    play(asp(), 2, script, patience=RoundTripFailureDetector())
 
 
 # -- not finite
@@ -606,11 +606,11 @@ def test_what_is_not_finite_is_rejected_and_its_worker_tries_again_with_another_
                                 | compute w0.3 on v1 shard 0 epoch 0 number 3
                                 | compute w1.2 on v1 shard 0 epoch 1 number 0
     """
-    play(bsp(), 2, script, minibatches=Minibatches(2, per_epoch=4, partitioned=False))
+    play(bsp(), 2, script, minibatches=MinibatchSampler(2, per_epoch=4, partitioned=False))
 
 
 def test_a_dropped_an_interrupted_and_a_lost_minibatch_is_dealt_out_again():
-    minibatches = Minibatches(3, per_epoch=100, partitioned=False)
+    minibatches = MinibatchSampler(3, per_epoch=100, partitioned=False)
     script = """
         begin        | protocol: k_sync(k=1): the run begins
                      | compute w0.1 on v0 shard 0 epoch 0 number 0
@@ -622,7 +622,7 @@ def test_a_dropped_an_interrupted_and_a_lost_minibatch_is_dealt_out_again():
                      | compute w1.2 on v1 shard 0 epoch 0 number 1
     """
     play(k_sync(k=1), 3, script, minibatches=minibatches)
-    minibatches = Minibatches(2, per_epoch=100, partitioned=False)
+    minibatches = MinibatchSampler(2, per_epoch=100, partitioned=False)
     script = """
         begin        | protocol: backup(k=1): the run begins
                      | compute w0.1 on v0 shard 0 epoch 0 number 0
@@ -722,7 +722,7 @@ def test_an_accuracy_reached_stops_the_run():
         w0.2 arrives               | accept w0.2; apply v2 = w0.2 (quorum of 1 reached); evaluate v2; compute w0.3 on v2
         v2 evaluated accuracy=0.9  | stop accuracy: accuracy 0.9000 of version 2 reached the target 0.9
     """
-    play(asp(), 1, script, stop={"accuracy": 0.9}, evaluate_every=Extent("updates", 1))
+    play(asp(), 1, script, stop={"accuracy": 0.9}, evaluate_every=Duration("updates", 1))
 
 
 def test_an_engine_that_cannot_go_on_stops_the_run():
@@ -771,7 +771,7 @@ def test_one_evaluation_is_pending_at_a_time_and_the_next_is_due_at_a_multiple()
         {update(7)}               ; compute w0.8 on v7
         {update(8)}; evaluate v8  ; compute w0.9 on v8
     """
-    play(asp(), 1, script, evaluate_every=Extent("updates", 2))
+    play(asp(), 1, script, evaluate_every=Duration("updates", 2))
 
 
 def test_evaluations_are_paced_by_workload_or_by_seconds():
@@ -783,7 +783,7 @@ def test_evaluations_are_paced_by_workload_or_by_seconds():
         w1.2 arrives              | accept w1.2; apply v2 = w0.2 + w1.2 (every live worker has contributed); evaluate v2
                                   | compute w0.3 on v2; compute w1.3 on v2
     """
-    play(bsp(), 2, script, evaluate_every=Extent("gradients", 3))
+    play(bsp(), 2, script, evaluate_every=Duration("gradients", 3))
     script = f"""
         at 2.9 w0.1 arrives       | {ONE}; compute w0.2 on v1
         at 3.5 w0.2 arrives       | accept w0.2; apply v2 = w0.2 (quorum of 1 reached); evaluate v2; compute w0.3 on v2
@@ -791,7 +791,7 @@ def test_evaluations_are_paced_by_workload_or_by_seconds():
         at 5.9 w0.3 arrives       | accept w0.3; apply v3 = w0.3 (quorum of 1 reached); compute w0.4 on v3
         at 6 w0.4 arrives         | accept w0.4; apply v4 = w0.4 (quorum of 1 reached); evaluate v4; compute w0.5 on v4
     """
-    play(asp(), 1, script, evaluate_every=Extent("seconds", 3))
+    play(asp(), 1, script, evaluate_every=Duration("seconds", 3))
 
 
 # -- learning rate
@@ -816,7 +816,7 @@ def test_the_learning_rate_follows_the_gradients_of_the_update_and_the_live_work
         w0.2 arrives | accept w0.2; apply v2 = w0.2{of_one} (late); compute w0.3 on v2
     """
     plan = backup(k=2).controlled_by(closed_after_the_loss)
-    play(plan, 4, script, learning_rate=LearningRate(rule, lr_is))
+    play(plan, 4, script, learning_rate=LRScaling(rule, lr_is))
 
 
 def test_more_gradients_than_workers_scale_the_rate_above_one():
@@ -825,7 +825,7 @@ def test_more_gradients_than_workers_scale_the_rate_above_one():
         w0.2 arrives | accept w0.2; compute w0.3 on v0
         w1.1 arrives | accept w1.1; apply v1 = w0.1 + w0.2 + w1.1 x 1.5 (quorum of 3 reached); compute w1.2 on v1
     """
-    play(pull(k=3), 2, script, learning_rate=LearningRate("proportional"))
+    play(pull(k=3), 2, script, learning_rate=LRScaling("proportional"))
 
 
 # -- controllers
@@ -914,7 +914,7 @@ def test_an_update_without_gradients_is_never_made():
 
 
 def test_a_controller_is_asked_again_at_the_time_it_asked_for_and_only_then():
-    controller = Scripted(arrival=((AskAgain(4.0),),), timer=((CloseUpdate("waited long enough"),),))
+    controller = Scripted(arrival=((CallAgainAt(4.0),),), timer=((CloseUpdate("waited long enough"),),))
     script = """
         w0.1 arrives | accept w0.1; wake at 4
         at 3 timer   |
@@ -926,7 +926,7 @@ def test_a_controller_is_asked_again_at_the_time_it_asked_for_and_only_then():
 
 
 def test_what_the_controllers_of_a_phase_asked_for_ends_with_it():
-    before, after = Scripted(arrival=((AskAgain(9.0),),)), Scripted(timer=((CloseUpdate("asked"),),))
+    before, after = Scripted(arrival=((CallAgainAt(9.0),),)), Scripted(timer=((CloseUpdate("asked"),),))
     script = """
         w0.1 arrives | accept w0.1; wake at 9
         w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (every live worker has contributed)
@@ -939,8 +939,8 @@ def test_what_the_controllers_of_a_phase_asked_for_ends_with_it():
 
 def test_a_worker_set_aside_is_interrupted_not_waited_for_and_taken_back_as_a_joiner():
     controller = Scripted(
-        arrival=((SetAside(2, "straggler"), AskAgain(9.0)),),
-        timer=((TakeBack(2, "recovered"),),),
+        arrival=((Exclude(2, "straggler"), CallAgainAt(9.0)),),
+        timer=((Readmit(2, "recovered"),),),
     )
     script = """
         w0.1 arrives | accept w0.1; set_aside: worker 2: straggler; interrupt w2.1; wake at 9
@@ -956,7 +956,7 @@ def test_a_worker_set_aside_is_interrupted_not_waited_for_and_taken_back_as_a_jo
 
 
 def test_setting_aside_the_last_one_waited_for_makes_the_update():
-    controller = Scripted(arrival=((SetAside(1, "straggler"),),))
+    controller = Scripted(arrival=((Exclude(1, "straggler"),),))
     script = """
         w0.1 arrives | accept w0.1; set_aside: worker 1: straggler; interrupt w1.1
                      | apply v1 = w0.1 (every live worker has contributed); compute w0.2 on v1
@@ -965,7 +965,7 @@ def test_setting_aside_the_last_one_waited_for_makes_the_update():
 
 
 def test_setting_aside_frees_those_that_the_worker_blocked():
-    controller = Scripted(arrival=((SetAside(1, "straggler"),),))
+    controller = Scripted(arrival=((Exclude(1, "straggler"),),))
     script = """
         w0.1 arrives | accept w0.1; set_aside: worker 1: straggler; interrupt w1.1
                      | apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
@@ -974,7 +974,7 @@ def test_setting_aside_frees_those_that_the_worker_blocked():
 
 
 def test_the_worker_that_has_just_delivered_can_be_set_aside():
-    controller = Scripted(arrival=((SetAside(0, "straggler"),),))
+    controller = Scripted(arrival=((Exclude(0, "straggler"),),))
     script = """
         w0.1 arrives | accept w0.1; set_aside: worker 0: straggler
         w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (quorum of 2 reached); compute w1.2 on v1
@@ -996,7 +996,7 @@ def test_a_controller_changes_the_protocol():
 def test_membership_goes_before_protocol_and_protocol_before_quorum():
     quorum = Scripted(arrival=((SetQuorum(2, "two"),),))
     protocol = Scripted(arrival=((ChangeProtocol(pull(k=4), "faster"),),))
-    membership = Scripted(arrival=((SetAside(2, "straggler"),),))
+    membership = Scripted(arrival=((Exclude(2, "straggler"),),))
     script = """
         w0.1 arrives | accept w0.1; set_aside: worker 2: straggler; interrupt w2.1; protocol: pull(k=4): faster
                      | quorum: k=2: two; compute w0.2 on v0
@@ -1122,4 +1122,4 @@ def test_a_run_whose_workers_are_all_silent_ends_when_none_has_come_back():
 
 def test_a_controller_that_names_a_worker_that_is_not_there_is_refused():
     with pytest.raises(UsageError, match=r"a controller named worker 7; known are \[0, 1\]"):
-        coordinator(bsp().controlled_by(Scripted(open=((SetAside(7, "who?"),),))), 2).begin()
+        coordinator(bsp().controlled_by(Scripted(open=((Exclude(7, "who?"),),))), 2).begin()

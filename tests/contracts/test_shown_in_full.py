@@ -1,11 +1,11 @@
 """Printed results say the whole reason of an end, in lines of at most 80 columns."""
 
-from paceline.utils.representation import Shown
+from paceline.utils.representation import Representation
 
 REASON = "stop perplexity<=1.4: perplexity of version 22 is not finite (nan or infinite), so it cannot reach a bound"
 
 
-class Account(Shown):
+class Account(Representation):
     def _facts(self):
         return {"stopped_by": "not_finite", "reason": REASON}
 

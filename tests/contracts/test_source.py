@@ -20,7 +20,7 @@ from paceline.core.stop import Stop
 from paceline.protocols.protocol import as_plan
 from paceline.recording import source_digest as source
 from paceline.recording.source_digest import code_of, digest_of_package
-from paceline.run.config import Setting
+from paceline.run.config import RunConfig
 from paceline.run.session import agreement
 from tiny_jobs import dataset, sgd, tiny_job
 
@@ -116,7 +116,7 @@ def test_ranks_agree_on_the_code_of_their_job(monkeypatch):
     named = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "PACELINE_TOKEN": "x"}
     for name, value in named.items():
         monkeypatch.setenv(name, value)
-    setting = Setting(tiny_job(optimizer=sgd()), as_plan(pl.bsp()), pl.Torchrun(), Stop(updates=3), seed=1)
+    setting = RunConfig(tiny_job(optimizer=sgd()), as_plan(pl.bsp()), pl.Torchrun(), Stop(updates=3), seed=1)
     agreed = agreement(setting, nn.Sequential(OfThisFile()))
     assert agreed["code of"].keys() == {"paceline", "tiny_jobs", __name__}
 

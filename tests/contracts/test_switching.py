@@ -15,11 +15,11 @@ from contracts.test_rules import Scripted
 from paceline.catalogue.modifiers import ADDITIONS
 from paceline.catalogue.parser import parse_plan
 from paceline.catalogue.protocols import asp, bsp, k_sync
-from paceline.coordinator.phases import PhaseShare
-from paceline.core.duration import Extent
-from paceline.core.events import Apply, Arrival, Timer, Wake
+from paceline.coordinator.phases import PhaseProgress
+from paceline.core.duration import Duration
+from paceline.core.events import Apply, Arrival, SetTimer, Timer
 from paceline.errors import PacelineWarning
-from paceline.policies.controllers.base import ChangeProtocol, Probe, Remark, Replace, SetAside, TakeBack
+from paceline.policies.controllers.base import ChangeProtocol, Exclude, Note, Probe, Readmit, ReplaceWorker
 from paceline.run.plan_json import plan_as_json, plan_of
 from tiny_jobs import tiny_job
 
@@ -28,7 +28,7 @@ from tiny_jobs import tiny_job
 
 def aside_then(*answers):
     """Set worker 2 aside when the first update is opened, then answer at each further one."""
-    return Scripted(open=((SetAside(2, "straggler"),), *answers))
+    return Scripted(open=((Exclude(2, "straggler"),), *answers))
 
 
 def test_a_probe_is_work_that_nobody_waits_for_and_whose_gradient_is_not_used():
@@ -63,7 +63,7 @@ def test_a_probe_is_interrupted_where_its_worker_is_taken_back():
                      | compute w0.3 on v2; compute w1.3 on v2; compute w2.2 on v2
         w2.1 arrives | drop w2.1 (finished after its interrupt)
     """
-    play(bsp().controlled_by(aside_then((Probe(2),), (TakeBack(2, "recovered"),))), 3, script)
+    play(bsp().controlled_by(aside_then((Probe(2),), (Readmit(2, "recovered"),))), 3, script)
 
 
 def test_a_worker_that_is_lost_while_it_is_probed_can_come_back():
@@ -79,7 +79,7 @@ def test_a_worker_that_is_lost_while_it_is_probed_can_come_back():
 
 
 def test_only_a_worker_that_is_aside_is_probed_or_taken_back():
-    controller = Scripted(open=((Probe(1), TakeBack(0, "it is there")),))
+    controller = Scripted(open=((Probe(1), Readmit(0, "it is there")),))
     script = """
         begin        | protocol: asp: the run begins; compute w0.1 on v0; compute w1.1 on v0
     """
@@ -87,7 +87,7 @@ def test_only_a_worker_that_is_aside_is_probed_or_taken_back():
 
 
 def test_the_last_worker_is_never_set_aside():
-    controller = Scripted(open=((SetAside(0, "slow"), SetAside(1, "slow"), SetAside(2, "slow")),))
+    controller = Scripted(open=((Exclude(0, "slow"), Exclude(1, "slow"), Exclude(2, "slow")),))
     script = """
         begin        | protocol: bsp: the run begins; set_aside: worker 0: slow; set_aside: worker 1: slow
                      | kept: worker 2, the last one, in spite of: slow; compute w2.1 on v0
@@ -97,7 +97,7 @@ def test_the_last_worker_is_never_set_aside():
 
 
 def test_an_engine_is_asked_to_replace_a_worker_that_is_there():
-    controller = Scripted(open=((SetAside(2, "slow"), Replace(2), Replace(0)), (Replace(1),)))
+    controller = Scripted(open=((Exclude(2, "slow"), ReplaceWorker(2), ReplaceWorker(0)), (ReplaceWorker(1),)))
     script = """
         begin        | protocol: bsp: the run begins; set_aside: worker 2: slow; replace w2; replace w0
                      | compute w0.1 on v0; compute w1.1 on v0
@@ -111,7 +111,7 @@ def test_an_engine_is_asked_to_replace_a_worker_that_is_there():
 
 
 def test_the_controllers_of_a_phase_are_asked_when_it_ends_and_workers_come_back_for_the_next_one():
-    controller = Scripted(open=((SetAside(2, "straggler"),),), end=((TakeBack(2, "the phase ends"),),))
+    controller = Scripted(open=((Exclude(2, "straggler"),),), end=((Readmit(2, "the phase ends"),),))
     script = """
         w0.1 arrives | accept w0.1
         w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (every live worker has contributed)
@@ -142,7 +142,7 @@ def switched(ends, counts):
         if worker in driven._in_flight:
             commands = driven.handle(Arrival(now, worker, driven._workers[worker].draw))
         for command in commands:
-            if type(command).__name__ == "Wake" and command.at_s <= now:
+            if type(command).__name__ == "SetTimer" and command.at_s <= now:
                 driven.handle(Timer(now))
     return driven.workload, driven.version
 
@@ -172,7 +172,7 @@ def test_a_phase_of_seconds_is_woken_up_for_its_later_end():
     driven.begin()
     driven.handle(Arrival(1.0, 0, 1))
     back = driven.handle(Arrival(3.0, 0, 2))
-    assert Wake(6.0) in back
+    assert SetTimer(6.0) in back
     driven.handle(Timer(4.0))
     assert driven._protocol == bsp()
     driven.handle(Timer(6.0))
@@ -184,21 +184,21 @@ def test_a_phase_of_seconds_is_woken_up_for_its_later_end():
     st.integers(1, 30),
 )
 def test_a_share_counts_every_stretch_that_is_not_left_out(stretches, amount):
-    share, position, counted, counts = PhaseShare(Extent("updates", amount)), 0, 0, True
+    share, position, counted, counts = PhaseProgress(Duration("updates", amount)), 0, 0, True
     for what, length in stretches:
         (share.pause if what == "pause" else share.go_on)(position)
         counts = what == "go on"
         position += length
         counted += length * counts
         assert share.is_done(position) == (counted >= amount)
-        again = PhaseShare(share.end)
+        again = PhaseProgress(share.end)
         again.load_state_dict(share.state_dict())
         assert again.is_done(position + 1) == share.is_done(position + 1)
 
 
 def test_a_phase_without_an_end_is_never_done():
-    assert PhaseShare(None).ends_at == inf
-    assert not PhaseShare(None).is_done(1e300)
+    assert PhaseProgress(None).ends_at == inf
+    assert not PhaseProgress(None).is_done(1e300)
 
 
 # -- momentum
@@ -325,7 +325,7 @@ def test_who_waits_is_not(protocol):
 
 
 def test_what_is_found_is_said_before_what_is_done_about_it():
-    controller = Scripted(open=((SetAside(1, "slow"), Remark("straggler", "worker 1: slow", 1)),))
+    controller = Scripted(open=((Exclude(1, "slow"), Note("straggler", "worker 1: slow", 1)),))
     script = """
         begin        | protocol: bsp: the run begins; straggler: worker 1: slow; set_aside: worker 1: slow
                      | compute w0.1 on v0

@@ -9,10 +9,17 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.cli import main
-from paceline.cli.saved_options import Typed
+from paceline.cli.saved_options import SavedOptions
 from paceline.clusters.parser import parse_cluster
 from paceline.core.events import Accept, Apply
-from paceline.engines.distributed.transport.messages import KINDS, Applying, Finished, Work, decode, encode
+from paceline.engines.distributed.transport.messages import (
+    KINDS,
+    ApplyUpdate,
+    RemoteTask,
+    RemoteTaskDone,
+    decode,
+    encode,
+)
 from paceline.protocols.protocol import as_plan
 
 FOUR = {
@@ -138,11 +145,11 @@ WANTED = {"job": "digits", "protocol": "all_reduce", "stop": "updates=3"}
 
 def test_a_command_that_torchrun_starts_runs_on_its_ranks_unless_it_says_otherwise(started):
     started()
-    assert Typed(**WANTED, cluster=None).completed(None)["cluster"] == "torchrun"
-    assert Typed(**WANTED, cluster="local:4").completed(None)["cluster"] == "local:4"
+    assert SavedOptions(**WANTED, cluster=None).completed(None)["cluster"] == "torchrun"
+    assert SavedOptions(**WANTED, cluster="local:4").completed(None)["cluster"] == "local:4"
     started(MASTER_PORT=None)
     with pytest.raises(pl.UsageError, match="--cluster missing"):
-        Typed(**WANTED, cluster=None).completed(None)
+        SavedOptions(**WANTED, cluster=None).completed(None)
 
 
 def test_elastic_can_be_typed_for_ranks_alone(started, monkeypatch, capsys, tmp_path):
@@ -236,7 +243,7 @@ PLACE = st.one_of(st.none(), st.tuples(WHOLE, st.one_of(st.none(), WHOLE), st.on
 
 @given(WHOLE, WHOLE, st.booleans(), st.floats(0, 1e9), PLACE)
 def test_work_comes_over_the_wire_as_it_was(draw, version, sends_version, run_s, minibatch):
-    work = Work(draw, version, sends_version, run_s, *(minibatch or (None, None, None)))
+    work = RemoteTask(draw, version, sends_version, run_s, *(minibatch or (None, None, None)))
     again = decode(encode(work))
     assert again == work
     assert (again.minibatch is None) == (minibatch is None)
@@ -246,21 +253,21 @@ def test_work_comes_over_the_wire_as_it_was(draw, version, sends_version, run_s,
 @given(st.lists(st.floats(), min_size=4, max_size=4), WHOLE, st.booleans())
 def test_measurements_come_over_the_wire_as_they_were(numbers, samples, finite):
     loss, squared_norm, variance, compute_s = numbers
-    finished = Finished(3, 0, 0.1, loss, samples, squared_norm, variance, finite, compute_s)
+    finished = RemoteTaskDone(3, 0, 0.1, loss, samples, squared_norm, variance, finite, compute_s)
     np.testing.assert_equal(tuple(decode(encode(finished))), tuple(finished))
 
 
 def test_a_slice_is_told_all_that_an_update_says_in_numbers():
     told = {field: number for number, field in enumerate(Apply._fields, start=2)}
     update = Apply(**{**told, "gradients": (Accept(0, 0, 0, 1),) * 3, "reason": "", "measure": True})
-    again = decode(encode(Applying.of(update, elsewhere=True)))
+    again = decode(encode(ApplyUpdate.of(update, elsewhere=True)))
     assert again.elsewhere
     assert again.update == update
 
 
 def test_numbers_that_are_no_message_are_refused():
     for kind in (-1.0, float(len(KINDS)), 0.5, float("nan")):
-        numbers = encode(Work(1, 1, True, 0.0, None, None, None))
+        numbers = encode(RemoteTask(1, 1, True, 0.0, None, None, None))
         numbers[0] = kind
         with pytest.raises(ValueError, match="a message of kind"):
             decode(numbers)
@@ -297,17 +304,17 @@ OPTIONS = {"job": "digits", "protocol": "bsp", "cluster": "torchrun", "stop": "u
 
 def test_another_rank_than_0_resumes_without_the_folder(started, tmp_path):
     started(RANK="1")
-    assert Typed(OPTIONS).completed(tmp_path / "nowhere")["seed"] == 0
+    assert SavedOptions(OPTIONS).completed(tmp_path / "nowhere")["seed"] == 0
     said = r"there is no run in .*nowhere here, on rank 1; let it be seen, or give --protocol, --stop as on rank 0"
     with pytest.raises(pl.UsageError, match=said):
-        Typed({**OPTIONS, "protocol": None, "stop": None}).completed(tmp_path / "nowhere")
+        SavedOptions({**OPTIONS, "protocol": None, "stop": None}).completed(tmp_path / "nowhere")
     started(RANK="0")
     with pytest.raises(pl.UsageError, match="there is no folder"):
-        Typed(OPTIONS).completed(tmp_path / "nowhere")
+        SavedOptions(OPTIONS).completed(tmp_path / "nowhere")
 
 
 def test_another_rank_than_0_reads_the_folder_where_it_sees_it(started, tmp_path):
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "command.json").write_text('{"seed": 7}')
     started(RANK="1")
-    assert Typed(OPTIONS).completed(tmp_path)["seed"] == 7
+    assert SavedOptions(OPTIONS).completed(tmp_path)["seed"] == 7

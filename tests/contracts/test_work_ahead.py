@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from paceline.catalogue.parser import parse_plan
 from paceline.coordinator.coordinator import NOT_FINITE, Coordinator
-from paceline.coordinator.minibatch_sampler import Minibatches
+from paceline.coordinator.minibatch_sampler import MinibatchSampler
 from paceline.core.events import Arrival, Compute, Drop, Joined, Lost
 from paceline.core.stop import Stop
 
@@ -14,7 +14,7 @@ def coordinator(n, per_epoch, partitioned, epochs):
     minibatches = None
     if per_epoch:
         per_run = epochs * per_epoch
-        minibatches = Minibatches(n, per_epoch=per_epoch, partitioned=partitioned, per_run=per_run)
+        minibatches = MinibatchSampler(n, per_epoch=per_epoch, partitioned=partitioned, per_run=per_run)
     plan = parse_plan("dc_s3gd").checked(n, total=None, per_epoch=None)
     return Coordinator(plan, workers=n, stop=Stop(updates=50), minibatches=minibatches)
 

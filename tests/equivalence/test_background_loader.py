@@ -14,8 +14,8 @@ from noisy_data import Deadly, Failing, Noisy, NoisyStream, Signed
 from paceline.core.events import Minibatch
 from paceline.utils.rng import derived_seed
 from paceline.worker.background_loader import BackgroundLoader
-from paceline.worker.data_loader import Loader
-from paceline.worker.minibatch_forecast import Forecast, Piece
+from paceline.worker.data_loader import MinibatchLoader
+from paceline.worker.minibatch_forecast import MinibatchForecast, UpcomingMinibatch
 from paceline.worker.seeding import RandomStates, seeded
 from tiny_jobs import parameters_of, tiny_job
 
@@ -123,11 +123,15 @@ def test_a_process_that_dies_is_one_error():
 
 def test_wrong_forecasts_only_cost_time():
     job = noisy_job(loader_workers=2, sampling="epoch")
-    background, plain = BackgroundLoader(job, 1, 3), Loader(job, 1, 3)
-    asked = [Piece(0, 1, Minibatch(0, 0, 0)), Piece(2, 7, Minibatch(0, 3, 2)), Piece(0, 9, Minibatch(0, 1, 11))]
+    background, plain = BackgroundLoader(job, 1, 3), MinibatchLoader(job, 1, 3)
+    asked = [
+        UpcomingMinibatch(0, 1, Minibatch(0, 0, 0)),
+        UpcomingMinibatch(2, 7, Minibatch(0, 3, 2)),
+        UpcomingMinibatch(0, 9, Minibatch(0, 1, 11)),
+    ]
     try:
         for piece in asked:
-            background.expect([Piece(1, 1, Minibatch(0, 0, 5))])
+            background.expect([UpcomingMinibatch(1, 1, Minibatch(0, 0, 5))])
             for place, size in [(0, 1), (1, 3)]:
                 made = []
                 for loader in (background, plain):
@@ -142,8 +146,8 @@ def test_wrong_forecasts_only_cost_time():
 
 
 def test_the_forecast_is_exact_where_all_workers_are_waited_for():
-    forecast, per_epoch = Forecast(3, 10), 10
-    dealt = [Piece(i % 3, i // 3 + 1, Minibatch(0, *divmod(i, per_epoch))) for i in range(60)]
+    forecast, per_epoch = MinibatchForecast(3, 10), 10
+    dealt = [UpcomingMinibatch(i % 3, i // 3 + 1, Minibatch(0, *divmod(i, per_epoch))) for i in range(60)]
     for i, piece in enumerate(dealt[:30]):
         forecast.served(piece)
         if i >= 2:
@@ -154,12 +158,16 @@ def test_the_forecast_is_exact_where_all_workers_are_waited_for():
 
 
 def test_workers_that_draw_for_themselves_are_forecast_in_turn():
-    forecast = Forecast(2, None)
+    forecast = MinibatchForecast(2, None)
     for worker, draw in [(0, 1), (1, 1), (0, 2)]:
-        forecast.served(Piece(worker, draw, None))
-    assert forecast.next(3) == [Piece(1, 2, None), Piece(0, 3, None), Piece(1, 3, None)]
-    assert forecast.is_past(Piece(0, 2, None))
-    assert not forecast.is_past(Piece(1, 2, None))
+        forecast.served(UpcomingMinibatch(worker, draw, None))
+    assert forecast.next(3) == [
+        UpcomingMinibatch(1, 2, None),
+        UpcomingMinibatch(0, 3, None),
+        UpcomingMinibatch(1, 3, None),
+    ]
+    assert forecast.is_past(UpcomingMinibatch(0, 2, None))
+    assert not forecast.is_past(UpcomingMinibatch(1, 2, None))
 
 
 def test_data_that_cannot_be_sent_are_refused():

@@ -10,7 +10,7 @@ from paceline.core.records import UpdateMade
 from paceline.engines.local import LocalEngine
 from paceline.engines.virtual.parameter_server import VirtualEngine
 from paceline.protocols.protocol import as_plan
-from paceline.server.flat_buffers import Layout
+from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model
@@ -91,7 +91,7 @@ class Replay(VirtualEngine):
 
 def pieces(job, seed, n, protocol, updates):
     model = build_model(job, seed)
-    layout = Layout(model)
+    layout = FlatLayout(model)
     server = ParameterServer(job, model, layout, None)
     stop = pl.Stop(updates=updates)
     return Coordinator(as_plan(protocol), workers=n, stop=stop), server, layout

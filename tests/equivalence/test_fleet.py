@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import paceline as pl
 from contracts.catalogue_table import TABLE
 from paceline.catalogue.parser import parse_plan
-from paceline.clusters.timing import Row
+from paceline.clusters.timing import TraceRow
 from paceline.coordinator.coordinator import Coordinator
-from paceline.coordinator.failure_detector import Patience
+from paceline.coordinator.failure_detector import FailureDetector
 from paceline.core.events import Apply, Compute, Decision
 from paceline.engines.virtual.timing import TimingEngine
 from paceline.engines.virtual.vectorized import renewal
@@ -252,7 +252,7 @@ def test_a_worker_is_never_lost_because_it_is_slow(protocol, cluster):
 
 @pytest.mark.parametrize("protocol", [pl.bsp(), pl.backup(k=39), pl.k_batch_async(k=40)], ids=repr)
 def test_with_a_timeout_that_is_given_the_coordinator_simulates(protocol):
-    expected = event_by_event(protocol, SLOW_ONE, 40, patience=Patience(20.0))
+    expected = event_by_event(protocol, SLOW_ONE, 40, patience=FailureDetector(20.0))
     assert pl.simulate(protocol, SLOW_ONE, updates=40, worker_timeout_s=20.0) == comparable(expected)
     assert expected.totals != event_by_event(protocol, SLOW_ONE, 40).totals
     with pytest.raises(pl.UsageError, match="worker_timeout_s=0, expected seconds > 0"):
@@ -262,7 +262,7 @@ def test_with_a_timeout_that_is_given_the_coordinator_simulates(protocol):
 # -- what is left to the coordinator
 
 
-TRACE = pl.Trace([Row(worker, 1, 0.0, 0.0, 1.0, 0.0, 1.0, 0) for worker in range(100)])
+TRACE = pl.Trace([TraceRow(worker, 1, 0.0, 0.0, 1.0, 0.0, 1.0, 0) for worker in range(100)])
 
 
 @pytest.mark.parametrize(

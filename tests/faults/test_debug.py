@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import paceline as pl
 from faults.ranks import ranks, run
 from paceline.clusters.parser import parse_cluster
-from paceline.worker.parameter_guard import Seal, check_version, checksum
+from paceline.worker.parameter_guard import ParameterGuard, check_version, checksum
 from paceline.worker.replica import Replica
 from tiny_jobs import batch_norm_net, dataset, small_net, tiny_job
 
@@ -77,7 +77,7 @@ class MeddlingData(torch.utils.data.Dataset):
 @pytest.mark.parametrize("change", [halve, replace])
 def test_a_seal_breaks(change):
     model = small_net()
-    seal = Seal.of_parameters(model)
+    seal = ParameterGuard.of_parameters(model)
     seal.press()
     seal.check("the server", "ever")
     change(model)
@@ -90,7 +90,7 @@ def test_a_seal_breaks(change):
 def test_a_seal_on_everything_holds_buffers_and_frozen_parameters():
     model = batch_norm_net()
     model[0].weight.requires_grad_(False)
-    seal = Seal.of_everything(model)
+    seal = ParameterGuard.of_everything(model)
     seal.press()
     model(torch.randn(8, 5).double())
     model[0].weight.data[0, 0] += 1

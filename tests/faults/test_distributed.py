@@ -18,8 +18,8 @@ from contracts.catalogue_table import TABLE
 from faults.enough import FOREVER, EndWhen
 from faults.ranks import free_port, ranks, run
 from paceline.core.records import GradientArrived, WorkerJoined, WorkerLost, WorkInterrupted
-from paceline.engines.distributed import DistributedEngine
-from paceline.engines.distributed.allreduce.membership import Head
+from paceline.engines.distributed import DistributedServerEngine
+from paceline.engines.distributed.allreduce.membership import MembershipServer
 from tiny_counting import BATCH, counting_job, times_applied
 from tiny_jobs import batch_norm_net, largest_relative_difference, tiny_job
 
@@ -182,8 +182,8 @@ def wait_long_at_the_start():
         original(self)
         self._cluster = asked
 
-    original = DistributedEngine._start
-    DistributedEngine._start = start
+    original = DistributedServerEngine._start
+    DistributedServerEngine._start = start
 
 
 @pytest.mark.slow
@@ -317,8 +317,8 @@ def wait_until(is_so):
 @pytest.mark.parametrize(
     ("protocol", "part", "name"),
     [
-        ("asp", DistributedEngine, "_take_leave"),
-        pytest.param("all_reduce", Head, "close", marks=pytest.mark.slow),
+        ("asp", DistributedServerEngine, "_take_leave"),
+        pytest.param("all_reduce", MembershipServer, "close", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("is_let_in", [True, False])

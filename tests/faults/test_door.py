@@ -13,15 +13,15 @@ import torch
 
 import paceline as pl
 from paceline.engines.distributed.allreduce import elastic_group as rings
-from paceline.engines.distributed.allreduce.elastic_group import Ring
+from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup
 from paceline.engines.distributed.rendezvous import rendezvous as places
-from paceline.engines.distributed.rendezvous.acceptor import Door, Entered, Gone, TurnedAway
+from paceline.engines.distributed.rendezvous.acceptor import Acceptor, PeerJoined, PeerLost, PeerRejected
 from paceline.engines.distributed.rendezvous.handshake import RunOver, apply_for, notice_of_end
-from paceline.engines.distributed.rendezvous.rendezvous import Meeting
+from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous
 from paceline.engines.distributed.transport import connection as lines
 from paceline.engines.distributed.transport import keepalive as silence
-from paceline.engines.distributed.transport.connection import SHORT_BYTES, Broken, Line
-from paceline.engines.distributed.transport.event_queue import Inbox
+from paceline.engines.distributed.transport.connection import SHORT_BYTES, Connection, ConnectionLost
+from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.messages import Text
 
 TOKEN = "a secret"
@@ -39,9 +39,9 @@ def door(agreement=None, processes=2):
 @contextmanager
 def whole_door(agreement=None, processes=2):
     """Yield a door, too."""
-    meeting = Meeting.on("127.0.0.1", silence_s=60)
-    inbox = Inbox()
-    made = Door(meeting, TOKEN, agreement or {}, [None] * processes, inbox)
+    meeting = Rendezvous.on("127.0.0.1", silence_s=60)
+    inbox = EventQueue()
+    made = Acceptor(meeting, TOKEN, agreement or {}, [None] * processes, inbox)
     try:
         yield made, meeting.place, inbox
     finally:
@@ -53,7 +53,7 @@ def line_to(place):
     store = place.client()
     ticket = int(store.add(places.TICKETS, 1))
     store.set(places._here(ticket), "here")
-    return Line(store, places._pair_key(ticket), 1, place.device, 60)
+    return Connection(store, places._pair_key(ticket), 1, place.device, 60)
 
 
 def hello(worker=0, agreement=None):
@@ -63,7 +63,7 @@ def hello(worker=0, agreement=None):
 def test_an_agreement_may_be_long():
     with door(DEEP) as (place, inbox), closing(line_to(place)) as line:
         apply_for(line, TOKEN, hello(agreement=DEEP))
-        assert isinstance(inbox.get(), Entered)
+        assert isinstance(inbox.get(), PeerJoined)
 
 
 END = {"outcome": "updates", "reason": "5 updates made", "time_s": 1.0}
@@ -110,14 +110,14 @@ def test_a_long_difference_is_told_in_short():
             apply_for(line, TOKEN, hello(agreement={"layers": {}}))
         assert len(str(refused.value)) < 1500
         line.close()
-        assert inbox.get() == TurnedAway(str(refused.value))
+        assert inbox.get() == PeerRejected(str(refused.value))
 
 
 def test_nobody_may_say_much_before_it_has_proved_who_it_is():
     with door() as (place, _), closing(line_to(place)) as line:
         line.receive()
         line.send(Text(SHORT_BYTES + 1), [torch.zeros(SHORT_BYTES + 1, dtype=torch.uint8)])
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionLost):
             line.receive()
 
 
@@ -135,7 +135,7 @@ def test_nothing_is_told_to_somebody_who_does_not_know_the_token():
 
 
 def _apply_in_vain(line):
-    with pytest.raises(Broken):
+    with pytest.raises(ConnectionLost):
         apply_for(line, TOKEN, hello(agreement=DEEP))
 
 
@@ -144,8 +144,8 @@ def test_nothing_is_left_of_a_process_that_has_gone():
         for _ in range(times):
             with closing(line_to(place)) as line:
                 apply_for(line, TOKEN, hello())
-                assert isinstance(inbox.get(), Entered)
-            assert isinstance(inbox.get(), Gone)
+                assert isinstance(inbox.get(), PeerJoined)
+            assert isinstance(inbox.get(), PeerLost)
 
     with door() as (place, inbox):
         come_and_go(3)
@@ -169,7 +169,7 @@ def test_a_number_that_is_nobodys_is_refused_with_what_to_type():
         with pytest.raises(pl.UsageError, match=r"there is no worker 5, .*RANK") as refused:
             apply_for(line, TOKEN, hello(worker=5))
         line.close()
-        assert inbox.get() == TurnedAway(str(refused.value))
+        assert inbox.get() == PeerRejected(str(refused.value))
 
 
 def test_another_number_of_processes_is_refused_with_what_to_type():
@@ -184,24 +184,24 @@ def test_another_number_of_processes_is_refused_with_what_to_type():
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_only_the_connections_of_lines_and_rings_end_when_their_host_is_silent(host):
-    meeting = Meeting.on(host, silence_s=60)
+    meeting = Rendezvous.on(host, silence_s=60)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         users = [socket.create_connection(listener.getsockname()), listener.accept()[0]]
         clients = [meeting.place.client() for _ in range(2)]
         with patch.object(lines, "sockets", set), patch.object(rings, "sockets", set):  # as if all of them were new
-            ours = _together(lambda side: Line(clients[side], "key", side, meeting.place.device, 60), 2)
+            ours = _together(lambda side: Connection(clients[side], "key", side, meeting.place.device, 60), 2)
             of_lines = _limited()
             theirs = _together(lambda at: _ring(at, meeting.place), 3)
         assert (len(of_lines), len(_limited())) == (2, 2 + 6)
         assert not {user.fileno() for user in users} & set(_limited())
         for each in [*ours, *theirs]:
-            (each.close if isinstance(each, Line) else each.break_off)()
+            (each.close if isinstance(each, Connection) else each.break_off)()
         for user in users:
             user.close()
 
 
 def _ring(at, place):
-    ring = Ring("a secret", at, 3)
+    ring = ElasticGroup("a secret", at, 3)
     ring.connect(place, 60)
     return ring
 

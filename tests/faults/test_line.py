@@ -10,11 +10,16 @@ from torch import distributed as dist
 
 from faults.ranks import context, free_port
 from faults.test_rings import in_thread, torn
-from paceline.engines.distributed.transport.connection import AHEAD, Broken, Line
-from paceline.engines.distributed.transport.messages import Abandoned, Finished, Interrupting, Work
+from paceline.engines.distributed.transport.connection import AHEAD, Connection, ConnectionLost
+from paceline.engines.distributed.transport.messages import (
+    Interrupting,
+    RemoteTask,
+    RemoteTaskCancelled,
+    RemoteTaskDone,
+)
 
-WORK = Work(1, 7, True, 0.5, None, None, None)
-FINISHED = Finished(1, 0, 0.1, 0.5, 1, 1.0, 0.0, True, 0.1)
+WORK = RemoteTask(1, 7, True, 0.5, None, None, None)
+FINISHED = RemoteTaskDone(1, 0, 0.1, 0.5, 1, 1.0, 0.0, True, 0.1)
 SIZE = 1_000_000
 
 
@@ -47,7 +52,7 @@ def sides():
 
 
 def line(store, side, rooms=None):
-    made = Line(store, "line", side, dist.ProcessGroupGloo.create_device(hostname="127.0.0.1"), silence_s=5.0)
+    made = Connection(store, "line", side, dist.ProcessGroupGloo.create_device(hostname="127.0.0.1"), silence_s=5.0)
     made.make_rooms(rooms or [torch.zeros(1000), torch.zeros(1000)])
     made._group = Recorded(made._group)
     return made
@@ -65,7 +70,7 @@ def test_who_has_received_posts_nothing_before_it_answers(sides):
         server.send(Interrupting(draw))
         assert worker.receive() == Interrupting(draw)
         assert worker._group.done == []
-        worker.send(Abandoned(draw, 0))
+        worker.send(RemoteTaskCancelled(draw, 0))
         assert worker._group.done == ["recv"] * 4 + ["send"], "two messages, a room and an end, before the answer"
 
 
@@ -105,7 +110,7 @@ def die_while_sending(port, is_piece):
     worker.receive()
     content = torn(SIZE)
     worker.send(FINISHED, [] if is_piece else [content], pieces=[(0, content)] if is_piece else None)
-    with suppress(Broken):  # where gloo's own thread sends, it ends the process
+    with suppress(ConnectionLost):  # where gloo's own thread sends, it ends the process
         worker.receive()
 
 
@@ -120,7 +125,7 @@ def test_who_has_received_a_half_hears_that_the_other_half_will_not_come(is_piec
     assert server.receive() == FINISHED
     waiting, raised = in_thread(lambda: server.receive_pieces([0]) if is_piece else server.receive_into(room))
     waiting.join(10.0)
-    assert [type(error) for error in raised] == [Broken]
+    assert [type(error) for error in raised] == [ConnectionLost]
     assert (room[0], room[-1]) == (1, 0)
     server.close()
     sender.join()

@@ -14,8 +14,8 @@ from faults.enough import EndWhen
 from paceline.core.records import DecisionMade, GradientArrived, UpdateMade, WorkerJoined, WorkerLost, WorkInterrupted
 from paceline.engines.local import worker_process as processes
 from paceline.processes.shared_memory import SharedMemory
-from paceline.processes.shared_pickle import Parcel
-from paceline.server.flat_buffers import Layout
+from paceline.processes.shared_pickle import SharedPickle
+from paceline.server.flat_buffers import FlatLayout
 from tiny_controllers import Replacing
 from tiny_jobs import batch_norm_net, tiny_job
 
@@ -191,7 +191,7 @@ def test_nothing_is_left_behind():
 
 
 def test_shared_memory_has_no_name():
-    memory = SharedMemory(Layout(batch_norm_net()), workers=2, places=3)
+    memory = SharedMemory(FlatLayout(batch_norm_net()), workers=2, places=3)
     target = os.readlink(f"/proc/self/fd/{memory._file}")
     assert "memfd:paceline" in target
     memory.close()
@@ -214,7 +214,7 @@ def test_a_job_of_hundreds_of_tensors_can_be_sent():
 
 def test_large_tensors_of_a_job_are_the_same_memory_in_every_process():
     large, small = torch.arange(300_000.0), torch.arange(3.0)
-    parcel = Parcel({"a": large, "again": large, "small": small})
+    parcel = SharedPickle({"a": large, "again": large, "small": small})
     assert len(parcel._text) < 2_000
     opened = parcel.open()
     assert torch.equal(opened["a"], large)

@@ -3,8 +3,8 @@
 from queue import SimpleQueue
 from threading import Event
 
-from paceline.engines.distributed.parameter_server.heartbeat import LOOKS, Pulse
-from paceline.engines.distributed.rendezvous.acceptor import Gone
+from paceline.engines.distributed.parameter_server.heartbeat import LOOKS, HeartbeatMonitor
+from paceline.engines.distributed.rendezvous.acceptor import PeerLost
 
 PATIENCE_S = 0.02
 LIMIT_S = 20
@@ -51,7 +51,7 @@ class Servers(dict):
 
 def test_who_answers_is_left_alone_however_late():
     servers, told = Servers({1: Server(answers=10**9), 2: Server(answers=10**9, late=LOOKS - 1)}), SimpleQueue()
-    pulse = Pulse(servers, servers, told, lambda: PATIENCE_S)
+    pulse = HeartbeatMonitor(servers, servers, told, lambda: PATIENCE_S)
     assert all(server.is_asked_often.wait(LIMIT_S) for server in servers.values())
     pulse.stop()
     asked = [server.asked for server in servers.values()]
@@ -62,8 +62,8 @@ def test_who_answers_is_left_alone_however_late():
 
 def test_who_falls_silent_is_reported_once_with_how_long_was_waited():
     servers, told = Servers({1: Server(answers=10**9), 2: Server(answers=25)}), SimpleQueue()
-    pulse = Pulse(servers, servers, told, lambda: PATIENCE_S)
-    assert told.get(timeout=LIMIT_S) == Gone(2, "silent for 0.02 s")
+    pulse = HeartbeatMonitor(servers, servers, told, lambda: PATIENCE_S)
+    assert told.get(timeout=LIMIT_S) == PeerLost(2, "silent for 0.02 s")
     pulse.stop()
     assert servers[2].asked == 26 + LOOKS  # one look sees the last answer
     assert [server.is_hung_up for server in servers.values()] == [False, True]
@@ -71,4 +71,4 @@ def test_who_falls_silent_is_reported_once_with_how_long_was_waited():
 
 
 def test_without_slices_nobody_asks():
-    Pulse({}, Servers(), SimpleQueue(), lambda: 1 / 0).stop()
+    HeartbeatMonitor({}, Servers(), SimpleQueue(), lambda: 1 / 0).stop()

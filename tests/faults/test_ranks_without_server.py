@@ -16,7 +16,7 @@ from faults.test_distributed import what_is_open
 from faults.test_restart import torchrun
 from paceline.core.records import GradientArrived, RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
 from paceline.recording.run_folder import CHECKPOINTS, SavedRun
-from paceline.worker.data_loader import Loader
+from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
 from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, parameters_of, sgd, tiny_job
 
@@ -178,7 +178,7 @@ def test_those_who_are_left_keep_their_own_momentum_and_repeat_the_iteration():
     job, n, updates, gone = tiny_job(optimizer=sgd(0.05, 0.9)), 3, 16, pl.Fault(2, 9)
     torchrun = {"faults": [gone], "elastic": True, "slowness": pl.Cluster(n, timing=pl.Deterministic(0.05))}
     ends = run(n, job, torchrun, protocol="local_sgd(H=1)", stop=f"updates={updates}")
-    loader, model = Loader(job, 1, n), build_model(job, 1)
+    loader, model = MinibatchLoader(job, 1, n), build_model(job, 1)
     velocity = [torch.zeros_like(parameters_of(model))] * n
     for draw in range(1, updates + 1):
         workers = range(n if draw < gone.draw else n - 1)

@@ -17,16 +17,16 @@ from faults.ranks import ranks
 from faults.test_distributed import what_is_open
 from paceline.core.records import WorkerLost
 from paceline.engines.distributed.allreduce import membership as head_module
-from paceline.engines.distributed.allreduce.elastic_group import Absent, Ring
-from paceline.engines.distributed.allreduce.member import OtherRank
-from paceline.engines.distributed.allreduce.membership import Head
-from paceline.engines.distributed.allreduce.messages import Reform
-from paceline.engines.distributed.rendezvous.acceptor import Entered, Gate, Member
-from paceline.engines.distributed.rendezvous.rendezvous import Meeting
+from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, MissingPeers
+from paceline.engines.distributed.allreduce.member import MembershipClient
+from paceline.engines.distributed.allreduce.membership import MembershipServer
+from paceline.engines.distributed.allreduce.messages import MembershipChanged
+from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, Gate, PeerJoined
+from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous
 from paceline.engines.distributed.transport import process_group as collective
-from paceline.engines.distributed.transport.connection import Broken, dist, gloo
-from paceline.engines.distributed.transport.process_group import Begun, Collective
-from paceline.server.flat_buffers import Layout, Vectors
+from paceline.engines.distributed.transport.connection import ConnectionLost, dist, gloo
+from paceline.engines.distributed.transport.process_group import AbortableGroup, PendingCollective
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from tiny_jobs import dataset, tiny_job
 
 LATE_S = 1.5
@@ -35,7 +35,7 @@ SIZE = 1_000_000  # numbers
 
 @pytest.fixture
 def meeting():
-    return Meeting.on("127.0.0.1", silence_s=5.0)
+    return Rendezvous.on("127.0.0.1", silence_s=5.0)
 
 
 def in_thread(call):
@@ -61,7 +61,7 @@ def found(store):
 
 
 def test_who_finds_the_ring_in_the_store_but_does_not_know_its_key_cannot_take_a_place(meeting):
-    thread, raised = in_thread(lambda: Ring("a secret", 0, 2).connect(meeting.place, 5.0))
+    thread, raised = in_thread(lambda: ElasticGroup("a secret", 0, 2).connect(meeting.place, 5.0))
     store = dist.PrefixStore(found(meeting.place.client()), meeting.place.client())
     store.set("here/1", "here")
     stranger = gloo(store, 1, 2, meeting.place.device)
@@ -72,15 +72,15 @@ def test_who_finds_the_ring_in_the_store_but_does_not_know_its_key_cannot_take_a
 
 
 def test_those_who_do_not_know_the_same_key_do_not_meet(meeting):
-    thread, _ = in_thread(lambda: Ring("a secret", 1, 2).connect(meeting.place, 5.0, timeout_s=0.5))
-    with pytest.raises(Absent) as absent:
-        Ring("a guess", 0, 2).connect(meeting.place, 5.0, timeout_s=0.5)
+    thread, _ = in_thread(lambda: ElasticGroup("a secret", 1, 2).connect(meeting.place, 5.0, timeout_s=0.5))
+    with pytest.raises(MissingPeers) as absent:
+        ElasticGroup("a guess", 0, 2).connect(meeting.place, 5.0, timeout_s=0.5)
     assert absent.value.places == [1]
     thread.join()
 
 
 def test_a_ring_can_be_left_while_others_are_waited_for(meeting):
-    ring = Ring("a secret", 0, 3)
+    ring = ElasticGroup("a secret", 0, 3)
     thread, raised = in_thread(lambda: ring.connect(meeting.place, 5.0))
     found(meeting.place.client())
     ring.break_off()
@@ -100,14 +100,14 @@ def torn(size):
 
 
 def some_vectors(memory=None):
-    layout = Layout(wide())
-    return Vectors(layout, memory.view(torch.uint8)) if memory is not None else layout.allocate()
+    layout = FlatLayout(wide())
+    return FlatBuffers(layout, memory.view(torch.uint8)) if memory is not None else layout.allocate()
 
 
 @pytest.fixture
 def two_rings(meeting):
     """Return the two ends of a ring."""
-    rings = [Ring("a secret", place, 2) for place in range(2)]
+    rings = [ElasticGroup("a secret", place, 2) for place in range(2)]
     other, _ = in_thread(lambda: rings[1].connect(meeting.place, 5.0))
     rings[0].connect(meeting.place, 5.0)
     other.join()
@@ -132,13 +132,13 @@ def test_whoever_waits_for_a_sum_hears_that_the_ring_is_left_though_gloo_waits_o
 
 def test_who_cannot_sum_any_more_is_heard_by_rank_0_and_by_nobody_else(two_rings):
     ours, theirs = two_rings
-    head = head_with(Member(1, Wire(), "worker 1", True))
+    head = head_with(AcceptedPeer(1, Wire(), "worker 1", True))
     head.ring = ours
     begun = ours.begin_sum(some_vectors())
     waiting, raised = in_thread(lambda: head.wait(begun, 60.0))
     head.hear(1, 1, {"broken": "the link is cut", "generation": 0, "is_apart": False})
     waiting.join(5.0)
-    assert [type(error) for error in raised] == [Reform]
+    assert [type(error) for error in raised] == [MembershipChanged]
     assert theirs.wait(theirs.begin_sum(some_vectors()), 5.0)  # the others would only repeat it
 
 
@@ -156,10 +156,10 @@ class Lost:
 def test_whoever_waits_for_a_sum_sees_that_a_connection_has_ended_though_nobody_says_so(two_rings, monkeypatch):
     monkeypatch.setattr(collective, "PROBE_S", 0.1)
     ours, theirs = two_rings
-    begun = [Begun(Lost(), False, time.monotonic())]
+    begun = [PendingCollective(Lost(), False, time.monotonic())]
     assert not ours.wait(begun, timeout_s=0.3)  # they are still connected
     theirs.break_off()
-    with pytest.raises(Broken, match="onnection"):
+    with pytest.raises(ConnectionLost, match="onnection"):
         ours.wait(begun, timeout_s=5.0)
     ours.end()
     assert not ours.wait(begun, timeout_s=0.3)  # who leaves now is through
@@ -174,18 +174,18 @@ def mean_square(given, _):
 
 
 def die_in_the_midst_of_the_third_sum():
-    begin, begun = Ring.begin_sum, []
+    begin, begun = ElasticGroup.begin_sum, []
 
     def begin_and_die(ring, vectors):
         begun.append(ring)
         if len(begun) < 3:
             return begin(ring, vectors)
-        with suppress(Broken):  # where gloo's own thread sends, it ends the process
+        with suppress(ConnectionLost):  # where gloo's own thread sends, it ends the process
             ring.wait(begin(ring, some_vectors(torn(SIZE))))
         os.kill(os.getpid(), signal.SIGKILL)
         return []
 
-    Ring.begin_sum = begin_and_die
+    ElasticGroup.begin_sum = begin_and_die
 
 
 @pytest.mark.slow
@@ -235,13 +235,17 @@ class Late:
 
 
 def let_the_third_sum_be_slow():
-    begin, begun = Collective.all_reduce, []
+    begin, begun = AbortableGroup.all_reduce, []
 
     def slow(*what):
         begun.append(what)
-        return Begun(Late(lambda: begin(*what).work), False, time.monotonic()) if len(begun) == 3 else begin(*what)
+        return (
+            PendingCollective(Late(lambda: begin(*what).work), False, time.monotonic())
+            if len(begun) == 3
+            else begin(*what)
+        )
 
-    Collective.all_reduce = slow
+    AbortableGroup.all_reduce = slow
 
 
 @pytest.mark.parametrize("elastic", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -278,7 +282,7 @@ def test_a_rank_that_hangs_while_another_one_dies_is_not_waited_for_for_ever():
 
 @pytest.mark.slow
 def test_a_second_rank_that_dies_while_the_ring_forms_costs_no_more_than_the_first(monkeypatch):
-    connect, calls = Ring.connect, []
+    connect, calls = ElasticGroup.connect, []
 
     def connecting(*arguments):
         calls.append(arguments)
@@ -286,7 +290,7 @@ def test_a_second_rank_that_dies_while_the_ring_forms_costs_no_more_than_the_fir
             job.processes[3].kill()
         return connect(*arguments)
 
-    monkeypatch.setattr(Ring, "connect", connecting)
+    monkeypatch.setattr(ElasticGroup, "connect", connecting)
     torchrun = {"faults": [pl.Fault(2, 9)], "elastic": True, "slowness": pl.Cluster(4, timing=pl.Deterministic(0.05))}
     with ranks(4, tiny_job(), torchrun, protocol="all_reduce", stop="updates=30") as job:
         job.start_workers()
@@ -322,7 +326,7 @@ class Torn:
     """A ring that cannot be begun with."""
 
     def begin_sum(self, vectors):
-        raise Broken("cut off")
+        raise ConnectionLost("cut off")
 
     def break_off(self):
         pass
@@ -334,7 +338,7 @@ def cluster(**changes):
 
 
 def head_with(*members, **changes):
-    head = Head(cluster(**changes), {}, lambda: 0.0)
+    head = MembershipServer(cluster(**changes), {}, lambda: 0.0)
     head._meeting = SimpleNamespace(place=None)
     for worker, member in enumerate(members, start=1):
         head.enter(worker, member)
@@ -350,13 +354,15 @@ def stops_when_formed(monkeypatch):
     def connect(*_):
         raise Formed
 
-    monkeypatch.setattr(Ring, "connect", connect)
+    monkeypatch.setattr(ElasticGroup, "connect", connect)
     monkeypatch.setattr(head_module, "GRACE_S", 0.05)
 
 
 def test_somebody_who_leaves_while_others_are_told_to_form_a_ring_disturbs_nobody(stops_when_formed):
     wires = [Wire(), Wire()]
-    head = head_with(*(Member(number, wire, f"worker {number}", True) for number, wire in enumerate(wires, start=1)))
+    head = head_with(
+        *(AcceptedPeer(number, wire, f"worker {number}", True) for number, wire in enumerate(wires, start=1))
+    )
     tell = wires[0].tell
 
     def tell_while_the_other_one_leaves(text, **_):
@@ -374,7 +380,9 @@ def test_somebody_who_leaves_while_others_are_told_to_form_a_ring_disturbs_nobod
 @pytest.mark.parametrize("ours", [True, False])
 def test_gpus_add_up_where_every_process_has_its_own_and_each_ring_has_another_key(theirs, ours, stops_when_formed):
     wires = [Wire(), Wire()]
-    members = [Member(number, wire, "", has) for number, (wire, has) in enumerate(zip(wires, theirs, strict=True))]
+    members = [
+        AcceptedPeer(number, wire, "", has) for number, (wire, has) in enumerate(zip(wires, theirs, strict=True))
+    ]
     head = head_with(*members, elastic=True, has_gpu_each=lambda gpus: ours)
     for _ in range(2):
         with pytest.raises(Formed):
@@ -386,7 +394,7 @@ def test_gpus_add_up_where_every_process_has_its_own_and_each_ring_has_another_k
 
 
 def test_why_a_ring_has_broken_is_told(stops_when_formed):
-    head = head_with(Member(1, Wire(), "worker 1 (here)", True))
+    head = head_with(AcceptedPeer(1, Wire(), "worker 1 (here)", True))
     with pytest.raises(Formed):
         head.form(lambda events: {}, 1.0)
     head.hear(1, 1, {"broken": "no such numbers", "generation": 1, "is_apart": False})
@@ -397,18 +405,18 @@ def test_why_a_ring_has_broken_is_told(stops_when_formed):
 def test_a_sum_that_cannot_be_begun_is_as_one_that_breaks():
     head = head_with()
     head.ring = Torn()
-    with pytest.raises(Reform, match="cut off"):
+    with pytest.raises(MembershipChanged, match="cut off"):
         head.begin_sum(None)
-    rank = OtherRank(cluster(), {})
+    rank = MembershipClient(cluster(), {})
     rank.ring, rank._line = Torn(), Wire({"form": 2, "key": "a secret", "place": 1, "size": 2, "uses_nccl": False})
     in_thread(rank._listen)
-    with pytest.raises(Reform):
+    with pytest.raises(MembershipChanged):
         rank.begin_sum(None)
     assert rank._line.told == [{"broken": "cut off", "generation": 0, "is_apart": False}]
 
 
 def test_what_goes_wrong_in_a_thread_that_listens_is_raised_where_it_is_waited_for():
-    rank = OtherRank(cluster(), {})
+    rank = MembershipClient(cluster(), {})
     rank._line = Wire({"table": "what is that?"})
     in_thread(rank._listen)
     thread, raised = in_thread(lambda: rank.table(1.0))
@@ -421,10 +429,10 @@ def test_rank_0_raises_what_goes_wrong_while_it_hears_others(text, meeting):
     head = head_with()
     gate = Gate(head, meeting, "a secret", {}, [None], None)
     head.generation = 1
-    gate._listen(Entered(1, 1, Wire({"name": "worker 1", "has_own_gpu": False}, text), 1))
+    gate._listen(PeerJoined(1, 1, Wire({"name": "worker 1", "has_own_gpu": False}, text), 1))
     thread, raised = in_thread(lambda: head.table(1.0))
     thread.join(5.0)
-    assert [type(error) for error in raised] == [Reform]
+    assert [type(error) for error in raised] == [MembershipChanged]
     with pytest.raises((TypeError, AssertionError)):
         head.form(lambda events: {}, 1.0)
     gate.close()

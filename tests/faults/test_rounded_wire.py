@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import paceline as pl
 from faults.ranks import run
 from paceline.core.records import GradientArrived
-from paceline.worker.data_loader import Loader
+from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
 from tiny_jobs import dataset, largest_relative_difference, parameters_of, small_net, tiny_job
 
@@ -28,7 +28,7 @@ def plain_loop_with_rounding(job, seed, n):
     """Synchronous SGD on parameters and gradients rounded to bf16, with masters that are not."""
     master, replica = build_model(job, seed), build_model(job, seed)
     optimizer = job.optimizer(master.parameters())
-    loader = Loader(job, seed, n)
+    loader = MinibatchLoader(job, seed, n)
     for draw in range(1, UPDATES + 1):
         optimizer.zero_grad()
         for ours, theirs in zip(replica.parameters(), master.parameters(), strict=True):

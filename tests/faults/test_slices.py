@@ -17,12 +17,12 @@ from faults.test_early_pieces import large_job, sgd_over
 from faults.test_rounded_wire import plain_loop_with_rounding, single_job
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.records import GradientArrived, StepMeasured, WorkerLost, WorkInterrupted
-from paceline.engines.distributed import DistributedEngine
-from paceline.engines.distributed.parameter_server.remote_worker import Member
-from paceline.engines.distributed.parameter_server.shard_channel import Strand
+from paceline.engines.distributed import DistributedServerEngine
+from paceline.engines.distributed.parameter_server.remote_worker import RemoteWorker
+from paceline.engines.distributed.parameter_server.shard_channel import ShardChannel
 from paceline.protocols.protocol import as_plan
 from paceline.run import session
-from paceline.server.flat_buffers import Layout
+from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model
@@ -55,7 +55,7 @@ def events(monkeypatch):
     """Return the events of the run whose rank 0 is this process."""
     heard = []
 
-    class Noting(DistributedEngine):
+    class Noting(DistributedServerEngine):
         def run(self, coordinator, observe=None, first=None):
             def note(now, event, commands):
                 if event is not None:
@@ -64,14 +64,14 @@ def events(monkeypatch):
 
             return super().run(coordinator, note, first)
 
-    monkeypatch.setattr(session, "DistributedEngine", Noting)
+    monkeypatch.setattr(session, "DistributedServerEngine", Noting)
     return heard
 
 
 def replayed(job, n, protocol, updates, events):
     """Return the parameters that one server reaches with these events."""
     model = build_model(job, 1)
-    server = ParameterServer(job, model, Layout(model), None)
+    server = ParameterServer(job, model, FlatLayout(model), None)
     coordinator = Coordinator(as_plan(protocol), workers=n, stop=pl.Stop(updates=updates))
     Replay(pl.Cluster(n), 1, Replica(job, 1, n), server, events=events).run(coordinator)
     return flat(model.state_dict())
@@ -151,8 +151,8 @@ def hang_between_parts(part, draw):
         if finished.draw == draw and self.parameters.start == part:
             hang()
 
-    original = Strand.hand_in
-    Strand.hand_in = hand_in
+    original = ShardChannel.hand_in
+    ShardChannel.hand_in = hand_in
 
 
 @pytest.mark.parametrize(("part", "told"), [(0, "finished"), (1, "came")])
@@ -168,8 +168,8 @@ def test_a_worker_that_dies_between_two_parts_of_a_gradient_is_lost_with_it(part
             job.processes[1].kill()
         return whole
 
-    original = getattr(Member, told)
-    monkeypatch.setattr(Member, told, kill_when_a_part_has_come)
+    original = getattr(RemoteWorker, told)
+    monkeypatch.setattr(RemoteWorker, told, kill_when_a_part_has_come)
     with ranks(3, train, {"slices": 2}, protocol="bsp", stop=f"epochs={epochs}") as job:
         job.start_slices()
         job.start(1, prepare=partial(hang_between_parts, part, draw=4))

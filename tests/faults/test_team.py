@@ -21,11 +21,11 @@ from faults.ranks import ranks, run
 from faults.test_distributed import flat, lost, used_by
 from paceline.core.events import Minibatch
 from paceline.core.records import DecisionMade, GradientArrived, WorkInterrupted
-from paceline.engines.distributed.node_worker.node_group import Team, Torn
+from paceline.engines.distributed.node_worker.node_group import NodeGroup, NodeGroupLost
 from paceline.engines.distributed.transport.connection import dist, gloo
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.gradient_variance import variance
-from paceline.worker.replica import Interrupted, Part, Replica
+from paceline.worker.replica import Interrupted, PartialGradient, Replica
 from paceline.worker.torch_utils import build_model
 from tiny_counting import BATCH, counting_job, times_applied
 from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, tiny_job
@@ -129,7 +129,7 @@ def together(size, act, unwanted=()):
     store = dist.HashStore()
 
     def take_part(place):
-        team = Team(place, size, lambda: place in unwanted)
+        team = NodeGroup(place, size, lambda: place in unwanted)
         device = dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
         team.connect(store, "a key", device)
         return act(team)
@@ -153,7 +153,7 @@ def test_the_sum_weighs_by_samples(samples, microbatches):
         count = samples[team.place]
         if not count:
             mine.flat_parameters[0].fill_(float("nan"))  # of a process that has nothing to do
-        return mine, team.add_up(mine, Part(2.0 * team.place, count, 3.0 * team.place, microbatches))
+        return mine, team.add_up(mine, PartialGradient(2.0 * team.place, count, 3.0 * team.place, microbatches))
 
     done = together(len(samples), act)
     total = sum(samples)
@@ -174,7 +174,7 @@ def outcome(act):
     """Return what is raised."""
     try:
         act()
-    except (Interrupted, Torn) as raised:
+    except (Interrupted, NodeGroupLost) as raised:
         return type(raised)
     return None
 
@@ -183,7 +183,7 @@ def outcome(act):
 def test_all_abandon_or_none(unwanted):
     def act(team):
         gradient = Replica(tiny_job(), 3, 2).layout.allocate()
-        return outcome(team.check), outcome(lambda: team.add_up(gradient, Part(1.0, 4, 0.0, 0)))
+        return outcome(team.check), outcome(lambda: team.add_up(gradient, PartialGradient(1.0, 4, 0.0, 0)))
 
     expected = Interrupted if unwanted else None
     assert together(3, act, unwanted) == [(expected, expected)] * 3
@@ -222,7 +222,7 @@ def test_who_waits_for_a_torn_team_hears_of_it():
         return outcome(team.check)
 
     begun_s = time.monotonic()
-    assert together(3, act) == [Torn] * 3
+    assert together(3, act) == [NodeGroupLost] * 3
     assert time.monotonic() - begun_s < 5.0
 
 

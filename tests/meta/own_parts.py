@@ -26,7 +26,7 @@ class Half(pl.Controller[None]):
     def begin(self, n: int) -> None:
         return None
 
-    def decide(self, state: None, moment: pl.Moment) -> tuple[None, Sequence[pl.Action]]:
+    def decide(self, state: None, moment: pl.Observation) -> tuple[None, Sequence[pl.Action]]:
         return None, [pl.SetQuorum(2, "half of four")] if moment.asked == "open" else []
 
 
@@ -40,11 +40,11 @@ class Damped(pl.Compensator):
     def formula(self) -> str:
         return "1/(1+by*tau)"
 
-    def compensate(self, delayed: pl.Delayed, memory: dict[str, list[Tensor]]) -> float:
+    def compensate(self, delayed: pl.StaleGradient, memory: dict[str, list[Tensor]]) -> float:
         return 1 / (1 + self.by * delayed.staleness)
 
 
-law: pl.Law = Constant()
+law: pl.Distribution = Constant()
 simulated = pl.simulate(pl.bsp() + Half(), pl.Cluster(4, timing=law), updates=5)
 print(simulated.totals.mean_k)
 job = pl.jobs.digits()

@@ -135,6 +135,13 @@ def test_a_public_name_can_be_imported_and_says_what_it_is(name):
     assert getattr(paceline, name).__doc__
 
 
+@pytest.mark.parametrize(("old", "new"), paceline._RENAMED.items())
+def test_a_name_of_version_0_1_is_answered_with_the_new_one(old, new):
+    assert hasattr(paceline, new)
+    with pytest.raises(AttributeError, match=f"paceline.{old} is called paceline.{new} since version 0.2.0"):
+        getattr(paceline, old)
+
+
 def test_a_public_module_is_the_module():
     assert paceline.jobs is import_module("paceline.jobs")
 

@@ -11,9 +11,9 @@ import paceline as pl
 from paceline.core.events import Arrival, Step
 from paceline.core.records import DecisionMade, WorkerJoined, WorkerLost
 from paceline.errors import PacelineWarning
-from paceline.policies.controllers.base import Moment, SetQuorum
+from paceline.policies.controllers.base import Observation, SetQuorum
 from paceline.policies.controllers.update_times import fastest
-from paceline.policies.learning_rate import LearningRate
+from paceline.policies.learning_rate import LRScaling
 from tiny_jobs import sgd, small_net, tiny_job
 
 N = 5
@@ -37,7 +37,7 @@ class Driven:
         self.ask("open")
 
     def ask(self, asked, step=None, **more):
-        moment = Moment(
+        moment = Observation(
             asked=asked,
             now=self.now,
             version=self.version,
@@ -47,7 +47,7 @@ class Driven:
             quorum=1,
             protocol=self.protocol,
             workload=0,
-            learning_rate=LearningRate(),
+            learning_rate=LRScaling(),
             schedule_scale=self.schedule_scale,
             made_of=self.made_of,
             step=step,
@@ -298,7 +298,7 @@ def test_the_last_workers_are_never_handed_back():
     driven.ask("open", workers=[0, 1])
     driven.version = 5
     driven.ask("open", workers=[0, 1])
-    assert [type(action) for action in driven.actions] == [pl.SetAside, pl.Remark]
+    assert [type(action) for action in driven.actions] == [pl.Exclude, pl.Note]
 
 
 def test_a_worker_that_was_away_begins_anew():

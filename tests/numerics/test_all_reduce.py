@@ -14,10 +14,10 @@ import paceline as pl
 from paceline.catalogue.parser import parse_plan
 from paceline.core.records import VersionEvaluated
 from paceline.policies.compensation.delay import DCS3GD
-from paceline.server.flat_buffers import Layout
+from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.allreduce import make_worker
-from paceline.worker.data_loader import Loader
+from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
 from tiny_jobs import (
     batch_norm_net,
@@ -131,7 +131,7 @@ def test_dc_s3gd_is_algorithm_1(model, lambda0):
     changes, gradient = MODELS[model]
     job = tiny_job(optimizer=decaying, **changes)
     ours = trained(pl.dc_s3gd(lambda0=lambda0), job)
-    loader = Loader(job, 3, N)
+    loader = MinibatchLoader(job, 3, N)
 
     def minibatch(worker, draw):
         inputs, target = loader.batch(worker, draw, None)
@@ -173,7 +173,7 @@ def test_a_worker_alone_is_plain_sgd(protocol):
 def test_updates_without_overlap_and_correction_are_plain_sgd():
     job = tiny_job(optimizer=decaying)
     plain = plain_loop(job, 3, N, ITERATIONS)
-    blocking = replace(pl.bsp().until(0.5), end=None, reduction=pl.Reduction("updates"))
+    blocking = replace(pl.bsp().until(0.5), end=None, reduction=pl.AllReduceConfig("updates"))
     ours = trained(blocking, job)
     assert largest_relative_difference(parameters_of(ours.model), parameters_of(plain)) < 1e-12
 
@@ -182,7 +182,7 @@ def test_local_sgd_takes_the_average_every_h_gradients_and_its_end_is_one():
     job, period, updates = tiny_job(optimizer=decaying), 4, 22
     models = [build_model(job, 3) for _ in range(N)]
     optimizers = [decaying(model.parameters()) for model in models]
-    loader = Loader(job, 3, N)
+    loader = MinibatchLoader(job, 3, N)
     for draw in range(1, updates + 1):
         for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             inputs, target = loader.batch(worker, draw, None)
@@ -200,7 +200,7 @@ def test_local_sgd_takes_the_average_every_h_gradients_and_its_end_is_one():
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
 def test_the_update_of_any_optimizer_is_the_difference_that_it_makes_to_the_average(optimizer):
     job = tiny_job(optimizer=partial(optimizer, lr=1e-2, weight_decay=DECAY))
-    loader, at, stepped = Loader(job, 3, N), build_model(job, 3), [build_model(job, 3) for _ in range(N)]
+    loader, at, stepped = MinibatchLoader(job, 3, N), build_model(job, 3), [build_model(job, 3) for _ in range(N)]
     optimizers = [job.optimizer(model.parameters()) for model in stepped]
     average = parameters_of(at)
     own, deltas = [average] * N, []
@@ -271,7 +271,7 @@ def test_what_is_counted_is_in_every_evaluation_and_in_the_end_once(protocol, tm
 def test_who_has_no_work_goes_on_from_the_average():
     """At a worker that hands in nothing, the others' sum is taken over, and what it did by itself is forgotten."""
     model = build_model(tiny_job(model=Counting), 3)
-    layout = Layout(model)
+    layout = FlatLayout(model)
     server = ParameterServer(tiny_job(), model, layout, per_epoch=None)
     worker = make_worker(parse_plan("s3gd").reduction, server, layout)
     worker.gradient.memory.zero_()
@@ -310,7 +310,7 @@ SAT_OUT = (1, 6)
 
 def literally(job, reduction, updates):
     """Return the average where worker 1 sits out the iteration 6, each step at the rate of the workload of all."""
-    loader, at = Loader(job, 3, N), build_model(job, 3)
+    loader, at = MinibatchLoader(job, 3, N), build_model(job, 3)
     average = parameters_of(at)
     own, velocity, workload = [average] * N, [torch.zeros_like(average)] * N, 0
     for draw in range(1, updates + 1):
@@ -521,7 +521,7 @@ def test_who_goes_on_from_another_average_keeps_a_momentum_that_is_its_own(proto
     workers = []
     for value in (1.0, 2.0, 3.0):
         model = build_model(job, 3)
-        layout = Layout(model)
+        layout = FlatLayout(model)
         worker = make_worker(reduction, ParameterServer(job, model, layout, per_epoch=None), layout)
         worker.gradient.memory.zero_()
         worker.gradient.flat_parameters[0].fill_(value)
@@ -560,15 +560,18 @@ def momentum_of(worker):
         (lambda: parse_plan("dc_s3gd(lambda0=much)"), "lambda0='much'"),
         (lambda: pl.local_sgd(H=0), "H=0 is not a whole number in [1, inf)"),
         (lambda: pl.local_sgd(H=10**400), "is not a whole number in [1, inf)"),
-        (lambda: pl.Reduction([]), "sums=[], expected"),
-        (lambda: pl.Reduction("updates", overlaps="yes"), "overlaps='yes', expected true or false"),
-        (lambda: pl.Reduction("updates", overlaps=True, correction="dc_s3gd"), "correction='dc_s3gd'"),
-        (lambda: pl.Reduction("updates", overlaps=True, correction=pl.staleness_lr(C=1)), "that corrects, or None"),
+        (lambda: pl.AllReduceConfig([]), "sums=[], expected"),
+        (lambda: pl.AllReduceConfig("updates", overlaps="yes"), "overlaps='yes', expected true or false"),
+        (lambda: pl.AllReduceConfig("updates", overlaps=True, correction="dc_s3gd"), "correction='dc_s3gd'"),
+        (
+            lambda: pl.AllReduceConfig("updates", overlaps=True, correction=pl.staleness_lr(C=1)),
+            "that corrects, or None",
+        ),
         (lambda: pl.asp() + pl.s3gd(), "it is a protocol of its own"),
-        (lambda: pl.Reduction("weights"), "expected 'gradients' or 'updates'"),
-        (lambda: pl.Reduction("gradients", period=2), "give sums='updates'"),
-        (lambda: pl.Reduction("updates", overlaps=True, period=2), "expected one of them"),
-        (lambda: pl.Reduction("updates", correction=DCS3GD()), "give overlaps=True"),
+        (lambda: pl.AllReduceConfig("weights"), "expected 'gradients' or 'updates'"),
+        (lambda: pl.AllReduceConfig("gradients", period=2), "give sums='updates'"),
+        (lambda: pl.AllReduceConfig("updates", overlaps=True, period=2), "expected one of them"),
+        (lambda: pl.AllReduceConfig("updates", correction=DCS3GD()), "give overlaps=True"),
         (
             lambda: pl.train(
                 tiny_job(), protocol="s3gd", cluster="4*exp(mean=1)", stop="updates=1", measure_steps=True

@@ -15,7 +15,7 @@ from paceline.clusters.timing import (
     ServerTime,
     ShiftedExponential,
     Slowdown,
-    Timeline,
+    SlownessProfile,
     Transient,
     Uniform,
 )
@@ -84,7 +84,7 @@ def test_the_round_trip_is_the_sum_of_its_parts(slowdowns):
     ],
 )
 def test_work_crosses_the_boundaries_as_computed_by_hand(start_s, work_s, duration_s):
-    timeline = Timeline([Slowdown(10, 5, 1.0, until_s=30), Slowdown(20, 2, 1.0)])
+    timeline = SlownessProfile([Slowdown(10, 5, 1.0, until_s=30), Slowdown(20, 2, 1.0)])
     assert timeline.duration_s(work_s, start_s) == pytest.approx(duration_s, rel=1e-12)
 
 
@@ -95,7 +95,7 @@ amounts = st.floats(0, 100)
 @given(amounts, amounts, amounts)
 def test_work_a_then_work_b_takes_as_long_as_both(start_s, a_s, b_s):
     transient = Transient(mean_on_s=3, mean_off_s=9, slowdown=4)
-    timeline = Timeline([Slowdown(20, 3, 1.0, until_s=50)], transient.periods(stream(0, "test")))
+    timeline = SlownessProfile([Slowdown(20, 3, 1.0, until_s=50)], transient.periods(stream(0, "test")))
     first_s = timeline.duration_s(a_s, start_s)
     second_s = timeline.duration_s(b_s, start_s + first_s)
     assert first_s + second_s == pytest.approx(timeline.duration_s(a_s + b_s, start_s), abs=1e-9)
@@ -103,7 +103,7 @@ def test_work_a_then_work_b_takes_as_long_as_both(start_s, a_s, b_s):
 
 def test_the_long_run_share_of_slow_time_is_that_of_the_means():
     transient = Transient(mean_on_s=10, mean_off_s=30, slowdown=4)
-    timeline = Timeline([], transient.periods(stream(0, "test")))
+    timeline = SlownessProfile([], transient.periods(stream(0, "test")))
     # While slow, one second of time is a quarter of work: time / work = 1 / (0.75 + 0.25 / 4).
     assert timeline.duration_s(100_000, 0) / 100_000 == pytest.approx(1 / (0.75 + 0.25 / 4), rel=0.02)
 
@@ -120,7 +120,7 @@ def test_the_long_run_share_of_slow_time_is_that_of_the_means():
 def test_whole_periods_do_the_work_of_the_closed_form(on_s, off_s, slowdown, at_s, periods, begun_s):
     """Wherever in a period they begin, slow time or not."""
     every_s = on_s + off_s
-    timeline = Timeline([Periodic(on_s, every_s, slowdown, at_s=at_s)])
+    timeline = SlownessProfile([Periodic(on_s, every_s, slowdown, at_s=at_s)])
     work_s = periods * (off_s + on_s / slowdown)
     start_s = at_s + begun_s * every_s
     assert timeline.duration_s(work_s, start_s) == pytest.approx(periods * every_s, rel=1e-9)
@@ -139,7 +139,7 @@ def test_whole_periods_do_the_work_of_the_closed_form(on_s, off_s, slowdown, at_
     ],
 )
 def test_periodic_slowness_is_as_computed_by_hand(start_s, work_s, duration_s):
-    timeline = Timeline([Periodic(on_s=10, every_s=20, slowdown=4, at_s=5)])
+    timeline = SlownessProfile([Periodic(on_s=10, every_s=20, slowdown=4, at_s=5)])
     assert timeline.duration_s(work_s, start_s) == pytest.approx(duration_s, rel=1e-12)
 
 
@@ -151,7 +151,7 @@ def test_stragglers_with_beginnings_of_their_own_are_slow_at_their_own_times_and
 
 
 def test_periods_multiply_with_what_else_slows_a_worker_down():
-    timeline = Timeline([Periodic(10, 20, 4), Slowdown(5, 3, 1.0, until_s=15)])
+    timeline = SlownessProfile([Periodic(10, 20, 4), Slowdown(5, 3, 1.0, until_s=15)])
     # Until 5 s 4 times, until 10 s 12 times, until 15 s 3 times, until 20 s not at all.
     assert timeline.duration_s(5 / 4 + 5 / 12 + 5 / 3 + 5, 0) == pytest.approx(20, rel=1e-12)
 

@@ -15,10 +15,10 @@ from torch import nn
 import paceline as pl
 from paceline.catalogue.parser import parse_plan
 from paceline.core.records import GradientArrived, UpdateMade
-from paceline.policies.compensation.base import BLOCK, Delayed
+from paceline.policies.compensation.base import BLOCK, StaleGradient
 from paceline.policies.compensation.delay import DCASGD, DCS3GD
 from paceline.policies.compensation.step_scale import WEIGHTS, StalenessLR, StalenessWeight
-from paceline.worker.data_loader import Loader
+from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
 from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, parameters_of, sgd, small_net, tiny_job
 
@@ -41,7 +41,7 @@ def vectors(seed, dtype=torch.float64):
 def delayed(staleness=3, learning_rate=0.5, g=None, now=None, then=None):
     g = g or vectors(0)
     squared_norm = sum(float((each.double() ** 2).sum()) for each in g)
-    return Delayed(staleness, learning_rate, squared_norm, g, now or vectors(1), then or vectors(2))
+    return StaleGradient(staleness, learning_rate, squared_norm, g, now or vectors(1), then or vectors(2))
 
 
 def joined(flats):
@@ -161,7 +161,7 @@ class Literal:
         self.job, self.history, self.scales_gradient = job, result.history, scales_gradient
         self.model = build_model(job, 3)
         self.optimizer = job.optimizer(self.model.parameters())
-        self.loader = Loader(job, 3, 4)
+        self.loader = MinibatchLoader(job, 3, 4)
 
     def run(self, scale, correct):
         versions, held = [parameters_of(self.model)], []

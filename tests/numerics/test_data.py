@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, IterableDataset, SequentialSampler, Weight
 
 import paceline as pl
 from paceline.core.events import Minibatch
-from paceline.worker.data_loader import Loader, eval_batches, fetch
+from paceline.worker.data_loader import MinibatchLoader, eval_batches, fetch
 from tiny_jobs import SAMPLES, sgd, tiny_job
 
 BATCH = 8
@@ -63,7 +63,7 @@ PROTOCOLS = [pl.bsp(), pl.k_sync(k=2), pl.k_batch_sync(k=3), pl.pull(k=2), pl.as
 
 
 def loader(n=3, **changes):
-    return Loader(counting_job(**changes), 2, n)
+    return MinibatchLoader(counting_job(**changes), 2, n)
 
 
 def test_replacement_is_keyed_by_worker_and_draw_alone():

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.core.events import Step
 from paceline.policies.estimators.convergence import Noise, Observed, noise, updates_needed
-from paceline.policies.estimators.gain import Told
+from paceline.policies.estimators.gain import GainInput
 
 ETA = 0.1
 
@@ -17,7 +17,7 @@ def observed(gradients, samples=4, scale=1.0):
     mean = gradients.mean(0)
     square = float(mean @ mean)
     step = Step(square, ETA * scale * square, (ETA * scale) ** 2 * square, ETA * scale, ETA)
-    told = Told(len(gradients), nan, float((gradients**2).sum(1).mean()), nan, step)
+    told = GainInput(len(gradients), nan, float((gradients**2).sum(1).mean()), nan, step)
     return Observed(told, samples, 0.0, scale)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 import paceline as pl
-from paceline.core.stop import StopWatch
+from paceline.core.stop import StopMonitor
 from tiny_jobs import sgd, tiny_job
 
 
@@ -47,7 +47,7 @@ def test_it_is_written_as_it_is_read():
 
 
 def test_it_is_looked_at_over_a_whole_window_only():
-    watch = StopWatch(pl.Stop(updates=99, max_loss=5.0), workers=2, per_epoch=None)
+    watch = StopMonitor(pl.Stop(updates=99, max_loss=5.0), workers=2, per_epoch=None)
     for update in range(1, 10):
         watch.accept(5.0)
         assert watch.after_update(update, update) is None

@@ -15,7 +15,7 @@ from scipy import sparse
 
 from paceline.checkpoint.codec import decode, encode
 from paceline.errors import UsageError
-from paceline.policies.estimators.update_time import DurationEstimator
+from paceline.policies.estimators.update_time import UpdateTimeEstimator
 
 # Means of the time that 16 workers with exponential round trips of mean 1 s need for k gradients if k is waited for
 # every time (Push & Wait), by long simulations.
@@ -75,7 +75,7 @@ def random_samples(rng, n, forgetting):
 
 
 def estimator(samples, **options):
-    durations = DurationEstimator(samples.n, window=samples.window, forgetting=samples.forgetting, **options)
+    durations = UpdateTimeEstimator(samples.n, window=samples.window, forgetting=samples.forgetting, **options)
     for sample in samples.kept:
         durations.add(*sample)
     return durations
@@ -199,7 +199,7 @@ def test_every_value_of_the_interval_is_optimal_and_no_other(seed):
 
 def saved_and_loaded(durations):
     """Return a new estimator with the state of another, after its way through a file."""
-    again = DurationEstimator(1, window=durations.window, forgetting=durations.forgetting)
+    again = UpdateTimeEstimator(1, window=durations.window, forgetting=durations.forgetting)
     again.load_state_dict(decode(json.loads(json.dumps(encode(durations.state_dict(), {}))), {}))
     return again
 
@@ -238,7 +238,7 @@ def test_repairing_is_solving_from_scratch_and_a_saved_state_goes_on_bit_for_bit
 
 
 def test_a_window_forgets_what_it_has_left_and_takes_in_nothing_older():
-    durations = DurationEstimator(2, window=2)
+    durations = UpdateTimeEstimator(2, window=2)
     for version, t_s in enumerate([8.0, 1.0, 3.0]):
         durations.add(version, 2, 2, t_s)
     assert durations.estimate().times.tolist() == [0.0, 2.0]
@@ -249,7 +249,7 @@ def test_a_window_forgets_what_it_has_left_and_takes_in_nothing_older():
 
 
 def test_weights_stay_finite_over_a_million_versions():
-    durations = DurationEstimator(2, forgetting=0.9)
+    durations = UpdateTimeEstimator(2, forgetting=0.9)
     durations.add(0, 1, 1, 6.0)
     for version in range(0, 1_000_000, 20):
         durations.add(version, 2, 1, 3.0)
@@ -298,7 +298,7 @@ def push_and_wait(n, choose, updates, seed=0):
 
 
 def check_constant_quorum(k):
-    durations = DurationEstimator(16)
+    durations = UpdateTimeEstimator(16)
     for sample in push_and_wait(16, lambda: k, updates=2000):
         durations.add(*sample)
     assert durations.estimate().times[k - 1] == pytest.approx(EXPECTED_S[k - 1], rel=0.03)
@@ -317,7 +317,7 @@ def test_every_quorum_kept_is_known_within_three_percent(k):
 
 @pytest.mark.parametrize(("unobserved", "visits"), [("lower", 1), ("upper", 200)])
 def test_an_optimist_leaves_the_full_quorum_after_one_visit_and_a_pessimist_never(unobserved, visits):
-    durations = DurationEstimator(16, unobserved)
+    durations = UpdateTimeEstimator(16, unobserved)
     chosen = []
 
     def choose():
@@ -350,11 +350,11 @@ def test_the_chosen_times_lie_in_their_intervals_and_do_not_decrease(n, ranks):
 
 @pytest.mark.parametrize("t_s", [0.0, 1e-300, 0.1, 1e300])
 def test_equal_times_are_estimated_exactly(t_s):
-    durations = DurationEstimator(5, window=7, forgetting=0.9)
+    durations = UpdateTimeEstimator(5, window=7, forgetting=0.9)
     for version, (h, i) in enumerate(cells_of(5)):
         durations.add(version, h, i, t_s)
         assert set(durations.fitted().values()) == {t_s}
-    unlimited = DurationEstimator(5)
+    unlimited = UpdateTimeEstimator(5)
     for h, i in cells_of(5) * 3:
         unlimited.add(0, h, i, t_s)
     assert unlimited.estimate().times.tolist() == unlimited.estimate().upper.tolist() == [t_s] * 5
@@ -362,13 +362,13 @@ def test_equal_times_are_estimated_exactly(t_s):
 
 def test_without_samples_nothing_is_known():
     for rule in ("lower", "mid", "upper"):
-        estimate = DurationEstimator(3, rule).estimate()
+        estimate = UpdateTimeEstimator(3, rule).estimate()
         assert estimate.times.tolist() == estimate.lower.tolist() == [0.0] * 3
         assert estimate.upper.tolist() == [np.inf] * 3
 
 
 def test_a_state_without_samples_is_loaded():
-    assert saved_and_loaded(DurationEstimator(3)).estimate().upper.tolist() == [np.inf] * 3
+    assert saved_and_loaded(UpdateTimeEstimator(3)).estimate().upper.tolist() == [np.inf] * 3
 
 
 @pytest.mark.parametrize(
@@ -382,10 +382,10 @@ def test_a_state_without_samples_is_loaded():
 )
 def test_options_that_cannot_work_are_refused(options, said):
     with pytest.raises(UsageError, match=said):
-        DurationEstimator(**{"n": 4, **options})
+        UpdateTimeEstimator(**{"n": 4, **options})
 
 
 @pytest.mark.parametrize(("h", "i", "t_s"), [(0, 1, 1.0), (5, 1, 1.0), (1, 5, 1.0), (1, 1, -1.0), (1, 1, np.nan)])
 def test_samples_that_cannot_be_are_refused(h, i, t_s):
     with pytest.raises(UsageError, match="expected ranks from 1 to 4 and finite t_s >= 0"):
-        DurationEstimator(4).add(0, h, i, t_s)
+        UpdateTimeEstimator(4).add(0, h, i, t_s)

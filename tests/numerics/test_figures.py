@@ -51,7 +51,7 @@ def test_the_loss_is_the_one_that_ended_the_run():
 
 
 def test_an_accuracy_counts_for_the_version_that_reached_it():
-    everywhere = pl.Extent("updates", 10)
+    everywhere = pl.Duration("updates", 10)
     stop = "accuracy=0.5,updates=500"
     lossy = pl.Cluster(4, timing=pl.Exponential(1.0), faults=[pl.Fault(worker=2, draw=3)])
     result = run("k_async(k=2)", stop, lossy, job={"eval_data": dataset()}, evaluate_every=everywhere)

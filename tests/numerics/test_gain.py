@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.core.events import Step
 from paceline.errors import UsageError
-from paceline.policies.estimators.gain import GainEstimator, Told
+from paceline.policies.estimators.gain import GainEstimator, GainInput
 
 
 def sgd_step(mean, rate, next_rate=None):
@@ -22,7 +22,7 @@ def told(gradients, loss, rate, within=nan, weights=None):
     gradients = np.asarray(gradients, dtype=float)
     mean = np.average(gradients, axis=0, weights=weights)
     mean_square = float(np.average((gradients**2).sum(axis=1), weights=weights))
-    return Told(len(gradients), loss, mean_square, within, sgd_step(mean, rate))
+    return GainInput(len(gradients), loss, mean_square, within, sgd_step(mean, rate))
 
 
 def literal(updates, rate, D, n):
@@ -142,7 +142,7 @@ def test_zero_gradients_and_infinite_steps_are_no_estimates():
     estimator.observe(told([[0.0], [0.0]], 1.0, 0.1))
     estimator.observe(told([[0.0], [0.0]], 1.0, 0.1))
     assert estimator.gains([0.1]) is None  # 0 / 0 is no smoothness
-    estimator.observe(Told(2, 1.0, 2.0, nan, Step(1.0, inf, inf, 0.1, 0.1)))
+    estimator.observe(GainInput(2, 1.0, 2.0, nan, Step(1.0, inf, inf, 0.1, 0.1)))
     estimator.observe(told([[1.0], [3.0]], 0.9, 0.1))
     estimator.observe(told([[1.0], [3.0]], 0.8, 0.1))
     assert all(np.isfinite(estimator.gains([0.1] * 4)))
@@ -154,7 +154,7 @@ def test_numbers_beyond_all_bounds_promise_nothing(g, loss, rate):
     for factor in (1.0, 10.0, 100.0):
         gradients = np.array([[g], [3 * g]])
         step = Step(float(4 * g * g), float(rate * 4 * g * g), float(rate * rate * 4 * g * g), rate, rate)
-        estimator.observe(Told(2, factor * loss, float(np.mean(gradients**2)), nan, step))
+        estimator.observe(GainInput(2, factor * loss, float(np.mean(gradients**2)), nan, step))
     for gains in (estimator.gains([rate] * 3), estimator.gains([1e200] * 3)):
         assert gains is None or all(gain < np.inf for gain in gains)  # which nan is not
 

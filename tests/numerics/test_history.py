@@ -191,7 +191,9 @@ def test_an_error_in_a_callback_reaches_the_caller():
 
 
 def test_a_target_accuracy_is_stamped_with_the_version_that_reached_it():
-    result = run(stop="accuracy=0.5,updates=500", job={"eval_data": dataset()}, evaluate_every=pl.Extent("updates", 10))
+    result = run(
+        stop="accuracy=0.5,updates=500", job={"eval_data": dataset()}, evaluate_every=pl.Duration("updates", 10)
+    )
     evaluations = result.history.of(VersionEvaluated)
     reaching = next(record for record in evaluations if record.metrics["accuracy"] >= 0.5)
     published = [record.now_s for record in result.history.of(UpdateMade) if record.version == reaching.version]

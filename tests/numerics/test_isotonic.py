@@ -8,7 +8,7 @@ from scipy.optimize import isotonic_regression
 
 from paceline.policies.estimators import isotonic_blocks as blocks
 from paceline.policies.estimators.isotonic import IsotonicFit
-from paceline.policies.estimators.isotonic_blocks import Block, Cell, choose, optimal_parts, unions
+from paceline.policies.estimators.isotonic_blocks import Block, GridCell, choose, optimal_parts, unions
 
 
 def random_fit(rng, levels, columns, adds, draw):
@@ -112,7 +112,7 @@ def test_no_upper_set_of_a_block_has_a_mean_above_it(seed):
 def test_pooling_a_chain_leads_to_the_parts_that_splitting_it_does(monkeypatch, seed, draw):
     rng = np.random.default_rng(seed)
     columns = np.sort(rng.integers(6, size=30))
-    chain = [Cell(9 * level + int(column), level, int(column)) for level, column in enumerate(columns)]
+    chain = [GridCell(9 * level + int(column), level, int(column)) for level, column in enumerate(columns)]
     for cell in chain:
         cell.weight = float(rng.integers(1, 4))
         cell.mean = float(rng.normal() if draw == "normal" else rng.integers(3))
@@ -138,7 +138,7 @@ def test_every_violation_is_chosen_or_waits_for_one_that_is(seed):
 
 
 def test_a_chain_of_violations_is_not_united_as_a_whole():
-    chain = [Block([Cell(place, 0, place)], float(-place)) for place in range(100)]
+    chain = [Block([GridCell(place, 0, place)], float(-place)) for place in range(100)]
     chosen, _ = choose(list(pairwise(chain)))
     united = unions(chosen)
     assert max(map(len, united)) <= 3

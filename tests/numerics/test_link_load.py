@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engines.distributed.parameter_server.link_utilization import BUSIEST, Survey, share_busy, slices_for
+from paceline.engines.distributed.parameter_server.link_utilization import BUSIEST, LinkMonitor, share_busy, slices_for
 
 SECONDS = st.floats(1e-3, 1e2)
 BYTES = st.integers(1, 10**12)
@@ -41,7 +41,7 @@ def test_the_share_is_that_of_workers_who_take_turns(n):
 
 
 def test_it_is_told_once_when_most_workers_have_been_heard():
-    survey = Survey(4, [2_000_000], None)
+    survey = LinkMonitor(4, [2_000_000], None)
     heard = ((0, 0.1, 0.01), (2, 0.1, 0.02), (0, 9.0, 1.0), (1, 0.2, 0.04), (3, 0.1, 0.04))
     said = [survey.hear(*gradient) for gradient in heard]
     assert said[:3] == [None] * 3
@@ -56,7 +56,7 @@ def test_it_is_told_once_when_most_workers_have_been_heard():
 
 @given(st.lists(SECONDS, min_size=1, max_size=9))
 def test_what_is_told_is_the_median_of_all_workers_though_the_slow_ones_have_not_been_heard(times):
-    survey = Survey(len(times), [1000], 1e6)
+    survey = LinkMonitor(len(times), [1000], 1e6)
     said = [survey.hear(worker, times[worker], 1.0) for worker in np.argsort(times)]
     told = f"{median_high(times):.3g} s to compute it"
     assert [told in text for text in said if text] == [True]
@@ -64,34 +64,34 @@ def test_what_is_told_is_the_median_of_all_workers_though_the_slow_ones_have_not
 
 
 def test_a_worker_that_dies_before_it_is_heard_is_not_waited_for():
-    survey = Survey(3, [1000], 1e6)
+    survey = LinkMonitor(3, [1000], 1e6)
     assert survey.hear(2, 0.1, 1.0) is None
     assert survey.lose(2) is None  # it has been heard
     assert survey.lose(0) is None
     assert "0.1 s to compute it" in survey.lose(1)
-    survey = Survey(3, [1000], 1e6)
+    survey = LinkMonitor(3, [1000], 1e6)
     assert [survey.lose(worker) for worker in range(3)] == [None] * 3
     assert survey.tell_at_last() is None
 
 
 def test_workers_that_are_never_heard_because_they_are_always_interrupted_are_not_waited_for():
-    survey = Survey(5, [1000], 1e6)
+    survey = LinkMonitor(5, [1000], 1e6)
     said = [survey.hear(0, 0.1, 1.0) for _ in range(20)]
     assert said[:19] == [None] * 19
     assert "5 workers" in said[19]
 
 
 def test_it_is_told_at_the_end_of_a_short_run():
-    survey = Survey(5, [1000], 1e6)
+    survey = LinkMonitor(5, [1000], 1e6)
     survey.hear(0, 0.1, 1.0)
     assert "5 workers" in survey.tell_at_last()
     assert survey.tell_at_last() is None
 
 
 def test_a_link_that_is_too_slow_is_said_to_need_slices():
-    said = Survey(1, [8_000_000], 1e6).hear(0, 1.0, 0.01)
+    said = LinkMonitor(1, [8_000_000], 1e6).hear(0, 1.0, 0.01)
     assert "47% of the time" in said
-    survey = Survey(2, [8_000_000], 1e6)
+    survey = LinkMonitor(2, [8_000_000], 1e6)
     survey.hear(0, 1.0, 0.01)
     said = survey.hear(1, 1.0, 0.01)
     assert "94% of the time" in said
@@ -107,7 +107,7 @@ def test_a_link_that_is_too_slow_is_said_to_need_slices():
     ],
 )
 def test_with_slices_the_largest_one_makes_the_busiest_link(slices, expected):
-    survey = Survey(4, slices, 1e6)
+    survey = LinkMonitor(4, slices, 1e6)
     *_, said = (survey.hear(worker, 12.0, 1.0) for worker in range(3))
     share = share_busy(4, max(slices), 12.0, 1e6)
     assert said.startswith(f"the busiest link of {len(slices)} servers will be busy {share:.0%} of the time")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.theory import harmonic, log_harmonic, order_statistic
-from paceline.theory.assumptions import RoundTrip
+from paceline.theory.assumptions import RoundTripDistribution
 from paceline.theory.order_statistics import _quadrature
 
 CLOSED = [
@@ -27,7 +27,7 @@ OTHERS = [
     pl.Gamma(3.0, 1.0),
     pl.HyperExponential((1.0, 11.0), (0.9, 0.1)),
     pl.Empirical((0.5, 1.0, 1.0, 4.0)),
-    RoundTrip(pl.Gamma(3.0, 1.0), speed=2.0, network_s=0.5),
+    RoundTripDistribution(pl.Gamma(3.0, 1.0), speed=2.0, network_s=0.5),
 ]
 
 
@@ -96,7 +96,7 @@ def test_a_tail_that_is_too_heavy_is_refused(shape, k):
 
 def test_an_infinite_mean_of_a_law_without_closed_form_is_refused():
     with pytest.raises(pl.UsageError, match="has an infinite mean"):
-        order_statistic(RoundTrip(pl.Pareto(1.0, 0.9), 1.0, 0.5), 3, 3)
+        order_statistic(RoundTripDistribution(pl.Pareto(1.0, 0.9), 1.0, 0.5), 3, 3)
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 3), (4, 3), (1, 0), (1.5, 3), (True, 3)])

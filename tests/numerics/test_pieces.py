@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from paceline.engines.distributed.transport import wire_format as wires
-from paceline.engines.distributed.transport.buckets import MOST, Departure, Piece, as_number, cut, from_number
-from paceline.engines.distributed.transport.wire_format import Travelling, Wire
-from paceline.server.flat_buffers import Layout
+from paceline.engines.distributed.transport.buckets import MOST, Bucket, BucketSender, as_number, cut, from_number
+from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
+from paceline.server.flat_buffers import FlatLayout
 from paceline.worker.replica import Replica
 from tiny_jobs import dataset, tiny_job
 
@@ -40,17 +40,17 @@ def test_the_other_side_ends_up_with_the_gradient_whatever_is_accumulated_when(d
     """Compare with sending everything at the end; a number stands for each parameter's sum."""
     bytes_of = data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=8))
     ends = [0, *torch.tensor(bytes_of).cumsum(0).tolist()]
-    places = [Piece(ends[i], ends[i + 1]) for i in range(len(bytes_of))]
+    places = [Bucket(ends[i], ends[i + 1]) for i in range(len(bytes_of))]
     buffers = ends[-1] + 5
     inner = data.draw(st.sets(st.integers(1, ends[-1]), max_size=5))
     cuts = sorted({0, ends[-1], buffers} | inner) if inner else [0, buffers]
-    pieces = [Piece(cuts[i], cuts[i + 1]) for i in range(len(cuts) - 1)]
+    pieces = [Bucket(cuts[i], cuts[i + 1]) for i in range(len(cuts) - 1)]
     there = [0] * buffers
 
     def send(number):
         there[slice(*pieces[number])] = here[slice(*pieces[number])]
 
-    departure = Departure(pieces, places, send)
+    departure = BucketSender(pieces, places, send)
     for _ in range(2):  # a second gradient too
         here = [0] * len(there)
         departure.begin()
@@ -104,13 +104,16 @@ def test_every_kind_of_backward_pass_sends_its_gradient(call, wire, microbatches
         [*version.parameters, *version.buffers], [*replica.model.parameters(), *replica.model.buffers()], strict=True
     ):
         view.copy_(tensor.detach())
-    leaving, there = Travelling(Wire(wire, layout), gradient), Travelling(Wire(wire, layout), layout.allocate())
+    leaving, there = (
+        WireBuffer(WireFormat(wire, layout), gradient),
+        WireBuffer(WireFormat(wire, layout), layout.allocate()),
+    )
 
     def send(number):
         leaving.pack(number)
         there.pieces[number].copy_(leaving.pieces[number])
 
-    departure = Departure(Wire(wire, layout).pieces, Wire(wire, layout).parameters, send)
+    departure = BucketSender(WireFormat(wire, layout).pieces, WireFormat(wire, layout).parameters, send)
     early, repeated = [], []
     for draw in (1, 2, 3):
         departure.begin()
@@ -121,7 +124,7 @@ def test_every_kind_of_backward_pass_sends_its_gradient(call, wire, microbatches
         for number in [*rest, *again]:
             send(number)
         assert measured[:5] == pytest.approx(plain.gradient(0, draw, None, version, expected)[:5], rel=0, nan_ok=True)
-        whole = Travelling(Wire(wire, layout), expected)
+        whole = WireBuffer(WireFormat(wire, layout), expected)
         whole.pack()
         assert torch.equal(there.memory, whole.memory)
     assert min(early) > 0
@@ -131,15 +134,15 @@ def test_every_kind_of_backward_pass_sends_its_gradient(call, wire, microbatches
 
 @given(st.integers(0, 1 << 20), st.integers(0, 1 << 20))
 def test_what_two_pieces_have_in_common(start, stop):
-    piece, other = Piece(min(start, stop), max(start, stop)), Piece(1000, 2000)
+    piece, other = Bucket(min(start, stop), max(start, stop)), Bucket(1000, 2000)
     common = piece.common(other)
     assert common == other.common(piece)
     assert max(0, common.nbytes) == len(range(max(piece.start, 1000), min(piece.stop, 2000)))
 
 
 def test_parameters_lie_where_they_are_packed():
-    layout = Layout(Looped())
-    wire = Wire("bf16", layout)
+    layout = FlatLayout(Looped())
+    wire = WireFormat("bf16", layout)
     vectors = layout.allocate()
     for number, view in enumerate(vectors.parameters):
         view.fill_(number + 1)

@@ -14,7 +14,7 @@ from paceline.core.events import Apply
 from paceline.engines.virtual.timing import TimingEngine
 from paceline.protocols.protocol import as_plan
 from paceline.theory import NoTheoryError, expected, new_longer_than_used, new_shorter_than_used
-from paceline.theory.assumptions import RoundTrip
+from paceline.theory.assumptions import RoundTripDistribution
 from paceline.theory.renewal import MOST, time_of_gradients
 from paceline.theory.stale_work import finish_and_idle
 from paceline.theory.survival_function import survival
@@ -274,8 +274,8 @@ MANY_DECADES = [
     (pl.Pareto(1.0, 0.8), 4, 8),
     (pl.Gamma(0.05, 1.0), 5, 5),
     (pl.Empirical((0.01, 100.0)), 5, 3),
-    (RoundTrip(pl.Pareto(1.0, 0.8), speed=2.0, network_s=0.5), 4, 8),
-    (RoundTrip(RARE_LONG, speed=2.0, network_s=0.5), 4, 8),
+    (RoundTripDistribution(pl.Pareto(1.0, 0.8), speed=2.0, network_s=0.5), 4, 8),
+    (RoundTripDistribution(RARE_LONG, speed=2.0, network_s=0.5), 4, 8),
 ]
 
 
@@ -322,7 +322,7 @@ def test_k_batch_sync_of_rare_long_times_is_what_a_simulation_takes():
 def test_every_bracket_is_narrow_and_scales_with_the_unit_of_time(law, k, n):
     lower_s, upper_s = time_of_gradients(law, k, n)
     assert 0 < lower_s <= upper_s <= 1.01 * lower_s
-    assert time_of_gradients(RoundTrip(law, speed=2.0**-20, network_s=0.0), k, n) == pytest.approx(
+    assert time_of_gradients(RoundTripDistribution(law, speed=2.0**-20, network_s=0.0), k, n) == pytest.approx(
         (lower_s * 2**20, upper_s * 2**20), rel=1e-9
     )
     wald_s = law.expectation_s * (k + n - 1) / n
@@ -348,7 +348,7 @@ def test_the_survival_function_is_the_inverse_of_the_quantile_function(law):
         quantile = staticmethod(law.quantile)
 
     u = np.linspace(0.001, 0.999, 37)
-    for each in (law, Own(), RoundTrip(law, speed=2.0, network_s=0.25)):
+    for each in (law, Own(), RoundTripDistribution(law, speed=2.0, network_s=0.25)):
         assert survival(each, each.quantile(u)) == pytest.approx(1 - u, rel=1e-6)
     assert survival(Own(), np.array([0.0]))[0] == 1
 
@@ -428,8 +428,8 @@ AGEING = [
     (pl.LogNormal(1.0, 1.0), False, False),
     (HYPER, False, True),
     (pl.HyperExponential((2.0, 2.0), (0.5, 0.5)), True, True),
-    (RoundTrip(HYPER, speed=1.0, network_s=0.5), False, False),
-    (RoundTrip(pl.Gamma(2.0, 1.0), speed=2.0, network_s=0.5), True, False),
+    (RoundTripDistribution(HYPER, speed=1.0, network_s=0.5), False, False),
+    (RoundTripDistribution(pl.Gamma(2.0, 1.0), speed=2.0, network_s=0.5), True, False),
     (pl.Empirical((1.0, 1.5, 2.0)), True, False),
     (pl.Empirical((1.0, 1.0, 9.0)), False, False),
 ]

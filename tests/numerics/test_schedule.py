@@ -18,10 +18,10 @@ from paceline.core.events import Apply, Arrival, Compute, Decision
 from paceline.core.records import DecisionMade
 from paceline.errors import UsageError
 from paceline.jobs import load_job
-from paceline.policies.learning_rate import Curve, Scales, ScheduleWatch, is_plateau
+from paceline.policies.learning_rate import Curve, Scales, ScheduleTracker, is_plateau
 from paceline.protocols.protocol import as_plan
 from paceline.server.optimizer import make_optimizer, stepping
-from paceline.worker.data_loader import Loader
+from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
 from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, tiny_job
 
@@ -30,7 +30,7 @@ EXACT = 1e-12
 
 
 def watch(until, *, warm_up=1000, total=10_000, check_every=0, window=1, least_reduction=0.0):
-    return ScheduleWatch(Curve(warm_up, until, total, 2.3, check_every, window, least_reduction))
+    return ScheduleTracker(Curve(warm_up, until, total, 2.3, check_every, window, least_reduction))
 
 
 # --- the curve --------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def test_the_papers_warm_up_of_15_epochs_reaches_a_third_of_the_rate_and_falls_t
     assert at_epoch == pytest.approx({0: 0, 7.5: 1 / 6, 15: 1 / 3, 52.5: 1 / 6, 90: 0, 91: 0})
 
 
-@pytest.mark.parametrize("warm_up", ["50%", "epochs=45", pl.Extent("gradients", 1800)])
+@pytest.mark.parametrize("warm_up", ["50%", "epochs=45", pl.Duration("gradients", 1800)])
 def test_a_warm_up_at_its_full_length_makes_a_triangle(warm_up):
     curve = pl.LinearSchedule(warm_up=warm_up, warm_up_until=None).in_gradients(3600, per_epoch=40)
     assert [curve.scale(w, curve.until) for w in (0, 900, 1800, 2700, 3600)] == pytest.approx([0, 0.5, 1, 0.5, 0])
@@ -59,7 +59,7 @@ quorums = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 @given(rising=quorums, falling=quorums, warm_up=st.integers(1, 5000))
 def test_the_same_workload_moves_as_far_whatever_the_quorums(rising, falling, warm_up):
     until, total = sum(rising), sum(rising) + sum(falling)
-    ours = ScheduleWatch(Curve(max(until, warm_up), until, total, None, 0, 1, 0.0))
+    ours = ScheduleTracker(Curve(max(until, warm_up), until, total, None, 0, 1, 0.0))
     ks = rising + falling
     begins = [0, *accumulate(ks)][:-1]
     moved = sum(k * ours.scales(w, k).lr for w, k in zip(begins, ks, strict=True))
@@ -76,8 +76,8 @@ def test_the_scale_is_a_share_without_jumps(until, more, left, workload):
 
 def test_the_weight_decay_follows_times_k_or_is_left_alone():
     curve = Curve(100, 100, 200, 2.3, 0, 1, 0.0)
-    assert ScheduleWatch(curve).scales(40, 20) == (0.5, 1.15)
-    assert ScheduleWatch(Curve(100, 100, 200, None, 0, 1, 0.0)).scales(40, 20) == (0.5, 1.0)
+    assert ScheduleTracker(curve).scales(40, 20) == (0.5, 1.15)
+    assert ScheduleTracker(Curve(100, 100, 200, None, 0, 1, 0.0)).scales(40, 20) == (0.5, 1.0)
 
 
 # --- the plateau ------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class Telling(pl.Controller):
         return None
 
     def decide(self, state, moment):
-        return state, [pl.Remark("seen", repr((moment.workload, moment.schedule_scale)))] * (moment.asked == "open")
+        return state, [pl.Note("seen", repr((moment.workload, moment.schedule_scale)))] * (moment.asked == "open")
 
 
 def test_a_controller_sees_the_scale_that_a_gradient_would_have():
@@ -226,7 +226,7 @@ DECAYED = {
 
 def by_hand(job, n, updates, spared=()):
     """N workers and one momentum SGD, each update written out: eta = 0.02 N s, weight decay 0.05 * 2.3 s."""
-    model, loader = build_model(job, 0), Loader(job, 0, n)
+    model, loader = build_model(job, 0), MinibatchLoader(job, 0, n)
     named = dict(model.named_parameters())
     velocity = {name: torch.zeros_like(each) for name, each in named.items()}
     total, warm_up, until = n * updates, 0.5 * n * updates, 0.3 * n * updates
@@ -369,7 +369,7 @@ def test_jobs_with_different_schedules_are_different_jobs():
     ("knobs", "said"),
     [
         ({"warm_up": "updates=9"}, "warm_up = 'updates=9', expected workload, as '50%', 'epochs=5' or 'gradients=500'"),
-        ({"check_every": pl.Extent("seconds", 9)}, "check_every = .*expected workload"),
+        ({"check_every": pl.Duration("seconds", 9)}, "check_every = .*expected workload"),
         ({"total": 90}, "total=90, expected text"),
         ({"warm_up_until": "valley"}, "'valley' is no point of a run"),
         ({"warm_up": None}, "warm_up=None, expected text or a pl.Extent"),

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR, MultiStepLR
 
 import paceline as pl
 from paceline.core.records import UpdateMade
-from paceline.server.flat_buffers import Layout
+from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.evaluation import evaluate
 from paceline.worker.replica import Replica
@@ -71,7 +71,7 @@ def constant_gradient(layout, value):
 def test_the_mean_is_over_the_samples_received():
     _, server = pieces(tiny_job(optimizer=sgd(lr=1.0)))
     before = parameters_of(server.model)
-    layout = Layout(server.model)
+    layout = FlatLayout(server.model)
     server.take(constant_gradient(layout, 1.0), samples=8)
     server.take(constant_gradient(layout, 4.0), samples=4)
     server.apply(update_of(2))
@@ -80,7 +80,7 @@ def test_the_mean_is_over_the_samples_received():
 
 def test_the_learning_rate_is_scaled_for_one_step_only():
     _, server = pieces(tiny_job(optimizer=sgd(lr=1.0)))
-    layout = Layout(server.model)
+    layout = FlatLayout(server.model)
     before = parameters_of(server.model)
     server.take(constant_gradient(layout, 1.0), samples=8)
     server.apply(update_of(1, lr_scale=0.25))
@@ -92,7 +92,7 @@ def test_the_learning_rate_is_scaled_for_one_step_only():
 def test_the_momentum_is_limited_for_one_step_only_and_a_limit_of_zero_forgets(nesterov):
     own = 0.9
     _, server = pieces(tiny_job(optimizer=partial(torch.optim.SGD, lr=0.1, momentum=own, nesterov=nesterov)))
-    layout = Layout(server.model)
+    layout = FlatLayout(server.model)
     expected, velocity = parameters_of(server.model), 0.0
     for step, limit in enumerate([inf, inf, 0.0, 0.25, 0.5, 0.95, 0.0, inf]):
         momentum, gradient = min(own, limit), 1.0 + step
@@ -141,7 +141,7 @@ def test_an_optimizer_that_writes_into_the_gradient_leaves_the_buffers_alone():
 def test_clipping_acts_on_the_mean_gradient():
     _, server = pieces(tiny_job(optimizer=sgd(lr=1.0), clip_norm=0.5))
     before = parameters_of(server.model)
-    server.take(constant_gradient(Layout(server.model), 3.0), samples=8)
+    server.take(constant_gradient(FlatLayout(server.model), 3.0), samples=8)
     server.apply(update_of(1))
     assert torch.linalg.vector_norm(before - parameters_of(server.model)) == pytest.approx(0.5, rel=1e-6)
 
@@ -211,7 +211,7 @@ def test_frozen_tied_unused_and_mixed_parameters_and_buffers_work(cluster):
 
 
 def test_each_dtype_has_one_vector():
-    layout = Layout(Odd())
+    layout = FlatLayout(Odd())
     vectors = layout.allocate()
     assert {flat.dtype for flat in vectors.flat_parameters} == {torch.float64, torch.float32}
     assert {flat.dtype for flat in vectors.flat_buffers} == {torch.bool, torch.int64}

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.coordinator.coordinator import Coordinator
-from paceline.coordinator.failure_detector import DerivedPatience, Patience
+from paceline.coordinator.failure_detector import FailureDetector, RoundTripFailureDetector
 from paceline.core.events import Accept, Decision, Drop
 from paceline.engines.virtual.timing import TimingEngine
-from paceline.policies.estimators.round_trip_timeout import DEVIATIONS, Median, SilenceTimeout, multiple
+from paceline.policies.estimators.round_trip_timeout import DEVIATIONS, Median, RoundTripTimeout, multiple
 from paceline.protocols.protocol import as_plan
 from paceline.run.simulate import _simulate_by_events
 from tiny_jobs import tiny_job
@@ -68,7 +68,7 @@ def decisions(plan, n, law, seed, unit_s, timeout, fault):
             if isinstance(each, Accept | Drop) or (isinstance(each, Decision) and each.kind == "lost")
         )
 
-    patience = Patience(timeout and timeout * unit_s)
+    patience = FailureDetector(timeout and timeout * unit_s)
     checked = as_plan(plan).checked(n, total=None, per_epoch=None)
     TimingEngine(cluster, seed).run(
         Coordinator(checked, workers=n, stop=pl.Stop(updates=15), patience=patience), observe
@@ -127,7 +127,7 @@ def test_a_false_alarm_has_the_probability_that_is_stated():
     st.integers(1, 5),
 )
 def test_after_50_round_trips_a_worker_is_waited_for_10_s_or_at_most_300_medians(round_trips_s, n):
-    silence = SilenceTimeout()
+    silence = RoundTripTimeout()
     for number, round_trip_s in enumerate(round_trips_s):
         silence.observe(number % n, round_trip_s)
     of_all_s = median(round_trips_s[-101:])
@@ -138,7 +138,7 @@ def test_after_50_round_trips_a_worker_is_waited_for_10_s_or_at_most_300_medians
 
 
 def test_a_slow_worker_is_waited_for_by_its_own_times():
-    silence = SilenceTimeout()
+    silence = RoundTripTimeout()
     for _ in range(60):
         for worker in range(8):
             silence.observe(worker, 20.0 if worker == 3 else 1.0)
@@ -152,7 +152,7 @@ def test_a_slow_worker_in_a_cluster_is_never_lost(sigma):
     rng = np.random.default_rng(4)
     lost = 0
     for _ in range(40):
-        silence = SilenceTimeout()
+        silence = RoundTripTimeout()
         for _ in range(40):
             for worker, slow in enumerate((1.0, 1.0, 1.0, 20.0)):
                 round_trip_s = slow * float(np.exp(sigma * rng.standard_normal()))
@@ -162,11 +162,11 @@ def test_a_slow_worker_in_a_cluster_is_never_lost(sigma):
 
 
 def test_a_timeout_goes_on_from_a_checkpoint():
-    one = DerivedPatience()
+    one = RoundTripFailureDetector()
     rng = np.random.default_rng(0)
     for _ in range(130):
         one.observe(int(rng.integers(3)), float(rng.lognormal()))
-    other = DerivedPatience()
+    other = RoundTripFailureDetector()
     other.load_state_dict(one.state_dict())
     for _ in range(300):
         observed = int(rng.integers(3)), float(rng.lognormal()) * 3
@@ -176,7 +176,7 @@ def test_a_timeout_goes_on_from_a_checkpoint():
 
 
 def test_a_timeout_of_a_run_under_the_rule_before_is_observed_anew():
-    patience = DerivedPatience()
+    patience = RoundTripFailureDetector()
     patience.load_state_dict({"longest_s": 3.0, "alarm_s": 60.0})
     assert patience.timeout_s == np.inf
     assert patience.observe(0, 1.0) != ""

@@ -17,10 +17,10 @@ import paceline as pl
 from numerics.test_server import OPTIMIZERS, Odd
 from paceline.catalogue.modifiers import dc_asgd, staleness_lr, staleness_weight
 from paceline.core.events import Accept, Apply, Step
-from paceline.core.sharding import Others, boundaries, joined
+from paceline.core.sharding import ShardPeers, boundaries, joined
 from paceline.jobs.job import trainable
 from paceline.policies.compensation.delay import DCS3GD
-from paceline.server.flat_buffers import Layout, Vectors
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.torch_utils import build_model
 from tiny_jobs import batch_norm_net, small_net, tiny_job
@@ -48,20 +48,20 @@ def test_the_largest_slice_is_as_small_as_it_can_be(sizes, data):
 
 def test_more_slices_than_tensors_are_refused():
     with pytest.raises(pl.UsageError, match="slices=5, but the model has 4 tensors to share out: give at most that"):
-        Layout(small_net(), slices=5)
+        FlatLayout(small_net(), slices=5)
 
 
 @pytest.mark.parametrize("slices", [1, 2, 3, 6])
 @pytest.mark.parametrize("model", [batch_norm_net, Odd])
 def test_a_slice_is_the_same_alone_and_in_its_place_in_the_whole(model, slices):
     made = model()
-    whole = Layout(made, slices)
+    whole = FlatLayout(made, slices)
     vectors = whole.allocate()
     for number, view in enumerate([*vectors.parameters, *vectors.buffers], start=1):
         view.fill_(number)
     parameters, buffers = [], []
-    for place, layout in zip(whole.places, (Layout(made, slices, only) for only in range(slices)), strict=True):
-        part = Vectors(layout, vectors.memory[place])
+    for place, layout in zip(whole.places, (FlatLayout(made, slices, only) for only in range(slices)), strict=True):
+        part = FlatBuffers(layout, vectors.memory[place])
         parameters += part.parameters
         buffers += part.buffers
     assert [each.shape for each in parameters] == [each.shape for each in trainable(made)]
@@ -73,7 +73,7 @@ def test_a_slice_is_the_same_alone_and_in_its_place_in_the_whole(model, slices):
 # --- several servers in this process ---------------------------------------------------------------------------------
 
 
-class Neighbour(Others):
+class Neighbour(ShardPeers):
     """The others as threads of this process."""
 
     def __init__(self, number, barrier, shares):
@@ -92,18 +92,18 @@ class Together:
     """The servers of all slices, which do everything at the same time."""
 
     def __init__(self, job, slices, seed=0):
-        self.whole = Layout(build_model(job, seed), slices)
+        self.whole = FlatLayout(build_model(job, seed), slices)
         barrier, shares = threading.Barrier(slices), [None] * slices
         self.servers = []
         for number in range(slices):
             model = build_model(job, seed)
-            layout = Layout(model, slices, only=number)
+            layout = FlatLayout(model, slices, only=number)
             neighbour = Neighbour(number, barrier, shares)
             self.servers.append(ParameterServer(job, model, layout, 10, neighbour))
-        self.layouts = [Layout(build_model(job, seed), slices, only) for only in range(slices)]
+        self.layouts = [FlatLayout(build_model(job, seed), slices, only) for only in range(slices)]
 
     def part(self, vectors, number):
-        return Vectors(self.layouts[number], vectors.memory[self.whole.places[number]].clone())
+        return FlatBuffers(self.layouts[number], vectors.memory[self.whole.places[number]].clone())
 
     def all(self, action):
         """Let every server do something at once, and return the answers."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import paceline as pl
-from paceline.server.flat_buffers import Layout
+from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model
@@ -33,7 +33,7 @@ OPTIMIZERS = {
 def stepped(job, updates=4, lr_scale=0.5):
     """Return the steps that the server measures, and what they are by the parameters before and after."""
     model = build_model(job, 0)
-    layout = Layout(model)
+    layout = FlatLayout(model)
     server = ParameterServer(job, model, layout, per_epoch=None)
     rng = torch.Generator().manual_seed(1)
     for _ in range(updates):

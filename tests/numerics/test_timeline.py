@@ -16,7 +16,9 @@ CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0), network=pl.Network(latency_s
 
 def run(tmp_path, protocol="k_sync(k=2)", stop="updates=30", cluster=CLUSTER):
     path = tmp_path / "timeline.json"
-    result = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop=stop, seed=3, callbacks=[pl.Timeline(path)])
+    result = pl.train(
+        tiny_job(), protocol=protocol, cluster=cluster, stop=stop, seed=3, callbacks=[pl.PerfettoTrace(path)]
+    )
     return result.history, json.loads(path.read_text())
 
 
@@ -97,7 +99,7 @@ def arrival(draw, started_s, now_s, crossed=False):
 
 
 def write(path, *records):
-    timeline = pl.Timeline(path)
+    timeline = pl.PerfettoTrace(path)
     for record in records:
         timeline.on_record(record)
     return timeline
@@ -146,7 +148,7 @@ def test_a_run_that_is_resumed_has_one_whole_timeline(tmp_path):
     history, whole = run(tmp_path)
     records = history.records
     write(tmp_path / "resumed", *records[:70])
-    resumed = pl.Timeline(tmp_path / "resumed")
+    resumed = pl.PerfettoTrace(tmp_path / "resumed")
     resumed.on_resume([*records[:50], RunEnded(records[49].now_s, pl.Outcome.INTERRUPTED, "", 1.0, 1.0)])
     for record in records[50:]:
         resumed.on_record(record)
@@ -157,7 +159,7 @@ def test_a_run_that_goes_on_has_the_timeline_of_the_run_that_never_stopped(tmp_p
     asked = {"protocol": "k_sync(k=2)", "cluster": CLUSTER, "seed": 3}
     for stop in ("updates=11", "updates=30"):
         where = {"resume" if stop == "updates=30" else "out": tmp_path / "run"}
-        pl.train(tiny_job(), stop=stop, callbacks=[pl.Timeline(tmp_path / "resumed.json")], **asked, **where)
+        pl.train(tiny_job(), stop=stop, callbacks=[pl.PerfettoTrace(tmp_path / "resumed.json")], **asked, **where)
     run(tmp_path)
     assert (tmp_path / "resumed.json").read_bytes() == (tmp_path / "timeline.json").read_bytes()
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import paceline as pl
 from contracts.catalogue_table import TABLE
 from paceline.clusters.parser import load_cluster, parse_cluster
-from paceline.clusters.timing import Row
+from paceline.clusters.timing import TraceRow
 from paceline.clusters.timing.survival import JUST_AFTER, Survival, filled
 from paceline.core.records import WorkInterrupted, WorkUnfinished
 from paceline.errors import PacelineWarning
@@ -33,7 +33,7 @@ CLUSTER = pl.Cluster(
 
 
 def row(worker=0, draw=1, start_s=0.0, total_s=1.0, censored=0):
-    return Row(worker, draw, start_s, 0.0, total_s, 0.0, start_s + total_s, censored)
+    return TraceRow(worker, draw, start_s, 0.0, total_s, 0.0, start_s + total_s, censored)
 
 
 def rows_of(totals_s, worker=0, censored=()):
@@ -109,7 +109,7 @@ def test_a_trace_has_a_row_for_each_piece_of_work():
     assert [(each.worker, each.draw) for each in trace.rows] == sorted((each.worker, each.draw) for each in trace.rows)
     for arrival in run.history.of(pl.GradientArrived):
         times = (arrival.started_s, arrival.pull_s, arrival.compute_s, arrival.push_s, arrival.now_s)
-        assert Row(arrival.worker, arrival.draw, *times, censored=0) in trace.rows
+        assert TraceRow(arrival.worker, arrival.draw, *times, censored=0) in trace.rows
 
 
 def arrival(now_s, draw, started_s, **changes):
@@ -128,9 +128,9 @@ def test_work_that_arrived_after_all_is_not_censored():
         ]
     )
     assert pl.Trace.of(history).rows == (
-        Row(0, 1, 2.0, 0.25, 0.5, 0.25, 4.0, 0),
-        Row(0, 2, 3.0, 0.0, 0.5, 0.0, 3.5, 1),
-        Row(0, 3, 5.0, 0.25, 0.5, 0.25, 10.0, 0),
+        TraceRow(0, 1, 2.0, 0.25, 0.5, 0.25, 4.0, 0),
+        TraceRow(0, 2, 3.0, 0.0, 0.5, 0.0, 3.5, 1),
+        TraceRow(0, 3, 5.0, 0.25, 0.5, 0.25, 10.0, 0),
     )
 
 
@@ -139,10 +139,10 @@ seconds = st.floats(0, 1e6, allow_subnormal=False)
 
 @given(st.lists(st.tuples(seconds, seconds, seconds, seconds, seconds, st.booleans()), min_size=1, max_size=5))
 def test_a_file_gives_back_every_digit(tmp_path_factory, times):
-    rows = [Row(0, 9, 0.0, 0.0, 1.0, 0.0, 1.0, 0)]
+    rows = [TraceRow(0, 9, 0.0, 0.0, 1.0, 0.0, 1.0, 0)]
     for draw, (start_s, pull_s, compute_s, push_s, waited_s, censored) in enumerate(times, start=10):
         end_s = start_s + (pull_s + compute_s + push_s) + waited_s + 1e-3
-        rows.append(Row(0, draw, start_s, pull_s, compute_s, push_s, end_s, int(censored)))
+        rows.append(TraceRow(0, draw, start_s, pull_s, compute_s, push_s, end_s, int(censored)))
     file = tmp_path_factory.mktemp("trace") / "trace.csv"
     trace = pl.Trace(rows)
     trace.to_csv(file)
@@ -180,12 +180,12 @@ def test_beyond_its_end_a_trace_begins_again_and_warns_once(by):
 
 
 def test_waiting_for_the_server_counts_as_pushing():
-    trace = pl.Trace([Row(0, 1, 1.0, 0.5, 1.0, 0.25, 4.0, 0)])
+    trace = pl.Trace([TraceRow(0, 1, 1.0, 0.5, 1.0, 0.25, 4.0, 0)])
     assert pl.Cluster(1, trace).round_trips(0).times(0, 1, 0.0) == (0.5, 1.0, 1.5)
 
 
 def test_speed_slowdowns_and_network_act_on_what_was_recorded():
-    trace = pl.Trace([Row(0, 1, 0.0, 1.0, 6.0, 2.0, 9.0, 0)])
+    trace = pl.Trace([TraceRow(0, 1, 0.0, 1.0, 6.0, 2.0, 9.0, 0)])
     slowdown = pl.Slowdown(at_s=3.5, factor=4, workers=(0,))
     cluster = pl.Cluster(1, trace, speed=3, slowdowns=[slowdown], network=pl.Network(latency_s=0.5))
     # Computing begins after 1.5 s, 2 s of work are left at 1.5 s and none at 3.5 s.

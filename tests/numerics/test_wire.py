@@ -8,9 +8,9 @@ from torch import nn
 
 import paceline as pl
 from paceline.clusters.torchrun import WIRES
-from paceline.engines.distributed.parameter_server.published_versions import Published
-from paceline.engines.distributed.transport.wire_format import DTYPES, Travelling, Wire
-from paceline.server.flat_buffers import Layout, Vectors
+from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
+from paceline.engines.distributed.transport.wire_format import DTYPES, WireBuffer, WireFormat
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.torch_utils import build_model
 from tiny_jobs import dataset, sgd, small_net, tiny_job, update_of
@@ -39,9 +39,9 @@ def filled(layout):
 
 @pytest.mark.parametrize("wire", ["bf16", "float16"])
 def test_parameters_of_float32_are_rounded_to_nearest_and_all_else_arrives_as_it_was(wire):
-    layout = Layout(Mixed())
+    layout = FlatLayout(Mixed())
     sent, come = filled(layout), layout.allocate()
-    there, here = Travelling(Wire(wire, layout), sent), Travelling(Wire(wire, layout), come)
+    there, here = WireBuffer(WireFormat(wire, layout), sent), WireBuffer(WireFormat(wire, layout), come)
     there.pack()
     here.memory.copy_(there.memory)
     here.unpack()
@@ -52,28 +52,30 @@ def test_parameters_of_float32_are_rounded_to_nearest_and_all_else_arrives_as_it
 
 
 def test_half_as_many_bytes_travel():
-    layout = Layout(nn.Linear(1000, 1000))
-    exact = Wire("float32", layout).nbytes
+    layout = FlatLayout(nn.Linear(1000, 1000))
+    exact = WireFormat("float32", layout).nbytes
     assert exact == layout.nbytes
-    assert [Wire(wire, layout).nbytes / exact for wire in ("bf16", "float16")] == pytest.approx([0.5, 0.5], abs=1e-4)
+    assert [WireFormat(wire, layout).nbytes / exact for wire in ("bf16", "float16")] == pytest.approx(
+        [0.5, 0.5], abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("model", [Mixed, partial(nn.Linear, 3, 2, dtype=torch.float64)], ids=["float32", "float64"])
 def test_nothing_is_copied_where_nothing_is_rounded(model):
-    layout = Layout(model())
-    wire = Wire("float32" if model is Mixed else "bf16", layout)
+    layout = FlatLayout(model())
+    wire = WireFormat("float32" if model is Mixed else "bf16", layout)
     vectors = layout.allocate()
     assert wire.nbytes == layout.nbytes
-    assert Travelling(wire, vectors).memory is vectors.memory
+    assert WireBuffer(wire, vectors).memory is vectors.memory
 
 
 @pytest.mark.parametrize(("value", "overflows"), [(65519.0, False), (65520.0, True), (-1e6, True)])
 def test_a_number_beyond_the_range_of_float16_is_noticed(value, overflows):
-    layout = Layout(Mixed())
+    layout = FlatLayout(Mixed())
     for wire, is_noticed in (("float16", overflows), ("bf16", False), ("float32", False)):
         vectors = layout.allocate()
         vectors.parameters[1][500] = value
-        leaving = Travelling(Wire(wire, layout), vectors)
+        leaving = WireBuffer(WireFormat(wire, layout), vectors)
         leaving.pack()
         assert leaving.overflows(value * value) is is_noticed
 
@@ -94,7 +96,7 @@ def served(optimizer, measure):
     """Yield a server and a way to make an update of a gradient that depends on the state."""
     job = tiny_job(model=partial(small_net, torch.float32), data=dataset(dtype=torch.float32), optimizer=optimizer)
     model = build_model(job, 3)
-    layout = Layout(model)
+    layout = FlatLayout(model)
     server = ParameterServer(job, model, layout, None)
 
     def update():
@@ -126,7 +128,7 @@ def test_a_server_that_moves_goes_on_as_one_that_stays(optimizer):
 @pytest.mark.parametrize("wire", ["float32", "bf16"])
 def test_a_version_stays_while_it_is_held_and_only_then_is_it_copied(wire):
     server, layout, update = served(sgd(), measure=False)
-    published = Published(server, layout, Wire(wire, layout))
+    published = PublishedVersions(server, layout, WireFormat(wire, layout))
     published.take_over(0)
     places, held = [], []
     for version in range(1, 7):
@@ -151,11 +153,11 @@ def test_a_version_stays_while_it_is_held_and_only_then_is_it_copied(wire):
 def test_a_copy_is_made_ahead_where_the_last_update_needed_one_and_never_used_late(monkeypatch):
     server, layout, update = served(sgd(momentum=0.9), measure=False)
     stayer, _, update_stayer = served(sgd(momentum=0.9), measure=False)
-    published = Published(server, layout, Wire("float32", layout))
+    published = PublishedVersions(server, layout, WireFormat("float32", layout))
     published.take_over(0)
     copies = []
-    copy = Vectors.copy_
-    monkeypatch.setattr(Vectors, "copy_", lambda self, other: copies.append(other) or copy(self, other))
+    copy = FlatBuffers.copy_
+    monkeypatch.setattr(FlatBuffers, "copy_", lambda self, other: copies.append(other) or copy(self, other))
     ahead, late = [], []
     for version, is_read in enumerate([False, True, True, False, False, True], 1):
         copies.clear()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.catalogue.parser import parse_plan
-from paceline.clusters.timing import Timeline
+from paceline.clusters.timing import SlownessProfile
 from papers.sync_switch import draw, jobs, run, table
 from papers.sync_switch.predicted import Workers, done, theirs_s, when
 from papers.sync_switch.settings import (
@@ -76,7 +76,7 @@ def test_the_small_version_has_the_stragglers_that_were_asked_for():
         len(stragglers): [
             np.mean([[timeline.duration_s(1e-6, t) > 4e-6] for t in np.arange(0, 1000, 0.5)])
             for each in stragglers
-            for timeline in [Timeline([each])]
+            for timeline in [SlownessProfile([each])]
         ]
         for stragglers in (ONE, TWO)
     }
@@ -114,7 +114,7 @@ def test_larger_minibatches_take_longer_but_not_in_proportion_and_there_are_fewe
 @settings(deadline=None)  # a busy machine is not a failure
 def test_work_done_by_a_straggler_is_that_of_its_timeline(t_s, work_s, at_s, slowdown):
     straggler = pl.Periodic(on_s=30, every_s=70, slowdown=slowdown, workers=(0,), at_s=at_s)
-    took_s = Timeline([straggler]).duration_s(work_s, t_s)
+    took_s = SlownessProfile([straggler]).duration_s(work_s, t_s)
     assert float(when(done(t_s, straggler) + work_s, straggler)) - t_s == pytest.approx(took_s, abs=1e-6)
 
 

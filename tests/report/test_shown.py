@@ -18,16 +18,16 @@ import paceline as pl
 from paceline.catalogue.switch_timing import FoundFor, SwitchTiming
 from paceline.core.events import Outcome
 from paceline.experiments.advise.result import Advice, Seen
-from paceline.experiments.comparison import Row
+from paceline.experiments.comparison import ComparisonRow
 from paceline.experiments.lr_range_test.search import Knee, Knees
 from paceline.experiments.switch_point.bisection import Bisection
 from paceline.experiments.switch_point.result import SwitchSearch
 from paceline.experiments.switch_point.trials import Trial, Trials
 from paceline.recording.history import History
-from paceline.recording.run_stats import Figures
+from paceline.recording.run_stats import RunStats
 from paceline.theory import Constants, tradeoff
-from paceline.utils.representation import Shown, in_short
-from paceline.utils.text_table import Grid
+from paceline.utils.representation import Representation, in_short
+from paceline.utils.text_table import TextTable
 from tiny_jobs import tiny_job
 
 CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
@@ -57,8 +57,8 @@ def a_result():
 
 
 def a_comparison(name="bsp"):
-    figures = Figures(stopped_by=Outcome.LOSS, time_s=2.0, updates=7)
-    return pl.Comparison([Row(name, {0: figures, 1: figures})], pl.Stop(loss=0.2), Path("runs"))
+    figures = RunStats(stopped_by=Outcome.LOSS, time_s=2.0, updates=7)
+    return pl.Comparison([ComparisonRow(name, {0: figures, 1: figures})], pl.Stop(loss=0.2), Path("runs"))
 
 
 def knees():
@@ -123,7 +123,7 @@ class Markup(HTMLParser):
 @pytest.mark.parametrize("make", RESULTS.values(), ids=RESULTS)
 def test_a_result_is_short_readable_and_a_table(make):
     shown = make()
-    assert isinstance(shown, Shown)
+    assert isinstance(shown, Representation)
     assert repr(shown).startswith(f"{type(shown).__name__}(")
     assert len(repr(shown)) <= 500
     assert "\n" not in repr(shown)
@@ -176,7 +176,7 @@ CELLS = st.lists(st.text("0123.", max_size=9), min_size=3, max_size=3)
 
 @given(st.lists(st.tuples(WORDS, CELLS), min_size=1, max_size=5))
 def test_a_table_of_80_columns_breaks_no_word(rows):
-    grid = Grid(["the\nprotocol", "a", "long\nheading", "c"], [[name, *cells] for name, cells in rows])
+    grid = TextTable(["the\nprotocol", "a", "long\nheading", "c"], [[name, *cells] for name, cells in rows])
     lines = "\n".join(grid.text()).splitlines()
     assert all(len(line) <= 80 for line in lines)
     said = " ".join(lines).split()

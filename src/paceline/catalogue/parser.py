@@ -8,7 +8,7 @@ from operator import rshift
 from paceline.catalogue.modifiers import ADDITIONS
 from paceline.catalogue.protocols import CATALOGUE
 from paceline.catalogue.switch_timing import SwitchTiming
-from paceline.core.duration import Extent
+from paceline.core.duration import Duration
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Phase, Plan, as_plan
 from paceline.utils.argument_types import checked_types
@@ -106,9 +106,9 @@ def _parse_part(text: str) -> Plan:
     return as_plan(replace(phase, end=_parse_end(call.strip(), ends[0])) if ends else phase)
 
 
-def _parse_end(call: str, text: str) -> Extent:
+def _parse_end(call: str, text: str) -> Duration:
     try:
-        return Extent.parse(text)
+        return Duration.parse(text)
     except UsageError:
         end, plus, addition = (each.strip() for each in text.partition("+"))
         if not plus:

@@ -14,7 +14,7 @@ from paceline.policies.controllers.base import Controller
 from paceline.policies.controllers.dbw import BDBW, DBW
 from paceline.policies.controllers.idle_workers import IdleWorkers
 from paceline.policies.estimators.update_time import Unobserved
-from paceline.protocols.allreduce import Reduction
+from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.protocol import Phase, Protocol
 from paceline.utils.argument_types import checked_types
 from paceline.utils.validation import check
@@ -191,7 +191,7 @@ def all_reduce() -> Phase:
 
     Paper: Goyal et al., "Accurate, large minibatch SGD", 2017; PyTorch's DistributedDataParallel.
     """
-    return _serverless(Reduction("gradients"), "all_reduce")
+    return _serverless(AllReduceConfig("gradients"), "all_reduce")
 
 
 @named
@@ -202,7 +202,7 @@ def local_sgd(H: int) -> Phase:
     Paper: Stich, "Local SGD converges fast and communicates little", 2019.
     """
     check("[1, inf)", Integral, H=H)
-    return _serverless(Reduction("updates", period=H), f"local_sgd(H={H})")
+    return _serverless(AllReduceConfig("updates", period=H), f"local_sgd(H={H})")
 
 
 @named
@@ -212,7 +212,7 @@ def s3gd() -> Phase:
 
     Paper: Rigazzi, "DC-S3GD", 2019, without its compensation.
     """
-    return _serverless(Reduction("updates", overlaps=True), "s3gd")
+    return _serverless(AllReduceConfig("updates", overlaps=True), "s3gd")
 
 
 @named
@@ -224,10 +224,10 @@ def dc_s3gd(lambda0: float = 0.2) -> Phase:
     """
     correction = DCS3GD(lambda0)
     name = repr(correction).removesuffix("()")
-    return _serverless(Reduction("updates", overlaps=True, correction=correction), name)
+    return _serverless(AllReduceConfig("updates", overlaps=True, correction=correction), name)
 
 
-def _serverless(reduction: Reduction, name: str) -> Phase:
+def _serverless(reduction: AllReduceConfig, name: str) -> Phase:
     return Phase(replace(bsp(), name=name), reduction=reduction)
 
 

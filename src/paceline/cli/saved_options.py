@@ -25,7 +25,7 @@ TEXTS = (*NEEDED, "evaluate_every", "checkpoint_every", "censored")
 DEFAULTS = {"seed": 0, "checkpoint_every": "seconds=60", "keep_checkpoints": 3}
 
 
-class Typed(UserDict[str, Any]):
+class SavedOptions(UserDict[str, Any]):
     """Options as they were typed; None for what was left out."""
 
     _code: Mapping[str, str] = {}  # digests of the job's own files by module, before anything is imported

@@ -13,7 +13,7 @@ import typer
 
 from paceline.cli.options import Format, Output
 from paceline.errors import UsageError
-from paceline.utils.text_table import Grid, paragraph
+from paceline.utils.text_table import TextTable, paragraph
 from paceline.utils.wording import counted
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def search_cost(
 def _as_text(search: RecordedSearch, costs: Sequence[SearchCost]) -> Iterator[str]:
     from paceline.experiments.search_cost.recorded_runs import percent
 
-    yield from Grid(_HEAD, [_row(each) for each in costs]).text()
+    yield from TextTable(_HEAD, [_row(each) for each in costs]).text()
     yield ""
     tried = ", ".join(percent(rung.fraction) for rung in search.ladder)
     fails = "is off the target by more than" if search.two_sided else "falls short of the target by more than"

@@ -11,14 +11,14 @@ from typing import Any
 from paceline.clusters.simulated import Cluster
 from paceline.protocols.protocol import Plan, Protocol
 from paceline.theory import Expected, NoTheoryError, Staleness, Tradeoff, expected, staleness
-from paceline.utils.text_table import NONE, Grid, number, paragraph
+from paceline.utils.text_table import NONE, TextTable, number, paragraph
 
 HEADINGS = ("s per\nupdate", "kind", "mean\nstaleness", "fresh\nshare", "gradients\nper s", "source")
 SIMULATED = "simulated"
 
 
 @dataclass(frozen=True)
-class Row:
+class TheoryRow:
     """What is expected of a protocol.
 
     Attributes:
@@ -66,7 +66,7 @@ class Row:
         }
 
 
-def predict(plan: Plan, cluster: Cluster, updates: int, seed: int) -> Row:
+def predict(plan: Plan, cluster: Cluster, updates: int, seed: int) -> TheoryRow:
     """Return what theory says of a protocol, or else what a simulation of so many updates says."""
     try:
         runtime, stale = expected(plan, cluster), staleness(plan, cluster)
@@ -75,17 +75,17 @@ def predict(plan: Plan, cluster: Cluster, updates: int, seed: int) -> Row:
     return _row(plan, runtime, stale)
 
 
-def as_text(rows: Sequence[Row], curves: Tradeoff | None, simulation: str) -> str:
+def as_text(rows: Sequence[TheoryRow], curves: Tradeoff | None, simulation: str) -> str:
     """Return the table with what has to be said of some rows, and which protocol is best when."""
-    grid = Grid(["protocol", *HEADINGS], [[row.name, *_cells(row)] for row in rows], left=(0, 2, 6))
+    grid = TextTable(["protocol", *HEADINGS], [[row.name, *_cells(row)] for row in rows], left=(0, 2, 6))
     notes = [*_notes(rows, simulation), *([_when(curves)] if curves is not None else [])]
     blocks = ["\n".join(grid.text()), *(["\n".join(map(paragraph, notes))] if notes else [])]
     return "\n\n".join(blocks) + "\n"
 
 
-def _row(plan: Plan, runtime: Expected, stale: Staleness) -> Row:
+def _row(plan: Plan, runtime: Expected, stale: Staleness) -> TheoryRow:
     protocol = plan.phases[0].protocol
-    return Row(
+    return TheoryRow(
         str(plan),
         protocol,
         runtime.seconds_per_update,
@@ -98,7 +98,7 @@ def _row(plan: Plan, runtime: Expected, stale: Staleness) -> Row:
     )
 
 
-def _simulated(plan: Plan, cluster: Cluster, updates: int, seed: int, why: str) -> Row:
+def _simulated(plan: Plan, cluster: Cluster, updates: int, seed: int, why: str) -> TheoryRow:
     from paceline.run.simulate import simulate  # brings torch
 
     simulated = simulate(plan, cluster, updates=updates, seed=seed)
@@ -107,10 +107,12 @@ def _simulated(plan: Plan, cluster: Cluster, updates: int, seed: int, why: str) 
     steps_apart = plan.reduction is not None and plan.reduction.sums == "updates"
     stale = None if steps_apart else Staleness(totals.mean_staleness, fresh, fresh)
     protocol = plan.phases[0].protocol
-    return Row(str(plan), protocol, seconds, seconds, seconds, SIMULATED, why, totals.applied / totals.updates, stale)
+    return TheoryRow(
+        str(plan), protocol, seconds, seconds, seconds, SIMULATED, why, totals.applied / totals.updates, stale
+    )
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: TheoryRow) -> list[str]:
     seconds = row.seconds_per_update
     return [
         f"<={number(seconds)}" if row.kind == "upper bound" else number(seconds),
@@ -138,7 +140,7 @@ def _fresh(stale: Staleness) -> str:
     return f"<={upper:.2f}" if lower == 0 else f"{lower:.2f}-{upper:.2f}"
 
 
-def _notes(rows: Sequence[Row], simulation: str) -> list[str]:
+def _notes(rows: Sequence[TheoryRow], simulation: str) -> list[str]:
     notes = [
         f"{row.name}: {number(row.lower_s)} to {number(row.seconds_per_update)} s an update; rates are at the bound."
         for row in rows

@@ -19,7 +19,7 @@ from paceline.recording.run_stats import count
 from paceline.run.train import Result
 
 if TYPE_CHECKING:
-    from paceline.cli.saved_options import Typed
+    from paceline.cli.saved_options import SavedOptions
     from paceline.clusters.local import LocalCluster
     from paceline.clusters.simulated import Cluster
     from paceline.clusters.torchrun import Torchrun
@@ -82,9 +82,9 @@ def train(
     """Train a job with a protocol on a cluster."""
     if trust and resume is None:
         raise UsageError("--trust is for --resume: a job that is typed is imported as typed; leave --trust out")
-    from paceline.cli.saved_options import Typed
+    from paceline.cli.saved_options import SavedOptions
 
-    typed = Typed(
+    typed = SavedOptions(
         job=job,
         protocol=protocol,
         cluster=cluster,
@@ -111,7 +111,9 @@ def train(
         raise typer.Exit(130)
 
 
-def _train(typed: Typed, out: Path | None, resume: Path | None, *, overwrite: bool, allow_change: bool) -> Result:
+def _train(
+    typed: SavedOptions, out: Path | None, resume: Path | None, *, overwrite: bool, allow_change: bool
+) -> Result:
     from paceline import train as run
     from paceline.clusters.parser import parse_cluster
     from paceline.clusters.torchrun import Torchrun
@@ -178,11 +180,11 @@ def _print_figures(figures: dict[str, object]) -> None:
         print(fitted(f"{name.replace('_', ' '):16} {shown}", sys.stdout, indent=17))
 
 
-def _writers(folder: Path, typed: Typed) -> list[Callback]:
-    from paceline import TensorBoard, Timeline
+def _writers(folder: Path, typed: SavedOptions) -> list[Callback]:
+    from paceline import PerfettoTrace, TensorBoard
     from paceline.recording.run_folder import TENSORBOARD, TIMELINE
 
-    writers: list[Callback] = [Timeline(folder / TIMELINE)] if typed["timeline"] else []
+    writers: list[Callback] = [PerfettoTrace(folder / TIMELINE)] if typed["timeline"] else []
     return [*writers, TensorBoard(folder / TENSORBOARD)] if typed["tensorboard"] else writers
 
 

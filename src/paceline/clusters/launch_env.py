@@ -18,7 +18,7 @@ BY_HAND = f"start every process with torchrun, as in {COMMAND}; or set {', '.joi
 
 
 @dataclass(frozen=True)
-class Ranks:
+class LaunchEnv:
     """What the environment says about this process and the others of its job.
 
     Attributes:
@@ -50,7 +50,7 @@ class Ranks:
     assistant: int | None
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> Ranks:
+    def from_environment(cls, environment: Mapping[str, str]) -> LaunchEnv:
         """Read torchrun's variables.
 
         Raises:

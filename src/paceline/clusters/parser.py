@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster
-from paceline.clusters.timing import Law, Network, Periodic, ServerTime, Slowdown, Trace, Transient, parse_law
+from paceline.clusters.timing import Distribution, Network, Periodic, ServerTime, Slowdown, Trace, Transient, parse_law
 from paceline.clusters.torchrun import Torchrun
 from paceline.errors import UsageError, did_you_mean
 from paceline.utils.files import ContentError, read_toml
@@ -92,7 +92,7 @@ def _trace(text: str) -> Trace:
     return bind(call, {"trace": Trace.from_csv})
 
 
-def _group(part: str, text: str) -> tuple[int, Law]:
+def _group(part: str, text: str) -> tuple[int, Distribution]:
     count, star, law = part.partition("*")
     if not star:
         wanted = "type 16*exp(mean=1), local:4, torchrun, trace:FILE, or a file.toml"
@@ -165,7 +165,7 @@ def _repeated(key: str, value: Any) -> list[Any]:
     return [bind(Call(key, _table(key, each)), _TABLES) for each in value]
 
 
-def _timing(value: object) -> Law | Trace:
+def _timing(value: object) -> Distribution | Trace:
     if not isinstance(value, str):
         raise UsageError(f'timing={value!r} is not text: type timing = "exp(mean=1)"')
     return _trace(value) if _is_trace(value) else parse_law(value)

@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from paceline.clusters.devices import check_device
 from paceline.clusters.faults import Fault, check_faults
 from paceline.clusters.timing import (
+    Distribution,
     Exponential,
-    Law,
     Network,
     Periodic,
     ServerTime,
     Slowdown,
-    Timeline,
+    SlownessProfile,
     Trace,
     Transient,
 )
 from paceline.clusters.timing.slowdowns import ALWAYS_NORMAL
-from paceline.clusters.timing.trace_replay import FILL_IN, Replay
+from paceline.clusters.timing.trace_replay import FILL_IN, TraceReplay
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Plan
 from paceline.utils.argument_types import checked_types
@@ -64,7 +64,7 @@ class Cluster:
     """
 
     n: int
-    timing: Law | Sequence[Law] | Trace = field(default=Exponential(mean_s=1.0))
+    timing: Distribution | Sequence[Distribution] | Trace = field(default=Exponential(mean_s=1.0))
     _: KW_ONLY
     speed: float | Sequence[float] = 1.0
     slowdowns: Sequence[Slowdown | Periodic] = ()
@@ -91,7 +91,7 @@ class Cluster:
     def __str__(self) -> str:
         return brief(self)
 
-    def law_of(self, worker: int) -> Law:
+    def law_of(self, worker: int) -> Distribution:
         """Return the law of the worker's compute times at speed 1; a trace is no law."""
         assert not isinstance(self.timing, Trace)
         return self.timing[worker] if isinstance(self.timing, Sequence) else self.timing
@@ -100,12 +100,12 @@ class Cluster:
         """Return the factor by which the worker's compute times are divided."""
         return self.speed[worker] if isinstance(self.speed, Sequence) else self.speed
 
-    def timeline_of(self, worker: int, seed: int) -> Timeline:
+    def timeline_of(self, worker: int, seed: int) -> SlownessProfile:
         """Return the worker's slowness over virtual time."""
         transient, periods = self.transient, iter(ALWAYS_NORMAL)
         if transient and transient.affects(worker, self.n):
             periods = transient.periods(stream(seed, "transient straggler", worker))
-        return Timeline([each for each in self.slowdowns if each.affects(worker, self.n)], periods)
+        return SlownessProfile([each for each in self.slowdowns if each.affects(worker, self.n)], periods)
 
     def round_trips(self, seed: int, payload_bytes: float = 0) -> "RoundTrips":
         """Return the round-trip times of a run.
@@ -167,7 +167,7 @@ class RoundTrips:
         self._push_s = cluster.network.push_s(payload_bytes)
         self._network_s = self._pull_s + self._push_s
         self._steady = not cluster.slowdowns and cluster.transient is None
-        self._timelines: dict[int, Timeline] = {}
+        self._timelines: dict[int, SlownessProfile] = {}
         self._first_draws = [1] * cluster.n
         self._rows = [array("d")] * cluster.n
         tiles = -(-cluster.n // TILE)
@@ -216,7 +216,7 @@ class RoundTrips:
         """Return the uniforms of a tile of 64 workers by 64 draws: a stream costs much more than its numbers."""
         return stream(self._seed, "compute time", workers, draws).random((TILE, TILE))
 
-    def _timeline(self, worker: int) -> Timeline:
+    def _timeline(self, worker: int) -> SlownessProfile:
         if worker not in self._timelines:
             self._timelines[worker] = self._cluster.timeline_of(worker, self._seed)
         return self._timelines[worker]
@@ -227,7 +227,7 @@ class ReplayedTrips(RoundTrips):
 
     def __init__(self, cluster: Cluster, trace: Trace, seed: int, payload_bytes: float = 0) -> None:
         super().__init__(cluster, seed, payload_bytes)
-        self._replay = Replay(trace, seed)
+        self._replay = TraceReplay(trace, seed)
         self.is_certain = trace.is_certain
 
     def times(self, worker: int, draw: int, start_s: float) -> RoundTrip:

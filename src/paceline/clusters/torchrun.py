@@ -11,7 +11,7 @@ from numbers import Integral
 
 from paceline.clusters.devices import check_device, cores
 from paceline.clusters.faults import Fault, check_faults
-from paceline.clusters.launch_env import TOKEN, Ranks
+from paceline.clusters.launch_env import TOKEN, LaunchEnv
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster, check_no_censored_sleep
 from paceline.errors import UsageError
@@ -85,10 +85,10 @@ class Torchrun:
     elastic: bool = False
     silence_s: float = 60.0
     debug: bool = False
-    ranks: Ranks = field(init=False, repr=False, compare=False)
+    ranks: LaunchEnv = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ranks", Ranks.from_environment(os.environ))
+        object.__setattr__(self, "ranks", LaunchEnv.from_environment(os.environ))
         if self.workers not in WORKERS:
             raise UsageError(f"workers={self.workers!r}, expected {' or '.join(WORKERS)}")
         if self.workers == "node":

@@ -6,23 +6,24 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any, Literal
 
-from paceline.coordinator.dispatcher import Dispatch
-from paceline.coordinator.evaluation_schedule import Evaluations
-from paceline.coordinator.failure_detector import Patience
-from paceline.coordinator.minibatch_sampler import Minibatches
-from paceline.coordinator.pending_update import OpenUpdate
-from paceline.coordinator.phases import Council, PhaseShare
-from paceline.coordinator.worker_table import ASIDE, BUSY, IDLE, LOST, NEVER, PROBED, Status, Worker
-from paceline.core.duration import Extent
+from paceline.coordinator.dispatcher import Dispatcher
+from paceline.coordinator.evaluation_schedule import EvaluationSchedule
+from paceline.coordinator.failure_detector import FailureDetector
+from paceline.coordinator.minibatch_sampler import MinibatchSampler
+from paceline.coordinator.pending_update import PendingUpdate
+from paceline.coordinator.phases import ControllerGroup, PhaseProgress
+from paceline.coordinator.worker_table import ASIDE, BUSY, IDLE, LOST, NEVER, PROBED, WorkerState, WorkerStatus
+from paceline.core.duration import Duration
 from paceline.core.events import (
+    AbortRun,
     Accept,
-    Applied,
     Apply,
     Arrival,
     Command,
     Compute,
     Decision,
     Drop,
+    EndRun,
     Evaluate,
     Evaluated,
     Event,
@@ -30,21 +31,20 @@ from paceline.core.events import (
     Joined,
     Lost,
     Outcome,
-    Quit,
-    Replace,
     Restarted,
+    RestartWorker,
+    SetTimer,
     Step,
-    Stop,
     Timer,
-    Wake,
+    UpdateApplied,
 )
 from paceline.core.stop import Stop as StopRule
-from paceline.core.stop import StopWatch
+from paceline.core.stop import StopMonitor
 from paceline.errors import UsageError
 from paceline.policies.compensation.base import Compensator
 from paceline.policies.controllers import base as control
-from paceline.policies.learning_rate import Curve, LearningRate, Scales, ScheduleWatch
-from paceline.protocols.momentum import KEEP, MomentumWatch
+from paceline.policies.learning_rate import Curve, LRScaling, Scales, ScheduleTracker
+from paceline.protocols.momentum import KEEP, MomentumTracker
 from paceline.protocols.protocol import Phase, Plan, Protocol
 from paceline.utils.state_dict import copied, restore
 from paceline.utils.wording import counted
@@ -86,11 +86,11 @@ class Coordinator:
         workers: int,
         stop: StopRule,
         per_epoch: float | None = None,
-        minibatches: Minibatches | None = None,
-        learning_rate: LearningRate | None = None,
+        minibatches: MinibatchSampler | None = None,
+        learning_rate: LRScaling | None = None,
         schedule: Curve | None = None,
-        patience: Patience | None = None,
-        evaluate_every: Extent | None = None,
+        patience: FailureDetector | None = None,
+        evaluate_every: Duration | None = None,
         measure_steps: bool = False,
     ) -> None:
         self.version = 0
@@ -105,27 +105,27 @@ class Coordinator:
 
         self._plan = plan
         self._phase = -1
-        self._share = PhaseShare(None)
+        self._share = PhaseProgress(None)
         self._protocol: Protocol = plan.phases[0].protocol
-        self._council = Council()
-        self._watch = StopWatch(stop, workers, per_epoch)
-        self._evaluations = Evaluations(evaluate_every) if evaluate_every is not None else None
+        self._council = ControllerGroup()
+        self._watch = StopMonitor(stop, workers, per_epoch)
+        self._evaluations = EvaluationSchedule(evaluate_every) if evaluate_every is not None else None
 
-        self._dispatch = Dispatch(minibatches)
+        self._dispatch = Dispatcher(minibatches)
         self._roster = roster = self._dispatch.roster
         self._workers, self._idle, self._in_flight = roster.workers, roster.idle, roster.in_flight
         self._delivered: int | None = None  # the worker of the arrival being handled
 
-        self._update = OpenUpdate()
-        self._learning_rate = learning_rate or LearningRate()
-        self._schedule = ScheduleWatch(schedule) if schedule is not None else None
-        self._momentum = MomentumWatch(per_epoch) if any(p.momentum != KEEP for p in plan.phases) else None
+        self._update = PendingUpdate()
+        self._learning_rate = learning_rate or LRScaling()
+        self._schedule = ScheduleTracker(schedule) if schedule is not None else None
+        self._momentum = MomentumTracker(per_epoch) if any(p.momentum != KEEP for p in plan.phases) else None
         self._measures_always = measure_steps
         self._measures = measure_steps
         self._made_of = 0
         self._step: Step | None = None
 
-        self._patience = patience or Patience()
+        self._patience = patience or FailureDetector()
         self._deserted_until_s = inf  # when the last silent worker was lost, plus the time to come back
         self._asked_for: set[float] = set()
         self._woken_for_s: float | None = stop.seconds
@@ -208,7 +208,7 @@ class Coordinator:
 
     def _rarer_event(self, event: Event) -> None:
         match event:
-            case Applied():
+            case UpdateApplied():
                 self._applied(event)
             case Timer():
                 self._timer()
@@ -218,8 +218,8 @@ class Coordinator:
                 self._lose(event.worker)
             case Evaluated():
                 self._evaluated(event)
-            case Quit():
-                self._end(Stop(event.outcome, event.reason))
+            case AbortRun():
+                self._end(EndRun(event.outcome, event.reason))
             case Restarted():
                 self._restart(event.workers)
 
@@ -248,7 +248,7 @@ class Coordinator:
                 "arrival", arrival=event, busy_s=_busy_s(event, worker), staleness=staleness, accepted=accepted
             )
 
-    def _accept(self, event: Arrival, worker: Worker, staleness: int) -> None:
+    def _accept(self, event: Arrival, worker: WorkerState, staleness: int) -> None:
         command = Accept(event.worker, event.draw, staleness, event.samples, event.step_scale)
         self._commands.append(command)
         self._update.hold(command)
@@ -258,11 +258,11 @@ class Coordinator:
         if self._schedule is not None and (reason := self._schedule.accept(event.loss)):
             self._commands.append(Decision("warm_up", reason))
 
-    def _drop(self, event: Arrival, worker: Worker, staleness: int, reason: str) -> None:
+    def _drop(self, event: Arrival, worker: WorkerState, staleness: int, reason: str) -> None:
         self._commands.append(Drop(event.worker, event.draw, staleness, reason))
         self._dispatch.give_back(worker)
 
-    def _reject(self, event: Arrival, worker: Worker, staleness: int) -> None:
+    def _reject(self, event: Arrival, worker: WorkerState, staleness: int) -> None:
         # Not given back: a minibatch that breaks one gradient would break the next one too.
         self._commands.append(Drop(event.worker, event.draw, staleness, NOT_FINITE))
         worker.rejections += 1
@@ -270,7 +270,7 @@ class Coordinator:
             self._leave_out(event.worker, worker)
         self._check_rejections(event.worker, worker)
 
-    def _leave_out(self, number: int, worker: Worker) -> None:
+    def _leave_out(self, number: int, worker: WorkerState) -> None:
         """Make the update without this worker: without a server, all hand in at once, or nobody does."""
         worker.contributed_to = self.version
         self._update.owing.discard(number)
@@ -280,15 +280,15 @@ class Coordinator:
                 self._update.owing.add(each)
             self._dispatch.is_due = True
 
-    def _check_rejections(self, worker: int, state: Worker) -> None:
+    def _check_rejections(self, worker: int, state: WorkerState) -> None:
         if state.rejections >= REJECTIONS_IN_A_ROW:
             reason = (
                 f"{state.rejections} gradients in a row of worker {worker} were not finite, the last at "
                 f"update {self.version}; lower the learning rate, clip gradients (clip_norm=) or check the data"
             )
-            self._end(Stop(Outcome.NOT_FINITE, reason))
+            self._end(EndRun(Outcome.NOT_FINITE, reason))
 
-    def _rarer_arrival(self, event: Arrival, worker: Worker) -> None:
+    def _rarer_arrival(self, event: Arrival, worker: WorkerState) -> None:
         if event.draw != worker.draw or worker.status in {IDLE, ASIDE}:
             self._commands.append(Drop(event.worker, event.draw, None, OLD_DRAW))
         elif worker.status is PROBED:
@@ -349,7 +349,7 @@ class Coordinator:
             self._commands.append(Decision("momentum", change))
         return self._momentum.limit
 
-    def _applied(self, event: Applied) -> None:
+    def _applied(self, event: UpdateApplied) -> None:
         self.awaits_step = False
         self._step = event.step
         self._check_update()
@@ -394,7 +394,7 @@ class Coordinator:
             self._left = event
             self._end(stop)
 
-    def _end(self, stop: Stop) -> None:
+    def _end(self, stop: EndRun) -> None:
         self.stopped = True
         self._commands.append(stop)
 
@@ -403,7 +403,7 @@ class Coordinator:
         if self._dispatch.are_data_used_up:
             were = f"{counted(self.workload, 'gradient')} {'was' if self.workload == 1 else 'were'}"
             reason = f"every minibatch was dealt out; {were} applied, the others not finite"
-            self._end(Stop(Outcome.EPOCHS, reason))
+            self._end(EndRun(Outcome.EPOCHS, reason))
         else:
             self._dispatch.release_from_those_without_data()
             self._refill()
@@ -437,14 +437,14 @@ class Coordinator:
         elif status is not LOST:
             self._take_out(worker, LOST)
 
-    def _take_out(self, worker: int, status: Status) -> None:
+    def _take_out(self, worker: int, status: WorkerStatus) -> None:
         self._dispatch.take_out(worker, status)
         self._update.leave(worker)
 
     # --- time ---------------------------------------------------------------------------------------------
 
     def _wake(self, at_s: float) -> None:
-        self._commands.append(Wake(at_s))
+        self._commands.append(SetTimer(at_s))
 
     def _wake_at_fixed_times(self) -> None:
         if self._watch.seconds is not None:
@@ -468,7 +468,7 @@ class Coordinator:
             self._consult("open")  # for them, the open update begins here
         if not self._roster.live and now >= self._deserted_until_s:
             self._left = "timer"
-            self._end(Stop(Outcome.NO_WORKERS, "every worker is lost, and none has come back"))
+            self._end(EndRun(Outcome.NO_WORKERS, "every worker is lost, and none has come back"))
             return
         self._declare_lost()
         due = {at for at in self._asked_for if at <= now}
@@ -503,7 +503,7 @@ class Coordinator:
         while self._share.end is not None and self._share.is_done(self._position(self._share.end)):
             self._enter_next_phase()
 
-    def _position(self, end: Extent) -> float:
+    def _position(self, end: Duration) -> float:
         return end.position(self.version, self.workload, self._now)
 
     def _enter_next_phase(self) -> None:
@@ -520,8 +520,8 @@ class Coordinator:
         self._change_protocol(protocol, f"{ended} reached" if ended else "the run begins")
 
     def _take_up(self, phase: Phase) -> None:
-        self._share = PhaseShare(phase.end)
-        self._council = Council(phase)
+        self._share = PhaseProgress(phase.end)
+        self._council = ControllerGroup(phase)
         self._measures = self._measures_always or self._council.reads_steps
 
     def _change_protocol(self, protocol: Protocol, reason: str) -> None:
@@ -541,7 +541,7 @@ class Coordinator:
         accepted: bool = False,
         step: Step | None = None,
     ) -> None:
-        moment = control.Moment(
+        moment = control.Observation(
             asked=asked,
             now=self._now,
             version=self.version,
@@ -567,16 +567,16 @@ class Coordinator:
 
     def _obey(self, action: control.Action) -> None:
         match action:
-            case control.SetAside(worker, reason):
+            case control.Exclude(worker, reason):
                 self._set_aside(worker, self._known(worker), reason)
-            case control.TakeBack(worker, reason):
+            case control.Readmit(worker, reason):
                 self._take_back(worker, self._known(worker), reason)
             case control.Probe(worker):
                 if self._known(worker).status is ASIDE:
                     self._commands.append(self._dispatch.probe(worker, self.version, self._now))
-            case control.Replace(worker):
+            case control.ReplaceWorker(worker):
                 if self._known(worker).status is not LOST:
-                    self._commands.append(Replace(worker))
+                    self._commands.append(RestartWorker(worker))
             case control.ChangeProtocol(protocol, reason, counts):
                 self._change_protocol(protocol, reason)
                 self._count(counts)
@@ -587,18 +587,18 @@ class Coordinator:
                 self._update.change_quorum(k, reason)
             case control.CloseUpdate(reason):
                 self._update.close(reason)
-            case control.AskAgain(at_s):
+            case control.CallAgainAt(at_s):
                 self._asked_for.add(at_s)
                 self._wake(at_s)
-            case control.Remark(kind, reason, worker):
+            case control.Note(kind, reason, worker):
                 self._commands.append(Decision(kind, reason, worker))
 
-    def _known(self, worker: int) -> Worker:
+    def _known(self, worker: int) -> WorkerState:
         if worker not in self._workers:
             raise UsageError(f"a controller named worker {worker}; known are {sorted(self._workers)}")
         return self._workers[worker]
 
-    def _set_aside(self, worker: int, state: Worker, reason: str) -> None:
+    def _set_aside(self, worker: int, state: WorkerState, reason: str) -> None:
         if state.status not in {IDLE, BUSY}:
             return  # one that was lost cannot be handed back
         if self._roster.live == 1:
@@ -609,7 +609,7 @@ class Coordinator:
             self._commands.append(self._dispatch.abandon(worker, state))
         self._take_out(worker, ASIDE)
 
-    def _take_back(self, worker: int, state: Worker, reason: str) -> None:
+    def _take_back(self, worker: int, state: WorkerState, reason: str) -> None:
         if state.status not in {ASIDE, PROBED}:
             return
         self._commands.append(Decision("take_back", f"worker {worker}: {reason}", worker))
@@ -737,6 +737,6 @@ _AS_IT_IS = (
 )
 
 
-def _busy_s(event: Arrival, worker: Worker) -> float:
+def _busy_s(event: Arrival, worker: WorkerState) -> float:
     """Return what the worker has measured, or else the whole round trip."""
     return event.pull_s + event.compute_s + event.push_s or event.now - worker.started_s

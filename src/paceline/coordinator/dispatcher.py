@@ -8,14 +8,14 @@ from itertools import takewhile
 from math import inf
 from typing import Any
 
-from paceline.coordinator.minibatch_sampler import Minibatches
-from paceline.coordinator.ssp_bound import Lead
-from paceline.coordinator.worker_table import ASIDE, BUSY, PROBED, Roster, Status, Worker
+from paceline.coordinator.minibatch_sampler import MinibatchSampler
+from paceline.coordinator.ssp_bound import SSPBound
+from paceline.coordinator.worker_table import ASIDE, BUSY, PROBED, WorkerState, WorkerStatus, WorkerTable
 from paceline.core.events import Compute, Interrupt
 from paceline.protocols.protocol import Protocol
 
 
-class Dispatch:
+class Dispatcher:
     """Gives work to workers, by the rules of the protocol in force, and takes it back.
 
     Args:
@@ -27,21 +27,21 @@ class Dispatch:
         is_due: whether an idle worker may have become free to start.
     """
 
-    def __init__(self, minibatches: Minibatches | None) -> None:
-        self.roster = Roster()
+    def __init__(self, minibatches: MinibatchSampler | None) -> None:
+        self.roster = WorkerTable()
         self.is_limited = minibatches is not None and minibatches.is_limited
         self.is_due = False
         self._minibatches = minibatches
         self._workers, self._idle, self._in_flight = self.roster.workers, self.roster.idle, self.roster.in_flight
         self._once_an_update = False
-        self._lead: Lead | None = None
+        self._lead: SSPBound | None = None
 
     def follow(self, protocol: Protocol) -> None:
         """Go by the rules of this protocol from here on."""
         self._once_an_update = protocol.refill == "update"
         self._lead = None
         if protocol.max_lead != inf:
-            self._lead = Lead(protocol.max_lead)
+            self._lead = SSPBound(protocol.max_lead)
             for worker in self.roster.taking_part():
                 self._lead.join(worker)
         self.is_due = True
@@ -74,19 +74,19 @@ class Dispatch:
         self.roster.probe(state, version, now)
         return Compute(worker, version, state.draw)
 
-    def deliver(self, worker: int, state: Worker) -> None:
+    def deliver(self, worker: int, state: WorkerState) -> None:
         """Note that a worker at work has delivered."""
         self.roster.release(worker, state)
         if self._lead is not None and self._lead.deliver(worker):
             self.is_due = True
 
-    def give_back(self, state: Worker) -> None:
+    def give_back(self, state: WorkerState) -> None:
         """Let the minibatch of a worker's latest work be dealt out again."""
         if self._minibatches is not None and state.minibatch is not None:
             self._minibatches.give_back(state.minibatch)
             self.is_due |= self.is_limited
 
-    def abandon(self, worker: int, state: Worker) -> Interrupt:
+    def abandon(self, worker: int, state: WorkerState) -> Interrupt:
         """Take back what a worker is working on."""
         self.roster.release(worker, state)
         self.give_back(state)
@@ -131,7 +131,7 @@ class Dispatch:
                 self._lead.join(worker)
         self._deal_out()
 
-    def take_out(self, worker: int, status: Status) -> None:
+    def take_out(self, worker: int, status: WorkerStatus) -> None:
         """Let a worker no longer take part."""
         state = self._workers[worker]
         if state.status is BUSY:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.core.duration import Extent
+from paceline.core.duration import Duration
 from paceline.utils.state_dict import copied, restore
 
 
-class Evaluations:
+class EvaluationSchedule:
     """Says which updates are evaluated: the first one at or after every multiple of an extent, one at a time.
 
     Args:
@@ -24,7 +24,7 @@ class Evaluations:
         [10, 20, 30]
     """
 
-    def __init__(self, every: Extent) -> None:
+    def __init__(self, every: Duration) -> None:
         self.is_running = False
         self._every = every
         self._at = 0.0

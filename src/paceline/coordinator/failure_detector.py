@@ -5,14 +5,14 @@ from itertools import takewhile
 from math import inf
 from typing import Any
 
-from paceline.coordinator.worker_table import Worker
+from paceline.coordinator.worker_table import WorkerState
 from paceline.errors import UsageError
-from paceline.policies.estimators.round_trip_timeout import LEAST_S, SilenceTimeout
+from paceline.policies.estimators.round_trip_timeout import LEAST_S, RoundTripTimeout
 
 NOTICEABLE = 2.0  # a timeout that has changed by this factor is logged again
 
 
-class Patience:
+class FailureDetector:
     """A timeout on silence, given by the user, and the one alarm that watches it.
 
     Args:
@@ -48,7 +48,7 @@ class Patience:
         """Return the timeout of this worker in words."""
         return f"worker_timeout_s = {self.timeout_s:g} s"
 
-    def arm(self, in_flight: Mapping[int, Worker], now: float) -> float:
+    def arm(self, in_flight: Mapping[int, WorkerState], now: float) -> float:
         """Set the alarm for the first moment at which a worker may become lost, and return it.
 
         Args:
@@ -72,7 +72,7 @@ class Patience:
         self._set(None)
         return True
 
-    def exceeded_by(self, in_flight: Mapping[int, Worker], now: float) -> dict[int, str]:
+    def exceeded_by(self, in_flight: Mapping[int, WorkerState], now: float) -> dict[int, str]:
         """Return the workers, of those at work in the order in which they began, that count as lost by now, and why."""
         silent = takewhile(lambda flight: flight[1].started_s + self.timeout_s <= now, in_flight.items())
         return {worker: self.words(worker) for worker, state in silent if state.started_s + self.of(worker) <= now}
@@ -94,8 +94,8 @@ class Patience:
         self.needs_alarm = alarm_s is None and self.timeout_s < inf
 
 
-class DerivedPatience(Patience):
-    """A timeout on silence that follows observed round trips; see `SilenceTimeout`.
+class RoundTripFailureDetector(FailureDetector):
+    """A timeout on silence that follows observed round trips; see `RoundTripTimeout`.
 
     Example:
         >>> patience = DerivedPatience()
@@ -107,7 +107,7 @@ class DerivedPatience(Patience):
 
     def __init__(self) -> None:
         super().__init__()
-        self._silence = SilenceTimeout()
+        self._silence = RoundTripTimeout()
         self._told_s = inf
 
     def observe(self, worker: int, round_trip_s: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.core.events import Minibatch
 
 
-class Minibatches:
+class MinibatchSampler:
     """Deals out minibatches from shards of the data.
 
     A shared data set is one shard that all workers own; a partitioned one has a shard a worker, and the shards

@@ -11,7 +11,7 @@ from paceline.protocols.protocol import Protocol
 from paceline.utils.state_dict import copied, restore
 
 
-class OpenUpdate:
+class PendingUpdate:
     """Gathers gradients until its quorum, min(K, held + workers that can still contribute), is reached.
 
     That sum is never computed: it is reached when K gradients are held, or when something is held and nobody who

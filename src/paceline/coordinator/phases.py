@@ -5,13 +5,13 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from paceline.core.duration import Extent
-from paceline.policies.controllers.base import PRECEDENCE, Action, Controller, Moment
+from paceline.core.duration import Duration
+from paceline.policies.controllers.base import PRECEDENCE, Action, Controller, Observation
 from paceline.protocols.protocol import Phase
 from paceline.utils.user_code import note_place
 
 
-class Council:
+class ControllerGroup:
     """The controllers of a phase, each with its state.
 
     Args:
@@ -30,7 +30,7 @@ class Council:
         """Begin the phase with so many workers."""
         self._states = [each.begin(live) for each in self._controllers]
 
-    def decide(self, moment: Moment) -> list[Action]:
+    def decide(self, moment: Observation) -> list[Action]:
         """Ask all of them, and return their answers in the order in which they are to be obeyed."""
         actions: list[Action] = []
         for i, controller in enumerate(self._controllers):
@@ -51,7 +51,7 @@ class Council:
         self._states = [each.load_state_dict(state) for each, state in zip(self._controllers, states, strict=True)]
 
 
-class PhaseShare:
+class PhaseProgress:
     """The part of a phase that counts towards its end.
 
     What is made under a protocol that a controller takes to in between may have to be made up for: then it does not
@@ -65,7 +65,7 @@ class PhaseShare:
         (False, 130.0)
     """
 
-    def __init__(self, end: Extent | None) -> None:
+    def __init__(self, end: Duration | None) -> None:
         self.end = end
         self._left_out = 0.0
         self._paused_at: float | None = None

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class Lead:
+class SSPBound:
     """Deliveries of the live workers since the phase began, under a bound on the lead.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.core.events import Minibatch
 
 
-class Status(Enum):
+class WorkerStatus(Enum):
     """What a worker is doing, as far as the coordinator knows."""
 
     IDLE = auto()
@@ -20,12 +20,12 @@ class Status(Enum):
     LOST = auto()
 
 
-IDLE, BUSY, ASIDE, PROBED, LOST = Status  # looked up several times an event, and an enum is slow at that
+IDLE, BUSY, ASIDE, PROBED, LOST = WorkerStatus  # looked up several times an event, and an enum is slow at that
 NEVER = -1  # a version that there is none of
 
 
 @dataclass(slots=True)
-class Worker:
+class WorkerState:
     """One worker.
 
     Attributes:
@@ -36,7 +36,7 @@ class Worker:
         rejections: gradients in a row that were not finite.
     """
 
-    status: Status = LOST
+    status: WorkerStatus = LOST
     draw: int = 0
     version: int = 0
     started_s: float = 0.0
@@ -45,7 +45,7 @@ class Worker:
     rejections: int = 0
 
 
-class Roster:
+class WorkerTable:
     """All workers that were ever there.
 
     Attributes:
@@ -56,9 +56,9 @@ class Roster:
     """
 
     def __init__(self) -> None:
-        self.workers: dict[int, Worker] = {}
+        self.workers: dict[int, WorkerState] = {}
         self.idle: dict[int, None] = {}
-        self.in_flight: dict[int, Worker] = {}
+        self.in_flight: dict[int, WorkerState] = {}
         self.live = 0
 
     def taking_part(self) -> list[int]:
@@ -69,25 +69,25 @@ class Roster:
         """Return the workers that were set aside and are still there."""
         return [worker for worker, state in self.workers.items() if state.status in {ASIDE, PROBED}]
 
-    def status(self, worker: int) -> Status:
+    def status(self, worker: int) -> WorkerStatus:
         """Return what a worker is doing; one that was never there is lost."""
         return self.workers[worker].status if worker in self.workers else LOST
 
     def enlist(self, worker: int) -> None:
         """Let a worker take part, idle."""
-        state = self.workers.setdefault(worker, Worker())
+        state = self.workers.setdefault(worker, WorkerState())
         state.status = IDLE
         state.rejections = 0
         self.idle[worker] = None
         self.live += 1
 
-    def strike(self, worker: int, status: Status) -> None:
+    def strike(self, worker: int, status: WorkerStatus) -> None:
         """Let an idle worker no longer take part."""
         del self.idle[worker]
         self.workers[worker].status = status
         self.live -= 1
 
-    def probe(self, state: Worker, version: int, now: float) -> None:
+    def probe(self, state: WorkerState, version: int, now: float) -> None:
         """Give a worker that was set aside work that nobody waits for."""
         state.status = PROBED
         state.draw += 1
@@ -95,7 +95,7 @@ class Roster:
         state.started_s = now
         state.minibatch = None
 
-    def occupy(self, worker: int, state: Worker, version: int, now: float) -> None:
+    def occupy(self, worker: int, state: WorkerState, version: int, now: float) -> None:
         """Give an idle worker its next work."""
         del self.idle[worker]
         state.draw += 1
@@ -104,7 +104,7 @@ class Roster:
         state.status = BUSY
         self.in_flight[worker] = state
 
-    def release(self, worker: int, state: Worker) -> None:
+    def release(self, worker: int, state: WorkerState) -> None:
         """Take a worker out of flight: it has delivered, or its work is abandoned."""
         del self.in_flight[worker]
         state.status = IDLE
@@ -126,7 +126,7 @@ class Roster:
         """Go on from such a state; the dictionaries stay the same objects."""
         self.workers.clear()
         for worker, saved in state["workers"].items():
-            self.workers[worker] = Worker(**{**saved, "status": Status[saved["status"]]})
+            self.workers[worker] = WorkerState(**{**saved, "status": WorkerStatus[saved["status"]]})
         self.idle.clear()
         self.idle.update(dict.fromkeys(state["idle"]))
         self.in_flight.clear()

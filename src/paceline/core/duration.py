@@ -15,7 +15,7 @@ UNITS: tuple[Unit, ...] = ("fraction", "updates", "gradients", "epochs", "second
 
 @checked_types
 @dataclass(frozen=True)
-class Extent:
+class Duration:
     """A point of a run, or a stretch of it, in one unit.
 
     A fraction is one of the run's whole workload; gradients and epochs are workload too.
@@ -37,7 +37,7 @@ class Extent:
         return f"{self.amount:.12g} {self.unit}"
 
     @classmethod
-    def parse(cls, text: str) -> Extent:
+    def parse(cls, text: str) -> Duration:
         """Read ``25%`` (of the workload), ``updates=100``, ``gradients=6400``, ``epochs=2`` or ``seconds=60``."""
         unit, _, amount = (part.strip() for part in text.partition("="))
         percent = text.strip().removesuffix("%")
@@ -54,7 +54,7 @@ class Extent:
         return cls(unit, value)  # type: ignore[arg-type]  # checked when built
 
     @classmethod
-    def of(cls, **amounts: float | None) -> Extent:
+    def of(cls, **amounts: float | None) -> Duration:
         """Build the extent that exactly one of the keyword arguments gives."""
         given = {unit: amount for unit, amount in amounts.items() if amount is not None}
         if len(given) != 1:
@@ -66,7 +66,7 @@ class Extent:
         """Return how far a run is, in this unit; fractions and epochs have to be in gradients by then."""
         return {"updates": version, "gradients": workload, "seconds": now}[self.unit]
 
-    def in_gradients(self, total: float | None, per_epoch: float | None) -> Extent:
+    def in_gradients(self, total: float | None, per_epoch: float | None) -> Duration:
         """Express workload units in gradients; leave updates and seconds as they are.
 
         Args:
@@ -79,9 +79,9 @@ class Extent:
                     f"{self}: the stop does not fix the workload; add gradients= or epochs= to the stop, "
                     "or end the phase at updates=, gradients=, epochs= or seconds="
                 )
-            return Extent("gradients", self.amount * total)
+            return Duration("gradients", self.amount * total)
         if self.unit == "epochs":
             if per_epoch is None:
                 raise UsageError(f"{self}: these data have no length; give gradients= instead")
-            return Extent("gradients", self.amount * per_epoch)
+            return Duration("gradients", self.amount * per_epoch)
         return self

@@ -128,7 +128,7 @@ class Step(NamedTuple):
     next_learning_rate: float
 
 
-class Applied(NamedTuple):
+class UpdateApplied(NamedTuple):
     """The step of an update, as its `Apply` has asked for; no other event comes between the two.
 
     Attributes:
@@ -156,7 +156,7 @@ class Lost(NamedTuple):
 
 
 class Timer(NamedTuple):
-    """A moment that a `Wake` asked for has come."""
+    """A moment that a `SetTimer` asked for has come."""
 
     now: float
 
@@ -169,7 +169,7 @@ class Evaluated(NamedTuple):
     metrics: Mapping[str, float]
 
 
-class Quit(NamedTuple):
+class AbortRun(NamedTuple):
     """The run has to end for a reason outside the coordinator: a signal, a full disk, no worker left."""
 
     now: float
@@ -192,7 +192,7 @@ class Restarted(NamedTuple):
     changes: str = ""
 
 
-Event = Arrival | Applied | Joined | Lost | Timer | Evaluated | Quit | Restarted
+Event = Arrival | UpdateApplied | Joined | Lost | Timer | Evaluated | AbortRun | Restarted
 
 
 # --- commands ---------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class Apply(NamedTuple):
         gradients: those that enter, in the order of their arrival.
         lr_scale: what the optimizer's learning rate is multiplied by for this step.
         reason: why the update is made now.
-        measure: whether an `Applied` is to follow at once.
+        measure: whether an `UpdateApplied` is to follow at once.
         step_scale: mean of the gradients', by which the mean gradient, each weighted with its own, is multiplied.
         momentum_limit: the largest momentum that the optimizer may step with.
         weight_decay_scale: what the optimizer's weight decay is multiplied by for this step.
@@ -265,7 +265,7 @@ class Apply(NamedTuple):
     weight_decay_scale: float = 1.0
 
 
-class Replace(NamedTuple):
+class RestartWorker(NamedTuple):
     """Give a worker up and start another one in its place, if that can be done; a `Lost` and a `Joined` will tell."""
 
     worker: int
@@ -277,7 +277,7 @@ class Evaluate(NamedTuple):
     version: int
 
 
-class Wake(NamedTuple):
+class SetTimer(NamedTuple):
     """Send a `Timer` at this moment."""
 
     at_s: float
@@ -297,11 +297,11 @@ class Decision(NamedTuple):
     k: int | None = None
 
 
-class Stop(NamedTuple):
+class EndRun(NamedTuple):
     """End the run."""
 
     outcome: Outcome
     reason: str
 
 
-Command = Compute | Interrupt | Replace | Accept | Drop | Apply | Evaluate | Wake | Decision | Stop
+Command = Compute | Interrupt | RestartWorker | Accept | Drop | Apply | Evaluate | SetTimer | Decision | EndRun

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from paceline.errors import UsageError
 
 
-class Whole(NamedTuple):
+class FullVector(NamedTuple):
     """The vector of which a server may own a slice.
 
     Attributes:
@@ -20,7 +20,7 @@ class Whole(NamedTuple):
     summed: Callable[[Sequence[float]], list[float]]
 
 
-class Others:
+class ShardPeers:
     """The servers of the other slices, as one of them knows them; here there are none.
 
     Whatever needs the whole vector is a function of sums over its elements: every server works out the sum over

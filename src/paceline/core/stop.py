@@ -198,7 +198,7 @@ def _check_own(name: str, comparison: str, value: float) -> None:
         )
 
 
-class StopWatch:
+class StopMonitor:
     """Notices the first condition to be reached; each method answers with the end of the run, or None.
 
     Args:
@@ -218,37 +218,37 @@ class StopWatch:
         """Take in the loss of an accepted gradient."""
         self._losses.append(loss)
 
-    def after_update(self, version: int, workload: int) -> events.Stop | None:
+    def after_update(self, version: int, workload: int) -> events.EndRun | None:
         """Look at everything that an update changes."""
         found = self._loss_reached()
         if found is not None:
             return found
         if version >= self._updates:
-            return events.Stop(Outcome.UPDATES, f"{counted(version, 'update')} made")
+            return events.EndRun(Outcome.UPDATES, f"{counted(version, 'update')} made")
         if workload < self._gradients:
             return None
         if self._gradients == self._stop.gradients:
-            return events.Stop(Outcome.GRADIENTS, f"{counted(workload, 'gradient')} applied")
-        return events.Stop(
+            return events.EndRun(Outcome.GRADIENTS, f"{counted(workload, 'gradient')} applied")
+        return events.EndRun(
             Outcome.EPOCHS, f"{counted(self._stop.epochs or 0, 'epoch')}, {counted(workload, 'gradient')}, applied"
         )
 
-    def _loss_reached(self) -> events.Stop | None:
+    def _loss_reached(self) -> events.EndRun | None:
         target, most = self._stop.loss, self._stop.max_loss
         if (target is None and most is None) or len(self._losses) < (self._losses.maxlen or 0):
             return None
         mean = sum(self._losses) / len(self._losses)
         if target is not None and mean <= target:
-            return events.Stop(Outcome.LOSS, f"mean loss {mean:.6g} reached the target {target:g}")
+            return events.EndRun(Outcome.LOSS, f"mean loss {mean:.6g} reached the target {target:g}")
         if most is not None and mean >= most:
-            return events.Stop(Outcome.DIVERGED, f"training diverged: mean loss {mean:.6g} reached max_loss {most:g}")
+            return events.EndRun(Outcome.DIVERGED, f"training diverged: mean loss {mean:.6g} reached max_loss {most:g}")
         return None
 
-    def at(self, now: float) -> events.Stop | None:
+    def at(self, now: float) -> events.EndRun | None:
         """Look at the clock."""
         if self.seconds is None or now < self.seconds:
             return None
-        return events.Stop(
+        return events.EndRun(
             Outcome.SECONDS, f"{counted(self.seconds, 'second')} {'has' if self.seconds == 1 else 'have'} passed"
         )
 
@@ -260,15 +260,15 @@ class StopWatch:
         """Go on from such a state, perhaps under other conditions."""
         self._losses.extend(state["losses"])
 
-    def after_evaluation(self, version: int, metrics: Mapping[str, float]) -> events.Stop | None:
+    def after_evaluation(self, version: int, metrics: Mapping[str, float]) -> events.EndRun | None:
         """Look at the metrics of a version; one that is missing, or not finite, ends the run as well."""
         wanted = [(target, metrics.get(target.metric)) for target in self._stop.evaluated]
         for target, value in wanted:
             if value is not None and target.is_met_by(value):
-                return events.Stop(target.outcome, target.reached(value, version))
+                return events.EndRun(target.outcome, target.reached(value, version))
         for target, value in wanted:
             if value is None:
-                return events.Stop(Outcome.FAILED, target.missing(list(metrics)))
+                return events.EndRun(Outcome.FAILED, target.missing(list(metrics)))
             if not isfinite(value):
-                return events.Stop(Outcome.NOT_FINITE, target.not_finite(version))
+                return events.EndRun(Outcome.NOT_FINITE, target.not_finite(version))
         return None

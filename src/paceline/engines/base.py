@@ -12,25 +12,25 @@ from typing import Any, Self
 
 from paceline.coordinator.coordinator import SILENT, Coordinator
 from paceline.core.events import (
+    AbortRun,
     Accept,
-    Applied,
     Apply,
     Arrival,
     Command,
     Compute,
     Decision,
+    EndRun,
     Evaluate,
     Event,
     Interrupt,
     Outcome,
-    Quit,
-    Replace,
+    RestartWorker,
+    SetTimer,
     Step,
-    Stop,
-    Wake,
+    UpdateApplied,
 )
 from paceline.engines.signals import Signals
-from paceline.server.flat_buffers import Vectors
+from paceline.server.flat_buffers import FlatBuffers
 from paceline.server.parameter_server import ParameterServer
 
 LOG = logging.getLogger("paceline.workers")
@@ -51,7 +51,7 @@ class Engine(ABC):
 
     def __init__(self) -> None:
         self.signals = Signals()
-        self._applied: Applied | None = None  # to be told before anything else
+        self._applied: UpdateApplied | None = None  # to be told before anything else
         self._is_ready = True  # else nothing is carried out: a signal came before all workers were there
 
     def __enter__(self) -> Self:
@@ -65,14 +65,14 @@ class Engine(ABC):
         """Let go of whatever the run needed."""
         self.signals.remove()
 
-    def quit_by_signal(self) -> Quit:
+    def quit_by_signal(self) -> AbortRun:
         """Return the event of the signal that was caught."""
-        return Quit(self.now, Outcome.INTERRUPTED, f"interrupted by {self.signals.caught}")
+        return AbortRun(self.now, Outcome.INTERRUPTED, f"interrupted by {self.signals.caught}")
 
     def tell_step(self, command: Apply, step: Step | None) -> None:
         """Let the step of an update be the next event, if it was measured."""
         if step is not None:
-            self._applied = Applied(self.now, command.version, step)
+            self._applied = UpdateApplied(self.now, command.version, step)
 
     @abstractmethod
     def go_on_from(self, version: int, now: float) -> None:
@@ -91,7 +91,7 @@ class Engine(ABC):
         """Let a worker abandon its work."""
 
     @abstractmethod
-    def replace(self, command: Replace) -> None:
+    def replace(self, command: RestartWorker) -> None:
         """Give a worker up and start another one in its place, where that can be done; else it stays."""
 
     @abstractmethod
@@ -107,7 +107,7 @@ class Engine(ABC):
         """Measure a version; an `Evaluated` will tell."""
 
     @abstractmethod
-    def wake(self, command: Wake) -> None:
+    def wake(self, command: SetTimer) -> None:
         """Send a `Timer` at that moment."""
 
     def note(self, command: Decision) -> None:
@@ -119,7 +119,7 @@ class Engine(ABC):
         elif command.kind == SILENT:
             LOG.warning("lost %s", command.reason)
 
-    def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> Stop:
+    def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> EndRun:
         """Run to the end and return what ended it.
 
         Args:
@@ -130,11 +130,11 @@ class Engine(ABC):
         carry_out: dict[type[Any], Callable[[Any], None]] = {
             Compute: self.compute,
             Interrupt: self.interrupt,
-            Replace: self.replace,
+            RestartWorker: self.replace,
             Accept: self.accept,
             Apply: self.apply,
             Evaluate: self.evaluate,
-            Wake: self.wake,
+            SetTimer: self.wake,
             Decision: self.note,
         }
         self._coordinator = coordinator
@@ -151,7 +151,7 @@ class Engine(ABC):
                 break
             event = self._following()
             commands = coordinator.handle(event)
-        return next(command for command in commands if isinstance(command, Stop))
+        return next(command for command in commands if isinstance(command, EndRun))
 
     def _following(self) -> Event:
         applied, self._applied = self._applied, None
@@ -165,8 +165,8 @@ def compensated(
     coordinator: Coordinator,
     server: ParameterServer,
     version: int,
-    then: Vectors,
-    gradient: Vectors,
+    then: FlatBuffers,
+    gradient: FlatBuffers,
 ) -> Arrival:
     """Let the compensators act on a gradient if it will be accepted; return its arrival with what they did.
 

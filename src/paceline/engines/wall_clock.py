@@ -12,12 +12,12 @@ from typing import Generic, Self, TypeVar
 
 import torch
 
-from paceline.core.events import Accept, Apply, Arrival, Compute, Event, Interrupt, Lost, Timer, Wake
+from paceline.core.events import Accept, Apply, Arrival, Compute, Event, Interrupt, Lost, SetTimer, Timer
 from paceline.engines.base import Engine, compensated
-from paceline.server.flat_buffers import Vectors
+from paceline.server.flat_buffers import FlatBuffers
 from paceline.server.parameter_server import ParameterServer
-from paceline.server.version_store import Versions
-from paceline.worker.parameter_guard import Seal
+from paceline.server.version_store import VersionStore
+from paceline.worker.parameter_guard import ParameterGuard
 from paceline.worker.replica import Measured
 
 
@@ -39,7 +39,7 @@ class Peer:
 P = TypeVar("P", bound=Peer)
 
 
-class RealTimeEngine(Engine, Generic[P]):
+class WallClockEngine(Engine, Generic[P]):
     """Gives work to real workers and reports what they do, when they do it.
 
     A worker's gradient is written only between its being given work and handing it in; the server reads it only
@@ -56,13 +56,13 @@ class RealTimeEngine(Engine, Generic[P]):
     logs_silence = True
 
     def __init__(
-        self, server: ParameterServer, versions: Versions, gradients: list[Vectors], *, debug: bool = False
+        self, server: ParameterServer, versions: VersionStore, gradients: list[FlatBuffers], *, debug: bool = False
     ) -> None:
         super().__init__()
         self._server = server
         self._versions = versions
         self._gradients = gradients
-        self._seal = Seal.of_everything(server.model) if debug else None
+        self._seal = ParameterGuard.of_everything(server.model) if debug else None
         self._workers: dict[int, P] = {}
         self._events: deque[Event] = deque()
         self._read_by: dict[tuple[int, int], int] = {}  # version of a finished gradient, by worker and draw
@@ -175,7 +175,7 @@ class RealTimeEngine(Engine, Generic[P]):
         if self._seal is not None:
             self._seal.press()
 
-    def wake(self, command: Wake) -> None:
+    def wake(self, command: SetTimer) -> None:
         """Send a timer at that moment."""
         heappush(self._timers, command.at_s)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.parser import parse_cluster
 from paceline.clusters.torchrun import without_torchrun
-from paceline.core.duration import Extent
+from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
-from paceline.experiments.comparison import Comparison, FailedRunsError, Row
-from paceline.experiments.runner.cell import Cell, Task
+from paceline.experiments.comparison import Comparison, ComparisonRow, FailedRunsError
+from paceline.experiments.runner.cell import GridSpec, RunSpec
 from paceline.experiments.runner.ending import is_finished
-from paceline.experiments.runner.folder import Kind, Question, cells_of, question
+from paceline.experiments.runner.folder import FolderKind, Question, cells_of, question
 from paceline.experiments.runner.pool import Display, Report, at_a_time, displayed, open_folder, run_cells
 from paceline.jobs.job import Job
 from paceline.processes.shared_pickle import refuse_while_opening
@@ -37,7 +37,7 @@ def compare(
     seeds: int | Sequence[int] = 3,
     out: str | Path | None = None,
     processes: int | None = None,
-    evaluate_every: str | Extent | None = None,
+    evaluate_every: str | Duration | None = None,
     worker_timeout_s: float | None = None,
     price: float | None = None,
     progress: bool | None = None,
@@ -71,12 +71,12 @@ def compare(
             or diverged is a result, and raises nothing.
     """
     refuse_while_opening()
-    task = Task(
+    task = GridSpec(
         job=job,
         plans=_plans(protocols),
         cluster=without_torchrun(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "compare"),
         stop=Stop.parse(stop) if isinstance(stop, str) else stop,
-        evaluate_every=Extent.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every,
+        evaluate_every=Duration.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every,
         worker_timeout_s=worker_timeout_s,
     )
     task.check()
@@ -106,7 +106,7 @@ def compare(
     return comparison
 
 
-def _cells(path: Path, asked: Question) -> list[Cell]:
+def _cells(path: Path, asked: Question) -> list[RunSpec]:
     return cells_of(path, asked["protocols"], asked["seeds"])
 
 
@@ -114,7 +114,7 @@ def _is_answered(path: Path, asked: Question) -> bool:
     return all(is_finished(cell.folder) for cell in _cells(path, asked))
 
 
-COMPARISON = Kind("comparison", "compare.json", _is_answered)
+COMPARISON = FolderKind("comparison", "compare.json", _is_answered)
 
 
 def _plans(protocols: str | Sequence[AnyProtocol] | Mapping[str, AnyProtocol]) -> dict[str, Plan]:
@@ -144,10 +144,10 @@ def _seeds(seeds: int | Sequence[int]) -> list[int]:
     return given
 
 
-def _row(name: str, cells: Sequence[Cell], report: Report) -> Row:
+def _row(name: str, cells: Sequence[RunSpec], report: Report) -> ComparisonRow:
     """Read the figures of what is finished from the logs."""
     finished = [cell for cell in cells if is_finished(cell.folder)]
-    return Row(
+    return ComparisonRow(
         name,
         runs={cell.seed: count(SavedRun(cell.folder).history) for cell in finished},
         crashes={cell.seed: report.crashes[cell] for cell in cells if cell in report.crashes},

@@ -14,11 +14,11 @@ from rich.text import Text
 
 from paceline.core.stop import Stop
 from paceline.errors import RunError
-from paceline.experiments.paired_differences import Difference, differences, in_words
+from paceline.experiments.paired_differences import PairedDifference, differences, in_words
 from paceline.experiments.runner.ending import Crash
-from paceline.recording.run_stats import Figures
-from paceline.utils.representation import Tabled
-from paceline.utils.text_table import NONE, Grid, number, paragraph, whole
+from paceline.recording.run_stats import RunStats
+from paceline.utils.representation import TableRepresentation
+from paceline.utils.text_table import NONE, TextTable, number, paragraph, whole
 from paceline.utils.wording import counted, listed
 
 SECONDS_PER_HOUR = 3600
@@ -45,7 +45,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """The runs of one protocol.
 
     Attributes:
@@ -56,7 +56,7 @@ class Row:
     """
 
     protocol: str
-    runs: Mapping[int, Figures]
+    runs: Mapping[int, RunStats]
     crashes: Mapping[int, Crash] = field(default_factory=dict)
     unfinished: Sequence[int] = ()
 
@@ -88,7 +88,7 @@ class Row:
                 told.append(f"{'missed it' if status == 'missed' else status} {with_seeds}")
         return " and ".join(told)
 
-    def reaching(self, stop: Stop) -> list[Figures]:
+    def reaching(self, stop: Stop) -> list[RunStats]:
         """Return the figures of the runs that reached the target."""
         return [figures for figures in self.runs.values() if figures.reached(stop)]
 
@@ -96,17 +96,17 @@ class Row:
         """Return whether there is no seed at which the target was not reached."""
         return bool(self.runs) and len(self.reaching(stop)) == len(self.seeds)
 
-    def numbers(self, number: Callable[[Figures], float]) -> dict[int, float]:
+    def numbers(self, number: Callable[[RunStats], float]) -> dict[int, float]:
         """Return a number of each run that has ended, by seed; runs that diverged are left out."""
         return {seed: number(figures) for seed, figures in self.runs.items() if not figures.diverged}
 
-    def mean(self, number: Callable[[Figures], float]) -> float | None:
+    def mean(self, number: Callable[[RunStats], float]) -> float | None:
         """Return the mean of a number over all runs that have ended."""
         return mean(map(number, self.runs.values())) if self.runs else None
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Tabled):
+class Comparison(TableRepresentation):
     """Several protocols on the same job and cluster.
 
     Attributes:
@@ -117,7 +117,7 @@ class Comparison(Tabled):
         interrupted: whether the user ended it before all runs had ended.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[ComparisonRow]
     stop: Stop
     folder: Path
     price: float | None = None
@@ -133,28 +133,28 @@ class Comparison(Tabled):
         """Why runs crashed, by protocol and seed; runs that missed the target or diverged are not among them."""
         return {f"{row.protocol}, seed {seed}": crash for row in self.rows for seed, crash in row.crashes.items()}
 
-    def over_reaching(self, row: Row, number: Callable[[Figures], float]) -> Spread | None:
+    def over_reaching(self, row: ComparisonRow, number: Callable[[RunStats], float]) -> Spread | None:
         """Return a number over those runs of a row that reached the target; None if none has."""
         values = [number(figures) for figures in row.reaching(self.stop)]
         if not values:
             return None
         return Spread(mean(values), min(values), max(values), len(values), len(row.seeds))
 
-    def time_s(self, row: Row) -> Spread | None:
+    def time_s(self, row: ComparisonRow) -> Spread | None:
         """Return the seconds to the target."""
         return self.over_reaching(row, lambda figures: figures.time_s)
 
-    def worker_hours(self, row: Row) -> Spread | None:
+    def worker_hours(self, row: ComparisonRow) -> Spread | None:
         """Return the worker-hours to the target."""
         return self.over_reaching(row, lambda figures: figures.worker_s / SECONDS_PER_HOUR)
 
-    def speed_up(self, row: Row) -> float | None:
+    def speed_up(self, row: ComparisonRow) -> float | None:
         """Return how many times faster than the first protocol; None unless both reach the target at every seed."""
         first, this = self.time_s(self.rows[0]), self.time_s(row)
         fair = self.rows[0].always_reaches(self.stop) and row.always_reaches(self.stop)
         return first.mean / this.mean if fair and first and this and this.mean else None
 
-    def against_first(self, row: Row) -> list[Difference]:
+    def against_first(self, row: ComparisonRow) -> list[PairedDifference]:
         """Return how a protocol differs from the first one: 95 % intervals paired by seed, of two seeds or more."""
         return differences(self.rows[0], row, self.stop)
 
@@ -188,7 +188,7 @@ class Comparison(Tabled):
             "folder": self.folder,
         }
 
-    def _grids(self) -> list[Grid]:
+    def _grids(self) -> list[TextTable]:
         from paceline.experiments.comparison import grids
 
         return grids(self)
@@ -210,7 +210,7 @@ class Comparison(Tabled):
         }
         return orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
-    def _plain(self, row: Row) -> dict[str, Any]:
+    def _plain(self, row: ComparisonRow) -> dict[str, Any]:
         worker_hours = self.worker_hours(row)
         return {
             "protocol": row.protocol,
@@ -227,7 +227,7 @@ class Comparison(Tabled):
             "runs": [self._plain_run(row, seed) for seed in row.seeds],
         }
 
-    def _plain_run(self, row: Row, seed: int) -> dict[str, Any]:
+    def _plain_run(self, row: ComparisonRow, seed: int) -> dict[str, Any]:
         status, crash, figures = row.status(seed, self.stop), row.crashes.get(seed), row.runs.get(seed)
         reached = status == "reached"
         told = {"seed": seed, "status": status, "reached": reached, "error": crash and crash.message}
@@ -260,10 +260,10 @@ class FailedRunsError(RunError):
 
 MOST_METRICS = 2  # of those that the stop asks for, in 80 columns
 
-Cell = Callable[[Row], str]
+Cell = Callable[[ComparisonRow], str]
 
 
-def grids(comparison: Comparison) -> list[Grid]:
+def grids(comparison: Comparison) -> list[TextTable]:
     """Return all blocks."""
     blocks = (_to_target(comparison), _WORK, _samples(comparison))
     return [_block(columns, comparison.rows) for columns in blocks]
@@ -287,11 +287,11 @@ def spread(given: Spread) -> str:
 
 
 def _to_target(comparison: Comparison) -> Mapping[str, Cell]:
-    def worker_hours(row: Row) -> float | None:
+    def worker_hours(row: ComparisonRow) -> float | None:
         hours = comparison.worker_hours(row)
         return hours.mean if hours else None
 
-    def cost(row: Row) -> float | None:
+    def cost(row: ComparisonRow) -> float | None:
         hours = worker_hours(row)
         return None if hours is None or comparison.price is None else hours * comparison.price
 
@@ -305,18 +305,18 @@ def _to_target(comparison: Comparison) -> Mapping[str, Cell]:
     return {**columns, "\ncost": lambda row: number(cost(row))} if comparison.price is not None else columns
 
 
-def _without_time(row: Row, stop: Stop) -> str:
+def _without_time(row: ComparisonRow, stop: Stop) -> str:
     """Return how the runs of a row came out of which none reached the target."""
     seeds: dict[Status, int] = {status: len(row.with_status(status, stop)) for status in STATUSES}
     found = {status: amount for status, amount in seeds.items() if amount}
     return next(iter(found)) if len(found) == 1 else ", ".join(f"{amount} {status}" for status, amount in found.items())
 
 
-def _mean(figure: Callable[[Figures], float]) -> Cell:
+def _mean(figure: Callable[[RunStats], float]) -> Cell:
     return lambda row: number(row.mean(figure))
 
 
-def _count(figure: Callable[[Figures], float]) -> Cell:
+def _count(figure: Callable[[RunStats], float]) -> Cell:
     return lambda row: whole(row.mean(figure))
 
 
@@ -352,11 +352,13 @@ def _share(value: float | None) -> str:
     return NONE if value is None or isnan(value) else f"{round(100 * value)}%"
 
 
-def _block(columns: Mapping[str, Cell], rows: Sequence[Row]) -> Grid:
-    return Grid(["protocol", *columns], [[row.protocol, *(cell(row) for cell in columns.values())] for row in rows])
+def _block(columns: Mapping[str, Cell], rows: Sequence[ComparisonRow]) -> TextTable:
+    return TextTable(
+        ["protocol", *columns], [[row.protocol, *(cell(row) for cell in columns.values())] for row in rows]
+    )
 
 
-def _shortfalls(row: Row, stop: Stop) -> Iterator[str]:
+def _shortfalls(row: ComparisonRow, stop: Stop) -> Iterator[str]:
     """Yield a line for the runs that missed the target, one for those that diverged, one for the unfinished ones."""
     told: tuple[Status, ...] = ("missed", "diverged", "not finished")
     for status in told:

@@ -11,11 +11,11 @@ from paceline.utils.wording import counted
 
 if TYPE_CHECKING:
     from paceline.core.stop import Stop
-    from paceline.experiments.comparison import Row
-    from paceline.recording.run_stats import Figures
+    from paceline.experiments.comparison import ComparisonRow
+    from paceline.recording.run_stats import RunStats
 
 
-class Difference(NamedTuple):
+class PairedDifference(NamedTuple):
     """One number of a protocol against that of the first one.
 
     Attributes:
@@ -39,7 +39,7 @@ class Difference(NamedTuple):
         return f"{self.name} {ends}" if self.is_seen else f"{self.name}: no difference to see ({ends})"
 
 
-def differences(first: Row, row: Row, stop: Stop) -> list[Difference]:
+def differences(first: ComparisonRow, row: ComparisonRow, stop: Stop) -> list[PairedDifference]:
     """Return the differences between two protocols, of numbers that both have for two seeds or more.
 
     Times are compared over the seeds at which both reached the target, and only if both reached it at every seed:
@@ -55,10 +55,10 @@ def differences(first: Row, row: Row, stop: Stop) -> list[Difference]:
     shared = sorted(_metrics(first) & _metrics(row))
     ends += [(first.numbers(_metric(name)), row.numbers(_metric(name)), f"test {name}") for name in shared]
     found += [(name, paired_difference(_known(ours), _known(theirs)), False) for ours, theirs, name in ends]
-    return [Difference(name, interval, is_ratio) for name, interval, is_ratio in found if interval is not None]
+    return [PairedDifference(name, interval, is_ratio) for name, interval, is_ratio in found if interval is not None]
 
 
-def in_words(first: Row, row: Row, stop: Stop) -> str:
+def in_words(first: ComparisonRow, row: ComparisonRow, stop: Stop) -> str:
     """Return the differences of a protocol from the first one in a sentence, nothing if none is known."""
     found = differences(first, row, stop)
     if not found:
@@ -68,11 +68,11 @@ def in_words(first: Row, row: Row, stop: Stop) -> str:
     return f"{row.protocol} against {first.protocol}, 95 % intervals over {pairs}: {told}."
 
 
-def _metric(name: str) -> Callable[[Figures], float]:
+def _metric(name: str) -> Callable[[RunStats], float]:
     return lambda figures: figures.metrics[name]
 
 
-def _metrics(row: Row) -> set[str]:
+def _metrics(row: ComparisonRow) -> set[str]:
     """Return the metrics that every run of a row has."""
     names = [set(figures.metrics) for figures in row.runs.values()]
     return set.intersection(*names) if names else set()

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from paceline.errors import PacelineWarning, UsageError
 from paceline.jobs.dataloader import LoaderParts, take_apart
 from paceline.jobs.metrics import Average
-from paceline.policies.learning_rate import LearningRate, LinearSchedule
+from paceline.policies.learning_rate import LinearSchedule, LRScaling
 from paceline.utils.argument_types import checked_types
-from paceline.utils.representation import Shown, in_short
+from paceline.utils.representation import Representation, in_short
 from paceline.utils.wording import counted
 
 
@@ -53,7 +53,7 @@ class Samples(Protocol):
     schedule="; one of torch.optim.lr_scheduler is given as scheduler=",
 )
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Job(Shown):
+class Job(Representation):
     """What to train.
 
     Args:
@@ -81,7 +81,7 @@ class Job(Shown):
         no_decay_on: types of modules, such as `pl.BATCH_NORMS`, whose own parameters get no weight decay: the optimizer
             is then given them in a parameter group with weight_decay=0.
         clip_norm: largest norm of the mean gradient, None for no clipping.
-        lr_rule: "constant" or "proportional" to the gradients in an update; see `LearningRate`.
+        lr_rule: "constant" or "proportional" to the gradients in an update; see `LRScaling`.
         lr_is: whether the optimizer's rate is the "total" one or "per_worker".
         sampling: minibatches drawn with "replacement", or each "epoch" every sample once.
         sharding: "shared" by all workers, or "partitioned" among them.
@@ -250,9 +250,9 @@ class Job(Shown):
                 return None if per_epoch is None else Fraction(per_epoch)
 
     @property
-    def learning_rate(self) -> LearningRate:
+    def learning_rate(self) -> LRScaling:
         """How the learning rate follows the number of gradients."""
-        return LearningRate(self.lr_rule, self.lr_is)
+        return LRScaling(self.lr_rule, self.lr_is)
 
     def minibatches_per_epoch(self, shards: int = 1) -> int | None:
         """Return the whole minibatches in one pass over a shard, None for iterable data.

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from paceline.errors import UsageError, did_you_mean
 from paceline.jobs.job import BATCH_NORMS, Job
-from paceline.policies.learning_rate import LearningRate, LinearSchedule
+from paceline.policies.learning_rate import LinearSchedule, LRScaling
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import bind, parse_call
 from paceline.utils.validation import check
@@ -74,7 +74,7 @@ def scheduled(
 
     Args:
         job: which is left as it is.
-        lr_rule: "constant" or "proportional" to the gradients in an update; see `LearningRate`.
+        lr_rule: "constant" or "proportional" to the gradients in an update; see `LRScaling`.
         lr_is: whether the optimizer's rate is the "total" one or "per_worker".
         decay_at: gradients (minibatches that were used) after which the rate is multiplied by ``decay_by``, each time
             anew; rising.
@@ -96,7 +96,7 @@ def scheduled(
     linear, and without decay of norms.
     """
     check("(0, 1]", decay_by=decay_by)
-    LearningRate(lr_rule, lr_is)  # which refuses other words
+    LRScaling(lr_rule, lr_is)  # which refuses other words
     at = _milestones(decay_at)
     decay = partial(LambdaLR, lr_lambda=partial(decayed, at=at, by=decay_by)) if at else job.scheduler
     return replace(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from paceline.core.duration import Extent
+from paceline.core.duration import Duration
 from paceline.errors import UsageError
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import brief
@@ -15,7 +15,7 @@ from paceline.utils.validation import check
 
 
 @dataclass(frozen=True)
-class LearningRate:
+class LRScaling:
     """Factor on the optimizer's own rate for an update of k gradients, with n live workers.
 
     eta(k) = eta_max ("constant") or eta_max * k / n ("proportional"), where eta_max is the optimizer's own
@@ -66,7 +66,7 @@ class LinearSchedule:
 
     After w accepted gradients, scale(w) = w / warm_up while w < end, and then, with the scale that was reached,
     scale(w) = end / warm_up * (total - w) / (total - end). The learning rate is multiplied by it, beside what
-    `LearningRate` says of the k gradients of an update, and the weight decay by ``weight_decay`` times it. An update
+    `LRScaling` says of the k gradients of an update, and the weight decay by ``weight_decay`` times it. An update
     that takes the workload from w to w + k has scale(w + k/2), the mean over its gradients, so that a schedule means
     the same under every protocol.
 
@@ -74,7 +74,7 @@ class LinearSchedule:
     the check before (`is_plateau`), the warm-up ends there. So the earliest it may end is at the second check.
 
     Args:
-        warm_up: workload in which the scale would rise to 1, as "50%", "epochs=5", "gradients=500" or an `Extent`.
+        warm_up: workload in which the scale would rise to 1, as "50%", "epochs=5", "gradients=500" or an `Duration`.
         warm_up_until: where it ends: at a "plateau", at a workload, or at its full length (None); a plateau that is
             not found ends it there too.
         check_every: workload between two looks at the loss.
@@ -98,12 +98,12 @@ class LinearSchedule:
     not say; in the middle it is never 0.
     """
 
-    warm_up: str | Extent = "50%"
-    warm_up_until: str | Extent | None = PLATEAU
-    check_every: str | Extent = "epochs=5"
+    warm_up: str | Duration = "50%"
+    warm_up_until: str | Duration | None = PLATEAU
+    check_every: str | Duration = "epochs=5"
     least_reduction: float = 0.0
     weight_decay: float | None = 2.3
-    total: str | Extent | None = None
+    total: str | Duration | None = None
 
     def __post_init__(self) -> None:
         self._extent("warm_up")
@@ -152,10 +152,10 @@ class LinearSchedule:
     def _gradients(self, name: str, total: float | None, per_epoch: float | None) -> float:
         return self._extent(name).in_gradients(total, per_epoch).amount
 
-    def _extent(self, name: str) -> Extent:
+    def _extent(self, name: str) -> Duration:
         given = getattr(self, name)
-        extent = Extent.parse(given) if isinstance(given, str) else given
-        if not isinstance(extent, Extent) or extent.unit in {"updates", "seconds"}:
+        extent = Duration.parse(given) if isinstance(given, str) else given
+        if not isinstance(extent, Duration) or extent.unit in {"updates", "seconds"}:
             raise UsageError(
                 f"schedule: {name} = {given!r}, expected workload, as '50%', 'epochs=5' or 'gradients=500'"
             )
@@ -198,7 +198,7 @@ class Curve:
         return end / self.warm_up * left
 
 
-class ScheduleWatch:
+class ScheduleTracker:
     """Follows a schedule through a run, and notices where its warm-up ends.
 
     Args:

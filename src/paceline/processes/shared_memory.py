@@ -10,20 +10,20 @@ from typing import Any
 
 import torch
 
-from paceline.server.flat_buffers import Layout, Vectors
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 
 PAGE_BYTES = mmap.PAGESIZE
 WORD_BYTES = 8
 
 
-class SharedVectors(Vectors):
+class SharedVectors(FlatBuffers):
     """Vectors in shared memory.
 
     Attributes:
         place: their number among the places for versions, by which other processes find them.
     """
 
-    def __init__(self, layout: Layout, memory: torch.Tensor, place: int) -> None:
+    def __init__(self, layout: FlatLayout, memory: torch.Tensor, place: int) -> None:
         super().__init__(layout, memory)
         self.place = place
 
@@ -40,7 +40,7 @@ class SharedMemory:
         places: for versions.
     """
 
-    def __init__(self, layout: Layout, workers: int, places: int) -> None:
+    def __init__(self, layout: FlatLayout, workers: int, places: int) -> None:
         self._sizes = (workers, places, _pages(layout.nbytes))
         self._map(anonymous_file(self._nbytes))
 
@@ -51,11 +51,11 @@ class SharedMemory:
         self._sizes = state["sizes"]
         self._map(state["file"].detach())
 
-    def gradient(self, layout: Layout, worker: int) -> Vectors:
+    def gradient(self, layout: FlatLayout, worker: int) -> FlatBuffers:
         """Return where a worker writes its gradient."""
-        return Vectors(layout, self._piece(layout, worker))
+        return FlatBuffers(layout, self._piece(layout, worker))
 
-    def version(self, layout: Layout, place: int) -> SharedVectors:
+    def version(self, layout: FlatLayout, place: int) -> SharedVectors:
         """Return a place for a version."""
         workers, _, _ = self._sizes
         return SharedVectors(layout, self._piece(layout, workers + place), place)
@@ -83,7 +83,7 @@ class SharedMemory:
         self._memory = mmap.mmap(file, self._nbytes)
         self._interrupted = memoryview(self._memory)[: workers * WORD_BYTES].cast("q")
 
-    def _piece(self, layout: Layout, index: int) -> torch.Tensor:
+    def _piece(self, layout: FlatLayout, index: int) -> torch.Tensor:
         workers, _, piece = self._sizes
         offset = _pages(workers * WORD_BYTES) + index * piece
         return torch.frombuffer(self._memory, dtype=torch.uint8, count=layout.nbytes, offset=offset)

@@ -25,7 +25,7 @@ Place = tuple[int, torch.Size, torch.dtype]
 _opening = False  # whether this process unpickles a parcel at present, and with it imports modules
 
 
-class Parcel:
+class SharedPickle:
     """Pickled object; tensors and NumPy arrays of 1 MiB and more travel as one file descriptor.
 
     Functions and classes of `__main__` (a script, a notebook, an interactive session), lambdas and closures are

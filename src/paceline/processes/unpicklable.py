@@ -9,7 +9,7 @@ from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
 from paceline.errors import UsageError, in_words
-from paceline.processes.shared_pickle import Packer, Parcel
+from paceline.processes.shared_pickle import Packer, SharedPickle
 from paceline.utils.wording import in_one_line
 
 DEEPEST = 8  # parts of parts
@@ -27,7 +27,7 @@ class _Discard:
         return len(text)
 
 
-def packed(content: object, parts: Mapping[str, object], refused: str, otherwise: str = "") -> Parcel:
+def packed(content: object, parts: Mapping[str, object], refused: str, otherwise: str = "") -> SharedPickle:
     """Return an object for child processes, pickled.
 
     Args:
@@ -40,7 +40,7 @@ def packed(content: object, parts: Mapping[str, object], refused: str, otherwise
         UsageError: it cannot be pickled; the message names the part and the cause.
     """
     try:
-        return Parcel(content)
+        return SharedPickle(content)
     except Exception as error:  # an object's own __reduce__ may raise anything
         raise UsageError(f"{refused}: {unsendable(parts)}; {ADVICE}{otherwise}") from error
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @checked_types
 @dataclass(frozen=True)
-class Reduction:
+class AllReduceConfig:
     """What n workers without a server sum up, and when.
 
     Every worker holds the average parameters w. In an iteration each computes a gradient, of which there is one

@@ -76,7 +76,7 @@ class Momentum:
 KEEP = Momentum("keep")
 
 
-class MomentumWatch:
+class MomentumTracker:
     """Follows the limit on the momentum through a run, and notices where it changes.
 
     Args:

@@ -7,9 +7,9 @@ from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from paceline.core.duration import Extent, Unit
+from paceline.core.duration import Duration, Unit
 from paceline.errors import UsageError
-from paceline.protocols.allreduce import Reduction
+from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.momentum import KEEP, Momentum
 from paceline.utils.argument_types import checked_types
 from paceline.utils.wording import counted
@@ -137,11 +137,11 @@ class Phase:
 
     protocol: Protocol
     controllers: tuple[Controller[Any], ...] = ()
-    end: Extent | None = None
+    end: Duration | None = None
     name: str = ""
     compensators: tuple[Compensator, ...] = ()
     momentum: Momentum = KEEP
-    reduction: Reduction | None = None
+    reduction: AllReduceConfig | None = None
 
     def until(
         self,
@@ -157,7 +157,7 @@ class Phase:
         Updates, gradients, epochs and fractions are looked at when an update is made: the phase ends with the
         update that reaches them. Seconds end it between two events.
         """
-        end = Extent.of(fraction=fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds)
+        end = Duration.of(fraction=fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds)
         return replace(self, end=end)
 
     def __add__(self, added: Addition | tuple[Addition, ...]) -> Phase:
@@ -248,7 +248,7 @@ class Plan:
         )
 
     @property
-    def reduction(self) -> Reduction | None:
+    def reduction(self) -> AllReduceConfig | None:
         """How workers without a server come to the same parameters; None for a plan with a server."""
         return self.phases[0].reduction
 

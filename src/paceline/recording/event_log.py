@@ -20,7 +20,7 @@ import orjson
 from paceline.core.events import Outcome
 from paceline.core.records import Record, RunEnded, VersionEvaluated
 from paceline.errors import PacelineWarning, RunError
-from paceline.recording.validation import Order, check_types
+from paceline.recording.validation import RecordOrder, check_types
 from paceline.utils.files import ContentError, create_file, lines_of, open_regular, open_to_extend
 
 WAITING_RECORDS = 10_000  # at most; then the run waits for the disk
@@ -199,7 +199,7 @@ def read_records(path: Path, until_bytes: float = inf) -> Iterator[Record]:
     Raises:
         RunError: the log cannot be read.
     """
-    order = Order()
+    order = RecordOrder()
 
     def decode(line: bytes) -> Record:
         record = to_record(line)

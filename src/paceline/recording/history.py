@@ -11,11 +11,11 @@ from typing import Any, Literal
 import numpy as np
 
 from paceline.core.records import Column, GradientArrived, Record, RunEnded, UpdateMade, WorkInterrupted
-from paceline.utils.representation import Shown
+from paceline.utils.representation import Representation
 
 
 @dataclass(repr=False)
-class Totals(Shown):
+class Totals(Representation):
     """Counts and times of a whole run.
 
     Attributes:
@@ -73,7 +73,7 @@ class Totals(Shown):
         return {**counts, "mean_k": self.mean_k, "mean_staleness": self.mean_staleness, "idle_share": self.idle_share}
 
 
-class History(Shown):
+class History(Representation):
     """Everything that happened in a run, in order.
 
     Args:

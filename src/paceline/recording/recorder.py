@@ -9,13 +9,13 @@ from typing import Any
 from paceline.coordinator.coordinator import OLD_DRAW, SILENT
 from paceline.core.events import (
     Accept,
-    Applied,
     Apply,
     Arrival,
     Command,
     Compute,
     Decision,
     Drop,
+    EndRun,
     Evaluate,
     Evaluated,
     Event,
@@ -23,8 +23,8 @@ from paceline.core.events import (
     Joined,
     Lost,
     Restarted,
-    Stop,
     Timer,
+    UpdateApplied,
 )
 from paceline.core.records import (
     DecisionMade,
@@ -105,7 +105,7 @@ class Recorder:
                 self.reached_s = self._published_s.pop(event.version, now)
                 metrics = dict(event.metrics)
                 self._evaluated(VersionEvaluated(now, event.version, self.reached_s, metrics, event.now))
-            case Applied():
+            case UpdateApplied():
                 self._tell(StepMeasured(now, event.version, *event.step, event_s=event.now))
             case Joined():
                 self._joined_s.setdefault(event.worker, now)
@@ -119,7 +119,7 @@ class Recorder:
             self._command(now, event, command)
         self._rate = self._learning_rate()  # before the next update, which the schedule may follow
 
-    def end(self, stop: Stop, version: int, metrics: Mapping[str, float]) -> None:
+    def end(self, stop: EndRun, version: int, metrics: Mapping[str, float]) -> None:
         """Close the books, with the metrics of the last version where there are evaluation data."""
         now = self._now
         for worker in list(self._joined_s):

@@ -24,7 +24,7 @@ from paceline.recording.history import Totals, mean_loss
 
 
 @dataclass(frozen=True)
-class Figures:
+class RunStats:
     """What a run comes to.
 
     Attributes:
@@ -89,7 +89,7 @@ class Figures:
         return asdict(self)
 
 
-def count(records: Iterable[Record]) -> Figures:
+def count(records: Iterable[Record]) -> RunStats:
     """Return the figures of a run.
 
     Args:
@@ -126,10 +126,10 @@ class _Counter:
             case RunEnded():
                 self._end = record
 
-    def figures(self) -> Figures:
+    def figures(self) -> RunStats:
         totals = self._totals
         time_s, worker_s = self._reached()
-        return Figures(
+        return RunStats(
             stopped_by=self._end.outcome if self._end else None,
             reason=self._end.reason if self._end else "",
             time_s=time_s,

@@ -79,7 +79,7 @@ def check_types(record: Record) -> None:
             raise ContentError(f"{name} = {repr(getattr(record, name))[:SHOWN]}")
 
 
-class Order:
+class RecordOrder:
     """The order that the records of a run have: a beginning, time that does not go back, versions one by one."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ MOST_POINTS = 2_000  # of the line of a single run; above, it is drawn on the gr
 
 
 @dataclass(frozen=True)
-class Line:
+class CurveLine:
     """A line with the smallest and largest value over the runs it is the mean of.
 
     Attributes:
@@ -41,7 +41,7 @@ class Group:
 
     label: str
     runs: list[RunData]
-    lines: dict[str, dict[str, Line]] = field(default_factory=dict)
+    lines: dict[str, dict[str, CurveLine]] = field(default_factory=dict)
 
 
 def groups(runs: Sequence[RunData]) -> list[Group]:
@@ -97,7 +97,7 @@ def smooth_loss(run: RunData) -> Column:
     return mean
 
 
-def band(lines: Sequence[tuple[Column, Column]], steps: bool = False) -> Line | None:
+def band(lines: Sequence[tuple[Column, Column]], steps: bool = False) -> CurveLine | None:
     """Return mean, minimum and maximum of some lines on a common grid, as far as all of them go.
 
     Args:
@@ -112,13 +112,13 @@ def band(lines: Sequence[tuple[Column, Column]], steps: bool = False) -> Line | 
         return None
     if len(finite) == 1 and len(finite[0][0]) <= MOST_POINTS:
         x, y = finite[0]
-        return Line(x, y, y, y, steps)
+        return CurveLine(x, y, y, y, steps)
     begin, end = max(x[0] for x, _ in finite), min(x[-1] for x, _ in finite)
     if begin > end:
         return None
     grid = np.linspace(begin, end, GRID)
     values = np.array([_on_grid(x, y, grid) for x, y in finite])
-    return Line(grid, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
+    return CurveLine(grid, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
 
 
 def switches(run: RunData) -> list[dict[str, Any]]:
@@ -141,7 +141,7 @@ def _on_grid(x: Column, y: Column, grid: Column) -> Column:
     return means
 
 
-def _panels(runs: Sequence[RunData], axis: str) -> dict[str, Line]:
+def _panels(runs: Sequence[RunData], axis: str) -> dict[str, CurveLine]:
     names = dict.fromkeys(name for run in runs for name in _metrics(run))
     lines = {
         "loss": band([(_x(run, axis), smooth_loss(run)) for run in runs]),

@@ -28,7 +28,7 @@ from paceline.core.records import (
 from paceline.core.stop import LEAST_LOSS_WINDOW, Stop
 from paceline.core.targets import Target
 from paceline.recording.run_folder import SavedRun
-from paceline.recording.run_stats import Figures, count
+from paceline.recording.run_stats import RunStats, count
 
 FATES = ("used", "dropped", "interrupted", "unfinished")
 STILL_GOING = "still going, or ended without a word"
@@ -42,7 +42,7 @@ NO_STALENESS = -1  # of work that never arrived
 NO_REASON = -1
 
 
-class Ending(NamedTuple):
+class RunEndingData(NamedTuple):
     """How a piece of work ended: one of `FATES`, and why."""
 
     fate: str
@@ -84,9 +84,9 @@ class RunData:
     losses: Column
     evaluations: list[VersionEvaluated]
     marks: list[Mark]
-    endings: list[Ending]
+    endings: list[RunEndingData]
     reasons: list[str]
-    figures: Figures
+    figures: RunStats
     end_s: float
 
     @property
@@ -169,7 +169,7 @@ class _Reader:
         self.losses = array("d")
         self.evaluations: list[VersionEvaluated] = []
         self.marks: list[Mark] = []
-        self.endings: dict[Ending, int] = {}
+        self.endings: dict[RunEndingData, int] = {}
         self.reasons: dict[str, int] = {}
         self.live: dict[int, Spans] = {}
         self.now_s = 0.0
@@ -285,7 +285,7 @@ class _Reader:
             spans[-1] = (spans[-1][0], now_s)
 
     def _ending(self, fate: str, reason: str) -> int:
-        return self.endings.setdefault(Ending(fate, reason), len(self.endings))
+        return self.endings.setdefault(RunEndingData(fate, reason), len(self.endings))
 
     def _mark(self, time_s: float, kind: str, reason: str) -> None:
         self.marks.append(Mark(time_s, self._updates, kind, reason))

@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 
 from paceline.report.run_data import FATES, RunData
-from paceline.report.worker_stats import QUANTILES, RoundTrips, round_trips
+from paceline.report.worker_stats import QUANTILES, RoundTripStats, round_trips
 
 LEAST_TOLD = 1.05  # times the median round trip, below which a worker is not called slower
 SLOW = 2.0  # times the median round trip, from which on a worker is a straggler
@@ -47,12 +47,12 @@ def stragglers(run: RunData) -> list[str]:
     return sentences[:MOST_NAMED] + ([more] if left_out > 0 else [])
 
 
-def _typical_s(rows: Sequence[RoundTrips | None]) -> float:
+def _typical_s(rows: Sequence[RoundTripStats | None]) -> float:
     """Return the median over the workers of the median round trip."""
     return median(row.quantiles_s[MEDIAN] for row in rows if row is not None)
 
 
-def _slower(row: RoundTrips, typical_s: float) -> str:
+def _slower(row: RoundTripStats, typical_s: float) -> str:
     """Say how much slower a worker was than the median over the workers, as far as it was seen."""
     seen_s = row.quantiles_s[MEDIAN]
     ratio, is_known = seen_s / typical_s, row.known > MEDIAN

@@ -60,7 +60,7 @@ def staleness(run: RunData) -> dict[str, list[int]]:
     return {"staleness": found.tolist(), "gradients": counts.tolist()}
 
 
-class RoundTrips(NamedTuple):
+class RoundTripStats(NamedTuple):
     """How long the work of one worker took.
 
     Attributes:
@@ -75,7 +75,7 @@ class RoundTrips(NamedTuple):
     finished: int
 
 
-def round_trips(run: RunData) -> list[RoundTrips | None]:
+def round_trips(run: RunData) -> list[RoundTripStats | None]:
     """Return the round-trip times of each worker, None for one that did no work.
 
     Work that never arrived took longer than was seen of it: it is censored, and the quantiles are those of the
@@ -90,19 +90,19 @@ def round_trips(run: RunData) -> list[RoundTrips | None]:
     return [_round_trips(seen_s[begin:end], finished[begin:end]) for begin, end in pairwise(bounds)]
 
 
-def _round_trips(seen_s: Column, finished: Column) -> RoundTrips | None:
+def _round_trips(seen_s: Column, finished: Column) -> RoundTripStats | None:
     if not len(seen_s):
         return None
     count = int(finished.sum())
     if count == len(seen_s):
-        return RoundTrips(np.percentile(seen_s, QUANTILES).tolist(), len(QUANTILES), count)
+        return RoundTripStats(np.percentile(seen_s, QUANTILES).tolist(), len(QUANTILES), count)
     order = np.lexsort((~finished, seen_s))  # of equal times the finished work comes first
     at_risk = np.arange(len(seen_s), 0, -1)
     ended_by = 1 - np.cumprod(1 - finished[order] / at_risk)
     ranks = np.searchsorted(ended_by, np.array(QUANTILES) / 100 - ROUNDING)
     longest = len(seen_s) - 1
     quantiles_s = seen_s[order][np.minimum(ranks, longest)]
-    return RoundTrips(quantiles_s.tolist(), int((ranks <= longest).sum()), count)
+    return RoundTripStats(quantiles_s.tolist(), int((ranks <= longest).sum()), count)
 
 
 def heat_map(run: RunData) -> dict[str, Any]:

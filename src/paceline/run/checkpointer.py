@@ -7,7 +7,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from paceline.checkpoint.store import Checkpoints
-from paceline.core.duration import Extent
+from paceline.core.duration import Duration
 from paceline.engines.base import Engine
 from paceline.engines.virtual.timing import TimingEngine
 from paceline.errors import RunError, UsageError
@@ -17,7 +17,7 @@ from paceline.recording.run_folder import CHECKPOINTS, RunFolder, versions
 from paceline.run.session import Session
 
 
-class Habit(NamedTuple):
+class CheckpointPolicy(NamedTuple):
     """How a run is saved.
 
     Attributes:
@@ -25,11 +25,11 @@ class Habit(NamedTuple):
         keep: how many are kept.
     """
 
-    every: Extent
+    every: Duration
     keep: int
 
 
-class Keeper:
+class Checkpointer:
     """Saves the whole state of a run, now and then.
 
     Args:
@@ -40,7 +40,9 @@ class Keeper:
         habit: when, and how many are kept.
     """
 
-    def __init__(self, session: Session, engine: Engine, recorder: Recorder, folder: RunFolder, habit: Habit) -> None:
+    def __init__(
+        self, session: Session, engine: Engine, recorder: Recorder, folder: RunFolder, habit: CheckpointPolicy
+    ) -> None:
         self._parts: dict[str, Any] = {
             "coordinator": session.coordinator,
             "server": session.server,

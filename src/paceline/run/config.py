@@ -11,7 +11,7 @@ from paceline.checkpoint.fingerprint import model_in_short
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.torchrun import Torchrun
-from paceline.core.duration import Extent
+from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
@@ -21,7 +21,7 @@ from paceline.worker.torch_utils import build_model
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunConfig:
     """What was asked for.
 
     Attributes:
@@ -36,7 +36,7 @@ class Setting:
     cluster: Cluster | LocalCluster | Torchrun
     stop: Stop
     seed: int
-    evaluate_every: Extent | None = None
+    evaluate_every: Duration | None = None
     worker_timeout_s: float | None = None
     measure_steps: bool = False
 
@@ -72,7 +72,7 @@ class Setting:
         return self.job.schedule.in_gradients(self.stop.workload(self.per_epoch), self.per_epoch)
 
     @cached_property
-    def evaluations(self) -> Extent | None:
+    def evaluations(self) -> Duration | None:
         """How often a version is evaluated, if there are data for it."""
         data = self.job.eval_data
         if data is None or (isinstance(data, Sized) and not len(data)):
@@ -85,7 +85,7 @@ class Setting:
                 raise UsageError(lacks)
             return None
         if self.evaluate_every is None:
-            return Extent("gradients", self.per_epoch) if self.per_epoch else Extent("updates", 100)
+            return Duration("gradients", self.per_epoch) if self.per_epoch else Duration("updates", 100)
         return self.in_gradients(self.evaluate_every)
 
     def check(self) -> None:
@@ -96,7 +96,7 @@ class Setting:
         """
         _ = (self.checked_plan, self.evaluations, self.schedule)
 
-    def in_gradients(self, extent: Extent) -> Extent:
+    def in_gradients(self, extent: Duration) -> Duration:
         """Express epochs and fractions in gradients of this run."""
         return extent.in_gradients(self.stop.workload(self.per_epoch), self.per_epoch)
 

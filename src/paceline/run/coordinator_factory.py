@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.coordinator.coordinator import Coordinator
-from paceline.coordinator.failure_detector import Patience
-from paceline.coordinator.minibatch_sampler import Minibatches
-from paceline.core.duration import Extent
+from paceline.coordinator.failure_detector import FailureDetector
+from paceline.coordinator.minibatch_sampler import MinibatchSampler
+from paceline.core.duration import Duration
 from paceline.core.stop import Stop
-from paceline.policies.learning_rate import Curve, LearningRate
+from paceline.policies.learning_rate import Curve, LRScaling
 from paceline.protocols.protocol import Plan
 from paceline.run.plan_json import patience_of
 
 
-def make_coordinator(plan: Plan, stop: Stop, rules: Mapping[str, Any], patience: Patience | None = None) -> Coordinator:
+def make_coordinator(
+    plan: Plan, stop: Stop, rules: Mapping[str, Any], patience: FailureDetector | None = None
+) -> Coordinator:
     """Return the coordinator that goes by these rules.
 
     Args:
@@ -33,15 +35,15 @@ def make_coordinator(plan: Plan, stop: Stop, rules: Mapping[str, Any], patience:
         stop=stop,
         per_epoch=rules["per_epoch"],
         minibatches=_minibatches(rules["minibatches"], stop) if rules["minibatches"] else None,
-        learning_rate=LearningRate(**rules["learning_rate"]),
+        learning_rate=LRScaling(**rules["learning_rate"]),
         schedule=Curve(**schedule) if schedule else None,
         patience=patience or patience_of(rules),
-        evaluate_every=Extent(**every) if every else None,
+        evaluate_every=Duration(**every) if every else None,
         measure_steps=rules.get("measure_steps", False),  # nor this
     )
 
 
-def _minibatches(dealing: Mapping[str, Any], stop: Stop) -> Minibatches:
+def _minibatches(dealing: Mapping[str, Any], stop: Stop) -> MinibatchSampler:
     per_run = (stop.epochs or 0) * (dealing["per_epoch"] or 0)
     whole = int(per_run) if per_run and float(per_run).is_integer() else None
-    return Minibatches(**dealing, per_run=whole)
+    return MinibatchSampler(**dealing, per_run=whole)

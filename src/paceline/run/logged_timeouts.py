@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from paceline.coordinator.coordinator import SILENT
-from paceline.coordinator.failure_detector import Patience
-from paceline.coordinator.worker_table import Worker
+from paceline.coordinator.failure_detector import FailureDetector
+from paceline.coordinator.worker_table import WorkerState
 from paceline.core.records import DecisionMade, GradientArrived, Record, RunEnded, TimerRang
 
 KIND = "worker_timeout"
 OF_TODAY = "median round trip"
 
 
-class LoggedPatience(Patience):
+class LoggedFailureDetector(FailureDetector):
     """Loses a worker at the very timer at which the log lost it.
 
     Args:
@@ -46,7 +46,7 @@ class LoggedPatience(Patience):
         """Return whether the log has lost workers at this timer."""
         return bool(self._due)
 
-    def exceeded_by(self, in_flight: Mapping[int, Worker], now: float) -> dict[int, str]:
+    def exceeded_by(self, in_flight: Mapping[int, WorkerState], now: float) -> dict[int, str]:
         """Return these workers, and why in the words of the log."""
         return self._due
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from paceline.catalogue.modifiers import ADDITIONS
 from paceline.checkpoint.codec import Json, decode, encode
-from paceline.coordinator.failure_detector import DerivedPatience, Patience
-from paceline.core.duration import Extent
+from paceline.coordinator.failure_detector import FailureDetector, RoundTripFailureDetector
+from paceline.core.duration import Duration
 from paceline.errors import UsageError
 from paceline.policies.compensation.base import Compensator
 from paceline.policies.controllers.adasync import AdaSync
@@ -16,15 +16,15 @@ from paceline.policies.controllers.base import Controller
 from paceline.policies.controllers.dbw import BDBW, DBW
 from paceline.policies.controllers.fixed_quorum import FixedQuorum
 from paceline.policies.controllers.idle_workers import IdleWorkers
-from paceline.protocols.allreduce import Reduction
+from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.momentum import KEEP, Momentum
 from paceline.protocols.protocol import Phase, Plan
 from paceline.utils.spec_parser import bind, parse_call
 
 
-def patience_of(rules: Mapping[str, Any]) -> Patience:
+def patience_of(rules: Mapping[str, Any]) -> FailureDetector:
     """Return the timeout on silent workers as the rules give it."""
-    return DerivedPatience() if rules.get("derives_timeout") else Patience(rules["worker_timeout_s"])
+    return RoundTripFailureDetector() if rules.get("derives_timeout") else FailureDetector(rules["worker_timeout_s"])
 
 
 def plan_as_json(plan: Plan) -> Json:
@@ -56,7 +56,7 @@ def plan_of(phases: Sequence[Json]) -> Plan:
             Phase(
                 phase["protocol"],
                 tuple(_controller(text) for text in phase["controllers"]),
-                Extent(*phase["end"]) if phase["end"] else None,
+                Duration(*phase["end"]) if phase["end"] else None,
                 phase.get("name", ""),  # plans had none before
                 tuple(_compensator(text) for text in phase.get("compensators", ())),  # nor these
                 Momentum(phase.get("momentum", KEEP.rule)),  # nor this
@@ -67,17 +67,17 @@ def plan_of(phases: Sequence[Json]) -> Plan:
     )
 
 
-def _reduction_as_json(reduction: Reduction | None) -> dict[str, Any] | None:
+def _reduction_as_json(reduction: AllReduceConfig | None) -> dict[str, Any] | None:
     if reduction is None:
         return None
     return {**vars(reduction), "correction": repr(reduction.correction) if reduction.correction else None}
 
 
-def _reduction(given: Mapping[str, Any] | None) -> Reduction | None:
+def _reduction(given: Mapping[str, Any] | None) -> AllReduceConfig | None:
     if given is None:
         return None
     correction = given["correction"]
-    return Reduction(**{**given, "correction": _compensator(correction) if correction else None})
+    return AllReduceConfig(**{**given, "correction": _compensator(correction) if correction else None})
 
 
 def _compensator(text: str) -> Compensator:

@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 from paceline.coordinator.coordinator import NOT_FINITE, Coordinator
 from paceline.core.events import (
-    Applied,
     Arrival,
     Command,
     Compensation,
+    EndRun,
     Evaluated,
     Event,
     Joined,
     Lost,
     Outcome,
     Restarted,
-    Stop,
     Timer,
+    UpdateApplied,
 )
 from paceline.core.records import (
     DecisionMade,
@@ -50,10 +50,10 @@ from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import SavedRun
 from paceline.recording.validation import believed
 from paceline.run.coordinator_factory import make_coordinator
-from paceline.run.logged_timeouts import LoggedPatience, is_needed
+from paceline.run.logged_timeouts import LoggedFailureDetector, is_needed
 from paceline.run.plan_json import plan_of
 from paceline.utils.argument_types import checked_types
-from paceline.utils.representation import Shown
+from paceline.utils.representation import Representation
 
 DECISIONS = (UpdateMade, DecisionMade, GradientArrived, WorkInterrupted)
 NEVER = 2**62  # updates
@@ -61,7 +61,7 @@ FROM_OUTSIDE = {Outcome.INTERRUPTED, Outcome.NO_WORKERS, Outcome.FAILED}
 
 
 @dataclass(frozen=True, repr=False)
-class Replay(Shown):
+class Replay(Representation):
     """What a replay has shown.
 
     Attributes:
@@ -179,7 +179,7 @@ class _Replayed:
         self._plan = plan
         self._stops = iter(stops.rules)
         self._rules = configuration["rules"]
-        self._patience = LoggedPatience(saved.history) if is_needed(saved.history, self._rules) else None
+        self._patience = LoggedFailureDetector(saved.history) if is_needed(saved.history, self._rules) else None
         self._now = 0.0
         self._coordinator = self._next_coordinator()
         self._memory = Memory()
@@ -256,7 +256,7 @@ class _Replayed:
 
 
 def _reason_of_end(commands: Sequence[Command]) -> str:
-    return next((command.reason for command in commands if isinstance(command, Stop)), "")
+    return next((command.reason for command in commands if isinstance(command, EndRun)), "")
 
 
 def _checked(given: Protocol | Phase | Plan, saved: SavedRun) -> Plan:
@@ -290,7 +290,7 @@ def _event(record: Record) -> Event | None:
                 left_over_s=record.left_over_s,
             )
         case StepMeasured():
-            return Applied(record.event_s, record.version, record.step)
+            return UpdateApplied(record.event_s, record.version, record.step)
         case RunResumed():
             return Restarted(record.now_s, record.workers, record.stop_before)
         case TimerRang():

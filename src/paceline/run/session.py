@@ -17,35 +17,35 @@ from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.torchrun import Torchrun
 from paceline.engines.base import Engine
-from paceline.engines.distributed import DistributedEngine
+from paceline.engines.distributed import DistributedServerEngine
 from paceline.engines.distributed.allreduce.elastic_group import check_summable
 from paceline.engines.distributed.allreduce.engine import AllReduceEngine
 from paceline.engines.distributed.node_worker import follower
 from paceline.engines.distributed.parameter_server import worker_process as member
-from paceline.engines.distributed.parameter_server.shard_clients import RemoteSlices
+from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
 from paceline.engines.distributed.parameter_server.shard_server import serve_slice
 from paceline.engines.distributed.rendezvous.handshake import WORLD_SIZE, RunOver
 from paceline.engines.distributed.rendezvous.rendezvous import LOOK_AGAIN_S
-from paceline.engines.distributed.rendezvous.sidecar import Assistant
+from paceline.engines.distributed.rendezvous.sidecar import SidecarProcess
 from paceline.engines.local import LocalEngine
 from paceline.engines.virtual.allreduce import VirtualAllReduce
 from paceline.engines.virtual.parameter_server import VirtualEngine
 from paceline.errors import UsageError
 from paceline.jobs.job import trainable
-from paceline.protocols.allreduce import Reduction
+from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.momentum import KEEP
 from paceline.recording.callback import Callback
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import versions
 from paceline.recording.source_digest import code_of, main_module_of
-from paceline.run.config import Setting
+from paceline.run.config import RunConfig
 from paceline.run.coordinator_factory import make_coordinator
 from paceline.run.plan_json import plan_as_json
-from paceline.server.flat_buffers import Layout
+from paceline.server.flat_buffers import FlatLayout
 from paceline.server.optimizer import check_momentum, warn_of_parameters_left_out
 from paceline.server.parameter_server import ParameterServer
 from paceline.utils.wording import counted
-from paceline.worker.allreduce import Worker, make_worker
+from paceline.worker.allreduce import AllReduceAlgorithm, make_worker
 from paceline.worker.evaluation import evaluate
 from paceline.worker.loss_check import warn_of_summed_loss
 from paceline.worker.replica import Replica, check_reported
@@ -60,7 +60,7 @@ class Session:
         setting: what was asked for.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: RunConfig) -> None:
         self.setting = setting
         job, cluster = setting.job, setting.cluster
         self.coordinator = make_coordinator(setting.checked_plan, setting.stop, setting.rules)
@@ -74,8 +74,8 @@ class Session:
         if any(controller.reads != "times" for phase in setting.plan.phases for controller in phase.controllers):
             warn_of_summed_loss(job, self.model)
         ranks = cluster.ranks_of_slices if isinstance(cluster, Torchrun) else [0]
-        self.slices = RemoteSlices(ranks)
-        self.layout = Layout(self.model, len(ranks), only=0)
+        self.slices = ShardClients(ranks)
+        self.layout = FlatLayout(self.model, len(ranks), only=0)
         _check_memory(self.layout, self._sharing)
         self.server = ParameterServer(job, self.model, self.layout, setting.per_epoch, self.slices, cluster.n)
         if not isinstance(cluster, Torchrun) or cluster.is_server:
@@ -148,12 +148,12 @@ class Session:
         job, seed, reduction = self.setting.job, self.setting.seed, self.setting.plan.reduction
         agreed = agreement(self.setting, self.model)
         if reduction is None:
-            return DistributedEngine(job, cluster, self.server, self.layout, self.slices, agreed)
+            return DistributedServerEngine(job, cluster, self.server, self.layout, self.slices, agreed)
         replica = Replica(job, seed, cluster.n, device=self.server.device, debug=cluster.debug)
         worker = make_worker(reduction, self.server, self.layout)
         return AllReduceEngine(cluster, seed, reduction, replica, worker, agreed)
 
-    def _workers(self, reduction: Reduction, n: int) -> list[Worker]:
+    def _workers(self, reduction: AllReduceConfig, n: int) -> list[AllReduceAlgorithm]:
         """Return n workers without a server: the first has this session's, the others each one like it."""
         first = make_worker(reduction, self.server, self.layout)
         if reduction.sums == "gradients":
@@ -170,7 +170,7 @@ class Session:
         return evaluate(self.setting.job, self.model, self.setting.seed) if self.setting.evaluations else {}
 
 
-def agreement(setting: Setting, model: nn.Module) -> dict[str, Any]:
+def agreement(setting: RunConfig, model: nn.Module) -> dict[str, Any]:
     """Return what all processes of a distributed run have to agree on, as JSON gives it back."""
     assert isinstance(setting.cluster, Torchrun)
     agreed = {
@@ -195,7 +195,7 @@ def agreement(setting: Setting, model: nn.Module) -> dict[str, Any]:
 _has_served = False  # whether this process took part in a run before
 
 
-def serve(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
+def serve(setting: RunConfig) -> tuple[nn.Module, dict[str, Any]]:
     """Be a worker of rank 0 until its run ends; return the trained model, and what rank 0 says of the end.
 
     Raises:
@@ -216,7 +216,7 @@ def serve(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
             return served
 
 
-def _serve_once(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
+def _serve_once(setting: RunConfig) -> tuple[nn.Module, dict[str, Any]]:
     job, cluster = setting.job, setting.cluster
     assert isinstance(cluster, Torchrun)
     setting.check()
@@ -227,7 +227,7 @@ def _serve_once(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
         compensators = [each for phase in setting.checked_plan.phases for each in phase.compensators]
         agreed = agreement(setting, model)
         return model, serve_slice(job, cluster, setting.seed, setting.per_epoch, compensators, agreed)
-    assistants = [Assistant(cluster.n + number) for number in cluster.slices_here]
+    assistants = [SidecarProcess(cluster.n + number) for number in cluster.slices_here]
     take_part = follower.follow if cluster.place else member.serve
     ended = take_part(job, cluster, setting.seed, agreement(setting, model))
     for assistant in assistants:
@@ -244,7 +244,7 @@ def _serve_once(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
     return model, ended.end
 
 
-def _take_part(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
+def _take_part(setting: RunConfig) -> tuple[nn.Module, dict[str, Any]]:
     """Train with the other ranks, of which rank 0 alone writes and tells."""
     session = Session(setting)
     engine = session.engine()
@@ -256,7 +256,7 @@ def _take_part(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
     return model, engine.end
 
 
-def memory_note(layout: Layout, n: int) -> str:
+def memory_note(layout: FlatLayout, n: int) -> str:
     """Say how much memory the versions of n workers may take."""
     return (
         f"up to {n + 1} versions of {layout.nbytes / 2**20:.3g} MiB for {counted(n, 'worker')}: "
@@ -264,7 +264,7 @@ def memory_note(layout: Layout, n: int) -> str:
     )
 
 
-def _check_memory(layout: Layout, n: int) -> None:
+def _check_memory(layout: FlatLayout, n: int) -> None:
     # Versions, a gradient a worker, the parameters, their mean gradient, and as much for the optimizer.
     needed = (n + 1 + n + 3) * layout.nbytes
     available = psutil.virtual_memory().available

@@ -13,7 +13,7 @@ from paceline.clusters.parser import parse_cluster
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.timing import ServerTime
 from paceline.coordinator.coordinator import Coordinator
-from paceline.coordinator.failure_detector import Patience
+from paceline.coordinator.failure_detector import FailureDetector
 from paceline.core.events import Outcome
 from paceline.core.stop import Stop
 from paceline.engines.virtual.allreduce_timing import AllReduceTiming
@@ -23,13 +23,13 @@ from paceline.errors import RunError, UsageError
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.recording.history import Totals
 from paceline.utils.argument_types import checked_types
-from paceline.utils.representation import Shown
+from paceline.utils.representation import Representation
 from paceline.utils.validation import check
 from paceline.utils.wording import counted
 
 
 @dataclass(frozen=True, repr=False)
-class Simulated(Shown):
+class Simulated(Representation):
     """What a simulation of the timing alone has brought.
 
     Attributes:
@@ -147,7 +147,7 @@ def simulate(
     simulated.check_plan(plan)
     _refuse_gradients(plan)
     stop = Stop(updates=updates)
-    patience = Patience(worker_timeout_s)
+    patience = FailureDetector(worker_timeout_s)
     fleet = fleet_for(plan, simulated, seed=seed, payload_bytes=payload_bytes) if worker_timeout_s is None else None
     if fleet is None:
         return _simulate_by_events(plan, simulated, stop, seed, payload_bytes, patience)
@@ -166,7 +166,7 @@ def simulate(
 
 
 def _simulate_by_events(
-    plan: Plan, cluster: Cluster, stop: Stop, seed: int, payload_bytes: float, patience: Patience | None = None
+    plan: Plan, cluster: Cluster, stop: Stop, seed: int, payload_bytes: float, patience: FailureDetector | None = None
 ) -> Simulated:
     coordinator = Coordinator(plan, workers=cluster.n, stop=stop, patience=patience)
     timing = (

@@ -17,9 +17,9 @@ from paceline.clusters.parser import parse_cluster
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.torchrun import Torchrun
 from paceline.coordinator.coordinator import Coordinator
-from paceline.core.duration import Extent
+from paceline.core.duration import Duration
 from paceline.core.events import Command, Event, Outcome
-from paceline.core.events import Stop as EndCommand
+from paceline.core.events import EndRun as EndCommand
 from paceline.core.stop import Stop
 from paceline.engines.base import Engine
 from paceline.engines.distributed.rendezvous.handshake import RunOver
@@ -34,19 +34,19 @@ from paceline.recording.callbacks.progress_line import shown
 from paceline.recording.history import History
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import RUN, RunFolder
-from paceline.run.checkpointer import Habit, Keeper
-from paceline.run.config import Setting
+from paceline.run.checkpointer import Checkpointer, CheckpointPolicy
+from paceline.run.config import RunConfig
 from paceline.run.resume import Resumption
 from paceline.run.session import Session, serve
 from paceline.utils.argument_types import checked_types
-from paceline.utils.representation import Shown
+from paceline.utils.representation import Representation
 
 AnyProtocol = str | Protocol | Phase | Plan
 AnyCluster = str | Cluster | LocalCluster | Torchrun
 
 
 @dataclass(frozen=True, repr=False)
-class Result(Shown):
+class Result(Representation):
     """What a run has brought.
 
     Attributes:
@@ -86,8 +86,8 @@ def train(
     resume: str | Path | None = None,
     allow_change: bool = False,
     callbacks: Sequence[Callback] = (),
-    evaluate_every: str | Extent | None = None,
-    checkpoint_every: str | Extent = "seconds=60",
+    evaluate_every: str | Duration | None = None,
+    checkpoint_every: str | Duration = "seconds=60",
     keep_checkpoints: int = 3,
     worker_timeout_s: float | None = None,
     measure_steps: bool = False,
@@ -110,7 +110,7 @@ def train(
             as if it had never stopped; a real one from its last checkpoint.
         allow_change: whether protocol and cluster may differ from those of the run that is resumed.
         callbacks: that hear what happens.
-        evaluate_every: how often to measure `job.eval_data`, as `Extent("epochs", 1)` or "epochs=1"; once an epoch
+        evaluate_every: how often to measure `job.eval_data`, as `Duration("epochs", 1)` or "epochs=1"; once an epoch
             (or 100 updates, for data without a length) if there are any and nothing is given.
         checkpoint_every: how often the run is saved in its folder, as "updates=100" or "seconds=60", which are
             seconds of real time; it is saved at its beginning, after its first update and at its end, too. Ranks under
@@ -133,7 +133,7 @@ def train(
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
     cluster = cluster.fitted_to(plan) if isinstance(cluster, Torchrun) else cluster
-    setting = Setting(
+    setting = RunConfig(
         job,
         plan,
         cluster,
@@ -148,7 +148,7 @@ def train(
         return _serve(setting)
     if resume is None and out is not None and _is_started_again(cluster, Path(out)):
         out, resume = None, out
-    habit = Habit(setting.in_gradients(_extent(checkpoint_every)), keep_checkpoints)
+    habit = CheckpointPolicy(setting.in_gradients(_extent(checkpoint_every)), keep_checkpoints)
     session = Session(setting)
     if resume is None:
         folder = RunFolder(Path(out), session.configuration, overwrite=overwrite) if out is not None else None
@@ -168,7 +168,7 @@ def _is_started_again(cluster: Cluster | LocalCluster | Torchrun, out: Path) -> 
     return isinstance(cluster, Torchrun) and is_restart(cluster, str(out.resolve())) and (out / RUN).exists()
 
 
-def _serve(setting: Setting) -> Result:
+def _serve(setting: RunConfig) -> Result:
     try:
         model, end = serve(setting)
     except RunOver as over:
@@ -189,7 +189,11 @@ def _raise_error(end: Mapping[str, Any]) -> None:
 
 
 def _run(
-    session: Session, folder: RunFolder | None, past: Resumption | None, callbacks: Sequence[Callback], habit: Habit
+    session: Session,
+    folder: RunFolder | None,
+    past: Resumption | None,
+    callbacks: Sequence[Callback],
+    habit: CheckpointPolicy,
 ) -> Result:
     memory = Memory()
     recorder = session.recorder([folder or memory, *callbacks])
@@ -199,7 +203,7 @@ def _run(
         if past is not None and past.kept is not None:
             for callback in callbacks:
                 callback.on_resume(past.history())
-        keeper = Keeper(session, engine, recorder, folder, habit) if folder else None
+        keeper = Checkpointer(session, engine, recorder, folder, habit) if folder else None
         with engine:
             end = _carry_out(session.coordinator, engine, recorder, keeper, first)
         recorder.end(end, session.coordinator.version, {} if end.outcome.is_failure else session.evaluate())
@@ -221,7 +225,7 @@ def _run(
 
 
 def _carry_out(
-    coordinator: Coordinator, engine: Engine, recorder: Recorder, keeper: Keeper | None, first: Event | None
+    coordinator: Coordinator, engine: Engine, recorder: Recorder, keeper: Checkpointer | None, first: Event | None
 ) -> EndCommand:
     """Run to the end, with a checkpoint now and then if there is a keeper."""
     if keeper is None:
@@ -236,5 +240,5 @@ def _carry_out(
     return end
 
 
-def _extent(given: str | Extent) -> Extent:
-    return Extent.parse(given) if isinstance(given, str) else given
+def _extent(given: str | Duration) -> Duration:
+    return Duration.parse(given) if isinstance(given, str) else given

@@ -15,7 +15,7 @@ from paceline.jobs.job import trainable
 ALIGNMENT_BYTES = 64
 
 
-class Vectors:
+class FlatBuffers:
     """One copy of a model's trainable parameters and buffers, or a gradient with the changes of the buffers.
 
     Attributes:
@@ -27,7 +27,7 @@ class Vectors:
         written: which parameters' views may hold something other than zero.
     """
 
-    def __init__(self, layout: Layout, memory: Tensor) -> None:
+    def __init__(self, layout: FlatLayout, memory: Tensor) -> None:
         self.memory = memory
         self.flat_parameters = [flat for section, _ in layout.sections for flat in section.flats(memory)]
         self.flat_buffers = [flat for _, section in layout.sections for flat in section.flats(memory)]
@@ -35,13 +35,13 @@ class Vectors:
         self.buffers = layout.buffer_pieces(self.flat_buffers)
         self.written = set(range(len(self.parameters)))
 
-    def copy_(self, other: Vectors) -> None:
+    def copy_(self, other: FlatBuffers) -> None:
         """Copy everything from another set of vectors, possibly on another device."""
         words, theirs = self.memory.view(torch.int64), other.memory.view(torch.int64)  # faster than bytes
         words.copy_(theirs, non_blocking=True)
 
 
-class Layout:
+class FlatLayout:
     """Where each tensor of a model stands in its vectors.
 
     Frozen parameters are left out: nobody changes them, so every replica keeps its own. A slice has whole tensors that
@@ -89,9 +89,9 @@ class Layout:
             self.gradient_nbytes += ours.end - self.nbytes
             self.nbytes = beside.end
 
-    def allocate(self, device: torch.device | str = "cpu") -> Vectors:
+    def allocate(self, device: torch.device | str = "cpu") -> FlatBuffers:
         """Return vectors of zeros."""
-        return Vectors(self, torch.zeros(self.nbytes, dtype=torch.uint8, device=device))
+        return FlatBuffers(self, torch.zeros(self.nbytes, dtype=torch.uint8, device=device))
 
     def parameter_pieces(self, flats: Sequence[Tensor]) -> list[Tensor]:
         """Return flat vectors as one view a parameter."""
@@ -110,9 +110,9 @@ class Layout:
         return _pieces([section for _, section in self.sections], flats)
 
 
-def copy_of(model: nn.Module, slices: int) -> Vectors:
+def copy_of(model: nn.Module, slices: int) -> FlatBuffers:
     """Return the parameters and buffers of a model in vectors of so many slices."""
-    vectors = Layout(model, slices).allocate()
+    vectors = FlatLayout(model, slices).allocate()
     tensors = [*trainable(model), *model.buffers()]
     for view, tensor in zip([*vectors.parameters, *vectors.buffers], tensors, strict=True):
         view.copy_(tensor.detach())

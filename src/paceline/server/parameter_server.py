@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from paceline.core.events import Apply, Compensation, Step
-from paceline.core.sharding import Others, Whole, joined
+from paceline.core.sharding import FullVector, ShardPeers, joined
 from paceline.errors import UsageError
 from paceline.jobs.job import Job, trainable
-from paceline.policies.compensation.base import BLOCK, Compensator, Delayed, squared_norm
+from paceline.policies.compensation.base import BLOCK, Compensator, StaleGradient, squared_norm
 from paceline.server.accumulator import add_up, clip, move
-from paceline.server.flat_buffers import Layout, Vectors, bind, copy_alike
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind, copy_alike
 from paceline.server.optimizer import check_state_shapes, make_optimizer, scaled_part, stepping
 from paceline.server.step_stats import StepMeter, squared_norm_of
-from paceline.server.zero_gradients import ZeroGradientWatch
+from paceline.server.zero_gradients import ZeroGradientMonitor
 from paceline.utils.user_code import note_place
 from paceline.utils.validation import check
 
@@ -28,7 +28,7 @@ from paceline.utils.validation import check
 class _Taken(NamedTuple):
     """A gradient that is not added yet."""
 
-    gradient: Vectors
+    gradient: FlatBuffers
     samples: int
     weight: float  # samples times step scale
 
@@ -60,19 +60,19 @@ class ParameterServer:
         self,
         job: Job,
         model: nn.Module,
-        layout: Layout,
+        layout: FlatLayout,
         per_epoch: float | None,
-        others: Others | None = None,
+        others: ShardPeers | None = None,
         workers: int = 1,
     ) -> None:
         self.model = model
         self._job = job
         self._layout = layout
-        self._others = others or Others()
+        self._others = others or ShardPeers()
         every = trainable(model)
         self._parameters = [every[i] for i in layout.parameters]
         self._buffers = list(model.buffers())[layout.buffers.start : layout.buffers.stop]
-        self._whole = Whole(sum(parameter.numel() for parameter in every), self._others.summed)
+        self._whole = FullVector(sum(parameter.numel() for parameter in every), self._others.summed)
         self.device = every[0].device
         self._state = layout.allocate(self.device)
         for view, tensor in zip(
@@ -82,7 +82,7 @@ class ParameterServer:
         self._live_in_state()
         self._taken: list[_Taken] = []
         self._count = 0  # of gradients taken since the last update
-        self._watch: ZeroGradientWatch | None = None
+        self._watch: ZeroGradientMonitor | None = None
         self._samples = 0  # in the mean
         self._weight = 0.0  # likewise
         self._memories: dict[str, dict[str, list[Tensor]]] = {}  # of compensators
@@ -110,14 +110,14 @@ class ParameterServer:
         Of several processes that have the same parameters only one is to do so.
         """
         names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
-        self._watch = ZeroGradientWatch(self._job.name, [names[i] for i in self._layout.parameters])
+        self._watch = ZeroGradientMonitor(self._job.name, [names[i] for i in self._layout.parameters])
 
     @property
-    def state(self) -> Vectors:
+    def state(self) -> FlatBuffers:
         """Parameters and buffers as they are, where the next update will change them."""
         return self._state
 
-    def live_in(self, place: Vectors) -> None:
+    def live_in(self, place: FlatBuffers) -> None:
         """Go on with the parameters and buffers of another place of the same device, as they are there.
 
         Those where it was stay as they are.
@@ -127,7 +127,7 @@ class ParameterServer:
         self._live_in_state()
 
     @cached_property
-    def _mean(self) -> Vectors:
+    def _mean(self) -> FlatBuffers:
         """Of the open update; there is none where every update is one gradient."""
         return self._layout.allocate(self.device)
 
@@ -149,8 +149,8 @@ class ParameterServer:
     def compensate(
         self,
         compensators: Sequence[Compensator],
-        gradient: Vectors,
-        then: Vectors,
+        gradient: FlatBuffers,
+        then: FlatBuffers,
         staleness: int,
         squared_norm: float,
     ) -> tuple[tuple[Compensation, ...], bool]:
@@ -167,7 +167,7 @@ class ParameterServer:
             UsageError: a scale is no number in (0, inf).
         """
         now = self._state.flat_parameters
-        delayed = Delayed(
+        delayed = StaleGradient(
             staleness,
             self._largest_rate,
             squared_norm,
@@ -186,13 +186,13 @@ class ParameterServer:
         is_corrected = staleness > 0 and any(by.kind == "correction" for by in compensators)
         return tuple(done), not is_corrected or self._is_finite(gradient)
 
-    def _is_finite(self, gradient: Vectors) -> bool:
+    def _is_finite(self, gradient: FlatBuffers) -> bool:
         """Return whether a gradient is one, by its squared norm, which one pass tells."""
         blocks = (block for flat in gradient.flat_parameters for block in flat.split(BLOCK))
         [total] = self._whole.summed([sum(squared_norm(block) for block in blocks)])
         return isfinite(total)
 
-    def take(self, gradient: Vectors, samples: int, step_scale: float = 1.0) -> None:
+    def take(self, gradient: FlatBuffers, samples: int, step_scale: float = 1.0) -> None:
         """Take one gradient into the open update; it must stay as it is until `let_go` or `apply`.
 
         Args:
@@ -255,7 +255,7 @@ class ParameterServer:
         self._weight = 0.0
         return step
 
-    def _look(self, mean: Vectors, update: Apply) -> None:
+    def _look(self, mean: FlatBuffers, update: Apply) -> None:
         count, self._count = self._count, 0
         if self._watch is not None:
             self._watch.look(mean.parameters, count, update)
@@ -276,7 +276,7 @@ class ParameterServer:
                 raise
         self._scheduled = due
 
-    def _step(self, mean: Vectors, measure: bool) -> Step | None:
+    def _step(self, mean: FlatBuffers, measure: bool) -> Step | None:
         clip_norm, learning_rate = self._job.clip_norm, self._largest_rate
         squared_norm = self._squared_norm(mean) if measure or clip_norm is not None else nan
         if measure:
@@ -286,11 +286,11 @@ class ParameterServer:
         self._run_optimizer(mean)
         return self._meter.after(mean.flat_parameters, squared_norm, learning_rate) if measure else None
 
-    def _squared_norm(self, mean: Vectors) -> float:
+    def _squared_norm(self, mean: FlatBuffers) -> float:
         [total] = self._whole.summed([squared_norm_of(mean.flat_parameters)])
         return total
 
-    def _run_optimizer(self, mean: Vectors) -> None:
+    def _run_optimizer(self, mean: FlatBuffers) -> None:
         for parameter, gradient in zip(self._parameters, mean.parameters, strict=True):
             parameter.grad = gradient
         before = [flat._version for flat in mean.flat_parameters]
@@ -303,7 +303,7 @@ class ParameterServer:
             for flat in mean.flat_parameters:  # the optimizer wrote into it, and its worker takes for zero what it
                 flat.zero_()  # did not write
 
-    def _finished_mean(self) -> Vectors:
+    def _finished_mean(self) -> FlatBuffers:
         """Return the mean of the update; a single gradient is its own mean, where it lies."""
         if len(self._taken) == 1 and not self._samples:
             [taken] = self._taken
@@ -312,7 +312,7 @@ class ParameterServer:
         self.let_go()
         return self._mean
 
-    def publish(self, version: Vectors) -> None:
+    def publish(self, version: FlatBuffers) -> None:
         """Copy the parameters and buffers into the storage of a version."""
         version.copy_(self._state)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.events import Step
-from paceline.core.sharding import Whole
+from paceline.core.sharding import FullVector
 
 
 class StepMeter:
@@ -27,7 +27,7 @@ class StepMeter:
         parameters: where they lie now.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], whole: Whole) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], whole: FullVector) -> None:
         self._optimizer = optimizer
         self.parameters = parameters
         self._whole = whole

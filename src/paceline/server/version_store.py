@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paceline.server.flat_buffers import Vectors, copy_alike
+from paceline.server.flat_buffers import FlatBuffers, copy_alike
 
 
-class Versions:
+class VersionStore:
     """Storage of versions by reference count; what nobody holds any more is used again.
 
     Storage is written only when it is handed out by `publish`, and handed out only when nobody holds it: no
@@ -19,17 +19,17 @@ class Versions:
         allocate: makes storage for one more version.
     """
 
-    def __init__(self, allocate: Callable[[], Vectors]) -> None:
+    def __init__(self, allocate: Callable[[], FlatBuffers]) -> None:
         self._allocate = allocate
-        self._free: list[Vectors] = []
-        self._stored: dict[int, Vectors] = {}
+        self._free: list[FlatBuffers] = []
+        self._stored: dict[int, FlatBuffers] = {}
         self._holders: Counter[int] = Counter()
         self._newest: int | None = None
 
     def __len__(self) -> int:
         return len(self._stored)
 
-    def __getitem__(self, version: int) -> Vectors:
+    def __getitem__(self, version: int) -> FlatBuffers:
         return self._stored[version]
 
     @property
@@ -38,15 +38,15 @@ class Versions:
         assert self._newest is not None
         return self._newest
 
-    def publish(self, version: int) -> Vectors:
+    def publish(self, version: int) -> FlatBuffers:
         """Return storage to write the new version into; the one before is let go."""
         return self.keep(version, self.spare())
 
-    def spare(self) -> Vectors:
+    def spare(self) -> FlatBuffers:
         """Return storage that nobody uses."""
         return self._free.pop() if self._free else self._allocate()
 
-    def keep(self, version: int, storage: Vectors) -> Vectors:
+    def keep(self, version: int, storage: FlatBuffers) -> FlatBuffers:
         """Let a new version be what is, or will be, in this storage; the one before is let go."""
         self._stored[version] = storage
         self.hold(version)
@@ -55,7 +55,7 @@ class Versions:
         self._newest = version
         return storage
 
-    def hold(self, version: int) -> Vectors:
+    def hold(self, version: int) -> FlatBuffers:
         """Keep a version until it is released."""
         self._holders[version] += 1
         return self._stored[version]

@@ -14,7 +14,7 @@ GRADIENTS = 10
 NAMES_SHOWN = 5
 
 
-class ZeroGradientWatch:
+class ZeroGradientMonitor:
     """Warning about parameters whose gradient was None or zero in each of the first 10 accepted gradients.
 
     Every gradient of the first version counts as one together: their workers compute at the same initial parameters,

@@ -9,11 +9,11 @@ import numpy as np
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.timing import (
     Deterministic,
+    Distribution,
     Empirical,
     Exponential,
     Gamma,
     HyperExponential,
-    Law,
     ServerTime,
     ShiftedExponential,
     Trace,
@@ -34,7 +34,7 @@ class NoTheoryError(UsageError):
 
 
 @dataclass(frozen=True)
-class RoundTrip:
+class RoundTripDistribution:
     """The law of ``compute / speed + network_s``.
 
     Args:
@@ -43,7 +43,7 @@ class RoundTrip:
         network_s: Seconds of pull and push, >= 0.
     """
 
-    compute: Law
+    compute: Distribution
     speed: float
     network_s: float
 
@@ -57,7 +57,7 @@ class RoundTrip:
         return self.compute.quantile(u) / self.speed + self.network_s
 
 
-def round_trip(cluster: Cluster, payload_bytes: float = 0, *, has_server: bool = True) -> Law:
+def round_trip(cluster: Cluster, payload_bytes: float = 0, *, has_server: bool = True) -> Distribution:
     """Return the law of every round trip of a cluster of alike workers.
 
     Args:
@@ -86,7 +86,7 @@ def round_trip(cluster: Cluster, payload_bytes: float = 0, *, has_server: bool =
             return ShiftedExponential(network_s, mean_s / speed)
         case ShiftedExponential(shift_s, mean_s):
             return ShiftedExponential(shift_s / speed + network_s, mean_s / speed)
-    return RoundTrip(law, speed, network_s)
+    return RoundTripDistribution(law, speed, network_s)
 
 
 def _check_alike(cluster: Cluster) -> None:
@@ -107,7 +107,7 @@ def _differ(given: object) -> bool:
 
 
 @checked_types
-def new_longer_than_used(law: Law) -> bool:
+def new_longer_than_used(law: Distribution) -> bool:
     """Return whether it is known that new work never takes less than work that is under way still does.
 
     ``P(X > u + t | X > t) <= P(X > u)`` for all t, u >= 0
@@ -130,13 +130,13 @@ def new_longer_than_used(law: Law) -> bool:
             return len(set(means_s)) == 1
         case Empirical():
             return _every_value_ages(law)
-        case RoundTrip(compute):  # work of a constant length before it, and a stretch, keep the property
+        case RoundTripDistribution(compute):  # work of a constant length before it, and a stretch, keep the property
             return new_longer_than_used(compute)
     return False
 
 
 @checked_types
-def new_shorter_than_used(law: Law) -> bool:
+def new_shorter_than_used(law: Distribution) -> bool:
     """Return whether it is known that new work never takes longer than work that is under way still does.
 
     ``P(X > u + t | X > t) >= P(X > u)`` for all t, u >= 0
@@ -153,13 +153,13 @@ def new_shorter_than_used(law: Law) -> bool:
             return shift_s == 0
         case Gamma(shape):
             return shape <= 1
-        case RoundTrip(compute, _, network_s):
+        case RoundTripDistribution(compute, _, network_s):
             return network_s == 0 and new_shorter_than_used(compute)
     return False
 
 
 @checked_types
-def memoryless(law: Law) -> bool:
+def memoryless(law: Distribution) -> bool:
     """Return whether new work and work under way take equally long: of all laws only the exponential."""
     return new_longer_than_used(law) and new_shorter_than_used(law)
 

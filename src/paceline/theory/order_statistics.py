@@ -6,9 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from paceline.clusters.timing import Deterministic, Empirical, Exponential, Law, Pareto, ShiftedExponential, Uniform
+from paceline.clusters.timing import (
+    Deterministic,
+    Distribution,
+    Empirical,
+    Exponential,
+    Pareto,
+    ShiftedExponential,
+    Uniform,
+)
 from paceline.errors import UsageError
-from paceline.theory.assumptions import RoundTrip
+from paceline.theory.assumptions import RoundTripDistribution
 from paceline.utils.argument_types import checked_types
 from paceline.utils.validation import check
 
@@ -18,7 +26,7 @@ ALMOST_ONE = 1 - 2.0**-53
 
 
 @checked_types
-def order_statistic(law: Law, k: int, n: int) -> float:
+def order_statistic(law: Distribution, k: int, n: int) -> float:
     """Return the expected k-th smallest of n independent times of a law, in seconds.
 
     ``E[X_{k:n}] = integral from 0 to 1 of quantile(u) * u**(k-1) * (1-u)**(n-k) du / B(k, n-k+1)``
@@ -56,7 +64,7 @@ def order_statistic(law: Law, k: int, n: int) -> float:
             return _pareto(law, k, n)
         case Empirical():
             return _empirical(law, k, n)
-        case RoundTrip(compute, speed, network_s):
+        case RoundTripDistribution(compute, speed, network_s):
             return order_statistic(compute, k, n) / speed + network_s
     return _quadrature(law, k, n)
 
@@ -104,7 +112,7 @@ def _empirical(law: Empirical, k: int, n: int) -> float:
     return float(np.diff(betainc(k, n - k + 1, edges)) @ np.array(law.values_s))
 
 
-def _quadrature(law: Law, k: int, n: int) -> float:
+def _quadrature(law: Distribution, k: int, n: int) -> float:
     """Integrate over s = log(u / (1-u)) by the trapezoidal rule, which converges exponentially for a smooth bell.
 
     The weight ``u**k * (1-u)**(n-k+1)`` is log-concave with exponential tails. So it counts in a narrow window, for

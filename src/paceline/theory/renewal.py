@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.clusters.timing import Law
+from paceline.clusters.timing import Distribution
 from paceline.theory.order_statistics import order_statistic
 from paceline.theory.survival_function import survival
 from paceline.theory.tail_bounds import beyond
@@ -31,7 +31,7 @@ MOST = 256
 """Gradients for which all counts are still quick to compute."""
 
 
-def time_of_gradients(law: Law, k: int, n: int) -> Bracket:
+def time_of_gradients(law: Distribution, k: int, n: int) -> Bracket:
     """Return a lower and an upper bound on the expected time T of the k-th gradient, in seconds.
 
     ``E[T] = integral over t >= 0 of P(N_1(t) + ... + N_n(t) < k) dt``, N_i(t) the gradients of worker i until t.
@@ -90,7 +90,7 @@ class _Octave:
     beyond: Bracket
 
 
-def _octave(law: Law, k: int, n: int, end_s: float, points: int) -> _Octave:
+def _octave(law: Distribution, k: int, n: int, end_s: float, points: int) -> _Octave:
     step_s = end_s / points
     block = max(1, points // 2 // BLOCKS)
     first = np.arange(points // 2, points, block)

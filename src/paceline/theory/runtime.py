@@ -6,7 +6,7 @@ from math import ceil, isinf, log
 from typing import Literal
 
 from paceline.clusters.simulated import Cluster
-from paceline.clusters.timing import Deterministic, Exponential, Law
+from paceline.clusters.timing import Deterministic, Distribution, Exponential
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.theory.assumptions import (
@@ -102,7 +102,7 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
 
 
 @checked_types
-def sync_to_async(law: Law, n: int) -> float:
+def sync_to_async(law: Distribution, n: int) -> float:
     """Return how many times longer a synchronous update takes than an asynchronous one: ``n E[X_{n:n}] / E[X]``.
 
     >>> round(sync_to_async(Exponential(mean_s=1.0), n=8), 3), round(log_sync_to_async(n=8), 3)
@@ -151,15 +151,15 @@ def _exact(seconds: float, source: str, k: int) -> Expected:
     return Expected(seconds, "exact", source, seconds, seconds, k)
 
 
-def _k_sync(law: Law, k: int, n: int) -> Expected:
+def _k_sync(law: Distribution, k: int, n: int) -> Expected:
     return _exact(order_statistic(law, k, n), "Lemma 3", k)
 
 
-def _k_batch_async(law: Law, k: int, n: int) -> Expected:
+def _k_batch_async(law: Distribution, k: int, n: int) -> Expected:
     return _exact(k * _mean_s(law) / n, "Lemma 4", k)
 
 
-def _k_async(law: Law, k: int, n: int) -> Expected:
+def _k_async(law: Distribution, k: int, n: int) -> Expected:
     if memoryless(law):
         return _exact(order_statistic(law, k, n), "Theorem 2", k)
     if isinstance(
@@ -176,7 +176,7 @@ def _k_async(law: Law, k: int, n: int) -> Expected:
     return Expected(upper_s, "upper bound", source, lower_s, upper_s, k)
 
 
-def _k_batch_sync(law: Law, k: int, n: int) -> Expected:
+def _k_batch_sync(law: Distribution, k: int, n: int) -> Expected:
     if k == 1:
         return _exact(order_statistic(law, 1, n), "Lemma 3", k)
     if memoryless(law) or n == 1:
@@ -193,7 +193,7 @@ def _k_batch_sync(law: Law, k: int, n: int) -> Expected:
     return Expected(upper_s, "upper bound", "renewal", lower_s, upper_s, k)
 
 
-def _check_least(law: Law, n: int) -> None:
+def _check_least(law: Distribution, n: int) -> None:
     try:
         order_statistic(law, 1, n)
     except UsageError as error:
@@ -203,7 +203,7 @@ def _check_least(law: Law, n: int) -> None:
         ) from error
 
 
-def _batch_sync_bounds(law: Law, k: int, n: int) -> tuple[float, float]:
+def _batch_sync_bounds(law: Distribution, k: int, n: int) -> tuple[float, float]:
     """Return bounds from ``n T = (k + n) E[X] - (what is left of the n pieces of work when the k-th is done)``.
 
     That is Wald's identity over the work begun; one of the n pieces is new then. And K-sync is never faster.
@@ -221,27 +221,27 @@ def _batch_sync_bounds(law: Law, k: int, n: int) -> tuple[float, float]:
     return lower_s, upper_s
 
 
-def _backup(law: Law, k: int, n: int) -> Expected:
+def _backup(law: Distribution, k: int, n: int) -> Expected:
     return _chain(law, k, finish_and_idle(k, n))
 
 
-def _pull(law: Law, k: int, n: int) -> Expected:
+def _pull(law: Distribution, k: int, n: int) -> Expected:
     return _chain(law, k, finish_and_continue(k, n))
 
 
-def _chain(law: Law, k: int, round_trips: float) -> Expected:
+def _chain(law: Distribution, k: int, round_trips: float) -> Expected:
     if not memoryless(law):
         raise NoTheoryError("workers that finish stale work, unless round trips are exponential")
     return _exact(round_trips * law.expectation_s, "Markov", k)
 
 
-def _mean_s(law: Law) -> float:
+def _mean_s(law: Distribution) -> float:
     if isinf(law.expectation_s):
         raise UsageError(f"{law} has an infinite mean, and so has the time of an update; give a law with a mean")
     return law.expectation_s
 
 
-_RUNTIMES: dict[Name, Callable[[Law, int, int], Expected]] = {
+_RUNTIMES: dict[Name, Callable[[Distribution, int, int], Expected]] = {
     "k_sync": _k_sync,
     "k_async": _k_async,
     "k_batch_sync": _k_batch_sync,

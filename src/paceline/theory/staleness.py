@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 
 from paceline.clusters.simulated import Cluster
-from paceline.clusters.timing import Deterministic, Law
+from paceline.clusters.timing import Deterministic, Distribution
 from paceline.protocols.protocol import Phase, Plan, Protocol
 from paceline.theory.assumptions import (
     NoTheoryError,
@@ -104,7 +104,7 @@ def staleness(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes
     return Staleness(mean, *_bounds_of_fresh_share(known, law, cluster.n, mean))
 
 
-def _k_async(law: Law, k: int, n: int) -> Survival | None:
+def _k_async(law: Distribution, k: int, n: int) -> Survival | None:
     if memoryless(law):
         return lambda s: (1 - k / n) ** max(s, 0)
     if isinstance(law, Deterministic):  # the order of workers never changes: every n-th gradient is a worker's
@@ -112,7 +112,7 @@ def _k_async(law: Law, k: int, n: int) -> Survival | None:
     return None
 
 
-def _batch_async(law: Law, k: int, n: int) -> Survival | None:
+def _batch_async(law: Distribution, k: int, n: int) -> Survival | None:
     if memoryless(law):
         q = 1 - 1 / n
         return lambda s: 1.0 if s <= 0 else (n - 1) / k * (1 - q**k) * q ** ((s - 1) * k)
@@ -126,7 +126,7 @@ def _between(mean: float) -> Survival:
     return lambda s: min(max(mean - s + 1, 0.0), 1.0)
 
 
-def _bounds_of_fresh_share(known: Recognised, law: Law, n: int, mean: float) -> tuple[float, float]:
+def _bounds_of_fresh_share(known: Recognised, law: Distribution, n: int, mean: float) -> tuple[float, float]:
     if_equal = known.k / n if known.name == "k_async" else 1 / n
     lower, upper = max(0.0, 1 - mean), 1.0
     if new_shorter_than_used(law):

@@ -6,24 +6,24 @@ import numpy as np
 
 from paceline.clusters.timing import (
     Deterministic,
+    Distribution,
     Empirical,
     Exponential,
     Gamma,
     HyperExponential,
-    Law,
     LogNormal,
     Pareto,
     ShiftedExponential,
     Uniform,
 )
 from paceline.clusters.timing.distributions import Array
-from paceline.theory.assumptions import RoundTrip
+from paceline.theory.assumptions import RoundTripDistribution
 
 BISECTIONS = 60
 LARGEST_EXPONENT = 53 * log(2)  # of 1 - u, the smallest tail that a quantile function can be given
 
 
-def survival(law: Law, t: Array) -> Array:
+def survival(law: Distribution, t: Array) -> Array:
     """Return ``P(X > t)`` for each t, with a small relative error also where it is small.
 
     A closed form for each law of `paceline.clusters.timing`. For any other law the quantile function is inverted; a
@@ -51,7 +51,7 @@ def survival(law: Law, t: Array) -> Array:
             return np.asarray(np.exp(-t[..., None] / np.array(means_s)) @ np.array(probabilities))
         case Empirical(values_s):
             return 1 - np.searchsorted(np.array(values_s), t, side="right") / len(values_s)
-        case RoundTrip(compute, speed, network_s):
+        case RoundTripDistribution(compute, speed, network_s):
             return np.where(t < network_s, 1.0, survival(compute, np.maximum(t - network_s, 0) * speed))
         case LogNormal() | Gamma():
             return _special(law, t)
@@ -67,7 +67,7 @@ def _special(law: LogNormal | Gamma, t: Array) -> Array:
         return np.asarray(ndtr(-np.log(t / law.median_s) / law.sigma))
 
 
-def _inverted(law: Law, t: Array) -> Array:
+def _inverted(law: Distribution, t: Array) -> Array:
     """Bisect the exponent x of ``P(X > t) = exp(-x)``: the largest x whose quantile is not above t."""
     low, high = np.zeros_like(t), np.full_like(t, LARGEST_EXPONENT)
     for _ in range(BISECTIONS):

@@ -4,15 +4,15 @@ from math import exp, inf, lgamma, log
 
 import numpy as np
 
-from paceline.clusters.timing import Law, Pareto
-from paceline.theory.assumptions import RoundTrip
+from paceline.clusters.timing import Distribution, Pareto
+from paceline.theory.assumptions import RoundTripDistribution
 from paceline.theory.survival_function import survival
 
 LARGEST_EXPONENT = 700.0  # whose exponential is a number
 SHARES = np.logspace(-1, -6, 11)  # of the time, at most, that all but the longest piece of work take
 
 
-def beyond(law: Law, k: int, n: int, t: float, fewer: float, fewer_without_one: float) -> tuple[float, float]:
+def beyond(law: Distribution, k: int, n: int, t: float, fewer: float, fewer_without_one: float) -> tuple[float, float]:
     """Return a lower and an upper bound on ``E[(T - t)+]``, T the time of the k-th gradient of n workers, in seconds.
 
     Law with a mean: ``E[(T - t)+] <= k E[X] (P(T > t) + P(the other n - 1 workers have fewer than k))``. After t
@@ -34,14 +34,14 @@ def beyond(law: Law, k: int, n: int, t: float, fewer: float, fewer_without_one: 
     match law:
         case Pareto(_, shape):
             lower_s, upper_s = _beyond_heavy(law, k, n, t, shape, 0.0)
-        case RoundTrip(Pareto(_, shape), _, network_s):
+        case RoundTripDistribution(Pareto(_, shape), _, network_s):
             lower_s, upper_s = _beyond_heavy(law, k, n, t, shape, network_s)
         case _:
             return 0.0, of_mean
     return lower_s, min(of_mean, upper_s)
 
 
-def _beyond_heavy(law: Law, k: int, n: int, t: float, shape: float, network_s: float) -> tuple[float, float]:
+def _beyond_heavy(law: Distribution, k: int, n: int, t: float, shape: float, network_s: float) -> tuple[float, float]:
     """Bound the integral by ``binomial(n + k - 1, n) P(X > x)**n`` times a ratio that tends to 1 as t grows.
 
     The ratio is that of P(S_m > t) to m P(X > t), m <= k: either the longest piece of work takes t but for a share of

@@ -14,13 +14,13 @@ from paceline.theory.error_bounds import Constants, async_error, sync_error
 from paceline.theory.runtime import Expected, expected
 from paceline.theory.staleness import staleness
 from paceline.utils.argument_types import checked_types
-from paceline.utils.representation import Shown
+from paceline.utils.representation import Representation
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, repr=False)
-class Tradeoff(Shown):
+class Tradeoff(Representation):
     """Bounds on the error of some protocols at some times.
 
     Attributes:

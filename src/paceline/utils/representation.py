@@ -8,7 +8,7 @@ from html import escape
 from textwrap import wrap
 from typing import Any
 
-from paceline.utils.text_table import Grid, paragraph
+from paceline.utils.text_table import TextTable, paragraph
 from paceline.utils.wording import in_one_line
 
 LONGEST = 60
@@ -16,7 +16,7 @@ MOST = 8
 COLUMNS = 80
 
 
-class Shown:
+class Representation:
     """Base of results; a subclass returns the names and short values to show."""
 
     def _facts(self) -> Mapping[str, object]:
@@ -36,17 +36,17 @@ class Shown:
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows."""
         rows = [[name.replace("_", " "), in_short(value)] for name, value in self._facts().items()]
-        return f"<div><strong>{type(self).__name__}</strong>{Grid(['', ''], rows, left=(0, 1)).html()}</div>"
+        return f"<div><strong>{type(self).__name__}</strong>{TextTable(['', ''], rows, left=(0, 1)).html()}</div>"
 
 
-class Tabled(Shown):
+class TableRepresentation(Representation):
     """Base of results that are tables with sentences about them."""
 
     def _title(self) -> str:
         """Return a sentence above the tables, nothing if there is none."""
         return ""
 
-    def _grids(self) -> Sequence[Grid]:
+    def _grids(self) -> Sequence[TextTable]:
         """Return the tables."""
         raise NotImplementedError
 

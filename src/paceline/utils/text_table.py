@@ -13,7 +13,7 @@ GAP = "  "
 
 
 @dataclass(frozen=True)
-class Grid:
+class TextTable:
     """A table: names in the first column, short values in the others.
 
     Attributes:

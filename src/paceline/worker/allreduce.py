@@ -10,12 +10,12 @@ import torch
 
 from paceline.core.events import Apply, Compensation, Step
 from paceline.policies.compensation.base import BLOCK
-from paceline.protocols.allreduce import Reduction
-from paceline.server.flat_buffers import Layout, Vectors, copy_alike
+from paceline.protocols.allreduce import AllReduceConfig
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_alike
 from paceline.server.parameter_server import ParameterServer
 
 
-class HandedIn(NamedTuple):
+class Contribution(NamedTuple):
     """What a worker says of what it has handed in.
 
     Attributes:
@@ -27,7 +27,7 @@ class HandedIn(NamedTuple):
     compensations: tuple[Compensation, ...] = ()
 
 
-class Worker(ABC):
+class AllReduceAlgorithm(ABC):
     """A worker's optimizer and parameters, and nothing that communicates.
 
     In every iteration a gradient is computed at `weights` into `gradient`, then `hand_in` writes `payload`; once that
@@ -39,27 +39,27 @@ class Worker(ABC):
         layout: of the model.
     """
 
-    def __init__(self, server: ParameterServer, layout: Layout) -> None:
+    def __init__(self, server: ParameterServer, layout: FlatLayout) -> None:
         self.server = server
         self.gradient = layout.allocate(server.device)
 
     @property
-    def average(self) -> Vectors:
+    def average(self) -> FlatBuffers:
         """Parameters and buffers that are the same at every worker."""
         return self.server.state
 
     @property
     @abstractmethod
-    def weights(self) -> Vectors:
+    def weights(self) -> FlatBuffers:
         """Where the next gradient is to be computed."""
 
     @property
     @abstractmethod
-    def payload(self) -> Vectors:
+    def payload(self) -> FlatBuffers:
         """What is summed over the workers: floats and integers added, booleans where any is true."""
 
     @abstractmethod
-    def hand_in(self, squared_norm: float, share: float, update: Apply) -> HandedIn:
+    def hand_in(self, squared_norm: float, share: float, update: Apply) -> Contribution:
         """Make the payload of the gradient.
 
         Args:
@@ -69,7 +69,7 @@ class Worker(ABC):
         """
 
     @abstractmethod
-    def take_over(self, total: Vectors, shares: float, update: Apply, *, adopts: bool) -> Step | None:
+    def take_over(self, total: FlatBuffers, shares: float, update: Apply, *, adopts: bool) -> Step | None:
         """Move the average by what all have handed in; return the step, if it is to be measured.
 
         Args:
@@ -110,25 +110,25 @@ class Worker(ABC):
         self.server.load_state_dict(state["server"])
 
 
-class GradientWorker(Worker):
+class GradientAveraging(AllReduceAlgorithm):
     """Steps with the mean of all gradients; the payload is the gradient, and the weights are the average."""
 
     @property
-    def weights(self) -> Vectors:
+    def weights(self) -> FlatBuffers:
         """The average."""
         return self.average
 
     @property
-    def payload(self) -> Vectors:
+    def payload(self) -> FlatBuffers:
         """The gradient."""
         return self.gradient
 
-    def hand_in(self, squared_norm: float, share: float, update: Apply) -> HandedIn:
+    def hand_in(self, squared_norm: float, share: float, update: Apply) -> Contribution:
         """Weight the gradient."""
         _scale(self.gradient, share)
-        return HandedIn(finite=True)
+        return Contribution(finite=True)
 
-    def take_over(self, total: Vectors, shares: float, update: Apply, *, adopts: bool) -> Step | None:
+    def take_over(self, total: FlatBuffers, shares: float, update: Apply, *, adopts: bool) -> Step | None:
         """Make the same step as everybody else."""
         _scale(total, 1 / shares)
         total.written.update(range(len(total.parameters)))  # by others, where this worker has not
@@ -142,7 +142,7 @@ class GradientWorker(Worker):
         """Stay there, as ever."""
 
 
-class UpdateWorker(Worker):
+class UpdateAveraging(AllReduceAlgorithm):
     """Steps for itself, and hands in by how much; what it then goes on from are its own weights, until it adopts.
 
     With w the average, w_i the weights and U the step of the optimizer,
@@ -161,7 +161,7 @@ class UpdateWorker(Worker):
     Source: Rigazzi, "DC-S3GD", 2019, Algorithm 1 and eq. (7) to (12); Stich, "Local SGD", 2019.
     """
 
-    def __init__(self, server: ParameterServer, layout: Layout, reduction: Reduction) -> None:
+    def __init__(self, server: ParameterServer, layout: FlatLayout, reduction: AllReduceConfig) -> None:
         super().__init__(server, layout)
         self._overlaps = reduction.overlaps
         self._corrections = (reduction.correction,) if reduction.correction else ()
@@ -171,16 +171,16 @@ class UpdateWorker(Worker):
         self._counts = _integers(server.state)
 
     @property
-    def weights(self) -> Vectors:
+    def weights(self) -> FlatBuffers:
         """The worker's own."""
         return self._weights
 
     @property
-    def payload(self) -> Vectors:
+    def payload(self) -> FlatBuffers:
         """The worker's own step, or as many as there were since the last sum."""
         return self._payload
 
-    def hand_in(self, squared_norm: float, share: float, update: Apply) -> HandedIn:
+    def hand_in(self, squared_norm: float, share: float, update: Apply) -> Contribution:
         """Correct the gradient, and step."""
         compensations: tuple[Compensation, ...] = ()
         finite = True
@@ -193,9 +193,9 @@ class UpdateWorker(Worker):
             self._write_payload(share)
         else:
             self.sit_out()
-        return HandedIn(finite, compensations)
+        return Contribution(finite, compensations)
 
-    def take_over(self, total: Vectors, shares: float, update: Apply, *, adopts: bool) -> Step | None:
+    def take_over(self, total: FlatBuffers, shares: float, update: Apply, *, adopts: bool) -> Step | None:
         """Move the average by the mean of the steps."""
         for average, step in _pairs(self.average, total):
             if average.dtype == torch.bool:
@@ -268,14 +268,14 @@ class UpdateWorker(Worker):
         return any(map(_are_apart, self.average.flat_parameters, self._weights.flat_parameters))
 
 
-def make_worker(reduction: Reduction, server: ParameterServer, layout: Layout) -> Worker:
+def make_worker(reduction: AllReduceConfig, server: ParameterServer, layout: FlatLayout) -> AllReduceAlgorithm:
     """Return a worker of this kind."""
     if reduction.sums == "gradients":
-        return GradientWorker(server, layout)
-    return UpdateWorker(server, layout, reduction)
+        return GradientAveraging(server, layout)
+    return UpdateAveraging(server, layout, reduction)
 
 
-def accumulate(total: Vectors, payload: Vectors, *, begins: bool) -> None:
+def accumulate(total: FlatBuffers, payload: FlatBuffers, *, begins: bool) -> None:
     """Add what one more worker has handed in to the sum, or begin the sum with it."""
     if begins:
         total.copy_(payload)
@@ -297,15 +297,15 @@ def _norm(block: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(block))
 
 
-def _pairs(*vectors: Vectors) -> zip[tuple[torch.Tensor, ...]]:
+def _pairs(*vectors: FlatBuffers) -> zip[tuple[torch.Tensor, ...]]:
     return zip(*([*each.flat_parameters, *each.flat_buffers] for each in vectors), strict=True)
 
 
-def _integer_buffers(vectors: Vectors) -> list[torch.Tensor]:
+def _integer_buffers(vectors: FlatBuffers) -> list[torch.Tensor]:
     return [flat for flat in vectors.flat_buffers if not _is_a_mean(flat) and flat.dtype != torch.bool]
 
 
-def _integers(vectors: Vectors) -> list[torch.Tensor]:
+def _integers(vectors: FlatBuffers) -> list[torch.Tensor]:
     return [flat.clone() for flat in _integer_buffers(vectors)]
 
 
@@ -313,7 +313,7 @@ def _is_a_mean(flat: torch.Tensor) -> bool:
     return flat.is_floating_point() or flat.is_complex()
 
 
-def _scale(vectors: Vectors, factor: float) -> None:
+def _scale(vectors: FlatBuffers, factor: float) -> None:
     """Multiply what is a mean, and not a count."""
     if factor == 1.0:
         return

@@ -19,11 +19,11 @@ from paceline.core.events import Minibatch
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Batch, Job
 from paceline.processes.child_process import Surroundings, begin_child, without_main_module
-from paceline.processes.shared_pickle import Parcel
+from paceline.processes.shared_pickle import SharedPickle
 from paceline.processes.unpicklable import packed
 from paceline.utils.rng import derived_seed
-from paceline.worker.data_loader import Loader, fetch, share_of
-from paceline.worker.minibatch_forecast import Forecast, Piece
+from paceline.worker.data_loader import MinibatchLoader, fetch, share_of
+from paceline.worker.minibatch_forecast import MinibatchForecast, UpcomingMinibatch
 from paceline.worker.seeding import RandomStates, seeded
 
 
@@ -51,7 +51,7 @@ class _Failed(NamedTuple):
 
 
 class BackgroundLoader:
-    """Makes batches as `Loader` does, ahead of time, in processes of its own.
+    """Makes batches as `MinibatchLoader` does, ahead of time, in processes of its own.
 
     A batch is made with the random numbers of its draw, wherever and whenever it is made, and the generators are left
     here as they are there. So the numbers of a run do not depend on the processes or on what was forecast.
@@ -66,31 +66,31 @@ class BackgroundLoader:
         self._job = job
         self._seed = seed
         self._n = n
-        self._loader = Loader(job, seed, n)
+        self._loader = MinibatchLoader(job, seed, n)
         shards = n if job.sharding == "partitioned" else 1
         per_epoch = job.minibatches_per_epoch(shards) if job.sampling == "epoch" else None
-        self._forecast = Forecast(n if shards == 1 else 1, per_epoch)
-        self._coming: Iterable[Piece] = ()
+        self._forecast = MinibatchForecast(n if shards == 1 else 1, per_epoch)
+        self._coming: Iterable[UpcomingMinibatch] = ()
         self._capacity = job.loader_workers * job.prefetch
-        self._ahead: dict[tuple[Piece, int, int], Future[_Prepared | _Failed]] = {}
-        self._parcel: Parcel | None = None
+        self._ahead: dict[tuple[UpcomingMinibatch, int, int], Future[_Prepared | _Failed]] = {}
+        self._parcel: SharedPickle | None = None
         self._processes: dict[int, ProcessPoolExecutor] = {}  # one each, so that each sequence is read by one of them
         self._begun: dict[int, Future[None]] = {}
         self._given: dict[int, list[Future[_Prepared | _Failed]]] = {i: [] for i in range(job.loader_workers)}
 
-    def expect(self, coming: Iterable[Piece]) -> None:
+    def expect(self, coming: Iterable[UpcomingMinibatch]) -> None:
         """Note which work is known to come next, in order, after the one that is asked for next."""
         self._coming = coming
 
     def batch(self, worker: int, draw: int, minibatch: Minibatch | None) -> Batch:
-        """Return the batch of this worker's draw, as `Loader.batch`."""
-        return self._fetched(Piece(worker, draw, minibatch), 0, 1)
+        """Return the batch of this worker's draw, as `MinibatchLoader.batch`."""
+        return self._fetched(UpcomingMinibatch(worker, draw, minibatch), 0, 1)
 
     def share(self, worker: int, draw: int, minibatch: Minibatch | None, place: int, size: int) -> Batch | None:
-        """Return what one of several processes takes of that batch, as `Loader.share`."""
+        """Return what one of several processes takes of that batch, as `MinibatchLoader.share`."""
         if place >= self._job.batch_size:
             return None
-        return self._fetched(Piece(worker, draw, minibatch), place, size)
+        return self._fetched(UpcomingMinibatch(worker, draw, minibatch), place, size)
 
     def close(self) -> None:
         """End the processes; none is left behind."""
@@ -104,7 +104,7 @@ class BackgroundLoader:
             self._parcel.close()
             self._parcel = None
 
-    def _fetched(self, piece: Piece, place: int, size: int) -> Batch:
+    def _fetched(self, piece: UpcomingMinibatch, place: int, size: int) -> Batch:
         future = self._ahead.pop((piece, place, size), None) or self._submit(piece, place, size)
         self._forecast.served(piece)
         self._prepare_ahead(place, size)
@@ -133,7 +133,7 @@ class BackgroundLoader:
             if key not in self._ahead and len(self._ahead) < limit:
                 self._ahead[key] = self._submit(piece, place, size)
 
-    def _submit(self, piece: Piece, place: int, size: int) -> Future[_Prepared | _Failed]:
+    def _submit(self, piece: UpcomingMinibatch, place: int, size: int) -> Future[_Prepared | _Failed]:
         worker, draw, minibatch = piece
         indices, keys = None, [worker, draw]
         if not self._job.is_iterable:
@@ -197,7 +197,7 @@ class _Task(NamedTuple):
     surroundings: Surroundings
 
 
-def _packed(job: Job, seed: int, n: int) -> Parcel:
+def _packed(job: Job, seed: int, n: int) -> SharedPickle:
     """Return what a process needs to make batches, without the model."""
     data_only = replace(
         job,
@@ -221,7 +221,7 @@ def _packed(job: Job, seed: int, n: int) -> Parcel:
     )
 
 
-def _told(piece: Piece) -> str:
+def _told(piece: UpcomingMinibatch) -> str:
     what = f"the data set, asked for the minibatch of worker {piece.worker}'s draw {piece.draw}"
     if piece.minibatch is None or piece.minibatch.number is None:
         return what
@@ -231,17 +231,17 @@ def _told(piece: Piece) -> str:
 # --- in a background process ------------------------------------------------------------------------------
 
 _job: Job
-_loader: Loader
+_loader: MinibatchLoader
 
 
-def _begin(parcel: Parcel) -> None:
+def _begin(parcel: SharedPickle) -> None:
     global _job, _loader  # a task of a pool can be given state in no other way
     begin_child()
     task: _Task = parcel.open()
     task.surroundings.apply()
     torch.set_num_threads(task.threads)  # as many, so that sums are rounded alike
     _job = task.job
-    _loader = Loader(_job, task.seed, task.n)
+    _loader = MinibatchLoader(_job, task.seed, task.n)
 
 
 def _nothing() -> None:

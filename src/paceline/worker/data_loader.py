@@ -24,7 +24,7 @@ from paceline.worker.seeding import seeded
 WHOLE = Minibatch(0, None, None)
 
 
-class Loader:
+class MinibatchLoader:
     """Makes the batch that a worker is to use for a draw.
 
     Args:

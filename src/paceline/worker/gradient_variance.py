@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Spread:
+class MicrobatchVariance:
     """Watches the gradients of microbatches on their way into the sum, where they can no longer be told apart.
 
     Args:

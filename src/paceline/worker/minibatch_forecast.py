@@ -9,7 +9,7 @@ from typing import NamedTuple
 from paceline.core.events import Minibatch
 
 
-class Piece(NamedTuple):
+class UpcomingMinibatch(NamedTuple):
     """The work of one draw.
 
     Attributes:
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
     minibatch: Minibatch | None
 
 
-class Forecast:
+class MinibatchForecast:
     """Next work of every worker, from its latest work; the worker that was served longest ago comes first.
 
     A worker that draws for itself goes on with its next draw. A worker with numbered minibatches goes on by the same
@@ -38,15 +38,15 @@ class Forecast:
     def __init__(self, n: int, per_epoch: int | None) -> None:
         self._n = n
         self._per_epoch = per_epoch
-        self._latest: dict[int, tuple[Piece, int]] = {}
+        self._latest: dict[int, tuple[UpcomingMinibatch, int]] = {}
 
-    def served(self, piece: Piece) -> None:
+    def served(self, piece: UpcomingMinibatch) -> None:
         """Note that this work was asked for."""
         _, step = self._following(piece)
         self._latest.pop(piece.worker, None)
         self._latest[piece.worker] = (piece, step)
 
-    def is_past(self, piece: Piece) -> bool:
+    def is_past(self, piece: UpcomingMinibatch) -> bool:
         """Return whether its worker has been asked for this or later work."""
         latest = self._latest.get(piece.worker)
         return latest is not None and piece.draw <= latest[0].draw
@@ -56,7 +56,7 @@ class Forecast:
         """Workers that were served."""
         return len(self._latest)
 
-    def next(self, limit: int, coming: Iterable[Piece] = ()) -> list[Piece]:
+    def next(self, limit: int, coming: Iterable[UpcomingMinibatch] = ()) -> list[UpcomingMinibatch]:
         """Return the work that will be asked for next, in order.
 
         Args:
@@ -72,13 +72,13 @@ class Forecast:
         further = self._further(list(latest.values()))
         return [*known, *islice(further, limit - len(known))]
 
-    def _further(self, latest: list[tuple[Piece, int]]) -> Iterator[Piece]:
+    def _further(self, latest: list[tuple[UpcomingMinibatch, int]]) -> Iterator[UpcomingMinibatch]:
         for ahead in count(1) if latest else ():
             for piece, step in latest:
                 minibatch = self._moved(piece.minibatch, ahead * step)
-                yield Piece(piece.worker, piece.draw + ahead, minibatch)
+                yield UpcomingMinibatch(piece.worker, piece.draw + ahead, minibatch)
 
-    def _following(self, piece: Piece) -> tuple[Piece, int]:
+    def _following(self, piece: UpcomingMinibatch) -> tuple[UpcomingMinibatch, int]:
         """Return a piece with the distance to its worker's one before."""
         before, step = self._latest.get(piece.worker, (None, self._n))
         now = self._place(piece.minibatch)

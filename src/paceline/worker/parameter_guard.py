@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
-from paceline.worker.allreduce import Worker
+from paceline.worker.allreduce import AllReduceAlgorithm
 
 WHAT_TO_DO = "leave the parameters to the job's optimizer: no assignment, clamping or step of one's own"
 
@@ -26,7 +26,7 @@ def checksum(tensor: Tensor) -> int:
     return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
 
 
-class Seal:
+class ParameterGuard:
     """Notices when tensors change, or when others are put in their place.
 
     Args:
@@ -38,12 +38,12 @@ class Seal:
         self._marks: dict[str, tuple[int, int]] = {}
 
     @classmethod
-    def of_parameters(cls, model: nn.Module) -> Seal:
+    def of_parameters(cls, model: nn.Module) -> ParameterGuard:
         """Return one on the parameters of a model, frozen ones too."""
         return cls(model.named_parameters)
 
     @classmethod
-    def of_everything(cls, model: nn.Module) -> Seal:
+    def of_everything(cls, model: nn.Module) -> ParameterGuard:
         """Return one on the parameters and buffers of a model."""
 
         def tensors() -> Iterator[tuple[str, Tensor]]:
@@ -53,7 +53,7 @@ class Seal:
         return cls(tensors)
 
     @classmethod
-    def of_worker(cls, worker: Worker) -> Seal:
+    def of_worker(cls, worker: AllReduceAlgorithm) -> ParameterGuard:
         """Return one on everything that a worker without a server has learned."""
 
         def tensors() -> Iterator[tuple[str, Tensor]]:

@@ -18,14 +18,14 @@ from paceline.core.events import Minibatch
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
 from paceline.jobs.job import Batch, Job, trainable
-from paceline.server.flat_buffers import Layout, Vectors, bind
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind
 from paceline.utils.rng import derived_seed
 from paceline.utils.user_code import note_place
-from paceline.worker.data_loader import Loader, batch_len, part_of
+from paceline.worker.data_loader import MinibatchLoader, batch_len, part_of
 from paceline.worker.evaluation import evaluate
-from paceline.worker.gradient_variance import Spread, variance
-from paceline.worker.minibatch_forecast import Piece
-from paceline.worker.parameter_guard import Seal
+from paceline.worker.gradient_variance import MicrobatchVariance, variance
+from paceline.worker.minibatch_forecast import UpcomingMinibatch
+from paceline.worker.parameter_guard import ParameterGuard
 from paceline.worker.seeding import seeded
 from paceline.worker.torch_utils import build_model, to_device
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from paceline.worker.background_loader import BackgroundLoader
 
 
-class Part(NamedTuple):
+class PartialGradient(NamedTuple):
     """What was measured of the gradient of some samples.
 
     Attributes:
@@ -49,7 +49,7 @@ class Part(NamedTuple):
     microbatches: int
 
 
-class Sharing(Protocol):
+class GradientGroup(Protocol):
     """Joins the gradients that the processes of one worker have computed.
 
     Attributes:
@@ -61,7 +61,7 @@ class Sharing(Protocol):
     size: int
 
     @abstractmethod
-    def add_up(self, gradient: Vectors, part: Part) -> Part:
+    def add_up(self, gradient: FlatBuffers, part: PartialGradient) -> PartialGradient:
         """Make of the gradient of this process that of all of them, and return what was measured of the whole.
 
         Raises:
@@ -112,7 +112,7 @@ class Replica:
         *,
         device: torch.device | str = "cpu",
         check: Callable[[], None] | None = None,
-        team: Sharing | None = None,
+        team: GradientGroup | None = None,
         debug: bool = False,
         accumulated: Callable[[int], None] | None = None,
         slices: int = 1,
@@ -127,19 +127,19 @@ class Replica:
         self._accumulated = accumulated
         self._is_telling = False
         self.model = build_model(job, seed).to(self._device)
-        self.layout = Layout(self.model, slices)
-        self._seal = Seal.of_parameters(self.model) if debug else None
+        self.layout = FlatLayout(self.model, slices)
+        self._seal = ParameterGuard.of_parameters(self.model) if debug else None
         self._parameters = trainable(self.model)
         self._buffers = list(self.model.buffers())
-        self._own: dict[str, Vectors] = {}
+        self._own: dict[str, FlatBuffers] = {}
         for i, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(_noting(weakref.ref(self), i))
-        self._spread = Spread(self._parameters) if job.microbatches > 1 else None
+        self._spread = MicrobatchVariance(self._parameters) if job.microbatches > 1 else None
         if check is not None and team is None and self._device.type == "cpu":
             _check_between_layers(self.model, check)
 
     def gradient(
-        self, worker: int, draw: int, minibatch: Minibatch | None, version: Vectors, gradient: Vectors
+        self, worker: int, draw: int, minibatch: Minibatch | None, version: FlatBuffers, gradient: FlatBuffers
     ) -> Measured:
         """Compute the gradient of a minibatch at a version.
 
@@ -180,19 +180,19 @@ class Replica:
     @property
     def prepares_ahead(self) -> bool:
         """Whether it helps to know which gradients are coming."""
-        return not isinstance(self._loader, Loader)
+        return not isinstance(self._loader, MinibatchLoader)
 
-    def expect(self, coming: Iterable[Piece]) -> None:
+    def expect(self, coming: Iterable[UpcomingMinibatch]) -> None:
         """Note which gradients are known to come after the next one, in order."""
-        if not isinstance(self._loader, Loader):
+        if not isinstance(self._loader, MinibatchLoader):
             self._loader.expect(coming)
 
     def close(self) -> None:
         """End the processes that prepare minibatches, if there are some."""
-        if not isinstance(self._loader, Loader):
+        if not isinstance(self._loader, MinibatchLoader):
             self._loader.close()
 
-    def evaluate(self, version: Vectors) -> dict[str, float]:
+    def evaluate(self, version: FlatBuffers) -> dict[str, float]:
         """Return the mean loss and the mean of every metric over the evaluation data at a version."""
         self._read(version)
         return evaluate(self._job, self.model, self._seed)
@@ -214,7 +214,7 @@ class Replica:
             return nullcontext()
         return self._seal.closed(f"worker {worker}", f"while job {self._job.name} computed its draw {draw}")
 
-    def _forward_backward(self, batch: Batch | None, gradient: Vectors, tells: bool) -> Part:
+    def _forward_backward(self, batch: Batch | None, gradient: FlatBuffers, tells: bool) -> PartialGradient:
         loss_sum = 0.0
         if self._spread is not None:
             self._spread.begin()
@@ -235,11 +235,11 @@ class Replica:
                 loss_sum += float(loss.detach()) * share
             self._check_written(gradient, is_idle=batch is None)
         if self._spread is None:
-            return Part(loss_sum, size, mean_square=0.0, microbatches=0)
-        return Part(loss_sum, size, self._spread.mean_square, self._spread.parts)
+            return PartialGradient(loss_sum, size, mean_square=0.0, microbatches=0)
+        return PartialGradient(loss_sum, size, self._spread.mean_square, self._spread.parts)
 
     @contextmanager
-    def _collecting(self, gradient: Vectors) -> Iterator[None]:
+    def _collecting(self, gradient: FlatBuffers) -> Iterator[None]:
         """Collect what autograd computes in views of the gradient, and zeros where it computes nothing."""
         stale, gradient.written = gradient.written, set()
         self._gradient = gradient
@@ -279,7 +279,7 @@ class Replica:
                 "trained; compute it from the model's output without .detach(), .item() or torch.no_grad()"
             )
 
-    def _check_written(self, gradient: Vectors, *, is_idle: bool) -> None:
+    def _check_written(self, gradient: FlatBuffers, *, is_idle: bool) -> None:
         if not gradient.written and not is_idle:
             raise UsageError(
                 f"job {self._job.name}: the loss does not depend on the model: after backward() none of its "
@@ -295,7 +295,7 @@ class Replica:
         finally:
             self._is_telling = False
 
-    def _read(self, version: Vectors) -> Vectors:
+    def _read(self, version: FlatBuffers) -> FlatBuffers:
         """Bind the parameters to a version and copy its buffers, which every draw may change for itself."""
         ours = self._local("version", version)
         if ours is not version:
@@ -305,7 +305,7 @@ class Replica:
             buffer.copy_(value)
         return ours
 
-    def _local(self, use: str, vectors: Vectors) -> Vectors:
+    def _local(self, use: str, vectors: FlatBuffers) -> FlatBuffers:
         if vectors.memory.device.type == self._device.type:
             return vectors
         if use not in self._own:
@@ -313,9 +313,9 @@ class Replica:
         return self._own[use]
 
 
-def _loader(job: Job, seed: int, n: int) -> Loader | BackgroundLoader:
+def _loader(job: Job, seed: int, n: int) -> MinibatchLoader | BackgroundLoader:
     if not job.loader_workers:
-        return Loader(job, seed, n)
+        return MinibatchLoader(job, seed, n)
     from paceline.worker.background_loader import BackgroundLoader  # which imports the local engine
 
     return BackgroundLoader(job, seed, n)

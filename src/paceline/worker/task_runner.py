@@ -13,12 +13,12 @@ import torch
 from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster
 from paceline.core.events import Minibatch
-from paceline.server.flat_buffers import Vectors
+from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.replica import Measured, Replica
 from paceline.worker.torch_utils import usable_device
 
 
-class Labour:
+class TaskRunner:
     """A worker's replica with its injected slowness and its scripted faults.
 
     Args:
@@ -45,7 +45,7 @@ class Labour:
         self._sleep = sleep
 
     def gradient(
-        self, draw: int, minibatch: Minibatch | None, run_s: float, version: Vectors, gradient: Vectors
+        self, draw: int, minibatch: Minibatch | None, run_s: float, version: FlatBuffers, gradient: FlatBuffers
     ) -> Measured:
         """Compute a gradient as `Replica.gradient` does.
 
@@ -90,7 +90,7 @@ def device_of(kind: str, number: int) -> str:
     return f"cuda:{number % torch.cuda.device_count()}"
 
 
-def pin(vectors: Vectors) -> None:
+def pin(vectors: FlatBuffers) -> None:
     """Lock the pages of vectors, so that the GPU reads and writes them directly."""
     memory = vectors.memory
     torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))

@@ -3,11 +3,11 @@
 from paceline.clusters.timing.distributions import (
     LAWS,
     Deterministic,
+    Distribution,
     Empirical,
     Exponential,
     Gamma,
     HyperExponential,
-    Law,
     LogNormal,
     Pareto,
     ShiftedExponential,
@@ -15,27 +15,27 @@ from paceline.clusters.timing.distributions import (
     parse_law,
 )
 from paceline.clusters.timing.network import Network, ServerTime
-from paceline.clusters.timing.slowdowns import Periodic, Slowdown, Timeline, Transient
-from paceline.clusters.timing.trace import Row, Trace
+from paceline.clusters.timing.slowdowns import Periodic, Slowdown, SlownessProfile, Transient
+from paceline.clusters.timing.trace import Trace, TraceRow
 
 __all__ = [
     "LAWS",
     "Deterministic",
+    "Distribution",
     "Empirical",
     "Exponential",
     "Gamma",
     "HyperExponential",
-    "Law",
     "LogNormal",
     "Network",
     "Pareto",
     "Periodic",
-    "Row",
     "ServerTime",
     "ShiftedExponential",
     "Slowdown",
-    "Timeline",
+    "SlownessProfile",
     "Trace",
+    "TraceRow",
     "Transient",
     "Uniform",
     "parse_law",

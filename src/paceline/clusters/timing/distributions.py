@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 
 
 @runtime_checkable
-class Law(Protocol):
+class Distribution(Protocol):
     """The time that one gradient takes to compute, in seconds, independent from draw to draw."""
 
     @property
@@ -336,7 +336,7 @@ def _seconds(cell: str | None, where: str) -> float:
     return value_s
 
 
-LAWS: Mapping[str, Callable[..., Law]] = {
+LAWS: Mapping[str, Callable[..., Distribution]] = {
     "deterministic": Deterministic,
     "uniform": Uniform,
     "exp": Exponential,
@@ -349,7 +349,7 @@ LAWS: Mapping[str, Callable[..., Law]] = {
 }
 
 
-def parse_law(text: str) -> Law:
+def parse_law(text: str) -> Distribution:
     """Read a law as it is typed; the suffix ``_s`` of a knob may be left out.
 
     >>> parse_law("shifted_exp(shift=0.3, mean=0.7)")

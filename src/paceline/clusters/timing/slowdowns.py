@@ -147,7 +147,7 @@ class Transient:
             yield end_s, self.slowdown
 
 
-class Timeline:
+class SlownessProfile:
     """One worker's slowness over time: the product of everything that slows it down at a moment.
 
     Args:

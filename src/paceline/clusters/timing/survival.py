@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.clusters.timing.trace import Row
+from paceline.clusters.timing.trace import TraceRow
 from paceline.errors import PacelineWarning
 from paceline.utils.rng import stream
 from paceline.utils.wording import counted
@@ -21,7 +21,7 @@ LEAST_FINISHED = 10  # of a worker, for a fit of its own
 JUST_AFTER = 1 + 1e-6  # censored work lasts longer than was seen, however little
 
 
-def filled(rows: Sequence[Row], seed: int) -> list[Row]:
+def filled(rows: Sequence[TraceRow], seed: int) -> list[TraceRow]:
     """Return the rows with a drawn time in place of each censored one: all of it computing.
 
     ``P(time > t | time > seen) = S(t) / S(seen)`` with S the Kaplan-Meier estimate of the worker, or of all workers
@@ -36,7 +36,7 @@ def filled(rows: Sequence[Row], seed: int) -> list[Row]:
     censored data", 1974, but with the rate of the longer half of the ends instead of that of all.
     """
     everything = Survival(rows)
-    done: list[Row] = []
+    done: list[TraceRow] = []
     for worker, group in groupby(rows, key=attrgetter("worker")):
         own = list(group)
         if any(row.censored for row in own):
@@ -47,7 +47,7 @@ def filled(rows: Sequence[Row], seed: int) -> list[Row]:
     return done
 
 
-def _survival_of(worker: int, rows: Sequence[Row]) -> "Survival | None":
+def _survival_of(worker: int, rows: Sequence[TraceRow]) -> "Survival | None":
     finished = sum(not row.censored for row in rows)
     if finished >= LEAST_FINISHED:
         return Survival(rows)
@@ -60,7 +60,7 @@ def _survival_of(worker: int, rows: Sequence[Row]) -> "Survival | None":
     return None
 
 
-def _ended(row: Row, survival: "Survival", u: float) -> Row:
+def _ended(row: TraceRow, survival: "Survival", u: float) -> TraceRow:
     total_s = survival.time_after(row.total_s, u)
     return row._replace(compute_s=total_s, end_s=row.start_s + total_s, censored=0)
 
@@ -75,7 +75,7 @@ class Survival:
         rows: of which at least one is not censored.
     """
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[TraceRow]) -> None:
         from scipy.stats import CensoredData, ecdf
 
         ended = [row.total_s for row in rows if not row.censored]

@@ -25,7 +25,7 @@ CENSORED = (None, "km")
 ROUNDING = 1e-6  # of the clock: a trace may have been through a program that keeps six digits
 
 
-class Row(NamedTuple):
+class TraceRow(NamedTuple):
     """One round trip as it was seen.
 
     Attributes:
@@ -62,7 +62,7 @@ class Row(NamedTuple):
         return self.end_s - (self.start_s + (self.pull_s + self.push_s + self.compute_s)) - self.sum_s
 
 
-*WITH_SERVER, LAST = Row._fields  # the columns of a trace; only where there was no server is the last one there
+*WITH_SERVER, LAST = TraceRow._fields  # the columns of a trace; only where there was no server is the last one there
 
 
 class HasHistory(Protocol):
@@ -95,7 +95,7 @@ class Trace:
     1
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[TraceRow]
     _: KW_ONLY
     by: Literal["draw", "time"] = "draw"
     censored: Literal["km"] | None = None
@@ -135,7 +135,7 @@ class Trace:
 
         Work that was interrupted or never finished is censored, unless its gradient came after all.
         """
-        rows: dict[tuple[int, int], Row] = {}
+        rows: dict[tuple[int, int], TraceRow] = {}
         has_server = True
         for record in run if isinstance(run, Iterable) else run.history:
             if isinstance(record, GradientArrived | WorkInterrupted | WorkUnfinished):
@@ -173,27 +173,27 @@ class Trace:
         try:
             stream = StringIO()
             writer = csv.writer(stream, lineterminator="\n")
-            columns = len(WITH_SERVER) if self.has_server else len(Row._fields)
-            writer.writerow(Row._fields[:columns])
+            columns = len(WITH_SERVER) if self.has_server else len(TraceRow._fields)
+            writer.writerow(TraceRow._fields[:columns])
             writer.writerows(row[:columns] for row in self.rows)
             write_out(Path(file), stream.getvalue().encode())
         except OSError as error:
             raise UsageError(f"cannot write the trace: {error}") from error
 
 
-def _row(record: GradientArrived | WorkInterrupted | WorkUnfinished) -> Row:
+def _row(record: GradientArrived | WorkInterrupted | WorkUnfinished) -> TraceRow:
     worker, draw, start_s, end_s = record.worker, record.draw, record.started_s, record.now_s
     if not isinstance(record, GradientArrived):
-        return Row(worker, draw, start_s, 0.0, end_s - start_s, 0.0, end_s, 1)
+        return TraceRow(worker, draw, start_s, 0.0, end_s - start_s, 0.0, end_s, 1)
     if not isnan(record.sum_s):
         compute_s = record.compute_s + record.left_over_s
         begun_s = max(0.0, min(start_s, end_s - record.sum_s - compute_s))
         end_s = max(end_s, begun_s + compute_s + record.sum_s)
-        return Row(worker, draw, begun_s, 0.0, compute_s, 0.0, end_s, 0, record.sum_s)
-    return Row(worker, draw, start_s, record.pull_s, record.compute_s, record.push_s, end_s, 0)
+        return TraceRow(worker, draw, begun_s, 0.0, compute_s, 0.0, end_s, 0, record.sum_s)
+    return TraceRow(worker, draw, start_s, record.pull_s, record.compute_s, record.push_s, end_s, 0)
 
 
-def _read(reader: csv.DictReader[str], file: str) -> tuple[list[int], list[Row]]:
+def _read(reader: csv.DictReader[str], file: str) -> tuple[list[int], list[TraceRow]]:
     """Return the line and the content of each row."""
     missing = [column for column in WITH_SERVER if column not in (reader.fieldnames or ())]
     if missing:
@@ -204,8 +204,8 @@ def _read(reader: csv.DictReader[str], file: str) -> tuple[list[int], list[Row]]
         where = f"{file}, line {reader.line_num}"
         if None in cells:
             raise UsageError(f"{where}, column {len(reader.fieldnames or ()) + 1}: more cells than columns")
-        columns = [column for column in Row._fields if column in cells]
-        rows.append(Row(*(_number(cells[column], column, where) for column in columns)))
+        columns = [column for column in TraceRow._fields if column in cells]
+        rows.append(TraceRow(*(_number(cells[column], column, where) for column in columns)))
         lines.append(reader.line_num)
     if not rows:
         raise UsageError(f"{file} has no rows; expected a line for each round trip")
@@ -229,7 +229,7 @@ class _WrongRowError(UsageError):
         self.text = text
 
 
-def _check_rows(rows: Sequence[Row], source: str) -> None:
+def _check_rows(rows: Sequence[TraceRow], source: str) -> None:
     known: set[tuple[int, int]] = set()
     workers = {row.worker for row in rows}
     for index, row in enumerate(rows):
@@ -241,8 +241,8 @@ def _check_rows(rows: Sequence[Row], source: str) -> None:
         known.add((row.worker, row.draw))
 
 
-def _check_row(row: Row) -> None:
-    for column, value in zip(Row._fields, row, strict=True):
+def _check_row(row: TraceRow) -> None:
+    for column, value in zip(TraceRow._fields, row, strict=True):
         try:
             check(WHOLE.get(column, "[0, inf)"), Integral if column in WHOLE else Real, **{column: value})
         except UsageError as error:
@@ -255,7 +255,7 @@ def _check_row(row: Row) -> None:
         raise UsageError(f"end_s: {row.end_s!r} is before {parts} = start_s + {parts_s!r}")
 
 
-def _check_place(row: Row, known: set[tuple[int, int]], workers: set[int]) -> None:
+def _check_place(row: TraceRow, known: set[tuple[int, int]], workers: set[int]) -> None:
     if (row.worker, row.draw) in known:
         raise UsageError(f"draw: {row.draw} of worker {row.worker} is there already")
     if row.worker and row.worker - 1 not in workers:

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from operator import attrgetter
 
 from paceline.clusters.timing.survival import filled
-from paceline.clusters.timing.trace import Row, Trace
+from paceline.clusters.timing.trace import Trace, TraceRow
 from paceline.errors import PacelineWarning, RunError
 from paceline.utils.wording import counted
 
@@ -13,7 +13,7 @@ SLACK = 0.1
 FILL_IN = 'censored="km" draws such times from a Kaplan-Meier fit'
 
 
-class Replay:
+class TraceReplay:
     """The rows of a trace as work of a run asks for them.
 
     Args:
@@ -25,7 +25,7 @@ class Replay:
         rows = filled(trace.rows, seed) if trace.censored == "km" else trace.rows
         self._trace = trace
         self._has_warned = False
-        self._rows: list[list[Row]] = [[] for _ in range(trace.workers)]
+        self._rows: list[list[TraceRow]] = [[] for _ in range(trace.workers)]
         for row in rows:
             self._rows[row.worker].append(row)
         for own in self._rows:
@@ -38,7 +38,7 @@ class Replay:
             for own in self._rows:
                 own.sort(key=attrgetter("start_s"))
 
-    def row(self, worker: int, draw: int, start_s: float) -> Row:
+    def row(self, worker: int, draw: int, start_s: float) -> TraceRow:
         """Return the row that a draw, begun at second ``start_s``, takes."""
         return self._by_time(worker, start_s) if self._trace.by == "time" else self._by_draw(worker, draw)
 
@@ -68,13 +68,13 @@ class Replay:
                 f"given up after {row.total_s:.6g} s, and here it is waited for longer: {FILL_IN}"
             )
 
-    def _by_draw(self, worker: int, draw: int) -> Row:
+    def _by_draw(self, worker: int, draw: int) -> TraceRow:
         rows = self._rows[worker]
         if draw > len(rows):
             self._wrap(f"worker {worker} takes its {counted(len(rows), 'row')} again from draw {draw} on")
         return rows[(draw - 1) % len(rows)]
 
-    def _by_time(self, worker: int, start_s: float) -> Row:
+    def _by_time(self, worker: int, start_s: float) -> TraceRow:
         rows = self._rows[worker]
         if start_s >= self._length_s:
             self._wrap(f"its {self._length_s:.6g} s begin again")
@@ -88,7 +88,7 @@ class Replay:
             warnings.warn(text, PacelineWarning, stacklevel=2)
 
 
-def _with_sums(rows: list[Row]) -> list[Row]:
+def _with_sums(rows: list[TraceRow]) -> list[TraceRow]:
     """Give every row the seconds of a sum, for a run that makes one where the recorded one made none."""
     sum_s = next((row.sum_s for row in rows if row.sum_s), 0.0)
     done = []
@@ -98,7 +98,7 @@ def _with_sums(rows: list[Row]) -> list[Row]:
     return done
 
 
-def _as_at_first(rows: list[Row]) -> Row:
+def _as_at_first(rows: list[TraceRow]) -> TraceRow:
     """Return a worker's last work, cut off by the end of the recording, as long as its first, or as was seen.
 
     Where the rows end they begin again, and this one was begun already.

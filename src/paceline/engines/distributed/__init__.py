@@ -1,5 +1,5 @@
 """Worker processes on any number of hosts: one of gloo's pairs for each, so that a dead one breaks its own."""
 
-from paceline.engines.distributed.parameter_server.engine import DistributedEngine
+from paceline.engines.distributed.parameter_server.engine import DistributedServerEngine
 
-__all__ = ["DistributedEngine"]
+__all__ = ["DistributedServerEngine"]

@@ -13,19 +13,28 @@ import torch
 
 from paceline.clusters.devices import cores
 from paceline.clusters.local import LocalCluster
-from paceline.core.events import Compute, Evaluate, Evaluated, Interrupt, Joined, Outcome, Quit, Replace
+from paceline.core.events import AbortRun, Compute, Evaluate, Evaluated, Interrupt, Joined, Outcome, RestartWorker
 from paceline.engines.local import worker_process as processes
-from paceline.engines.local.messages import Abandoned, Evaluation, Failed, Finished, Measurement, Nudge, Ready, Work
-from paceline.engines.wall_clock import Peer, RealTimeEngine
+from paceline.engines.local.messages import (
+    ComputeTask,
+    EvaluateTask,
+    Measurement,
+    Ready,
+    TaskCancelled,
+    TaskDone,
+    TaskFailed,
+    WakeUp,
+)
+from paceline.engines.wall_clock import Peer, WallClockEngine
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
 from paceline.processes.child_process import Launcher, Surroundings, end_of
 from paceline.processes.shared_memory import SharedMemory, SharedVectors
-from paceline.processes.shared_pickle import Parcel
+from paceline.processes.shared_pickle import SharedPickle
 from paceline.processes.unpicklable import packed
-from paceline.server.flat_buffers import Layout
+from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
-from paceline.server.version_store import Versions
+from paceline.server.version_store import VersionStore
 
 RESPAWNS_WITHOUT_A_GRADIENT = 3
 GRACE_S = 2.0
@@ -40,13 +49,13 @@ class _Peer(Peer):
         self.connection = connection
         self.is_replaced = False  # was told to end, for another one to take its place
 
-    def send(self, message: Work | Evaluation | Nudge | None) -> None:
+    def send(self, message: ComputeTask | EvaluateTask | WakeUp | None) -> None:
         """Send, or notice later, when the end of the pipe is read, that the process is gone."""
         with suppress(OSError):
             self.connection.send(message)
 
 
-class LocalEngine(RealTimeEngine[_Peer]):
+class LocalEngine(WallClockEngine[_Peer]):
     """One process a worker, and one that evaluates, on memory that they share.
 
     Args:
@@ -57,14 +66,14 @@ class LocalEngine(RealTimeEngine[_Peer]):
         layout: of the model.
     """
 
-    def __init__(self, job: Job, cluster: LocalCluster, seed: int, server: ParameterServer, layout: Layout) -> None:
+    def __init__(self, job: Job, cluster: LocalCluster, seed: int, server: ParameterServer, layout: FlatLayout) -> None:
         n = cluster.n
         # Each worker may hold what it computes on, what it has not yet said to have abandoned, and what a gradient
         # was computed at that the coordinator has yet to hear of.
         self._memory = SharedMemory(layout, workers=n, places=3 * n + 4)
         self._places = iter(range(3 * n + 4))
         gradients = [self._memory.gradient(layout, worker) for worker in range(n)]
-        super().__init__(server, Versions(self._new_place), gradients, debug=cluster.debug)
+        super().__init__(server, VersionStore(self._new_place), gradients, debug=cluster.debug)
         self._job = job
         self._cluster = cluster
         self._seed = seed
@@ -73,7 +82,7 @@ class LocalEngine(RealTimeEngine[_Peer]):
         self._evaluator: _Peer | None = None
         self._respawns = [0] * n
         self._gone_for_good: set[int] = set()
-        self._parcel: Parcel | None = None
+        self._parcel: SharedPickle | None = None
 
     def _start(self) -> None:
         self._parcel = self._pack()
@@ -95,9 +104,9 @@ class LocalEngine(RealTimeEngine[_Peer]):
     def _tell_to_abandon(self, peer: _Peer, command: Interrupt) -> None:
         """Raise the worker's flag, which it looks at between layers, and wake it if it sleeps."""
         self._memory.interrupt(command.worker, command.draw)
-        peer.send(Nudge())
+        peer.send(WakeUp())
 
-    def replace(self, command: Replace) -> None:
+    def replace(self, command: RestartWorker) -> None:
         """End a worker's process, if another one will start in its place."""
         peer = self._workers[command.worker]
         if self._cluster.respawn and peer.is_ready:
@@ -109,7 +118,7 @@ class LocalEngine(RealTimeEngine[_Peer]):
         assert self._evaluator is not None
         version = self._versions.hold(command.version)
         assert isinstance(version, SharedVectors)
-        self._evaluator.send(Evaluation(command.version, version.place))
+        self._evaluator.send(EvaluateTask(command.version, version.place))
 
     # --- events -------------------------------------------------------------------------------------------
 
@@ -117,7 +126,9 @@ class LocalEngine(RealTimeEngine[_Peer]):
         version = self._versions[command.version]
         assert isinstance(version, SharedVectors)
         peer.send(
-            Work(command.draw, command.version, version.place, command.minibatch, self._elapsed_s(), time.monotonic())
+            ComputeTask(
+                command.draw, command.version, version.place, command.minibatch, self._elapsed_s(), time.monotonic()
+            )
         )
 
     def _read(self, key: selectors.SelectorKey) -> None:
@@ -131,11 +142,11 @@ class LocalEngine(RealTimeEngine[_Peer]):
             return
         now = self._elapsed_s()
         match reply:
-            case Finished():
+            case TaskDone():
                 self._respawns[worker] = 0
                 push_s = now + self._begun_s - reply.sent_s  # not beyond the moment of the arrival
                 self._arrived(worker, reply.draw, reply.measured, pull_s=reply.pull_s, push_s=push_s)
-            case Abandoned():
+            case TaskCancelled():
                 self._next(peer)
             case Ready():
                 peer.is_ready = True
@@ -143,7 +154,7 @@ class LocalEngine(RealTimeEngine[_Peer]):
             case Measurement():
                 self._versions.release(reply.version)
                 self._events.append(Evaluated(now, reply.version, reply.metrics))
-            case Failed():
+            case TaskFailed():
                 if reply.is_usage:
                     raise UsageError(reply.message)
                 if worker == self._cluster.n:
@@ -162,7 +173,7 @@ class LocalEngine(RealTimeEngine[_Peer]):
             return
         self._gone_for_good.add(worker)
         if len(self._gone_for_good) == self._cluster.n:
-            self._events.append(Quit(self._elapsed_s(), Outcome.NO_WORKERS, "every worker process is gone"))
+            self._events.append(AbortRun(self._elapsed_s(), Outcome.NO_WORKERS, "every worker process is gone"))
 
     def _use_idle_cores(self) -> None:
         """Let the server compute on the cores that no worker uses: threads on a busy core only wait for each other."""
@@ -177,7 +188,7 @@ class LocalEngine(RealTimeEngine[_Peer]):
     def _new_place(self) -> SharedVectors:
         return self._memory.version(self._layout, next(self._places))
 
-    def _pack(self) -> Parcel:
+    def _pack(self) -> SharedPickle:
         job, cluster = self._job, self._cluster
         task = processes.Task(job, cluster, self._seed, Surroundings.here())
         return packed(task, {**vars(job), "cluster": cluster}, f"job {job.name} cannot be sent to worker processes")
@@ -202,7 +213,7 @@ class LocalEngine(RealTimeEngine[_Peer]):
         except (EOFError, OSError):
             reason = self._bury(peer)
             raise RunError(f"a worker process ended while it started: {reason}") from None
-        if isinstance(reply, Failed):
+        if isinstance(reply, TaskFailed):
             if reply.is_usage:
                 raise UsageError(reply.message)
             print(reply.details, file=sys.stderr)

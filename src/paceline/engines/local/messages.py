@@ -8,7 +8,7 @@ from paceline.core.events import Minibatch
 from paceline.worker.replica import Measured
 
 
-class Work(NamedTuple):
+class ComputeTask(NamedTuple):
     """Compute the gradient of a minibatch at the version in a place."""
 
     draw: int
@@ -19,11 +19,11 @@ class Work(NamedTuple):
     sent_s: float  # monotonic clock, common to all processes of a machine
 
 
-class Nudge(NamedTuple):
+class WakeUp(NamedTuple):
     """Look at your flag: you may be asleep."""
 
 
-class Evaluation(NamedTuple):
+class EvaluateTask(NamedTuple):
     """Measure the version in a place."""
 
     version: int
@@ -34,7 +34,7 @@ class Ready(NamedTuple):
     """The process has built its model and can be given work."""
 
 
-class Finished(NamedTuple):
+class TaskDone(NamedTuple):
     """The gradient of a draw stands in shared memory."""
 
     draw: int
@@ -43,7 +43,7 @@ class Finished(NamedTuple):
     sent_s: float
 
 
-class Abandoned(NamedTuple):
+class TaskCancelled(NamedTuple):
     """The work was interrupted; its version is not read any more."""
 
     draw: int
@@ -56,7 +56,7 @@ class Measurement(NamedTuple):
     metrics: dict[str, float]
 
 
-class Failed(NamedTuple):
+class TaskFailed(NamedTuple):
     """The process had an exception and ends.
 
     Attributes:
@@ -70,4 +70,4 @@ class Failed(NamedTuple):
     is_usage: bool
 
 
-Reply = Ready | Finished | Abandoned | Measurement | Failed
+Reply = Ready | TaskDone | TaskCancelled | Measurement | TaskFailed

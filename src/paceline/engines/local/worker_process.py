@@ -11,15 +11,24 @@ from multiprocessing.connection import Connection
 import torch
 
 from paceline.clusters.local import LocalCluster
-from paceline.engines.local.messages import Abandoned, Evaluation, Failed, Finished, Measurement, Nudge, Ready, Work
+from paceline.engines.local.messages import (
+    ComputeTask,
+    EvaluateTask,
+    Measurement,
+    Ready,
+    TaskCancelled,
+    TaskDone,
+    TaskFailed,
+    WakeUp,
+)
 from paceline.jobs.job import Job
 from paceline.processes.child_process import Surroundings, begin_child
 from paceline.processes.shared_memory import SharedMemory
-from paceline.processes.shared_pickle import Parcel
-from paceline.server.flat_buffers import Vectors
+from paceline.processes.shared_pickle import SharedPickle
+from paceline.server.flat_buffers import FlatBuffers
 from paceline.utils.user_code import failure_of, note_place
 from paceline.worker.replica import Interrupted, Replica
-from paceline.worker.task_runner import Labour, device_of, pin
+from paceline.worker.task_runner import TaskRunner, device_of, pin
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Assignment:
         connection: to the engine.
     """
 
-    task: Parcel
+    task: SharedPickle
     worker: int
     memory: SharedMemory
     connection: Connection
@@ -69,13 +78,13 @@ def _serve(assignment: Assignment, build: Callable[[Task], _Worker | _Evaluator]
             server = built.enter_context(closing(build(task)))
             connection.send(Ready())
             while (request := connection.recv()) is not None:
-                if not isinstance(request, Nudge):  # one that came too late to interrupt anything
+                if not isinstance(request, WakeUp):  # one that came too late to interrupt anything
                     connection.send(server.answer(request))
         except (EOFError, ConnectionError):
             return  # the engine is gone
         except Exception as error:
             failure = failure_of(error)
-            connection.send(Failed(failure["failed"], failure["details"], failure["is_usage"]))
+            connection.send(TaskFailed(failure["failed"], failure["details"], failure["is_usage"]))
 
 
 class _Worker:
@@ -88,14 +97,14 @@ class _Worker:
         device = device_of(cluster.device, self._worker)
         self._replica = Replica(job, seed, cluster.n, device=device, check=self._check, debug=cluster.debug)
         self._gradient = self._memory.gradient(self._replica.layout, self._worker)
-        self._versions: dict[int, Vectors] = {}
+        self._versions: dict[int, FlatBuffers] = {}
         faults = tuple(cluster.faults)
-        self._labour = Labour(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
+        self._labour = TaskRunner(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
         if cluster.device == "cuda":
             pin(self._gradient)
 
-    def answer(self, request: Work | Evaluation) -> Finished | Abandoned:
-        assert isinstance(request, Work)
+    def answer(self, request: ComputeTask | EvaluateTask) -> TaskDone | TaskCancelled:
+        assert isinstance(request, ComputeTask)
         begun_s = time.monotonic()
         self._draw = request.draw
         version = self._versions.get(request.place)
@@ -105,11 +114,11 @@ class _Worker:
         try:
             measured = self._labour.gradient(request.draw, request.minibatch, request.run_s, version, self._gradient)
         except Interrupted:
-            return Abandoned(request.draw)
+            return TaskCancelled(request.draw)
         except Exception as error:
             note_place(error, f"after update {request.version}")
             raise
-        return Finished(request.draw, measured, begun_s - request.sent_s, time.monotonic())
+        return TaskDone(request.draw, measured, begun_s - request.sent_s, time.monotonic())
 
     def close(self) -> None:
         """End what the replica has started: this process ends only after its children."""
@@ -132,8 +141,8 @@ class _Evaluator:
         device = device_of(cluster.device, cluster.n)
         self._replica = Replica(task.job, task.seed, cluster.n, device=device)
 
-    def answer(self, request: Work | Evaluation) -> Measurement:
-        assert isinstance(request, Evaluation)
+    def answer(self, request: ComputeTask | EvaluateTask) -> Measurement:
+        assert isinstance(request, EvaluateTask)
         version = self._memory.version(self._replica.layout, request.place)
         return Measurement(request.version, self._replica.evaluate(version))
 

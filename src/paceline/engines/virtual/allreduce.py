@@ -9,11 +9,11 @@ from typing import Any
 from paceline.clusters.simulated import Cluster
 from paceline.core.events import Accept, Apply, Arrival, Compute, Evaluate, Evaluated
 from paceline.engines.virtual.allreduce_timing import AllReduceTiming
-from paceline.protocols.allreduce import Reduction
+from paceline.protocols.allreduce import AllReduceConfig
 from paceline.server.flat_buffers import copy_alike
 from paceline.utils.state_dict import copied, restore
 from paceline.utils.user_code import note_place
-from paceline.worker.allreduce import HandedIn, Worker, accumulate
+from paceline.worker.allreduce import AllReduceAlgorithm, Contribution, accumulate
 from paceline.worker.replica import Replica
 
 
@@ -29,7 +29,12 @@ class VirtualAllReduce(AllReduceTiming):
     """
 
     def __init__(
-        self, cluster: Cluster, seed: int, reduction: Reduction, replica: Replica, workers: Sequence[Worker]
+        self,
+        cluster: Cluster,
+        seed: int,
+        reduction: AllReduceConfig,
+        replica: Replica,
+        workers: Sequence[AllReduceAlgorithm],
     ) -> None:
         super().__init__(cluster, seed, reduction, payload_bytes=replica.layout.gradient_nbytes)
         self._replica = replica
@@ -122,7 +127,7 @@ class VirtualAllReduce(AllReduceTiming):
             note_place(error, f"after update {work.version}")
             raise
         assert self._expected is not None
-        handed_in = HandedIn(finite=False)
+        handed_in = Contribution(finite=False)
         if measured.finite and self._fault(worker) is None:
             handed_in = ours.hand_in(measured.squared_norm, self._share(measured.samples), self._expected)
         else:

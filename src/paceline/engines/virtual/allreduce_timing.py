@@ -10,9 +10,9 @@ from typing import Any
 
 from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster
-from paceline.core.events import Compute, Event, Outcome, Quit
+from paceline.core.events import AbortRun, Compute, Event, Outcome
 from paceline.engines.virtual.timing import NOT_A_WORKER, TimingEngine
-from paceline.protocols.allreduce import Reduction
+from paceline.protocols.allreduce import AllReduceConfig
 from paceline.utils.state_dict import copied, restore
 
 
@@ -38,7 +38,7 @@ class AllReduceTiming(TimingEngine):
     Source: Rigazzi, "DC-S3GD", 2019, eq. (13) and (14), where all f_i are the same.
     """
 
-    def __init__(self, cluster: Cluster, seed: int, reduction: Reduction, payload_bytes: float = 0) -> None:
+    def __init__(self, cluster: Cluster, seed: int, reduction: AllReduceConfig, payload_bytes: float = 0) -> None:
         super().__init__(cluster, seed, payload_bytes)
         self._update_s = self._gradient_s = 0.0
         self._reduction = reduction
@@ -87,7 +87,7 @@ class AllReduceTiming(TimingEngine):
             elif ends_s < inf:
                 self._end_iteration(ends_s)
             else:
-                return Quit(self.now, Outcome.NO_WORKERS, "no live worker will ever deliver a gradient again")
+                return AbortRun(self.now, Outcome.NO_WORKERS, "no live worker will ever deliver a gradient again")
         return self._arrived(self._arriving.popleft())
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from paceline.core.events import Accept, Apply, Arrival, Compute, Evaluate, Eval
 from paceline.engines.base import compensated
 from paceline.engines.virtual.timing import NOT_A_WORKER, TimingEngine
 from paceline.server.parameter_server import ParameterServer
-from paceline.server.version_store import Versions
+from paceline.server.version_store import VersionStore
 from paceline.utils.user_code import note_place
-from paceline.worker.minibatch_forecast import Piece
+from paceline.worker.minibatch_forecast import UpcomingMinibatch
 from paceline.worker.replica import Measured, Replica
 
 
@@ -35,7 +35,7 @@ class VirtualEngine(TimingEngine):
         device = server.device
         self._replica = replica
         self._server = server
-        self._versions = Versions(lambda: replica.layout.allocate(device))
+        self._versions = VersionStore(lambda: replica.layout.allocate(device))
         self._gradient = replica.layout.allocate(device)
         self._work: dict[int, Compute] = {}
         self._times: dict[int, RoundTrip] = {}
@@ -139,11 +139,11 @@ class VirtualEngine(TimingEngine):
             note_place(error, f"after update {version}")
             raise
 
-    def _coming(self) -> Iterator[Piece]:
+    def _coming(self) -> Iterator[UpcomingMinibatch]:
         """Yield the work that is under way, in the order of its arrivals."""
         for _, _, worker, draw in sorted(self._heap, key=itemgetter(0, 1)):
             if worker != NOT_A_WORKER and self._current[worker] == draw and worker in self._work:
-                yield Piece(worker, draw, self._work[worker].minibatch)
+                yield UpcomingMinibatch(worker, draw, self._work[worker].minibatch)
 
     def _remembered_duration_s(self, worker: int, draw: int, start_s: float) -> float:
         self._times[worker] = times = self._round_trips.times(worker, draw, start_s)

@@ -11,6 +11,7 @@ from typing import Any
 from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster
 from paceline.core.events import (
+    AbortRun,
     Accept,
     Apply,
     Arrival,
@@ -21,10 +22,9 @@ from paceline.core.events import (
     Joined,
     Lost,
     Outcome,
-    Quit,
-    Replace,
+    RestartWorker,
+    SetTimer,
     Timer,
-    Wake,
 )
 from paceline.engines.base import Engine
 from paceline.recording.history import Totals
@@ -82,7 +82,7 @@ class TimingEngine(Engine):
             if self.fired and (lost := self._lost_by_hanging()):
                 return lost
             if not self._heap:
-                return Quit(self.now, Outcome.NO_WORKERS, "no live worker will ever deliver a gradient again")
+                return AbortRun(self.now, Outcome.NO_WORKERS, "no live worker will ever deliver a gradient again")
             at_s, _, worker, what = heappop(self._heap)
             if worker == NOT_A_WORKER:
                 if at_s > self.now:
@@ -114,7 +114,7 @@ class TimingEngine(Engine):
         self._totals.interrupted += 1
         self._finish(command.worker)
 
-    def replace(self, command: Replace) -> None:
+    def replace(self, command: RestartWorker) -> None:
         """Keep it: the times belong to the worker's number, so another one would be as slow."""
 
     def accept(self, command: Accept) -> None:
@@ -132,7 +132,7 @@ class TimingEngine(Engine):
     def evaluate(self, command: Evaluate) -> None:
         """Nothing to measure."""
 
-    def wake(self, command: Wake) -> None:
+    def wake(self, command: SetTimer) -> None:
         """Send a timer at that moment."""
         self._at(command.at_s, Timer(command.at_s))
 

@@ -20,8 +20,8 @@ from paceline.core.records import GradientArrived, StepMeasured, UpdateMade
 from paceline.errors import PacelineWarning, UsageError
 from paceline.experiments.advise.result import PARTS, Advice, Prediction, Seen
 from paceline.policies.estimators.convergence import Observed, noise, updates_needed, variance
-from paceline.policies.estimators.gain import Told
-from paceline.policies.learning_rate import LearningRate
+from paceline.policies.estimators.gain import GainInput
+from paceline.policies.learning_rate import LRScaling
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.recording.history import History, mean_loss
 from paceline.recording.run_folder import SavedRun
@@ -91,12 +91,12 @@ def read_run(saved: SavedRun) -> list[Observed]:
         UsageError: they do not tell of the noise of gradients, or too few do.
     """
     rules = saved.configuration["rules"]
-    updates = list(read_updates(saved.history, LearningRate(**rules["learning_rate"]), rules["workers"]))
+    updates = list(read_updates(saved.history, LRScaling(**rules["learning_rate"]), rules["workers"]))
     _check(saved, updates)
     return updates
 
 
-def read_updates(history: History, rate: LearningRate, n: int) -> Iterator[Observed]:
+def read_updates(history: History, rate: LRScaling, n: int) -> Iterator[Observed]:
     """Yield what each update of a run has told, of those whose step was measured.
 
     Args:
@@ -116,7 +116,7 @@ def read_updates(history: History, rate: LearningRate, n: int) -> Iterator[Obser
                 sum(each.samples * value(each) for each in made_of) / samples for value in _MEANS
             )
             k = len(made_of)
-            yield Observed(Told(k, loss, square, within, record.step), samples / k, staleness, rate.scale(k, n))
+            yield Observed(GainInput(k, loss, square, within, record.step), samples / k, staleness, rate.scale(k, n))
 
 
 def default_protocols(n: int) -> list[str]:
@@ -139,7 +139,7 @@ class _Recorded:
     """A run, and what its gradients were like in the whole and in each fifth."""
 
     def __init__(self, saved: SavedRun) -> None:
-        self.rate = LearningRate(**saved.configuration["rules"]["learning_rate"])
+        self.rate = LRScaling(**saved.configuration["rules"]["learning_rate"])
         updates = read_run(saved)
         borders = [round(part * len(updates) / PARTS) for part in range(PARTS + 1)]
         around = max(1, len(updates) // (4 * PARTS))

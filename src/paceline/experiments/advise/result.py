@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from math import isfinite, isnan
 from typing import Any, NamedTuple
 
-from paceline.utils.representation import Tabled
-from paceline.utils.text_table import Grid
+from paceline.utils.representation import TableRepresentation
+from paceline.utils.text_table import TextTable
 from paceline.utils.wording import counted
 
 PARTS = 5  # of a run: each predicts on its own, to see how sure a prediction is
@@ -56,7 +56,7 @@ class Seen:
 
 
 @dataclass(frozen=True, repr=False)
-class Advice(Tabled):
+class Advice(TableRepresentation):
     """Protocols from the soonest to the latest, and what the prediction rests on.
 
     Attributes:
@@ -75,8 +75,8 @@ class Advice(Tabled):
     def _facts(self) -> Mapping[str, object]:
         return {"best": self.best.protocol, "protocols": len(self.ranking), "seen": self.seen}
 
-    def _grids(self) -> list[Grid]:
-        return [Grid(_HEAD, [_row(each) for each in self.ranking])]
+    def _grids(self) -> list[TextTable]:
+        return [TextTable(_HEAD, [_row(each) for each in self.ranking])]
 
     def _notes(self) -> list[str]:
         return self.verdict()

@@ -27,16 +27,16 @@ from paceline.protocols.protocol import Protocol, as_plan
 from paceline.recording.callback import Callback
 from paceline.run.train import AnyCluster, train
 from paceline.utils.argument_types import checked_types
-from paceline.utils.representation import Shown, Tabled
+from paceline.utils.representation import Representation, TableRepresentation
 from paceline.utils.spec_parser import parse_call
-from paceline.utils.text_table import Grid
+from paceline.utils.text_table import TextTable
 from paceline.utils.validation import check
 
 Watch = Callable[[str, Stop], AbstractContextManager[Callback]]
 
 
 @dataclass(frozen=True, repr=False)
-class Knee(Shown):
+class Knee(Representation):
     """The learning rate for one quorum, and the curve that it was read from.
 
     Attributes:
@@ -63,7 +63,7 @@ class Knee(Shown):
 
 
 @dataclass(frozen=True, repr=False)
-class Knees(Tabled):
+class Knees(TableRepresentation):
     """The learning rates for each quorum that was asked for.
 
     Attributes:
@@ -88,9 +88,9 @@ class Knees(Tabled):
     def _facts(self) -> Mapping[str, object]:
         return {"job": self.job, "protocol": self.protocol, "learning_rates": self.learning_rates}
 
-    def _grids(self) -> list[Grid]:
+    def _grids(self) -> list[TextTable]:
         rows = [[str(knee.k), f"{knee.learning_rate:.3g}", f"{knee.loss:.3g}"] for knee in self.knees]
-        return [Grid(["k", "learning rate", "loss there"], rows, left=())]
+        return [TextTable(["k", "learning rate", "loss there"], rows, left=())]
 
     def _notes(self) -> list[str]:
         return [

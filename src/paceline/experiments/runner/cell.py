@@ -8,20 +8,20 @@ from pathlib import Path
 
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster
-from paceline.core.duration import Extent
+from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.experiments.runner.ending import outcome_of
 from paceline.jobs.job import Job
 from paceline.protocols.protocol import Plan
 from paceline.recording.callback import Callback
 from paceline.recording.run_folder import ERROR, RUN
-from paceline.run.config import Setting
+from paceline.run.config import RunConfig
 from paceline.run.session import Session
 from paceline.run.train import Result, train
 
 
 @dataclass(frozen=True)
-class Cell:
+class RunSpec:
     """A run to be made.
 
     Attributes:
@@ -39,14 +39,14 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Task:
+class GridSpec:
     """What all cells have in common, and the plan of every protocol."""
 
     job: Job
     plans: dict[str, Plan]
     cluster: Cluster | LocalCluster
     stop: Stop
-    evaluate_every: Extent | None = None
+    evaluate_every: Duration | None = None
     worker_timeout_s: float | None = None
 
     @property
@@ -62,11 +62,11 @@ class Task:
             setting.check()
             Session(setting)  # which refuses what the job's model and optimizer cannot do
 
-    def _setting(self, plan: Plan) -> Setting:
-        return Setting(self.job, plan, self.cluster, self.stop, 0, self.evaluate_every, self.worker_timeout_s)
+    def _setting(self, plan: Plan) -> RunConfig:
+        return RunConfig(self.job, plan, self.cluster, self.stop, 0, self.evaluate_every, self.worker_timeout_s)
 
 
-def run_cell(task: Task, cell: Cell, callbacks: Sequence[Callback]) -> Result:
+def run_cell(task: GridSpec, cell: RunSpec, callbacks: Sequence[Callback]) -> Result:
     """Run a cell: from its last checkpoint if it was cut short, and from the beginning if it ended by a crash."""
     outcome = outcome_of(cell.folder)
     has_begun = (cell.folder / RUN).exists() and not (outcome is not None and outcome.is_crash)

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.checkpoint.fingerprint import described
 from paceline.errors import RunError, UsageError
-from paceline.experiments.runner.cell import Cell
+from paceline.experiments.runner.cell import RunSpec
 from paceline.jobs.job import Job
 from paceline.recording.lock import FolderLock
 from paceline.utils.dict_diff import changes
@@ -22,7 +22,7 @@ Question = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Kind:
+class FolderKind:
     """What is asked in a folder.
 
     Attributes:
@@ -49,7 +49,7 @@ class RunsFolder:
         RunError: it cannot be written.
     """
 
-    def __init__(self, kind: Kind, path: Path, question: Question) -> None:
+    def __init__(self, kind: FolderKind, path: Path, question: Question) -> None:
         self.path = path
         self.question = question
         self._kind = kind
@@ -65,7 +65,7 @@ class RunsFolder:
             raise
 
     @classmethod
-    def free(cls, kind: Kind, name: str, question: Question) -> RunsFolder:
+    def free(cls, kind: FolderKind, name: str, question: Question) -> RunsFolder:
         """Return the first of runs/NAME-1, NAME-2, ... that is free, or where this question waits to go on."""
         for number in count(1):
             path = Path("runs") / f"{name}-{number}"
@@ -114,10 +114,10 @@ def question(job: Job, seeds: Sequence[int], **asked: object) -> Question:
     return {"job": described(job), "seeds": list(seeds), **asked}
 
 
-def cells_of(path: Path, names: Iterable[str], seeds: Iterable[int]) -> list[Cell]:
+def cells_of(path: Path, names: Iterable[str], seeds: Iterable[int]) -> list[RunSpec]:
     """Return a run for each name and seed, seed by seed, so that every name is seen early."""
     slugs = slugs_of(names)
-    return [Cell(name, seed, path / slug / f"seed-{seed}") for seed in seeds for name, slug in slugs.items()]
+    return [RunSpec(name, seed, path / slug / f"seed-{seed}") for seed in seeds for name, slug in slugs.items()]
 
 
 def slugs_of(names: Iterable[str]) -> dict[str, str]:
@@ -142,7 +142,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.") or "unnamed"
 
 
-def _asked(path: Path, kind: Kind) -> Question | None:
+def _asked(path: Path, kind: FolderKind) -> Question | None:
     try:
         asked: Question = read_json(path / kind.question)
         if not isinstance(asked, dict):

@@ -23,13 +23,13 @@ from paceline.core.events import Outcome
 from paceline.engines.local.engine import GRACE_S
 from paceline.engines.signals import Signals
 from paceline.errors import RunError, UsageError
-from paceline.experiments.runner.cell import Cell, Task, run_cell
+from paceline.experiments.runner.cell import GridSpec, RunSpec, run_cell
 from paceline.experiments.runner.ending import Crash, in_words, is_finished, write_crash
-from paceline.experiments.runner.folder import Kind, RunsFolder, slug
+from paceline.experiments.runner.folder import FolderKind, RunsFolder, slug
 from paceline.experiments.runner.progress import News, ProgressBars, Reporter
 from paceline.jobs.job import Job
 from paceline.processes.child_process import Launcher, Surroundings, begin_child, end_of
-from paceline.processes.shared_pickle import Parcel
+from paceline.processes.shared_pickle import SharedPickle
 from paceline.processes.unpicklable import packed
 from paceline.recording.callbacks.progress_line import is_shown
 from paceline.utils.user_code import report_of
@@ -44,17 +44,17 @@ class Display(Protocol):
     def plan(self, cells: int, finished: int) -> None:
         """Hear how many runs there are, and how many of them are finished already."""
 
-    def begin(self, cell: Cell) -> None:
+    def begin(self, cell: RunSpec) -> None:
         """Hear that a run begins."""
 
-    def show(self, cell: Cell, news: News) -> None:
+    def show(self, cell: RunSpec, news: News) -> None:
         """Hear how a run is doing."""
 
-    def end(self, cell: Cell, time_s: float | None, reason: str) -> None:
+    def end(self, cell: RunSpec, time_s: float | None, reason: str) -> None:
         """Hear that a run has ended."""
 
 
-class Ended(NamedTuple):
+class RunEnding(NamedTuple):
     """A run has come to an end, or was told to stop."""
 
     time_s: float
@@ -62,7 +62,7 @@ class Ended(NamedTuple):
     reason: str
 
 
-class Failed(NamedTuple):
+class RunFailed(NamedTuple):
     """A run has crashed: it raised an error, its process died, or no worker was left."""
 
     message: str
@@ -79,16 +79,16 @@ class Report:
         interrupted: whether the user has ended it all.
     """
 
-    crashes: dict[Cell, Crash] = field(default_factory=dict)
+    crashes: dict[RunSpec, Crash] = field(default_factory=dict)
     interrupted: bool = False
 
-    def take(self, cell: Cell, end: Ended | Failed, display: Display) -> None:
+    def take(self, cell: RunSpec, end: RunEnding | RunFailed, display: Display) -> None:
         """Take in how a run has ended.
 
         Raises:
             UsageError: the run cannot work as asked, so that the whole comparison cannot.
         """
-        if isinstance(end, Ended):
+        if isinstance(end, RunEnding):
             display.end(cell, end.time_s, end.reason)
             self.interrupted |= end.outcome is Outcome.INTERRUPTED
             return
@@ -99,7 +99,7 @@ class Report:
         self.crashes[cell] = crash
 
 
-def run_here(task: Task, cells: Sequence[Cell], display: Display) -> Report:
+def run_here(task: GridSpec, cells: Sequence[RunSpec], display: Display) -> Report:
     """Run the cells in this process, one after the other."""
     report = Report()
     try:
@@ -114,7 +114,9 @@ def run_here(task: Task, cells: Sequence[Cell], display: Display) -> Report:
     return report
 
 
-def run_in_processes(task: Task, cells: Sequence[Cell], display: Display, processes: int, threads: int) -> Report:
+def run_in_processes(
+    task: GridSpec, cells: Sequence[RunSpec], display: Display, processes: int, threads: int
+) -> Report:
     """Run the cells in as many processes at a time, each with as many threads of torch."""
     with _Pool(task, display, threads) as pool:
         waiting = deque(cells)
@@ -130,22 +132,22 @@ def run_in_processes(task: Task, cells: Sequence[Cell], display: Display, proces
     return pool.report
 
 
-def _attempt(task: Task, cell: Cell, reporter: Reporter) -> Ended | Failed:
+def _attempt(task: GridSpec, cell: RunSpec, reporter: Reporter) -> RunEnding | RunFailed:
     try:
         result = run_cell(task, cell, [reporter])
     except (UsageError, RunError) as error:
-        return Failed(str(error), isinstance(error, UsageError), report_of(error))
+        return RunFailed(str(error), isinstance(error, UsageError), report_of(error))
     except Exception as error:  # of the job: the other runs go on
-        return Failed(f"{type(error).__name__}: {error}", details=report_of(error))
+        return RunFailed(f"{type(error).__name__}: {error}", details=report_of(error))
     if result.stopped_by.is_crash:
-        return Failed(result.reason)
-    return Ended(result.time_s, result.stopped_by, in_words(task.stop, result.stopped_by, result.reason))
+        return RunFailed(result.reason)
+    return RunEnding(result.time_s, result.stopped_by, in_words(task.stop, result.stopped_by, result.reason))
 
 
 class _Pool:
     """The processes that are running, one a cell."""
 
-    def __init__(self, task: Task, display: Display, threads: int) -> None:
+    def __init__(self, task: GridSpec, display: Display, threads: int) -> None:
         self._display = display
         self._threads = threads
         self._launcher = Launcher(PRELOADED)
@@ -153,7 +155,7 @@ class _Pool:
         self._parcel = _packed(task)
         self.report = Report()
         self.signals = Signals()
-        self.running: dict[Connection, tuple[Cell, ForkServerProcess]] = {}
+        self.running: dict[Connection, tuple[RunSpec, ForkServerProcess]] = {}
 
     def __enter__(self) -> _Pool:
         self.signals.install()
@@ -171,7 +173,7 @@ class _Pool:
         self._parcel.close()
         self.signals.remove()
 
-    def start(self, cell: Cell) -> None:
+    def start(self, cell: RunSpec) -> None:
         ours, theirs = self._launcher.pipe(duplex=False)
         with closing(theirs):
             process = self._launcher.start(_serve, self._parcel, cell, self._threads, self._surroundings, theirs)
@@ -198,31 +200,33 @@ class _Pool:
         self.report.take(cell, message, self._display)
 
 
-def _serve(parcel: Parcel, cell: Cell, threads: int, surroundings: Surroundings, connection: Connection) -> None:
+def _serve(
+    parcel: SharedPickle, cell: RunSpec, threads: int, surroundings: Surroundings, connection: Connection
+) -> None:
     begin_child()
     surroundings.apply()
     torch.set_num_threads(threads)
     try:
-        task: Task = parcel.open()
+        task: GridSpec = parcel.open()
     except UsageError as error:
-        connection.send(Failed(str(error), is_usage=True))
+        connection.send(RunFailed(str(error), is_usage=True))
         return
     except Exception as error:  # of an object that is made anew here, or of a module that it needs
-        connection.send(Failed(f"{type(error).__name__}: {error}", details=report_of(error)))
+        connection.send(RunFailed(f"{type(error).__name__}: {error}", details=report_of(error)))
         return
     connection.send(_attempt(task, cell, Reporter(task.stop, task.workload, connection.send)))
 
 
-def _packed(task: Task) -> Parcel:
+def _packed(task: GridSpec) -> SharedPickle:
     plans = {f"protocol {name}": plan for name, plan in task.plans.items()}
     parts = {**vars(task.job), **plans, "cluster": task.cluster}
     return packed(task, parts, f"job {task.job.name} cannot be sent to other processes", ", or give processes=1")
 
 
-def _death(process: ForkServerProcess) -> Failed:
+def _death(process: ForkServerProcess) -> RunFailed:
     process.join(GRACE_S)
     code = process.exitcode
-    return Failed(f"its process {'was ' if code is not None and code < 0 else ''}{end_of(code)}")
+    return RunFailed(f"its process {'was ' if code is not None and code < 0 else ''}{end_of(code)}")
 
 
 class Silent:
@@ -231,13 +235,13 @@ class Silent:
     def plan(self, cells: int, finished: int) -> None:
         """Hear how many runs there are, and how many of them are finished already."""
 
-    def begin(self, cell: Cell) -> None:
+    def begin(self, cell: RunSpec) -> None:
         """Hear that a run begins."""
 
-    def show(self, cell: Cell, news: News) -> None:
+    def show(self, cell: RunSpec, news: News) -> None:
         """Hear how a run is doing."""
 
-    def end(self, cell: Cell, time_s: float | None, reason: str) -> None:
+    def end(self, cell: RunSpec, time_s: float | None, reason: str) -> None:
         """Hear that a run has ended."""
 
 
@@ -257,7 +261,7 @@ def displayed(display: Display | None, progress: bool | None) -> Iterator[Displa
         yield bars
 
 
-def run_cells(task: Task, cells: Sequence[Cell], display: Display, processes: int) -> Report:
+def run_cells(task: GridSpec, cells: Sequence[RunSpec], display: Display, processes: int) -> Report:
     """Do the runs that are not finished, from where they were interrupted if they were."""
     waiting = [cell for cell in cells if not is_finished(cell.folder)]
     processes = min(processes, len(cells))  # not of those that wait: the last one is to be run as the first one was
@@ -277,7 +281,9 @@ def at_a_time(cluster: Cluster | LocalCluster, given: int | None) -> int:
     return given or (cores() if cluster.device == "cpu" else 1)
 
 
-def open_folder(kind: Kind, out: str | Path | None, name: str, job: Job, asked: Mapping[str, object]) -> RunsFolder:
+def open_folder(
+    kind: FolderKind, out: str | Path | None, name: str, job: Job, asked: Mapping[str, object]
+) -> RunsFolder:
     """Return the folder of a question: the one that was given, or the first free one of runs/NAME-JOB-1, -2, ..."""
     if out is not None:
         return RunsFolder(kind, Path(out), asked)

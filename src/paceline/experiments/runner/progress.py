@@ -14,7 +14,7 @@ from rich.table import Column
 
 from paceline.core.records import UpdateMade, VersionEvaluated
 from paceline.core.stop import Stop
-from paceline.experiments.runner.cell import Cell
+from paceline.experiments.runner.cell import RunSpec
 from paceline.recording.callback import Callback
 from paceline.recording.callbacks.progress_share import ProgressShare
 from paceline.utils.wording import counted
@@ -86,8 +86,8 @@ class ProgressBars:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._bars: dict[Cell, TaskID] = {}
-        self._news: dict[Cell, News] = {}
+        self._bars: dict[RunSpec, TaskID] = {}
+        self._news: dict[RunSpec, News] = {}
         self._whole = TaskID(0)
         self._printed_s = time.monotonic()
 
@@ -109,11 +109,11 @@ class ProgressBars:
         if finished:
             self._say(f"{finished} of {counted(cells, 'run')} {'is' if finished == 1 else 'are'} finished already")
 
-    def begin(self, cell: Cell) -> None:
+    def begin(self, cell: RunSpec) -> None:
         """Hear that a run begins."""
         self._bars[cell] = self._progress.add_task(escape(str(cell)), total=1.0, news="starting")
 
-    def show(self, cell: Cell, news: News) -> None:
+    def show(self, cell: RunSpec, news: News) -> None:
         """Hear how a run is doing."""
         self._progress.update(self._bars[cell], completed=news.share, news=str(news))
         self._news[cell] = news
@@ -122,7 +122,7 @@ class ProgressBars:
             for each, latest in self._news.items():
                 self._say(f"{each}  {latest}")
 
-    def end(self, cell: Cell, time_s: float | None, reason: str) -> None:
+    def end(self, cell: RunSpec, time_s: float | None, reason: str) -> None:
         """Hear that a run has ended, at a time of its clock if it came to an end of its own."""
         self._progress.remove_task(self._bars.pop(cell))
         self._news.pop(cell, None)

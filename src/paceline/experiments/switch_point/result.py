@@ -14,8 +14,8 @@ import tomli_w
 from paceline.catalogue.switch_timing import SwitchTiming
 from paceline.experiments.switch_point.bisection import Bisection
 from paceline.experiments.switch_point.trials import Trial, Trials
-from paceline.utils.representation import Tabled
-from paceline.utils.text_table import Grid
+from paceline.utils.representation import TableRepresentation
+from paceline.utils.text_table import TextTable
 from paceline.utils.wording import counted
 
 NONE = "-"
@@ -23,7 +23,7 @@ HEADER = "# Written by paceline's search for a switch point; used by the protoco
 
 
 @dataclass(frozen=True, repr=False)
-class SwitchSearch(Tabled):
+class SwitchSearch(TableRepresentation):
     """A search for the moment at which one protocol gives way to another.
 
     Attributes:
@@ -105,9 +105,9 @@ class SwitchSearch(Tabled):
         asked = f"mean accuracy {target:.4f} {margin} to be kept, {counted(len(self.seeds), 'run')} a switch"
         return f"{self.trial.first}, then {self.trial.then}, on {self.trial.cluster}: {asked}."
 
-    def _grids(self) -> list[Grid]:
+    def _grids(self) -> list[TextTable]:
         """Return the table of what was tried; of a search that was interrupted there is none yet."""
-        return [] if self.interrupted else [Grid(_HEADINGS, [self._row(each) for each in self._all], left=(1,))]
+        return [] if self.interrupted else [TextTable(_HEADINGS, [self._row(each) for each in self._all], left=(1,))]
 
     def _notes(self) -> list[str]:
         return self._verdict()

@@ -13,11 +13,11 @@ from paceline.clusters.local import LocalCluster
 from paceline.clusters.parser import parse_cluster
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.torchrun import without_torchrun
-from paceline.core.duration import Extent
+from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.errors import RunError, UsageError
 from paceline.experiments.runner.ending import is_finished
-from paceline.experiments.runner.folder import Kind, Question, question
+from paceline.experiments.runner.folder import FolderKind, Question, question
 from paceline.experiments.runner.pool import Display, at_a_time, displayed, open_folder
 from paceline.experiments.switch_point.bisection import Bisection
 from paceline.experiments.switch_point.result import SwitchSearch
@@ -38,7 +38,7 @@ def _is_answered(path: Path, asked: Question) -> bool:
     return (path / TIMING).exists()
 
 
-SEARCH = Kind("search", "search.json", _is_answered)
+SEARCH = FolderKind("search", "search.json", _is_answered)
 
 
 @checked_types
@@ -58,7 +58,7 @@ def search_switch(
     two_sided: bool = False,
     out: str | Path | None = None,
     processes: int | None = None,
-    evaluate_every: str | Extent | None = None,
+    evaluate_every: str | Duration | None = None,
     worker_timeout_s: float | None = None,
     progress: bool | None = None,
     display: Display | None = None,
@@ -114,7 +114,7 @@ def search_switch(
     of_first = _first_runs(first_runs, runs, target)
     bisection = Bisection(1.0 if target is None else target, margin, settings, two_sided)
     _check_stop(stop)
-    every = Extent.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every
+    every = Duration.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every
     trial = Trial(job, cluster, stop, first, then, every, worker_timeout_s)
     trial.check()
     at_once = at_a_time(cluster, processes)

@@ -13,10 +13,10 @@ from paceline.catalogue.switch_timing import FoundFor, SwitchTiming
 from paceline.checkpoint.fingerprint import model_in_short
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster
-from paceline.core.duration import Extent
+from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.errors import RunError, UsageError
-from paceline.experiments.runner.cell import Cell, Task
+from paceline.experiments.runner.cell import GridSpec, RunSpec
 from paceline.experiments.runner.ending import Crash
 from paceline.experiments.runner.folder import cells_of
 from paceline.experiments.runner.pool import Display, run_cells
@@ -62,14 +62,14 @@ class Trial:
     stop: Stop
     first: str
     then: str
-    evaluate_every: Extent | None
+    evaluate_every: Duration | None
     worker_timeout_s: float | None
 
-    def task(self, fraction: float) -> Task:
+    def task(self, fraction: float) -> GridSpec:
         """Return what is run to try a fraction."""
         plan = switch_plan(fraction, self.first, self.then)
         plans = {self.name(fraction): plan}
-        return Task(self.job, plans, self.cluster, self.stop, self.evaluate_every, self.worker_timeout_s)
+        return GridSpec(self.job, plans, self.cluster, self.stop, self.evaluate_every, self.worker_timeout_s)
 
     def name(self, fraction: float) -> str:
         """Return the plan as it would be typed."""
@@ -111,7 +111,7 @@ class Trying:
         return Trials(fraction, *(tuple(column) for column in zip(*ends, strict=True)))
 
 
-def _refuse_crashes(crashes: Mapping[Cell, Crash], runs: int, folder: Path) -> None:
+def _refuse_crashes(crashes: Mapping[RunSpec, Crash], runs: int, folder: Path) -> None:
     if crashes:
         told = "; ".join(f"{cell}: {crash}" for cell, crash in crashes.items())
         raise RunError(
@@ -120,7 +120,7 @@ def _refuse_crashes(crashes: Mapping[Cell, Crash], runs: int, folder: Path) -> N
         )
 
 
-def _end(cell: Cell) -> tuple[float, float]:
+def _end(cell: RunSpec) -> tuple[float, float]:
     """Return the final accuracy of a run, nan if it diverged, and its seconds."""
     figures = count(SavedRun(cell.folder).history)
     return nan if figures.diverged else figures.metrics["accuracy"], figures.time_s

@@ -8,7 +8,7 @@ from dataclasses import is_dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-from paceline.core.sharding import Whole
+from paceline.core.sharding import FullVector
 from paceline.errors import UsageError
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import brief
@@ -24,7 +24,7 @@ Kind = Literal["scale", "correction"]
 BLOCK = 2**16  # elements; a few blocks fit into a core's cache, so that what is in between costs no memory traffic
 
 
-class Delayed:
+class StaleGradient:
     """A gradient that was accepted, with the parameters now and those that it was computed at.
 
     Args:
@@ -45,7 +45,7 @@ class Delayed:
         gradient: Sequence[Tensor],
         now: Sequence[Tensor],
         then: Sequence[Tensor],
-        whole: Whole | None = None,
+        whole: FullVector | None = None,
     ) -> None:
         self.staleness = staleness
         self.learning_rate = learning_rate
@@ -54,7 +54,7 @@ class Delayed:
         self._now = now
         self._then = then
         self._squared_distance = None if staleness else 0.0
-        self._whole = whole or Whole(sum(flat.numel() for flat in gradient), list)
+        self._whole = whole or FullVector(sum(flat.numel() for flat in gradient), list)
 
     @property
     def elements(self) -> int:
@@ -113,7 +113,7 @@ class Compensator(ABC):
         return replace(phase, compensators=chain(*phase.compensators, self))
 
     @abstractmethod
-    def compensate(self, delayed: Delayed, memory: Memory) -> float:
+    def compensate(self, delayed: StaleGradient, memory: Memory) -> float:
         """Return the factor for a gradient, a scale in (0, inf); a correction changes the gradient in place.
 
         Elements that are 0 have to stay 0: they may be of parameters that the worker did not use, and it does not

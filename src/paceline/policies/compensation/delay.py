@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from typing import TYPE_CHECKING, ClassVar
 
-from paceline.policies.compensation.base import Compensator, Delayed, Kind, squared_norm
+from paceline.policies.compensation.base import Compensator, Kind, StaleGradient, squared_norm
 from paceline.utils.argument_types import checked_types
 from paceline.utils.validation import check
 
@@ -56,7 +56,7 @@ class DCASGD(Compensator):
         adapted = "" if self.m is None else " / sqrt(mean square)"
         return f"g + lambda{adapted} g g (w_now - w_then)"
 
-    def compensate(self, delayed: Delayed, memory: Memory) -> float:
+    def compensate(self, delayed: StaleGradient, memory: Memory) -> float:
         """Correct the gradient, and return lambda0, or 0 where nothing is corrected."""
         if self.m is not None:
             self._adapt(delayed, memory, self.m)
@@ -64,7 +64,7 @@ class DCASGD(Compensator):
             _correct(delayed, self.lambda0)
         return float(self.lambda0) if delayed.staleness else 0.0
 
-    def _adapt(self, delayed: Delayed, memory: Memory, m: float) -> None:
+    def _adapt(self, delayed: StaleGradient, memory: Memory, m: float) -> None:
         if MEAN_SQUARE not in memory:
             memory[MEAN_SQUARE] = [g.new_zeros(g.shape) for g in delayed.gradient]
         for g, difference, mean_square in delayed.blocks(memory[MEAN_SQUARE]):
@@ -100,7 +100,7 @@ class DCS3GD(Compensator):
         """The correction."""
         return "g + lambda0 ||g|| / ||g g D|| g g D"
 
-    def compensate(self, delayed: Delayed, memory: Memory) -> float:
+    def compensate(self, delayed: StaleGradient, memory: Memory) -> float:
         """Correct the gradient, and return lambda."""
         if not delayed.staleness or not delayed.squared_norm:
             return 0.0
@@ -117,7 +117,7 @@ class DCS3GD(Compensator):
         return lambda_
 
 
-def _correct(delayed: Delayed, lambda_: float) -> None:
+def _correct(delayed: StaleGradient, lambda_: float) -> None:
     """Add lambda * g * g * (w_now - w_then) to g."""
     for g, difference in delayed.blocks():
         g.addcmul_(g, difference.mul_(g), value=lambda_)

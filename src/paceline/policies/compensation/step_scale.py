@@ -9,7 +9,7 @@ from sys import float_info
 from typing import TYPE_CHECKING, ClassVar
 
 from paceline.errors import UsageError
-from paceline.policies.compensation.base import Compensator, Delayed, Kind
+from paceline.policies.compensation.base import Compensator, Kind, StaleGradient
 from paceline.utils.argument_types import checked_types
 from paceline.utils.validation import check
 
@@ -53,7 +53,7 @@ class StalenessLR(Compensator):
         """Factor on the learning rate."""
         return "min(C / (eta_max ||w_j - w_tau(j)||^2), 1)"
 
-    def compensate(self, delayed: Delayed, memory: Memory) -> float:
+    def compensate(self, delayed: StaleGradient, memory: Memory) -> float:
         """Return the factor, which is never quite zero."""
         C = self.C or self.error_floor
         assert C is not None
@@ -122,6 +122,6 @@ class StalenessWeight(Compensator):
             raise UsageError(f"{self.formula} gave {weight!r} for a staleness of {tau}; expected a weight > 0")
         return weight
 
-    def compensate(self, delayed: Delayed, memory: Memory) -> float:
+    def compensate(self, delayed: StaleGradient, memory: Memory) -> float:
         """Return the weight."""
         return self.weight(delayed.staleness)

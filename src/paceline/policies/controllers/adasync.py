@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any, ClassVar, Literal
 
 from paceline.errors import UsageError
-from paceline.policies.controllers.base import Action, Controller, Moment, SetQuorum
+from paceline.policies.controllers.base import Action, Controller, Observation, SetQuorum
 from paceline.protocols.protocol import Protocol
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import brief
@@ -67,7 +67,7 @@ class AdaSync(Controller[State]):
         """Know nothing yet."""
         return {"first": nan, "latest": [], "open": []}
 
-    def decide(self, state: State, moment: Moment) -> tuple[State, Sequence[Action]]:
+    def decide(self, state: State, moment: Observation) -> tuple[State, Sequence[Action]]:
         """Take in every loss, and choose K when an update opens."""
         if moment.accepted and moment.arrival is not None and isfinite(moment.arrival.loss):
             state["open"].append(moment.arrival.loss)
@@ -85,7 +85,7 @@ class AdaSync(Controller[State]):
         K = self.quorum(F_0, F, moment)
         return state, [SetQuorum(K, f"loss {F:.4g}, at first {F_0:.4g}")]
 
-    def quorum(self, F_0: float, F: float, moment: Moment) -> int:
+    def quorum(self, F_0: float, F: float, moment: Observation) -> int:
         """Return K for the losses at first and now."""
         P = max(moment.live, 1)
         if F_0 <= 0 or F <= 0:

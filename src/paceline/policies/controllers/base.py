@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from paceline.core.events import Arrival, Step
-from paceline.policies.learning_rate import LearningRate
+from paceline.policies.learning_rate import LRScaling
 from paceline.protocols.protocol import Phase, Protocol
 from paceline.utils.argument_types import checked_types
 
@@ -18,7 +18,7 @@ State = TypeVar("State")
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Observation:
     """What a controller sees when it is asked.
 
     Attributes:
@@ -53,7 +53,7 @@ class Moment:
     quorum: float
     protocol: Protocol
     workload: int
-    learning_rate: LearningRate
+    learning_rate: LRScaling
     schedule_scale: float = 1.0
     made_of: int = 0
     workers: Sequence[int] = ()
@@ -94,7 +94,7 @@ class ChangeProtocol(NamedTuple):
 
 
 @checked_types
-class SetAside(NamedTuple):
+class Exclude(NamedTuple):
     """Take a live worker out; it stays connected and idle. The last one is kept."""
 
     worker: int
@@ -102,7 +102,7 @@ class SetAside(NamedTuple):
 
 
 @checked_types
-class TakeBack(NamedTuple):
+class Readmit(NamedTuple):
     """Let a worker that was set aside take part again."""
 
     worker: int
@@ -117,21 +117,21 @@ class Probe(NamedTuple):
 
 
 @checked_types
-class Replace(NamedTuple):
+class ReplaceWorker(NamedTuple):
     """Give a worker up and take another one in its place, where the engine can start one."""
 
     worker: int
 
 
 @checked_types
-class AskAgain(NamedTuple):
+class CallAgainAt(NamedTuple):
     """Ask again at this moment."""
 
     at_s: float
 
 
 @checked_types
-class Remark(NamedTuple):
+class Note(NamedTuple):
     """Put something on record, and change nothing.
 
     Attributes:
@@ -144,19 +144,19 @@ class Remark(NamedTuple):
     worker: int | None = None
 
 
-Action = SetQuorum | CloseUpdate | ChangeProtocol | SetAside | TakeBack | Probe | Replace | AskAgain | Remark
+Action = SetQuorum | CloseUpdate | ChangeProtocol | Exclude | Readmit | Probe | ReplaceWorker | CallAgainAt | Note
 
 # Where several controllers speak: what was found, before membership, before protocol, before quorum.
 PRECEDENCE: tuple[type[Action], ...] = (
-    Remark,
-    SetAside,
-    TakeBack,
+    Note,
+    Exclude,
+    Readmit,
     Probe,
-    Replace,
+    ReplaceWorker,
     ChangeProtocol,
     SetQuorum,
     CloseUpdate,
-    AskAgain,
+    CallAgainAt,
 )
 
 
@@ -183,7 +183,7 @@ class Controller(ABC, Generic[State]):
         """Return the state at the beginning of a phase with n workers."""
 
     @abstractmethod
-    def decide(self, state: State, moment: Moment) -> tuple[State, Sequence[Action]]:
+    def decide(self, state: State, moment: Observation) -> tuple[State, Sequence[Action]]:
         """Answer with the next state and what to do, possibly nothing."""
 
     def added_to(self, phase: Phase) -> Phase:

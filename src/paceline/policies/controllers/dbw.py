@@ -9,10 +9,10 @@ from math import nan
 from typing import Any, ClassVar, Literal
 
 from paceline.errors import PacelineWarning
-from paceline.policies.controllers.base import Action, Controller, Moment, SetQuorum
-from paceline.policies.controllers.update_times import RoundTimes, fastest
-from paceline.policies.estimators.gain import GainEstimator, Told
-from paceline.policies.estimators.update_time import DurationEstimator, Unobserved
+from paceline.policies.controllers.base import Action, Controller, Observation, SetQuorum
+from paceline.policies.controllers.update_times import UpdateTimes, fastest
+from paceline.policies.estimators.gain import GainEstimator, GainInput
+from paceline.policies.estimators.update_time import Unobserved, UpdateTimeEstimator
 from paceline.protocols.protocol import Protocol
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import brief
@@ -21,7 +21,7 @@ from paceline.utils.validation import check
 
 @checked_types
 @dataclass(frozen=True, repr=False)
-class BDBW(Controller[RoundTimes]):
+class BDBW(Controller[UpdateTimes]):
     """Waits for the k that maximises k / T_k: blind DBW, which knows nothing of the loss and its gradients.
 
     The first two updates wait for all.
@@ -47,11 +47,11 @@ class BDBW(Controller[RoundTimes]):
     def __repr__(self) -> str:
         return brief(self)
 
-    def begin(self, n: int) -> RoundTimes:
+    def begin(self, n: int) -> UpdateTimes:
         """Know nothing yet."""
-        return RoundTimes(n, DurationEstimator(n, self.unobserved, self.window, self.forgetting), self.late)
+        return UpdateTimes(n, UpdateTimeEstimator(n, self.unobserved, self.window, self.forgetting), self.late)
 
-    def decide(self, state: RoundTimes, moment: Moment) -> tuple[RoundTimes, Sequence[Action]]:
+    def decide(self, state: UpdateTimes, moment: Observation) -> tuple[UpdateTimes, Sequence[Action]]:
         """Learn from every arrival, and choose k when an update opens."""
         if moment.asked == "arrival":
             state.hear(moment)
@@ -65,11 +65,11 @@ class BDBW(Controller[RoundTimes]):
         k = fastest(range(1, n + 1), times_s)
         return state, [SetQuorum(k, f"expects {k} gradients in {times_s[k - 1]:.3g} s")]
 
-    def state_dict(self, state: RoundTimes) -> dict[str, Any]:
+    def state_dict(self, state: UpdateTimes) -> dict[str, Any]:
         """Return what was learnt."""
         return state.state_dict()
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> RoundTimes:
+    def load_state_dict(self, saved: Mapping[str, Any]) -> UpdateTimes:
         """Go on with what was learnt."""
         state = self.begin(saved["n"])
         state.load_state_dict(saved)
@@ -79,7 +79,7 @@ class BDBW(Controller[RoundTimes]):
 class _State:
     """What DBW remembers: its two estimators, the gradients of the open update, and the losses of the two before."""
 
-    def __init__(self, gain: GainEstimator, times: RoundTimes) -> None:
+    def __init__(self, gain: GainEstimator, times: UpdateTimes) -> None:
         self.gain = gain
         self.times = times
         self.accepted: list[tuple[float, float, float, int]] = []  # loss, squared norm, variance, samples
@@ -96,7 +96,7 @@ class DBW(Controller[_State]):
         k_t = argmax_k G_k / T_k                                                                        (18)
 
     where G_k is the gain of an update of k gradients (`GainEstimator`) and T_k = E[T_kk] the time that it takes if
-    every update waits for k (`DurationEstimator`). If the loss rose, F_{t-1} > beta F_{t-2}, then at least
+    every update waits for k (`UpdateTimeEstimator`). If the loss rose, F_{t-1} > beta F_{t-2}, then at least
     k_{t-1} + 1 gradients are waited for (19). The first two updates wait for all.
 
     Args:
@@ -148,10 +148,10 @@ class DBW(Controller[_State]):
 
     def begin(self, n: int) -> _State:
         """Know nothing yet."""
-        durations = DurationEstimator(n, self.unobserved, self.window, self.forgetting)
-        return _State(GainEstimator(self.D), RoundTimes(n, durations, self.late))
+        durations = UpdateTimeEstimator(n, self.unobserved, self.window, self.forgetting)
+        return _State(GainEstimator(self.D), UpdateTimes(n, durations, self.late))
 
-    def decide(self, state: _State, moment: Moment) -> tuple[_State, Sequence[Action]]:
+    def decide(self, state: _State, moment: Observation) -> tuple[_State, Sequence[Action]]:
         """Learn from every arrival, and choose k when an update opens."""
         if moment.asked == "arrival":
             state.times.hear(moment)
@@ -165,7 +165,7 @@ class DBW(Controller[_State]):
         state.k, reason = self._choose(state, moment)
         return state, [SetQuorum(state.k, reason)]
 
-    def _close(self, state: _State, moment: Moment) -> None:
+    def _close(self, state: _State, moment: Observation) -> None:
         """Learn from the update that was made, if its gradients were all seen."""
         accepted, state.accepted = state.accepted, []
         if moment.step is None:
@@ -175,10 +175,10 @@ class DBW(Controller[_State]):
             return
         samples = sum(size for *_, size in accepted)
         loss, mean_square, within = (sum(size * each[i] for *each, size in accepted) / samples for i in range(3))
-        state.gain.observe(Told(len(accepted), loss, mean_square, within, moment.step))
+        state.gain.observe(GainInput(len(accepted), loss, mean_square, within, moment.step))
         state.losses = (state.losses[1], loss)
 
-    def _choose(self, state: _State, moment: Moment) -> tuple[int, str]:
+    def _choose(self, state: _State, moment: Observation) -> tuple[int, str]:
         n = max(moment.live, 1)
         if n == 1:
             return 1, "plain SGD of one worker"

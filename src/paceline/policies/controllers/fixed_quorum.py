@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.errors import UsageError
-from paceline.policies.controllers.base import Action, Controller, Moment, SetQuorum
+from paceline.policies.controllers.base import Action, Controller, Observation, SetQuorum
 from paceline.utils.argument_types import checked_types
 
 
@@ -26,7 +26,7 @@ class FixedQuorum(Controller[None]):
     def begin(self, n: int) -> None:
         """Nothing to remember."""
 
-    def decide(self, state: None, moment: Moment) -> tuple[None, Sequence[Action]]:
+    def decide(self, state: None, moment: Observation) -> tuple[None, Sequence[Action]]:
         """Set k when an update opens."""
         return None, [SetQuorum(self.k, f"fixed k={self.k}")] if moment.asked == "open" else []
 
@@ -60,7 +60,7 @@ class ScheduledQuorum(Controller[None]):
     def begin(self, n: int) -> None:
         """Nothing to remember."""
 
-    def decide(self, state: None, moment: Moment) -> tuple[None, Sequence[Action]]:
+    def decide(self, state: None, moment: Observation) -> tuple[None, Sequence[Action]]:
         """Set the scheduled k when an update opens."""
         if moment.asked != "open":
             return None, []
@@ -77,12 +77,12 @@ class QuorumFunction(Controller[None]):
         choose: the function, from the moment to k >= 1.
     """
 
-    choose: Callable[[Moment], int]
+    choose: Callable[[Observation], int]
 
     def begin(self, n: int) -> None:
         """Nothing to remember."""
 
-    def decide(self, state: None, moment: Moment) -> tuple[None, Sequence[Action]]:
+    def decide(self, state: None, moment: Observation) -> tuple[None, Sequence[Action]]:
         """Ask the function when an update opens."""
         if moment.asked != "open":
             return None, []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
-from paceline.policies.controllers.base import Action, Controller, Moment, Remark, SetAside
+from paceline.policies.controllers.base import Action, Controller, Exclude, Note, Observation
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import brief
 from paceline.utils.validation import check
@@ -42,7 +42,7 @@ class IdleWorkers(Controller[State]):
         """Know no worker yet."""
         return {}
 
-    def decide(self, state: State, moment: Moment) -> tuple[State, Sequence[Action]]:
+    def decide(self, state: State, moment: Observation) -> tuple[State, Sequence[Action]]:
         """Note whose gradient is used, and when an update opens, whose was not."""
         if moment.accepted and moment.arrival is not None:
             state[moment.arrival.worker] = (moment.version, False)
@@ -52,7 +52,7 @@ class IdleWorkers(Controller[State]):
         state = {worker: state.get(worker, unknown) for worker in moment.workers}  # who comes back begins anew
         return state, self._remarks(state, moment)
 
-    def _remarks(self, state: State, moment: Moment) -> list[Action]:
+    def _remarks(self, state: State, moment: Observation) -> list[Action]:
         actions: list[Action] = []
         live = moment.live
         for worker, (used, remarked) in state.items():
@@ -63,7 +63,7 @@ class IdleWorkers(Controller[State]):
             reason = f"none of its gradients was used in the last {unused} updates"
             if self.release and live > 1:
                 live -= 1
-                actions.append(SetAside(worker, f"{reason}; it is handed back"))
+                actions.append(Exclude(worker, f"{reason}; it is handed back"))
             else:
-                actions.append(Remark("idle", f"worker {worker}: {reason}", worker))
+                actions.append(Note("idle", f"worker {worker}: {reason}", worker))
         return actions

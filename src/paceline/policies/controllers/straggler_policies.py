@@ -14,12 +14,12 @@ from paceline.policies.controllers.base import (
     Action,
     ChangeProtocol,
     Controller,
-    Moment,
+    Exclude,
+    Note,
+    Observation,
     Probe,
-    Remark,
-    Replace,
-    SetAside,
-    TakeBack,
+    Readmit,
+    ReplaceWorker,
 )
 from paceline.policies.estimators.stragglers import StragglerDetector
 from paceline.protocols.protocol import Phase, Protocol
@@ -29,7 +29,7 @@ from paceline.utils.state_dict import copied, restore
 from paceline.utils.validation import check
 
 
-class Watch:
+class StragglerWatch:
     """What is known of stragglers.
 
     Args:
@@ -43,7 +43,7 @@ class Watch:
         self.aside: dict[int, list[float]] = {}  # worker set aside -> seconds that its latest probes took
         self.home: Protocol | None = None  # the phase's own protocol
 
-    def hear(self, moment: Moment) -> None:
+    def hear(self, moment: Observation) -> None:
         """Take in an arrival, or a probe."""
         assert moment.arrival is not None
         worker = moment.arrival.worker
@@ -97,7 +97,7 @@ _AS_IT_IS = ("since_s", "persistent", "aside", "home")
 
 @checked_types
 @dataclass(frozen=True, repr=False)
-class Stragglers(Controller[Watch]):
+class Stragglers(Controller[StragglerWatch]):
     """Puts on record who becomes a straggler and who recovers, under any protocol.
 
     Who has been one for long is reported as persistent, and replaced where workers are started again (`respawn`).
@@ -138,11 +138,11 @@ class Stragglers(Controller[Watch]):
             )
         return super().added_to(phase)
 
-    def begin(self, n: int) -> Watch:
+    def begin(self, n: int) -> StragglerWatch:
         """Know nobody yet."""
-        return Watch(StragglerDetector(self.window, self.consecutive, self.min_gap, self.sliding))
+        return StragglerWatch(StragglerDetector(self.window, self.consecutive, self.min_gap, self.sliding))
 
-    def decide(self, state: Watch, moment: Moment) -> tuple[Watch, Sequence[Action]]:
+    def decide(self, state: StragglerWatch, moment: Observation) -> tuple[StragglerWatch, Sequence[Action]]:
         """Listen to arrivals, and act when an update opens: what is under way is not disturbed."""
         if moment.asked == "arrival":
             state.hear(moment)
@@ -151,38 +151,41 @@ class Stragglers(Controller[Watch]):
             return state, [*self._report(state, moment), *self._act(state, moment), *self._replace(state, moment)]
         return state, self._leave(state) if moment.asked == "end" else []
 
-    def _report(self, state: Watch, moment: Moment) -> list[Action]:
+    def _report(self, state: StragglerWatch, moment: Observation) -> list[Action]:
         actions: list[Action] = [
-            Remark("recovered", f"worker {worker}: as fast as it should be", worker)
+            Note("recovered", f"worker {worker}: as fast as it should be", worker)
             for worker in sorted(state.recovered())
         ]
         for worker in sorted(state.detector.stragglers - state.since_s.keys()):
             state.since_s[worker] = moment.now
-            actions.append(Remark("straggler", f"worker {worker}: {_slowness(state, worker)}", worker))
+            actions.append(Note("straggler", f"worker {worker}: {_slowness(state, worker)}", worker))
         return actions
 
-    def _replace(self, state: Watch, moment: Moment) -> list[Action]:
+    def _replace(self, state: StragglerWatch, moment: Observation) -> list[Action]:
         actions: list[Action] = []
         for worker, since_s in state.since_s.items():
             slow_s = moment.now - since_s
             if worker not in state.persistent and slow_s >= self.persistent_s:
                 state.persistent.add(worker)
-                actions += [Remark("persistent", f"worker {worker}: slow for {slow_s:.3g} s", worker), Replace(worker)]
+                actions += [
+                    Note("persistent", f"worker {worker}: slow for {slow_s:.3g} s", worker),
+                    ReplaceWorker(worker),
+                ]
         return actions
 
-    def _act(self, state: Watch, moment: Moment) -> list[Action]:
+    def _act(self, state: StragglerWatch, moment: Observation) -> list[Action]:
         """Do something about stragglers when an update opens."""
         return []
 
-    def _leave(self, state: Watch) -> list[Action]:
+    def _leave(self, state: StragglerWatch) -> list[Action]:
         """Make good for the next phase."""
         return []
 
-    def state_dict(self, state: Watch) -> dict[str, Any]:
+    def state_dict(self, state: StragglerWatch) -> dict[str, Any]:
         """Return what is known."""
         return state.state_dict()
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> Watch:
+    def load_state_dict(self, saved: Mapping[str, Any]) -> StragglerWatch:
         """Go on with what was known."""
         state = self.begin(1)
         state.load_state_dict(saved)
@@ -218,7 +221,7 @@ class Greedy(Stragglers):
         if protocol == self.to:
             raise UsageError(f"{protocol} + greedy: there is nothing to change; expected a protocol that waits, as bsp")
 
-    def _act(self, state: Watch, moment: Moment) -> list[Action]:
+    def _act(self, state: StragglerWatch, moment: Observation) -> list[Action]:
         if state.home is None:
             state.home = moment.protocol
         is_away = moment.protocol == self.to
@@ -259,17 +262,17 @@ class Elastic(Stragglers):
                 stacklevel=2,
             )
 
-    def _act(self, state: Watch, moment: Moment) -> list[Action]:
+    def _act(self, state: StragglerWatch, moment: Observation) -> list[Action]:
         actions = [self._look_after(state, worker) for worker in list(state.aside)]
         stragglers = state.detector.stragglers & set(moment.workers)
         left_out = _better_without(stragglers, state.detector.throughput)
-        actions += [SetAside(worker, _slowness(state, worker)) for worker in left_out]
+        actions += [Exclude(worker, _slowness(state, worker)) for worker in left_out]
         for worker in left_out:
             state.detector.excuse(worker)
             state.aside[worker] = []
         return actions
 
-    def _look_after(self, state: Watch, worker: int) -> Action:
+    def _look_after(self, state: StragglerWatch, worker: int) -> Action:
         probes_s = state.aside[worker]
         if len(probes_s) < self.window:
             return Probe(worker)
@@ -278,10 +281,10 @@ class Elastic(Stragglers):
             probes_s.clear()
             return Probe(worker)
         state.take_back(worker)
-        return TakeBack(worker, f"{throughput:.3g} gradients/s in a window of probes")
+        return Readmit(worker, f"{throughput:.3g} gradients/s in a window of probes")
 
-    def _leave(self, state: Watch) -> list[Action]:
-        return [TakeBack(worker, "the phase ends") for worker in state.aside]
+    def _leave(self, state: StragglerWatch) -> list[Action]:
+        return [Readmit(worker, "the phase ends") for worker in state.aside]
 
 
 def _better_without(stragglers: Collection[int], throughput: Mapping[int, float]) -> list[int]:
@@ -305,7 +308,7 @@ def _better_without(stragglers: Collection[int], throughput: Mapping[int, float]
     return sorted(slowest_first[:best])
 
 
-def _slowness(state: Watch, worker: int) -> str:
+def _slowness(state: StragglerWatch, worker: int) -> str:
     throughput = state.detector.throughput
     others = [each for other, each in throughput.items() if other != worker]
     mean = sum(others) / len(others) if others else 0.0

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
-from paceline.policies.controllers.base import Moment
-from paceline.policies.estimators.update_time import DurationEstimator
+from paceline.policies.controllers.base import Observation
+from paceline.policies.estimators.update_time import UpdateTimeEstimator
 
 REMEMBERED = 1000  # versions that a late gradient may be of
 TIE = 1e-9  # relative; times that are equal in truth differ by their rounding
 
 
-class RoundTimes:
+class UpdateTimes:
     """Finds the sample t_{h,i} that each arrival is, and hands it to the estimator.
 
     The i-th gradient of version w_t takes t_{h,i} seconds from the moment of the update that made w_t, where h is the
@@ -27,14 +27,14 @@ class RoundTimes:
         late: whether arrivals beyond the quorum of their version count.
     """
 
-    def __init__(self, n: int, durations: DurationEstimator, late: bool) -> None:
+    def __init__(self, n: int, durations: UpdateTimeEstimator, late: bool) -> None:
         self.durations = durations
         self._n = n
         self._late = late
         self._rounds: dict[int, tuple[int, float, int]] = {}  # version -> h, when it was made, arrivals
         self.rounds_begun = 0
 
-    def open(self, moment: Moment) -> None:
+    def open(self, moment: Observation) -> None:
         """Begin the round of a version."""
         if moment.live and moment.live != self._n:
             self._n = moment.live
@@ -45,7 +45,7 @@ class RoundTimes:
         if len(self._rounds) > REMEMBERED:
             del self._rounds[next(iter(self._rounds))]
 
-    def hear(self, moment: Moment) -> None:
+    def hear(self, moment: Observation) -> None:
         """Take in an arrival."""
         is_fresh_only = moment.protocol.max_staleness == 0
         if not moment.accepted and not (is_fresh_only and self._late):

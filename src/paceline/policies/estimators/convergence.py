@@ -25,7 +25,7 @@ from itertools import pairwise
 from math import inf, isfinite, nan
 from statistics import mean
 
-from paceline.policies.estimators.gain import Told
+from paceline.policies.estimators.gain import GainInput
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Observed:
         rate_scale: factor that the learning rate had for its quorum.
     """
 
-    told: Told
+    told: GainInput
     samples: float
     staleness: float
     rate_scale: float
@@ -80,7 +80,7 @@ class Noise:
         return replace(self, curvature=min(self.curvature, most))
 
 
-def variance(told: Told) -> float:
+def variance(told: GainInput) -> float:
     """Return the variance of a gradient, as those of one update show it (DBW, eq. 10); nan if they do not."""
     if told.k > 1:
         return max(told.k / (told.k - 1) * (told.mean_square - told.step.squared_norm), 0.0)

@@ -12,7 +12,7 @@ from paceline.core.events import Step
 from paceline.utils.validation import check
 
 
-class Told(NamedTuple):
+class GainInput(NamedTuple):
     """What the gradients of one update tell.
 
     Attributes:
@@ -67,7 +67,7 @@ class GainEstimator:
         self._variances: deque[float] = deque(maxlen=D)
         self._squared_norms: deque[float] = deque(maxlen=D)
         self._smoothnesses: deque[float] = deque(maxlen=D)
-        self._latest: Told | None = None
+        self._latest: GainInput | None = None
         self._latest_V = nan
         self._stretch = (1.0, 1.0)
 
@@ -87,7 +87,7 @@ class GainEstimator:
         mean = _mean(self._smoothnesses)
         return max(mean, 0.0) if isfinite(mean) else nan
 
-    def observe(self, told: Told) -> None:
+    def observe(self, told: GainInput) -> None:
         """Take in what an update has told."""
         self._stretch = _stretch(told.step) or self._stretch
         before, self._latest = self._latest, None
@@ -134,14 +134,14 @@ class GainEstimator:
         """Go on from such a state."""
         for window, values in zip(self._windows(), state["windows"], strict=True):
             window.extend(values)
-        self._latest = state["latest"] and Told(*state["latest"])
+        self._latest = state["latest"] and GainInput(*state["latest"])
         self._latest_V = state["latest_V"]
         self._stretch = state["stretch"]
 
     def _windows(self) -> tuple[deque[float], ...]:
         return self._variances, self._squared_norms, self._smoothnesses
 
-    def _smoothness(self, before: Told, loss: float) -> float:
+    def _smoothness(self, before: GainInput, loss: float) -> float:
         """Return L+ of the update before, now that the loss after it is known; nan if its step tells nothing."""
         k, step, V = before.k, before.step, self._latest_V
         N = max(step.squared_norm - V / k, 0.0)

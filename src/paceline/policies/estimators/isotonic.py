@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.policies.estimators.isotonic_blocks import Block, Cell, choose, first_place, optimal_parts, unions
+from paceline.policies.estimators.isotonic_blocks import Block, GridCell, choose, first_place, optimal_parts, unions
 
 Floats = NDArray[np.float64]
 
@@ -62,9 +62,9 @@ class IsotonicFit:
 
     def __init__(self, columns: int) -> None:
         self.columns = columns
-        self._cells: dict[int, Cell] = {}
+        self._cells: dict[int, GridCell] = {}
         self._stale: set[Block] = set()
-        self._emptied: set[Cell] = set()
+        self._emptied: set[GridCell] = set()
         # Values by row and column, one row a level with data. They are there twice, because a place without data is
         # -inf where maxima are taken and inf where minima are.
         self._rows: dict[int, int] = {}
@@ -73,7 +73,7 @@ class IsotonicFit:
         self._floor = np.full((0, columns), -inf)
         self._ceiling = np.full((0, columns), inf)
 
-    def cells(self) -> Iterator[Cell]:
+    def cells(self) -> Iterator[GridCell]:
         """Yield the cells that have data."""
         return (cell for cell in self._cells.values() if cell.weight)
 
@@ -164,9 +164,9 @@ class IsotonicFit:
                 self._stale.add(block)
         self._write(list(self._cells.values()))
 
-    def _new_cell(self, level: int, column: int) -> Cell:
+    def _new_cell(self, level: int, column: int) -> GridCell:
         place = level * self.columns + column
-        cell = self._cells[place] = Cell(place, level, column)
+        cell = self._cells[place] = GridCell(place, level, column)
         cell.block = Block([cell], 0.0)
         if level not in self._rows:
             self._new_levels.add(level)
@@ -184,7 +184,7 @@ class IsotonicFit:
                     self._stale.discard(cell.block)
         self._emptied.clear()
 
-    def _write(self, changed: list[Cell]) -> None:
+    def _write(self, changed: list[GridCell]) -> None:
         """Copy the values of cells into the arrays."""
         if self._new_levels:
             self._insert_rows()
@@ -205,7 +205,7 @@ class IsotonicFit:
         self._rows = {level: row for row, level in enumerate(levels)}
         self._row_levels = levels
 
-    def _violations(self, changed: list[Cell]) -> Iterator[tuple[Block, Block]]:
+    def _violations(self, changed: list[GridCell]) -> Iterator[tuple[Block, Block]]:
         """Yield pairs of blocks, the first one higher, where cells of the second dominate cells of the first.
 
         Unchanged cells are in order among themselves. So it is enough to look at the rows from the first changed to

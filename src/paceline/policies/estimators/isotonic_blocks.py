@@ -13,7 +13,7 @@ from operator import attrgetter, mul
 ROUNDING = 2.0**-48
 
 
-class Cell:
+class GridCell:
     """Data at one place of the order, and the block that they are in."""
 
     __slots__ = ("block", "column", "level", "mean", "place", "weight")
@@ -32,7 +32,7 @@ class Block:
 
     __slots__ = ("cells", "value")
 
-    def __init__(self, cells: list[Cell], value: float) -> None:
+    def __init__(self, cells: list[GridCell], value: float) -> None:
         self.cells = cells
         self.value = value
 
@@ -72,7 +72,7 @@ def choose(pairs: list[Pair]) -> tuple[list[Pair], list[Block]]:
     return chosen, [block for pair in pairs for block in pair if block not in taken]
 
 
-def unions(pairs: Iterable[Pair]) -> list[list[Cell]]:
+def unions(pairs: Iterable[Pair]) -> list[list[GridCell]]:
     """Return the cells of the blocks in these pairs, those of connected blocks together, in the order of places."""
     groups: dict[Block, list[Block]] = {}
     for pair in pairs:
@@ -85,7 +85,7 @@ def unions(pairs: Iterable[Pair]) -> list[list[Cell]]:
     return [sorted([cell for block in group for cell in block.cells], key=_place) for group in different]
 
 
-def optimal_parts(cells: list[Cell], margin: float) -> list[tuple[list[Cell], float]]:
+def optimal_parts(cells: list[GridCell], margin: float) -> list[tuple[list[GridCell], float]]:
     """Return the blocks that the optimum of these cells consists of, with their values.
 
     Args:
@@ -95,7 +95,7 @@ def optimal_parts(cells: list[Cell], margin: float) -> list[tuple[list[Cell], fl
     if len(cells) == 1:
         return [(cells, cells[0].mean)]
     parts = []
-    waiting: list[tuple[list[Cell], Centre | None]] = [(cells, None)]
+    waiting: list[tuple[list[GridCell], Centre | None]] = [(cells, None)]
     while waiting:
         part, known = waiting.pop()
         if is_chain(part):
@@ -112,13 +112,13 @@ def optimal_parts(cells: list[Cell], margin: float) -> list[tuple[list[Cell], fl
     return parts
 
 
-def is_chain(cells: list[Cell]) -> bool:
+def is_chain(cells: list[GridCell]) -> bool:
     """Return whether each of these cells, in the order of their places, dominates those before it."""
     columns = [cell.column for cell in cells]
     return columns == sorted(columns)
 
 
-def pooled(chain: list[Cell], margin: float) -> list[tuple[list[Cell], float]]:
+def pooled(chain: list[GridCell], margin: float) -> list[tuple[list[GridCell], float]]:
     """Return the same as `optimal_parts` for a chain, by pooling adjacent violators: one pass, nothing is split."""
     begins: list[int] = []
     weights: list[float] = []
@@ -137,7 +137,7 @@ def pooled(chain: list[Cell], margin: float) -> list[tuple[list[Cell], float]]:
     return [(chain[begin:end], mean) for begin, end, mean in zip(begins, [*begins[1:], None], means, strict=True)]
 
 
-def centre(cells: list[Cell]) -> Centre:
+def centre(cells: list[GridCell]) -> Centre:
     """Return the weighted mean of cells, exactly the common value if all are equal, and weight * (mean - it) for each.
 
     All is computed as offsets from one of the means, so that rounding is small against the differences of the means.
@@ -151,7 +151,7 @@ def centre(cells: list[Cell]) -> Centre:
     return first + shift, [weight * (offset - shift) for weight, offset in zip(weights, offsets, strict=True)]
 
 
-def best_split(cells: list[Cell], gains: list[float]) -> tuple[list[Cell], list[Cell]]:
+def best_split(cells: list[GridCell], gains: list[float]) -> tuple[list[GridCell], list[GridCell]]:
     """Return these cells outside and inside of the upper set with the largest sum of gains.
 
     Each loss uses up gains of cells that its own dominates, those of the last columns first, because more of the cells

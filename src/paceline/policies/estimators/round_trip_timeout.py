@@ -77,7 +77,7 @@ def multiple(count: int) -> float:
     return exp(DEVIATIONS * sqrt(1 + variance_of_median(count)))
 
 
-class SilenceTimeout:
+class RoundTripTimeout:
     """How long a worker may be silent, from the round trips observed so far.
 
     ``timeout_s = max(10 s, multiple(n) * median)``, where ``median`` is the larger one of that of all workers'

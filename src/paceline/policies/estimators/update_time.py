@@ -42,7 +42,7 @@ LARGEST_WEIGHT, LEAST_WEIGHT = 2.0**32, 2.0**-8
 
 
 @dataclass(frozen=True)
-class Durations:
+class UpdateTimeSamples:
     """Seconds an update takes with a quorum of 1 to n; all three do not decrease.
 
     Attributes:
@@ -56,7 +56,7 @@ class Durations:
     times: Floats
 
 
-class DurationEstimator:
+class UpdateTimeEstimator:
     """E[t_{k,k}] for all k from samples of t_{h,i}, by problem (17), exact and incremental.
 
     Args:
@@ -127,7 +127,7 @@ class DurationEstimator:
         elif version > self._newest - self.window:
             self._keep((h, i), version, t_s)
 
-    def estimate(self) -> Durations:
+    def estimate(self) -> UpdateTimeSamples:
         """Return the solution of problem (17) on the diagonal, for all samples taken in."""
         self._refresh()
         self._fit.solve()
@@ -135,9 +135,9 @@ class DurationEstimator:
         lower = np.maximum(self._fit.below(diagonal), 0.0)
         upper = self._fit.above(diagonal)
         if self.unobserved == "lower":
-            return Durations(lower, upper, lower)
+            return UpdateTimeSamples(lower, upper, lower)
         wished = upper if self.unobserved == "upper" else lower + (upper - lower) / 2
-        return Durations(lower, upper, np.maximum.accumulate(np.where(upper < inf, wished, lower)))
+        return UpdateTimeSamples(lower, upper, np.maximum.accumulate(np.where(upper < inf, wished, lower)))
 
     def fitted(self) -> dict[Cell, float]:
         """Return the solution of problem (17) where there are samples: seconds by (h, i)."""

@@ -38,7 +38,7 @@ Abandoned = WorkInterrupted | WorkUnfinished
 
 
 @checked_types
-class Timeline(Callback):
+class PerfettoTrace(Callback):
     """Writes one track a worker, with its work; one of the server, with its updates; and k and the loss over time.
 
     Work that was given to a worker while it was still busy with what had been interrupted begins after that.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from paceline.report.curves import AXES, Group, Line, panels, switches
+from paceline.report.curves import AXES, CurveLine, Group, panels, switches
 from paceline.report.page.packing import packed_updates, packed_work, quantum_s
 from paceline.report.run_data import FATES, RunData
 from paceline.report.worker_stats import heat_map, round_trips, staleness
@@ -35,7 +35,7 @@ def _group(group: Group, runs: Sequence[RunData]) -> dict[str, Any]:
     }
 
 
-def _line(line: Line) -> dict[str, Any]:
+def _line(line: CurveLine) -> dict[str, Any]:
     content: dict[str, Any] = {"x": _rounded(line.x), "mean": _rounded(line.mean), "steps": line.steps}
     if line.low is not line.mean:
         content |= {"low": _rounded(line.low), "high": _rounded(line.high)}

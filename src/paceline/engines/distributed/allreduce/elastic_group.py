@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.checkpoint.codec import decode, encode
-from paceline.engines.distributed.rendezvous.rendezvous import Place
+from paceline.engines.distributed.rendezvous.rendezvous import Endpoint
 from paceline.engines.distributed.transport.connection import (
-    Broken,
+    ConnectionLost,
     bytes_of,
     describe,
     dist,
@@ -23,9 +23,9 @@ from paceline.engines.distributed.transport.connection import (
     saying_when_broken,
 )
 from paceline.engines.distributed.transport.keepalive import end_when_silent, published, sockets
-from paceline.engines.distributed.transport.process_group import Begun, Collective
+from paceline.engines.distributed.transport.process_group import AbortableGroup, PendingCollective
 from paceline.errors import UsageError
-from paceline.server.flat_buffers import Vectors
+from paceline.server.flat_buffers import FlatBuffers
 
 BUCKET_BYTES = 1 << 24  # of a vector are summed at a time, while others wait or are under way
 ANYBODY_NEW_S = 0.02
@@ -40,11 +40,11 @@ SUMMABLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64} | {
 }  # and complex numbers, as two
 
 
-class Apart(Broken):
+class Unreachable(ConnectionLost):
     """Everybody has come, and two of them do not reach each other."""
 
 
-class Absent(Broken):
+class MissingPeers(ConnectionLost):
     """Somebody has not come in time.
 
     Attributes:
@@ -56,7 +56,7 @@ class Absent(Broken):
         self.places = places
 
 
-class Ring:
+class ElasticGroup:
     """Sums vectors over its processes, each of which gets the same sum, to the last bit.
 
     Args:
@@ -75,10 +75,10 @@ class Ring:
         self._size = size
         self._uses_nccl = uses_nccl
         self._others = [other for other in range(size) if other != place]
-        self._collective = Collective(place, size, THREADS)
+        self._collective = AbortableGroup(place, size, THREADS)
         self.is_waiting = False
 
-    def connect(self, at: Place, silence_s: float, timeout_s: float = inf) -> None:
+    def connect(self, at: Endpoint, silence_s: float, timeout_s: float = inf) -> None:
         """Wait until everybody is there, and connect.
 
         Args:
@@ -104,7 +104,7 @@ class Ring:
             if self._uses_nccl:
                 self._collective.connect_gpus(dist.PrefixStore("nccl", store))
         except RuntimeError as error:
-            raise Apart(in_short(str(error))) from error
+            raise Unreachable(in_short(str(error))) from error
         self._check_whole()
         self._recognise_others(timedelta(seconds=2 * silence_s))  # others may still try to connect
 
@@ -115,7 +115,7 @@ class Ring:
         while not store.check([f"here/{other}" for other in self._others]):
             self._check_whole()
             if time.monotonic() > deadline:
-                raise Absent([other for other in self._others if not store.check([f"here/{other}"])])
+                raise MissingPeers([other for other in self._others if not store.check([f"here/{other}"])])
             time.sleep(ANYBODY_NEW_S)
 
     def _recognise_others(self, timeout: timedelta) -> None:
@@ -126,7 +126,7 @@ class Ring:
             expected[other] = torch.frombuffer(bytearray(self._digest(f"{other} to {self._place}")), dtype=torch.uint8)
         if not torch.equal(self._collective.exchange(ours, timeout), expected):
             self.break_off()
-            raise Broken("somebody in the ring does not know its key")
+            raise ConnectionLost("somebody in the ring does not know its key")
 
     def _digest(self, text: str) -> bytes:
         return hmac.digest(self._key.encode(), text.encode(), "sha256")
@@ -134,9 +134,9 @@ class Ring:
     def _check_whole(self) -> None:
         if self._collective.is_broken:
             self.break_off()  # what has been connected meanwhile
-            raise Broken("somebody has left")
+            raise ConnectionLost("somebody has left")
 
-    def begin_sum(self, vectors: Vectors) -> list[Begun]:
+    def begin_sum(self, vectors: FlatBuffers) -> list[PendingCollective]:
         """Begin to sum vectors up where they lie, floats and integers by adding, booleans as true where any is.
 
         Returns:
@@ -153,7 +153,7 @@ class Ring:
             for piece in _real(flat).split(max(1, BUCKET_BYTES // flat.itemsize))
         ]
 
-    def wait(self, begun: list[Begun], timeout_s: float = inf) -> bool:
+    def wait(self, begun: list[PendingCollective], timeout_s: float = inf) -> bool:
         """Wait until sums are there; return whether they are.
 
         Raises:

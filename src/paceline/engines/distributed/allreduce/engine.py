@@ -15,33 +15,33 @@ import torch
 from paceline.clusters.torchrun import Torchrun
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import (
+    AbortRun,
     Accept,
-    Applied,
     Apply,
     Arrival,
     Compensation,
     Compute,
+    EndRun,
     Evaluate,
     Evaluated,
     Event,
     Interrupt,
     Outcome,
-    Quit,
-    Replace,
-    Stop,
+    RestartWorker,
+    SetTimer,
     Timer,
-    Wake,
+    UpdateApplied,
 )
 from paceline.engines.base import Engine, Observer
-from paceline.engines.distributed.allreduce.local_step import Pace, Part
-from paceline.engines.distributed.allreduce.member import OtherRank
-from paceline.engines.distributed.allreduce.membership import Head
-from paceline.engines.distributed.allreduce.messages import Hand, Over, Reform, Table
+from paceline.engines.distributed.allreduce.local_step import LocalStep, OverheadEstimator
+from paceline.engines.distributed.allreduce.member import MembershipClient
+from paceline.engines.distributed.allreduce.membership import MembershipServer
+from paceline.engines.distributed.allreduce.messages import MembershipChanged, RunFinished, StepReport, StepSummary
 from paceline.engines.distributed.rendezvous.handshake import RunOver
-from paceline.engines.distributed.transport.process_group import Completion
+from paceline.engines.distributed.transport.process_group import CompletionTimer
 from paceline.errors import UsageError, in_words
-from paceline.protocols.allreduce import Reduction
-from paceline.worker.allreduce import Worker
+from paceline.protocols.allreduce import AllReduceConfig
+from paceline.worker.allreduce import AllReduceAlgorithm
 from paceline.worker.replica import Replica
 
 
@@ -54,8 +54,8 @@ class AllReduceEngine(Engine):
 
     All events have the time that rank 0 had when the last worker had told of its gradient. The wait for the sum is in
     what the next gradients tell as `pull_s`: for how long all have waited though every gradient was there. How long the
-    sum itself has taken, rank 0 sees whatever it does meanwhile (`Completion`), and what is left over of the iteration
-    besides (`Pace`).
+    sum itself has taken, rank 0 sees whatever it does meanwhile (`CompletionTimer`), and what is left over of the
+    iteration besides (`OverheadEstimator`).
 
     Args:
         cluster: of which this process is a rank.
@@ -70,9 +70,9 @@ class AllReduceEngine(Engine):
         self,
         cluster: Torchrun,
         seed: int,
-        reduction: Reduction,
+        reduction: AllReduceConfig,
         replica: Replica,
-        worker: Worker,
+        worker: AllReduceAlgorithm,
         agreement: dict[str, Any],
     ) -> None:
         super().__init__()
@@ -81,9 +81,13 @@ class AllReduceEngine(Engine):
         self._replica = replica
         self._worker = worker
         self._number = cluster.worker
-        self._part = Part(cluster, seed, replica, worker)
+        self._part = LocalStep(cluster, seed, replica, worker)
         self._is_head = self.logs_silence = cluster.is_server
-        self._circle = Head(cluster, agreement, self._elapsed_s) if self._is_head else OtherRank(cluster, agreement)
+        self._circle = (
+            MembershipServer(cluster, agreement, self._elapsed_s)
+            if self._is_head
+            else MembershipClient(cluster, agreement)
+        )
         self._work: dict[int, Compute] = {}
         self._events: deque[Event] = deque()
         self._timers: list[float] = []
@@ -94,7 +98,7 @@ class AllReduceEngine(Engine):
         self._is_to_reform = False
         self._waited_s = 0.0
         self._sum_s = self._left_over_s = 0.0
-        self._pace = Pace(reduction, now=0.0)
+        self._pace = OverheadEstimator(reduction, now=0.0)
         self._common_s = 0.0  # of the newest events
         self._begun_s = 0.0
         self._free_s = 0.0  # since when this rank has nothing to wait for
@@ -120,7 +124,7 @@ class AllReduceEngine(Engine):
         self._close(error)
         super().__exit__(kind, error, where)
 
-    def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> Stop:
+    def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> EndRun:
         """Run to the end and return what ended it, at rank 0; the others go on until rank 0 is there, too."""
         self._coordinator = coordinator
         try:
@@ -131,13 +135,13 @@ class AllReduceEngine(Engine):
                 if self._circle.is_over():
                     break
                 first = self._form()
-        except Over as over:
+        except RunFinished as over:
             self.end = over.end
             if not self._has_taken_part:
                 raise RunOver(over.end) from over
             if "error" in self.end:
-                return Stop(Outcome.FAILED, self.end["error"])
-            return Stop(Outcome(self.end["outcome"]), self.end["reason"])
+                return EndRun(Outcome.FAILED, self.end["error"])
+            return EndRun(Outcome(self.end["outcome"]), self.end["reason"])
         self.end = {"outcome": stop.outcome.value, "reason": stop.reason, "time_s": self.now}
         return stop
 
@@ -155,7 +159,7 @@ class AllReduceEngine(Engine):
         """Forget it."""
         self._work.pop(command.worker, None)
 
-    def replace(self, command: Replace) -> None:
+    def replace(self, command: RestartWorker) -> None:
         """Keep it: only who has started it can start another one in its place."""
 
     def accept(self, command: Accept) -> None:
@@ -174,7 +178,7 @@ class AllReduceEngine(Engine):
         """Remember that it is asked for."""
         self._asked = command
 
-    def wake(self, command: Wake) -> None:
+    def wake(self, command: SetTimer) -> None:
         """Send a timer after the iteration in which that moment comes."""
         heappush(self._timers, command.at_s)
 
@@ -187,10 +191,10 @@ class AllReduceEngine(Engine):
                 if self._asked is not None:
                     self._evaluate()
                 elif self._is_to_reform:
-                    raise Reform
+                    raise MembershipChanged
                 else:
                     self._iterate()
-            except Reform:
+            except MembershipChanged:
                 self._events.extend(self._take_on(self._circle.form(self._state, self._patience_s)))
         event = self._events.popleft()
         self.now = max(self.now, event.now)
@@ -207,7 +211,7 @@ class AllReduceEngine(Engine):
         compute_s = hand.compute_s + time.monotonic() - self._free_s
         communicates = self._reduction.communicates(self._iteration + 1)
         begun = self._circle.begin_sum(self._worker.payload) if communicates else []
-        summed = Completion(begun)
+        summed = CompletionTimer(begun)
         hand = hand._replace(generation=self._circle.generation, compute_s=compute_s)
         self._circle.hand_in(hand._replace(waited_s=self._waited_s, leaves=self._leaves))
         if self._reduction.overlaps or not communicates:
@@ -223,7 +227,7 @@ class AllReduceEngine(Engine):
         self._iteration += 1
         self._report(table)
 
-    def _note_times(self, table: Table, summed_s: float | None) -> None:
+    def _note_times(self, table: StepSummary, summed_s: float | None) -> None:
         """Note how long the sum has taken, if there was one, and what else has taken time; only rank 0 knows."""
         compute_s = {worker: hand.compute_s for worker, hand in table.hands.items() if hand.draw}
         self._left_over_s = self._pace.handed_in(compute_s, table.now)
@@ -231,7 +235,7 @@ class AllReduceEngine(Engine):
 
     def _leave_on_sigterm(self) -> None:
         """End this process alone, if the others go on without it (a spot notice)."""
-        if self._leaves_alone and isinstance(self._circle, OtherRank):
+        if self._leaves_alone and isinstance(self._circle, MembershipClient):
             self._circle.leave("SIGTERM")
             raise SystemExit(self._cluster.leaving_status)
 
@@ -244,7 +248,7 @@ class AllReduceEngine(Engine):
         caught = "" if self._leaves_alone else self.signals.caught
         return f"interrupted by {caught}{'' if self._is_head else f' at worker {self._number}'}" if caught else ""
 
-    def _report(self, table: Table) -> None:
+    def _report(self, table: StepSummary) -> None:
         """Make events of what everybody has told."""
         if self._is_head:
             self.now = self._elapsed_s()  # the sum is there
@@ -259,10 +263,10 @@ class AllReduceEngine(Engine):
             self._events.append(Timer(now))
         leaving = [hand.leaves for hand in table.hands.values() if hand.leaves]
         if leaving:
-            self._events.append(Quit(now, Outcome.INTERRUPTED, leaving[0]))
+            self._events.append(AbortRun(now, Outcome.INTERRUPTED, leaving[0]))
         self._is_to_reform = table.reforms
 
-    def _arrival(self, worker: int, hand: Hand, now: float, pull_s: float) -> Arrival:
+    def _arrival(self, worker: int, hand: StepReport, now: float, pull_s: float) -> Arrival:
         work = self._work.pop(worker)
         assert work.draw == hand.draw, "every rank decides alike"
         correction = self._reduction.correction
@@ -295,7 +299,7 @@ class AllReduceEngine(Engine):
         step = self._worker.take_over(self._worker.payload, shares, update, adopts=adopts)
         self._part.press(f"took over version {update.version}")
         if step is not None:
-            self._applied = Applied(self._common_s, update.version, step)
+            self._applied = UpdateApplied(self._common_s, update.version, step)
 
     def _catch_up(self) -> None:
         """Let the average be that of now, though nobody goes on from it."""
@@ -321,7 +325,7 @@ class AllReduceEngine(Engine):
         """Let the average be that of the end, if everybody is still there."""
         try:
             self._catch_up()
-        except Reform:
+        except MembershipChanged:
             self._behind = None  # and what the others have done since the last sum is lost
 
     # --- who takes part -----------------------------------------------------------------------------------
@@ -375,14 +379,14 @@ class AllReduceEngine(Engine):
         self._iteration = 0
         self._waited_s = 0.0
         self._free_s = time.monotonic()
-        self._pace = Pace(self._reduction, self._elapsed_s())
+        self._pace = OverheadEstimator(self._reduction, self._elapsed_s())
         self._is_to_reform = False
         return events
 
     def _close(self, error: BaseException | None) -> None:
         torch.set_num_threads(self._threads)
         is_usage = isinstance(error, UsageError)
-        if isinstance(self._circle, OtherRank) and isinstance(error, Exception):
+        if isinstance(self._circle, MembershipClient) and isinstance(error, Exception):
             self._circle.fail(error)
         self._circle.close({"error": in_words(error), "is_usage": is_usage} if error else self.end)
         self._replica.close()

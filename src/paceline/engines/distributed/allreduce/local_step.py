@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Apply, Compute
-from paceline.engines.distributed.allreduce.messages import Hand
-from paceline.protocols.allreduce import Reduction
+from paceline.engines.distributed.allreduce.messages import StepReport
+from paceline.protocols.allreduce import AllReduceConfig
 from paceline.utils.user_code import note_place
-from paceline.worker.allreduce import HandedIn, Worker
-from paceline.worker.parameter_guard import Seal
+from paceline.worker.allreduce import AllReduceAlgorithm, Contribution
+from paceline.worker.parameter_guard import ParameterGuard
 from paceline.worker.replica import Measured, Replica
-from paceline.worker.task_runner import Labour
+from paceline.worker.task_runner import TaskRunner
 
 
-class Pace:
+class OverheadEstimator:
     """Goes through the iterations as the simulation does, and sees what is left over.
 
     With b_i when worker i began, c_i the seconds that it computed, s when the sum before was there, where it overlaps
@@ -40,7 +40,7 @@ class Pace:
         0.0
     """
 
-    def __init__(self, reduction: Reduction, now: float) -> None:
+    def __init__(self, reduction: AllReduceConfig, now: float) -> None:
         self._overlaps = reduction.overlaps
         self._begun_s: dict[int, float] = {}
         self._free_s = now  # whoever has not begun
@@ -75,7 +75,7 @@ class _Done(NamedTuple):
     took_s: float
 
 
-class Part:
+class LocalStep:
     """Computes this rank's gradients, where possible before they are asked for, and makes its payloads.
 
     In debug mode nobody else may change what this rank has learned.
@@ -87,14 +87,14 @@ class Part:
         worker: steps.
     """
 
-    def __init__(self, cluster: Torchrun, seed: int, replica: Replica, worker: Worker) -> None:
+    def __init__(self, cluster: Torchrun, seed: int, replica: Replica, worker: AllReduceAlgorithm) -> None:
         faults = tuple(cluster.faults)
-        self._labour = Labour(replica, cluster.worker, cluster.slowness, seed, faults, time.sleep)
+        self._labour = TaskRunner(replica, cluster.worker, cluster.slowness, seed, faults, time.sleep)
         self._batch_size = replica.batch_size
         self._worker = worker
         self._done: _Done | None = None
         self._name = f"worker {cluster.worker}"
-        self._seal = Seal.of_worker(worker) if cluster.debug else None
+        self._seal = ParameterGuard.of_worker(worker) if cluster.debug else None
         self._has_last = ""  # done to what it has learned
 
     def press(self, what: str) -> None:
@@ -116,7 +116,7 @@ class Part:
         if self._seal is not None:
             self._seal.check(self._name, f"after it {self._has_last}")
 
-    def hand_in(self, work: Compute | None, run_s: float, update: Apply) -> Hand:
+    def hand_in(self, work: Compute | None, run_s: float, update: Apply) -> StepReport:
         """Make the payload; return what is told of it, and as `compute_s` what was computed of it ahead.
 
         Args:
@@ -126,16 +126,16 @@ class Part:
         """
         if work is None:
             self._worker.sit_out()
-            return Hand()
+            return StepReport()
         measured, ahead_s = self._measured(work, run_s)
         self.check()
-        handed_in = HandedIn(finite=False)
+        handed_in = Contribution(finite=False)
         if measured.finite:
             handed_in = self._worker.hand_in(measured.squared_norm, measured.samples / self._batch_size, update)
         else:
             self._worker.sit_out()
         self.press(f"handed in its draw {work.draw}")
-        return Hand(
+        return StepReport(
             draw=work.draw,
             loss=measured.loss,
             samples=measured.samples,

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import torch
 
 from paceline.clusters.torchrun import Torchrun
-from paceline.engines.distributed.allreduce.elastic_group import Apart, Ring
-from paceline.engines.distributed.allreduce.messages import Hand, Over, Reform, Table
+from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, Unreachable
+from paceline.engines.distributed.allreduce.messages import MembershipChanged, RunFinished, StepReport, StepSummary
 from paceline.engines.distributed.rendezvous.handshake import apply_for
 from paceline.engines.distributed.rendezvous.rendezvous import enter, find
-from paceline.engines.distributed.transport.connection import Broken, Line
-from paceline.engines.distributed.transport.process_group import Begun
+from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
+from paceline.engines.distributed.transport.process_group import PendingCollective
 from paceline.errors import RunError
-from paceline.server.flat_buffers import Vectors
+from paceline.server.flat_buffers import FlatBuffers
 from paceline.utils.user_code import failure_of
 
 LEAVE_S = 10.0
@@ -44,7 +44,7 @@ class _Metrics(NamedTuple):
     metrics: dict[str, float]
 
 
-class OtherRank:
+class MembershipClient:
     """Does what `Head` says, as the engine of every other rank.
 
     Args:
@@ -55,14 +55,14 @@ class OtherRank:
     def __init__(self, cluster: Torchrun, agreement: dict[str, Any]) -> None:
         self._cluster = cluster
         self._agreement = agreement
-        self._news: queue.SimpleQueue[Table | _Form | _Metrics | Exception] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[StepSummary | _Form | _Metrics | Exception] = queue.SimpleQueue()
         self._form: _Form | None = None
-        self._line: Line | None = None
+        self._line: Connection | None = None
         self._listener: threading.Thread | None = None
         self._newest: float = 0  # generation that rank 0 has told of, inf when there will be none
         self._steps = 0
         self.generation = 0
-        self.ring: Ring | None = None
+        self.ring: ElasticGroup | None = None
 
     def open(self) -> None:
         """Go to rank 0 and be let in.
@@ -78,7 +78,7 @@ class OtherRank:
             _, self._line = enter(self._rank_0, cluster)
             hello = {"name": name, "worker": cluster.worker, "agreement": self._agreement}
             apply_for(self._line, cluster.ranks.token, hello)
-        except Broken as error:
+        except ConnectionLost as error:
             raise RunError(f"rank 0 is gone: {error}") from error
         self._line.tell({"name": name, "has_own_gpu": cluster.has_gpu_each(torch.cuda.device_count())})
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -99,15 +99,15 @@ class OtherRank:
                 self.ring.break_off()
                 self.ring.let_go()
             try:
-                ring = self.ring = Ring(form.key, form.place, form.size, uses_nccl=form.uses_nccl)
+                ring = self.ring = ElasticGroup(form.key, form.place, form.size, uses_nccl=form.uses_nccl)
                 if self._newest != form.generation:  # nobody may have broken off this ring
                     continue
                 ring.connect(self._rank_0, self._cluster.silence_s)
                 return ring.spread(None)
-            except Broken as error:
+            except ConnectionLost as error:
                 self._tell_broken(error)
 
-    def begin_sum(self, vectors: Vectors) -> list[Begun]:
+    def begin_sum(self, vectors: FlatBuffers) -> list[PendingCollective]:
         """Begin to sum vectors up where they lie; return what is to be waited for.
 
         Raises:
@@ -120,13 +120,13 @@ class OtherRank:
         with self._reforming():
             return self.ring.begin_sum(vectors)
 
-    def hand_in(self, hand: Hand) -> None:
+    def hand_in(self, hand: StepReport) -> None:
         """Tell of this process's part in an iteration."""
         assert self._line is not None
         self._line.tell({"hand": list(hand)}, will_be_answered=True)
         self._steps += 1
 
-    def table(self, timeout_s: float) -> Table:
+    def table(self, timeout_s: float) -> StepSummary:
         """Wait until everybody has told of an iteration; rank 0 sees to it that nobody is silent for too long.
 
         Raises:
@@ -136,10 +136,10 @@ class OtherRank:
         """
         while True:
             news = self._next_news()
-            if isinstance(news, Table) and news.generation == self.generation:
+            if isinstance(news, StepSummary) and news.generation == self.generation:
                 return news
 
-    def wait(self, begun: list[Begun], timeout_s: float) -> None:
+    def wait(self, begun: list[PendingCollective], timeout_s: float) -> None:
         """Wait for sums; rank 0 sees to it that they do not take too long.
 
         Raises:
@@ -205,13 +205,13 @@ class OtherRank:
     def _reforming(self) -> Iterator[None]:
         try:
             yield
-        except Broken as error:
+        except ConnectionLost as error:
             self._tell_broken(error)
             self._form = self._newest_form()
-            raise Reform from error
+            raise MembershipChanged from error
 
-    def _tell_broken(self, error: Broken) -> None:
-        is_apart = isinstance(error, Apart)
+    def _tell_broken(self, error: ConnectionLost) -> None:
+        is_apart = isinstance(error, Unreachable)
         self._tell({"broken": str(error), "generation": self.generation, "is_apart": is_apart})
 
     def _tell(self, text: dict[str, Any]) -> None:
@@ -221,18 +221,18 @@ class OtherRank:
     def _newest_form(self) -> _Form:
         """Wait for a ring that is to be formed; of several, which came while this process was busy, the last one."""
         while self._form is None or not self._news.empty():
-            with suppress(Reform):
+            with suppress(MembershipChanged):
                 self._next_news()
         form, self._form = self._form, None
         return form
 
-    def _next_news(self) -> Table | _Metrics:
+    def _next_news(self) -> StepSummary | _Metrics:
         news = self._news.get()
         if isinstance(news, Exception):
             raise news
         if isinstance(news, _Form):
             self._form = news
-            raise Reform
+            raise MembershipChanged
         return news
 
     def _listen(self) -> None:
@@ -245,7 +245,7 @@ class OtherRank:
                 match text:
                     case {"table": _}:
                         line.settle()
-                        self._news.put(Table.from_json(text))
+                        self._news.put(StepSummary.from_json(text))
                     case {"metrics": metrics, "generation": generation}:
                         self._news.put(_Metrics(generation, metrics))
                     case {"form": generation, "key": key, "place": place, "size": size, "uses_nccl": uses_nccl}:
@@ -259,11 +259,11 @@ class OtherRank:
                             self._break_off(inf)
                         elif self.ring is not None:
                             self.ring.end()
-                        self._news.put(Over(end))
+                        self._news.put(RunFinished(end))
                         return
         except Exception as error:
             self._break_off(inf)
-            self._news.put(RunError(f"rank 0 is gone: {error}") if isinstance(error, Broken) else error)
+            self._news.put(RunError(f"rank 0 is gone: {error}") if isinstance(error, ConnectionLost) else error)
 
     def _break_off(self, newest: float) -> None:
         """Let nobody wait for this process in a ring that is no more."""

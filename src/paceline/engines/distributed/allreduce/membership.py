@@ -16,16 +16,16 @@ import torch
 
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Event, Joined, Lost
-from paceline.engines.distributed.allreduce.elastic_group import Absent, Apart, Ring
-from paceline.engines.distributed.allreduce.messages import Hand, Reform, Table
-from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, Gate, Member, News, TurnedAway
-from paceline.engines.distributed.rendezvous.rendezvous import Meeting, call
-from paceline.engines.distributed.transport.connection import Broken
-from paceline.engines.distributed.transport.event_queue import Inbox
-from paceline.engines.distributed.transport.process_group import Begun
+from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, MissingPeers, Unreachable
+from paceline.engines.distributed.allreduce.messages import MembershipChanged, StepReport, StepSummary
+from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, AcceptedPeer, Gate, News, PeerRejected
+from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous, call
+from paceline.engines.distributed.transport.connection import ConnectionLost
+from paceline.engines.distributed.transport.event_queue import EventQueue
+from paceline.engines.distributed.transport.process_group import PendingCollective
 from paceline.engines.signals import is_sigterm_held
 from paceline.errors import RunError, UsageError
-from paceline.server.flat_buffers import Vectors
+from paceline.server.flat_buffers import FlatBuffers
 
 LOOK_AGAIN_S = 0.05
 MakeState = Callable[[list[Event]], dict[str, Any]]
@@ -38,7 +38,7 @@ class _Changed(NamedTuple):
     reason: str
 
 
-class Head:
+class MembershipServer:
     """Gathers what every worker tells of an iteration, and forms the ring of those who take part.
 
     A table is closed in the thread that hears the last one, so that nobody waits until this process has computed.
@@ -54,22 +54,22 @@ class Head:
         self._agreement = agreement
         self._clock = clock
         self._lock = threading.Condition()
-        self._news: queue.SimpleQueue[Table | _Changed] = queue.SimpleQueue()
-        self._members: dict[int, Member] = {}
-        self._came: dict[int, Member] = {}
+        self._news: queue.SimpleQueue[StepSummary | _Changed] = queue.SimpleQueue()
+        self._members: dict[int, AcceptedPeer] = {}
+        self._came: dict[int, AcceptedPeer] = {}
         self._gone: dict[int, str] = {}
-        self._hands: dict[int, Hand] = {}
+        self._hands: dict[int, StepReport] = {}
         self._answers: dict[int, bool] = {}  # who is there, and whether it is as far as the others
         self._broken: dict[int, bool] = {}  # who can no longer sum in this generation, and whether it could never
         self._reason = ""  # of the first of them
         self._failure: Exception | None = None
         self._end: dict[str, Any] | None = None  # of the run
-        self._meeting: Meeting | None = None
-        self._told: Inbox[News] | None = None  # of those who were turned away
+        self._meeting: Rendezvous | None = None
+        self._told: EventQueue[News] | None = None  # of those who were turned away
         self._gate: Gate | None = None
         self._steps = 0
         self.generation = 0
-        self.ring: Ring | None = None
+        self.ring: ElasticGroup | None = None
 
     # --- what the engine asks -----------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ class Head:
         """
         cluster = self._cluster
         self._meeting = call(cluster)
-        told: Inbox[News] = Inbox()
+        told: EventQueue[News] = EventQueue()
         self._told = told
         rooms = [None] * cluster.n
         self._gate = Gate(self, self._meeting, cluster.ranks.token, self._agreement, rooms, told)
@@ -91,7 +91,7 @@ class Head:
             self._check()
             if is_sigterm_held():
                 raise KeyboardInterrupt  # there is no run yet that could be saved
-            if select.select([told], [], [], LOOK_AGAIN_S)[0] and isinstance(news := told.get(), TurnedAway):
+            if select.select([told], [], [], LOOK_AGAIN_S)[0] and isinstance(news := told.get(), PeerRejected):
                 raise UsageError(news.reason)
             if time.monotonic() > deadline:
                 raise RunError(
@@ -117,12 +117,12 @@ class Head:
             try:
                 ring.connect(self._meeting.place, self._cluster.silence_s, timeout_s)
                 return ring.spread(make_state(events))
-            except Absent as error:
+            except MissingPeers as error:
                 self._expel([workers[place] for place in error.places], timeout_s)
-            except Broken as error:
-                self._note_broken(0, str(error), is_apart=isinstance(error, Apart))
+            except ConnectionLost as error:
+                self._note_broken(0, str(error), is_apart=isinstance(error, Unreachable))
 
-    def begin_sum(self, vectors: Vectors) -> list[Begun]:
+    def begin_sum(self, vectors: FlatBuffers) -> list[PendingCollective]:
         """Begin to sum vectors up where they lie; return what is to be waited for.
 
         Raises:
@@ -133,13 +133,13 @@ class Head:
         with self._reforming():
             return self.ring.begin_sum(vectors)
 
-    def hand_in(self, hand: Hand) -> None:
+    def hand_in(self, hand: StepReport) -> None:
         """Tell of this process's own part in an iteration."""
         with self._lock:
             self._steps += 1
             self._take(0, hand)
 
-    def table(self, timeout_s: float) -> Table:
+    def table(self, timeout_s: float) -> StepSummary:
         """Wait until everybody has told of an iteration, or is silent for too long.
 
         Raises:
@@ -153,11 +153,11 @@ class Head:
                 continue
             if news.generation != self.generation:
                 continue
-            if isinstance(news, Table):
+            if isinstance(news, StepSummary):
                 return news
-            raise Reform(news.reason)
+            raise MembershipChanged(news.reason)
 
-    def wait(self, begun: list[Begun], timeout_s: float) -> None:
+    def wait(self, begun: list[PendingCollective], timeout_s: float) -> None:
         """Wait for sums, however long they take; every so long, see whether everybody still takes part.
 
         Raises:
@@ -168,7 +168,7 @@ class Head:
             while not self.ring.wait(begun, timeout_s):
                 self._expel_idle(timeout_s)
                 if self._broken:
-                    raise Reform(self._reason)
+                    raise MembershipChanged(self._reason)
 
     def metrics(self, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Measure, and tell everybody."""
@@ -204,7 +204,7 @@ class Head:
 
     # --- what the threads tell that listen ----------------------------------------------------------------
 
-    def enter(self, worker: int, member: Member) -> None:
+    def enter(self, worker: int, member: AcceptedPeer) -> None:
         """Let a process take part, from the next iteration on."""
         with self._lock:
             if self._end is not None:
@@ -223,7 +223,7 @@ class Head:
         """Take in what a worker says."""
         match text:
             case {"hand": numbers}:
-                hand = Hand(*numbers)
+                hand = StepReport(*numbers)
                 with self._lock:
                     if hand.generation == self.generation and worker in self._members:
                         self._members[worker].line.settle()
@@ -278,10 +278,10 @@ class Head:
     def _reforming(self) -> Iterator[None]:
         try:
             yield
-        except Broken as error:
+        except ConnectionLost as error:
             with self._lock:
                 self._reason = self._reason or f"worker 0: {error}"
-            raise Reform(str(error)) from error
+            raise MembershipChanged(str(error)) from error
 
     def _note_broken(self, worker: int, reason: str, *, is_apart: bool) -> None:
         with self._lock:
@@ -299,13 +299,13 @@ class Head:
         self.leave(worker, ticket, reason)
         self._gate.hang_up(ticket)
 
-    def _take(self, worker: int, hand: Hand) -> None:
+    def _take(self, worker: int, hand: StepReport) -> None:
         self._hands[worker] = hand
         if self._gone or len(self._hands) <= len(self._members):
             return
         hands = {each: self._hands[each] for each in sorted(self._hands)}
         self._hands = {}
-        table = Table(self.generation, self._clock(), bool(self._came), hands)
+        table = StepSummary(self.generation, self._clock(), bool(self._came), hands)
         self._tell_all(table.as_json())
         self._news.put(table)
 
@@ -335,7 +335,7 @@ class Head:
             self.generation += 1
         return events
 
-    def _begin_ring(self) -> tuple[Ring, list[int]]:
+    def _begin_ring(self) -> tuple[ElasticGroup, list[int]]:
         """Tell everybody to come to a ring; return it, and who has which place."""
         with self._lock:
             workers = [0, *sorted(self._members)]
@@ -345,7 +345,7 @@ class Head:
             form = {"form": self.generation, "key": key, "size": len(workers), "uses_nccl": uses_nccl}
             for place, member in enumerate(members, start=1):
                 member.line.tell({**form, "place": place})
-            before, self.ring = self.ring, Ring(key, 0, len(workers), uses_nccl=uses_nccl)
+            before, self.ring = self.ring, ElasticGroup(key, 0, len(workers), uses_nccl=uses_nccl)
         if before is not None:
             before.break_off()
             before.let_go()

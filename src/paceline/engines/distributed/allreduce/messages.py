@@ -6,7 +6,7 @@ from math import nan
 from typing import Any, NamedTuple
 
 
-class Hand(NamedTuple):
+class StepReport(NamedTuple):
     """What a worker tells of its part in an iteration.
 
     Attributes:
@@ -32,7 +32,7 @@ class Hand(NamedTuple):
     leaves: str = ""
 
 
-class Table(NamedTuple):
+class StepSummary(NamedTuple):
     """What all workers have told of an iteration.
 
     Attributes:
@@ -45,7 +45,7 @@ class Table(NamedTuple):
     generation: int
     now: float
     reforms: bool
-    hands: dict[int, Hand]
+    hands: dict[int, StepReport]
 
     def as_json(self) -> dict[str, Any]:
         """Return it as it travels."""
@@ -53,23 +53,23 @@ class Table(NamedTuple):
         return {"table": [self.generation, self.now, self.reforms], "hands": hands}
 
     @classmethod
-    def from_json(cls, text: dict[str, Any]) -> Table:
+    def from_json(cls, text: dict[str, Any]) -> StepSummary:
         """Return what has travelled.
 
         >>> table = Table(1, 0.25, False, {0: Hand(1), 2: Hand(1, 7, 0.5, 8, 0.1, 0.0, True, 0.2, 0.01)})
         >>> Table.from_json(table.as_json()).hands[2].samples
         8
         """
-        hands = {worker: Hand(*rest) for worker, *rest in text["hands"]}
+        hands = {worker: StepReport(*rest) for worker, *rest in text["hands"]}
         generation, now, reforms = text["table"]
         return cls(generation, now, reforms, hands)
 
 
-class Reform(Exception):  # noqa: N818  # membership changes, which is no error
+class MembershipChanged(Exception):  # noqa: N818  # membership changes, which is no error
     """Others take part from here on."""
 
 
-class Over(Exception):  # noqa: N818  # which every run is some day
+class RunFinished(Exception):  # noqa: N818  # which every run is some day
     """Rank 0 has ended the run.
 
     Attributes:

@@ -14,12 +14,12 @@ import torch
 
 from paceline.clusters.torchrun import Torchrun
 from paceline.engines.distributed.node_worker.leader import LOOPBACK, team_key
-from paceline.engines.distributed.node_worker.node_group import Team, Torn
+from paceline.engines.distributed.node_worker.node_group import NodeGroup, NodeGroupLost
 from paceline.engines.distributed.parameter_server.worker_process import LEAVE_S, Ended
 from paceline.engines.distributed.rendezvous.handshake import apply_for
-from paceline.engines.distributed.rendezvous.rendezvous import LOOK_AGAIN_S, Place, enter, find, reach
-from paceline.engines.distributed.transport.connection import Broken, Line
-from paceline.engines.distributed.transport.messages import Ending, Work
+from paceline.engines.distributed.rendezvous.rendezvous import LOOK_AGAIN_S, Endpoint, enter, find, reach
+from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
+from paceline.engines.distributed.transport.messages import EndNotice, RemoteTask
 from paceline.engines.signals import leaving_on_sigterm
 from paceline.errors import RunError
 from paceline.jobs.job import Job
@@ -44,29 +44,29 @@ def follow(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) ->
         SystemExit: all processes of this worker were told to end.
     """
     torch.set_num_threads(cluster.worker_threads)
-    follower = _Follower(job, cluster, seed)
+    follower = NodeFollower(job, cluster, seed)
     try:
         with closing(follower.join(agreement)):
             return follower.take_part()
-    except Broken as error:
+    except ConnectionLost as error:
         raise RunError(f"the first process of worker {cluster.worker} is gone: {error}") from error
     finally:
         follower.close()
 
 
-class _Follower:
+class NodeFollower:
     def __init__(self, job: Job, cluster: Torchrun, seed: int) -> None:
         self._cluster = cluster
         uses_nccl = cluster.has_gpu_each(torch.cuda.device_count())
-        self._team = Team(cluster.place, cluster.team_size, lambda: False, uses_nccl=uses_nccl)
+        self._team = NodeGroup(cluster.place, cluster.team_size, lambda: False, uses_nccl=uses_nccl)
         device = device_of(cluster.device, cluster.ranks.local_rank)
         settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "slices": cluster.slices}
         self._replica = Replica(job, seed, cluster.n, check=self._team.check, team=self._team, **settings)
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
-        self._requests: queue.SimpleQueue[Work | Ended | SystemExit | Broken] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[RemoteTask | Ended | SystemExit | ConnectionLost] = queue.SimpleQueue()
 
-    def join(self, agreement: dict[str, Any]) -> Line:
+    def join(self, agreement: dict[str, Any]) -> Connection:
         """Find the first process, be examined by it, and become one of the team.
 
         Raises:
@@ -84,7 +84,7 @@ class _Follower:
             if address is not None and (first := reach(address)):  # else it is that of an earlier one
                 try:
                     return self._enter(first, hello)
-                except Broken:
+                except ConnectionLost:
                     pass
             time.sleep(LOOK_AGAIN_S)
         raise RunError(
@@ -97,12 +97,12 @@ class _Follower:
         self._replica.close()
         self._team.close()
 
-    def _enter(self, first: Place, hello: dict[str, Any]) -> Line:
+    def _enter(self, first: Endpoint, hello: dict[str, Any]) -> Connection:
         _, line = enter(first, self._cluster)
         apply_for(line, self._cluster.ranks.token, hello)
         told = line.receive()
         if not isinstance(told, dict) or "team" not in told:
-            raise Broken("what came is no key of a team")
+            raise ConnectionLost("what came is no key of a team")
         self._team.connect(first.client(), told["team"], first.device)
         self._line = line
         return line
@@ -113,14 +113,14 @@ class _Follower:
         with leaving_on_sigterm(self._ask_to_leave):
             while True:
                 match self._requests.get():
-                    case Work() as work:
+                    case RemoteTask() as work:
                         self._compute(work)
                     case Ended() as ended:
                         return ended
                     case error:
                         raise error
 
-    def _compute(self, work: Work) -> None:
+    def _compute(self, work: RemoteTask) -> None:
         try:
             if work.sends_version:
                 self._team.hand_round(self._version)
@@ -129,8 +129,8 @@ class _Follower:
             self._replica.gradient(self._cluster.worker, work.draw, work.minibatch, self._version, self._gradient)
         except Interrupted:
             pass
-        except Torn as error:
-            raise Broken(str(error)) from error
+        except NodeGroupLost as error:
+            raise ConnectionLost(str(error)) from error
         except Exception as error:
             note_place(error, f"after update {work.version}")
             self._fail(error)
@@ -140,7 +140,7 @@ class _Follower:
         """Tell the first process, which tells rank 0, and wait until it has ended the line."""
         self._line.tell(failure_of(error))
         try:
-            while not isinstance(self._requests.get(timeout=LEAVE_S), Broken):
+            while not isinstance(self._requests.get(timeout=LEAVE_S), ConnectionLost):
                 pass
         except queue.Empty:
             pass
@@ -150,9 +150,9 @@ class _Follower:
         try:
             while True:
                 match self._line.receive():
-                    case Work() as work:
+                    case RemoteTask() as work:
                         self._requests.put(work)
-                    case Ending():
+                    case EndNotice():
                         last = self._replica.layout.allocate()
                         self._line.receive_into(last.memory)
                         text = self._line.receive()
@@ -162,7 +162,7 @@ class _Follower:
                     case {"leave": status}:
                         self._requests.put(SystemExit(status))
                         return
-        except Broken as error:
+        except ConnectionLost as error:
             self._requests.put(error)
             self._team.abort()
 

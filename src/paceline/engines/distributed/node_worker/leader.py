@@ -14,21 +14,29 @@ import torch
 
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Minibatch
-from paceline.engines.distributed.node_worker.node_group import Team
-from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, Door, Entered, Gone, Heard, News, TurnedAway
-from paceline.engines.distributed.rendezvous.rendezvous import Meeting, Place
-from paceline.engines.distributed.transport.connection import Line
-from paceline.engines.distributed.transport.messages import Ending, Work
+from paceline.engines.distributed.node_worker.node_group import NodeGroup
+from paceline.engines.distributed.rendezvous.acceptor import (
+    GRACE_S,
+    Acceptor,
+    News,
+    PeerJoined,
+    PeerLost,
+    PeerMessage,
+    PeerRejected,
+)
+from paceline.engines.distributed.rendezvous.rendezvous import Endpoint, Rendezvous
+from paceline.engines.distributed.transport.connection import Connection
+from paceline.engines.distributed.transport.messages import EndNotice, RemoteTask
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
-from paceline.server.flat_buffers import Vectors
+from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.parameter_guard import checksum
 from paceline.worker.replica import Measured, Replica
 
 LOOPBACK = "127.0.0.1"
 
 
-class Leader:
+class NodeLeader:
     """Speaks with the other processes of this worker, over a line to each; of one that is alone, with nobody.
 
     Args:
@@ -50,16 +58,16 @@ class Leader:
         self._on_end = on_end
         self._last_word: dict[str, Any] = {"leaves": "a process of its host is gone"}
         self._is_known = threading.Event()
-        self._lines: dict[int, Line] = {}  # by ticket
+        self._lines: dict[int, Connection] = {}  # by ticket
         self._news: queue.SimpleQueue[News | None] = queue.SimpleQueue()
-        self._door: Door | None = None
+        self._door: Acceptor | None = None
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._is_over = False
         self._is_passed_on = False
         uses_nccl = cluster.has_gpu_each(torch.cuda.device_count())
-        self.team = Team(cluster.place, cluster.team_size, is_unwanted, uses_nccl=uses_nccl)
+        self.team = NodeGroup(cluster.place, cluster.team_size, is_unwanted, uses_nccl=uses_nccl)
 
-    def gather(self, rank_0: Place, agreement: dict[str, Any]) -> None:
+    def gather(self, rank_0: Endpoint, agreement: dict[str, Any]) -> None:
         """Wait for the others, who hear of this one at the store of rank 0.
 
         Raises:
@@ -68,8 +76,8 @@ class Leader:
         """
         if self.team.size == 1:
             return
-        meeting = Meeting.on(LOOPBACK, silence_s=self._cluster.silence_s)
-        self._door = Door(meeting, self._cluster.ranks.token, agreement, [None] * self.team.size, self._news)
+        meeting = Rendezvous.on(LOOPBACK, silence_s=self._cluster.silence_s)
+        self._door = Acceptor(meeting, self._cluster.ranks.token, agreement, [None] * self.team.size, self._news)
         rank_0.client().set(team_key(self._cluster.worker), str(meeting.place.address[1]))
         self._await_everybody()
         self._watcher.start()
@@ -90,26 +98,26 @@ class Leader:
                     f"{self._cluster.start_timeout_s:g} s: see what it says"
                 ) from None
             match news:
-                case Entered(ticket, place, line):
+                case PeerJoined(ticket, place, line):
                     places[ticket] = place
                     self._lines[ticket] = line
-                case Gone(ticket):
+                case PeerLost(ticket):
                     places.pop(ticket, None)
                     self._lines.pop(ticket, None)
-                case TurnedAway(reason):
+                case PeerRejected(reason):
                     raise UsageError(reason)
 
     def _watch(self) -> None:
         """Hear the others while the main thread computes."""
         while (news := self._news.get()) is not None:
             match news:
-                case Heard(ticket, {"leaves": reason}) if ticket in self._lines:
+                case PeerMessage(ticket, {"leaves": reason}) if ticket in self._lines:
                     self._on_leave(str(reason))
-                case Heard(ticket, dict() as text) if ticket in self._lines:
+                case PeerMessage(ticket, dict() as text) if ticket in self._lines:
                     self._tear(text)
-                case Gone(ticket, reason) if ticket in self._lines:
+                case PeerLost(ticket, reason) if ticket in self._lines:
                     self._tear({"leaves": f"a process of its host is gone: {reason}"})
-                case TurnedAway(reason):
+                case PeerRejected(reason):
                     print(f"paceline: a process was turned away: {reason}", file=sys.stderr)
 
     def _tear(self, text: dict[str, Any]) -> None:
@@ -127,13 +135,13 @@ class Leader:
 
     # --- while it computes --------------------------------------------------------------------------------
 
-    def expect(self, work: Work) -> None:
+    def expect(self, work: RemoteTask) -> None:
         """Note whether the version has changed since it was handed round."""
         self._is_passed_on &= not work.sends_version
 
-    def pass_on(self, draw: int, minibatch: Minibatch | None, version: Vectors) -> None:
+    def pass_on(self, draw: int, minibatch: Minibatch | None, version: FlatBuffers) -> None:
         """Let the others compute their shares of a minibatch at a version."""
-        work = Work(draw, 0, not self._is_passed_on, 0.0, *(minibatch or (None, None, None)))
+        work = RemoteTask(draw, 0, not self._is_passed_on, 0.0, *(minibatch or (None, None, None)))
         if self._cluster.debug:
             work = work._replace(checksum=checksum(version.memory))
         for line in self._lines.values():
@@ -152,11 +160,11 @@ class Leader:
             line.tell(text)
         self._wait()
 
-    def end(self, last: Vectors, end: dict[str, Any]) -> None:
+    def end(self, last: FlatBuffers, end: dict[str, Any]) -> None:
         """Give the others the parameters, tell them why the run ended, and wait until they have gone."""
         self._is_over = True
         for line in self._lines.values():
-            line.send(Ending(0), [last.memory])
+            line.send(EndNotice(0), [last.memory])
             line.tell({"end": end})
         self._wait()
 
@@ -184,12 +192,12 @@ class LeadingReplica(Replica):
         settings: of a `Replica`.
     """
 
-    def __init__(self, job: Job, seed: int, n: int, *, leader: Leader, **settings: Any) -> None:
+    def __init__(self, job: Job, seed: int, n: int, *, leader: NodeLeader, **settings: Any) -> None:
         super().__init__(job, seed, n, check=leader.team.check, team=leader.team, **settings)
         self._leader = leader
 
     def gradient(
-        self, worker: int, draw: int, minibatch: Minibatch | None, version: Vectors, gradient: Vectors
+        self, worker: int, draw: int, minibatch: Minibatch | None, version: FlatBuffers, gradient: FlatBuffers
     ) -> Measured:
         """Compute the gradient of a minibatch at a version, with the others."""
         self._leader.pass_on(draw, minibatch, version)

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.engines.distributed.transport.connection import Broken, dist
-from paceline.engines.distributed.transport.process_group import Collective
+from paceline.engines.distributed.transport.connection import ConnectionLost, dist
+from paceline.engines.distributed.transport.process_group import AbortableGroup
 from paceline.errors import RunError
-from paceline.server.flat_buffers import Vectors
-from paceline.worker.replica import Interrupted, Part, Sharing
+from paceline.server.flat_buffers import FlatBuffers
+from paceline.worker.replica import GradientGroup, Interrupted, PartialGradient
 
 
-class Torn(RunError):  # noqa: N818  # as a line is broken
+class NodeGroupLost(RunError):  # noqa: N818  # as a line is broken
     """A process of the team is gone, or does not take part any more; the others cannot go on without it."""
 
 
-class Team(Sharing):
+class NodeGroup(GradientGroup):
     """A process group of a host, in which everything is done by everybody, in the same order.
 
     With gradients g_1 ... g_m of the processes' shares, of s_1 ... s_m samples, that of the whole is
@@ -38,7 +38,7 @@ class Team(Sharing):
         self.size = size
         self._is_unwanted = is_unwanted
         self._uses_nccl = uses_nccl
-        self._collective = Collective(place, size)
+        self._collective = AbortableGroup(place, size)
         self._sums = torch.zeros(5, dtype=torch.float64)
 
     def connect(self, store: Any, key: str, device: Any) -> None:
@@ -66,12 +66,12 @@ class Team(Sharing):
         """
         self._agree(0.0, 0.0, 0.0, 0.0)
 
-    def hand_round(self, version: Vectors) -> None:
+    def hand_round(self, version: FlatBuffers) -> None:
         """Make the first process's version that of all."""
         with self._tearing():
             self._collective.wait([self._collective.broadcast(version.memory)])
 
-    def add_up(self, gradient: Vectors, part: Part) -> Part:
+    def add_up(self, gradient: FlatBuffers, part: PartialGradient) -> PartialGradient:
         """Make of the gradient of this process that of all of them, and return what was measured of the whole."""
         ours = part.samples
         samples, loss, mean_square, microbatches = self._agree(
@@ -83,7 +83,7 @@ class Team(Sharing):
                     _ = flat.mul_(ours / samples) if ours else flat.zero_()
                     self._add_up(flat)
         gradient.written.update(range(len(gradient.parameters)))
-        return Part(loss / samples, int(samples), mean_square / samples, int(microbatches))
+        return PartialGradient(loss / samples, int(samples), mean_square / samples, int(microbatches))
 
     def abort(self) -> None:
         """Let whoever waits for the others hear that the team is torn, here and there; any thread may call it."""
@@ -112,5 +112,5 @@ class Team(Sharing):
     def _tearing(self) -> Iterator[None]:
         try:
             yield
-        except (Broken, RuntimeError) as error:
-            raise Torn(f"a process of this worker is gone: {error}".partition("\n")[0]) from error
+        except (ConnectionLost, RuntimeError) as error:
+            raise NodeGroupLost(f"a process of this worker is gone: {error}".partition("\n")[0]) from error

@@ -15,64 +15,64 @@ from paceline.clusters.devices import cores
 from paceline.clusters.torchrun import Torchrun
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import (
+    AbortRun,
     Accept,
     Apply,
     Arrival,
     Compute,
+    EndRun,
     Evaluate,
     Evaluated,
     Event,
     Interrupt,
     Joined,
     Outcome,
-    Quit,
-    Replace,
-    Stop,
+    RestartWorker,
 )
 from paceline.engines.base import Observer, will_be_compensated
-from paceline.engines.distributed.parameter_server.heartbeat import Pulse
-from paceline.engines.distributed.parameter_server.link_utilization import Survey
-from paceline.engines.distributed.parameter_server.published_versions import Published
-from paceline.engines.distributed.parameter_server.remote_worker import Arriving, Member
-from paceline.engines.distributed.parameter_server.shard_clients import RemoteSlices
+from paceline.engines.distributed.parameter_server.heartbeat import HeartbeatMonitor
+from paceline.engines.distributed.parameter_server.link_utilization import LinkMonitor
+from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
+from paceline.engines.distributed.parameter_server.remote_worker import Arriving, RemoteWorker
+from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
 from paceline.engines.distributed.rendezvous.acceptor import (
     GRACE_S,
-    Deserted,
-    Door,
-    Entered,
-    Gone,
-    Heard,
+    Acceptor,
+    AllWorkersLost,
     News,
-    TurnedAway,
+    PeerJoined,
+    PeerLost,
+    PeerMessage,
+    PeerRejected,
 )
 from paceline.engines.distributed.rendezvous.rendezvous import call
-from paceline.engines.distributed.rendezvous.sidecar import Assistant
-from paceline.engines.distributed.transport.event_queue import Inbox
+from paceline.engines.distributed.rendezvous.sidecar import SidecarProcess
+from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.messages import (
-    Abandoned,
-    Came,
-    Ending,
+    AcceptGradient,
+    AssignTask,
+    EndNotice,
     Evaluating,
-    Evaluation,
-    Finished,
-    Forgetting,
-    Giving,
+    GradientReceived,
     Interrupting,
-    Taking,
-    Work,
+    ReleaseVersion,
+    RemoteEvaluateTask,
+    RemoteTask,
+    RemoteTaskCancelled,
+    RemoteTaskDone,
 )
-from paceline.engines.distributed.transport.wire_format import Travelling, Wire
-from paceline.engines.wall_clock import RealTimeEngine
+from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
+from paceline.engines.wall_clock import WallClockEngine
 from paceline.errors import RunError, UsageError, in_words
 from paceline.jobs.job import Job
-from paceline.server.flat_buffers import Layout, copy_of
+from paceline.server.flat_buffers import FlatLayout, copy_of
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.parameter_guard import checksum
 
 SLOWEST_BYTES_PER_S = 50e6  # at which the parameters are sent to all workers at the end
 
 
-class DistributedEngine(RealTimeEngine[Member]):
+class DistributedServerEngine(WallClockEngine[RemoteWorker]):
     """Coordinator and server in this process, rank 0, and workers in others.
 
     Args:
@@ -89,39 +89,39 @@ class DistributedEngine(RealTimeEngine[Member]):
         job: Job,
         cluster: Torchrun,
         server: ParameterServer,
-        layout: Layout,
-        slices: RemoteSlices,
+        layout: FlatLayout,
+        slices: ShardClients,
         agreement: dict[str, Any],
     ) -> None:
         self._needs_evaluator = job.eval_data is not None
-        self._wire = Wire(cluster.wire, layout)
-        self._published = Published(server, layout, self._wire, self._forget)
-        self._survey = Survey(cluster.n, _nbytes_of_slices(cluster, server), cluster.bytes_per_s)
+        self._wire = WireFormat(cluster.wire, layout)
+        self._published = PublishedVersions(server, layout, self._wire, self._forget)
+        self._survey = LinkMonitor(cluster.n, _nbytes_of_slices(cluster, server), cluster.bytes_per_s)
         super().__init__(server, self._published, [layout.allocate() for _ in range(cluster.n)], debug=cluster.debug)
         self._cluster = cluster
         self._slices = slices
         self._agreement = agreement
-        self._inbox: Inbox[News] = Inbox()
+        self._inbox: EventQueue[News] = EventQueue()
         slices.inbox = self._inbox
-        self._door: Door | None = None
-        self._pulse: Pulse | None = None
-        self._members: dict[int, Member] = {}  # by ticket
+        self._door: Acceptor | None = None
+        self._pulse: HeartbeatMonitor | None = None
+        self._members: dict[int, RemoteWorker] = {}  # by ticket
         self._joined = 0  # workers so far
-        self._evaluator: Member | None = None
-        self._assistants: list[Assistant] = []
+        self._evaluator: RemoteWorker | None = None
+        self._assistants: list[SidecarProcess] = []
         self._patience: list[threading.Timer] = []  # with a run that has no worker left
         self._end: dict[str, Any] = {}
 
     def _start(self) -> None:
         torch.set_num_threads(max(1, cores() // self._cluster.ranks.local_world_size))
         meeting = call(self._cluster)
-        rooms: list[Travelling | None] = [Travelling(self._wire, gradient) for gradient in self._gradients]
+        rooms: list[WireBuffer | None] = [WireBuffer(self._wire, gradient) for gradient in self._gradients]
         rooms += [None] * self._cluster.slices  # for the process that evaluates, and for the servers of other slices
-        self._door = Door(meeting, self._cluster.ranks.token, self._agreement, rooms, self._inbox)
+        self._door = Acceptor(meeting, self._cluster.ranks.token, self._agreement, rooms, self._inbox)
         if self._cluster.has_worker_at_server:
-            self._assistants.append(Assistant(0))
+            self._assistants.append(SidecarProcess(0))
         if self._needs_evaluator:
-            self._assistants.append(Assistant(self._cluster.n))
+            self._assistants.append(SidecarProcess(self._cluster.n))
         self._selector.register(self._inbox, selectors.EVENT_READ)
         self._await_everybody()
         self._slices.begin(self._first_version)
@@ -181,23 +181,25 @@ class DistributedEngine(RealTimeEngine[Member]):
             newcomer.line.tell({"end": end})
         last = copy_of(self._server.model, self._cluster.slices).memory
         for member in self._members.values():
-            member.line.send(Ending(self._versions.newest), [last])
+            member.line.send(EndNotice(self._versions.newest), [last])
             member.line.tell({"end": end})
         self._slices.tell({"end": end})
         tickets = [*self._members, *self._slices.tickets, *(newcomer.ticket for newcomer in late)]
         self._door.wait(tickets, GRACE_S + len(tickets) * last.nbytes / SLOWEST_BYTES_PER_S)
 
-    def _late(self) -> list[Entered]:
+    def _late(self) -> list[PeerJoined]:
         """Return the processes that were admitted and that this engine has not read from its inbox."""
         news = []
         while not self._inbox.is_empty:
             news.append(self._inbox.get())
-        return [each for each in news if isinstance(each, Entered)]
+        return [each for each in news if isinstance(each, PeerJoined)]
 
-    def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> Stop:
+    def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> EndRun:
         """Run to the end and return what ended it, which the workers are told too."""
         assert self._door is not None
-        self._pulse = Pulse(self._slices.lines, self._door, self._inbox, lambda: self._patience_s(coordinator))
+        self._pulse = HeartbeatMonitor(
+            self._slices.lines, self._door, self._inbox, lambda: self._patience_s(coordinator)
+        )
         stop = super().run(coordinator, observe, first)
         self._tell_load(self._survey.tell_at_last())
         self._server.bring_together()
@@ -221,7 +223,7 @@ class DistributedEngine(RealTimeEngine[Member]):
 
     def accept(self, command: Accept) -> None:
         """Take the gradient, in all its parts, where they have come."""
-        self._slices.send(Taking(command.worker, command.samples, command.step_scale))
+        self._slices.send(AcceptGradient(command.worker, command.samples, command.step_scale))
         super().accept(command)
 
     def _compensated(self, arrival: Arrival) -> Arrival:
@@ -231,27 +233,27 @@ class DistributedEngine(RealTimeEngine[Member]):
         return super()._compensated(arrival)
 
     def _forget(self, version: int) -> None:
-        self._slices.send(Forgetting(version))
+        self._slices.send(ReleaseVersion(version))
 
     def _publish(self, version: int) -> None:
         self._published.take_over(version)
 
-    def _send(self, peer: Member, command: Compute) -> None:
+    def _send(self, peer: RemoteWorker, command: Compute) -> None:
         minibatch = command.minibatch or (None, None, None)
         sends_version = peer.holds != command.version
-        work = Work(command.draw, command.version, sends_version, self._elapsed_s(), *minibatch)
+        work = RemoteTask(command.draw, command.version, sends_version, self._elapsed_s(), *minibatch)
         if self._cluster.debug:
             work = work._replace(checksum=checksum(self._published.travelling(command.version)))
         peer.holds = command.version
         peer.sent_s = time.monotonic()
-        self._slices.send(Giving(peer.ticket, command.draw, command.version, sends_version))
+        self._slices.send(AssignTask(peer.ticket, command.draw, command.version, sends_version))
         pieces = [(0, self._published.travelling(command.version))] if sends_version else None
         peer.line.send(work, pieces=pieces, will_be_answered=True)
 
-    def _tell_to_abandon(self, peer: Member, command: Interrupt) -> None:
+    def _tell_to_abandon(self, peer: RemoteWorker, command: Interrupt) -> None:
         peer.line.send(Interrupting(command.draw))
 
-    def replace(self, command: Replace) -> None:
+    def replace(self, command: RestartWorker) -> None:
         """Keep it: only who has started it can start another one in its place."""
 
     def evaluate(self, command: Evaluate) -> None:
@@ -259,39 +261,41 @@ class DistributedEngine(RealTimeEngine[Member]):
         assert self._evaluator is not None
         version = self._versions.hold(command.version)
         self._slices.send(Evaluating(self._evaluator.ticket, command.version))
-        self._evaluator.line.send(Evaluation(command.version), pieces=[(0, version.memory)], will_be_answered=True)
+        self._evaluator.line.send(
+            RemoteEvaluateTask(command.version), pieces=[(0, version.memory)], will_be_answered=True
+        )
 
     # --- events -------------------------------------------------------------------------------------------
 
     def _read(self, key: selectors.SelectorKey) -> None:
         match self._inbox.get():
-            case Entered() as entered:
+            case PeerJoined() as entered:
                 self._enter(entered)
-            case TurnedAway(reason):
+            case PeerRejected(reason):
                 if not self._begun_s:
                     raise UsageError(reason)
                 print(f"paceline: a process was turned away: {reason}", file=sys.stderr)
-            case (Heard() | Gone()) as news if (number := self._slices.number_of(news.ticket)) is not None:
+            case (PeerMessage() | PeerLost()) as news if (number := self._slices.number_of(news.ticket)) is not None:
                 self._hear_slice(number, news)
-            case Heard() as heard if heard.ticket in self._members:
+            case PeerMessage() as heard if heard.ticket in self._members:
                 self._hear(self._members[heard.ticket], heard)
-            case Gone(ticket, reason) if ticket in self._members:
+            case PeerLost(ticket, reason) if ticket in self._members:
                 self._gone(self._members.pop(ticket), reason)
-            case Deserted(joined) if joined == self._joined:
+            case AllWorkersLost(joined) if joined == self._joined:
                 reason = f"every worker is gone, and nobody has come for {self._cluster.start_timeout_s:g} s"
-                self._events.append(Quit(self._elapsed_s(), Outcome.NO_WORKERS, reason))
+                self._events.append(AbortRun(self._elapsed_s(), Outcome.NO_WORKERS, reason))
 
-    def _enter(self, entered: Entered) -> None:
+    def _enter(self, entered: PeerJoined) -> None:
         if entered.worker > self._cluster.n:
             self._slices.enter(entered.worker - self._cluster.n, entered.ticket, entered.line)
             return
         for before in [each for each in self._members.values() if each.worker == entered.worker]:
             self._dismiss(before, "another process has come in its place")  # its host may be gone without a word
-        member = Member(entered.ticket, entered.worker, entered.line, self._slices.numbers)
+        member = RemoteWorker(entered.ticket, entered.worker, entered.line, self._slices.numbers)
         self._members[entered.ticket] = member
         self._admit(member)
 
-    def _admit(self, member: Member) -> None:
+    def _admit(self, member: RemoteWorker) -> None:
         """Let a process take part if all servers know it."""
         if member.strangers:
             return
@@ -303,12 +307,12 @@ class DistributedEngine(RealTimeEngine[Member]):
             self._joined += 1
             self._events.append(Joined(self._elapsed_s(), member.worker))
 
-    def _hear_slice(self, number: int, news: Heard | Gone) -> None:
-        if isinstance(news, Gone):
+    def _hear_slice(self, number: int, news: PeerMessage | PeerLost) -> None:
+        if isinstance(news, PeerLost):
             self._slices.gone(number, news.reason)
             return
         match news.message:
-            case Came(ticket, draw) if ticket in self._members:
+            case GradientReceived(ticket, draw) if ticket in self._members:
                 member = self._members[ticket]
                 self._deliver(member, member.came(number, draw))
             case {"admitted": ticket} if ticket in self._members:
@@ -320,11 +324,11 @@ class DistributedEngine(RealTimeEngine[Member]):
             case said:
                 self._slices.hear(number, said)
 
-    def _hear(self, member: Member, heard: Heard) -> None:
+    def _hear(self, member: RemoteWorker, heard: PeerMessage) -> None:
         match heard.message:
-            case Finished() as finished:
+            case RemoteTaskDone() as finished:
                 self._deliver(member, member.finished(finished, heard))
-            case Abandoned():
+            case RemoteTaskCancelled():
                 self._next(member)
             case {"metrics": metrics, "version": version}:
                 self._versions.release(version)
@@ -339,7 +343,7 @@ class DistributedEngine(RealTimeEngine[Member]):
                     raise RunError(f"worker {member.worker} failed while it started: {message}")
                 self._dismiss(member, str(message))
 
-    def _deliver(self, member: Member, arriving: Arriving | None) -> None:
+    def _deliver(self, member: RemoteWorker, arriving: Arriving | None) -> None:
         """Report a gradient, if all of it has come."""
         if arriving is None:
             return
@@ -354,14 +358,14 @@ class DistributedEngine(RealTimeEngine[Member]):
         if said is not None:
             print(f"paceline: {said}", file=sys.stderr)
 
-    def _gone(self, member: Member, reason: str) -> None:
+    def _gone(self, member: RemoteWorker, reason: str) -> None:
         self._slices.tell({"dismiss": member.ticket})
         if member is self._evaluator:
             raise RunError(f"the process that evaluates ended: {reason}")
         self._lost(member.worker, member, reason)
         self._tell_load(self._survey.lose(member.worker))
         if self._begun_s and not self._is_anybody_there:
-            timer = threading.Timer(self._cluster.start_timeout_s, self._inbox.put, [Deserted(self._joined)])
+            timer = threading.Timer(self._cluster.start_timeout_s, self._inbox.put, [AllWorkersLost(self._joined)])
             self._patience.append(timer)
             timer.start()
 
@@ -369,7 +373,7 @@ class DistributedEngine(RealTimeEngine[Member]):
     def _is_anybody_there(self) -> bool:
         return any(each.is_ready for each in self._workers.values())
 
-    def _dismiss(self, member: Member, reason: str) -> None:
+    def _dismiss(self, member: RemoteWorker, reason: str) -> None:
         """End the line to a process, which waits for that if it has asked for it."""
         assert self._door is not None
         del self._members[member.ticket]
@@ -379,5 +383,5 @@ class DistributedEngine(RealTimeEngine[Member]):
 
 def _nbytes_of_slices(cluster: Torchrun, server: ParameterServer) -> list[int]:
     """Return the bytes of each slice on the wire."""
-    layouts = [Layout(server.model, cluster.slices, only=number) for number in range(cluster.slices)]
-    return [Wire(cluster.wire, layout).nbytes for layout in layouts]
+    layouts = [FlatLayout(server.model, cluster.slices, only=number) for number in range(cluster.slices)]
+    return [WireFormat(cluster.wire, layout).nbytes for layout in layouts]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from paceline.engines.distributed.rendezvous.acceptor import Door, Gone, News
-from paceline.engines.distributed.transport.connection import Line
-from paceline.engines.distributed.transport.event_queue import Post
-from paceline.engines.distributed.transport.messages import Alive
+from paceline.engines.distributed.rendezvous.acceptor import Acceptor, News, PeerLost
+from paceline.engines.distributed.transport.connection import Connection
+from paceline.engines.distributed.transport.event_queue import EventSink
+from paceline.engines.distributed.transport.messages import Heartbeat
 
 LOOKS = 10  # a pause of this process is one of them, and never looks like the silence of others
 
 
-class Pulse:
+class HeartbeatMonitor:
     """Asks every server again and again whether it is alive, in a thread, since whoever works may wait for it.
 
     One from which nothing has come is reported as gone, and its line ends.
@@ -26,7 +26,7 @@ class Pulse:
     """
 
     def __init__(
-        self, lines: Mapping[int, Line], door: Door, inbox: Post[News], patience_s: Callable[[], float]
+        self, lines: Mapping[int, Connection], door: Acceptor, inbox: EventSink[News], patience_s: Callable[[], float]
     ) -> None:
         self._lines = lines
         self._door = door
@@ -50,7 +50,7 @@ class Pulse:
             for ticket, line in self._lines.items():
                 silent[ticket] = 0 if self._door.has_spoken(ticket) else silent[ticket] + 1
                 if silent[ticket] > LOOKS:
-                    self._inbox.put(Gone(ticket, f"silent for {patience_s:.3g} s"))
+                    self._inbox.put(PeerLost(ticket, f"silent for {patience_s:.3g} s"))
                     self._door.hang_up(ticket)
                     return
-                line.send(Alive())
+                line.send(Heartbeat())

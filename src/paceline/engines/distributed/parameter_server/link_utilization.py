@@ -43,7 +43,7 @@ def slices_for(n: int, nbytes: int, compute_s: float, bytes_per_s: float) -> int
     return max(1, min(n, ceil(wanted)))
 
 
-class Survey:
+class LinkMonitor:
     """Waits for the first gradients of most workers and tells how busy the links of the servers are going to be.
 
     The upper median of the times to compute is known as soon as more than half of the workers have been heard, for

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from paceline.engines.distributed.transport.wire_format import Wire
-from paceline.server.flat_buffers import Layout, Vectors
+from paceline.engines.distributed.transport.wire_format import WireFormat
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.parameter_server import ParameterServer
-from paceline.server.version_store import Versions
+from paceline.server.version_store import VersionStore
 
 
-class Published(Versions):
+class PublishedVersions(VersionStore):
     """Versions of a server, and what travels of them.
 
     Under a protocol that waits for everybody no version is ever copied: all have left it when the next is made. Under
@@ -26,7 +26,11 @@ class Published(Versions):
     """
 
     def __init__(
-        self, server: ParameterServer, layout: Layout, wire: Wire, forgotten: Callable[[int], None] | None = None
+        self,
+        server: ParameterServer,
+        layout: FlatLayout,
+        wire: WireFormat,
+        forgotten: Callable[[int], None] | None = None,
     ) -> None:
         super().__init__(layout.allocate)
         self._forgotten = forgotten
@@ -34,7 +38,7 @@ class Published(Versions):
         self._wire = wire
         self._packed: dict[int, Tensor] = {}
         self._moves = False
-        self._ahead: Vectors | None = None  # what the server holds, where it may go on
+        self._ahead: FlatBuffers | None = None  # what the server holds, where it may go on
 
     def take_over(self, version: int) -> None:
         """Publish what the server holds, where it lies."""
@@ -67,7 +71,7 @@ class Published(Versions):
         if self._moves and self._ahead is None:
             self._ahead = self._copied()
 
-    def _copied(self) -> Vectors:
+    def _copied(self) -> FlatBuffers:
         place = self.spare()
         place.copy_(self._server.state)
         return place

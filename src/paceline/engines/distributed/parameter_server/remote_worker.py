@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from paceline.engines.distributed.rendezvous.acceptor import Heard
-from paceline.engines.distributed.transport.connection import Line
-from paceline.engines.distributed.transport.messages import Finished
+from paceline.engines.distributed.rendezvous.acceptor import PeerMessage
+from paceline.engines.distributed.transport.connection import Connection
+from paceline.engines.distributed.transport.messages import RemoteTaskDone
 from paceline.engines.wall_clock import Peer
 
 NO_VERSION = -1
@@ -22,12 +22,12 @@ class Arriving(NamedTuple):
         contents_s: seconds until that part was here.
     """
 
-    finished: Finished
+    finished: RemoteTaskDone
     at_s: float
     contents_s: float
 
 
-class Member(Peer):
+class RemoteWorker(Peer):
     """A worker, or the process that evaluates.
 
     A gradient has arrived when its last part has, at whichever server: the one at rank 0 gets its scalars too, and the
@@ -45,7 +45,7 @@ class Member(Peer):
         sent_s: when it was given its work.
     """
 
-    def __init__(self, ticket: int, worker: int, line: Line, slices: Iterable[int]) -> None:
+    def __init__(self, ticket: int, worker: int, line: Connection, slices: Iterable[int]) -> None:
         super().__init__()
         self.ticket = ticket
         self.worker = worker
@@ -56,7 +56,7 @@ class Member(Peer):
         self._came = dict.fromkeys(self.strangers, 0)  # draw of the newest part, by slice
         self._arriving: Arriving | None = None
 
-    def finished(self, finished: Finished, heard: Heard) -> Arriving | None:
+    def finished(self, finished: RemoteTaskDone, heard: PeerMessage) -> Arriving | None:
         """Take note that there are the scalars and the part of rank 0; return the gradient if it is whole."""
         self._arriving = Arriving(finished, heard.at_s, heard.contents_s)
         return self._whole()

@@ -6,15 +6,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from torch import Tensor
 
-from paceline.engines.distributed.transport.buckets import Departure, as_number
-from paceline.engines.distributed.transport.connection import Line
-from paceline.engines.distributed.transport.messages import Abandoned, Begun, Finished
-from paceline.engines.distributed.transport.wire_format import Travelling, Wire
-from paceline.server.flat_buffers import Layout, Vectors
+from paceline.engines.distributed.transport.buckets import BucketSender, as_number
+from paceline.engines.distributed.transport.connection import Connection
+from paceline.engines.distributed.transport.messages import GradientStarted, RemoteTaskCancelled, RemoteTaskDone
+from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.worker.replica import Replica
 
 
-class Strand:
+class ShardChannel:
     """A part of the version and of the gradient, and the line over which they come and go.
 
     Args:
@@ -28,21 +28,21 @@ class Strand:
         line: to its server.
     """
 
-    line: Line
+    line: Connection
 
-    def __init__(self, word: str, layout: Layout, version: Vectors, gradient: Vectors) -> None:
-        wire = Wire(word, layout)
+    def __init__(self, word: str, layout: FlatLayout, version: FlatBuffers, gradient: FlatBuffers) -> None:
+        wire = WireFormat(word, layout)
         self.parameters = layout.parameters
-        self._arriving = Travelling(wire, version)
-        self._leaving = Travelling(wire, gradient)
-        self._departure = Departure(wire.pieces, wire.parameters, self._send_piece)
+        self._arriving = WireBuffer(wire, version)
+        self._leaving = WireBuffer(wire, gradient)
+        self._departure = BucketSender(wire.pieces, wire.parameters, self._send_piece)
         # Over a slow link gloo's send writes for as long as the socket takes more, and would hold up a backward pass.
         self._sender = ThreadPoolExecutor(max_workers=1)
         self._sent: list[Future[None]] = []
         self._draw = 0
         self._busy_s = 0.0
 
-    def use(self, line: Line) -> None:
+    def use(self, line: Connection) -> None:
         """Let versions come over this line from now on."""
         self.line = line
         line.make_rooms([self._arriving.memory])
@@ -82,7 +82,7 @@ class Strand:
         """Return whether packing a finite gradient has made some number of it infinite."""
         return self._leaving.overflows(squared_norm)
 
-    def hand_in(self, finished: Finished) -> None:
+    def hand_in(self, finished: RemoteTaskDone) -> None:
         """Send what has been packed."""
         ours = self._leaving.pieces
         finished = finished._replace(again=as_number(self._again))
@@ -93,12 +93,12 @@ class Strand:
     def abandon(self) -> None:
         """Say that there will be no more of this gradient."""
         self._await_sender()
-        self.line.send(Abandoned(self._draw, as_number(self._departure.gone)), will_be_answered=True)
+        self.line.send(RemoteTaskCancelled(self._draw, as_number(self._departure.gone)), will_be_answered=True)
 
     def _send_piece(self, number: int) -> None:
         """Send a piece of a gradient before there is all of it."""
         if not self._departure.gone:
-            self.line.send(Begun(self._draw, self._busy_s))
+            self.line.send(GradientStarted(self._draw, self._busy_s))
         self._leaving.pack(number)
         self._sent.append(self._sender.submit(self.line.send_piece, number, self._leaving.pieces[number]))
 
@@ -108,11 +108,15 @@ class Strand:
         self._sent.clear()
 
 
-def strands(replica: Replica, word: str, version: Vectors, gradient: Vectors) -> list[Strand]:
+def strands(replica: Replica, word: str, version: FlatBuffers, gradient: FlatBuffers) -> list[ShardChannel]:
     """Return one for each slice of these vectors of a replica."""
     places = replica.layout.places
     made = []
     for number, place in enumerate(places):
-        part = Layout(replica.model, len(places), only=number)
-        made.append(Strand(word, part, Vectors(part, version.memory[place]), Vectors(part, gradient.memory[place])))
+        part = FlatLayout(replica.model, len(places), only=number)
+        made.append(
+            ShardChannel(
+                word, part, FlatBuffers(part, version.memory[place]), FlatBuffers(part, gradient.memory[place])
+            )
+        )
     return made

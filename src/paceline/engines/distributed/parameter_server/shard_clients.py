@@ -8,17 +8,17 @@ from typing import Any
 from paceline.checkpoint.codec import decode, encode
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Apply, Arrival
-from paceline.core.sharding import Others
-from paceline.engines.distributed.rendezvous.acceptor import Gone, Heard, News
-from paceline.engines.distributed.transport.connection import TENSORS, Line
-from paceline.engines.distributed.transport.event_queue import Inbox
-from paceline.engines.distributed.transport.messages import Applying, Command, Sums, Updated, sums_of
+from paceline.core.sharding import ShardPeers
+from paceline.engines.distributed.rendezvous.acceptor import News, PeerLost, PeerMessage
+from paceline.engines.distributed.transport.connection import TENSORS, Connection
+from paceline.engines.distributed.transport.event_queue import EventQueue
+from paceline.engines.distributed.transport.messages import ApplyUpdate, Command, Sums, Updated, sums_of
 from paceline.errors import RunError, UsageError
 
 Answer = Any
 
 
-class RemoteSlices(Others):
+class ShardClients(ShardPeers):
     """Slices 1 to m - 1, each with a server of its own that is told everything in the order in which rank 0 does it.
 
     They may be behind rank 0, but by no more than one update.
@@ -31,12 +31,12 @@ class RemoteSlices(Others):
         inbox: where their answers come.
     """
 
-    inbox: Inbox[News]
+    inbox: EventQueue[News]
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.numbers = range(1, len(ranks))
         self._ranks = ranks
-        self._lines: dict[int, Line] = {}  # by slice
+        self._lines: dict[int, Connection] = {}  # by slice
         self._numbers: dict[int, int] = {}  # slice, by ticket
         self._busy: set[int] = set()  # those that have not yet made the update that was made here last
         self._loaded: Mapping[str, Any] | None = None
@@ -50,7 +50,7 @@ class RemoteSlices(Others):
         """Return the slice whose server holds this ticket, if one does."""
         return self._numbers.get(ticket)
 
-    def enter(self, number: int, ticket: int, line: Line) -> None:
+    def enter(self, number: int, ticket: int, line: Connection) -> None:
         """Let a server take part; one that is there already stays, and the other one is told to go."""
         if number in self._lines:
             line.tell({"end": {"reason": f"slice {number} has a server"}})
@@ -65,7 +65,7 @@ class RemoteSlices(Others):
         return list(self._numbers)
 
     @property
-    def lines(self) -> dict[int, Line]:
+    def lines(self) -> dict[int, Connection]:
         """To their servers, by ticket."""
         return {ticket: self._lines[number] for ticket, number in self._numbers.items()}
 
@@ -97,7 +97,7 @@ class RemoteSlices(Others):
         """
         for number in list(self._busy):
             self.hear(number, self._await(number, lambda said: isinstance(said, Updated)))
-        command = Applying.of(update, elsewhere)
+        command = ApplyUpdate.of(update, elsewhere)
         for number, line in self._lines.items():
             line.send(command, will_be_answered=True)
             self._busy.add(number)
@@ -175,16 +175,16 @@ class RemoteSlices(Others):
         [ticket] = [ticket for ticket, other in self._numbers.items() if other == number]
 
         def is_wanted(news: News) -> bool:
-            if isinstance(news, Gone):
+            if isinstance(news, PeerLost):
                 return news.ticket in self._numbers  # whichever it is, the run is over
-            if not isinstance(news, Heard) or news.ticket != ticket:
+            if not isinstance(news, PeerMessage) or news.ticket != ticket:
                 return False
             return is_answer(news.message) or (isinstance(news.message, dict) and "failed" in news.message)
 
         news = self.inbox.take(is_wanted)
-        if isinstance(news, Gone):
+        if isinstance(news, PeerLost):
             self.gone(self._numbers[news.ticket], news.reason)
-        assert isinstance(news, Heard)
+        assert isinstance(news, PeerMessage)
         if not is_answer(news.message):
             self.hear(number, news.message)
         return news.message

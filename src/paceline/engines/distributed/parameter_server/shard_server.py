@@ -17,33 +17,33 @@ import torch
 from paceline.checkpoint.codec import decode, encode
 from paceline.clusters.devices import cores
 from paceline.clusters.torchrun import Torchrun
-from paceline.core.sharding import Others
-from paceline.engines.distributed.parameter_server.published_versions import Published
-from paceline.engines.distributed.rendezvous.acceptor import Door, Entered, Gone, Heard, News
+from paceline.core.sharding import ShardPeers
+from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
+from paceline.engines.distributed.rendezvous.acceptor import Acceptor, News, PeerJoined, PeerLost, PeerMessage
 from paceline.engines.distributed.rendezvous.handshake import apply_for
-from paceline.engines.distributed.rendezvous.rendezvous import Meeting, enter, find
-from paceline.engines.distributed.transport.connection import Broken, Line
-from paceline.engines.distributed.transport.event_queue import Inbox
+from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous, enter, find
+from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
+from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.messages import (
-    Alive,
-    Applying,
-    Came,
+    AcceptGradient,
+    ApplyUpdate,
+    AssignTask,
     Evaluating,
-    Evaluation,
-    Finished,
-    Forgetting,
-    Giving,
+    GradientReceived,
+    Heartbeat,
+    ReleaseVersion,
+    RemoteEvaluateTask,
+    RemoteTask,
+    RemoteTaskDone,
     Sums,
-    Taking,
     Updated,
-    Work,
     sums_of,
 )
-from paceline.engines.distributed.transport.wire_format import Travelling, Wire
+from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
 from paceline.errors import RunError
 from paceline.jobs.job import Job
 from paceline.policies.compensation.base import Compensator
-from paceline.server.flat_buffers import Layout
+from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.utils.user_code import failure_of
 from paceline.worker.torch_utils import build_model
@@ -79,8 +79,8 @@ def serve_slice(
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends everybody
     model = build_model(job, seed)
-    layout = Layout(model, cluster.slices, only=number)
-    inbox: Inbox[News] = Inbox()
+    layout = FlatLayout(model, cluster.slices, only=number)
+    inbox: EventQueue[News] = EventQueue()
     name = f"the server of slice {number} (rank {cluster.ranks.rank}, {socket.gethostname()}, process {os.getpid()})"
     try:
         rank_0 = find(cluster)
@@ -92,76 +92,76 @@ def serve_slice(
                     return dict(end)
             server = ParameterServer(job, model, layout, per_epoch, _RankZero(line, inbox), cluster.n)
             server.watch_gradients()
-            wires = Wire(cluster.wire, layout), Wire("float32", layout)
-            rooms = [Travelling(wires[0], layout.allocate()) for _ in range(cluster.n)]
-            meeting = Meeting(rank_0._replace(slice=number), cluster.silence_s)
-            door = Door(meeting, cluster.ranks.token, agreement, [*rooms, None], inbox)
+            wires = WireFormat(cluster.wire, layout), WireFormat("float32", layout)
+            rooms = [WireBuffer(wires[0], layout.allocate()) for _ in range(cluster.n)]
+            meeting = Rendezvous(rank_0._replace(slice=number), cluster.silence_s)
+            door = Acceptor(meeting, cluster.ranks.token, agreement, [*rooms, None], inbox)
             threading.Thread(target=_listen, args=(line, inbox), daemon=True).start()
             try:
                 return _SliceServer(server, layout, wires, rooms, list(compensators), line).run(inbox, door)
             finally:
                 door.close()
-    except Broken as error:
+    except ConnectionLost as error:
         raise RunError(f"rank 0 is gone: {error}") from error
 
 
-class _RankZero(Others):
+class _RankZero(ShardPeers):
     """All other slices, through rank 0, which adds up."""
 
-    def __init__(self, line: Line, inbox: Inbox[News]) -> None:
+    def __init__(self, line: Connection, inbox: EventQueue[News]) -> None:
         self._line = line
         self._inbox = inbox
 
     def summed(self, shares: Sequence[float]) -> list[float]:
         self._line.send(sums_of(shares))
         while _asks_for_a_word(news := self._inbox.take(_is_answer_or_end)):
-            self._line.send(Alive())
-        if not isinstance(news, Heard) or not isinstance(news.message, Sums):
-            raise Broken("it has ended the run")
+            self._line.send(Heartbeat())
+        if not isinstance(news, PeerMessage) or not isinstance(news.message, Sums):
+            raise ConnectionLost("it has ended the run")
         return news.message.values
 
 
 def _asks_for_a_word(news: News) -> bool:
-    return isinstance(news, Heard) and isinstance(news.message, Alive)
+    return isinstance(news, PeerMessage) and isinstance(news.message, Heartbeat)
 
 
 def _is_answer_or_end(news: News) -> bool:
-    if isinstance(news, Heard) and news.ticket == RANK_0:
-        return isinstance(news.message, Sums | Alive) or (isinstance(news.message, dict) and "end" in news.message)
-    return isinstance(news, Gone) and news.ticket == RANK_0
+    if isinstance(news, PeerMessage) and news.ticket == RANK_0:
+        return isinstance(news.message, Sums | Heartbeat) or (isinstance(news.message, dict) and "end" in news.message)
+    return isinstance(news, PeerLost) and news.ticket == RANK_0
 
 
-def _listen(line: Line, inbox: Inbox[News]) -> None:
+def _listen(line: Connection, inbox: EventQueue[News]) -> None:
     try:
         while True:
             message = line.receive()
-            if isinstance(message, Applying):
+            if isinstance(message, ApplyUpdate):
                 line.settle()  # rank 0 has heard of the update before
-            inbox.put(Heard(RANK_0, message, time.monotonic(), 0.0))
-    except Broken as error:
-        inbox.put(Gone(RANK_0, str(error)))
+            inbox.put(PeerMessage(RANK_0, message, time.monotonic(), 0.0))
+    except ConnectionLost as error:
+        inbox.put(PeerLost(RANK_0, str(error)))
 
 
 class _SliceServer:
     def __init__(
         self,
         server: ParameterServer,
-        layout: Layout,
-        wires: tuple[Wire, Wire],
-        rooms: list[Travelling],
+        layout: FlatLayout,
+        wires: tuple[WireFormat, WireFormat],
+        rooms: list[WireBuffer],
         compensators: list[Compensator],
-        rank_0: Line,
+        rank_0: Connection,
     ) -> None:
         self._server = server
         self._wires = wires  # of workers, and of the process that evaluates
-        self._published = Published(server, layout, wires[0])
+        self._published = PublishedVersions(server, layout, wires[0])
         self._gradients = [room.vectors for room in rooms]
         self._compensators = {repr(each): each for each in compensators}
         self._rank_0 = rank_0
-        self._members: dict[int, Entered] = {}  # by ticket at rank 0
+        self._members: dict[int, PeerJoined] = {}  # by ticket at rank 0
         self._known: dict[int, int] = {}  # ticket at rank 0, by ticket here
 
-    def run(self, inbox: Inbox[News], door: Door) -> dict[str, Any]:
+    def run(self, inbox: EventQueue[News], door: Acceptor) -> dict[str, Any]:
         """Do what rank 0 says, in its order, until it says that the run is over."""
         self._door = door
         while True:
@@ -169,22 +169,22 @@ class _SliceServer:
                 self._server.add()  # while there is nothing else to do
                 self._published.get_ready()
             match inbox.get():
-                case Heard(ticket, {"end": end}) if ticket == RANK_0:
+                case PeerMessage(ticket, {"end": end}) if ticket == RANK_0:
                     return dict(end)
-                case Heard(ticket, Alive()) if ticket == RANK_0:
-                    self._rank_0.send(Alive())
-                case Heard(ticket, message) if ticket == RANK_0:
+                case PeerMessage(ticket, Heartbeat()) if ticket == RANK_0:
+                    self._rank_0.send(Heartbeat())
+                case PeerMessage(ticket, message) if ticket == RANK_0:
                     self._try(message)
-                case Gone(ticket, reason) if ticket == RANK_0:
+                case PeerLost(ticket, reason) if ticket == RANK_0:
                     raise RunError(f"rank 0 is gone: {reason}")
-                case Entered() as entered:
+                case PeerJoined() as entered:
                     self._enter(entered)
-                case Heard(ticket, Finished(draw)) if ticket in self._known:
-                    self._rank_0.send(Came(self._known[ticket], draw))
-                case Gone(ticket, reason) if ticket in self._known:
+                case PeerMessage(ticket, RemoteTaskDone(draw)) if ticket in self._known:
+                    self._rank_0.send(GradientReceived(self._known[ticket], draw))
+                case PeerLost(ticket, reason) if ticket in self._known:
                     self._rank_0.tell({"parted": self._known[ticket], "reason": reason})
 
-    def _enter(self, entered: Entered) -> None:
+    def _enter(self, entered: PeerJoined) -> None:
         self._members[entered.ticket_at_rank_0] = entered
         self._known[entered.ticket] = entered.ticket_at_rank_0
         self._rank_0.tell({"admitted": entered.ticket_at_rank_0})
@@ -192,24 +192,24 @@ class _SliceServer:
     def _try(self, message: object) -> None:
         try:
             self._obey(message)
-        except (Broken, RunError):
+        except (ConnectionLost, RunError):
             raise
         except Exception as error:
             self._rank_0.tell(failure_of(error))
 
     def _obey(self, message: object) -> None:
         match message:
-            case Giving(ticket, draw, version, sends_version):
+            case AssignTask(ticket, draw, version, sends_version):
                 self._server.let_go()  # of the worker's gradient too: the next one comes to the same place
-                work = Work(draw, version, sends_version, 0.0, None, None, None)
+                work = RemoteTask(draw, version, sends_version, 0.0, None, None, None)
                 self._send(ticket, work, self._published.travelling(version) if sends_version else None)
             case Evaluating(ticket, version):
-                self._send(ticket, Evaluation(version), self._published[version].memory)
-            case Taking(worker, samples, step_scale):
+                self._send(ticket, RemoteEvaluateTask(version), self._published[version].memory)
+            case AcceptGradient(worker, samples, step_scale):
                 self._server.take(self._gradients[worker], samples, step_scale)
-            case Applying():
+            case ApplyUpdate():
                 self._apply(message)
-            case Forgetting(version):
+            case ReleaseVersion(version):
                 self._published.release(version)
             case {"compensate": by, "worker": worker, "version": version, "staleness": staleness, "squared_norm": norm}:
                 compensators = [self._compensators[each] for each in by]
@@ -228,7 +228,7 @@ class _SliceServer:
             case _:
                 print(f"paceline: rank 0 says what a slice does not know: {message!r}", file=sys.stderr)
 
-    def _apply(self, command: Applying) -> None:
+    def _apply(self, command: ApplyUpdate) -> None:
         if command.elsewhere:
             self._published.go_elsewhere()
         self._server.apply(command.update)
@@ -240,7 +240,7 @@ class _SliceServer:
         self._published.take_over(version)
         self._published.hold(version)
 
-    def _send(self, ticket: int, message: Work | Evaluation, part: torch.Tensor | None) -> None:
+    def _send(self, ticket: int, message: RemoteTask | RemoteEvaluateTask, part: torch.Tensor | None) -> None:
         member = self._members.get(ticket)
         if member is not None:
             pieces = [(0, part)] if part is not None else None

@@ -15,21 +15,27 @@ from typing import Any, NamedTuple
 import torch
 
 from paceline.clusters.torchrun import Torchrun
-from paceline.engines.distributed.node_worker.leader import Leader, LeadingReplica
-from paceline.engines.distributed.node_worker.node_group import Torn
-from paceline.engines.distributed.parameter_server.shard_channel import Strand, strands
+from paceline.engines.distributed.node_worker.leader import LeadingReplica, NodeLeader
+from paceline.engines.distributed.node_worker.node_group import NodeGroupLost
+from paceline.engines.distributed.parameter_server.shard_channel import ShardChannel, strands
 from paceline.engines.distributed.rendezvous.handshake import RunOver, apply_for
 from paceline.engines.distributed.rendezvous.rendezvous import enter, find
-from paceline.engines.distributed.transport.connection import Broken, Line
-from paceline.engines.distributed.transport.messages import Ending, Evaluation, Finished, Interrupting, Work
+from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
+from paceline.engines.distributed.transport.messages import (
+    EndNotice,
+    Interrupting,
+    RemoteEvaluateTask,
+    RemoteTask,
+    RemoteTaskDone,
+)
 from paceline.engines.signals import leaving_on_sigterm
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
-from paceline.server.flat_buffers import Vectors
+from paceline.server.flat_buffers import FlatBuffers
 from paceline.utils.user_code import failure_of, note_place
 from paceline.worker.parameter_guard import check_version
 from paceline.worker.replica import Interrupted, Measured, Replica
-from paceline.worker.task_runner import Labour, device_of, pin
+from paceline.worker.task_runner import TaskRunner, device_of, pin
 
 ALL_DRAWS = sys.maxsize
 LEAVE_S = 10.0
@@ -43,7 +49,7 @@ class Ended(NamedTuple):
         end: what rank 0 says of it.
     """
 
-    parameters: Vectors
+    parameters: FlatBuffers
     end: dict[str, Any]
 
 
@@ -75,14 +81,14 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
         SystemExit: this process was told to end, and has handed in what it had.
     """
     torch.set_num_threads(cluster.worker_threads)
-    member = _Member(job, cluster, seed)
+    member = WorkerProcess(job, cluster, seed)
     name = f"worker {cluster.worker} (rank {cluster.ranks.rank}, {socket.gethostname()}, process {os.getpid()})"
     hello = {"name": name, "worker": cluster.worker, "agreement": agreement}
     try:
         rank_0 = find(cluster)
         member.leader.gather(rank_0, agreement)
         with ExitStack() as open_lines:
-            lines: list[Line] = []
+            lines: list[Connection] = []
             for number in range(cluster.slices):
                 ticket, line = enter(rank_0._replace(slice=number), cluster)
                 lines.append(open_lines.enter_context(closing(line)))
@@ -91,20 +97,20 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
             ended = member.take_part(lines)
             member.leader.end(ended.parameters, ended.end)
             return ended
-    except Broken as error:
+    except ConnectionLost as error:
         raise RunError(f"rank 0 is gone: {error}") from error
     finally:
         member.leader.close()
         member.close()
 
 
-class _Member:
+class WorkerProcess:
     def __init__(self, job: Job, cluster: Torchrun, seed: int) -> None:
         self._worker = cluster.worker
         self._leaving_status = cluster.leaving_status
         device = device_of(cluster.device, cluster.ranks.local_rank)
         is_worker = self._worker < cluster.n
-        self.leader = Leader(cluster, self._is_unwanted, self._leave, self._break_up)
+        self.leader = NodeLeader(cluster, self._is_unwanted, self._leave, self._break_up)
         settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "slices": cluster.slices}
         self._replica: Replica
         if self.leader.team.size > 1:
@@ -113,7 +119,7 @@ class _Member:
             check = self._check if is_worker else None
             self._replica = Replica(job, seed, cluster.n, check=check, accumulated=self._accumulated, **settings)
         faults = tuple(cluster.faults)
-        self._labour = Labour(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
+        self._labour = TaskRunner(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
         word = cluster.wire if is_worker else "float32"  # what is measured is exact
@@ -127,11 +133,13 @@ class _Member:
         self._received_s = 0.0  # when the work came
         self._interrupted = 0  # the newest draw that is to be abandoned
         self._nudge = threading.Event()  # wakes who sleeps
-        self._given: dict[Strand, Work | Evaluation] = {}  # of a request, until every server has made it
+        self._given: dict[
+            ShardChannel, RemoteTask | RemoteEvaluateTask
+        ] = {}  # of a request, until every server has made it
         self._lock = threading.Lock()
         self._listeners: list[threading.Thread] = []
 
-    def take_part(self, lines: list[Line]) -> Ended:
+    def take_part(self, lines: list[Connection]) -> Ended:
         """Answer every request until the end.
 
         Args:
@@ -153,9 +161,9 @@ class _Member:
                     return request
                 try:
                     self._answer(request)
-                except (Broken, RunOver, SystemExit):
+                except (ConnectionLost, RunOver, SystemExit):
                     raise
-                except Torn as error:
+                except NodeGroupLost as error:
                     raise self._failed_together() from error
                 except Exception as error:
                     self._fail(error)
@@ -175,9 +183,9 @@ class _Member:
 
     def _answer(self, request: Any) -> None:
         match request:
-            case Work(), received_s:
+            case RemoteTask(), received_s:
                 self._compute(request[0], received_s)
-            case Evaluation(version), _:
+            case RemoteEvaluateTask(version), _:
                 metrics = self._replica.evaluate(self._version)
                 self._line.tell({"metrics": metrics, "version": version}, will_be_answered=True)
             case _Leave(reason):
@@ -187,10 +195,10 @@ class _Member:
                 raise SystemExit(self._leaving_status)
             case _Gone(reason):
                 raise RunError(f"rank 0 is gone: {reason}")
-            case Torn() | RunOver():
+            case NodeGroupLost() | RunOver():
                 raise request
 
-    def _compute(self, work: Work, received_s: float) -> None:
+    def _compute(self, work: RemoteTask, received_s: float) -> None:
         self._draw, self._received_s = work.draw, received_s
         for strand in self._strands:
             strand.begin(work.draw)
@@ -216,7 +224,9 @@ class _Member:
         for strand in self._strands:
             strand.pack_rest()
         overflows = any(strand.overflows(measured.squared_norm) for strand in self._strands)
-        finished = Finished(self._draw, 0, self._busy_s, *measured._replace(finite=measured.finite and not overflows))
+        finished = RemoteTaskDone(
+            self._draw, 0, self._busy_s, *measured._replace(finite=measured.finite and not overflows)
+        )
         for strand in self._strands:
             strand.hand_in(finished)
 
@@ -224,7 +234,7 @@ class _Member:
     def _busy_s(self) -> float:
         return time.monotonic() - self._received_s
 
-    def _check_version(self, work: Work, when: str) -> None:
+    def _check_version(self, work: RemoteTask, when: str) -> None:
         """Compare what is computed with to what the server has sent, in debug mode."""
         if work.checksum is not None:
             at = f"{when} its draw {work.draw}, of version {work.version}"
@@ -250,35 +260,35 @@ class _Member:
         try:
             while True:
                 match self._line.receive():
-                    case Work() | Evaluation() as request:
+                    case RemoteTask() | RemoteEvaluateTask() as request:
                         self._receive_part(self._strands[0], request)
                     case Interrupting(draw):
                         self._abandon(draw)
                     case {"end": end}:
                         self._requests.put(RunOver(end))
                         return
-                    case Ending():
+                    case EndNotice():
                         last = self._replica.layout.allocate()
                         self._line.receive_into(last.memory)
                         self._requests.put(Ended(last, self._reason()))
                         self._abandon(ALL_DRAWS)
                         return
-        except Broken as error:
+        except ConnectionLost as error:
             self._requests.put(_Gone(str(error)))
             self._abandon(ALL_DRAWS)
 
-    def _listen_to_slice(self, strand: Strand) -> None:
+    def _listen_to_slice(self, strand: ShardChannel) -> None:
         """Receive the parts of versions that another server than rank 0 sends; if it is gone, rank 0 will say so."""
-        with suppress(Broken):
+        with suppress(ConnectionLost):
             while True:
                 request = strand.line.receive()
-                if isinstance(request, Work | Evaluation):
+                if isinstance(request, RemoteTask | RemoteEvaluateTask):
                     self._receive_part(strand, request)
 
-    def _receive_part(self, strand: Strand, request: Work | Evaluation) -> None:
+    def _receive_part(self, strand: ShardChannel, request: RemoteTask | RemoteEvaluateTask) -> None:
         """Receive a part of what a request needs, which is asked for by every server and begun with the last part."""
         strand.line.settle()
-        if isinstance(request, Evaluation) or request.sends_version:
+        if isinstance(request, RemoteEvaluateTask) or request.sends_version:
             strand.receive_version()
         with self._lock:
             self._given[strand] = request
@@ -303,7 +313,7 @@ class _Member:
         self._requests.put(_Leave(reason))
 
     def _break_up(self) -> None:
-        self._requests.put(Torn("a process of this worker is gone"))
+        self._requests.put(NodeGroupLost("a process of this worker is gone"))
         self._abandon(ALL_DRAWS)
 
     def _failed_together(self) -> UsageError | RunError:

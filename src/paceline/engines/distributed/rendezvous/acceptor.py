@@ -9,18 +9,25 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
-from paceline.engines.distributed.rendezvous.handshake import Refused, examine, notice_of_end
-from paceline.engines.distributed.rendezvous.rendezvous import LOOK_AGAIN_S, Meeting
+from paceline.engines.distributed.rendezvous.handshake import JoinRejected, examine, notice_of_end
+from paceline.engines.distributed.rendezvous.rendezvous import LOOK_AGAIN_S, Rendezvous
 from paceline.engines.distributed.transport.buckets import from_number
-from paceline.engines.distributed.transport.connection import Broken, Line
-from paceline.engines.distributed.transport.event_queue import Post
-from paceline.engines.distributed.transport.messages import Abandoned, Alive, Begun, Finished, Message, Updated
-from paceline.engines.distributed.transport.wire_format import Travelling
+from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
+from paceline.engines.distributed.transport.event_queue import EventSink
+from paceline.engines.distributed.transport.messages import (
+    GradientStarted,
+    Heartbeat,
+    Message,
+    RemoteTaskCancelled,
+    RemoteTaskDone,
+    Updated,
+)
+from paceline.engines.distributed.transport.wire_format import WireBuffer
 
 GRACE_S = 5.0  # for others to come to their end
 
 
-class Entered(NamedTuple):
+class PeerJoined(NamedTuple):
     """A process may take part.
 
     Attributes:
@@ -32,11 +39,11 @@ class Entered(NamedTuple):
 
     ticket: int
     worker: int
-    line: Line
+    line: Connection
     ticket_at_rank_0: int
 
 
-class Heard(NamedTuple):
+class PeerMessage(NamedTuple):
     """Somebody has said something.
 
     Attributes:
@@ -50,20 +57,20 @@ class Heard(NamedTuple):
     contents_s: float
 
 
-class Gone(NamedTuple):
+class PeerLost(NamedTuple):
     """A line is at its end."""
 
     ticket: int
     reason: str
 
 
-class TurnedAway(NamedTuple):
+class PeerRejected(NamedTuple):
     """A process of this job may not take part."""
 
     reason: str
 
 
-class Deserted(NamedTuple):
+class AllWorkersLost(NamedTuple):
     """Some time ago the last worker was gone.
 
     Attributes:
@@ -73,10 +80,10 @@ class Deserted(NamedTuple):
     joined: int
 
 
-News = Entered | Heard | Gone | TurnedAway | Deserted
+News = PeerJoined | PeerMessage | PeerLost | PeerRejected | AllWorkersLost
 
 
-class Door:
+class Acceptor:
     """Waits for newcomers, examines them, and receives what those who may take part say.
 
     Args:
@@ -89,11 +96,11 @@ class Door:
 
     def __init__(
         self,
-        meeting: Meeting,
+        meeting: Rendezvous,
         token: str,
         agreement: dict[str, Any],
-        rooms: Sequence[Travelling | None],
-        inbox: Post[News],
+        rooms: Sequence[WireBuffer | None],
+        inbox: EventSink[News],
     ) -> None:
         self._meeting = meeting
         self._token = token
@@ -105,7 +112,7 @@ class Door:
         self._entering: set[int] = set()  # processes that were neither admitted nor refused yet
         self._end: dict[str, Any] | None = None  # of the run, for processes that come later
         self._spoken: set[int] = set()
-        self._lines: dict[int, Line] = {}  # of those who are there, as their threads
+        self._lines: dict[int, Connection] = {}  # of those who are there, as their threads
         self._threads: dict[int, threading.Thread] = {0: threading.Thread(target=self._watch, daemon=True)}
         self._threads[0].start()
 
@@ -170,7 +177,7 @@ class Door:
     def _serve(self, ticket: int) -> None:
         """Let a process in and hear it until it has gone; nothing is kept of it then."""
         try:
-            with suppress(Broken):  # it has not stayed
+            with suppress(ConnectionLost):  # it has not stayed
                 line = self._lines[ticket] = self._meeting.line(ticket)
                 self._receive(ticket, line)
         finally:
@@ -178,27 +185,27 @@ class Door:
             self._lines.pop(ticket, None)
             del self._threads[ticket]
 
-    def _receive(self, ticket: int, line: Line) -> None:
+    def _receive(self, ticket: int, line: Connection) -> None:
         try:
             hello = examine(line, self._token, self._agreement, len(self._rooms))
             worker, ticket_at_rank_0 = int(hello["worker"]), int(hello.get("ticket", ticket))
-        except Refused as refused:
+        except JoinRejected as refused:
             self._turn_away(line, refused)
-        except (Broken, KeyError, TypeError, ValueError):
+        except (ConnectionLost, KeyError, TypeError, ValueError):
             line.close()
         else:
-            self._listen(Entered(ticket, worker, line, ticket_at_rank_0))
+            self._listen(PeerJoined(ticket, worker, line, ticket_at_rank_0))
 
-    def _turn_away(self, line: Line, refused: Refused) -> None:
+    def _turn_away(self, line: Connection, refused: JoinRejected) -> None:
         """Tell of somebody who may not take part, once it has heard so and has gone."""
-        with suppress(Broken):
+        with suppress(ConnectionLost):
             line.receive()
         if refused.is_ours:
-            self._inbox.put(TurnedAway(str(refused)))
+            self._inbox.put(PeerRejected(str(refused)))
         else:
             print(f"paceline: somebody was turned away: {refused}", file=sys.stderr)
 
-    def _welcome(self, entered: Entered) -> bool:
+    def _welcome(self, entered: PeerJoined) -> bool:
         """Admit a process, or send it the end of the run; return whether it takes part."""
         with self._entrance:
             end = self._end
@@ -208,14 +215,14 @@ class Door:
                 self._entering.discard(entered.ticket)
                 return True
         entered.line.tell({"end": end})
-        with suppress(Broken):
+        with suppress(ConnectionLost):
             entered.line.receive()  # until it has gone
         return False
 
-    def _report(self, entered: Entered) -> None:
+    def _report(self, entered: PeerJoined) -> None:
         self._inbox.put(entered)
 
-    def _listen(self, entered: Entered) -> None:
+    def _listen(self, entered: PeerJoined) -> None:
         ticket, line = entered.ticket, entered.line
         try:
             room = self._rooms[entered.worker]
@@ -228,42 +235,42 @@ class Door:
                 message = line.receive()
                 at_s = time.monotonic()
                 self._spoken.add(ticket)
-                if isinstance(message, Alive):
+                if isinstance(message, Heartbeat):
                     continue
-                if isinstance(message, Begun):
+                if isinstance(message, GradientStarted):
                     given_s = at_s - message.busy_s
                     continue
-                if isinstance(message, Finished) and given_s is not None:
+                if isinstance(message, RemoteTaskDone) and given_s is not None:
                     at_s = given_s + message.busy_s  # when it was there: its header has waited behind pieces
-                if isinstance(message, Finished | Abandoned | Updated) or "metrics" in message:
+                if isinstance(message, RemoteTaskDone | RemoteTaskCancelled | Updated) or "metrics" in message:
                     if room is not None:
                         _receive_pieces(line, room, message)
                     line.settle()
                     given_s = None
-                self._inbox.put(Heard(ticket, message, at_s, time.monotonic() - at_s))
-        except Broken as error:
-            self._inbox.put(Gone(ticket, str(error)))
+                self._inbox.put(PeerMessage(ticket, message, at_s, time.monotonic() - at_s))
+        except ConnectionLost as error:
+            self._inbox.put(PeerLost(ticket, str(error)))
 
 
-def _receive_pieces(line: Line, room: Travelling, message: object) -> None:
+def _receive_pieces(line: Connection, room: WireBuffer, message: object) -> None:
     """Wait for what has come, or still comes, of the gradient that a message is about."""
     match message:
-        case Finished():
+        case RemoteTaskDone():
             line.receive_pieces(range(len(room.pieces)))
             for number in range(len(room.pieces)):
                 room.unpack(number)
             for number in from_number(message.again):
                 line.receive_into(room.pieces[number])
                 room.unpack(number)
-        case Abandoned():
+        case RemoteTaskCancelled():
             line.receive_early_pieces(from_number(message.gone))
 
 
-class Member(NamedTuple):
+class AcceptedPeer(NamedTuple):
     """A process that takes part, or is about to."""
 
     ticket: int
-    line: Line
+    line: Connection
     name: str
     has_own_gpu: bool
 
@@ -271,7 +278,7 @@ class Member(NamedTuple):
 class Host(Protocol):
     """Who is told of them, in a thread for each."""
 
-    def enter(self, worker: int, member: Member) -> None:
+    def enter(self, worker: int, member: AcceptedPeer) -> None:
         """Let a process take part."""
 
     def hear(self, worker: int, ticket: int, text: dict[str, Any]) -> None:
@@ -284,34 +291,34 @@ class Host(Protocol):
         """Let the run end with this."""
 
 
-class Gate(Door):
+class Gate(Acceptor):
     """A door behind which everybody is listened to by the same host.
 
     Args:
         host: is told.
-        place: of the door, as in `Door`.
+        place: of the door, as in `Acceptor`.
     """
 
     def __init__(self, host: Host, *place: Any) -> None:
         self._host = host
         super().__init__(*place)
 
-    def _report(self, entered: Entered) -> None:
+    def _report(self, entered: PeerJoined) -> None:
         """Report nothing yet: the host gets the report when the process has sent its name."""
 
-    def _listen(self, entered: Entered) -> None:
+    def _listen(self, entered: PeerJoined) -> None:
         ticket, worker, line, _ = entered
         try:
             if not self._welcome(entered):
                 return
             hello = line.receive()
             assert isinstance(hello, dict)
-            self._host.enter(worker, Member(ticket, line, str(hello["name"]), bool(hello["has_own_gpu"])))
+            self._host.enter(worker, AcceptedPeer(ticket, line, str(hello["name"]), bool(hello["has_own_gpu"])))
             while True:
                 text = line.receive()
                 assert isinstance(text, dict)
                 self._host.hear(worker, ticket, text)
-        except Broken as error:
+        except ConnectionLost as error:
             self._host.leave(worker, ticket, str(error))
         except Exception as error:  # nobody would hear this worker any more, and the run wait for it for ever
             self._host.fail(error)

@@ -8,7 +8,7 @@ import secrets
 from typing import Any
 
 from paceline.clusters.launch_env import TO_JOIN
-from paceline.engines.distributed.transport.connection import Line
+from paceline.engines.distributed.transport.connection import Connection
 from paceline.errors import RunError, UsageError
 from paceline.utils.dict_diff import changes
 
@@ -18,7 +18,7 @@ SAME_FOR_ALL = "give every rank the same command and code"
 SHOWN = 10  # differences that are told one by one
 
 
-class Refused(Exception):  # noqa: N818  # what a stranger is told is no error of this run
+class JoinRejected(Exception):  # noqa: N818  # what a stranger is told is no error of this run
     """Somebody may not take part.
 
     Attributes:
@@ -42,7 +42,7 @@ class RunOver(Exception):  # noqa: N818  # no error: there is nothing left to do
         self.end = end
 
 
-def examine(line: Line, token: str, agreement: dict[str, Any], processes: int) -> dict[str, Any]:
+def examine(line: Connection, token: str, agreement: dict[str, Any], processes: int) -> dict[str, Any]:
     """Return what a newcomer says of itself, when it has proved that it knows the token and agrees with this process.
 
     The newcomer then waits for its admission, or for the end of the run.
@@ -64,7 +64,7 @@ def examine(line: Line, token: str, agreement: dict[str, Any], processes: int) -
     claim = line.receive()
     if not isinstance(claim, dict) or not _is_proved(claim.get("proof"), token, "worker", challenge):
         line.tell({"refused": WRONG_TOKEN})
-        raise Refused(WRONG_TOKEN, is_ours=False)
+        raise JoinRejected(WRONG_TOKEN, is_ours=False)
     line.trust()
     line.tell({"proof": _proof(token, "server", str(claim.get("challenge")))})
     hello = line.receive()
@@ -73,7 +73,7 @@ def examine(line: Line, token: str, agreement: dict[str, Any], processes: int) -
     reason = _what_is_wrong(hello, agreement, processes)
     if reason:
         line.tell({"refused": reason})
-        raise Refused(reason, is_ours=True)
+        raise JoinRejected(reason, is_ours=True)
     return hello
 
 
@@ -90,7 +90,7 @@ def _what_is_wrong(hello: dict[str, Any], agreement: dict[str, Any], processes: 
     return ""
 
 
-def apply_for(line: Line, token: str, hello: dict[str, Any]) -> None:
+def apply_for(line: Connection, token: str, hello: dict[str, Any]) -> None:
     """Prove to rank 0 that this process knows the token, see it prove the same, and hear whether one may take part.
 
     Args:
@@ -147,7 +147,7 @@ def _disagreements(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
     return changes(*plain) or changes(ours, theirs)
 
 
-def _receive(line: Line) -> dict[str, Any]:
+def _receive(line: Connection) -> dict[str, Any]:
     text = line.receive()
     if not isinstance(text, dict):
         raise RunError("what answers in the place of rank 0 is no server of paceline")

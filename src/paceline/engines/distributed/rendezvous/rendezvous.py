@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from paceline.clusters.torchrun import Torchrun
 from paceline.engines.distributed.rendezvous.handshake import check_notice
-from paceline.engines.distributed.transport.connection import Broken, Line, dist
+from paceline.engines.distributed.transport.connection import Connection, ConnectionLost, dist
 from paceline.errors import RunError, UsageError
 
 TIMEOUT = timedelta(seconds=20)
@@ -21,7 +21,7 @@ OVER = "over"  # set when the run has ended, to its notice
 ADDRESS = "paceline/address"  # of rank 0, in the store of torchrun's agents, who may count restarts differently
 
 
-class Place(NamedTuple):
+class Endpoint(NamedTuple):
     """A store, or the part of it that is a slice's, as this process reaches it.
 
     Attributes:
@@ -40,7 +40,7 @@ class Place(NamedTuple):
         return dist.PrefixStore(f"slice/{self.slice}", store) if self.slice else store
 
 
-class Meeting:
+class Rendezvous:
     """Where processes come that want to take part.
 
     Args:
@@ -49,7 +49,7 @@ class Meeting:
         store: a connection of its own, if it is not to be another client.
     """
 
-    def __init__(self, place: Place, silence_s: float, store: Any = None) -> None:
+    def __init__(self, place: Endpoint, silence_s: float, store: Any = None) -> None:
         self.place = place
         self._silence_s = silence_s
         self._store = store or place.client()
@@ -58,7 +58,7 @@ class Meeting:
         self._store.set(OPEN, "open")
 
     @classmethod
-    def on(cls, host: str, port: int = 0, name: str | None = None, *, silence_s: float) -> Meeting:
+    def on(cls, host: str, port: int = 0, name: str | None = None, *, silence_s: float) -> Rendezvous:
         """Return one in a new store on an address of this host.
 
         Args:
@@ -76,15 +76,15 @@ class Meeting:
             host, port, None, True, TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         name = name or host
-        return cls(Place((name, port), dist.ProcessGroupGloo.create_device(hostname=name)), silence_s, store)
+        return cls(Endpoint((name, port), dist.ProcessGroupGloo.create_device(hostname=name)), silence_s, store)
 
-    def line(self, ticket: int) -> Line:
+    def line(self, ticket: int) -> Connection:
         """Wait for the holder of a ticket and return the line to it.
 
         Raises:
             Broken: it has not stayed.
         """
-        return Line(self.place.client(), _pair_key(ticket), 0, self.place.device, self._silence_s)
+        return Connection(self.place.client(), _pair_key(ticket), 0, self.place.device, self._silence_s)
 
     def announce_end(self, notice: str) -> None:
         """Publish the end of the run to processes that come from now on."""
@@ -100,7 +100,7 @@ class Meeting:
         return here
 
 
-def call(cluster: Torchrun) -> Meeting:
+def call(cluster: Torchrun) -> Rendezvous:
     """Return rank 0's own, on the address that the user has named, where every rank finds it.
 
     Raises:
@@ -109,13 +109,13 @@ def call(cluster: Torchrun) -> Meeting:
     ranks = cluster.ranks
     name = ranks.master[0] if cluster.host == "0.0.0.0" else None
     port = cluster.port or (0 if ranks.has_agent else ranks.master[1])
-    meeting = Meeting.on(cluster.host, port, name, silence_s=cluster.silence_s)
+    meeting = Rendezvous.on(cluster.host, port, name, silence_s=cluster.silence_s)
     if ranks.has_agent:
         _agents_store(cluster).set(ADDRESS, "{}:{}".format(*meeting.place.address))
     return meeting
 
 
-def enter(place: Place, cluster: Torchrun) -> tuple[int, Line]:
+def enter(place: Endpoint, cluster: Torchrun) -> tuple[int, Connection]:
     """Draw a ticket, and return it with the line to the process that can be met there.
 
     Args:
@@ -135,8 +135,8 @@ def enter(place: Place, cluster: Torchrun) -> tuple[int, Line]:
         _check_end(store, cluster)  # else this ticket is seen in the last look for newcomers
     except RuntimeError as error:
         who = f"the server of slice {place.slice} does not come" if place.slice else "nobody answers"
-        raise Broken("{} at {}:{}".format(who, *place.address)) from error
-    return ticket, Line(store, _pair_key(ticket), 1, place.device, cluster.silence_s)
+        raise ConnectionLost("{} at {}:{}".format(who, *place.address)) from error
+    return ticket, Connection(store, _pair_key(ticket), 1, place.device, cluster.silence_s)
 
 
 def _check_end(store: Any, cluster: Torchrun) -> None:
@@ -144,13 +144,13 @@ def _check_end(store: Any, cluster: Torchrun) -> None:
         check_notice(store.get(OVER).decode(), cluster.ranks.token)
 
 
-def reach(address: tuple[str, int]) -> Place | None:
+def reach(address: tuple[str, int]) -> Endpoint | None:
     """Return the place that is reached by an address, None if nobody answers there."""
     here = _reached_from(address)
-    return Place(address, dist.ProcessGroupGloo.create_device(hostname=here)) if here else None
+    return Endpoint(address, dist.ProcessGroupGloo.create_device(hostname=here)) if here else None
 
 
-def find(cluster: Torchrun) -> Place:
+def find(cluster: Torchrun) -> Endpoint:
     """Wait for rank 0, and return where it is met.
 
     Raises:

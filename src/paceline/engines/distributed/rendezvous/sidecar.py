@@ -13,7 +13,7 @@ from paceline.errors import RunError
 GRACE_S = 5.0
 
 
-class Assistant:
+class SidecarProcess:
     """The script of rank 0 once more, where `pl.train` serves as a worker and ends with the run.
 
     What it prints to its standard output is dropped: rank 0 says the same.

@@ -13,7 +13,7 @@ PIECE_BYTES = 1 << 21
 MOST = 48  # pieces: a set of them is a whole number that float64 holds
 
 
-class Piece(NamedTuple):
+class Bucket(NamedTuple):
     """A contiguous range of the bytes that travel.
 
     Attributes:
@@ -32,16 +32,16 @@ class Piece(NamedTuple):
         """How many; none or fewer where two pieces have nothing in common."""
         return self.stop - self.start
 
-    def common(self, other: Piece) -> Piece:
+    def common(self, other: Bucket) -> Bucket:
         """Return what two pieces have in common."""
-        return Piece(max(self.start, other.start), min(self.stop, other.stop))
+        return Bucket(max(self.start, other.start), min(self.stop, other.stop))
 
     def of(self, memory: Tensor) -> Tensor:
         """Return these bytes of everything that travels, uint8 [nbytes]."""
         return memory[self.start : self.stop]
 
 
-def cut(gradient_nbytes: int, nbytes: int, piece_nbytes: int = PIECE_BYTES) -> list[Piece]:
+def cut(gradient_nbytes: int, nbytes: int, piece_nbytes: int = PIECE_BYTES) -> list[Bucket]:
     """Return the pieces of a vector in the order in which a backward pass finishes them: from its end.
 
     Less than two pieces' worth goes as one. Otherwise the changes of the buffers, known last, are a piece of their own.
@@ -56,11 +56,11 @@ def cut(gradient_nbytes: int, nbytes: int, piece_nbytes: int = PIECE_BYTES) -> l
     """
     count = min(MOST - 1, gradient_nbytes // piece_nbytes)
     if count < 2:
-        return [Piece(0, nbytes)]
+        return [Bucket(0, nbytes)]
     words = gradient_nbytes // ALIGNMENT_BYTES
     ends = [words * i // count * ALIGNMENT_BYTES for i in range(count)] + [gradient_nbytes]
-    pieces = [Piece(ends[i], ends[i + 1]) for i in reversed(range(count))]
-    return [*pieces, Piece(gradient_nbytes, nbytes)] if nbytes > gradient_nbytes else pieces
+    pieces = [Bucket(ends[i], ends[i + 1]) for i in reversed(range(count))]
+    return [*pieces, Bucket(gradient_nbytes, nbytes)] if nbytes > gradient_nbytes else pieces
 
 
 def as_number(pieces: set[int]) -> int:
@@ -77,7 +77,7 @@ def from_number(number: int) -> Iterator[int]:
     return (each for each in range(number.bit_length()) if number >> each & 1)
 
 
-class Departure:
+class BucketSender:
     """Sends the pieces of each gradient as soon as all parameters in them have been accumulated.
 
     Most are accumulated once in a backward pass. Where one is accumulated again after its piece has gone (tied weights
@@ -92,7 +92,7 @@ class Departure:
         gone: the pieces that have been sent.
     """
 
-    def __init__(self, pieces: Sequence[Piece], places: Sequence[Piece], send: Callable[[int], None]) -> None:
+    def __init__(self, pieces: Sequence[Bucket], places: Sequence[Bucket], send: Callable[[int], None]) -> None:
         touched = [[n for n, piece in enumerate(pieces) if piece.common(place).nbytes > 0] for place in places]
         self._touched = touched  # pieces, by parameter
         self._members = [sum(number in each for each in touched) for number in range(len(pieces))]

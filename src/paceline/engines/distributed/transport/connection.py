@@ -29,7 +29,7 @@ LONG_BYTES = 1 << 26  # and afterwards
 AHEAD = 3  # messages expected: as many as an answer mostly has, and one more, so that somebody always waits
 
 
-class Broken(Exception):  # noqa: N818  # a line ends with every run
+class ConnectionLost(Exception):  # noqa: N818  # a line ends with every run
     """A line is at its end, or what came over it is no message."""
 
 
@@ -39,7 +39,7 @@ def saying_when_broken() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # of whatever kind torch raises
-        raise Broken(in_short(str(error))) from error
+        raise ConnectionLost(in_short(str(error))) from error
 
 
 def gloo(store: Any, place: int, size: int, device: Any, timeout: timedelta = CONNECT_TIMEOUT, threads: int = 1) -> Any:
@@ -78,7 +78,7 @@ def expect_nothing(group: Any, other: int) -> Any:
     return group.recv([torch.zeros(1)], other, NOTHING)
 
 
-class Line:
+class Connection:
     """Sends to and receives from one other process.
 
     Any thread may send; one thread receives. What is sent stays as it is until the other side has answered.
@@ -195,7 +195,7 @@ class Line:
             message = decode(numbers)
             return self._text(message) if isinstance(message, Text) else message
         except ValueError as error:
-            raise Broken(f"what came is no message: {error}") from error
+            raise ConnectionLost(f"what came is no message: {error}") from error
 
     def receive_into(self, contents: Tensor) -> None:
         """Wait for what follows a message."""
@@ -228,7 +228,7 @@ class Line:
         """Wait likewise for pieces that have come before a message; there may be others."""
         for number in numbers:
             if number >= len(self._rooms):
-                raise Broken(f"there is no piece {number}")
+                raise ConnectionLost(f"there is no piece {number}")
             with saying_when_broken():
                 with self._posting:
                     arriving, self._arriving[number] = self._arriving[number] or self._expect(number), None

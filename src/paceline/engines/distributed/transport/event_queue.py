@@ -11,14 +11,14 @@ T = TypeVar("T")
 Told = TypeVar("Told", contravariant=True)
 
 
-class Post(Protocol[Told]):
+class EventSink(Protocol[Told]):
     """Where something can be told, from any thread."""
 
     def put(self, item: Told, /) -> None:
         """Add something."""
 
 
-class Inbox(Generic[T]):
+class EventQueue(Generic[T]):
     """A queue with a file descriptor that is readable while something is in it."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from paceline.worker.replica import Measured
 NUMBERS = 16  # in a header
 
 
-class Work(NamedTuple):
+class RemoteTask(NamedTuple):
     """Compute the gradient of a minibatch at a version.
 
     Attributes:
@@ -46,13 +46,13 @@ class Interrupting(NamedTuple):
     draw: int
 
 
-class Evaluation(NamedTuple):
+class RemoteEvaluateTask(NamedTuple):
     """Measure the version that follows."""
 
     version: int
 
 
-class Begun(NamedTuple):
+class GradientStarted(NamedTuple):
     """The first piece of a gradient follows, while the others are still being computed.
 
     Attributes:
@@ -63,7 +63,7 @@ class Begun(NamedTuple):
     busy_s: float
 
 
-class Finished(NamedTuple):
+class RemoteTaskDone(NamedTuple):
     """The gradient of a draw; what of it has not come yet follows.
 
     Attributes:
@@ -88,7 +88,7 @@ class Finished(NamedTuple):
         return Measured(*self[3:])
 
 
-class Abandoned(NamedTuple):
+class RemoteTaskCancelled(NamedTuple):
     """The work was interrupted; its version is not read any more.
 
     Attributes:
@@ -99,13 +99,13 @@ class Abandoned(NamedTuple):
     gone: int
 
 
-class Ending(NamedTuple):
+class EndNotice(NamedTuple):
     """The run is over; the parameters follow, and then a text that says why."""
 
     version: int
 
 
-class Giving(NamedTuple):
+class AssignTask(NamedTuple):
     """Give a worker its work: the slice's part of it.
 
     Attributes:
@@ -126,7 +126,7 @@ class Evaluating(NamedTuple):
     version: int
 
 
-class Taking(NamedTuple):
+class AcceptGradient(NamedTuple):
     """Take the gradient of a worker into the open update."""
 
     worker: int
@@ -134,7 +134,7 @@ class Taking(NamedTuple):
     step_scale: float
 
 
-class Applying(NamedTuple):
+class ApplyUpdate(NamedTuple):
     """Make an update, as `Apply` says.
 
     Attributes:
@@ -155,7 +155,7 @@ class Applying(NamedTuple):
     elsewhere: bool
 
     @classmethod
-    def of(cls, update: Apply, elsewhere: bool) -> Applying:
+    def of(cls, update: Apply, elsewhere: bool) -> ApplyUpdate:
         """Return an update as it is told."""
         numbers = {name: getattr(update, name) for name in _TOLD}
         return cls(**numbers, gradients=len(update.gradients), elsewhere=elsewhere)
@@ -176,17 +176,17 @@ class Updated(NamedTuple):
     version: int
 
 
-class Forgetting(NamedTuple):
+class ReleaseVersion(NamedTuple):
     """Nobody reads a version any more."""
 
     version: int
 
 
-class Alive(NamedTuple):
+class Heartbeat(NamedTuple):
     """Are you there, and the answer to it."""
 
 
-class Came(NamedTuple):
+class GradientReceived(NamedTuple):
     """The slice's part of a gradient is there.
 
     Attributes:
@@ -230,8 +230,20 @@ class Text(NamedTuple):
     nbytes: int
 
 
-Command = Giving | Evaluating | Taking | Applying | Forgetting | Sums | Alive
-Message = Work | Interrupting | Evaluation | Begun | Finished | Abandoned | Ending | Text | Command | Updated | Came
+Command = AssignTask | Evaluating | AcceptGradient | ApplyUpdate | ReleaseVersion | Sums | Heartbeat
+Message = (
+    RemoteTask
+    | Interrupting
+    | RemoteEvaluateTask
+    | GradientStarted
+    | RemoteTaskDone
+    | RemoteTaskCancelled
+    | EndNotice
+    | Text
+    | Command
+    | Updated
+    | GradientReceived
+)
 KINDS: list[type[Any]] = [*get_args(Message)]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.engines.distributed.transport.connection import (
     CONNECT_TIMEOUT,
     FOREVER,
-    Broken,
+    ConnectionLost,
     dist,
     end_pair,
     expect_nothing,
@@ -28,7 +28,7 @@ PROBE_S = 5.0  # between looks whether everybody is still connected
 STUCK_S = 1.0  # after which a thread of gloo's that has not ended never will
 
 
-class Begun(NamedTuple):
+class PendingCollective(NamedTuple):
     """What is under way.
 
     Attributes:
@@ -42,7 +42,7 @@ class Begun(NamedTuple):
     at_s: float
 
 
-class Collective:
+class AbortableGroup:
     """A process group, or two, in which everybody does the same in the same order.
 
     Of the end of a connection gloo tells nobody who has received or sent a part of a message: its thread waits on, and
@@ -97,7 +97,7 @@ class Collective:
         """
         self._nccl = dist.ProcessGroupNCCL(store, self._place, self._size, dist.ProcessGroupNCCL.Options())
 
-    def all_reduce(self, tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> Begun:
+    def all_reduce(self, tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> PendingCollective:
         """Begin to make of everybody's tensor their sum, or what else the operation makes of them.
 
         Raises:
@@ -110,9 +110,9 @@ class Collective:
         on_gpu = self._nccl is not None and tensor.is_cuda
         with saying_when_broken():
             work = (self._nccl if on_gpu else self._gloo).allreduce([tensor], options)
-        return Begun(work, on_gpu, time.monotonic())
+        return PendingCollective(work, on_gpu, time.monotonic())
 
-    def broadcast(self, tensor: Tensor) -> Begun:
+    def broadcast(self, tensor: Tensor) -> PendingCollective:
         """Begin to make the first process's tensor, which is on no GPU, everybody's.
 
         Raises:
@@ -123,7 +123,7 @@ class Collective:
         options.rootRank = 0
         options.timeout = FOREVER
         with saying_when_broken():
-            return Begun(self._gloo.broadcast([tensor], options), False, time.monotonic())
+            return PendingCollective(self._gloo.broadcast([tensor], options), False, time.monotonic())
 
     def exchange(self, ours: Tensor, timeout: timedelta) -> Tensor:
         """Send each process its row, and return those that came from each, within some time.
@@ -139,7 +139,7 @@ class Collective:
             self._gloo.alltoall_base(theirs, ours, [], [], options).wait(timeout)
         return theirs
 
-    def wait(self, begun: list[Begun], timeout_s: float = inf) -> bool:
+    def wait(self, begun: list[PendingCollective], timeout_s: float = inf) -> bool:
         """Wait until everything that was begun is there; return whether it is.
 
         Raises:
@@ -174,9 +174,9 @@ class Collective:
 
     def _check(self) -> None:
         if self.is_broken:
-            raise Broken("somebody has left")
+            raise ConnectionLost("somebody has left")
 
-    def _wait_for(self, begun: Begun, deadline_s: float) -> bool:
+    def _wait_for(self, begun: PendingCollective, deadline_s: float) -> bool:
         while not begun.work.is_completed():
             self._check()
             now_s = time.monotonic()
@@ -197,7 +197,7 @@ class Collective:
                 expect_nothing(self._gloo, other)
 
 
-def _look(begun: Begun, for_s: float) -> None:
+def _look(begun: PendingCollective, for_s: float) -> None:
     if begun.on_gpu:
         time.sleep(LOOK_AGAIN_S)  # its wait is one for a GPU that nobody wakes
         return
@@ -205,7 +205,7 @@ def _look(begun: Begun, for_s: float) -> None:
         begun.work.wait(timedelta(seconds=for_s))
 
 
-class Completion:
+class CompletionTimer:
     """Notes when the last of some sums was there.
 
     gloo says so in a thread of its own. NCCL says only that its work is in the queue of the GPU, so of its sums nothing
@@ -215,7 +215,7 @@ class Completion:
         begun: what `Ring.begin_sum` has returned; of nothing the sum is there at once.
     """
 
-    def __init__(self, begun: list[Begun]) -> None:
+    def __init__(self, begun: list[PendingCollective]) -> None:
         self._lock = threading.Lock()
         self._left = len(begun)
         self._last_s = time.monotonic()

@@ -8,13 +8,13 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from paceline.engines.distributed.transport.buckets import Piece, cut
-from paceline.server.flat_buffers import ALIGNMENT_BYTES, Layout, Vectors
+from paceline.engines.distributed.transport.buckets import Bucket, cut
+from paceline.server.flat_buffers import ALIGNMENT_BYTES, FlatBuffers, FlatLayout
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float16": torch.float16}
 
 
-class Wire:
+class WireFormat:
     """Turns vectors into the bytes that travel, and back.
 
     Parameters of float32, or their gradient, are rounded to the nearest number of the wire's type, ties to even:
@@ -37,9 +37,9 @@ class Wire:
     (4004032, 2002048)
     """
 
-    def __init__(self, word: str, layout: Layout) -> None:
+    def __init__(self, word: str, layout: FlatLayout) -> None:
         self._rounded_to = DTYPES[word]
-        probe = Vectors(layout, torch.empty(layout.nbytes, dtype=torch.uint8))
+        probe = FlatBuffers(layout, torch.empty(layout.nbytes, dtype=torch.uint8))
         flats = [*probe.flat_parameters, *probe.flat_buffers]
         self._dtypes = [self._travels_as(flat) for flat in probe.flat_parameters]
         self._dtypes += [flat.dtype for flat in probe.flat_buffers]
@@ -49,16 +49,16 @@ class Wire:
         self.pieces = cut(self._places[len(probe.flat_parameters) - 1].stop, self.nbytes)
         self.parameters = self._parameters(probe)
 
-    def room(self, vectors: Vectors) -> Tensor:
+    def room(self, vectors: FlatBuffers) -> Tensor:
         """Return memory for what travels of vectors, uint8 [nbytes]: their own if that will do."""
         return torch.zeros(self.nbytes, dtype=torch.uint8) if self.is_rounding else vectors.memory
 
-    def pack(self, vectors: Vectors, travelling: Tensor, piece: Piece | None = None) -> None:
+    def pack(self, vectors: FlatBuffers, travelling: Tensor, piece: Bucket | None = None) -> None:
         """Write vectors, or a piece of them, as they travel."""
         for flat, place in self._pairs(vectors, travelling, piece):
             place.copy_(flat)
 
-    def unpack(self, travelling: Tensor, vectors: Vectors, piece: Piece | None = None) -> None:
+    def unpack(self, travelling: Tensor, vectors: FlatBuffers, piece: Bucket | None = None) -> None:
         """Write what has travelled, or a piece of it, into vectors."""
         for flat, place in self._pairs(vectors, travelling, piece):
             flat.copy_(place)
@@ -77,16 +77,16 @@ class Wire:
     def _travels_as(self, parameter: Tensor) -> torch.dtype:
         return self._rounded_to if parameter.dtype == torch.float32 else parameter.dtype
 
-    def _parameters(self, probe: Vectors) -> list[Piece]:
+    def _parameters(self, probe: FlatBuffers) -> list[Bucket]:
         starts = {flat.dtype: place.start for flat, place in zip(probe.flat_parameters, self._places, strict=False)}
         places = []
         for view in probe.parameters:
             start = starts[view.dtype]
-            places.append(Piece(start, start + view.numel() * self._travels_as(view).itemsize))
+            places.append(Bucket(start, start + view.numel() * self._travels_as(view).itemsize))
             starts[view.dtype] = places[-1].stop
         return places
 
-    def _pairs(self, vectors: Vectors, travelling: Tensor, piece: Piece | None) -> Iterator[tuple[Tensor, Tensor]]:
+    def _pairs(self, vectors: FlatBuffers, travelling: Tensor, piece: Bucket | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield what of each flat vector is in a piece, with where it is there; none where they are the same."""
         if not self.is_rounding:
             return
@@ -98,12 +98,12 @@ class Wire:
                 yield numbers, common.of(travelling).view(dtype)[: numbers.numel()]
 
 
-def _placed(sizes: list[int]) -> list[Piece]:
+def _placed(sizes: list[int]) -> list[Bucket]:
     starts = accumulate((-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes), initial=0)
-    return [Piece(*ends) for ends in pairwise(starts)]
+    return [Bucket(*ends) for ends in pairwise(starts)]
 
 
-class Travelling:
+class WireBuffer:
     """Vectors at one end of a line, and what of them comes or goes over it.
 
     Args:
@@ -116,7 +116,7 @@ class Travelling:
         pieces: of it, as they travel if not all at once.
     """
 
-    def __init__(self, wire: Wire, vectors: Vectors) -> None:
+    def __init__(self, wire: WireFormat, vectors: FlatBuffers) -> None:
         self._wire = wire
         self.vectors = vectors
         self.memory = wire.room(vectors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.clusters.simulated import TILE, Cluster
-from paceline.engines.virtual.vectorized.accounting import Observer, Tally
+from paceline.engines.virtual.vectorized.accounting import FleetAccounting, Observer
 from paceline.engines.virtual.vectorized.sampling import Draws
 from paceline.protocols.protocol import Protocol
 
@@ -24,7 +24,7 @@ class Lockstep:
     """
 
     def __init__(self, protocol: Protocol, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
-        self.tally = Tally(cluster.n)
+        self.tally = FleetAccounting(cluster.n)
         self._n = cluster.n
         self._quorum = cluster.n if protocol.quorum == "all" else protocol.quorum
         self._update_s = cluster.server.update_s

@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 
 from paceline.clusters.simulated import TILE, Cluster
-from paceline.engines.virtual.vectorized.accounting import Observer, Tally
+from paceline.engines.virtual.vectorized.accounting import FleetAccounting, Observer
 from paceline.engines.virtual.vectorized.sampling import Draws, Floats, Ints, in_order
 from paceline.protocols.protocol import Protocol
 
@@ -138,7 +138,7 @@ class Renewal:
 
     def __init__(self, protocol: Protocol, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
         assert protocol.quorum != "all"
-        self.tally = Tally(cluster.n)
+        self.tally = FleetAccounting(cluster.n)
         self._n = cluster.n
         self._quorum = protocol.quorum
         self._calendar = Calendar(Draws(cluster, seed, payload_bytes), cluster.n)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.clusters.simulated import Cluster
-from paceline.engines.virtual.vectorized.accounting import Observer, Tally
+from paceline.engines.virtual.vectorized.accounting import FleetAccounting, Observer
 from paceline.engines.virtual.vectorized.sampling import Draws, Floats, Ints, in_order
 from paceline.protocols.protocol import Protocol
 
@@ -57,7 +57,7 @@ class Windows:
 
     def __init__(self, protocol: Protocol, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
         n = cluster.n
-        self.tally = Tally(n)
+        self.tally = FleetAccounting(n)
         self._all = protocol.quorum == "all"
         self._quorum = n if protocol.quorum == "all" else protocol.quorum
         self._max_staleness = protocol.max_staleness
