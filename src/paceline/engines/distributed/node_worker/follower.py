@@ -55,6 +55,8 @@ def follow(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) ->
 
 
 class NodeFollower:
+    """Process of a node that computes its share of each minibatch, as the leader of the node assigns it."""
+
     def __init__(self, job: Job, cluster: Torchrun, seed: int) -> None:
         self._cluster = cluster
         uses_nccl = cluster.has_gpu_each(torch.cuda.device_count())

@@ -105,6 +105,8 @@ def serve(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> 
 
 
 class WorkerProcess:
+    """Rank that computes gradients for the server of rank 0."""
+
     def __init__(self, job: Job, cluster: Torchrun, seed: int) -> None:
         self._worker = cluster.worker
         self._leaving_status = cluster.leaving_status
