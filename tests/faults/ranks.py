@@ -195,7 +195,7 @@ def _rank(environment, job, torchrun, settings, said, connection, prepare):
     if prepare is not None:
         prepare()
     try:
-        with patch.object(session, "Assistant", NotHere):
+        with patch.object(session, "SidecarProcess", NotHere):
             end = pl.train(job, cluster=pl.Torchrun(**torchrun), **settings)
         records = end.history.records
         told = (end, records)

@@ -372,7 +372,7 @@ def test_jobs_with_different_schedules_are_different_jobs():
         ({"check_every": pl.Duration("seconds", 9)}, "check_every = .*expected workload"),
         ({"total": 90}, "total=90, expected text"),
         ({"warm_up_until": "valley"}, "'valley' is no point of a run"),
-        ({"warm_up": None}, "warm_up=None, expected text or a pl.Extent"),
+        ({"warm_up": None}, "warm_up=None, expected text or a pl.Duration"),
         ({"least_reduction": 1}, "least_reduction=1 is not a number in"),
         ({"weight_decay": -1}, "weight_decay=-1 is not a number in"),
     ],

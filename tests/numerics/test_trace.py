@@ -363,7 +363,7 @@ def test_a_cluster_of_a_trace_says_briefly_what_it_is():
 
 REFUSED = [
     (lambda: pl.Cluster(3, CENSORED), "yesterday has 1 worker, the cluster 3: type 1"),
-    (lambda: pl.Cluster(1, [CENSORED]), "expected a pl.Law"),
+    (lambda: pl.Cluster(1, [CENSORED]), "expected a pl.Distribution"),
     (lambda: pl.Trace(CENSORED.rows, by="day"), "by='day', expected 'draw' or 'time'"),
     (lambda: pl.Trace(CENSORED.rows, censored="mean"), "censored='mean', expected 'km'"),
     (lambda: parse_cluster("4*exp(mean=1)", censored="km"), 'censored="km" is for the rows of a trace'),

@@ -19,7 +19,7 @@ class EvaluationSchedule:
         is_running: whether the result of one is waited for.
 
     Example:
-        >>> evaluations = Evaluations(Extent("updates", 10))
+        >>> evaluations = EvaluationSchedule(Duration("updates", 10))
         >>> [v for v in range(1, 31) if evaluations.is_due(v, workload=v, now=0.0) and evaluations.end() is None]
         [10, 20, 30]
     """

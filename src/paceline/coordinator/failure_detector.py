@@ -24,7 +24,7 @@ class FailureDetector:
         needs_alarm: whether there is a timeout and no alarm is set.
 
     Example:
-        >>> Patience(None).timeout_s, Patience(5.0).timeout_s
+        >>> FailureDetector(None).timeout_s, FailureDetector(5.0).timeout_s
         (inf, 5.0)
     """
 
@@ -98,7 +98,7 @@ class RoundTripFailureDetector(FailureDetector):
     """A timeout on silence that follows observed round trips; see `RoundTripTimeout`.
 
     Example:
-        >>> patience = DerivedPatience()
+        >>> patience = RoundTripFailureDetector()
         >>> patience.observe(0, 3.0)  # the first round trip makes the timeout known
         '7.77e+03 s, as the median round trip is 3 s'
     """

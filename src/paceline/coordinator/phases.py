@@ -58,7 +58,7 @@ class PhaseProgress:
     count. Positions are those of the run, in the unit of the end.
 
     Example:
-        >>> share = PhaseShare(Extent("updates", 100))
+        >>> share = PhaseProgress(Duration("updates", 100))
         >>> share.pause(40)
         >>> share.go_on(70)
         >>> share.is_done(100), share.ends_at

@@ -12,7 +12,7 @@ class SSPBound:
         bound: deliveries that a worker may be ahead of the live worker that has delivered fewest, when it starts.
 
     Example:
-        >>> lead = Lead(bound=0)
+        >>> lead = SSPBound(bound=0)
         >>> lead.join(0); lead.join(1)
         >>> lead.deliver(0)
         False

@@ -26,9 +26,9 @@ class LRScaling:
         lr_is: "total" or "per_worker".
 
     Example:
-        >>> LearningRate("proportional").scale(k=4, n=16)
+        >>> LRScaling("proportional").scale(k=4, n=16)
         0.25
-        >>> LearningRate("proportional", "per_worker").scale(k=4, n=16)
+        >>> LRScaling("proportional", "per_worker").scale(k=4, n=16)
         4.0
 
     Source: Chen et al. 2016; Xu et al. (DBW) 2020, Sect. 4; Li et al. (Sync-Switch) 2021, Sect. IV-C.

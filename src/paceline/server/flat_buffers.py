@@ -62,10 +62,10 @@ class FlatLayout:
     Raises:
         UsageError: the model has fewer tensors than slices.
 
-    >>> layout = Layout(nn.Linear(1000, 1000), slices=2)
+    >>> layout = FlatLayout(nn.Linear(1000, 1000), slices=2)
     >>> [place.stop - place.start for place in layout.places]
     [4000000, 4032]
-    >>> Layout(nn.Linear(1000, 1000), slices=2, only=1).parameters
+    >>> FlatLayout(nn.Linear(1000, 1000), slices=2, only=1).parameters
     range(1, 2)
     """
 

@@ -32,7 +32,7 @@ class TextTable:
         A name too long for its column is broken between words, or has a line of its own if one of its words is too
         long. Values are never broken.
 
-        >>> head, rows = Grid(["protocol", "s"], [["bsp", "12.5"], ["bsp@25% >> asp", "7.5"]]).text(width=14)
+        >>> head, rows = TextTable(["protocol", "s"], [["bsp", "12.5"], ["bsp@25% >> asp", "7.5"]]).text(width=14)
         >>> print(head, rows, sep="\n")
         protocol     s
         bsp       12.5

@@ -76,7 +76,7 @@ class Periodic:
         workers: Ids of the workers, or a fraction in (0, 1]: the first ceil(fraction * n) of them.
         at_s: Virtual second at which the first slow period begins, >= 0.
 
-    >>> Timeline([Periodic(on_s=20, every_s=100, slowdown=5)]).duration_s(work_s=84, start_s=0)
+    >>> SlownessProfile([Periodic(on_s=20, every_s=100, slowdown=5)]).duration_s(work_s=84, start_s=0)
     100.0
 
     Source: Li et al., "Sync-Switch", ICDCS 2021, Sect. VI-B3 (stragglers that are injected by script; it gives
@@ -154,7 +154,7 @@ class SlownessProfile:
         slowdowns: Those that affect the worker.
         periods: Of its own, besides.
 
-    >>> half_time = Timeline([Slowdown(at_s=10, factor=5, workers=(0,))])
+    >>> half_time = SlownessProfile([Slowdown(at_s=10, factor=5, workers=(0,))])
     >>> half_time.duration_s(work_s=3, start_s=8)  # 2 s at full speed, 1 s of work at a fifth of it
     7.0
     """

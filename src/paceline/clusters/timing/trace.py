@@ -90,7 +90,7 @@ class Trace:
     Raises:
         UsageError: a row contradicts itself or another one, or no row is finished.
 
-    >>> trace = Trace([Row(0, 1, start_s=0.0, pull_s=0.1, compute_s=0.7, push_s=0.2, end_s=1.0, censored=0)])
+    >>> trace = Trace([TraceRow(0, 1, start_s=0.0, pull_s=0.1, compute_s=0.7, push_s=0.2, end_s=1.0, censored=0)])
     >>> trace.workers
     1
     """

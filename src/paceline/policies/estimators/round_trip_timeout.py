@@ -104,7 +104,7 @@ class RoundTripTimeout:
             follows the estimate within 10 %, so that it does not change with every gradient.
 
     Example:
-        >>> silence = SilenceTimeout()
+        >>> silence = RoundTripTimeout()
         >>> for _ in range(25):
         ...     silence.observe(0, 1.0), silence.observe(1, 20.0)  # doctest: +ELLIPSIS
         (...)

@@ -75,7 +75,7 @@ class UpdateTimeEstimator:
     cluster too slowly.
 
     Example:
-        >>> durations = DurationEstimator(n=3)
+        >>> durations = UpdateTimeEstimator(n=3)
         >>> for i, t_s in enumerate([1.0, 2.0, 4.0], start=1):
         ...     durations.add(version=0, h=3, i=i, t_s=t_s)
         >>> estimate = durations.estimate()

@@ -31,7 +31,7 @@ class OverheadEstimator:
         now: seconds since the run began.
 
     Example:
-        >>> pace = Pace(Reduction("gradients"), now=0.0)
+        >>> pace = OverheadEstimator(AllReduceConfig("gradients"), now=0.0)
         >>> pace.handed_in({0: 1.0, 1: 2.0}, at_s=2.5)
         0.5
         >>> pace.summed(sum_s=0.5)

@@ -56,8 +56,9 @@ class StepSummary(NamedTuple):
     def from_json(cls, text: dict[str, Any]) -> StepSummary:
         """Return what has travelled.
 
-        >>> table = Table(1, 0.25, False, {0: Hand(1), 2: Hand(1, 7, 0.5, 8, 0.1, 0.0, True, 0.2, 0.01)})
-        >>> Table.from_json(table.as_json()).hands[2].samples
+        >>> reports = {0: StepReport(1), 2: StepReport(1, 7, 0.5, 8, 0.1, 0.0, True, 0.2, 0.01)}
+        >>> table = StepSummary(1, 0.25, False, reports)
+        >>> StepSummary.from_json(table.as_json()).hands[2].samples
         8
         """
         hands = {worker: StepReport(*rest) for worker, *rest in text["hands"]}

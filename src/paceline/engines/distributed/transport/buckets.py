@@ -20,8 +20,8 @@ class Bucket(NamedTuple):
         start: first byte.
         stop: the one after the last.
 
-    >>> Piece(0, 100).common(Piece(64, 128))
-    Piece(start=64, stop=100)
+    >>> Bucket(0, 100).common(Bucket(64, 128))
+    Bucket(start=64, stop=100)
     """
 
     start: int
@@ -52,7 +52,7 @@ def cut(gradient_nbytes: int, nbytes: int, piece_nbytes: int = PIECE_BYTES) -> l
         piece_nbytes: of a piece, about; more if there would be too many.
 
     >>> cut(256, 300, piece_nbytes=100)
-    [Piece(start=128, stop=256), Piece(start=0, stop=128), Piece(start=256, stop=300)]
+    [Bucket(start=128, stop=256), Bucket(start=0, stop=128), Bucket(start=256, stop=300)]
     """
     count = min(MOST - 1, gradient_nbytes // piece_nbytes)
     if count < 2:

@@ -141,7 +141,7 @@ class ApplyUpdate(NamedTuple):
         gradients: how many.
         elsewhere: whether the version before is still read, so that the next one may not take its place.
 
-    >>> Applying.of(Apply(7, (), 0.5, "enough"), elsewhere=True).update == Apply(7, (), 0.5, "")
+    >>> ApplyUpdate.of(Apply(7, (), 0.5, "enough"), elsewhere=True).update == Apply(7, (), 0.5, "")
     True
     """
 
@@ -258,8 +258,8 @@ _FIELDS = [[_READ[hint] for hint in get_type_hints(kind).values()] for kind in K
 def encode(message: Message) -> Tensor:
     """Return a message as float64 [NUMBERS]; whole numbers are exact up to 2^53.
 
-    >>> decode(encode(Work(3, 7, True, 0.5, None, None, None)))
-    Work(draw=3, version=7, sends_version=True, run_s=0.5, shard=None, epoch=None, number=None, checksum=None)
+    >>> decode(encode(RemoteTask(3, 7, True, 0.5, None, None, None)))
+    RemoteTask(draw=3, version=7, sends_version=True, run_s=0.5, shard=None, epoch=None, number=None, checksum=None)
     """
     numbers = [nan if value is None else float(value) for value in message]
     padding = [0.0] * (NUMBERS - 1 - len(numbers))

@@ -32,8 +32,8 @@ class WireFormat:
         pieces: in which a gradient travels, in the order in which it is likely to be finished.
         parameters: where in what travels each of them is.
 
-    >>> layout = Layout(torch.nn.Linear(1000, 1000))
-    >>> layout.nbytes, Wire("bf16", layout).nbytes
+    >>> layout = FlatLayout(torch.nn.Linear(1000, 1000))
+    >>> layout.nbytes, WireFormat("bf16", layout).nbytes
     (4004032, 2002048)
     """
 
