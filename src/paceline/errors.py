@@ -20,10 +20,10 @@ class PacelineWarning(UserWarning):
     """Something that the user should know and that does not stop anything."""
 
 
-def in_words(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return what an error says, or its name if it says nothing.
 
-    >>> in_words(KeyboardInterrupt())
+    >>> describe_error(KeyboardInterrupt())
     'KeyboardInterrupt'
     """
     return str(error) or type(error).__name__

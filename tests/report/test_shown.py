@@ -26,7 +26,7 @@ from paceline.experiments.switch_point.trials import Trial, Trials
 from paceline.recording.history import History
 from paceline.recording.run_stats import RunStats
 from paceline.theory import Constants, tradeoff
-from paceline.utils.representation import Representation, in_short
+from paceline.utils.representation import Representation, summarize_value
 from paceline.utils.text_table import TextTable
 from tiny_jobs import tiny_job
 
@@ -166,8 +166,8 @@ def test_names_are_escaped():
 
 @given(st.recursive(st.none() | st.integers() | st.floats() | st.text(), lambda of: st.lists(of) | st.tuples(of, of)))
 def test_any_value_is_one_short_line(value):
-    assert len(in_short(value)) <= 60
-    assert len(in_short(value).splitlines()) <= 1
+    assert len(summarize_value(value)) <= 60
+    assert len(summarize_value(value).splitlines()) <= 1
 
 
 WORDS = st.lists(st.text("abc(=)", min_size=1, max_size=30), min_size=1, max_size=6).map(" ".join)

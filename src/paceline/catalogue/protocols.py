@@ -17,7 +17,7 @@ from paceline.policies.estimators.update_time import Unobserved
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.protocol import Phase, Protocol
 from paceline.utils.argument_types import checked_types
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 F = TypeVar("F", bound=Callable[..., Protocol | Phase])
 
@@ -201,7 +201,7 @@ def local_sgd(H: int) -> Phase:
 
     Paper: Stich, "Local SGD converges fast and communicates little", 2019.
     """
-    check("[1, inf)", Integral, H=H)
+    check_range("[1, inf)", Integral, H=H)
     return _serverless(AllReduceConfig("updates", period=H), f"local_sgd(H={H})")
 
 

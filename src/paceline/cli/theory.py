@@ -89,9 +89,11 @@ def _check_needs_constants(constants: str | None, options: dict[str, object]) ->
 
 
 def _check_bounds(plans: list[Plan], eta: float | None, seconds: float | None) -> None:
-    from paceline.utils.validation import check
+    from paceline.utils.validation import check_range
 
-    check("(0, inf)", **{name: value for name, value in (("eta", eta), ("seconds", seconds)) if value is not None})
+    check_range(
+        "(0, inf)", **{name: value for name, value in (("eta", eta), ("seconds", seconds)) if value is not None}
+    )
     for plan in plans:
         if any(phase.compensators for phase in plan.phases):
             raise UsageError(
@@ -137,7 +139,7 @@ def _curves(
     import numpy as np
 
     from paceline.theory import expected, max_learning_rate, tradeoff
-    from paceline.utils.validation import check
+    from paceline.utils.validation import check_range
 
     runtimes = [expected(protocol, cluster) for protocol in protocols]
     if not runtimes:
@@ -145,7 +147,7 @@ def _curves(
     rate = eta if eta is not None else max_learning_rate(constants, min(runtime.k for runtime in runtimes))
     slowest_s = max(runtime.seconds_per_update for runtime in runtimes)
     end_s = seconds if seconds is not None else FLAT * slowest_s / (rate * constants.c) if constants.c and rate else 1.0
-    check("(0, inf)", seconds=end_s)
+    check_range("(0, inf)", seconds=end_s)
     return tradeoff(protocols, cluster, constants, rate, np.linspace(0, end_s, POINTS))
 
 

@@ -10,8 +10,8 @@ from paceline.clusters.simulated import Cluster, check_no_censored_sleep
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Plan
 from paceline.utils.argument_types import checked_types
-from paceline.utils.spec_parser import brief
-from paceline.utils.validation import check
+from paceline.utils.spec_parser import short_repr
+from paceline.utils.validation import check_range
 from paceline.utils.wording import counted
 
 
@@ -42,9 +42,9 @@ class LocalCluster:
     debug: bool = False
 
     def __post_init__(self) -> None:
-        check("[1, inf)", Integral, n=self.n)
+        check_range("[1, inf)", Integral, n=self.n)
         if self.threads is not None:
-            check("[1, inf)", Integral, threads=self.threads)
+            check_range("[1, inf)", Integral, threads=self.threads)
         check_device(self.device)
         check_faults(self.faults, self.n)
         if self.slowness is not None and self.slowness.n != self.n:
@@ -53,7 +53,7 @@ class LocalCluster:
             )
 
     def __str__(self) -> str:
-        return brief(self, without=("debug",))
+        return short_repr(self, without=("debug",))
 
     def check_plan(self, plan: Plan) -> None:
         """Refuse slowness of which a trace does not tell the length, and what has no server, as these workers do."""

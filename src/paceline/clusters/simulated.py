@@ -29,8 +29,8 @@ from paceline.errors import UsageError
 from paceline.protocols.protocol import Plan
 from paceline.utils.argument_types import checked_types
 from paceline.utils.rng import stream
-from paceline.utils.spec_parser import brief
-from paceline.utils.validation import check
+from paceline.utils.spec_parser import short_repr
+from paceline.utils.validation import check_range
 from paceline.utils.wording import counted
 
 TILE = 64
@@ -75,7 +75,7 @@ class Cluster:
     faults: Sequence[Fault] = ()
 
     def __post_init__(self) -> None:
-        check("[1, inf)", Integral, n=self.n)
+        check_range("[1, inf)", Integral, n=self.n)
         for name in ("timing", "speed"):
             object.__setattr__(self, name, _one_or_n(name, getattr(self, name), self.n))
         object.__setattr__(self, "slowdowns", tuple(self.slowdowns))
@@ -83,13 +83,13 @@ class Cluster:
         check_faults(self.faults, self.n)
         _check_timing(self.timing, self.n)
         for speed in _each(self.speed):
-            check("(0, inf)", speed=speed)
+            check_range("(0, inf)", speed=speed)
         for selection in [each.workers for each in (*self.slowdowns, self.transient) if each]:
             for worker in selection if isinstance(selection, tuple) else ():
-                check(f"[0, {self.n})", Integral, workers=worker)
+                check_range(f"[0, {self.n})", Integral, workers=worker)
 
     def __str__(self) -> str:
-        return brief(self)
+        return short_repr(self)
 
     def law_of(self, worker: int) -> Distribution:
         """Return the law of the worker's compute times at speed 1; a trace is no law."""
@@ -160,7 +160,7 @@ class RoundTrips:
     is_certain = True
 
     def __init__(self, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
-        check("[0, inf)", payload_bytes=payload_bytes)
+        check_range("[0, inf)", payload_bytes=payload_bytes)
         self._cluster = cluster
         self._seed = seed
         self._pull_s = cluster.network.pull_s(payload_bytes)
@@ -204,7 +204,7 @@ class RoundTrips:
 
     def _load(self, worker: int, draw: int) -> float:
         """Make the worker's row the one that holds the draw: 1-64, 65-128, ..."""
-        check("[1, inf)", Integral, draw=draw)
+        check_range("[1, inf)", Integral, draw=draw)
         tile, position = divmod(draw - 1, TILE)
         u = self._tile(worker // TILE, tile)[worker % TILE]
         times_s = self._cluster.law_of(worker).quantile(u) / self._cluster.speed_of(worker)

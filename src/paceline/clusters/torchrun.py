@@ -17,8 +17,8 @@ from paceline.clusters.simulated import Cluster, check_no_censored_sleep
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Plan
 from paceline.utils.argument_types import checked_types
-from paceline.utils.spec_parser import brief
-from paceline.utils.validation import check
+from paceline.utils.spec_parser import short_repr
+from paceline.utils.validation import check_range
 from paceline.utils.wording import counted
 
 WIRES = ("float32", "bf16", "float16")
@@ -94,8 +94,8 @@ class Torchrun:
         if self.workers == "node":
             self.ranks.check_nodes()
         if self.threads is not None:
-            check("[1, inf)", Integral, threads=self.threads)
-        check("[1, inf)", Integral, slices=self.slices)
+            check_range("[1, inf)", Integral, threads=self.threads)
+        check_range("[1, inf)", Integral, slices=self.slices)
         if self.slices > self.ranks.world_size:
             raise UsageError(
                 f"slices={self.slices}, but the job has {self.ranks.world_size} processes, each of which can host one: "
@@ -107,11 +107,11 @@ class Torchrun:
                 "what changes the parameters, which come out the same"
             )
         if self.bytes_per_s is not None:
-            check("(0, inf)", bytes_per_s=self.bytes_per_s)
+            check_range("(0, inf)", bytes_per_s=self.bytes_per_s)
         if self.wire not in WIRES:
             raise UsageError(f"wire={self.wire!r}, expected {', '.join(WIRES[:-1])} or {WIRES[-1]}")
-        check("(0, inf)", start_timeout_s=self.start_timeout_s)
-        check("[1, inf)", silence_s=self.silence_s)
+        check_range("(0, inf)", start_timeout_s=self.start_timeout_s)
+        check_range("[1, inf)", silence_s=self.silence_s)
         check_device(self.device)
         is_certain = self.worker_at_server is not None or self.workers == "node"
         check_faults(self.faults, self.n if is_certain else self.ranks.world_size)
@@ -119,7 +119,7 @@ class Torchrun:
 
     def __str__(self) -> str:
         # A run may go on from other hosts, and with other workers if they are elastic.
-        told = brief(self, without=("address", "start_timeout_s", "silence_s", "bytes_per_s", "slices", "debug"))
+        told = short_repr(self, without=("address", "start_timeout_s", "silence_s", "bytes_per_s", "slices", "debug"))
         if self.elastic:
             return told
         return f"{told} with {counted(self.n, 'worker')}"

@@ -46,7 +46,7 @@ from paceline.policies.controllers import base as control
 from paceline.policies.learning_rate import Curve, LRScaling, Scales, ScheduleTracker
 from paceline.protocols.momentum import KEEP, MomentumTracker
 from paceline.protocols.protocol import Phase, Plan, Protocol
-from paceline.utils.state_dict import copied, restore
+from paceline.utils.state_dict import restore, snapshot
 from paceline.utils.wording import counted
 
 STALE = "too stale"
@@ -646,13 +646,13 @@ class Coordinator:
             "share": self._share.state_dict(),
             "schedule": self._schedule and self._schedule.state_dict(),
             "momentum": self._momentum and self._momentum.state_dict(),
-            **copied(self, _AS_IT_IS),
+            **snapshot(self, _SAVED),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take on a state; where the plan is another one, what belongs to it waits for a `Restarted`."""
         self.has_begun = True
-        restore(self, _AS_IT_IS, state)
+        restore(self, _SAVED, state)
         self._dispatch.load_state_dict(state["dispatch"], self._protocol)
         self._update.load_state_dict(state["update"])
         self._watch.load_state_dict(state["watch"])
@@ -721,7 +721,7 @@ class Coordinator:
 
 
 # The part of the state that a checkpoint can hold as it is.
-_AS_IT_IS = (
+_SAVED = (
     "version",
     "workload",
     "stopped",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.core.duration import Duration
-from paceline.utils.state_dict import copied, restore
+from paceline.utils.state_dict import restore, snapshot
 
 
 class EvaluationSchedule:
@@ -46,11 +46,11 @@ class EvaluationSchedule:
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far it is."""
-        return copied(self, _AS_IT_IS)
+        return snapshot(self, _SAVED)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state."""
-        restore(self, _AS_IT_IS, state)
+        restore(self, _SAVED, state)
 
 
-_AS_IT_IS = ("is_running", "_at")
+_SAVED = ("is_running", "_at")

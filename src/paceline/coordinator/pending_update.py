@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.core.events import Accept
 from paceline.protocols.protocol import Protocol
-from paceline.utils.state_dict import copied, restore
+from paceline.utils.state_dict import restore, snapshot
 
 
 class PendingUpdate:
@@ -93,14 +93,14 @@ class PendingUpdate:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything."""
-        return copied(self, _AS_IT_IS)
+        return snapshot(self, _SAVED)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state."""
-        restore(self, _AS_IT_IS, state)
+        restore(self, _SAVED, state)
 
 
-_AS_IT_IS = (
+_SAVED = (
     "held",
     "quorum",
     "reason",

@@ -19,7 +19,7 @@ from paceline.jobs.dataloader import LoaderParts, take_apart
 from paceline.jobs.metrics import Average
 from paceline.policies.learning_rate import LinearSchedule, LRScaling
 from paceline.utils.argument_types import checked_types
-from paceline.utils.representation import Representation, in_short
+from paceline.utils.representation import Representation, summarize_value
 from paceline.utils.wording import counted
 
 
@@ -311,7 +311,7 @@ class Job(Representation):
 
 def _model_in_short(model: nn.Module | Callable[[], nn.Module]) -> str:
     if not isinstance(model, nn.Module):
-        return in_short(model)
+        return summarize_value(model)
     return f"{type(model).__name__} of {sum(each.numel() for each in model.parameters()):,} parameters"
 
 

@@ -18,7 +18,7 @@ from paceline.jobs.job import BATCH_NORMS, Job
 from paceline.policies.learning_rate import LinearSchedule, LRScaling
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import bind, parse_call
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 MakeModel = Callable[[], nn.Module]
 
@@ -41,8 +41,8 @@ def sgd(lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> partial[
     Raises:
         UsageError: ``lr`` is not > 0, or ``momentum`` is not in [0, 1).
     """
-    check("(0, inf)", lr=lr)
-    check("[0, 1)", momentum=momentum)
+    check_range("(0, inf)", lr=lr)
+    check_range("[0, 1)", momentum=momentum)
     return partial(optim.SGD, lr=lr, momentum=momentum, weight_decay=weight_decay)
 
 
@@ -95,7 +95,7 @@ def scheduled(
     [32000, 48000] of 64,000 minibatches. Rigazzi (DC-S3GD), 2019, Sect. IV-A, where they are proportional, per_worker,
     linear, and without decay of norms.
     """
-    check("(0, 1]", decay_by=decay_by)
+    check_range("(0, 1]", decay_by=decay_by)
     LRScaling(lr_rule, lr_is)  # which refuses other words
     at = _milestones(decay_at)
     decay = partial(LambdaLR, lr_lambda=partial(decayed, at=at, by=decay_by)) if at else job.scheduler
@@ -144,7 +144,7 @@ def _milestones(given: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(given, list | tuple):
         raise UsageError(f"decay_at={given!r}, expected gradients in brackets, as [32000, 48000]")
     for each in given:
-        check("[1, inf)", Integral, decay_at=each)
+        check_range("[1, inf)", Integral, decay_at=each)
     if any(after <= before for before, after in pairwise(given)):
         raise UsageError(f"decay_at={list(given)} does not rise; give the gradients in rising order")
     return tuple(given)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from paceline.core.duration import Duration
 from paceline.errors import UsageError
 from paceline.utils.argument_types import checked_types
-from paceline.utils.spec_parser import brief
-from paceline.utils.state_dict import copied, restore
-from paceline.utils.validation import check
+from paceline.utils.spec_parser import short_repr
+from paceline.utils.state_dict import restore, snapshot
+from paceline.utils.validation import check_range
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,12 @@ class LinearSchedule:
             self._extent("warm_up_until")
         if self.total is not None:
             self._extent("total")
-        check("[0, 1)", least_reduction=self.least_reduction)
+        check_range("[0, 1)", least_reduction=self.least_reduction)
         if self.weight_decay is not None:
-            check("[0, inf)", weight_decay=self.weight_decay)
+            check_range("[0, inf)", weight_decay=self.weight_decay)
 
     def __repr__(self) -> str:
-        return brief(self)
+        return short_repr(self)
 
     def in_gradients(self, total: float | None, per_epoch: float | None) -> Curve:
         """Return the schedule in numbers.
@@ -247,14 +247,14 @@ class ScheduleTracker:
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far it is."""
-        return copied(self, _AS_IT_IS)
+        return snapshot(self, _SAVED)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state; in a run of another length too, a warm-up that has ended stays ended."""
-        restore(self, _AS_IT_IS, state)
+        restore(self, _SAVED, state)
 
 
-_AS_IT_IS = ("_accepted", "_ended_at", "_sum", "_before")
+_SAVED = ("_accepted", "_ended_at", "_sum", "_before")
 
 
 def is_plateau(before: float, now: float, least_reduction: float = 0.0) -> bool:

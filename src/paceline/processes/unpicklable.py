@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
-from paceline.errors import UsageError, in_words
+from paceline.errors import UsageError, describe_error
 from paceline.processes.shared_pickle import Packer, SharedPickle
 from paceline.utils.wording import in_one_line
 
@@ -56,7 +56,7 @@ def unsendable(parts: Mapping[str, object]) -> str:
         if found is not None:
             where, cause, error = found
             within = f"its {where} is" if where else "it is"
-            return f"{name}: {within} a {type(cause).__name__} ({in_one_line(in_words(error))})"
+            return f"{name}: {within} a {type(cause).__name__} ({in_one_line(describe_error(error))})"
     return "it cannot be pickled"
 
 

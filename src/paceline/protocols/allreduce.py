@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import UsageError
 from paceline.utils.argument_types import checked_types
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 if TYPE_CHECKING:
     from paceline.policies.compensation.base import Compensator
@@ -43,7 +43,7 @@ class AllReduceConfig:
     period: int = 1
 
     def __post_init__(self) -> None:
-        check("[1, inf)", Integral, period=self.period)
+        check_range("[1, inf)", Integral, period=self.period)
         if self.correction is not None and getattr(self.correction, "kind", "") != "correction":
             raise UsageError(f"correction={self.correction!r}, expected a compensator that corrects, or None")
         if self.sums == "gradients" and (self.overlaps or self.period > 1):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UsageError, did_you_mean
 from paceline.utils.argument_types import checked_types
-from paceline.utils.state_dict import copied, restore
+from paceline.utils.state_dict import restore, snapshot
 
 if TYPE_CHECKING:
     from paceline.protocols.protocol import Phase
@@ -104,11 +104,11 @@ class MomentumTracker:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the limit, and where the phase began."""
-        return copied(self, _AS_IT_IS)
+        return snapshot(self, _SAVED)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state."""
-        restore(self, _AS_IT_IS, state)
+        restore(self, _SAVED, state)
 
 
-_AS_IT_IS = ("limit", "_began")
+_SAVED = ("limit", "_began")

@@ -44,7 +44,7 @@ from paceline.core.records import (
 )
 from paceline.recording.callback import Callback
 from paceline.recording.history import Totals, mean_loss
-from paceline.utils.state_dict import copied, restore
+from paceline.utils.state_dict import restore, snapshot
 from paceline.utils.user_code import note_place
 
 REMEMBERED = 100  # pieces of abandoned work of a worker
@@ -132,14 +132,14 @@ class Recorder:
         """Return all counts."""
         return {
             "totals": vars(self.totals) | {"staleness": Counter(self.totals.staleness)},
-            **copied(self, _AS_IT_IS),
+            **snapshot(self, _SAVED),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from such counts."""
         self._has_begun = True
         self.totals = Totals(**state["totals"])
-        restore(self, _AS_IT_IS, state)
+        restore(self, _SAVED, state)
 
     def _begin(self, now: float) -> None:
         if not self._has_begun:
@@ -285,7 +285,7 @@ class Recorder:
 
 
 # The part of the state that a checkpoint can hold as it is.
-_AS_IT_IS = (
+_SAVED = (
     "reached_s",
     "_work",
     "_abandoned",

@@ -24,7 +24,7 @@ from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.recording.history import Totals
 from paceline.utils.argument_types import checked_types
 from paceline.utils.representation import Representation
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 from paceline.utils.wording import counted
 
 
@@ -105,7 +105,7 @@ class Simulated(Representation):
             >>> round(simulated.link_busy(bytes_per_s=1.25e9), 1)  # 10 Gbit/s for 100 workers and 10 M parameters
             3.2
         """
-        check("(0, inf]", bytes_per_s=bytes_per_s)
+        check_range("(0, inf]", bytes_per_s=bytes_per_s)
         return max(self.bytes_up, self.bytes_down) / bytes_per_s / self.time_s
 
 

@@ -22,7 +22,7 @@ from paceline.server.optimizer import check_state_shapes, make_optimizer, scaled
 from paceline.server.step_stats import StepMeter, squared_norm_of
 from paceline.server.zero_gradients import ZeroGradientMonitor
 from paceline.utils.user_code import note_place
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 
 class _Taken(NamedTuple):
@@ -181,7 +181,7 @@ class ParameterServer:
             memory = self._memories.setdefault(repr(compensator), {})
             factor = compensator.compensate(delayed, memory)
             if compensator.kind == "scale":
-                check("(0, inf)", **{f"the step scale of {compensator.name}": factor})
+                check_range("(0, inf)", **{f"the step scale of {compensator.name}": factor})
             done.append(Compensation(compensator.formula, factor))
         is_corrected = staleness > 0 and any(by.kind == "correction" for by in compensators)
         return tuple(done), not is_corrected or self._is_finite(gradient)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import UsageError
 from paceline.utils.argument_types import checked_types
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 Array = NDArray[np.float64]
 Count = TypeVar("Count", float, Array)
@@ -47,16 +47,16 @@ class Constants:
     gamma: float = 0.0
 
     def __post_init__(self) -> None:
-        check("(0, inf)", L=self.L)
-        check("[0, inf)", c=self.c, sigma2=self.sigma2, M_G=self.M_G, initial_error=self.initial_error)
-        check("[1, inf)", Integral, m=self.m)
-        check("[0, 1]", gamma=self.gamma)
+        check_range("(0, inf)", L=self.L)
+        check_range("[0, inf)", c=self.c, sigma2=self.sigma2, M_G=self.M_G, initial_error=self.initial_error)
+        check_range("[1, inf)", Integral, m=self.m)
+        check_range("[0, 1]", gamma=self.gamma)
         if self.c > self.L:
             raise UsageError(f"c = {self.c} is above L = {self.L}, but no function is more convex than it is smooth")
 
     def noise(self, k: int) -> float:
         """Return the variance of the mean of k gradients where the gradient is 0: ``sigma2 / (k m)``."""
-        check("[1, inf)", Integral, k=k)
+        check_range("[1, inf)", Integral, k=k)
         return self.sigma2 / (k * self.m)
 
     def progress(self, p_0: float) -> float:
@@ -65,7 +65,7 @@ class Constants:
         Raises:
             UsageError: it is 0, so that nothing can be said.
         """
-        check("[0, 1]", p_0=p_0)
+        check_range("[0, 1]", p_0=p_0)
         progress = 1 - self.gamma + p_0 / 2
         if progress == 0:
             raise UsageError("gamma = 1 and p_0 = 0: gradients that stale may bring nothing; give a smaller gamma")
@@ -88,7 +88,7 @@ def max_learning_rate(constants: Constants, k: int = 1) -> float:
     And Sect. 3.2 allows the *larger* of this and ``1 / (c gamma')``, where both conditions have to hold: it is the
     smaller, which is always this one, because c <= L and gamma' <= 3/2.
     """
-    check("[1, inf)", Integral, k=k)
+    check_range("[1, inf)", Integral, k=k)
     return 1 / (2 * constants.L * (constants.M_G / (k * constants.m) + 1))
 
 
@@ -173,7 +173,7 @@ def variable_rate_error(constants: Constants, etas: Sequence[float], C: float, p
     """
     for eta in etas:
         _check_rate(constants, eta, k)
-    check("[0, inf)", C=C)
+    check_range("[0, inf)", C=C)
     error = constants.initial_error
     for eta in etas:
         error = (1 - _decay_rate(constants, eta, p_0)) * error + _disturbance(constants, eta, C, k)
@@ -187,7 +187,7 @@ def variable_rate_floor(constants: Constants, eta: float, C: float, p_0: float, 
     Source: Dutta et al., AISTATS 2018, Theorem 4.
     """
     _check_rate(constants, eta, k)
-    check("[0, inf)", C=C)
+    check_range("[0, inf)", C=C)
     return _disturbance(constants, eta, C, k) / _decay_rate(constants, eta, p_0)
 
 
@@ -215,7 +215,7 @@ def staleness_constant(constants: Constants, eta: float, floor: float, p_0: floa
 
     Source: own, from Theorem 4 of Dutta et al., AISTATS 2018, who choose C "of the same order as the error floor".
     """
-    check("(0, inf)", floor=floor)
+    check_range("(0, inf)", floor=floor)
     least = variable_rate_floor(constants, eta, 0.0, p_0, k)
     if floor <= least:
         raise UsageError(
@@ -258,7 +258,7 @@ def _decay(constants: Constants, floor: float, rate: float, updates: Count) -> C
 
 
 def _decay_rate(constants: Constants, eta: float, p_0: float) -> float:
-    check("[0, 1]", p_0=p_0)
+    check_range("[0, 1]", p_0=p_0)
     return eta * _convexity(constants) * (1 + p_0 / 2)
 
 

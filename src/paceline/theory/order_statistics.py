@@ -18,7 +18,7 @@ from paceline.clusters.timing import (
 from paceline.errors import UsageError
 from paceline.theory.assumptions import RoundTripDistribution
 from paceline.utils.argument_types import checked_types
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 NEGLIGIBLE = 45.0  # exp(-45) of the peak of the weight: below the rounding of the sum
 POINTS = 2049
@@ -49,8 +49,8 @@ def order_statistic(law: Distribution, k: int, n: int) -> float:
 
     Source: Dutta et al., AISTATS 2018, supplement 7.1 (exponential); David and Nagaraja, "Order Statistics", 2003.
     """
-    check("[1, inf)", Integral, n=n)
-    check(f"[1, {n}]", Integral, k=k)
+    check_range("[1, inf)", Integral, n=n)
+    check_range(f"[1, {n}]", Integral, k=k)
     match law:
         case Deterministic(value_s):
             return value_s

@@ -17,7 +17,7 @@ from paceline.theory.assumptions import (
     round_trip,
 )
 from paceline.utils.argument_types import checked_types
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 Survival = Callable[[int], float]
 """The share of gradients whose staleness is at least this."""
@@ -50,7 +50,7 @@ class Staleness:
         Raises:
             NoTheoryError: the distribution is known for exponential and for constant times only.
         """
-        check("[0, inf)", Integral, staleness=staleness)
+        check_range("[0, inf)", Integral, staleness=staleness)
         if self.at_least is None:
             raise NoTheoryError("how staleness is distributed where times are neither exponential nor constant")
         return self.at_least(staleness) - self.at_least(staleness + 1)

@@ -26,7 +26,7 @@ from typing import (
 )
 
 from paceline.errors import UsageError
-from paceline.utils.wording import joined
+from paceline.utils.wording import join_words
 
 T = TypeVar("T")
 
@@ -133,8 +133,8 @@ def refuse_wrong_types(
             shown = (names or {}).get(name, name)
             advice = target.__paceline_advice__.get(name) or _advice(shown, misfit, parameters.defaults.get(name))
             raise UsageError(
-                f"{called or target.__name__}: {shown}{misfit.path}={shortened(misfit.value)}, "
-                f"expected {in_words(misfit.hint)}{advice}"
+                f"{called or target.__name__}: {shown}{misfit.path}={truncated_repr(misfit.value)}, "
+                f"expected {describe_type(misfit.hint)}{advice}"
             )
 
 
@@ -151,7 +151,7 @@ def fits(target: Any, name: str, value: object) -> bool:
 def _advice(name: str, misfit: _Misfit, default: object) -> str:
     if isinstance(misfit.value, FunctionType | type):
         return f"; call it, as {misfit.value.__name__}(...)"
-    return "" if default is None or misfit.path else f", as {name}={shortened(default)}"
+    return "" if default is None or misfit.path else f", as {name}={truncated_repr(default)}"
 
 
 @cache
@@ -237,7 +237,7 @@ def _parts(value: object, kinds: Sequence[object]) -> Iterator[tuple[str, object
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield " key", key, kinds[0]
-            yield f"[{shortened(key)}]", each, kinds[1]
+            yield f"[{truncated_repr(key)}]", each, kinds[1]
     elif isinstance(value, Sequence):
         for i, each in enumerate(value):
             yield f"[{i}]", each, kinds[i] if i < len(kinds) and kinds[-1] is not ... else kinds[0]
@@ -255,27 +255,27 @@ def _is_one(value: object, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
-def in_words(hint: Any, *, several: bool = False) -> str:
+def describe_type(hint: Any, *, several: bool = False) -> str:
     """Return what an annotation expects.
 
-    >>> in_words(str | Sequence[float] | None)
+    >>> describe_type(str | Sequence[float] | None)
     'text, a list of numbers or None'
     """
     origin, args = get_origin(hint), get_args(hint)
     if origin is Union or origin is UnionType:
-        return _listed([in_words(each, several=several) for each in args])
+        return _listed([describe_type(each, several=several) for each in args])
     if isinstance(hint, TypeVar):
-        return _listed([in_words(each, several=several) for each in hint.__constraints__ or (hint.__bound__,)])
+        return _listed([describe_type(each, several=several) for each in hint.__constraints__ or (hint.__bound__,)])
     if origin is Literal:
         return _listed([repr(choice) for choice in args])
     if origin is type:
-        return f"{'classes' if several else 'a class'} of {in_words(args[0], several=True)}"
+        return f"{'classes' if several else 'a class'} of {describe_type(args[0], several=True)}"
     if origin is Mapping:
-        return f"{'dicts' if several else 'a dict'} from {in_words(args[0])} to {in_words(args[1])}"
+        return f"{'dicts' if several else 'a dict'} from {describe_type(args[0])} to {describe_type(args[1])}"
     if origin is tuple and args[-1] is not ...:
-        return f"({', '.join(in_words(each) for each in args)})"
+        return f"({', '.join(describe_type(each) for each in args)})"
     if origin in _CONTAINERS:
-        return f"{'lists' if several else 'a list'} of {in_words(args[0], several=True)}"
+        return f"{'lists' if several else 'a list'} of {describe_type(args[0], several=True)}"
     if (origin or hint) in _WORDS:
         return _WORDS[origin or hint][several]
     name = _title(origin or hint)
@@ -288,10 +288,10 @@ def _title(kind: type) -> str:
 
 
 def _listed(words: Sequence[str]) -> str:
-    return joined(dict.fromkeys(words), "or")
+    return join_words(dict.fromkeys(words), "or")
 
 
-def shortened(value: object) -> str:
+def truncated_repr(value: object) -> str:
     """Return a value as it would be typed, cut to about 60 characters."""
     short = Repr()
     short.maxstring = short.maxother = short.maxlong = 60

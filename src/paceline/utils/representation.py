@@ -20,11 +20,11 @@ class Representation:
     """Base of results; a subclass returns the names and short values to show."""
 
     def _facts(self) -> Mapping[str, object]:
-        """Return the few values that identify the result; each is shown by `in_short`."""
+        """Return the few values that identify the result; each is shown by `summarize_value`."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        facts = ", ".join(f"{name.replace(' ', '_')}={in_short(value)}" for name, value in self._facts().items())
+        facts = ", ".join(f"{name.replace(' ', '_')}={summarize_value(value)}" for name, value in self._facts().items())
         return f"{type(self).__name__}({facts})"
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Representation:
 
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows."""
-        rows = [[name.replace("_", " "), in_short(value)] for name, value in self._facts().items()]
+        rows = [[name.replace("_", " "), summarize_value(value)] for name, value in self._facts().items()]
         return f"<div><strong>{type(self).__name__}</strong>{TextTable(['', ''], rows, left=(0, 1)).html()}</div>"
 
 
@@ -73,29 +73,29 @@ class TableRepresentation(Representation):
 
 
 def _in_full(value: object, indent: int) -> str:
-    """Return a value as `in_short` does, but all of a text, in lines of at most 80 columns below each other."""
+    """Return a value as `summarize_value` does, but all of a text, in lines of at most 80 columns below each other."""
     if not isinstance(value, str) or not value:
-        return in_short(value)
+        return summarize_value(value)
     return f"\n{' ' * indent}".join(wrap(value, COLUMNS - indent, break_long_words=False, break_on_hyphens=False))
 
 
-def in_short(value: object) -> str:
+def summarize_value(value: object) -> str:
     """Return a value in at most one short line: six digits of a number, the name of a function, the size of the rest.
 
     >>> from functools import partial
-    >>> in_short(0.123456789), in_short("a" * 99)[-6:], in_short(partial(sorted, reverse=True))
+    >>> summarize_value(0.123456789), summarize_value("a" * 99)[-6:], summarize_value(partial(sorted, reverse=True))
     ('0.123457', 'aaa...', 'sorted(reverse=True)')
-    >>> in_short(list(range(1000)))
+    >>> summarize_value(list(range(1000)))
     'list of 1000'
     """
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
-        return _cut("{" + ", ".join(f"{name}: {in_short(each)}" for name, each in value.items()) + "}")
+        return _cut("{" + ", ".join(f"{name}: {summarize_value(each)}" for name, each in value.items()) + "}")
     if isinstance(value, partial):
         return _cut(_call(value))
     if isinstance(value, list | tuple):
-        listed = f"[{', '.join(map(in_short, value))}]" if len(value) <= MOST else ""
+        listed = f"[{', '.join(map(summarize_value, value))}]" if len(value) <= MOST else ""
         return listed if listed and len(listed) <= LONGEST else f"{type(value).__name__} of {len(value)}"
     if callable(value) and hasattr(value, "__qualname__"):
         return _cut(value.__qualname__)
@@ -107,8 +107,11 @@ def in_short(value: object) -> str:
 
 
 def _call(value: partial[Any]) -> str:
-    given = [*map(in_short, value.args), *(f"{name}={in_short(each)}" for name, each in value.keywords.items())]
-    return f"{in_short(value.func)}({', '.join(given)})"
+    given = [
+        *map(summarize_value, value.args),
+        *(f"{name}={summarize_value(each)}" for name, each in value.keywords.items()),
+    ]
+    return f"{summarize_value(value.func)}({', '.join(given)})"
 
 
 def _cut(text: str) -> str:

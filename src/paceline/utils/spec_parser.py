@@ -148,7 +148,7 @@ def _parameter(name: str, knob: str, parameters: Mapping[str, Parameter]) -> str
     raise UsageError(f"{name} has no knob {knob!r}{did_you_mean(knob, parameters)}")
 
 
-def brief(instance: Any, name: str = "", without: Collection[str] = ()) -> str:
+def short_repr(instance: Any, name: str = "", without: Collection[str] = ()) -> str:
     """Return a dataclass as its call, without what is as it is by default.
 
     Args:
@@ -156,7 +156,7 @@ def brief(instance: Any, name: str = "", without: Collection[str] = ()) -> str:
         name: of what is called, if not its class.
         without: fields that are left out whatever they are.
 
-    >>> brief(Call("bsp"))
+    >>> short_repr(Call("bsp"))
     "Call(name='bsp')"
     """
     told = []

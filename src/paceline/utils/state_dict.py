@@ -5,7 +5,7 @@ from copy import copy
 from typing import Any
 
 
-def copied(instance: object, names: Iterable[str]) -> dict[str, Any]:
+def snapshot(instance: object, names: Iterable[str]) -> dict[str, Any]:
     """Return a copy of these attributes."""
     return {name: copy(getattr(instance, name)) for name in names}
 

@@ -6,11 +6,11 @@ from numbers import Integral, Real
 from paceline.errors import UsageError
 
 
-def check(interval: str, kind: type = Real, /, **values: object) -> None:
+def check_range(interval: str, kind: type = Real, /, **values: object) -> None:
     """Raise a UsageError unless every value is a number (or ``Integral``) inside the interval.
 
-    >>> check("(0, inf)", mean_s=1.5)
-    >>> check("[1, inf)", Integral, n=0)
+    >>> check_range("(0, inf)", mean_s=1.5)
+    >>> check_range("[1, inf)", Integral, n=0)
     Traceback (most recent call last):
     paceline.errors.UsageError: n=0 is not a whole number in [1, inf)
     """

@@ -27,13 +27,13 @@ def listed(noun: str, things: Sequence[object]) -> str:
     >>> listed("seed", [1]), listed("seed", [1, 2, 5])
     ('seed 1', 'seeds 1, 2 and 5')
     """
-    return f"{noun if len(things) == 1 else f'{noun}s'} {joined(things)}"
+    return f"{noun if len(things) == 1 else f'{noun}s'} {join_words(things)}"
 
 
-def joined(things: Iterable[object], conjunction: str = "and") -> str:
+def join_words(things: Iterable[object], conjunction: str = "and") -> str:
     """Return things with commas between them, and a conjunction before the last one.
 
-    >>> joined(["bsp"]), joined(["bsp", "asp", "ssp"]), joined(["text", "None"], "or")
+    >>> join_words(["bsp"]), join_words(["bsp", "asp", "ssp"]), join_words(["text", "None"], "or")
     ('bsp', 'bsp, asp and ssp', 'text or None')
     """
     *others, last = map(str, things)

@@ -18,7 +18,7 @@ from paceline.errors import UsageError, did_you_mean
 from paceline.utils.argument_types import checked_types
 from paceline.utils.files import ContentError, open_table
 from paceline.utils.spec_parser import bind, parse_call
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 Array = NDArray[np.float64]
 
@@ -47,7 +47,7 @@ class Deterministic:
     value_s: float
 
     def __post_init__(self) -> None:
-        check("(0, inf)", value_s=self.value_s)
+        check_range("(0, inf)", value_s=self.value_s)
 
     @property
     def expectation_s(self) -> float:
@@ -73,8 +73,8 @@ class Uniform:
     high_s: float
 
     def __post_init__(self) -> None:
-        check("[0, inf)", low_s=self.low_s)
-        check(f"({self.low_s}, inf)", high_s=self.high_s)
+        check_range("[0, inf)", low_s=self.low_s)
+        check_range(f"({self.low_s}, inf)", high_s=self.high_s)
 
     @property
     def expectation_s(self) -> float:
@@ -101,7 +101,7 @@ class Exponential:
     mean_s: float
 
     def __post_init__(self) -> None:
-        check("(0, inf)", mean_s=self.mean_s)
+        check_range("(0, inf)", mean_s=self.mean_s)
 
     @property
     def expectation_s(self) -> float:
@@ -133,8 +133,8 @@ class ShiftedExponential:
     mean_s: float
 
     def __post_init__(self) -> None:
-        check("[0, inf)", shift_s=self.shift_s)
-        check("(0, inf)", mean_s=self.mean_s)
+        check_range("[0, inf)", shift_s=self.shift_s)
+        check_range("(0, inf)", mean_s=self.mean_s)
 
     @property
     def expectation_s(self) -> float:
@@ -162,7 +162,7 @@ class Pareto:
     shape: float
 
     def __post_init__(self) -> None:
-        check("(0, inf)", scale_s=self.scale_s, shape=self.shape)
+        check_range("(0, inf)", scale_s=self.scale_s, shape=self.shape)
 
     @property
     def expectation_s(self) -> float:
@@ -188,7 +188,7 @@ class LogNormal:
     sigma: float
 
     def __post_init__(self) -> None:
-        check("(0, inf)", median_s=self.median_s, sigma=self.sigma)
+        check_range("(0, inf)", median_s=self.median_s, sigma=self.sigma)
 
     @property
     def expectation_s(self) -> float:
@@ -216,7 +216,7 @@ class Gamma:
     mean_s: float
 
     def __post_init__(self) -> None:
-        check("(0, inf)", shape=self.shape, mean_s=self.mean_s)
+        check_range("(0, inf)", shape=self.shape, mean_s=self.mean_s)
 
     @property
     def expectation_s(self) -> float:
@@ -252,9 +252,9 @@ class HyperExponential:
         for name in ("means_s", "probabilities"):
             object.__setattr__(self, name, _numbers(name, getattr(self, name)))
         for mean_s in self.means_s:
-            check("(0, inf)", means_s=mean_s)
+            check_range("(0, inf)", means_s=mean_s)
         for probability in self.probabilities:
-            check("(0, 1]", probabilities=probability)
+            check_range("(0, 1]", probabilities=probability)
         if len(self.means_s) != len(self.probabilities) or not isclose(sum(self.probabilities), 1):
             expected = f"{len(self.means_s)} numbers of sum 1, one for each mean"
             raise UsageError(f"probabilities={self.probabilities} are not {expected}")
@@ -294,7 +294,7 @@ class Empirical:
     def __post_init__(self) -> None:
         values_s = _numbers("values_s", self.values_s)
         for value_s in values_s:
-            check("(0, inf)", values_s=value_s)
+            check_range("(0, inf)", values_s=value_s)
         object.__setattr__(self, "values_s", tuple(sorted(values_s)))
 
     @classmethod
@@ -330,7 +330,7 @@ def _numbers(name: str, given: object) -> tuple[float, ...]:
 def _seconds(cell: str | None, where: str) -> float:
     try:
         value_s = float(cell or "")
-        check("(0, inf)", value_s=value_s)
+        check_range("(0, inf)", value_s=value_s)
     except ValueError as error:
         raise UsageError(f"{where}: {cell!r} is not a number of seconds in (0, inf)") from error
     return value_s

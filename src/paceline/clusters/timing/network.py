@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import inf
 
 from paceline.utils.argument_types import checked_types
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 
 @checked_types
@@ -28,8 +28,8 @@ class Network:
     down_bytes_per_s: float = inf
 
     def __post_init__(self) -> None:
-        check("[0, inf)", latency_s=self.latency_s)
-        check("(0, inf]", up_bytes_per_s=self.up_bytes_per_s, down_bytes_per_s=self.down_bytes_per_s)
+        check_range("[0, inf)", latency_s=self.latency_s)
+        check_range("(0, inf]", up_bytes_per_s=self.up_bytes_per_s, down_bytes_per_s=self.down_bytes_per_s)
 
     def pull_s(self, payload_bytes: float) -> float:
         """Return the seconds from the server's sending of the parameters to their arrival."""
@@ -68,4 +68,4 @@ class ServerTime:
     gradient_s: float = 0.0
 
     def __post_init__(self) -> None:
-        check("[0, inf)", update_s=self.update_s, gradient_s=self.gradient_s)
+        check_range("[0, inf)", update_s=self.update_s, gradient_s=self.gradient_s)

@@ -12,7 +12,7 @@ from numpy.random import Generator
 
 from paceline.errors import UsageError
 from paceline.utils.argument_types import checked_types
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 Selection = tuple[int, ...] | float
 Piece = tuple[float, float]
@@ -44,9 +44,9 @@ class Slowdown:
     until_s: float = inf
 
     def __post_init__(self) -> None:
-        check("[0, inf)", at_s=self.at_s)
-        check("(0, inf)", factor=self.factor)
-        check(f"({self.at_s}, inf]", until_s=self.until_s)
+        check_range("[0, inf)", at_s=self.at_s)
+        check_range("(0, inf)", factor=self.factor)
+        check_range(f"({self.at_s}, inf]", until_s=self.until_s)
         object.__setattr__(self, "workers", _checked(self.workers))
 
     def affects(self, worker: int, n: int) -> bool:
@@ -90,9 +90,9 @@ class Periodic:
     at_s: float = 0.0
 
     def __post_init__(self) -> None:
-        check("(0, inf)", on_s=self.on_s, slowdown=self.slowdown)
-        check(f"({self.on_s}, inf)", every_s=self.every_s)
-        check("[0, inf)", at_s=self.at_s)
+        check_range("(0, inf)", on_s=self.on_s, slowdown=self.slowdown)
+        check_range(f"({self.on_s}, inf)", every_s=self.every_s)
+        check_range("[0, inf)", at_s=self.at_s)
         object.__setattr__(self, "workers", _checked(self.workers))
 
     def affects(self, worker: int, n: int) -> bool:
@@ -130,7 +130,7 @@ class Transient:
     workers: Selection = 1.0
 
     def __post_init__(self) -> None:
-        check("(0, inf)", mean_on_s=self.mean_on_s, mean_off_s=self.mean_off_s, slowdown=self.slowdown)
+        check_range("(0, inf)", mean_on_s=self.mean_on_s, mean_off_s=self.mean_off_s, slowdown=self.slowdown)
         object.__setattr__(self, "workers", _checked(self.workers))
 
     def affects(self, worker: int, n: int) -> bool:
@@ -197,12 +197,12 @@ def _product(factors: Sequence[Iterator[Piece]]) -> Iterator[Piece]:
 def _checked(workers: object) -> object:
     if not isinstance(workers, (list, tuple)):
         try:
-            check("(0, 1]", workers=workers)
+            check_range("(0, 1]", workers=workers)
         except UsageError as error:
             raise UsageError(f"{error}; or type a list of worker ids: workers=[0, 1]") from error
         return workers
     for worker in workers:
-        check("[0, inf)", Integral, workers=worker)
+        check_range("[0, inf)", Integral, workers=worker)
     return tuple(workers)
 
 

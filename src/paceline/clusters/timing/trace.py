@@ -17,7 +17,7 @@ from paceline.core.records import GradientArrived, Record, WorkInterrupted, Work
 from paceline.errors import UsageError
 from paceline.utils.argument_types import checked_types
 from paceline.utils.files import ContentError, open_table, write_out
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 WHOLE = {"worker": "[0, inf)", "draw": "[1, inf)", "censored": "[0, 1]"}
 BY = ("draw", "time")
@@ -244,7 +244,7 @@ def _check_rows(rows: Sequence[TraceRow], source: str) -> None:
 def _check_row(row: TraceRow) -> None:
     for column, value in zip(TraceRow._fields, row, strict=True):
         try:
-            check(WHOLE.get(column, "[0, inf)"), Integral if column in WHOLE else Real, **{column: value})
+            check_range(WHOLE.get(column, "[0, inf)"), Integral if column in WHOLE else Real, **{column: value})
         except UsageError as error:
             raise UsageError(f"{column}: {error}") from error
     if row.end_s < row.start_s or (row.end_s == row.start_s and not row.censored):

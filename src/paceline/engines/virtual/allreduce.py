@@ -11,7 +11,7 @@ from paceline.core.events import Accept, Apply, Arrival, Compute, Evaluate, Eval
 from paceline.engines.virtual.allreduce_timing import AllReduceTiming
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.server.flat_buffers import copy_alike
-from paceline.utils.state_dict import copied, restore
+from paceline.utils.state_dict import restore, snapshot
 from paceline.utils.user_code import note_place
 from paceline.worker.allreduce import AllReduceAlgorithm, Contribution, accumulate
 from paceline.worker.replica import Replica
@@ -93,7 +93,7 @@ class VirtualAllReduce(AllReduceTiming):
             "workers": [worker.state_dict() for worker in self._distinct],
             "total": self._total.memory.clone() if self._shares else None,
             "work": dict(self._work),
-            **copied(self, ("_shares", "_expected", "_took_part")),
+            **snapshot(self, ("_shares", "_expected", "_took_part")),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

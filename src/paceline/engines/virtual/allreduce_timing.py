@@ -13,7 +13,7 @@ from paceline.clusters.simulated import Cluster
 from paceline.core.events import AbortRun, Compute, Event, Outcome
 from paceline.engines.virtual.timing import NOT_A_WORKER, TimingEngine
 from paceline.protocols.allreduce import AllReduceConfig
-from paceline.utils.state_dict import copied, restore
+from paceline.utils.state_dict import restore, snapshot
 
 
 class AllReduceTiming(TimingEngine):
@@ -92,12 +92,12 @@ class AllReduceTiming(TimingEngine):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the workers are doing, too."""
-        return {**super().state_dict(), **copied(self, _AS_IT_IS), "arriving": list(self._arriving)}
+        return {**super().state_dict(), **snapshot(self, _SAVED), "arriving": list(self._arriving)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state of the same cluster."""
         super().load_state_dict(state)
-        restore(self, _AS_IT_IS, state)
+        restore(self, _SAVED, state)
         self._arriving = deque(state["arriving"])
 
     def _fault(self, worker: int) -> Fault | None:
@@ -163,7 +163,7 @@ class AllReduceTiming(TimingEngine):
         return arrival._replace(finite=False) if fault is not None else arrival
 
 
-_AS_IT_IS = (
+_SAVED = (
     "_free_s",
     "_lost",
     "_finished_s",

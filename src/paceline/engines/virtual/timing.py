@@ -28,7 +28,7 @@ from paceline.core.events import (
 )
 from paceline.engines.base import Engine
 from paceline.recording.history import Totals
-from paceline.utils.state_dict import copied, restore
+from paceline.utils.state_dict import restore, snapshot
 
 NOT_A_WORKER = -1
 
@@ -154,12 +154,12 @@ class TimingEngine(Engine):
     def state_dict(self) -> dict[str, Any]:
         """Return the clock, the events that are to come and what the workers are doing."""
         totals = vars(self._totals) | {"staleness": Counter(self._totals.staleness)}
-        return {"totals": totals, **copied(self, _AS_IT_IS)}
+        return {"totals": totals, **snapshot(self, _SAVED)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state of the same cluster."""
         self._totals = Totals(**state["totals"])
-        restore(self, _AS_IT_IS, state)
+        restore(self, _SAVED, state)
 
     def _finish(self, worker: int) -> None:
         self._current[worker] = 0
@@ -200,4 +200,4 @@ class TimingEngine(Engine):
 
 
 # The part of the state that a checkpoint can hold as it is; pulls and useful seconds are for `simulate`, without any.
-_AS_IT_IS = ("now", "_heap", "_sequence", "_current", "_started_s", "_busy_s", "_arrivals", "fired")
+_SAVED = ("now", "_heap", "_sequence", "_current", "_started_s", "_busy_s", "_arrivals", "fired")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import RunError, UsageError
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 LEAST_UPDATES = 10
 SMOOTHING = 0.02
@@ -48,8 +48,8 @@ class Range:
     updates: int
 
     def __post_init__(self) -> None:
-        check("(0, inf)", lowest=self.lowest, highest=self.highest)
-        check(f"[{LEAST_UPDATES}, inf)", Integral, updates=self.updates)
+        check_range("(0, inf)", lowest=self.lowest, highest=self.highest)
+        check_range(f"[{LEAST_UPDATES}, inf)", Integral, updates=self.updates)
         if self.lowest >= self.highest:
             raise UsageError(
                 f"lowest = {self.lowest!r} and highest = {self.highest!r}; expected rates that rise, "

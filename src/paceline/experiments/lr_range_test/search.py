@@ -30,7 +30,7 @@ from paceline.utils.argument_types import checked_types
 from paceline.utils.representation import Representation, TableRepresentation
 from paceline.utils.spec_parser import parse_call
 from paceline.utils.text_table import TextTable
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 Watch = Callable[[str, Stop], AbstractContextManager[Callback]]
 
@@ -159,8 +159,8 @@ def knee(
     """
     refuse_while_opening()
     cluster = without_torchrun(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "knee")
-    check("[0, inf)", Integral, seed=seed)
-    check("[1, inf)", Integral, runs=runs)
+    check_range("[0, inf)", Integral, seed=seed)
+    check_range("[1, inf)", Integral, runs=runs)
     shows = progress if watch is None else False
     tried = Range(lowest, highest, updates)
     search = _Search(job, cluster, tried, range(seed, seed + runs), watch or _unwatched, shows)

@@ -17,7 +17,7 @@ from paceline.errors import UsageError
 from paceline.experiments.search_cost.recorded_runs import percent
 from paceline.experiments.search_cost.recorded_search import RecordedSearch, Rung
 from paceline.utils.rng import stream
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 USUAL_RUNS = 5  # R of the paper
 
@@ -35,8 +35,8 @@ class SearchSetting:
     candidate_runs: int
 
     def __post_init__(self) -> None:
-        check("[0, inf)", Integral, bsp_runs=self.bsp_runs)
-        check("[1, inf)", Integral, candidate_runs=self.candidate_runs)
+        check_range("[0, inf)", Integral, bsp_runs=self.bsp_runs)
+        check_range("[1, inf)", Integral, candidate_runs=self.candidate_runs)
 
     def __str__(self) -> str:
         return f"({'No' if self.bsp_runs else 'Yes'}, {self.bsp_runs}, {self.candidate_runs})"
@@ -100,8 +100,8 @@ class Counting:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check("[0, inf)", Integral, exact_up_to=self.exact_up_to, seed=self.seed)
-        check("[1, inf)", Integral, draws=self.draws)
+        check_range("[0, inf)", Integral, exact_up_to=self.exact_up_to, seed=self.seed)
+        check_range("[1, inf)", Integral, draws=self.draws)
 
     def taken(self, rung: Rung, asked: int) -> int:
         """Return how many of the recorded runs of a rung are drawn.

@@ -11,7 +11,7 @@ from statistics import fmean
 from paceline.errors import UsageError
 from paceline.experiments.search_cost.recorded_runs import RecordedRun, Runs, percent, same_fraction
 from paceline.experiments.switch_point.bisection import accepts
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class RecordedSearch:
     truth: float | None = None
 
     def __post_init__(self) -> None:
-        check("[0, 1]", margin=self.margin)
+        check_range("[0, 1]", margin=self.margin)
         if self.target is not None:
-            check("[0, 1]", target=self.target)
+            check_range("[0, 1]", target=self.target)
         if any(map(isnan, self.bsp.accuracies)):
             raise UsageError("a recorded BSP run has diverged (accuracy nan), so there is no target; leave it out")
         fractions = [1.0, *(rung.fraction for rung in self.ladder)]

@@ -8,7 +8,7 @@ from math import isfinite
 from numbers import Integral
 
 from paceline.errors import UsageError
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 ROUNDING = 1e-12  # of accuracies: equal decimals are equal, in whichever order they were added
 
@@ -88,7 +88,7 @@ class Bisection:
             raise UsageError(f"target = {self.target!r}, expected a share in (0, 1]{as_share(self.target)}")
         if not _is_number(self.margin) or not 0 <= self.margin < 1:
             raise UsageError(f"margin = {self.margin!r}, expected a share in [0, 1){as_share(self.margin)}")
-        check("[1, inf)", Integral, settings=self.settings)
+        check_range("[1, inf)", Integral, settings=self.settings)
         if not isinstance(self.two_sided, bool):
             raise UsageError(f"two_sided = {self.two_sided!r}, expected True or False")
 

@@ -26,7 +26,7 @@ from paceline.jobs.job import Job
 from paceline.processes.shared_pickle import refuse_while_opening
 from paceline.run.train import AnyCluster
 from paceline.utils.argument_types import checked_types
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 from paceline.worker.evaluation import evaluate
 from paceline.worker.torch_utils import build_model, usable_device
 
@@ -109,8 +109,8 @@ def search_switch(
     refuse_while_opening()
     cluster = without_torchrun(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "search")
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
-    check("[1, inf)", Integral, runs=runs)
-    check("[0, inf)", Integral, seed=seed)
+    check_range("[1, inf)", Integral, runs=runs)
+    check_range("[0, inf)", Integral, seed=seed)
     of_first = _first_runs(first_runs, runs, target)
     bisection = Bisection(1.0 if target is None else target, margin, settings, two_sided)
     _check_stop(stop)
@@ -173,7 +173,7 @@ def _refuse_divergence(alone: Trials, seeds: range, first: str) -> None:
 def _first_runs(given: int | None, runs: int, target: float | None) -> int:
     if given is None:
         return runs if target is None else 0
-    check("[0, inf)", Integral, first_runs=given)
+    check_range("[0, inf)", Integral, first_runs=given)
     if given == 0 and target is None:
         raise UsageError("first_runs = 0 and no target: expected the accuracy to be kept, or runs that measure it")
     return given

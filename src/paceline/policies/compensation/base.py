@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 from paceline.core.sharding import FullVector
 from paceline.errors import UsageError
 from paceline.utils.argument_types import checked_types
-from paceline.utils.spec_parser import brief
+from paceline.utils.spec_parser import short_repr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,7 +101,7 @@ class Compensator(ABC):
     kind: ClassVar[Kind]
 
     def __repr__(self) -> str:
-        return brief(self, self.name)
+        return short_repr(self, self.name)
 
     @property
     @abstractmethod

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from paceline.policies.compensation.base import Compensator, Kind, StaleGradient, squared_norm
 from paceline.utils.argument_types import checked_types
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 if TYPE_CHECKING:
     from paceline.policies.compensation.base import Memory
@@ -45,10 +45,10 @@ class DCASGD(Compensator):
     kind: ClassVar[Kind] = "correction"
 
     def __post_init__(self) -> None:
-        check(REPRESENTABLE, lambda0=self.lambda0)
-        check("(0, inf)", epsilon=self.epsilon)
+        check_range(REPRESENTABLE, lambda0=self.lambda0)
+        check_range("(0, inf)", epsilon=self.epsilon)
         if self.m is not None:
-            check("[0, 1)", m=self.m)
+            check_range("[0, 1)", m=self.m)
 
     @property
     def formula(self) -> str:
@@ -93,7 +93,7 @@ class DCS3GD(Compensator):
     kind: ClassVar[Kind] = "correction"
 
     def __post_init__(self) -> None:
-        check(REPRESENTABLE, lambda0=self.lambda0)
+        check_range(REPRESENTABLE, lambda0=self.lambda0)
 
     @property
     def formula(self) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from paceline.errors import UsageError
 from paceline.policies.compensation.base import Compensator, Kind, StaleGradient
 from paceline.utils.argument_types import checked_types
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 if TYPE_CHECKING:
     from paceline.policies.compensation.base import Memory
@@ -46,7 +46,7 @@ class StalenessLR(Compensator):
         given = {name: value for name, value in vars(self).items() if value is not None}
         if len(given) != 1:
             raise UsageError(f"staleness_lr was given {given or 'neither C nor error_floor'}; expected one of the two")
-        check("(0, inf)", **given)
+        check_range("(0, inf)", **given)
 
     @property
     def formula(self) -> str:

@@ -12,8 +12,8 @@ from paceline.errors import UsageError
 from paceline.policies.controllers.base import Action, Controller, Observation, SetQuorum
 from paceline.protocols.protocol import Protocol
 from paceline.utils.argument_types import checked_types
-from paceline.utils.spec_parser import brief
-from paceline.utils.validation import check
+from paceline.utils.spec_parser import short_repr
+from paceline.utils.validation import check_range
 from paceline.utils.wording import counted
 
 State = dict[str, Any]
@@ -49,10 +49,10 @@ class AdaSync(Controller[State]):
     reads: ClassVar[Literal["losses"]] = "losses"
 
     def __post_init__(self) -> None:
-        check("[1, inf)", Integral, K_0=self.K_0, D=self.D)
+        check_range("[1, inf)", Integral, K_0=self.K_0, D=self.D)
 
     def __repr__(self) -> str:
-        return brief(self)
+        return short_repr(self)
 
     def check(self, protocol: Protocol, n: int) -> None:
         """Refuse to begin with all workers, where K could not grow."""

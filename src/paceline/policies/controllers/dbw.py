@@ -15,8 +15,8 @@ from paceline.policies.estimators.gain import GainEstimator, GainInput
 from paceline.policies.estimators.update_time import Unobserved, UpdateTimeEstimator
 from paceline.protocols.protocol import Protocol
 from paceline.utils.argument_types import checked_types
-from paceline.utils.spec_parser import brief
-from paceline.utils.validation import check
+from paceline.utils.spec_parser import short_repr
+from paceline.utils.validation import check_range
 
 
 @checked_types
@@ -45,7 +45,7 @@ class BDBW(Controller[UpdateTimes]):
         self.begin(1)
 
     def __repr__(self) -> str:
-        return brief(self)
+        return short_repr(self)
 
     def begin(self, n: int) -> UpdateTimes:
         """Know nothing yet."""
@@ -136,10 +136,10 @@ class DBW(Controller[_State]):
 
     def __post_init__(self) -> None:
         self.begin(1)  # the estimators check what is theirs
-        check("[1, inf)", beta=self.beta)
+        check_range("[1, inf)", beta=self.beta)
 
     def __repr__(self) -> str:
-        return brief(self)
+        return short_repr(self)
 
     def check(self, protocol: Protocol, n: int) -> None:
         """Warn of a single worker."""

@@ -8,8 +8,8 @@ from numbers import Integral
 
 from paceline.policies.controllers.base import Action, Controller, Exclude, Note, Observation
 from paceline.utils.argument_types import checked_types
-from paceline.utils.spec_parser import brief
-from paceline.utils.validation import check
+from paceline.utils.spec_parser import short_repr
+from paceline.utils.validation import check_range
 
 State = dict[int, tuple[int, bool]]  # worker -> (version of its last use, whether that was remarked)
 
@@ -33,10 +33,10 @@ class IdleWorkers(Controller[State]):
     release: bool = False
 
     def __post_init__(self) -> None:
-        check("[1, inf)", Integral, after=self.after)
+        check_range("[1, inf)", Integral, after=self.after)
 
     def __repr__(self) -> str:
-        return brief(self)
+        return short_repr(self)
 
     def begin(self, n: int) -> State:
         """Know no worker yet."""

@@ -24,9 +24,9 @@ from paceline.policies.controllers.base import (
 from paceline.policies.estimators.stragglers import StragglerDetector
 from paceline.protocols.protocol import Phase, Protocol
 from paceline.utils.argument_types import checked_types
-from paceline.utils.spec_parser import brief
-from paceline.utils.state_dict import copied, restore
-from paceline.utils.validation import check
+from paceline.utils.spec_parser import short_repr
+from paceline.utils.state_dict import restore, snapshot
+from paceline.utils.validation import check_range
 
 
 class StragglerWatch:
@@ -84,15 +84,15 @@ class StragglerWatch:
 
     def state_dict(self) -> dict[str, Any]:
         """Return it as a checkpoint can hold it."""
-        return {"detector": self.detector.state_dict(), **copied(self, _AS_IT_IS)}
+        return {"detector": self.detector.state_dict(), **snapshot(self, _SAVED)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with what was known."""
         self.detector.load_state_dict(state["detector"])
-        restore(self, _AS_IT_IS, state)
+        restore(self, _SAVED, state)
 
 
-_AS_IT_IS = ("since_s", "persistent", "aside", "home")
+_SAVED = ("since_s", "persistent", "aside", "home")
 
 
 @checked_types
@@ -122,12 +122,12 @@ class Stragglers(Controller[StragglerWatch]):
     name: ClassVar[str] = "stragglers"
 
     def __post_init__(self) -> None:
-        check("[1, inf)", Integral, window=self.window, consecutive=self.consecutive)
-        check("[0, 1)", min_gap=self.min_gap)
-        check("(0, inf]", persistent_s=self.persistent_s)
+        check_range("[1, inf)", Integral, window=self.window, consecutive=self.consecutive)
+        check_range("[0, 1)", min_gap=self.min_gap)
+        check_range("(0, inf]", persistent_s=self.persistent_s)
 
     def __repr__(self) -> str:
-        return brief(self, self.name).removesuffix("()")
+        return short_repr(self, self.name).removesuffix("()")
 
     def added_to(self, phase: Phase) -> Phase:
         """Return the phase under this policy, if it has no other one."""

@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 from paceline.core.events import Step
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 
 class GainInput(NamedTuple):
@@ -63,7 +63,7 @@ class GainEstimator:
     """
 
     def __init__(self, D: int) -> None:
-        check("[1, inf)", Integral, D=D)
+        check_range("[1, inf)", Integral, D=D)
         self._variances: deque[float] = deque(maxlen=D)
         self._squared_norms: deque[float] = deque(maxlen=D)
         self._smoothnesses: deque[float] = deque(maxlen=D)

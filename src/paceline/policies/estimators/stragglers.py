@@ -7,7 +7,7 @@ from math import sqrt
 from statistics import fmean, pstdev
 from typing import Any
 
-from paceline.utils.state_dict import copied, restore
+from paceline.utils.state_dict import restore, snapshot
 
 Round = dict[int, tuple[int, float]]  # worker -> gradients, busy_s
 ROUNDING = 1e-9  # where half of the workers are equally slow, they are at S - sigma exactly
@@ -154,15 +154,15 @@ class StragglerDetector:
     def state_dict(self) -> dict[str, Any]:
         """Return what was heard."""
         pasts = {worker: (past.count, past.mean, past.squares) for worker, past in self._pasts.items()}
-        return {"pasts": pasts, **copied(self, _AS_IT_IS)}
+        return {"pasts": pasts, **snapshot(self, _SAVED)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state."""
         self._pasts = {worker: Past(*past) for worker, past in state["pasts"].items()}
-        restore(self, _AS_IT_IS, state)
+        restore(self, _SAVED, state)
 
 
-_AS_IT_IS = ("_live", "_heard", "_rounds", "_slow", "throughput")
+_SAVED = ("_live", "_heard", "_rounds", "_slow", "throughput")
 
 
 def _throughput(rounds: list[Round]) -> dict[int, float]:

@@ -32,7 +32,7 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.policies.estimators.isotonic import Floats, IsotonicFit
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 Unobserved = Literal["lower", "mid", "upper"]
 Cell = tuple[int, int]  # (h, i)
@@ -86,12 +86,12 @@ class UpdateTimeEstimator:
     def __init__(
         self, n: int, unobserved: Unobserved = "lower", window: int | None = None, forgetting: float = 1.0
     ) -> None:
-        check("[1, inf)", Integral, n=n)
-        check("(0, 1]", forgetting=forgetting)
+        check_range("[1, inf)", Integral, n=n)
+        check_range("(0, 1]", forgetting=forgetting)
         if unobserved not in get_args(Unobserved):
             raise UsageError(f"unobserved = {unobserved!r}, expected one of {', '.join(get_args(Unobserved))}")
         if window is not None:
-            check("[1, inf)", Integral, window=window)
+            check_range("[1, inf)", Integral, window=window)
         self.n = n
         self.unobserved = unobserved
         self.window = window

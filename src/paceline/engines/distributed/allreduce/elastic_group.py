@@ -19,8 +19,8 @@ from paceline.engines.distributed.transport.connection import (
     bytes_of,
     describe,
     dist,
-    in_short,
     saying_when_broken,
+    summarize_value,
 )
 from paceline.engines.distributed.transport.keepalive import end_when_silent, published, sockets
 from paceline.engines.distributed.transport.process_group import AbortableGroup, PendingCollective
@@ -104,7 +104,7 @@ class ElasticGroup:
             if self._uses_nccl:
                 self._collective.connect_gpus(dist.PrefixStore("nccl", store))
         except RuntimeError as error:
-            raise Unreachable(in_short(str(error))) from error
+            raise Unreachable(summarize_value(str(error))) from error
         self._check_whole()
         self._recognise_others(timedelta(seconds=2 * silence_s))  # others may still try to connect
 

@@ -39,7 +39,7 @@ from paceline.engines.distributed.allreduce.membership import MembershipServer
 from paceline.engines.distributed.allreduce.messages import MembershipChanged, RunFinished, StepReport, StepSummary
 from paceline.engines.distributed.rendezvous.handshake import RunOver
 from paceline.engines.distributed.transport.process_group import CompletionTimer
-from paceline.errors import UsageError, in_words
+from paceline.errors import UsageError, describe_error
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.worker.allreduce import AllReduceAlgorithm
 from paceline.worker.replica import Replica
@@ -388,7 +388,7 @@ class AllReduceEngine(Engine):
         is_usage = isinstance(error, UsageError)
         if isinstance(self._circle, MembershipClient) and isinstance(error, Exception):
             self._circle.fail(error)
-        self._circle.close({"error": in_words(error), "is_usage": is_usage} if error else self.end)
+        self._circle.close({"error": describe_error(error), "is_usage": is_usage} if error else self.end)
         self._replica.close()
 
     def _tell_time(self) -> None:

@@ -63,7 +63,7 @@ from paceline.engines.distributed.transport.messages import (
 )
 from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
 from paceline.engines.wall_clock import WallClockEngine
-from paceline.errors import RunError, UsageError, in_words
+from paceline.errors import RunError, UsageError, describe_error
 from paceline.jobs.job import Job
 from paceline.server.flat_buffers import FlatLayout, copy_of
 from paceline.server.parameter_server import ParameterServer
@@ -158,7 +158,7 @@ class DistributedServerEngine(WallClockEngine[RemoteWorker]):
             assistant.kill()  # nobody waits for an evaluation any more
         if self._door is not None:
             self._take_leave(
-                {"error": in_words(error), "is_usage": isinstance(error, UsageError)} if error else self._end
+                {"error": describe_error(error), "is_usage": isinstance(error, UsageError)} if error else self._end
             )
         for timer in self._patience:
             timer.cancel()

@@ -39,7 +39,7 @@ def saying_when_broken() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # of whatever kind torch raises
-        raise ConnectionLost(in_short(str(error))) from error
+        raise ConnectionLost(summarize_value(str(error))) from error
 
 
 def gloo(store: Any, place: int, size: int, device: Any, timeout: timedelta = CONNECT_TIMEOUT, threads: int = 1) -> Any:
@@ -294,7 +294,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def in_short(reason: str) -> str:
+def summarize_value(reason: str) -> str:
     """Return what gloo says without where in its source it says so, and what else may help."""
     said = reason.rpartition("] ")[2] if reason.startswith("[/") else reason
     return said.partition(". This is")[0].partition("\n")[0]

@@ -20,7 +20,7 @@ from paceline.clusters.timing import (
     Uniform,
 )
 from paceline.utils.rng import stream
-from paceline.utils.validation import check
+from paceline.utils.validation import check_range
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -43,7 +43,7 @@ class Draws:
     """
 
     def __init__(self, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
-        check("[0, inf)", payload_bytes=payload_bytes)
+        check_range("[0, inf)", payload_bytes=payload_bytes)
         self._cluster = cluster
         self._seed = seed
         self._network_s = cluster.network.pull_s(payload_bytes) + cluster.network.push_s(payload_bytes)
