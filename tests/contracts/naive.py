@@ -1,4 +1,4 @@
-"""The rules of docs/design.md once more, word by word and with no thought for speed; no timeouts, no controllers."""
+"""The rules of the coordinator once more, word by word and with no thought for speed; no timeouts, no controllers."""
 
 from dataclasses import dataclass
 from math import inf

@@ -1,4 +1,4 @@
-"""The rules of docs/design.md ("exact meaning"), each as a list of events with all the commands that answer it."""
+"""The rules of the coordinator, each as a list of events with all the commands that answer it."""
 
 from dataclasses import dataclass, field
 from math import inf

@@ -1,6 +1,7 @@
 """The order of the house: who may import whom, and what may be imported at all."""
 
 import ast
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -124,6 +125,13 @@ def test_what_decides_knows_no_tensor(path):
 def test_only_the_distributed_engine_knows_torch_distributed(path):
     if not name_of(path).startswith("engines/distributed/"):
         assert not any(f"{name}.".startswith("torch.distributed.") for name in imports(path))
+
+
+def test_the_table_of_floors_in_the_architecture_page_is_this_one():
+    page = (Path(__file__).parents[2] / "docs/architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## Folders and floors")[2].partition("##")[0]
+    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    assert [" ".join(re.findall(r"`([^`]+)`", row)) for row in rows] == FLOORS
 
 
 def test_every_floor_has_modules():
