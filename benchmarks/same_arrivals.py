@@ -35,7 +35,7 @@ from paceline.engines.virtual.parameter_server import VirtualEngine
 from paceline.run.config import RunConfig
 from paceline.run.session import Session
 from paceline.server.flat_buffers import FlatBuffers
-from paceline.worker.replica import Measured, Replica
+from paceline.worker.replica import GradientStats, Replica
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from contracts.catalogue_table import TABLE  # type: ignore[import-not-found]
@@ -112,13 +112,13 @@ class Again(VirtualEngine):
     def wake(self, command: SetTimer) -> None:
         """A timer is among the events."""
 
-    def tell_step(self, command: Apply, step: Step | None) -> None:
+    def report_step(self, command: Apply, step: Step | None) -> None:
         """So is a step that was measured."""
 
-    def _compute_gradient(self, worker: int, draw: int, minibatch: Minibatch | None, version: int) -> Measured:
+    def _compute_gradient(self, worker: int, draw: int, minibatch: Minibatch | None, version: int) -> GradientStats:
         if not self._rounds:
             return super()._compute_gradient(worker, draw, minibatch, version)
-        self._server.let_go()
+        self._server.flush()
         self._rounded.copy_(self._versions[version])
         round_(self._rounded)
         measured = self._replica.gradient(worker, draw, minibatch, self._rounded, self._gradient)

@@ -112,7 +112,7 @@ def time_server(
     for version in range(first, first + updates):
         begun = perf_counter()
         for gradient in gradients:
-            server.take(gradient, samples=1)
+            server.enqueue(gradient, samples=1)
         accumulated = perf_counter()
         server.apply(Apply(version, accepted, 1.0, ""))
         applied = perf_counter()

@@ -21,7 +21,7 @@ import paceline as pl
 from paceline.cli import main
 from paceline.processes.child_process import Launcher
 from paceline.processes.shared_pickle import LARGE_BYTES, SharedPickle
-from paceline.processes.unpicklable import unsendable
+from paceline.processes.unpicklable import explain_unpicklable
 from paceline.recording.source_digest import main_module_of
 from tiny_jobs import dataset, sgd, tiny_job
 
@@ -270,7 +270,7 @@ def test_a_part_that_cannot_travel_is_named_in_a_comparison(tmp_path):
 def test_objects_that_contain_themselves_are_searched_once():
     ring = {"lock": None}
     ring["ring"], ring["locks"] = ring, [threading.Lock()]
-    assert unsendable({"data": ring}).startswith("data: its item 'locks', its item 0 is a lock")
+    assert explain_unpicklable({"data": ring}).startswith("data: its item 'locks', its item 0 is a lock")
 
 
 class ByName:

@@ -78,7 +78,7 @@ class Replay(VirtualEngine):
             return self._arrival(event.worker, event.draw)
         return event
 
-    def tell_step(self, command, step):
+    def report_step(self, command, step):
         if step is not None:  # at its recorded time, which controllers reckon from
             self._applied = next(self._recorded)._replace(step=step)
 

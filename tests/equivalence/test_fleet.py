@@ -21,9 +21,9 @@ from paceline.engines.virtual.timing import TimingEngine
 from paceline.engines.virtual.vectorized import renewal
 from paceline.engines.virtual.vectorized.lockstep import Lockstep
 from paceline.engines.virtual.vectorized.renewal import Renewal
-from paceline.engines.virtual.vectorized.rounds import Windows
-from paceline.engines.virtual.vectorized.sampling import Draws, in_order
-from paceline.engines.virtual.vectorized.selection import fleet_for, is_exact
+from paceline.engines.virtual.vectorized.rounds import Rounds
+from paceline.engines.virtual.vectorized.sampling import RoundTripSampler, event_order
+from paceline.engines.virtual.vectorized.selection import is_exact, vectorized_simulation
 from paceline.protocols.protocol import Protocol, as_plan
 from paceline.run.simulate import _simulate_by_events
 
@@ -72,7 +72,7 @@ def by_fleet(kind, protocol, cluster, updates, seed=0, payload_bytes=0):
     """Return the same of a fleet."""
     fleet, made = kind(protocol, cluster, seed, payload_bytes), []
     fleet.run(updates, lambda now, staleness: made.append((now, staleness.tolist())))
-    return seen(made, fleet.tally)
+    return seen(made, fleet.accounting)
 
 
 def seen(made, counts):
@@ -89,7 +89,7 @@ def by_times(protocol):
 
 def kinds_for(protocol, cluster):
     """Return every way of simulating that is exact here: any protocol may be taken an update at a time."""
-    return [kind for kind in (Windows, Lockstep, Renewal) if kind is Windows or kind.takes(protocol, cluster)]
+    return [kind for kind in (Rounds, Lockstep, Renewal) if kind is Rounds or kind.takes(protocol, cluster)]
 
 
 @st.composite
@@ -144,7 +144,7 @@ def test_who_is_interrupted_at_the_same_time_goes_on_in_the_order_of_the_work(re
     cluster = pl.Cluster(12, pl.Empirical((1.0, 2.0, 3.0)), speed=[1.0, 2.0, 4.0] * 4)
     protocol = Protocol(5, max_staleness, refill, "interrupt", name="drawn")
     for seed in range(5):
-        assert by_fleet(Windows, protocol, cluster, 50, seed) == by_events(protocol, cluster, 50, seed)
+        assert by_fleet(Rounds, protocol, cluster, 50, seed) == by_events(protocol, cluster, 50, seed)
 
 
 def comparable(simulated):
@@ -175,7 +175,7 @@ def test_simulate_says_the_same_of_every_protocol_of_the_catalogue(protocol, law
 def test_times_are_those_of_the_round_trips_in_whatever_order(law):
     rng = np.random.default_rng(0)
     cluster = pl.Cluster(70, law, speed=[1 + i % 3 for i in range(70)], network=pl.Network(latency_s=0.1))
-    draws, trips = Draws(cluster, 3, 8), cluster.round_trips(3, 8)
+    draws, trips = RoundTripSampler(cluster, 3, 8), cluster.round_trips(3, 8)
     for _ in range(3):
         workers = rng.permutation(70)[:50]
         chosen = rng.integers(0, 200, 50)
@@ -205,7 +205,7 @@ def test_arrivals_at_the_same_time_come_in_the_order_in_which_their_work_was_giv
     times_s = np.array([float(sum(durations[worker][: draw + 1])) for worker, draw in events])
     parents = np.array([events.index((worker, draw - 1)) if draw else -1 for worker, draw in events])
     given = np.array([first.index(worker) for worker, _ in events])
-    order = in_order(np.arange(len(events)), times_s, parents, given)
+    order = event_order(np.arange(len(events)), times_s, parents, given)
     assert [events[i] for i in order] == expected
 
 
@@ -293,14 +293,14 @@ def test_a_plan_that_needs_the_coordinator_is_left_to_it(plan):
         (pl.k_sync(k=1), 1000, Lockstep),
         (pl.asp(), 100, Renewal),
         (pl.asp(), 4, None),
-        (pl.backup(k=50), 100, Windows),
-        (pl.k_batch_sync(k=1), 100, Windows),
+        (pl.backup(k=50), 100, Rounds),
+        (pl.k_batch_sync(k=1), 100, Rounds),
         (pl.k_async(k=1), 1000, None),  # a window looks at all workers, an event at one
         (pl.ringmaster(r=10), 1000, None),
     ],
 )
 def test_a_fleet_is_chosen_where_it_gains(protocol, n, kind):
-    chosen = fleet_for(as_plan(protocol), pl.Cluster(n))
+    chosen = vectorized_simulation(as_plan(protocol), pl.Cluster(n))
     assert type(chosen) is (kind or type(None))
 
 
@@ -331,7 +331,7 @@ def test_idle_and_wasted_seconds_and_traffic(protocol, idle_s, wasted_s, pulls, 
     for kind in kinds_for(protocol, FOUR):
         fleet = kind(protocol, FOUR, 0)
         fleet.run(2)
-        found = fleet.tally
+        found = fleet.accounting
         assert (found.idle_s, found.wasted_s, found.pulls, found.pushes) == (idle_s, wasted_s, pulls, pushes)
     found = event_by_event(protocol, FOUR, 2)
     assert (found.idle_s, found.wasted_s, found.pulls, found.pushes) == (pytest.approx(idle_s), wasted_s, pulls, pushes)

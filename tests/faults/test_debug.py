@@ -77,26 +77,26 @@ class MeddlingData(torch.utils.data.Dataset):
 @pytest.mark.parametrize("change", [halve, replace])
 def test_a_seal_breaks(change):
     model = small_net()
-    seal = ParameterGuard.of_parameters(model)
-    seal.press()
-    seal.check("the server", "ever")
+    guard = ParameterGuard.for_parameters(model)
+    guard.snapshot()
+    guard.check("the server", "ever")
     change(model)
     with pytest.raises(pl.UsageError, match=r"^2.weight changed on the server ever; leave the parameters to the job's"):
-        seal.check("the server", "ever")
-    seal.press()
-    seal.check("the server", "ever")
+        guard.check("the server", "ever")
+    guard.snapshot()
+    guard.check("the server", "ever")
 
 
 def test_a_seal_on_everything_holds_buffers_and_frozen_parameters():
     model = batch_norm_net()
     model[0].weight.requires_grad_(False)
-    seal = ParameterGuard.of_everything(model)
-    seal.press()
+    guard = ParameterGuard.for_model(model)
+    guard.snapshot()
     model(torch.randn(8, 5).double())
     model[0].weight.data[0, 0] += 1
     names = r"0.weight, 1.running_mean, 1.running_var and 1 more changed"
     with pytest.raises(pl.UsageError, match=names):
-        seal.check("the server", "")
+        guard.check("the server", "")
 
 
 def test_another_version_is_refused():

@@ -16,7 +16,7 @@ from paceline.core.records import VersionEvaluated
 from paceline.policies.compensation.delay import DCS3GD
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
-from paceline.worker.allreduce import make_worker
+from paceline.worker.allreduce import make_algorithm
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
 from tiny_jobs import (
@@ -273,12 +273,12 @@ def test_who_has_no_work_goes_on_from_the_average():
     model = build_model(tiny_job(model=Counting), 3)
     layout = FlatLayout(model)
     server = ParameterServer(tiny_job(), model, layout, per_epoch=None)
-    worker = make_worker(parse_plan("s3gd").reduction, server, layout)
+    worker = make_algorithm(parse_plan("s3gd").reduction, server, layout)
     worker.gradient.memory.zero_()
     worker.gradient.flat_parameters[0].fill_(1.0)
-    worker.hand_in(1.0, 1.0, update_of(1))
+    worker.contribute(1.0, 1.0, update_of(1))
     assert not torch.equal(worker.weights.memory, worker.average.memory)
-    worker.sit_out()
+    worker.skip()
     assert torch.equal(worker.weights.memory, worker.average.memory)
     assert not worker.payload.memory.any()
 
@@ -522,15 +522,15 @@ def test_who_goes_on_from_another_average_keeps_a_momentum_that_is_its_own(proto
     for value in (1.0, 2.0, 3.0):
         model = build_model(job, 3)
         layout = FlatLayout(model)
-        worker = make_worker(reduction, ParameterServer(job, model, layout, per_epoch=None), layout)
+        worker = make_algorithm(reduction, ParameterServer(job, model, layout, per_epoch=None), layout)
         worker.gradient.memory.zero_()
         worker.gradient.flat_parameters[0].fill_(value)
-        worker.hand_in(1.0, 1.0, update_of(1))
-        worker.take_over(worker.payload, 1.0, update_of(1), adopts=True)
+        worker.contribute(1.0, 1.0, update_of(1))
+        worker.apply_sum(worker.payload, 1.0, update_of(1), adopts=True)
         workers.append(worker)
     first, survivor, newcomer = workers
-    survivor.take_on(first.server.state_dict(), remembers=True)
-    newcomer.take_on(first.server.state_dict(), remembers=False)
+    survivor.restore_from(first.server.state_dict(), keeps_state=True)
+    newcomer.restore_from(first.server.state_dict(), keeps_state=False)
     assert (momentum_of(first), momentum_of(survivor)) == (1.0, 2.0 if keeps else 1.0)
     assert momentum_of(newcomer) == 1.0
     for worker in (survivor, newcomer):

@@ -48,7 +48,7 @@ def test_the_largest_slice_is_as_small_as_it_can_be(sizes, data):
 
 def test_more_slices_than_tensors_are_refused():
     with pytest.raises(pl.UsageError, match="slices=5, but the model has 4 tensors to share out: give at most that"):
-        FlatLayout(small_net(), slices=5)
+        FlatLayout(small_net(), shards=5)
 
 
 @pytest.mark.parametrize("slices", [1, 2, 3, 6])
@@ -60,7 +60,9 @@ def test_a_slice_is_the_same_alone_and_in_its_place_in_the_whole(model, slices):
     for number, view in enumerate([*vectors.parameters, *vectors.buffers], start=1):
         view.fill_(number)
     parameters, buffers = [], []
-    for place, layout in zip(whole.places, (FlatLayout(made, slices, only) for only in range(slices)), strict=True):
+    for place, layout in zip(
+        whole.shard_ranges, (FlatLayout(made, slices, only) for only in range(slices)), strict=True
+    ):
         part = FlatBuffers(layout, vectors.memory[place])
         parameters += part.parameters
         buffers += part.buffers
@@ -103,7 +105,7 @@ class Together:
         self.layouts = [FlatLayout(build_model(job, seed), slices, only) for only in range(slices)]
 
     def part(self, vectors, number):
-        return FlatBuffers(self.layouts[number], vectors.memory[self.whole.places[number]].clone())
+        return FlatBuffers(self.layouts[number], vectors.memory[self.whole.shard_ranges[number]].clone())
 
     def all(self, action):
         """Let every server do something at once, and return the answers."""
@@ -112,7 +114,7 @@ class Together:
 
     def tensors(self):
         """Return all parameters and buffers, each from the server that owns it."""
-        states = [server.slice_state()["model"] for server in self.servers]
+        states = [server.shard_state()["model"] for server in self.servers]
         return {name: tensor for state in states for name, tensor in state.items()}
 
 
@@ -156,12 +158,12 @@ def train(together, plan, compensators, first_seed=0):
                 ours = together.part(gradient, number)
                 at = together.part(then, number)
                 done = server.compensate(compensators, ours, at, each["staleness"], squared_norm)
-                server.take(ours, each["samples"], each["step_scale"])
+                server.enqueue(ours, each["samples"], each["step_scale"])
                 return done
 
             answers.append(together.all(take))
             if update["adds_at_once"]:
-                together.all(lambda server, number: server.add())
+                together.all(lambda server, number: server.accumulate())
         step_scale = sum(one.step_scale * one.samples for one in accepted) / sum(one.samples for one in accepted)
         told = {name: update[name] for name in ("lr_scale", "measure", "momentum_limit", "weight_decay_scale")}
         command = Apply(version, tuple(accepted), reason="", step_scale=step_scale, **told)
@@ -239,7 +241,7 @@ def test_a_run_goes_on_with_another_number_of_slices(optimizer, before, after, s
     for together in (unbroken, first):
         train(together, before, compensators)
         together.all(open_an_update(together))
-    saved = joined([server.slice_state() for server in first.servers])
+    saved = joined([server.shard_state() for server in first.servers])
     assert close(saved["model"], unbroken.tensors(), rounding(Odd))
     parameters = first.servers[0].model.named_parameters()
     frozen = {name: tensor.detach() for name, tensor in parameters if not tensor.requires_grad}  # no server owns these
@@ -257,7 +259,7 @@ def open_an_update(together):
 
     def take(server, number):
         for gradient in given:
-            server.take(together.part(gradient, number), 3)
+            server.enqueue(together.part(gradient, number), 3)
 
     return take
 

@@ -42,7 +42,7 @@ def stepped(job, updates=4, lr_scale=0.5):
             flat.copy_(torch.randn(flat.shape, generator=rng, dtype=flat.dtype))
         g = torch.cat([view.reshape(-1) for view in gradient.parameters]).clone()
         before = parameters_of(model).clone()
-        server.take(gradient, 8)
+        server.enqueue(gradient, 8)
         step = server.apply(update_of(1, lr_scale=lr_scale, measure=True))
         s = before - parameters_of(model)
         yield step, (float(g @ g), float(g @ s), float(s @ s))

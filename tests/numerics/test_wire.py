@@ -103,7 +103,7 @@ def served(optimizer, measure):
         gradient = layout.allocate()
         for ours, state in zip(gradient.flat_parameters, server.state.flat_parameters, strict=True):
             ours.copy_(state).sin_()
-        server.take(gradient, 8)
+        server.enqueue(gradient, 8)
         return server.apply(update_of(1, measure=measure))
 
     return server, layout, update
@@ -118,7 +118,7 @@ def test_a_server_that_moves_goes_on_as_one_that_stays(optimizer):
         before = left.memory.clone()
         place = layout.allocate()
         place.copy_(mover.state)
-        mover.live_in(place)
+        mover.rebind_storage(place)
         assert move_on() == stay_on()
         assert torch.equal(left.memory, before)
         assert torch.equal(mover.state.memory, stayer.state.memory)
@@ -134,11 +134,11 @@ def test_a_version_stays_while_it_is_held_and_only_then_is_it_copied(wire):
     for version in range(1, 7):
         is_held = version in {2, 3}
         if is_held:
-            published.hold(version - 1)
+            published.acquire(version - 1)
             travelling = published.travelling(version - 1)
             held.append((travelling, travelling.clone()))
         assert sum(torch.equal(published.travelling(version - 1), before) for _, before in held) == is_held
-        published.make_way()
+        published.reserve()
         update()
         published.take_over(version)
         places.append(server.state)
@@ -147,7 +147,7 @@ def test_a_version_stays_while_it_is_held_and_only_then_is_it_copied(wire):
     for version in (1, 2):
         published.release(version)
     assert len(published) == 1
-    assert published.spare() is not server.state
+    assert published.free_storage() is not server.state
 
 
 def test_a_copy_is_made_ahead_where_the_last_update_needed_one_and_never_used_late(monkeypatch):
@@ -165,8 +165,8 @@ def test_a_copy_is_made_ahead_where_the_last_update_needed_one_and_never_used_la
         published.get_ready()  # once is enough
         ahead.append(len(copies))
         if is_read:
-            published.hold(version - 1)
-        published.make_way()
+            published.acquire(version - 1)
+        published.reserve()
         late.append(len(copies) - ahead[-1])
         update()
         update_stayer()

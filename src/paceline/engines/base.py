@@ -65,17 +65,17 @@ class Engine(ABC):
         """Let go of whatever the run needed."""
         self.signals.remove()
 
-    def quit_by_signal(self) -> AbortRun:
+    def abort_by_signal(self) -> AbortRun:
         """Return the event of the signal that was caught."""
         return AbortRun(self.now, Outcome.INTERRUPTED, f"interrupted by {self.signals.caught}")
 
-    def tell_step(self, command: Apply, step: Step | None) -> None:
+    def report_step(self, command: Apply, step: Step | None) -> None:
         """Let the step of an update be the next event, if it was measured."""
         if step is not None:
             self._applied = UpdateApplied(self.now, command.version, step)
 
     @abstractmethod
-    def go_on_from(self, version: int, now: float) -> None:
+    def resume_at(self, version: int, now: float) -> None:
         """Begin at this time, before `__enter__`, with what the server holds as this version."""
 
     @abstractmethod
@@ -157,7 +157,7 @@ class Engine(ABC):
         applied, self._applied = self._applied, None
         if applied is not None:
             return applied
-        return self.quit_by_signal() if self.signals.caught else self.next_event()
+        return self.abort_by_signal() if self.signals.caught else self.next_event()
 
 
 def compensated(

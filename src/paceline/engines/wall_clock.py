@@ -18,7 +18,7 @@ from paceline.server.flat_buffers import FlatBuffers
 from paceline.server.parameter_server import ParameterServer
 from paceline.server.version_store import VersionStore
 from paceline.worker.parameter_guard import ParameterGuard
-from paceline.worker.replica import Measured
+from paceline.worker.replica import GradientStats
 
 
 class Peer:
@@ -62,7 +62,7 @@ class WallClockEngine(Engine, Generic[P]):
         self._server = server
         self._versions = versions
         self._gradients = gradients
-        self._seal = ParameterGuard.of_everything(server.model) if debug else None
+        self._guard = ParameterGuard.for_model(server.model) if debug else None
         self._workers: dict[int, P] = {}
         self._events: deque[Event] = deque()
         self._read_by: dict[tuple[int, int], int] = {}  # version of a finished gradient, by worker and draw
@@ -77,7 +77,7 @@ class WallClockEngine(Engine, Generic[P]):
         super().__enter__()
         try:
             self._publish(self._first_version)
-            self._press()
+            self._snapshot_parameters()
             self._start()
         except BaseException as error:
             self._close(error)
@@ -96,7 +96,7 @@ class WallClockEngine(Engine, Generic[P]):
         self._close(error)
         super().__exit__(kind, error, where)
 
-    def go_on_from(self, version: int, now: float) -> None:
+    def resume_at(self, version: int, now: float) -> None:
         """Begin at this time with what the server holds as this version."""
         self._first_version = version
         self.now = now
@@ -116,7 +116,7 @@ class WallClockEngine(Engine, Generic[P]):
         """Tell a worker to compute."""
 
     @abstractmethod
-    def _tell_to_abandon(self, peer: P, command: Interrupt) -> None:
+    def _cancel_task(self, peer: P, command: Interrupt) -> None:
         """Tell a worker that computes to abandon its work."""
 
     @abstractmethod
@@ -137,11 +137,11 @@ class WallClockEngine(Engine, Generic[P]):
 
     def compute(self, command: Compute) -> None:
         """Send the worker to the version's place."""
-        self._server.let_go()  # of its gradient too: it will write the next one there
+        self._server.flush()  # of its gradient too: it will write the next one there
         peer = self._workers[command.worker]
         if not peer.is_ready:
             return  # its loss is among the events that the coordinator has yet to hear of
-        self._versions.hold(command.version)
+        self._versions.acquire(command.version)
         if peer.working is None:
             self._give(peer, command)
         else:
@@ -156,24 +156,24 @@ class WallClockEngine(Engine, Generic[P]):
             self._versions.release(peer.waiting.version)
             peer.waiting = None
         else:
-            self._tell_to_abandon(peer, command)
+            self._cancel_task(peer, command)
 
     def accept(self, command: Accept) -> None:
         """Take the gradient where the worker left it."""
-        self._server.take(self._gradients[command.worker], command.samples, command.step_scale)
+        self._server.enqueue(self._gradients[command.worker], command.samples, command.step_scale)
 
     def apply(self, command: Apply) -> None:
         """Make the update and publish it."""
         self._use_idle_cores()
         step = self._server.apply(command)
         self._publish(command.version)
-        self._press()
+        self._snapshot_parameters()
         self.now = self._elapsed_s()
-        self.tell_step(command, step)
+        self.report_step(command, step)
 
-    def _press(self) -> None:
-        if self._seal is not None:
-            self._seal.press()
+    def _snapshot_parameters(self) -> None:
+        if self._guard is not None:
+            self._guard.snapshot()
 
     def wake(self, command: SetTimer) -> None:
         """Send a timer at that moment."""
@@ -183,9 +183,9 @@ class WallClockEngine(Engine, Generic[P]):
 
     def next_event(self) -> Event:
         """Wait for a worker, a timer or a signal."""
-        if self._seal is not None:  # callbacks have just had their say
+        if self._guard is not None:  # callbacks have just had their say
             since = f"after version {self._versions.newest} was made, at {self.now:.3g} s"
-            self._seal.check("the server", since)
+            self._guard.check("the server", since)
         while not self._events:
             self._wait()
         event = self._events.popleft()
@@ -207,19 +207,19 @@ class WallClockEngine(Engine, Generic[P]):
         is_due = bool(self._timers) and self._timers[0] <= self._elapsed_s()
         if not ready and not is_due:
             self._use_idle_cores()
-            self._server.add()  # while there is nothing else to do
+            self._server.accumulate()  # while there is nothing else to do
             self._get_ready()
             ready = self._selector.select(max(0.0, self._timers[0] - self._elapsed_s()) if self._timers else None)
         for key, _ in ready:
             if key.fileobj == self.signals.reader:
-                self._events.append(self.quit_by_signal())
+                self._events.append(self.abort_by_signal())
             else:
                 self._read(key)
         if is_due:  # after what was heard before: nobody is silent while the server is busy
             heappop(self._timers)
             self._events.append(Timer(self._elapsed_s()))
 
-    def _arrived(self, worker: int, draw: int, measured: Measured, *, pull_s: float, push_s: float) -> None:
+    def _arrived(self, worker: int, draw: int, measured: GradientStats, *, pull_s: float, push_s: float) -> None:
         """Report a gradient, and give its worker what has waited for that."""
         arrival = Arrival(
             now=self._elapsed_s(),
@@ -239,7 +239,7 @@ class WallClockEngine(Engine, Generic[P]):
         assert peer.working is not None
         if peer.waiting is None:  # else it has crossed its interrupt, and is not wanted
             # Hold the version until the coordinator has heard of it.
-            self._versions.hold(peer.working.version)
+            self._versions.acquire(peer.working.version)
             self._read_by[worker, peer.working.draw] = peer.working.version
         self._next(peer)
 

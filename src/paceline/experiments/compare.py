@@ -18,7 +18,7 @@ from paceline.experiments.runner.ending import is_finished
 from paceline.experiments.runner.folder import FolderKind, Question, cells_of, question
 from paceline.experiments.runner.pool import Display, Report, at_a_time, displayed, open_folder, run_cells
 from paceline.jobs.job import Job
-from paceline.processes.shared_pickle import refuse_while_opening
+from paceline.processes.shared_pickle import refuse_while_unpickling
 from paceline.protocols.protocol import Plan, as_plan
 from paceline.recording.run_folder import SavedRun
 from paceline.recording.run_stats import count
@@ -70,7 +70,7 @@ def compare(
             is what would have been returned. The same call runs the crashed ones again. A run that missed the target
             or diverged is a result, and raises nothing.
     """
-    refuse_while_opening()
+    refuse_while_unpickling()
     task = GridSpec(
         job=job,
         plans=_plans(protocols),

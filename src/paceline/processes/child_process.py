@@ -73,13 +73,13 @@ class Launcher:
         return process
 
 
-def end_of(status: int | None) -> str:
+def describe_exit(status: int | None) -> str:
     """Return in words how a child process ended.
 
     Args:
         status: exit status; minus the number of the signal that killed it.
 
-    >>> end_of(-9), end_of(3)
+    >>> describe_exit(-9), describe_exit(3)
     ('killed by SIGKILL, out of memory or kill -9', 'ended with status 3')
     """
     if status is not None and status < 0:
@@ -96,7 +96,7 @@ def _fork_server_is_gone() -> str:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ProcessSettings:
     """Settings of a whole process on which results depend, to be the same in a child.
 
     A child does not run the main module, which may have made them.
@@ -109,7 +109,7 @@ class Surroundings:
     warns_only: bool
 
     @classmethod
-    def here(cls) -> Self:
+    def capture(cls) -> Self:
         """Return those of this process."""
         return cls(
             dict(os.environ),
@@ -129,7 +129,7 @@ class Surroundings:
             torch.use_deterministic_algorithms(self.is_deterministic, warn_only=self.warns_only)
 
 
-def begin_child() -> None:
+def init_child() -> None:
     """Prepare a child process: ignore Ctrl-C, which reaches all processes of a terminal, and end with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

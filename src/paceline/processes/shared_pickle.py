@@ -22,7 +22,7 @@ from paceline.processes.shared_memory import anonymous_file
 LARGE_BYTES = 1 << 20
 Place = tuple[int, torch.Size, torch.dtype]
 
-_opening = False  # whether this process unpickles a parcel at present, and with it imports modules
+_unpickling = False  # whether this process unpickles a parcel at present, and with it imports modules
 
 
 class SharedPickle:
@@ -65,7 +65,7 @@ class SharedPickle:
         self.close()
         view = memoryview(memory)
         buffers = [view[offset : offset + nbytes] for offset, nbytes in self._buffers]
-        with _marked_as_opening():
+        with _marked_as_unpickling():
             return _Unpacker(io.BytesIO(self._text), memory, buffers).load()
 
     def close(self) -> None:
@@ -73,13 +73,13 @@ class SharedPickle:
         os.close(self._file)
 
 
-def refuse_while_opening() -> None:
+def refuse_while_unpickling() -> None:
     """Refuse to train in a process that imports modules because a parcel names them.
 
     Raises:
         UsageError: such a module trains while it is imported.
     """
-    if _opening:
+    if _unpickling:
         raise UsageError(
             "a module that defines a part of the job trains while it is imported, and every worker process imports "
             "it; put that call under if __name__ == '__main__':"
@@ -158,13 +158,13 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
 
 
 @contextmanager
-def _marked_as_opening() -> Iterator[None]:
-    global _opening
-    _opening = True
+def _marked_as_unpickling() -> Iterator[None]:
+    global _unpickling
+    _unpickling = True
     try:
         yield
     finally:
-        _opening = False
+        _unpickling = False
 
 
 def _flat(memory: mmap.mmap, offset: int, dtype: torch.dtype, count: int) -> Tensor:

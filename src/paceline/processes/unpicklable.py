@@ -27,7 +27,7 @@ class _Discard:
         return len(text)
 
 
-def packed(content: object, parts: Mapping[str, object], refused: str, otherwise: str = "") -> SharedPickle:
+def pickled(content: object, parts: Mapping[str, object], refused: str, otherwise: str = "") -> SharedPickle:
     """Return an object for child processes, pickled.
 
     Args:
@@ -42,13 +42,13 @@ def packed(content: object, parts: Mapping[str, object], refused: str, otherwise
     try:
         return SharedPickle(content)
     except Exception as error:  # an object's own __reduce__ may raise anything
-        raise UsageError(f"{refused}: {unsendable(parts)}; {ADVICE}{otherwise}") from error
+        raise UsageError(f"{refused}: {explain_unpicklable(parts)}; {ADVICE}{otherwise}") from error
 
 
-def unsendable(parts: Mapping[str, object]) -> str:
+def explain_unpicklable(parts: Mapping[str, object]) -> str:
     """Return which of these parts cannot be pickled, where within it the cause lies, and why.
 
-    >>> unsendable({"model": int, "loss": partial(print, file=(_ for _ in ()))})
+    >>> explain_unpicklable({"model": int, "loss": partial(print, file=(_ for _ in ()))})
     "loss: its argument file is a generator (cannot pickle 'generator' object)"
     """
     for name, part in parts.items():

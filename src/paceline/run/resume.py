@@ -76,7 +76,7 @@ class Resumption:
             assert isinstance(engine, TimingEngine)
             engine.load_state_dict(state["engine"])
             return None
-        engine.go_on_from(self._session.coordinator.version, state["now"])
+        engine.resume_at(self._session.coordinator.version, state["now"])
         return Restarted(
             now=state["now"],
             workers=self._session.setting.cluster.n,

@@ -45,7 +45,7 @@ from paceline.server.flat_buffers import FlatLayout
 from paceline.server.optimizer import check_momentum, warn_of_parameters_left_out
 from paceline.server.parameter_server import ParameterServer
 from paceline.utils.wording import counted
-from paceline.worker.allreduce import AllReduceAlgorithm, make_worker
+from paceline.worker.allreduce import AllReduceAlgorithm, make_algorithm
 from paceline.worker.evaluation import evaluate
 from paceline.worker.loss_check import warn_of_summed_loss
 from paceline.worker.replica import Replica, check_reported
@@ -150,15 +150,15 @@ class Session:
         if reduction is None:
             return DistributedServerEngine(job, cluster, self.server, self.layout, self.slices, agreed)
         replica = Replica(job, seed, cluster.n, device=self.server.device, debug=cluster.debug)
-        worker = make_worker(reduction, self.server, self.layout)
+        worker = make_algorithm(reduction, self.server, self.layout)
         return AllReduceEngine(cluster, seed, reduction, replica, worker, agreed)
 
     def _workers(self, reduction: AllReduceConfig, n: int) -> list[AllReduceAlgorithm]:
         """Return n workers without a server: the first has this session's, the others each one like it."""
-        first = make_worker(reduction, self.server, self.layout)
+        first = make_algorithm(reduction, self.server, self.layout)
         if reduction.sums == "gradients":
             return [first] * n  # they never differ
-        return [first, *(make_worker(reduction, self._another_server(), self.layout) for _ in range(n - 1))]
+        return [first, *(make_algorithm(reduction, self._another_server(), self.layout) for _ in range(n - 1))]
 
     def _another_server(self) -> ParameterServer:
         job, seed = self.setting.job, self.setting.seed

@@ -18,7 +18,7 @@ from paceline.core.events import Outcome
 from paceline.core.stop import Stop
 from paceline.engines.virtual.allreduce_timing import AllReduceTiming
 from paceline.engines.virtual.timing import TimingEngine
-from paceline.engines.virtual.vectorized.selection import fleet_for
+from paceline.engines.virtual.vectorized.selection import vectorized_simulation
 from paceline.errors import RunError, UsageError
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.recording.history import Totals
@@ -148,11 +148,15 @@ def simulate(
     _refuse_gradients(plan)
     stop = Stop(updates=updates)
     patience = FailureDetector(worker_timeout_s)
-    fleet = fleet_for(plan, simulated, seed=seed, payload_bytes=payload_bytes) if worker_timeout_s is None else None
+    fleet = (
+        vectorized_simulation(plan, simulated, seed=seed, payload_bytes=payload_bytes)
+        if worker_timeout_s is None
+        else None
+    )
     if fleet is None:
         return _simulate_by_events(plan, simulated, stop, seed, payload_bytes, patience)
     fleet.run(updates)
-    tally = fleet.tally
+    tally = fleet.accounting
     return Simulated(
         tally.now,
         tally.totals(),

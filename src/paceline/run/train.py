@@ -27,7 +27,7 @@ from paceline.engines.distributed.rendezvous.rendezvous import is_restart
 from paceline.engines.signals import holding_sigterm, release_sigterm
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
-from paceline.processes.shared_pickle import refuse_while_opening
+from paceline.processes.shared_pickle import refuse_while_unpickling
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.recording.callback import Callback, Memory
 from paceline.recording.callbacks.progress_line import shown
@@ -128,7 +128,7 @@ def train(
         UsageError: what was asked for cannot work; nothing has run.
         RunError: the run could not go on.
     """
-    refuse_while_opening()
+    refuse_while_unpickling()
     plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     stop = Stop.parse(stop) if isinstance(stop, str) else stop

@@ -31,8 +31,8 @@ class FlatBuffers:
         self.memory = memory
         self.flat_parameters = [flat for section, _ in layout.sections for flat in section.flats(memory)]
         self.flat_buffers = [flat for _, section in layout.sections for flat in section.flats(memory)]
-        self.parameters = layout.parameter_pieces(self.flat_parameters)
-        self.buffers = layout.buffer_pieces(self.flat_buffers)
+        self.parameters = layout.parameter_views(self.flat_parameters)
+        self.buffers = layout.buffer_views(self.flat_buffers)
         self.written = set(range(len(self.parameters)))
 
     def copy_(self, other: FlatBuffers) -> None:
@@ -49,43 +49,43 @@ class FlatLayout:
 
     Args:
         model: with at least one trainable parameter.
-        slices: that it is cut into, of nearly equal bytes, >= 1.
+        shards: number of shards of nearly equal bytes, >= 1.
         only: the slice that is laid out, alone; None for all of them.
 
     Attributes:
         parameters: which of the model's trainable parameters are laid out.
         buffers: which of its buffers are.
-        places: the bytes of each slice.
+        shard_ranges: the bytes of each slice.
         nbytes: of all.
         gradient_nbytes: of all without buffers.
 
     Raises:
         UsageError: the model has fewer tensors than slices.
 
-    >>> layout = FlatLayout(nn.Linear(1000, 1000), slices=2)
-    >>> [place.stop - place.start for place in layout.places]
+    >>> layout = FlatLayout(nn.Linear(1000, 1000), shards=2)
+    >>> [place.stop - place.start for place in layout.shard_ranges]
     [4000000, 4032]
-    >>> FlatLayout(nn.Linear(1000, 1000), slices=2, only=1).parameters
+    >>> FlatLayout(nn.Linear(1000, 1000), shards=2, only=1).parameters
     range(1, 2)
     """
 
-    def __init__(self, model: nn.Module, slices: int = 1, only: int | None = None) -> None:
+    def __init__(self, model: nn.Module, shards: int = 1, only: int | None = None) -> None:
         parameters, buffers = trainable(model), list(model.buffers())
         count = len(parameters)
-        spans = list(pairwise(boundaries([tensor.nbytes for tensor in [*parameters, *buffers]], slices)))
+        spans = list(pairwise(boundaries([tensor.nbytes for tensor in [*parameters, *buffers]], shards)))
         if only is not None:
             spans = [spans[only]]
         (first, _), (_, last) = spans[0], spans[-1]
         self.parameters = range(min(first, count), min(last, count))
         self.buffers = range(max(first - count, 0), max(last - count, 0))
         self.sections: list[tuple[_Section, _Section]] = []
-        self.places: list[slice] = []
+        self.shard_ranges: list[slice] = []
         self.nbytes = self.gradient_nbytes = 0
         for start, end in spans:
             ours = _Section(parameters[start:end], self.nbytes)
             beside = _Section(buffers[max(start - count, 0) : max(end - count, 0)], ours.end)
             self.sections.append((ours, beside))
-            self.places.append(slice(self.nbytes, beside.end))
+            self.shard_ranges.append(slice(self.nbytes, beside.end))
             self.gradient_nbytes += ours.end - self.nbytes
             self.nbytes = beside.end
 
@@ -93,11 +93,11 @@ class FlatLayout:
         """Return vectors of zeros."""
         return FlatBuffers(self, torch.zeros(self.nbytes, dtype=torch.uint8, device=device))
 
-    def parameter_pieces(self, flats: Sequence[Tensor]) -> list[Tensor]:
+    def parameter_views(self, flats: Sequence[Tensor]) -> list[Tensor]:
         """Return flat vectors as one view a parameter."""
         return _pieces([section for section, _ in self.sections], flats)
 
-    def parameter_flats(self, pieces: Sequence[Tensor]) -> list[Tensor]:
+    def flatten_parameters(self, pieces: Sequence[Tensor]) -> list[Tensor]:
         """Return such flat vectors of one piece a parameter."""
         flats: list[Tensor] = []
         for section, _ in self.sections:
@@ -105,14 +105,14 @@ class FlatLayout:
             flats += [torch.cat([ours[i].reshape(-1) for i, _ in members]) for _, members in section.groups]
         return flats
 
-    def buffer_pieces(self, flats: Sequence[Tensor]) -> list[Tensor]:
+    def buffer_views(self, flats: Sequence[Tensor]) -> list[Tensor]:
         """Return flat vectors as one view a buffer."""
         return _pieces([section for _, section in self.sections], flats)
 
 
-def copy_of(model: nn.Module, slices: int) -> FlatBuffers:
+def flat_copy(model: nn.Module, shards: int) -> FlatBuffers:
     """Return the parameters and buffers of a model in vectors of so many slices."""
-    vectors = FlatLayout(model, slices).allocate()
+    vectors = FlatLayout(model, shards).allocate()
     tensors = [*trainable(model), *model.buffers()]
     for view, tensor in zip([*vectors.parameters, *vectors.buffers], tensors, strict=True):
         view.copy_(tensor.detach())
@@ -153,7 +153,7 @@ def _pieces(sections: Sequence[_Section], flats: Sequence[Tensor]) -> list[Tenso
     return pieces
 
 
-def copy_alike(target: Tensor, source: object) -> None:
+def copy_checked(target: Tensor, source: object) -> None:
     """Copy a tensor into another one of the same shape and dtype; `copy_` alone would broadcast and convert.
 
     Raises:

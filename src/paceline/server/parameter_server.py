@@ -17,7 +17,7 @@ from paceline.errors import UsageError
 from paceline.jobs.job import Job, trainable
 from paceline.policies.compensation.base import BLOCK, Compensator, StaleGradient, squared_norm
 from paceline.server.accumulator import add_up, clip, move
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind, copy_alike
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind, copy_checked
 from paceline.server.optimizer import check_state_shapes, make_optimizer, scaled_part, stepping
 from paceline.server.step_stats import StepMeter, squared_norm_of
 from paceline.server.zero_gradients import ZeroGradientMonitor
@@ -79,7 +79,7 @@ class ParameterServer:
             [*self._state.parameters, *self._state.buffers], [*self._parameters, *self._buffers], strict=True
         ):
             view.copy_(tensor.detach())
-        self._live_in_state()
+        self._rebind_model()
         self._taken: list[_Taken] = []
         self._count = 0  # of gradients taken since the last update
         self._watch: ZeroGradientMonitor | None = None
@@ -117,14 +117,14 @@ class ParameterServer:
         """Parameters and buffers as they are, where the next update will change them."""
         return self._state
 
-    def live_in(self, place: FlatBuffers) -> None:
+    def rebind_storage(self, place: FlatBuffers) -> None:
         """Go on with the parameters and buffers of another place of the same device, as they are there.
 
         Those where it was stay as they are.
         """
         self._state = place
         self._meter.parameters = place.flat_parameters
-        self._live_in_state()
+        self._rebind_model()
 
     @cached_property
     def _mean(self) -> FlatBuffers:
@@ -192,8 +192,8 @@ class ParameterServer:
         [total] = self._whole.summed([sum(squared_norm(block) for block in blocks)])
         return isfinite(total)
 
-    def take(self, gradient: FlatBuffers, samples: int, step_scale: float = 1.0) -> None:
-        """Take one gradient into the open update; it must stay as it is until `let_go` or `apply`.
+    def enqueue(self, gradient: FlatBuffers, samples: int, step_scale: float = 1.0) -> None:
+        """Take one gradient into the open update; it must stay as it is until `flush` or `apply`.
 
         Args:
             gradient: of the mean loss, with the changes of the buffers.
@@ -203,12 +203,12 @@ class ParameterServer:
         self._taken.append(_Taken(gradient, samples, samples * step_scale))
         self._count += 1
 
-    def add(self) -> None:
+    def accumulate(self) -> None:
         """Add what was taken, but for a first one alone: adding it with the second saves copying it."""
         if self._samples or len(self._taken) > 1:
-            self.let_go()
+            self.flush()
 
-    def let_go(self) -> None:
+    def flush(self) -> None:
         """Add everything that was taken; the gradients may be overwritten then."""
         if not self._taken:
             return
@@ -309,7 +309,7 @@ class ParameterServer:
             [taken] = self._taken
             self._taken.clear()
             return taken.gradient
-        self.let_go()
+        self.flush()
         return self._mean
 
     def publish(self, version: FlatBuffers) -> None:
@@ -321,23 +321,23 @@ class ParameterServer:
 
         The model is whole then: it has the parameters of the other slices as they are.
         """
-        own, others = self.slice_state(), self._others.states()
+        own, others = self.shard_state(), self._others.states()
         for state in others:
             self._copy_into_model(state["model"])
         return {**joined([own, *others]), "model": self._tensors()}
 
-    def bring_together(self) -> None:
+    def gather_shards(self) -> None:
         """Let the model have the parameters and buffers of the other slices too, as they are."""
         for tensors in self._others.models():
             self._copy_into_model(tensors)
 
-    def slice_state(self) -> dict[str, Any]:
+    def shard_state(self) -> dict[str, Any]:
         """Return such a state of what is owned here."""
-        self.let_go()
+        self.flush()
         owned = {id(tensor) for tensor in [*self._parameters, *self._buffers]}
         tensors = {name: tensor for name, tensor in self._named_tensors() if id(tensor) in owned}
         memories = {
-            name: {vector: self._layout.parameter_pieces(flats) for vector, flats in memory.items()}
+            name: {vector: self._layout.parameter_views(flats) for vector, flats in memory.items()}
             for name, memory in self._memories.items()
         }
         return {
@@ -369,14 +369,14 @@ class ParameterServer:
         own = slice(self._layout.parameters.start, self._layout.parameters.stop)
         for name, memory in state["memories"].items():
             self._memories[name] = {
-                vector: [flat.to(self.device) for flat in self._layout.parameter_flats(self._alike(pieces[own]))]
+                vector: [flat.to(self.device) for flat in self._layout.flatten_parameters(self._alike(pieces[own]))]
                 for vector, pieces in memory.items()
             }
         if state["mean"] is not None:
             buffers = slice(self._layout.buffers.start, self._layout.buffers.stop)
             pieces = [*state["mean"]["parameters"][own], *state["mean"]["buffers"][buffers]]
             for view, piece in zip([*self._mean.parameters, *self._mean.buffers], pieces, strict=True):
-                copy_alike(view, piece)
+                copy_checked(view, piece)
 
     def _alike(self, pieces: Sequence[Tensor]) -> Sequence[Tensor]:
         """Refuse pieces that are not one a parameter, each of its shape."""
@@ -392,14 +392,14 @@ class ParameterServer:
         foreign = {i for i, parameter in enumerate(every) if id(parameter) not in owned}
         return {**state, "state": {key: kept for key, kept in state["state"].items() if key not in foreign}}
 
-    def _live_in_state(self) -> None:
+    def _rebind_model(self) -> None:
         bind(self._parameters, self._state.parameters)
         bind(self._buffers, self._state.buffers)
 
     def _copy_into_model(self, tensors: Mapping[str, Tensor]) -> None:
         ours = self._tensors()
         for name, tensor in tensors.items():
-            copy_alike(ours[name], tensor)  # in place: they live in flat vectors
+            copy_checked(ours[name], tensor)  # in place: they live in flat vectors
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return all parameters and buffers by name."""

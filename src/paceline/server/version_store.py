@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paceline.server.flat_buffers import FlatBuffers, copy_alike
+from paceline.server.flat_buffers import FlatBuffers, copy_checked
 
 
 class VersionStore:
@@ -40,27 +40,27 @@ class VersionStore:
 
     def publish(self, version: int) -> FlatBuffers:
         """Return storage to write the new version into; the one before is let go."""
-        return self.keep(version, self.spare())
+        return self.keep(version, self.free_storage())
 
-    def spare(self) -> FlatBuffers:
+    def free_storage(self) -> FlatBuffers:
         """Return storage that nobody uses."""
         return self._free.pop() if self._free else self._allocate()
 
     def keep(self, version: int, storage: FlatBuffers) -> FlatBuffers:
         """Let a new version be what is, or will be, in this storage; the one before is let go."""
         self._stored[version] = storage
-        self.hold(version)
+        self.acquire(version)
         if self._newest is not None:
             self.release(self._newest)
         self._newest = version
         return storage
 
-    def hold(self, version: int) -> FlatBuffers:
+    def acquire(self, version: int) -> FlatBuffers:
         """Keep a version until it is released."""
         self._holders[version] += 1
         return self._stored[version]
 
-    def is_read(self, version: int) -> bool:
+    def is_in_use(self, version: int) -> bool:
         """Return whether somebody holds a version, apart from its being the newest."""
         return self._holders[version] > (version == self._newest)
 
@@ -83,7 +83,7 @@ class VersionStore:
         self._free += self._stored.values()
         self._stored = {}
         for version, memory in state["stored"].items():
-            self._stored[version] = self.spare()
-            copy_alike(self._stored[version].memory, memory)
+            self._stored[version] = self.free_storage()
+            copy_checked(self._stored[version].memory, memory)
         self._holders = Counter(state["holders"])
         self._newest = state["newest"]

@@ -11,7 +11,7 @@ import torch
 from paceline.core.events import Apply, Compensation, Step
 from paceline.policies.compensation.base import BLOCK
 from paceline.protocols.allreduce import AllReduceConfig
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_alike
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked
 from paceline.server.parameter_server import ParameterServer
 
 
@@ -30,9 +30,9 @@ class Contribution(NamedTuple):
 class AllReduceAlgorithm(ABC):
     """A worker's optimizer and parameters, and nothing that communicates.
 
-    In every iteration a gradient is computed at `weights` into `gradient`, then `hand_in` writes `payload`; once that
-    and the shares are summed over the workers, `take_over` moves every worker's `average` alike. Every worker is told
-    of every update (`advance`), whether it has had a part in it or not, so that all are at the same workload.
+    In every iteration a gradient is computed at `weights` into `gradient`, then `contribute` writes `payload`. Payloads
+    and shares are summed over the workers; `apply_sum` then moves every worker's `average` by the same amount. Every
+    worker calls `advance` for every update, with or without a contribution of its own: all are at the same workload.
 
     Args:
         server: optimizer, schedule and clipping of this worker; its state is the average.
@@ -59,7 +59,7 @@ class AllReduceAlgorithm(ABC):
         """What is summed over the workers: floats and integers added, booleans where any is true."""
 
     @abstractmethod
-    def hand_in(self, squared_norm: float, share: float, update: Apply) -> Contribution:
+    def contribute(self, squared_norm: float, share: float, update: Apply) -> Contribution:
         """Make the payload of the gradient.
 
         Args:
@@ -69,7 +69,7 @@ class AllReduceAlgorithm(ABC):
         """
 
     @abstractmethod
-    def take_over(self, total: FlatBuffers, shares: float, update: Apply, *, adopts: bool) -> Step | None:
+    def apply_sum(self, total: FlatBuffers, shares: float, update: Apply, *, adopts: bool) -> Step | None:
         """Move the average by what all have handed in; return the step, if it is to be measured.
 
         Args:
@@ -83,23 +83,23 @@ class AllReduceAlgorithm(ABC):
     def advance(self, update: Apply) -> None:
         """Take note of an update that is made, before its sum is taken over, if there is one."""
 
-    def sit_out(self) -> None:
+    def skip(self) -> None:
         """Hand in nothing, and go on with the others; what this worker has not handed in before is lost."""
         self.payload.memory.zero_()
 
     @abstractmethod
-    def go_on_from_average(self) -> None:
+    def reset_to_average(self) -> None:
         """Forget where this worker has gone by itself."""
 
-    def take_on(self, state: Mapping[str, Any], *, remembers: bool) -> None:
+    def restore_from(self, state: Mapping[str, Any], *, keeps_state: bool) -> None:
         """Go on from the average of another worker, whose server has this state.
 
         Args:
             state: of the server.
-            remembers: whether this worker has taken part so far, and so has something to remember besides.
+            keeps_state: whether this worker has taken part so far, and so has something to remember besides.
         """
         self.server.load_state_dict(state)
-        self.go_on_from_average()
+        self.reset_to_average()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the worker's optimizer and parameters."""
@@ -123,22 +123,22 @@ class GradientAveraging(AllReduceAlgorithm):
         """The gradient."""
         return self.gradient
 
-    def hand_in(self, squared_norm: float, share: float, update: Apply) -> Contribution:
+    def contribute(self, squared_norm: float, share: float, update: Apply) -> Contribution:
         """Weight the gradient."""
         _scale(self.gradient, share)
         return Contribution(finite=True)
 
-    def take_over(self, total: FlatBuffers, shares: float, update: Apply, *, adopts: bool) -> Step | None:
+    def apply_sum(self, total: FlatBuffers, shares: float, update: Apply, *, adopts: bool) -> Step | None:
         """Make the same step as everybody else."""
         _scale(total, 1 / shares)
         total.written.update(range(len(total.parameters)))  # by others, where this worker has not
-        self.server.take(total, samples=1)
+        self.server.enqueue(total, samples=1)
         return self.server.apply(update)
 
     def advance(self, update: Apply) -> None:
         """Leave it to the step, which everybody makes."""
 
-    def go_on_from_average(self) -> None:
+    def reset_to_average(self) -> None:
         """Stay there, as ever."""
 
 
@@ -180,7 +180,7 @@ class UpdateAveraging(AllReduceAlgorithm):
         """The worker's own step, or as many as there were since the last sum."""
         return self._payload
 
-    def hand_in(self, squared_norm: float, share: float, update: Apply) -> Contribution:
+    def contribute(self, squared_norm: float, share: float, update: Apply) -> Contribution:
         """Correct the gradient, and step."""
         compensations: tuple[Compensation, ...] = ()
         finite = True
@@ -192,10 +192,10 @@ class UpdateAveraging(AllReduceAlgorithm):
             self._step(update)
             self._write_payload(share)
         else:
-            self.sit_out()
+            self.skip()
         return Contribution(finite, compensations)
 
-    def take_over(self, total: FlatBuffers, shares: float, update: Apply, *, adopts: bool) -> Step | None:
+    def apply_sum(self, total: FlatBuffers, shares: float, update: Apply, *, adopts: bool) -> Step | None:
         """Move the average by the mean of the steps."""
         for average, step in _pairs(self.average, total):
             if average.dtype == torch.bool:
@@ -205,31 +205,31 @@ class UpdateAveraging(AllReduceAlgorithm):
             else:
                 average.add_(step)
         if adopts and not self._overlaps:  # else the worker is on its way already
-            self.go_on_from_average()
+            self.reset_to_average()
         return None
 
     def advance(self, update: Apply) -> None:
         """Let the schedule go on, which the worker's own step leaves where it is."""
         self.server.advance(update)
 
-    def sit_out(self) -> None:
+    def skip(self) -> None:
         """Hand in nothing, and go on from the average, or from where this worker is until the next sum."""
         if self._overlaps:
-            self.go_on_from_average()
+            self.reset_to_average()
         self._take_counts_back()
-        super().sit_out()
+        super().skip()
 
-    def go_on_from_average(self) -> None:
+    def reset_to_average(self) -> None:
         """Forget where this worker has gone by itself."""
         self._weights.copy_(self.average)
         self._counts = _integers(self.average)
 
-    def take_on(self, state: Mapping[str, Any], *, remembers: bool) -> None:
+    def restore_from(self, state: Mapping[str, Any], *, keeps_state: bool) -> None:
         """Keep the momentum, which is each worker's own: the mean of many is less noisy than any of them."""
-        if remembers:
+        if keeps_state:
             own = self.server.optimizer.state_dict()["state"]
             state = {**state, "optimizer": {**state["optimizer"], "state": own}}
-        super().take_on(state, remembers=remembers)
+        super().restore_from(state, keeps_state=keeps_state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the worker's own weights, too."""
@@ -238,17 +238,17 @@ class UpdateAveraging(AllReduceAlgorithm):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state."""
         super().load_state_dict(state)
-        copy_alike(self._weights.memory, state["weights"])
+        copy_checked(self._weights.memory, state["weights"])
         self._counts = list(state["counts"])
 
     def _step(self, update: Apply) -> None:
         average = self.average
         if self._overlaps:
-            self.go_on_from_average()
-        self.server.live_in(self._weights)
-        self.server.take(self.gradient, samples=1)
+            self.reset_to_average()
+        self.server.rebind_storage(self._weights)
+        self.server.enqueue(self.gradient, samples=1)
         self.server.step(update)
-        self.server.live_in(average)
+        self.server.rebind_storage(average)
 
     def _write_payload(self, share: float) -> None:
         self._take_counts_back()
@@ -268,16 +268,16 @@ class UpdateAveraging(AllReduceAlgorithm):
         return any(map(_are_apart, self.average.flat_parameters, self._weights.flat_parameters))
 
 
-def make_worker(reduction: AllReduceConfig, server: ParameterServer, layout: FlatLayout) -> AllReduceAlgorithm:
+def make_algorithm(reduction: AllReduceConfig, server: ParameterServer, layout: FlatLayout) -> AllReduceAlgorithm:
     """Return a worker of this kind."""
     if reduction.sums == "gradients":
         return GradientAveraging(server, layout)
     return UpdateAveraging(server, layout, reduction)
 
 
-def accumulate(total: FlatBuffers, payload: FlatBuffers, *, begins: bool) -> None:
+def add_payload(total: FlatBuffers, payload: FlatBuffers, *, is_first: bool) -> None:
     """Add what one more worker has handed in to the sum, or begin the sum with it."""
-    if begins:
+    if is_first:
         total.copy_(payload)
         return
     for sums, each in _pairs(total, payload):

@@ -18,9 +18,9 @@ from torch import nn
 from paceline.core.events import Minibatch
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Batch, Job
-from paceline.processes.child_process import Surroundings, begin_child, without_main_module
+from paceline.processes.child_process import ProcessSettings, init_child, without_main_module
 from paceline.processes.shared_pickle import SharedPickle
-from paceline.processes.unpicklable import packed
+from paceline.processes.unpicklable import pickled
 from paceline.utils.rng import derived_seed
 from paceline.worker.data_loader import MinibatchLoader, fetch, share_of
 from paceline.worker.minibatch_forecast import MinibatchForecast, UpcomingMinibatch
@@ -194,7 +194,7 @@ class _Task(NamedTuple):
     seed: int
     n: int
     threads: int
-    surroundings: Surroundings
+    surroundings: ProcessSettings
 
 
 def _packed(job: Job, seed: int, n: int) -> SharedPickle:
@@ -213,8 +213,8 @@ def _packed(job: Job, seed: int, n: int) -> SharedPickle:
         sampling="replacement",
         sharding="shared",
     )
-    return packed(
-        _Task(data_only, seed, n, torch.get_num_threads(), Surroundings.here()),
+    return pickled(
+        _Task(data_only, seed, n, torch.get_num_threads(), ProcessSettings.capture()),
         {"data": job.data, "collate": job.collate},
         f"job {job.name}: data or collate cannot be sent to background processes",
         ", or give loader_workers=0",
@@ -236,7 +236,7 @@ _loader: MinibatchLoader
 
 def _begin(parcel: SharedPickle) -> None:
     global _job, _loader  # a task of a pool can be given state in no other way
-    begin_child()
+    init_child()
     task: _Task = parcel.open()
     task.surroundings.apply()
     torch.set_num_threads(task.threads)  # as many, so that sums are rounded alike

@@ -38,12 +38,12 @@ class ParameterGuard:
         self._marks: dict[str, tuple[int, int]] = {}
 
     @classmethod
-    def of_parameters(cls, model: nn.Module) -> ParameterGuard:
+    def for_parameters(cls, model: nn.Module) -> ParameterGuard:
         """Return one on the parameters of a model, frozen ones too."""
         return cls(model.named_parameters)
 
     @classmethod
-    def of_everything(cls, model: nn.Module) -> ParameterGuard:
+    def for_model(cls, model: nn.Module) -> ParameterGuard:
         """Return one on the parameters and buffers of a model."""
 
         def tensors() -> Iterator[tuple[str, Tensor]]:
@@ -53,7 +53,7 @@ class ParameterGuard:
         return cls(tensors)
 
     @classmethod
-    def of_worker(cls, worker: AllReduceAlgorithm) -> ParameterGuard:
+    def for_algorithm(cls, worker: AllReduceAlgorithm) -> ParameterGuard:
         """Return one on everything that a worker without a server has learned."""
 
         def tensors() -> Iterator[tuple[str, Tensor]]:
@@ -66,7 +66,7 @@ class ParameterGuard:
 
         return cls(tensors)
 
-    def press(self) -> None:
+    def snapshot(self) -> None:
         """Let the tensors be right as they are."""
         self._marks = {name: _mark(tensor) for name, tensor in self._tensors()}
 
@@ -87,9 +87,9 @@ class ParameterGuard:
             raise UsageError(f"{', '.join(changed[:3])}{more} changed on {who} {when}; {WHAT_TO_DO}")
 
     @contextmanager
-    def closed(self, who: str, when: str) -> Iterator[None]:
+    def unchanged(self, who: str, when: str) -> Iterator[None]:
         """Refuse changes inside of this context."""
-        self.press()
+        self.snapshot()
         yield
         self.check(who, when)
 

@@ -73,7 +73,7 @@ class Interrupted(Exception):  # noqa: N818  # not an error: the coordinator ask
     """The work was abandoned."""
 
 
-class Measured(NamedTuple):
+class GradientStats(NamedTuple):
     """Scalars of one gradient, as in `Arrival`."""
 
     loss: float
@@ -128,7 +128,7 @@ class Replica:
         self._is_telling = False
         self.model = build_model(job, seed).to(self._device)
         self.layout = FlatLayout(self.model, slices)
-        self._seal = ParameterGuard.of_parameters(self.model) if debug else None
+        self._guard = ParameterGuard.for_parameters(self.model) if debug else None
         self._parameters = trainable(self.model)
         self._buffers = list(self.model.buffers())
         self._own: dict[str, FlatBuffers] = {}
@@ -140,7 +140,7 @@ class Replica:
 
     def gradient(
         self, worker: int, draw: int, minibatch: Minibatch | None, version: FlatBuffers, gradient: FlatBuffers
-    ) -> Measured:
+    ) -> GradientStats:
         """Compute the gradient of a minibatch at a version.
 
         Raises:
@@ -157,7 +157,7 @@ class Replica:
             ours = self._local("gradient", gradient)
             at = self._read(version)
             try:
-                with self._seal_closed(worker, draw):
+                with self._guarded(worker, draw):
                     part = self._forward_backward(batch, ours, tells=ours is gradient)
             except Exception as error:
                 if not isinstance(error, Interrupted):
@@ -175,7 +175,7 @@ class Replica:
                 torch.cuda.synchronize(self._device)
         spread = variance(part.mean_square, squared_norm, part.microbatches)
         finite = bool(np.isfinite(part.loss) and np.isfinite(squared_norm))
-        return Measured(part.loss, part.samples, squared_norm, spread, finite, perf_counter() - begun_s)
+        return GradientStats(part.loss, part.samples, squared_norm, spread, finite, perf_counter() - begun_s)
 
     @property
     def prepares_ahead(self) -> bool:
@@ -209,10 +209,10 @@ class Replica:
         mine = np.array_split(np.arange(batch_len(whole)), team.size)[team.place]
         return part_of(whole, mine[0], mine[-1] + 1) if len(mine) else None
 
-    def _seal_closed(self, worker: int, draw: int) -> AbstractContextManager[None]:
-        if self._seal is None:
+    def _guarded(self, worker: int, draw: int) -> AbstractContextManager[None]:
+        if self._guard is None:
             return nullcontext()
-        return self._seal.closed(f"worker {worker}", f"while job {self._job.name} computed its draw {draw}")
+        return self._guard.unchanged(f"worker {worker}", f"while job {self._job.name} computed its draw {draw}")
 
     def _forward_backward(self, batch: Batch | None, gradient: FlatBuffers, tells: bool) -> PartialGradient:
         loss_sum = 0.0

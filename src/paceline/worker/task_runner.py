@@ -14,7 +14,7 @@ from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster
 from paceline.core.events import Minibatch
 from paceline.server.flat_buffers import FlatBuffers
-from paceline.worker.replica import Measured, Replica
+from paceline.worker.replica import GradientStats, Replica
 from paceline.worker.torch_utils import usable_device
 
 
@@ -46,7 +46,7 @@ class TaskRunner:
 
     def gradient(
         self, draw: int, minibatch: Minibatch | None, run_s: float, version: FlatBuffers, gradient: FlatBuffers
-    ) -> Measured:
+    ) -> GradientStats:
         """Compute a gradient as `Replica.gradient` does.
 
         Args:
@@ -60,7 +60,7 @@ class TaskRunner:
             Interrupted: the work is to be abandoned.
         """
         begun_s = time.monotonic()
-        self._befall(draw)
+        self._inject_fault(draw)
         if self._slowness is not None:
             self._sleep(self._slowness.times(self._worker, draw, run_s).compute_s)
         slept_s = time.monotonic() - begun_s
@@ -68,7 +68,7 @@ class TaskRunner:
         finite = measured.finite and self._faults.get(draw) != "not_finite"
         return measured._replace(compute_s=measured.compute_s + slept_s, finite=finite)
 
-    def _befall(self, draw: int) -> None:
+    def _inject_fault(self, draw: int) -> None:
         match self._faults.get(draw):
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -18,20 +18,20 @@ from paceline.engines.local import worker_process as processes
 from paceline.engines.local.messages import (
     ComputeTask,
     EvaluateTask,
-    Measurement,
-    Ready,
+    EvaluationDone,
     TaskCancelled,
     TaskDone,
     TaskFailed,
     WakeUp,
+    WorkerReady,
 )
 from paceline.engines.wall_clock import Peer, WallClockEngine
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
-from paceline.processes.child_process import Launcher, Surroundings, end_of
+from paceline.processes.child_process import Launcher, ProcessSettings, describe_exit
 from paceline.processes.shared_memory import SharedMemory, SharedVectors
 from paceline.processes.shared_pickle import SharedPickle
-from paceline.processes.unpicklable import packed
+from paceline.processes.unpicklable import pickled
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.server.version_store import VersionStore
@@ -101,7 +101,7 @@ class LocalEngine(WallClockEngine[_Peer]):
 
     # --- commands -----------------------------------------------------------------------------------------
 
-    def _tell_to_abandon(self, peer: _Peer, command: Interrupt) -> None:
+    def _cancel_task(self, peer: _Peer, command: Interrupt) -> None:
         """Raise the worker's flag, which it looks at between layers, and wake it if it sleeps."""
         self._memory.interrupt(command.worker, command.draw)
         peer.send(WakeUp())
@@ -116,7 +116,7 @@ class LocalEngine(WallClockEngine[_Peer]):
     def evaluate(self, command: Evaluate) -> None:
         """Send the version to the process that evaluates."""
         assert self._evaluator is not None
-        version = self._versions.hold(command.version)
+        version = self._versions.acquire(command.version)
         assert isinstance(version, SharedVectors)
         self._evaluator.send(EvaluateTask(command.version, version.place))
 
@@ -148,10 +148,10 @@ class LocalEngine(WallClockEngine[_Peer]):
                 self._arrived(worker, reply.draw, reply.measured, pull_s=reply.pull_s, push_s=push_s)
             case TaskCancelled():
                 self._next(peer)
-            case Ready():
+            case WorkerReady():
                 peer.is_ready = True
                 self._events.append(Joined(now, worker))
-            case Measurement():
+            case EvaluationDone():
                 self._versions.release(reply.version)
                 self._events.append(Evaluated(now, reply.version, reply.metrics))
             case TaskFailed():
@@ -163,7 +163,7 @@ class LocalEngine(WallClockEngine[_Peer]):
                 print(f"worker {worker} failed:\n{reply.details}", file=sys.stderr)
 
     def _gone(self, worker: int, peer: _Peer) -> None:
-        reason = self._bury(peer)
+        reason = self._reap(peer)
         if worker == self._cluster.n:
             raise RunError(f"the process that evaluates ended: {reason}")
         self._lost(worker, peer, reason)
@@ -190,8 +190,8 @@ class LocalEngine(WallClockEngine[_Peer]):
 
     def _pack(self) -> SharedPickle:
         job, cluster = self._job, self._cluster
-        task = processes.Task(job, cluster, self._seed, Surroundings.here())
-        return packed(task, {**vars(job), "cluster": cluster}, f"job {job.name} cannot be sent to worker processes")
+        task = processes.WorkerSpec(job, cluster, self._seed, ProcessSettings.capture())
+        return pickled(task, {**vars(job), "cluster": cluster}, f"job {job.name} cannot be sent to worker processes")
 
     def _start_process(self, worker: int) -> _Peer:
         ours, theirs = self._launcher.pipe()
@@ -211,7 +211,7 @@ class LocalEngine(WallClockEngine[_Peer]):
         try:
             reply = peer.connection.recv()
         except (EOFError, OSError):
-            reason = self._bury(peer)
+            reason = self._reap(peer)
             raise RunError(f"a worker process ended while it started: {reason}") from None
         if isinstance(reply, TaskFailed):
             if reply.is_usage:
@@ -220,7 +220,7 @@ class LocalEngine(WallClockEngine[_Peer]):
             raise RunError(f"a worker process failed while it started: {reply.message}")
         peer.is_ready = True
 
-    def _bury(self, peer: _Peer) -> str:
+    def _reap(self, peer: _Peer) -> str:
         """Take the remains of a process away and say how it ended."""
         self._selector.unregister(peer.connection)
         peer.connection.close()
@@ -231,7 +231,7 @@ class LocalEngine(WallClockEngine[_Peer]):
         if code is None:
             peer.process.kill()
             return "its pipe closed"
-        return end_of(code)
+        return describe_exit(code)
 
     def _close(self, error: BaseException | None) -> None:
         for worker, peer in self._workers.items():

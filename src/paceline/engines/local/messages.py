@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from paceline.core.events import Minibatch
-from paceline.worker.replica import Measured
+from paceline.worker.replica import GradientStats
 
 
 class ComputeTask(NamedTuple):
@@ -30,7 +30,7 @@ class EvaluateTask(NamedTuple):
     place: int
 
 
-class Ready(NamedTuple):
+class WorkerReady(NamedTuple):
     """The process has built its model and can be given work."""
 
 
@@ -38,7 +38,7 @@ class TaskDone(NamedTuple):
     """The gradient of a draw stands in shared memory."""
 
     draw: int
-    measured: Measured
+    measured: GradientStats
     pull_s: float
     sent_s: float
 
@@ -49,7 +49,7 @@ class TaskCancelled(NamedTuple):
     draw: int
 
 
-class Measurement(NamedTuple):
+class EvaluationDone(NamedTuple):
     """The metrics of a version."""
 
     version: int
@@ -70,4 +70,4 @@ class TaskFailed(NamedTuple):
     is_usage: bool
 
 
-Reply = Ready | TaskDone | TaskCancelled | Measurement | TaskFailed
+Reply = WorkerReady | TaskDone | TaskCancelled | EvaluationDone | TaskFailed

@@ -14,15 +14,15 @@ from paceline.clusters.local import LocalCluster
 from paceline.engines.local.messages import (
     ComputeTask,
     EvaluateTask,
-    Measurement,
-    Ready,
+    EvaluationDone,
     TaskCancelled,
     TaskDone,
     TaskFailed,
     WakeUp,
+    WorkerReady,
 )
 from paceline.jobs.job import Job
-from paceline.processes.child_process import Surroundings, begin_child
+from paceline.processes.child_process import ProcessSettings, init_child
 from paceline.processes.shared_memory import SharedMemory
 from paceline.processes.shared_pickle import SharedPickle
 from paceline.server.flat_buffers import FlatBuffers
@@ -32,13 +32,13 @@ from paceline.worker.task_runner import TaskRunner, device_of, pin
 
 
 @dataclass(frozen=True)
-class Task:
+class WorkerSpec:
     """What all processes of a run have in common."""
 
     job: Job
     cluster: LocalCluster
     seed: int
-    surroundings: Surroundings
+    surroundings: ProcessSettings
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Assignment:
     """What one process needs.
 
     Attributes:
-        task: pickled `Task`.
+        task: pickled `WorkerSpec`.
         worker: its number; the process that evaluates has none of the workers'.
         connection: to the engine.
     """
@@ -67,16 +67,16 @@ def evaluate(assignment: Assignment) -> None:
     _serve(assignment, lambda task: _Evaluator(assignment, task))
 
 
-def _serve(assignment: Assignment, build: Callable[[Task], _Worker | _Evaluator]) -> None:
-    begin_child()
+def _serve(assignment: Assignment, build: Callable[[WorkerSpec], _Worker | _Evaluator]) -> None:
+    init_child()
     connection = assignment.connection
     with ExitStack() as built:
         try:
-            task: Task = assignment.task.open()
+            task: WorkerSpec = assignment.task.open()
             task.surroundings.apply()
             torch.set_num_threads(task.cluster.worker_threads)
             server = built.enter_context(closing(build(task)))
-            connection.send(Ready())
+            connection.send(WorkerReady())
             while (request := connection.recv()) is not None:
                 if not isinstance(request, WakeUp):  # one that came too late to interrupt anything
                     connection.send(server.answer(request))
@@ -88,7 +88,7 @@ def _serve(assignment: Assignment, build: Callable[[Task], _Worker | _Evaluator]
 
 
 class _Worker:
-    def __init__(self, assignment: Assignment, task: Task) -> None:
+    def __init__(self, assignment: Assignment, task: WorkerSpec) -> None:
         job, cluster, seed = task.job, task.cluster, task.seed
         self._worker = assignment.worker
         self._memory = assignment.memory
@@ -99,7 +99,7 @@ class _Worker:
         self._gradient = self._memory.gradient(self._replica.layout, self._worker)
         self._versions: dict[int, FlatBuffers] = {}
         faults = tuple(cluster.faults)
-        self._labour = TaskRunner(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
+        self._task_runner = TaskRunner(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
         if cluster.device == "cuda":
             pin(self._gradient)
 
@@ -112,7 +112,9 @@ class _Worker:
             version = self._memory.version(self._replica.layout, request.place)
             self._versions[request.place] = version
         try:
-            measured = self._labour.gradient(request.draw, request.minibatch, request.run_s, version, self._gradient)
+            measured = self._task_runner.gradient(
+                request.draw, request.minibatch, request.run_s, version, self._gradient
+            )
         except Interrupted:
             return TaskCancelled(request.draw)
         except Exception as error:
@@ -135,16 +137,16 @@ class _Worker:
 
 
 class _Evaluator:
-    def __init__(self, assignment: Assignment, task: Task) -> None:
+    def __init__(self, assignment: Assignment, task: WorkerSpec) -> None:
         cluster = task.cluster
         self._memory = assignment.memory
         device = device_of(cluster.device, cluster.n)
         self._replica = Replica(task.job, task.seed, cluster.n, device=device)
 
-    def answer(self, request: ComputeTask | EvaluateTask) -> Measurement:
+    def answer(self, request: ComputeTask | EvaluateTask) -> EvaluationDone:
         assert isinstance(request, EvaluateTask)
         version = self._memory.version(self._replica.layout, request.place)
-        return Measurement(request.version, self._replica.evaluate(version))
+        return EvaluationDone(request.version, self._replica.evaluate(version))
 
     def close(self) -> None:
         """Nothing was started."""

@@ -10,10 +10,10 @@ from paceline.clusters.simulated import Cluster
 from paceline.core.events import Accept, Apply, Arrival, Compute, Evaluate, Evaluated
 from paceline.engines.virtual.allreduce_timing import AllReduceTiming
 from paceline.protocols.allreduce import AllReduceConfig
-from paceline.server.flat_buffers import copy_alike
+from paceline.server.flat_buffers import copy_checked
 from paceline.utils.state_dict import restore, snapshot
 from paceline.utils.user_code import note_place
-from paceline.worker.allreduce import AllReduceAlgorithm, Contribution, accumulate
+from paceline.worker.allreduce import AllReduceAlgorithm, Contribution, add_payload
 from paceline.worker.replica import Replica
 
 
@@ -58,14 +58,14 @@ class VirtualAllReduce(AllReduceTiming):
         """Remember the work; who has just come goes on from the average."""
         if command.worker in self._lost:
             self._lost.remove(command.worker)
-            self._workers[command.worker].go_on_from_average()
+            self._workers[command.worker].reset_to_average()
         self._work[command.worker] = command
         super().compute(command)
 
     def accept(self, command: Accept) -> None:
         """Add what the worker has handed in."""
         super().accept(command)
-        accumulate(self._total, self._workers[command.worker].payload, begins=not self._shares)
+        add_payload(self._total, self._workers[command.worker].payload, is_first=not self._shares)
         self._shares += self._share(command.samples)
 
     def apply(self, command: Apply) -> None:
@@ -73,13 +73,13 @@ class VirtualAllReduce(AllReduceTiming):
         super().apply(command)
         adopts = self._reduction.communicates(self._iteration)
         for worker in [worker for number, worker in enumerate(self._workers) if number not in self._took_part]:
-            worker.sit_out()
+            worker.skip()
         self._took_part.clear()
         for worker in self._distinct:
             worker.advance(command)
-        steps = [worker.take_over(self._total, self._shares, command, adopts=adopts) for worker in self._distinct]
+        steps = [worker.apply_sum(self._total, self._shares, command, adopts=adopts) for worker in self._distinct]
         self._shares = 0.0
-        self.tell_step(command, steps[0])
+        self.report_step(command, steps[0])
 
     def evaluate(self, command: Evaluate) -> None:
         """Measure the average at once; the run's clock does not notice."""
@@ -102,17 +102,17 @@ class VirtualAllReduce(AllReduceTiming):
         for worker, saved in zip(self._distinct, state["workers"], strict=True):
             worker.load_state_dict(saved)
         if state["total"] is not None:
-            copy_alike(self._total.memory, state["total"])
+            copy_checked(self._total.memory, state["total"])
         self._work = dict(state["work"])
         restore(self, ("_shares", "_expected", "_took_part"), state)
 
-    def go_on_from(self, version: int, now: float) -> None:
+    def resume_at(self, version: int, now: float) -> None:
         """Begin at this time with what the first worker's server holds as this version."""
-        super().go_on_from(version, now)
+        super().resume_at(version, now)
         for worker in self._distinct:
             if worker is not self._workers[0]:
                 worker.server.load_state_dict(self._workers[0].server.state_dict())
-            worker.go_on_from_average()
+            worker.reset_to_average()
 
     def _end_iteration(self, ends_s: float) -> None:
         self._expected = self._coordinator.expected_update()
@@ -127,19 +127,19 @@ class VirtualAllReduce(AllReduceTiming):
             note_place(error, f"after update {work.version}")
             raise
         assert self._expected is not None
-        handed_in = Contribution(finite=False)
+        contribution = Contribution(finite=False)
         if measured.finite and self._fault(worker) is None:
-            handed_in = ours.hand_in(measured.squared_norm, self._share(measured.samples), self._expected)
+            contribution = ours.contribute(measured.squared_norm, self._share(measured.samples), self._expected)
         else:
-            ours.sit_out()
+            ours.skip()
         arrival = super()._arrival(worker, draw)
         return arrival._replace(
             loss=measured.loss,
             samples=measured.samples,
             squared_norm=measured.squared_norm,
             variance=measured.variance,
-            finite=handed_in.finite,
-            compensations=handed_in.compensations,
+            finite=contribution.finite,
+            compensations=contribution.compensations,
         )
 
     def _share(self, samples: int) -> float:

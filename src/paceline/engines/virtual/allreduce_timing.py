@@ -135,7 +135,7 @@ class AllReduceTiming(TimingEngine):
         self.now = max(self.now, at_s)
         self._free_s[worker] = inf
         self._lost.add(worker)
-        return self._befall(self._faults[worker, what])
+        return self._inject_fault(self._faults[worker, what])
 
     def _end_iteration(self, ends_s: float) -> None:
         self._iteration += 1

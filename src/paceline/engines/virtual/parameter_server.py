@@ -17,7 +17,7 @@ from paceline.server.parameter_server import ParameterServer
 from paceline.server.version_store import VersionStore
 from paceline.utils.user_code import note_place
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
-from paceline.worker.replica import Measured, Replica
+from paceline.worker.replica import GradientStats, Replica
 
 
 class VirtualEngine(TimingEngine):
@@ -54,7 +54,7 @@ class VirtualEngine(TimingEngine):
         silent = self._work.pop(command.worker, None)
         if silent is not None:  # declared lost, and joined again without a word about its old work
             self._versions.release(silent.version)
-        self._versions.hold(command.version)
+        self._versions.acquire(command.version)
         self._work[command.worker] = command
         super().compute(command)
 
@@ -65,13 +65,13 @@ class VirtualEngine(TimingEngine):
 
     def accept(self, command: Accept) -> None:
         """Take the gradient that was computed for the arrival."""
-        self._server.take(self._gradient, command.samples, command.step_scale)
+        self._server.enqueue(self._gradient, command.samples, command.step_scale)
 
     def apply(self, command: Apply) -> None:
         """Make the update and publish it."""
         super().apply(command)
         step = self._server.apply(command)
-        self.tell_step(command, step)
+        self.report_step(command, step)
         self._server.publish(self._versions.publish(command.version))
 
     def evaluate(self, command: Evaluate) -> None:
@@ -95,9 +95,9 @@ class VirtualEngine(TimingEngine):
         self._work = dict(state["work"])
         self._times = dict(state["times"])
 
-    def go_on_from(self, version: int, now: float) -> None:
+    def resume_at(self, version: int, now: float) -> None:
         """Begin at this time with what the server holds as this version."""
-        super().go_on_from(version, now)
+        super().resume_at(version, now)
         self._server.publish(self._versions.publish(version))
 
     def _lose(self, fault: Fault, reason: str) -> Lost:
@@ -107,7 +107,7 @@ class VirtualEngine(TimingEngine):
     def _arrival(self, worker: int, draw: int) -> Arrival:
         self._finish(worker)
         work = self._work.pop(worker)
-        measured = Measured(loss=nan, samples=0, squared_norm=nan, variance=nan, finite=True, compute_s=0.0)
+        measured = GradientStats(loss=nan, samples=0, squared_norm=nan, variance=nan, finite=True, compute_s=0.0)
         if self._coordinator.wants(worker, draw):
             measured = self._compute_gradient(work.worker, work.draw, work.minibatch, work.version)
         times = self._times[worker]
@@ -129,8 +129,8 @@ class VirtualEngine(TimingEngine):
         self._versions.release(work.version)
         return arrival
 
-    def _compute_gradient(self, worker: int, draw: int, minibatch: Minibatch | None, version: int) -> Measured:
-        self._server.let_go()  # of what lies in the one place for a gradient
+    def _compute_gradient(self, worker: int, draw: int, minibatch: Minibatch | None, version: int) -> GradientStats:
+        self._server.flush()  # of what lies in the one place for a gradient
         if self._replica.prepares_ahead:
             self._replica.expect(self._coming())
         try:

@@ -95,7 +95,7 @@ class TimingEngine(Engine):
             fault = self._faults.get((worker, what)) if self._faults else None
             if self._confirm is not None and fault is None:
                 self._confirm(worker, what, self._started_s[worker])
-            arrived = self._arrival(worker, what) if fault is None else self._befall(fault)
+            arrived = self._arrival(worker, what) if fault is None else self._inject_fault(fault)
             if arrived is not None:
                 return arrived
 
@@ -136,7 +136,7 @@ class TimingEngine(Engine):
         """Send a timer at that moment."""
         self._at(command.at_s, Timer(command.at_s))
 
-    def go_on_from(self, version: int, now: float) -> None:
+    def resume_at(self, version: int, now: float) -> None:
         """Begin at this time."""
         self.now = now
 
@@ -174,7 +174,7 @@ class TimingEngine(Engine):
         self._sequence += 1
         heappush(self._heap, (at_s, self._sequence, NOT_A_WORKER, event))
 
-    def _befall(self, fault: Fault) -> Event | None:
+    def _inject_fault(self, fault: Fault) -> Event | None:
         self.fired.append(fault)
         if fault.kind == "hang":
             return None

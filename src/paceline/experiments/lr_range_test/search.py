@@ -22,7 +22,7 @@ from paceline.core.stop import Stop
 from paceline.errors import PacelineError, RunError, UsageError, did_you_mean
 from paceline.experiments.lr_range_test.curve import Range, averaged, find_knee, smoothed
 from paceline.jobs.job import Job
-from paceline.processes.shared_pickle import refuse_while_opening
+from paceline.processes.shared_pickle import refuse_while_unpickling
 from paceline.protocols.protocol import Protocol, as_plan
 from paceline.recording.callback import Callback
 from paceline.run.train import AnyCluster, train
@@ -157,7 +157,7 @@ def knee(
     Source: Smith, "Cyclical learning rates for training neural networks", WACV 2017, Sect. 3.3; Xu et al. (DBW)
     2020, Sect. 4.
     """
-    refuse_while_opening()
+    refuse_while_unpickling()
     cluster = without_torchrun(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "knee")
     check_range("[0, inf)", Integral, seed=seed)
     check_range("[1, inf)", Integral, runs=runs)

@@ -28,9 +28,9 @@ from paceline.experiments.runner.ending import Crash, in_words, is_finished, wri
 from paceline.experiments.runner.folder import FolderKind, RunsFolder, slug
 from paceline.experiments.runner.progress import News, ProgressBars, Reporter
 from paceline.jobs.job import Job
-from paceline.processes.child_process import Launcher, Surroundings, begin_child, end_of
+from paceline.processes.child_process import Launcher, ProcessSettings, describe_exit, init_child
 from paceline.processes.shared_pickle import SharedPickle
-from paceline.processes.unpicklable import packed
+from paceline.processes.unpicklable import pickled
 from paceline.recording.callbacks.progress_line import is_shown
 from paceline.utils.user_code import report_of
 
@@ -151,7 +151,7 @@ class _Pool:
         self._display = display
         self._threads = threads
         self._launcher = Launcher(PRELOADED)
-        self._surroundings = Surroundings.here()
+        self._surroundings = ProcessSettings.capture()
         self._parcel = _packed(task)
         self.report = Report()
         self.signals = Signals()
@@ -201,9 +201,9 @@ class _Pool:
 
 
 def _serve(
-    parcel: SharedPickle, cell: RunSpec, threads: int, surroundings: Surroundings, connection: Connection
+    parcel: SharedPickle, cell: RunSpec, threads: int, surroundings: ProcessSettings, connection: Connection
 ) -> None:
-    begin_child()
+    init_child()
     surroundings.apply()
     torch.set_num_threads(threads)
     try:
@@ -220,13 +220,13 @@ def _serve(
 def _packed(task: GridSpec) -> SharedPickle:
     plans = {f"protocol {name}": plan for name, plan in task.plans.items()}
     parts = {**vars(task.job), **plans, "cluster": task.cluster}
-    return packed(task, parts, f"job {task.job.name} cannot be sent to other processes", ", or give processes=1")
+    return pickled(task, parts, f"job {task.job.name} cannot be sent to other processes", ", or give processes=1")
 
 
 def _death(process: ForkServerProcess) -> RunFailed:
     process.join(GRACE_S)
     code = process.exitcode
-    return RunFailed(f"its process {'was ' if code is not None and code < 0 else ''}{end_of(code)}")
+    return RunFailed(f"its process {'was ' if code is not None and code < 0 else ''}{describe_exit(code)}")
 
 
 class Silent:

@@ -23,7 +23,7 @@ from paceline.experiments.switch_point.bisection import Bisection
 from paceline.experiments.switch_point.result import SwitchSearch
 from paceline.experiments.switch_point.trials import Trial, Trials, Trying
 from paceline.jobs.job import Job
-from paceline.processes.shared_pickle import refuse_while_opening
+from paceline.processes.shared_pickle import refuse_while_unpickling
 from paceline.run.train import AnyCluster
 from paceline.utils.argument_types import checked_types
 from paceline.utils.validation import check_range
@@ -106,7 +106,7 @@ def search_switch(
 
     Source: Li et al. (Sync-Switch), ICDCS 2021, Sect. IV-B1, Algorithm 1.
     """
-    refuse_while_opening()
+    refuse_while_unpickling()
     cluster = without_torchrun(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "search")
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
     check_range("[1, inf)", Integral, runs=runs)

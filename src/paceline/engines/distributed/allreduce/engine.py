@@ -145,7 +145,7 @@ class AllReduceEngine(Engine):
         self.end = {"outcome": stop.outcome.value, "reason": stop.reason, "time_s": self.now}
         return stop
 
-    def go_on_from(self, version: int, now: float) -> None:
+    def resume_at(self, version: int, now: float) -> None:
         """Begin at this time with what the worker's server holds as this version."""
         self.now = self._common_s = now
 
@@ -296,7 +296,7 @@ class AllReduceEngine(Engine):
         self.is_settled = True
         self._part.check()
         shares = sum(each.samples for each in update.gradients) / self._replica.batch_size
-        step = self._worker.take_over(self._worker.payload, shares, update, adopts=adopts)
+        step = self._worker.apply_sum(self._worker.payload, shares, update, adopts=adopts)
         self._part.press(f"took over version {update.version}")
         if step is not None:
             self._applied = UpdateApplied(self._common_s, update.version, step)
@@ -363,7 +363,7 @@ class AllReduceEngine(Engine):
         """Go on from where rank 0 is; return the events that come then."""
         if state["coordinator"] is not None:
             self._coordinator.load_state_dict(state["coordinator"])
-        self._worker.take_on(state["server"], remembers=self._has_taken_part)
+        self._worker.restore_from(state["server"], keeps_state=self._has_taken_part)
         self._has_taken_part = True
         self._part.press(f"began at {state['now']:.3g} s")
         self._work = dict(state["work"])

@@ -14,7 +14,7 @@ from paceline.protocols.allreduce import AllReduceConfig
 from paceline.utils.user_code import note_place
 from paceline.worker.allreduce import AllReduceAlgorithm, Contribution
 from paceline.worker.parameter_guard import ParameterGuard
-from paceline.worker.replica import Measured, Replica
+from paceline.worker.replica import GradientStats, Replica
 from paceline.worker.task_runner import TaskRunner
 
 
@@ -71,7 +71,7 @@ class _Done(NamedTuple):
     """A gradient that was computed, in so many seconds."""
 
     work: Compute
-    measured: Measured
+    measured: GradientStats
     took_s: float
 
 
@@ -89,12 +89,12 @@ class LocalStep:
 
     def __init__(self, cluster: Torchrun, seed: int, replica: Replica, worker: AllReduceAlgorithm) -> None:
         faults = tuple(cluster.faults)
-        self._labour = TaskRunner(replica, cluster.worker, cluster.slowness, seed, faults, time.sleep)
+        self._task_runner = TaskRunner(replica, cluster.worker, cluster.slowness, seed, faults, time.sleep)
         self._batch_size = replica.batch_size
         self._worker = worker
         self._done: _Done | None = None
         self._name = f"worker {cluster.worker}"
-        self._seal = ParameterGuard.of_worker(worker) if cluster.debug else None
+        self._guard = ParameterGuard.for_algorithm(worker) if cluster.debug else None
         self._has_last = ""  # done to what it has learned
 
     def press(self, what: str) -> None:
@@ -103,8 +103,8 @@ class LocalStep:
         Args:
             what: it has done.
         """
-        if self._seal is not None:
-            self._seal.press()
+        if self._guard is not None:
+            self._guard.snapshot()
             self._has_last = what
 
     def check(self) -> None:
@@ -113,8 +113,8 @@ class LocalStep:
         Raises:
             UsageError: somebody has.
         """
-        if self._seal is not None:
-            self._seal.check(self._name, f"after it {self._has_last}")
+        if self._guard is not None:
+            self._guard.check(self._name, f"after it {self._has_last}")
 
     def hand_in(self, work: Compute | None, run_s: float, update: Apply) -> StepReport:
         """Make the payload; return what is told of it, and as `compute_s` what was computed of it ahead.
@@ -125,15 +125,15 @@ class LocalStep:
             update: what the coming update will say, if everybody takes part.
         """
         if work is None:
-            self._worker.sit_out()
+            self._worker.skip()
             return StepReport()
         measured, ahead_s = self._measured(work, run_s)
         self.check()
-        handed_in = Contribution(finite=False)
+        contribution = Contribution(finite=False)
         if measured.finite:
-            handed_in = self._worker.hand_in(measured.squared_norm, measured.samples / self._batch_size, update)
+            contribution = self._worker.contribute(measured.squared_norm, measured.samples / self._batch_size, update)
         else:
-            self._worker.sit_out()
+            self._worker.skip()
         self.press(f"handed in its draw {work.draw}")
         return StepReport(
             draw=work.draw,
@@ -141,8 +141,8 @@ class LocalStep:
             samples=measured.samples,
             squared_norm=measured.squared_norm,
             variance=measured.variance,
-            finite=handed_in.finite,
-            factor=handed_in.compensations[0].factor if handed_in.compensations else nan,
+            finite=contribution.finite,
+            factor=contribution.compensations[0].factor if contribution.compensations else nan,
             compute_s=ahead_s,
         )
 
@@ -157,14 +157,14 @@ class LocalStep:
         """Let what was computed ahead be of no use."""
         self._done = None
 
-    def _measured(self, work: Compute, run_s: float) -> tuple[Measured, float]:
+    def _measured(self, work: Compute, run_s: float) -> tuple[GradientStats, float]:
         """Return what is known of the gradient of this work, and in how many seconds it was computed ahead, if so."""
         done, self._done = self._done, None
         if done is not None and (done.work.draw, done.work.minibatch) == (work.draw, work.minibatch):
             return done.measured, done.took_s
         ours = self._worker
         try:
-            return self._labour.gradient(work.draw, work.minibatch, run_s, ours.weights, ours.gradient), 0.0
+            return self._task_runner.gradient(work.draw, work.minibatch, run_s, ours.weights, ours.gradient), 0.0
         except Exception as error:
             note_place(error, f"after update {work.version}")
             raise

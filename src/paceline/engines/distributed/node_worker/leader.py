@@ -31,7 +31,7 @@ from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.parameter_guard import checksum
-from paceline.worker.replica import Measured, Replica
+from paceline.worker.replica import GradientStats, Replica
 
 LOOPBACK = "127.0.0.1"
 
@@ -198,7 +198,7 @@ class LeadingReplica(Replica):
 
     def gradient(
         self, worker: int, draw: int, minibatch: Minibatch | None, version: FlatBuffers, gradient: FlatBuffers
-    ) -> Measured:
+    ) -> GradientStats:
         """Compute the gradient of a minibatch at a version, with the others."""
         self._leader.pass_on(draw, minibatch, version)
         return super().gradient(worker, draw, minibatch, version, gradient)

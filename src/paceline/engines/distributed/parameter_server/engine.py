@@ -65,7 +65,7 @@ from paceline.engines.distributed.transport.wire_format import WireBuffer, WireF
 from paceline.engines.wall_clock import WallClockEngine
 from paceline.errors import RunError, UsageError, describe_error
 from paceline.jobs.job import Job
-from paceline.server.flat_buffers import FlatLayout, copy_of
+from paceline.server.flat_buffers import FlatLayout, flat_copy
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.parameter_guard import checksum
 
@@ -179,7 +179,7 @@ class DistributedServerEngine(WallClockEngine[RemoteWorker]):
         late = self._late()
         for newcomer in late:
             newcomer.line.tell({"end": end})
-        last = copy_of(self._server.model, self._cluster.slices).memory
+        last = flat_copy(self._server.model, self._cluster.slices).memory
         for member in self._members.values():
             member.line.send(EndNotice(self._versions.newest), [last])
             member.line.tell({"end": end})
@@ -202,7 +202,7 @@ class DistributedServerEngine(WallClockEngine[RemoteWorker]):
         )
         stop = super().run(coordinator, observe, first)
         self._tell_load(self._survey.tell_at_last())
-        self._server.bring_together()
+        self._server.gather_shards()
         self._end = {"outcome": stop.outcome.value, "reason": stop.reason, "time_s": self.now}
         return stop
 
@@ -214,7 +214,7 @@ class DistributedServerEngine(WallClockEngine[RemoteWorker]):
 
     def apply(self, command: Apply) -> None:
         """Make the update, elsewhere if the version before is still read, and publish it where it is made."""
-        elsewhere = self._published.make_way()
+        elsewhere = self._published.reserve()
         self._slices.apply(command, elsewhere)
         super().apply(command)
 
@@ -250,7 +250,7 @@ class DistributedServerEngine(WallClockEngine[RemoteWorker]):
         pieces = [(0, self._published.travelling(command.version))] if sends_version else None
         peer.line.send(work, pieces=pieces, will_be_answered=True)
 
-    def _tell_to_abandon(self, peer: RemoteWorker, command: Interrupt) -> None:
+    def _cancel_task(self, peer: RemoteWorker, command: Interrupt) -> None:
         peer.line.send(Interrupting(command.draw))
 
     def replace(self, command: RestartWorker) -> None:
@@ -259,7 +259,7 @@ class DistributedServerEngine(WallClockEngine[RemoteWorker]):
     def evaluate(self, command: Evaluate) -> None:
         """Send the version to the process that evaluates."""
         assert self._evaluator is not None
-        version = self._versions.hold(command.version)
+        version = self._versions.acquire(command.version)
         self._slices.send(Evaluating(self._evaluator.ticket, command.version))
         self._evaluator.line.send(
             RemoteEvaluateTask(command.version), pieces=[(0, version.memory)], will_be_answered=True

@@ -54,16 +54,16 @@ class PublishedVersions(VersionStore):
         if self._forgotten is not None and version not in self._stored:
             self._forgotten(version)
 
-    def make_way(self) -> bool:
+    def reserve(self) -> bool:
         """Let the server go on elsewhere if somebody has still to read the newest version, or is being sent it."""
-        is_read = self.is_read(self.newest)
+        is_read = self.is_in_use(self.newest)
         if is_read:
-            self.go_elsewhere()
+            self.rebind()
         return is_read
 
-    def go_elsewhere(self) -> None:
+    def rebind(self) -> None:
         """Let the server go on in a place that nobody reads."""
-        self._server.live_in(self._ahead or self._copied())
+        self._server.rebind_storage(self._ahead or self._copied())
         self._ahead = None
 
     def get_ready(self) -> None:
@@ -72,7 +72,7 @@ class PublishedVersions(VersionStore):
             self._ahead = self._copied()
 
     def _copied(self) -> FlatBuffers:
-        place = self.spare()
+        place = self.free_storage()
         place.copy_(self._server.state)
         return place
 

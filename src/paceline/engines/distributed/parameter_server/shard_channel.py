@@ -110,7 +110,7 @@ class ShardChannel:
 
 def strands(replica: Replica, word: str, version: FlatBuffers, gradient: FlatBuffers) -> list[ShardChannel]:
     """Return one for each slice of these vectors of a replica."""
-    places = replica.layout.places
+    places = replica.layout.shard_ranges
     made = []
     for number, place in enumerate(places):
         part = FlatLayout(replica.model, len(places), only=number)

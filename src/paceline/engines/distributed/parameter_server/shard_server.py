@@ -166,7 +166,7 @@ class _SliceServer:
         self._door = door
         while True:
             if inbox.is_empty:
-                self._server.add()  # while there is nothing else to do
+                self._server.accumulate()  # while there is nothing else to do
                 self._published.get_ready()
             match inbox.get():
                 case PeerMessage(ticket, {"end": end}) if ticket == RANK_0:
@@ -200,13 +200,13 @@ class _SliceServer:
     def _obey(self, message: object) -> None:
         match message:
             case AssignTask(ticket, draw, version, sends_version):
-                self._server.let_go()  # of the worker's gradient too: the next one comes to the same place
+                self._server.flush()  # of the worker's gradient too: the next one comes to the same place
                 work = RemoteTask(draw, version, sends_version, 0.0, None, None, None)
                 self._send(ticket, work, self._published.travelling(version) if sends_version else None)
             case Evaluating(ticket, version):
                 self._send(ticket, RemoteEvaluateTask(version), self._published[version].memory)
             case AcceptGradient(worker, samples, step_scale):
-                self._server.take(self._gradients[worker], samples, step_scale)
+                self._server.enqueue(self._gradients[worker], samples, step_scale)
             case ApplyUpdate():
                 self._apply(message)
             case ReleaseVersion(version):
@@ -217,7 +217,7 @@ class _SliceServer:
                     compensators, self._gradients[worker], self._published[version], staleness, norm
                 )
             case {"wants": what}:
-                state = self._server.slice_state()
+                state = self._server.shard_state()
                 self._tell_state(what, state if what == "state" else state["model"])
             case {"dismiss": ticket}:
                 self._dismiss(ticket)
@@ -230,7 +230,7 @@ class _SliceServer:
 
     def _apply(self, command: ApplyUpdate) -> None:
         if command.elsewhere:
-            self._published.go_elsewhere()
+            self._published.rebind()
         self._server.apply(command.update)
         self._take_over(command.version)
         self._rank_0.send(Updated(command.version), will_be_answered=True)
@@ -238,7 +238,7 @@ class _SliceServer:
     def _take_over(self, version: int) -> None:
         """Keep a version until rank 0 says that nobody reads it any more."""
         self._published.take_over(version)
-        self._published.hold(version)
+        self._published.acquire(version)
 
     def _send(self, ticket: int, message: RemoteTask | RemoteEvaluateTask, part: torch.Tensor | None) -> None:
         member = self._members.get(ticket)

@@ -34,7 +34,7 @@ from paceline.jobs.job import Job
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.utils.user_code import failure_of, note_place
 from paceline.worker.parameter_guard import check_version
-from paceline.worker.replica import Interrupted, Measured, Replica
+from paceline.worker.replica import GradientStats, Interrupted, Replica
 from paceline.worker.task_runner import TaskRunner, device_of, pin
 
 ALL_DRAWS = sys.maxsize
@@ -121,7 +121,7 @@ class WorkerProcess:
             check = self._check if is_worker else None
             self._replica = Replica(job, seed, cluster.n, check=check, accumulated=self._accumulated, **settings)
         faults = tuple(cluster.faults)
-        self._labour = TaskRunner(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
+        self._task_runner = TaskRunner(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
         word = cluster.wire if is_worker else "float32"  # what is measured is exact
@@ -207,7 +207,7 @@ class WorkerProcess:
         self.leader.expect(work)
         self._check_version(work, "before")
         try:
-            measured = self._labour.gradient(work.draw, work.minibatch, work.run_s, self._version, self._gradient)
+            measured = self._task_runner.gradient(work.draw, work.minibatch, work.run_s, self._version, self._gradient)
         except Interrupted:
             for strand in self._strands:
                 strand.abandon()
@@ -221,7 +221,7 @@ class WorkerProcess:
     def _accumulated(self, parameter: int) -> None:
         self._owners[parameter].accumulated(parameter, self._busy_s)
 
-    def _hand_in(self, measured: Measured) -> None:
+    def _hand_in(self, measured: GradientStats) -> None:
         """Send what of the gradient has not gone yet, and its scalars."""
         for strand in self._strands:
             strand.pack_rest()

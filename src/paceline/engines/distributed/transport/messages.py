@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.events import Accept, Apply, Minibatch
-from paceline.worker.replica import Measured
+from paceline.worker.replica import GradientStats
 
 NUMBERS = 16  # in a header
 
@@ -69,7 +69,7 @@ class RemoteTaskDone(NamedTuple):
     Attributes:
         again: the pieces that come a second time, as a number with a bit for each.
         busy_s: from the arrival of the work to this.
-        loss: and what comes after it, as in `Measured`.
+        loss: and what comes after it, as in `GradientStats`.
     """
 
     draw: int
@@ -83,9 +83,9 @@ class RemoteTaskDone(NamedTuple):
     compute_s: float
 
     @property
-    def measured(self) -> Measured:
+    def measured(self) -> GradientStats:
         """Scalars of the gradient."""
-        return Measured(*self[3:])
+        return GradientStats(*self[3:])
 
 
 class RemoteTaskCancelled(NamedTuple):

@@ -14,7 +14,7 @@ Observer = Callable[[float, Ints], None]
 """Hears the time of each update, and the staleness of its gradients in the order of their arrival."""
 
 
-class FleetAccounting:
+class VectorizedAccounting:
     """Counts of a simulation of n workers.
 
     Attributes:

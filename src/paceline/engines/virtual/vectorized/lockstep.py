@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.clusters.simulated import TILE, Cluster
-from paceline.engines.virtual.vectorized.accounting import FleetAccounting, Observer
-from paceline.engines.virtual.vectorized.sampling import Draws
+from paceline.engines.virtual.vectorized.accounting import Observer, VectorizedAccounting
+from paceline.engines.virtual.vectorized.sampling import RoundTripSampler
 from paceline.protocols.protocol import Protocol
 
 
@@ -24,11 +24,11 @@ class Lockstep:
     """
 
     def __init__(self, protocol: Protocol, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
-        self.tally = FleetAccounting(cluster.n)
+        self.accounting = VectorizedAccounting(cluster.n)
         self._n = cluster.n
         self._quorum = cluster.n if protocol.quorum == "all" else protocol.quorum
         self._update_s = cluster.server.update_s
-        self._draws = Draws(cluster, seed, payload_bytes)
+        self._sampler = RoundTripSampler(cluster, seed, payload_bytes)
 
     @staticmethod
     def takes(protocol: Protocol, cluster: Cluster) -> bool:
@@ -39,25 +39,25 @@ class Lockstep:
 
     def run(self, updates: int, observe: Observer | None = None) -> None:
         """Make so many updates."""
-        tally, k, late = self.tally, self._quorum, self._n - self._quorum
+        accounting, k, late = self.accounting, self._quorum, self._n - self._quorum
         fresh = np.zeros(k, np.int64)
         for update in range(updates):
             if update % TILE == 0:
-                block_s = self._draws.block_s(update // TILE)
-            begun_s = tally.now
+                block_s = self._sampler.block_s(update // TILE)
+            begun_s = accounting.now
             trips_s = block_s[update % TILE]
             trips_s.partition(k - 1)
             trips_s = trips_s[:k]
             round_s = float(trips_s[-1])
             closed_s = begun_s + round_s
-            tally.now = closed_s + self._update_s
-            tally.idle_s += k * (tally.now - begun_s) - float(trips_s.sum())
+            accounting.now = closed_s + self._update_s
+            accounting.idle_s += k * (accounting.now - begun_s) - float(trips_s.sum())
             if update + 1 < updates:
-                tally.wasted_s += late * (tally.now - begun_s)
+                accounting.wasted_s += late * (accounting.now - begun_s)
             if observe is not None:
-                observe(tally.now, fresh)
-        tally.updates = updates
-        tally.pulls = updates * self._n
-        tally.pushes = updates * k
-        tally.interrupted = (updates - 1) * late
-        tally.use_fresh(updates * k)
+                observe(accounting.now, fresh)
+        accounting.updates = updates
+        accounting.pulls = updates * self._n
+        accounting.pushes = updates * k
+        accounting.interrupted = (updates - 1) * late
+        accounting.use_fresh(updates * k)

@@ -8,8 +8,8 @@ from math import inf
 import numpy as np
 
 from paceline.clusters.simulated import TILE, Cluster
-from paceline.engines.virtual.vectorized.accounting import FleetAccounting, Observer
-from paceline.engines.virtual.vectorized.sampling import Draws, Floats, Ints, in_order
+from paceline.engines.virtual.vectorized.accounting import Observer, VectorizedAccounting
+from paceline.engines.virtual.vectorized.sampling import Floats, Ints, RoundTripSampler, event_order
 from paceline.protocols.protocol import Protocol
 
 ARRIVALS = 1 << 16  # about so many at once, or one a worker
@@ -45,8 +45,8 @@ class Calendar:
         workers: n.
     """
 
-    def __init__(self, draws: Draws, workers: int) -> None:
-        self._draws = draws
+    def __init__(self, draws: RoundTripSampler, workers: int) -> None:
+        self._sampler = draws
         self._row_s = np.zeros((workers, TILE + 1))  # when the draw before began to be computed on, and 64 arrivals
         self._flat_s = self._row_s.reshape(-1)
         self._row = np.arange(workers) * (TILE + 1)  # where each row begins
@@ -116,7 +116,7 @@ class Calendar:
         """Go over to the next 64 draws."""
         row_s = np.empty((len(workers), TILE + 1))
         row_s[:, 0] = self._row_s[workers, TILE]
-        row_s[:, 1:] = self._draws.rows_s(workers, self._tile[workers] + 1)
+        row_s[:, 1:] = self._sampler.rows_s(workers, self._tile[workers] + 1)
         # A sum from left to right is what a clock adds up, to the last bit.
         self._row_s[workers] = np.add.accumulate(row_s, axis=1)
         self._tile[workers] += 1
@@ -138,10 +138,10 @@ class Renewal:
 
     def __init__(self, protocol: Protocol, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
         assert protocol.quorum != "all"
-        self.tally = FleetAccounting(cluster.n)
+        self.accounting = VectorizedAccounting(cluster.n)
         self._n = cluster.n
         self._quorum = protocol.quorum
-        self._calendar = Calendar(Draws(cluster, seed, payload_bytes), cluster.n)
+        self._calendar = Calendar(RoundTripSampler(cluster, seed, payload_bytes), cluster.n)
         # Number of the arrival at which each worker was given its work, below 1 at the beginning.
         self._given = np.arange(cluster.n) - cluster.n
 
@@ -153,11 +153,11 @@ class Renewal:
 
     def run(self, updates: int, observe: Observer | None = None) -> None:
         """Make so many updates."""
-        tally, total = self.tally, updates * self._quorum
-        teller = Teller(self._quorum, observe) if observe is not None else None
+        accounting, total = self.accounting, updates * self._quorum
+        reporter = UpdateObserver(self._quorum, observe) if observe is not None else None
         horizon_s = float(self._calendar.next_s().min())
-        while tally.pushes < total:
-            left = total - tally.pushes
+        while accounting.pushes < total:
+            left = total - accounting.pushes
             arrivals, until_s = self._calendar.until(horizon_s, 4 * max(ARRIVALS, self._n))
             order, staleness = self._number(arrivals)
             if len(order) >= left:
@@ -165,34 +165,34 @@ class Renewal:
                 arrivals = arrivals[order]
                 until_s = float(arrivals.due_s[-1])
                 order = np.arange(left)
-            tally.use(staleness)
-            if teller is not None:
-                teller.tell(arrivals.due_s[order], staleness)
-            tally.pushes += len(order)
+            accounting.use(staleness)
+            if reporter is not None:
+                reporter.report(arrivals.due_s[order], staleness)
+            accounting.pushes += len(order)
             horizon_s = self._next_horizon_s(until_s, len(order), left)
-            tally.now = until_s
-        tally.updates = updates
-        tally.pulls = self._n + total - 1  # the run ends before the last one would be given work again
+            accounting.now = until_s
+        accounting.updates = updates
+        accounting.pulls = self._n + total - 1  # the run ends before the last one would be given work again
 
     def _next_horizon_s(self, until_s: float, arrived: int, left: int) -> float:
         """Return until when to go on: for so many arrivals as are handled well at once, at the rate of late."""
         wanted = min(max(ARRIVALS, self._n), 1.05 * left)
-        horizon_s = until_s + (until_s - self.tally.now) * min(2.0, wanted / arrived)
+        horizon_s = until_s + (until_s - self.accounting.now) * min(2.0, wanted / arrived)
         return max(horizon_s, float(self._calendar.next_s().min()))
 
     def _number(self, arrivals: Arrivals) -> tuple[Ints, Ints]:
         """Return the order of the arrivals, which numbers them, and their staleness in that order."""
         given, parent = self._given[arrivals.worker], arrivals.parent
-        order = in_order(np.arange(len(given)), arrivals.due_s, parent, given)
+        order = event_order(np.arange(len(given)), arrivals.due_s, parent, given)
         number = np.empty(len(given), np.int64)
-        number[order] = np.arange(1, len(given) + 1) + self.tally.pushes
+        number[order] = np.arange(1, len(given) + 1) + self.accounting.pushes
         given = np.where(parent < 0, given, number[parent])
         self._given[arrivals.worker] = number  # of several values for a worker the last one is kept, its latest
         staleness = (number - 1) // self._quorum - np.maximum(given, 0) // self._quorum
         return order, staleness[order]
 
 
-class Teller:
+class UpdateObserver:
     """Tells of updates one by one.
 
     Args:
@@ -205,7 +205,7 @@ class Teller:
         self._observe = observe
         self._held = np.zeros(0, np.int64)
 
-    def tell(self, times_s: Floats, staleness: Ints) -> None:
+    def report(self, times_s: Floats, staleness: Ints) -> None:
         """Take in arrivals, and tell of the updates that they make."""
         k, held = self._quorum, len(self._held)
         staleness = np.concatenate([self._held, staleness])

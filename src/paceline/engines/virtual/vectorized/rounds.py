@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.clusters.simulated import Cluster
-from paceline.engines.virtual.vectorized.accounting import FleetAccounting, Observer
-from paceline.engines.virtual.vectorized.sampling import Draws, Floats, Ints, in_order
+from paceline.engines.virtual.vectorized.accounting import Observer, VectorizedAccounting
+from paceline.engines.virtual.vectorized.sampling import Floats, Ints, RoundTripSampler, event_order
 from paceline.protocols.protocol import Protocol
 
 
@@ -42,7 +42,7 @@ class Pool:
         return Pool(*(np.concatenate(parts) for parts in zip(*(vars(wave).values() for wave in waves), strict=True)))
 
 
-class Windows:
+class Rounds:
     """Simulates a protocol update by update, in time that grows with the workers and the arrivals of an update.
 
     Of the next arrivals of all workers, the K-th accepted one bounds the update from above. Whoever is given work
@@ -57,7 +57,7 @@ class Windows:
 
     def __init__(self, protocol: Protocol, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
         n = cluster.n
-        self.tally = FleetAccounting(n)
+        self.accounting = VectorizedAccounting(n)
         self._all = protocol.quorum == "all"
         self._quorum = n if protocol.quorum == "all" else protocol.quorum
         self._max_staleness = protocol.max_staleness
@@ -65,7 +65,7 @@ class Windows:
         self._interrupts = protocol.on_update == "interrupt"
         self._drops = protocol.max_staleness < inf and not self._interrupts
         self._update_s = cluster.server.update_s
-        self._draws = Draws(cluster, seed, payload_bytes)
+        self._sampler = RoundTripSampler(cluster, seed, payload_bytes)
         # What each worker is computing.
         self._due_s = np.full(n, inf)
         self._begun_s = np.zeros(n)
@@ -132,7 +132,7 @@ class Windows:
         """Return the next arrivals of the same workers."""
         worker, draw = wave.worker[parents], wave.draw[parents] + 1
         begun_s = np.maximum(wave.due_s[parents], self._free_s)
-        due_s = begun_s + self._draws.durations_s(worker, draw)
+        due_s = begun_s + self._sampler.durations_s(worker, draw)
         return Pool(worker, due_s, begun_s, parents + before, np.ones(len(worker), bool), draw)
 
     def _kth(self, times_s: Floats) -> float:
@@ -144,7 +144,7 @@ class Windows:
     def _until_quorum(self, pool: Pool, bound_s: float) -> Ints:
         """Return the arrivals, in order, up to the one that completes the quorum."""
         early = (pool.due_s <= bound_s).nonzero()[0]
-        order = in_order(early, pool.due_s, pool.parent, self._sequence[pool.worker])
+        order = event_order(early, pool.due_s, pool.parent, self._sequence[pool.worker])
         counts = pool.accepted[order]
         if self._all:  # a worker's first accepted gradient
             parent = pool.parent[order]
@@ -159,18 +159,18 @@ class Windows:
         if self._drops:
             is_used = pool.accepted[arrived]
             used, dropped = arrived[is_used], arrived[~is_used]
-            self.tally.wasted_s += float((ended_s[~is_used] - pool.begun_s[dropped]).sum())
+            self.accounting.wasted_s += float((ended_s[~is_used] - pool.begun_s[dropped]).sum())
         staleness = self._version - self._on_version[pool.worker[used]]
         staleness[pool.parent[used] >= 0] = 0
-        self.tally.use(staleness)
-        self.tally.pushes += len(arrived)
+        self.accounting.use(staleness)
+        self.accounting.pushes += len(arrived)
         return staleness
 
     def _go_on(self, pool: Pool, arrived: Ints) -> None:
         """Note what those compute who were given work before the update, and who waits for it."""
         waiting = self._waiting(pool, arrived)
         self._draw[pool.worker[waiting]] = pool.draw[waiting]
-        self.tally.pulls += len(arrived) - len(waiting)
+        self.accounting.pulls += len(arrived) - len(waiting)
         if pool.parent[-1] < 0:
             return  # nobody could be given any
         rank = np.full(len(pool.worker), -1)
@@ -192,12 +192,12 @@ class Windows:
 
     def _update(self, pool: Pool, arrived: Ints, ended_s: Floats, is_last: bool) -> None:
         """Make the update, and give work to those who waited for it or are interrupted."""
-        tally = self.tally
+        accounting = self.accounting
         self._version += 1
-        self._free_s = tally.now = float(ended_s[-1]) + self._update_s
-        tally.updates += 1
+        self._free_s = accounting.now = float(ended_s[-1]) + self._update_s
+        accounting.updates += 1
         waited_s = self._free_s - (ended_s[-1:] if self._on_arrival else ended_s[pool.accepted[arrived]])
-        tally.idle_s += float(waited_s.sum())
+        accounting.idle_s += float(waited_s.sum())
         if is_last:
             return
         waiting = pool.worker[self._waiting(pool, arrived)]
@@ -209,8 +209,8 @@ class Windows:
     def _interrupted(self) -> Ints:
         """Interrupt work that could no longer be accepted, and return whose it was."""
         stale = np.flatnonzero(self._on_version < self._version - self._max_staleness)
-        self.tally.interrupted += len(stale)
-        self.tally.wasted_s += float((self._free_s - self._begun_s[stale]).sum())
+        self.accounting.interrupted += len(stale)
+        self.accounting.wasted_s += float((self._free_s - self._begun_s[stale]).sum())
         return stale
 
     # --- giving work ------------------------------------------------------------------------------------------
@@ -231,5 +231,5 @@ class Windows:
         self._draw[workers] += 1
         self._begun_s[workers] = self._free_s
         self._on_version[workers] = self._version
-        self._due_s[workers] = self._free_s + self._draws.durations_s(workers, self._draw[workers])
-        self.tally.pulls += len(workers)
+        self._due_s[workers] = self._free_s + self._sampler.durations_s(workers, self._draw[workers])
+        self.accounting.pulls += len(workers)

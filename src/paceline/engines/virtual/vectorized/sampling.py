@@ -33,7 +33,7 @@ LEAST_KEPT, MOST_KEPT, ALL_KEPT = 4, 32, 4096
 ELEMENTWISE = (Deterministic, Empirical, Exponential, Gamma, LogNormal, Pareto, ShiftedExponential, Uniform)
 
 
-class Draws:
+class RoundTripSampler:
     """Round-trip times by (worker, draw), in tiles of 64 workers by 64 draws.
 
     Args:
@@ -114,7 +114,7 @@ class Draws:
         return np.asarray(self._network_s + times_s if self._network_s else times_s)
 
 
-def in_order(among: Ints, times_s: Floats, parents: Ints, sequence: Ints) -> Ints:
+def event_order(among: Ints, times_s: Floats, parents: Ints, sequence: Ints) -> Ints:
     """Return indices of arrivals in the order of (time, sequence number).
 
     Args:
@@ -123,7 +123,7 @@ def in_order(among: Ints, times_s: Floats, parents: Ints, sequence: Ints) -> Int
         parents: index of the worker's arrival before, at which this work was given; -1 if that was earlier.
         sequence: number of the work in the order in which it was given; looked at where there is no parent.
 
-    >>> in_order(np.arange(3), np.array([2.0, 1.0, 2.0]), np.array([1, -1, -1]), np.array([0, 0, 1]))
+    >>> event_order(np.arange(3), np.array([2.0, 1.0, 2.0]), np.array([1, -1, -1]), np.array([0, 0, 1]))
     array([1, 2, 0])
     """
     found_s = times_s[among]

@@ -8,10 +8,10 @@ from paceline.clusters.simulated import Cluster
 from paceline.clusters.timing import Trace
 from paceline.engines.virtual.vectorized.lockstep import Lockstep
 from paceline.engines.virtual.vectorized.renewal import Renewal
-from paceline.engines.virtual.vectorized.rounds import Windows
+from paceline.engines.virtual.vectorized.rounds import Rounds
 from paceline.protocols.protocol import Plan
 
-Fleet = Lockstep | Renewal | Windows
+VectorizedSimulation = Lockstep | Renewal | Rounds
 
 # Below these the coordinator is as fast, by measurement (exponential times; processor seconds an update).
 RENEWAL_WORKERS = 16
@@ -19,7 +19,9 @@ WINDOW_WORK = 32
 WINDOW_SHARE = 1 / 128
 
 
-def fleet_for(plan: Plan, cluster: Cluster, *, seed: int = 0, payload_bytes: float = 0) -> Fleet | None:
+def vectorized_simulation(
+    plan: Plan, cluster: Cluster, *, seed: int = 0, payload_bytes: float = 0
+) -> VectorizedSimulation | None:
     """Return a simulation of all workers at once if there is one that gains by it, or None.
 
     Args:
@@ -47,14 +49,14 @@ def is_exact(plan: Plan, cluster: Cluster) -> bool:
     return is_fixed and is_steady and cluster.server.gradient_s == 0
 
 
-def _kind(plan: Plan, cluster: Cluster) -> type[Fleet]:
+def _kind(plan: Plan, cluster: Cluster) -> type[VectorizedSimulation]:
     protocol = plan.phases[0].protocol
     if Lockstep.takes(protocol, cluster):
         return Lockstep
-    return Renewal if Renewal.takes(protocol, cluster) else Windows
+    return Renewal if Renewal.takes(protocol, cluster) else Rounds
 
 
-def _gains(kind: type[Fleet], plan: Plan, cluster: Cluster) -> bool:
+def _gains(kind: type[VectorizedSimulation], plan: Plan, cluster: Cluster) -> bool:
     """Return whether the coordinator would be slower: it pays for each piece of work, a window for all workers, too."""
     if kind is Lockstep:
         return True
