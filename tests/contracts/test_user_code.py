@@ -98,10 +98,10 @@ def test_a_report_begins_with_the_place_above_the_users_traceback():
     assert report[-1] == "test_user_code.UnluckyError: the user's fault"
 
 
-def test_a_local_worker_reports_the_place_above_the_users_traceback(capfd):
+def test_a_local_worker_reports_the_place_above_the_users_traceback(caplog):
     result = train(loss=broken, cluster=pl.LocalCluster(1))
     assert result.stopped_by == "no_workers"
-    said = capfd.readouterr().err
+    said = caplog.text
     at = said.index("worker 0 failed:\njob tiny failed for worker 0, draw 1, after update 0:\nTraceback")
     assert "UnluckyError: the user's fault" in said[at:]
 

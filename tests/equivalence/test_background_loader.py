@@ -109,11 +109,11 @@ def test_an_error_of_the_data_set_shows_its_traceback_and_the_minibatch():
     assert "noisy_data.py" in said
 
 
-def test_a_local_worker_whose_data_set_fails_ends_with_its_processes(capfd):
+def test_a_local_worker_whose_data_set_fails_ends_with_its_processes(caplog):
     job = noisy_job(data=Failing(), loader_workers=1, sampling="epoch")
     result = pl.train(job, protocol="bsp", cluster=pl.LocalCluster(1, respawn=False), stop="updates=20")
     assert result.stopped_by == "no_workers"
-    assert "KeyError: 'no such picture'" in capfd.readouterr().err
+    assert "KeyError: 'no such picture'" in caplog.text
 
 
 def test_a_process_that_dies_is_one_error():

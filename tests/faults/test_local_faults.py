@@ -112,10 +112,11 @@ def test_a_fork_server_that_is_killed_while_workers_start_is_one_line(tmp_path, 
     assert run(pl.bsp(), updates=1).stopped_by == "updates"
 
 
-def test_the_traceback_of_a_failed_worker_is_shown(capfd):
+def test_the_traceback_of_a_failed_worker_is_logged_as_an_error(caplog):
     result = run(pl.bsp(), [pl.Fault(worker=2, draw=3, kind="raise")])
     assert [worker for worker, _ in lost(result)] == [2]
-    assert "RuntimeError: scripted fault at draw 3" in capfd.readouterr().err
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]  # it failed and is lost
+    assert "RuntimeError: scripted fault at draw 3" in caplog.messages[0]
 
 
 def test_respawn_brings_a_killed_worker_back():

@@ -156,7 +156,8 @@ def test_every_algorithm_goes_on_without_those_who_are_gone(protocol):
         ends = {rank: job.end(rank) for rank in (0, 2)}
         with pytest.raises(RuntimeError, match="scripted fault at draw 30"):
             job.end(1)
-        assert "worker 1 failed:\nTraceback" in job.said(0)
+        assert "worker 1 failed: RuntimeError: scripted fault at draw 30" in job.said(0)
+        assert ["Traceback" in job.said(rank) for rank in range(2)] == [False, True]
     assert [each.worker for each in of(ends[0].records, WorkerLost)] == [3, 1]
     used = [each for each in of(ends[0].records, GradientArrived) if each.used]
     assert len(used) == 20 * 9  # every minibatch, once an epoch

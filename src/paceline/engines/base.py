@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import prod
@@ -10,7 +9,7 @@ from sys import float_info
 from types import TracebackType
 from typing import Any, Self
 
-from paceline.coordinator.coordinator import SILENT, Coordinator
+from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import (
     AbortRun,
     Accept,
@@ -18,7 +17,6 @@ from paceline.core.events import (
     Arrival,
     Command,
     Compute,
-    Decision,
     EndRun,
     Evaluate,
     Event,
@@ -33,8 +31,6 @@ from paceline.engines.signals import Signals
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.server.parameter_server import ParameterServer
 
-LOG = logging.getLogger("paceline.workers")
-
 Observer = Callable[[float, Event | None, Sequence[Command]], None]
 
 
@@ -46,7 +42,6 @@ class Engine(ABC):
     """
 
     now: float = 0.0
-    logs_silence = False
     is_settled = True  # the server has the newest version; else it is not to be saved now
 
     def __init__(self) -> None:
@@ -110,15 +105,6 @@ class Engine(ABC):
     def wake(self, command: SetTimer) -> None:
         """Send a `Timer` at that moment."""
 
-    def note(self, command: Decision) -> None:
-        """Log a change of the timeout on silent workers, and a worker that is lost by it."""
-        if not self.logs_silence:
-            return
-        if command.kind == "worker_timeout":
-            LOG.info("a silent worker is lost after %s", command.reason)
-        elif command.kind == SILENT:
-            LOG.warning("lost %s", command.reason)
-
     def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> EndRun:
         """Run to the end and return what ended it.
 
@@ -135,7 +121,6 @@ class Engine(ABC):
             Apply: self.apply,
             Evaluate: self.evaluate,
             SetTimer: self.wake,
-            Decision: self.note,
         }
         self._coordinator = coordinator
         event = first

@@ -53,8 +53,6 @@ class WallClockEngine(Engine, Generic[P]):
         debug: whether a script that changes the server's model is noticed.
     """
 
-    logs_silence = True
-
     def __init__(
         self, server: ParameterServer, versions: VersionStore, gradients: list[FlatBuffers], *, debug: bool = False
     ) -> None:

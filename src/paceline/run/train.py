@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -37,9 +36,13 @@ from paceline.recording.run_folder import RUN, RunFolder
 from paceline.run.checkpointer import Checkpointer, CheckpointPolicy
 from paceline.run.config import RunConfig
 from paceline.run.resume import Resumption
+from paceline.run.run_log import RunLog
 from paceline.run.session import Session, serve
 from paceline.utils.argument_types import checked_types
+from paceline.utils.rank_logger import RankLogger
 from paceline.utils.representation import Representation
+
+LOG = RankLogger(__name__)
 
 AnyProtocol = str | Protocol | Phase | Plan
 AnyCluster = str | Cluster | LocalCluster | Torchrun
@@ -173,7 +176,7 @@ def _serve(setting: RunConfig) -> Result:
         model, end = serve(setting)
     except RunOver as over:
         _raise_error(over.end)
-        print(f"paceline: the run is over: {over}; nothing is left to do", file=sys.stderr)
+        LOG.warning("the run has ended already (%s): this process exits", over)
         raise SystemExit(130 if over.end["outcome"] == Outcome.INTERRUPTED else 0) from None
     _raise_error(end)
     assert isinstance(setting.cluster, Torchrun)
@@ -196,7 +199,8 @@ def _run(
     habit: CheckpointPolicy,
 ) -> Result:
     memory = Memory()
-    recorder = session.recorder([folder or memory, *callbacks])
+    log = RunLog(is_simulated=isinstance(session.setting.cluster, Cluster))
+    recorder = session.recorder([folder or memory, log, *callbacks])
     try:
         engine = session.engine()
         first = past.load(engine, recorder) if past else None

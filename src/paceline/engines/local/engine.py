@@ -35,6 +35,9 @@ from paceline.processes.unpicklable import pickled
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.server.version_store import VersionStore
+from paceline.utils.rank_logger import RankLogger
+
+LOG = RankLogger(__name__)
 
 RESPAWNS_WITHOUT_A_GRADIENT = 3
 GRACE_S = 2.0
@@ -158,9 +161,9 @@ class LocalEngine(WallClockEngine[_Peer]):
                 if reply.is_usage:
                     raise UsageError(reply.message)
                 if worker == self._cluster.n:
-                    print(reply.details, file=sys.stderr)
+                    LOG.error("the evaluation failed:\n%s", reply.details)
                     raise RunError(f"the evaluation failed: {reply.message}")
-                print(f"worker {worker} failed:\n{reply.details}", file=sys.stderr)
+                LOG.error("worker %d failed:\n%s", worker, reply.details)
 
     def _gone(self, worker: int, peer: _Peer) -> None:
         reason = self._reap(peer)
@@ -216,7 +219,7 @@ class LocalEngine(WallClockEngine[_Peer]):
         if isinstance(reply, TaskFailed):
             if reply.is_usage:
                 raise UsageError(reply.message)
-            print(reply.details, file=sys.stderr)
+            LOG.error("a worker process failed while it started:\n%s", reply.details)
             raise RunError(f"a worker process failed while it started: {reply.message}")
         peer.is_ready = True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +12,10 @@ from paceline.core.stop import TARGETS, Stop
 from paceline.recording.event_log import to_record
 from paceline.recording.run_folder import ERROR, EVENTS
 from paceline.utils.files import ContentError, open_regular, replace_file
+from paceline.utils.rank_logger import RankLogger
 from paceline.utils.wording import first_line
+
+LOG = RankLogger(__name__)
 
 TAIL_BYTES = 1 << 16
 
@@ -61,7 +63,7 @@ def write_crash(run: Path, message: str, details: str) -> Crash:
         run.mkdir(parents=True, exist_ok=True)
         replace_file(run / ERROR, f"{crash.message}\n\n{details or message}\n".encode())
     except OSError as error:
-        print(f"cannot write {run / ERROR} ({error.strerror or error}):\n{details or message}", file=sys.stderr)
+        LOG.error("cannot write %s (%s):\n%s", run / ERROR, error.strerror or error, details or message)
         return Crash(crash.message)
     return crash
 

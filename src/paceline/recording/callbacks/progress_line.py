@@ -81,9 +81,6 @@ class Surface(Protocol):
     def draw(self, line: str) -> None:
         """Draw the line, in place of the one before where that is possible."""
 
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
-
     def end(self) -> None:
         """Leave the last line standing."""
 
@@ -106,10 +103,6 @@ class Terminal:
     def draw(self, line: str) -> None:
         """Redraw the line."""
         self._live.update(Text(line, overflow="ellipsis", no_wrap=True), refresh=True)
-
-    def say(self, text: str) -> None:
-        """Print above the line."""
-        self._live.console.print(Text(text), soft_wrap=True)
 
     def end(self) -> None:
         """Leave the last line standing."""
@@ -135,10 +128,6 @@ class Notebook:
         else:
             self._handle.update(content, raw=True)
 
-    def say(self, text: str) -> None:
-        """Print to the cell."""
-        print(text)
-
     def end(self) -> None:
         """Leave the output as it is."""
 
@@ -155,10 +144,6 @@ class Plain:
     def draw(self, line: str) -> None:
         """Print the line."""
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        self.draw(text)
 
     def end(self) -> None:
         """Leave everything as it is."""
@@ -246,8 +231,6 @@ class ProgressLine(Callback):
 
     def _lose(self, record: WorkerLost) -> None:
         self._live.discard(record.worker)
-        if self._surface is not None:
-            self._surface.say(f"{self._title}{GAP}worker {record.worker} lost: {record.reason}")
 
     def _quorum(self, update: UpdateMade) -> list[Field]:
         live, most = len(self._live), self._most_workers

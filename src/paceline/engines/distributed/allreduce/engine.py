@@ -82,7 +82,7 @@ class AllReduceEngine(Engine):
         self._worker = worker
         self._number = cluster.worker
         self._part = LocalStep(cluster, seed, replica, worker)
-        self._is_head = self.logs_silence = cluster.is_server
+        self._is_head = cluster.is_server
         self._circle = (
             MembershipServer(cluster, agreement, self._elapsed_s)
             if self._is_head

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import secrets
 import select
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,9 @@ from paceline.engines.distributed.transport.process_group import PendingCollecti
 from paceline.engines.signals import is_sigterm_held
 from paceline.errors import RunError, UsageError
 from paceline.server.flat_buffers import FlatBuffers
+from paceline.utils.rank_logger import RankLogger
+
+LOG = RankLogger(__name__)
 
 LOOK_AGAIN_S = 0.05
 MakeState = Callable[[list[Event]], dict[str, Any]]
@@ -237,11 +239,11 @@ class MembershipServer:
                 with self._lock:
                     if generation == self.generation:
                         self._note_broken(worker, reason, is_apart=is_apart)
-            case {"failed": message, "details": details, "is_usage": is_usage}:
+            case {"failed": message, "is_usage": is_usage}:
                 if is_usage:
                     self.fail(UsageError(message))
                 else:
-                    print(f"worker {worker} failed:\n{details}", file=sys.stderr)
+                    LOG.error("worker %d failed: %s; its own log has the traceback", worker, message)
                     self._dismiss(worker, ticket, message)
             case {"leaves": reason}:
                 self._dismiss(worker, ticket, reason)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -30,8 +29,11 @@ from paceline.engines.distributed.transport.messages import EndNotice, RemoteTas
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
 from paceline.server.flat_buffers import FlatBuffers
+from paceline.utils.rank_logger import RankLogger
 from paceline.worker.parameter_guard import checksum
 from paceline.worker.replica import GradientStats, Replica
+
+LOG = RankLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 
@@ -118,7 +120,7 @@ class NodeLeader:
                 case PeerLost(ticket, reason) if ticket in self._lines:
                     self._tear({"leaves": f"a process of its host is gone: {reason}"})
                 case PeerRejected(reason):
-                    print(f"paceline: a process was turned away: {reason}", file=sys.stderr)
+                    LOG.warning("rejected a process: %s", reason)
 
     def _tear(self, text: dict[str, Any]) -> None:
         if not self._is_over:

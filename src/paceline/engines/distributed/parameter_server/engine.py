@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import selectors
-import sys
 import threading
 import time
 from math import inf
@@ -67,7 +67,10 @@ from paceline.errors import RunError, UsageError, describe_error
 from paceline.jobs.job import Job
 from paceline.server.flat_buffers import FlatLayout, flat_copy
 from paceline.server.parameter_server import ParameterServer
+from paceline.utils.rank_logger import RankLogger
 from paceline.worker.parameter_guard import checksum
+
+LOG = RankLogger(__name__)
 
 SLOWEST_BYTES_PER_S = 50e6  # at which the parameters are sent to all workers at the end
 
@@ -274,7 +277,7 @@ class DistributedServerEngine(WallClockEngine[RemoteWorker]):
             case PeerRejected(reason):
                 if not self._begun_s:
                     raise UsageError(reason)
-                print(f"paceline: a process was turned away: {reason}", file=sys.stderr)
+                LOG.warning("rejected a process: %s", reason)
             case (PeerMessage() | PeerLost()) as news if (number := self._slices.number_of(news.ticket)) is not None:
                 self._hear_slice(number, news)
             case PeerMessage() as heard if heard.ticket in self._members:
@@ -335,10 +338,10 @@ class DistributedServerEngine(WallClockEngine[RemoteWorker]):
                 self._events.append(Evaluated(self._elapsed_s(), version, metrics))
             case {"leaves": reason}:
                 self._dismiss(member, str(reason))
-            case {"failed": message, "details": details, "is_usage": is_usage}:
+            case {"failed": message, "is_usage": is_usage}:
                 if is_usage:
                     raise UsageError(message)
-                print(f"worker {member.worker} failed:\n{details}", file=sys.stderr)
+                LOG.error("worker %d failed: %s; its own log has the traceback", member.worker, message)
                 if not self._begun_s:
                     raise RunError(f"worker {member.worker} failed while it started: {message}")
                 self._dismiss(member, str(message))
@@ -356,7 +359,7 @@ class DistributedServerEngine(WallClockEngine[RemoteWorker]):
 
     def _tell_load(self, said: str | None) -> None:
         if said is not None:
-            print(f"paceline: {said}", file=sys.stderr)
+            LOG.log(logging.WARNING if self._survey.is_bottleneck else logging.INFO, "%s", said)
 
     def _gone(self, member: RemoteWorker, reason: str) -> None:
         self._slices.tell({"dismiss": member.ticket})

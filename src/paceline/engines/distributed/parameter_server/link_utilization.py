@@ -65,6 +65,7 @@ class LinkMonitor:
         self._lost: set[int] = set()
         self._gradients = 0
         self._is_told = False
+        self.is_bottleneck = False
 
     def hear(self, worker: int, compute_s: float, network_s: float) -> str | None:
         """Take in a gradient and return what is to be told, once, when those of most workers have come.
@@ -114,7 +115,8 @@ class LinkMonitor:
 
     def _advice(self, wanted: int) -> str:
         are = "is" if self._slices == 1 else "are"
-        if wanted > self._slices:
+        self.is_bottleneck = wanted > self._slices
+        if self.is_bottleneck:
             return f"slices={wanted} would be better, there {are} {self._slices}"
         if wanted < self._slices:
             return f"slices={wanted} would do, there {are} {self._slices}"

@@ -125,10 +125,10 @@ class ShardClients(ShardPeers):
         match said:
             case Updated():
                 self._busy.discard(number)
-            case {"failed": message, "details": details, "is_usage": is_usage}:
+            case {"failed": message, "is_usage": is_usage}:
                 if is_usage:
                     raise UsageError(message)
-                raise RunError(f"the server of slice {number} failed: {message}\n{details}")
+                raise RunError(f"the server of slice {number} failed: {message}; its own log has the traceback")
 
     def gone(self, number: int, reason: str) -> None:
         """Give the run up: nobody else has these parameters.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -45,8 +44,11 @@ from paceline.jobs.job import Job
 from paceline.policies.compensation.base import Compensator
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
+from paceline.utils.rank_logger import RankLogger
 from paceline.utils.user_code import failure_of
 from paceline.worker.torch_utils import build_model
+
+LOG = RankLogger(__name__)
 
 RANK_0 = 0  # as a ticket; all others are drawn from 1 on
 
@@ -226,7 +228,7 @@ class _SliceServer:
                     self._server.load_state_dict(decode(state, tensors))
                 self._take_over(version)
             case _:
-                print(f"paceline: rank 0 says what a slice does not know: {message!r}", file=sys.stderr)
+                LOG.error("unknown message from rank 0: %r", message)
 
     def _apply(self, command: ApplyUpdate) -> None:
         if command.elsewhere:

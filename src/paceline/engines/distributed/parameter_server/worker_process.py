@@ -32,10 +32,13 @@ from paceline.engines.signals import leaving_on_sigterm
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
 from paceline.server.flat_buffers import FlatBuffers
+from paceline.utils.rank_logger import RankLogger
 from paceline.utils.user_code import failure_of, note_place
 from paceline.worker.parameter_guard import check_version
 from paceline.worker.replica import GradientStats, Interrupted, Replica
 from paceline.worker.task_runner import TaskRunner, device_of, pin
+
+LOG = RankLogger(__name__)
 
 ALL_DRAWS = sys.maxsize
 LEAVE_S = 10.0
@@ -191,7 +194,7 @@ class WorkerProcess:
                 metrics = self._replica.evaluate(self._version)
                 self._line.tell({"metrics": metrics, "version": version}, will_be_answered=True)
             case _Leave(reason):
-                print(f"paceline: worker {self._worker} leaves: {reason}", file=sys.stderr)
+                LOG.warning("worker %d leaves the run: %s", self._worker, reason)
                 self.leader.dismiss({"leave": self._leaving_status})
                 self._take_leave({"leaves": reason})
                 raise SystemExit(self._leaving_status)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -23,6 +22,9 @@ from paceline.engines.distributed.transport.messages import (
     Updated,
 )
 from paceline.engines.distributed.transport.wire_format import WireBuffer
+from paceline.utils.rank_logger import RankLogger
+
+LOG = RankLogger(__name__)
 
 GRACE_S = 5.0  # for others to come to their end
 
@@ -203,7 +205,7 @@ class Acceptor:
         if refused.is_ours:
             self._inbox.put(PeerRejected(str(refused)))
         else:
-            print(f"paceline: somebody was turned away: {refused}", file=sys.stderr)
+            LOG.warning("rejected a connection: %s", refused)
 
     def _welcome(self, entered: PeerJoined) -> bool:
         """Admit a process, or send it the end of the run; return whether it takes part."""
