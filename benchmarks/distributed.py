@@ -71,8 +71,8 @@ def move(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def overlap(args: argparse.Namespace) -> dict[str, Any]:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    hosts = import_module("faults.hosts").hosts
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
+    hosts = import_module("hosts").hosts
     measured: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     with hosts(2) as made:
         made.shape(1, OVERLAP_LINK)
@@ -98,8 +98,8 @@ def overlap(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def slices(args: argparse.Namespace) -> dict[str, Any]:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    hosts = import_module("faults.hosts").hosts
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
+    hosts = import_module("hosts").hosts
     measured: dict[int, list[float]] = {1: [], 2: []}
     with hosts(SLICES_RANKS) as made:
         for host in range(SLICES_RANKS):

@@ -37,8 +37,8 @@ from paceline.run.session import Session
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.replica import GradientStats, Replica
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from contracts.catalogue_table import TABLE  # type: ignore[import-not-found]
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
+from catalogue_table import TABLE  # type: ignore[import-not-found]
 
 WORKERS = 4
 SEED = 5

@@ -11,4 +11,4 @@ settings.load_profile("paceline")
 # The test processes already share the cores; more threads in each only wait for one another.
 torch.set_num_threads(1)
 
-pytest.register_assert_rewrite("contracts.harness")
+pytest.register_assert_rewrite("coordinator_harness")

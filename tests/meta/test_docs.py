@@ -5,7 +5,6 @@ import re
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -13,8 +12,8 @@ from nbclient import NotebookClient
 
 from paceline.catalogue.protocols import CATALOGUE
 from paceline.cli import main
+from paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 EXAMPLES = ROOT / "examples"
 

@@ -4,12 +4,12 @@ import re
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-OWN_PARTS = ROOT / "tests/meta/own_parts.py"
+from paths import ROOT, SUPPORT
+
+OWN_PARTS = SUPPORT / "own_parts.py"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 

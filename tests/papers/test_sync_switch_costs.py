@@ -1,13 +1,13 @@
 """Table IV of the Sync-Switch paper, from its authors' runs where they are at hand, and from the kept results."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from papers.sync_switch import costs
+from paths import ROOT
 
-PUBLISHED = Path(__file__).parents[2].parent / "shared/data/sync_switch/setup1.csv"
+PUBLISHED = ROOT.parent / "shared/data/sync_switch/setup1.csv"
 
 
 def inside_the_bars(line, which):

@@ -1,0 +1,133 @@
+"""One suite for every protocol of the catalogue."""
+
+import re
+from random import Random
+
+import pytest
+
+from catalogue_table import TABLE, WITHOUT_SERVER
+from coordinator_harness import Watch, coordinator, run
+from paceline.catalogue.parser import parse_plan
+from paceline.catalogue.protocols import CATALOGUE
+from paceline.core.events import Accept, Apply, Decision, Interrupt
+from paceline.protocols.protocol import as_plan
+
+ALL = [*TABLE, *WITHOUT_SERVER]
+N = 5
+UPDATES = 100
+
+LAWS = {
+    "all alike": lambda worker, draw: 1.0,
+    "one slow": lambda worker, draw: 50.0 if worker == 0 else 1.0 + worker / 100,
+    "exponential": lambda worker, draw: Random(f"{worker} {draw}").expovariate(1.0),
+    "heavy tail": lambda worker, draw: Random(f"{worker} {draw}").paretovariate(0.8),
+}
+
+each_protocol = pytest.mark.parametrize("protocol", [protocol for _, protocol, _ in ALL], ids=str)
+each_law = pytest.mark.parametrize("law", LAWS)
+
+
+def made(protocol, law, updates=UPDATES):
+    watch = Watch(coordinator(protocol, N, worker_timeout_s=1e9), N, [knobs_of(protocol)])
+    return run(watch, LAWS[law], updates)  # and the watch checks every command
+
+
+def knobs_of(protocol):
+    [phase] = as_plan(protocol).phases
+    return phase.protocol
+
+
+def quorums(watch, protocol):
+    """Return the quorum of every update, which a controller may have chosen."""
+    [phase] = as_plan(protocol).phases
+    if not phase.controllers:
+        fixed = N if phase.protocol.quorum == "all" else phase.protocol.quorum
+        return [fixed] * len(watch.updates)
+    return [decision.k for decision in all_commands(watch, Decision) if decision.kind == "quorum"]
+
+
+def all_commands(watch, kind):
+    return [command for commands in watch.commands for command in commands if isinstance(command, kind)]
+
+
+def test_the_table_has_every_protocol_of_the_catalogue():
+    assert {name for name, _, _ in ALL} == set(CATALOGUE)
+
+
+@pytest.mark.parametrize(("name", "protocol", "knobs"), ALL)
+def test_knobs_are_those_of_the_design(name, protocol, knobs):
+    given = knobs_of(protocol)
+    found = (given.quorum, given.max_staleness, given.refill, given.on_update, given.max_lead)
+    assert found == knobs
+
+
+@pytest.mark.parametrize("factory", CATALOGUE.values(), ids=CATALOGUE)
+def test_every_protocol_says_what_it_is_and_names_its_paper_and_year(factory):
+    summary, _, rest = factory.__doc__.partition("\n")
+    assert summary.endswith(".")
+    assert re.search(r"Paper: .* \d{4}", rest)
+
+
+@each_protocol
+def test_a_protocol_is_read_back_from_its_name(protocol):
+    assert parse_plan(str(protocol)) == as_plan(protocol)
+
+
+@each_law
+@each_protocol
+def test_updates_are_made_one_version_at_a_time(protocol, law):
+    versions = [update.version for update in made(protocol, law).updates]
+    assert versions == list(range(1, UPDATES + 1))
+
+
+@each_law
+@each_protocol
+def test_every_update_has_its_quorum(protocol, law):
+    watch = made(protocol, law)
+    for update, quorum in zip(watch.updates, quorums(watch, protocol), strict=False):
+        assert len(update.gradients) == quorum
+        if knobs_of(protocol).refill == "update":
+            assert len({accepted.worker for accepted in update.gradients}) == quorum
+
+
+@each_law
+@each_protocol
+def test_accepted_gradients_enter_one_update_each_in_order_and_within_the_bound(protocol, law):
+    watch = made(protocol, law)
+    applied = [accepted for update in all_commands(watch, Apply) for accepted in update.gradients]
+    accepted = all_commands(watch, Accept)
+    assert applied == accepted[: len(applied)]
+    assert len({(a.worker, a.draw) for a in accepted}) == len(accepted)
+    assert max(a.staleness for a in accepted) <= knobs_of(protocol).max_staleness
+
+
+@each_law
+@each_protocol
+def test_work_is_interrupted_where_the_protocol_says_so_and_nowhere_else(protocol, law):
+    watch = made(protocol, law)
+    is_expected = knobs_of(protocol).on_update == "interrupt" and min(quorums(watch, protocol)) < N
+    assert bool(all_commands(watch, Interrupt)) == is_expected
+
+
+@each_protocol
+def test_the_same_durations_lead_to_the_same_commands(protocol):
+    assert made(protocol, "exponential").commands == made(protocol, "exponential").commands
+
+
+@each_protocol
+def test_updates_go_on_when_all_but_one_worker_are_lost(protocol):
+    watch = made(protocol, "exponential")
+    for worker in range(1, N):
+        watch.lose(worker)
+    before = len(watch.updates)
+    for _ in range(100):
+        watch.arrive(0)
+    assert len(watch.updates) >= before + 3
+
+
+@each_protocol
+def test_nobody_gets_further_ahead_than_the_lead(protocol):
+    watch = made(protocol, "one slow")
+    deliveries = watch.deliveries.values()
+    furthest = knobs_of(protocol).max_lead + 1  # one more is delivered by who started at the bound
+    assert max(deliveries) - min(deliveries) <= furthest

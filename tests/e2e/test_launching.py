@@ -1,0 +1,192 @@
+"""What the page on launching shows is run: its commands in namespaces that have its addresses."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hosts import hosts, need_hosts
+from paceline.core.records import RunEnded, RunResumed, UpdateMade, WorkerJoined, WorkerLost
+from paceline.recording.run_folder import SavedRun
+from paths import ROOT, environment
+
+BLOCKS = dict(re.findall(r"^## ([^\n]+)\n+```sh\n(.*?)```", (ROOT / "docs/launching.md").read_text(), re.M | re.S))
+SLURM = ROOT / "examples/slurm.sh"
+KUBERNETES = ROOT / "examples/kubernetes.yaml"
+LIMIT_S = 120
+pytestmark = pytest.mark.timeout(300)  # a command is seconds of importing for each rank
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+for task in 0 1 2 3; do SLURM_PROCID=$task SLURM_LOCALID=0 SLURM_NTASKS=4 "$@" & done
+wait
+"""
+
+
+def environment_with(*folders):
+    path = os.pathsep.join([*map(str, folders), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return environment(PATH=path)
+
+
+def commands(title, *changes):
+    """Return the commands of a block, what is set before them included, and the number of the host of each."""
+    text = BLOCKS[title]
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    before = "".join(f"{line}\n" for line in text.splitlines() if "# on" not in line)
+    return [
+        (f"{before}exec env {command}", int(host) - 1)
+        for command, host in re.findall(r"^(.*?) +# on [\d.]+\.(\d+)$", text, re.M)
+    ]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start commands on hosts; nothing of them is left afterwards."""
+    need_hosts()
+    started = []
+
+    def begin(made, command, host):
+        in_namespace = ["ip", "netns", "exec", made.names[host], "bash", "-c", command]
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen(in_namespace, cwd=tmp_path, env=environment_with(), **options))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        kill(process)
+
+
+def kill(process):
+    """End a process and all that it has started, as the loss of their host does."""
+    if process.poll() is None:
+        for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+            each.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def outputs(processes):
+    told = []
+    for process in processes:
+        try:
+            told.append(process.communicate(timeout=LIMIT_S)[0])
+        except subprocess.TimeoutExpired:
+            kill(process)
+            told.append("it does not end")
+    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(told)
+    return told
+
+
+def children(process):
+    """Return the processes that a process and its children have started."""
+    return [child.pid for child in psutil.Process(process).children(recursive=True)]
+
+
+def environment_of(process):
+    return psutil.Process(process).environ()
+
+
+def await_update(folder, version):
+    """Wait until a run has got that far."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline_s:
+        if (folder / "run.json").exists() and len(SavedRun(folder).history.of(UpdateMade)) >= version:
+            return
+        time.sleep(0.2)
+    raise TimeoutError(f"{folder} does not get to update {version}")
+
+
+@pytest.mark.slow
+def test_on_one_machine(tmp_path):
+    [command] = BLOCKS["One machine"].splitlines()
+    done = subprocess.run(
+        command, shell=True, cwd=tmp_path, env=environment_with(), capture_output=True, text=True, check=False
+    )
+    assert "30 updates made" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_by_hand(start, tmp_path):
+    with hosts(2) as made:
+        told = outputs([start(made, command, host) for command, host in commands("By hand, on two hosts")])
+    assert ["30 updates made" in text for text in told] == [True, False, False]
+    assert (tmp_path / "runs/by-hand/model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_with_torchrun(start):
+    with hosts(2) as made:
+        block = commands("With torchrun, on two hosts")
+        told = outputs([start(made, command, host) for command, host in block])
+    assert "30 updates made" in told[0]
+
+
+@pytest.mark.slow
+def test_a_host_of_torchrun_dies_and_another_one_takes_its_place(start, tmp_path):
+    longer = [("--nproc-per-node 2", "--nproc-per-node 2 --monitor-interval 0.1"), ("updates=30", "seconds=40")]
+    with hosts(2) as made:
+        [(here, _), (there, _)] = commands("With torchrun, on two hosts", *longer)
+        first, second = start(made, here, 0), start(made, there, 1)
+        await_update(tmp_path / "runs/torchrun", 20)
+        kill(second)
+        time.sleep(2.0)
+        outputs([first, start(made, there, 1)])
+    history = SavedRun(tmp_path / "runs/torchrun").history
+    assert history.of(RunResumed) == []  # nobody else was started again
+    lost = [record.worker for record in history.of(WorkerLost)]
+    assert sorted(lost) == sorted(record.worker for record in history.of(WorkerJoined)) == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_rank_0_of_two_hosts_dies_and_the_run_goes_on(number, start, tmp_path):
+    changes = [("--nproc-per-node 2", "--nproc-per-node 2 --monitor-interval 0.1"), ("updates=30", "updates=600")]
+    changes.append(("--out", "--checkpoint-every updates=10 --out"))
+    with hosts(2) as made:
+        processes = [start(made, *each) for each in commands("With torchrun, on two hosts", *changes)]
+        await_update(tmp_path / "runs/torchrun", 40)
+        os.kill(next(pid for pid in children(processes[0].pid) if environment_of(pid).get("RANK") == "0"), number)
+        outputs(processes)
+    history = SavedRun(tmp_path / "runs/torchrun").history
+    assert len(history.of(RunResumed)) == 1
+    assert [record.version for record in history.of(UpdateMade)] == list(range(1, 601))
+    assert history.of(RunEnded)[-1].outcome == "updates"
+
+
+@pytest.mark.slow
+def test_with_slurm(tmp_path):
+    stubs = {"srun": SRUN, "scontrol": "#!/bin/bash\necho 127.0.0.1\n"}
+    for name, text in stubs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    script = tmp_path / "slurm.sh"
+    for stop in ("updates=30", "updates=45"):  # the second time it goes on
+        script.write_text(re.sub(r"--stop \w+=\d+", f"--stop {stop}", SLURM.read_text()))
+        done = subprocess.run(
+            ["bash", script], cwd=tmp_path, env=environment_with(tmp_path), capture_output=True, text=True, check=False
+        )
+        assert f"{stop.partition('=')[2]} updates made" in done.stdout, done.stderr
+    assert len(SavedRun(tmp_path / "runs/digits").history.of(RunResumed)) == 1
+
+
+def test_the_manifest_is_what_kubernetes_takes():
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    yaml = pytest.importorskip("yaml")
+    for manifest in yaml.safe_load_all(KUBERNETES.read_text()):
+        kubernetes_validate.validate(manifest, "1.33", strict=True)
+
+
+def test_the_manifest_agrees_with_itself():
+    text = KUBERNETES.read_text()
+    for count in re.findall(r"(?:completions|parallelism): (\d+)", text) + re.findall(
+        r'WORLD_SIZE\s+value: "(\d)"', text
+    ):
+        assert count == "4"
+    assert re.findall(r"digits-0\.(\w+)", text) == re.findall(r"subdomain: (\w+)", text) * 3

@@ -1,0 +1,263 @@
+"""However a run ends, its processes end with it, and what it wrote can be read."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from multiprocessing import parent_process
+
+import psutil
+import pytest
+from jupyter_client.manager import run_kernel
+from torch import nn
+
+import paceline as pl
+from paceline.engines.signals import holding_sigterm, is_sigterm_held
+from paceline.recording.event_log import read_events
+from paceline.recording.run_folder import EVENTS
+from paths import environment
+from ranks import free_port, run
+from tiny_jobs import small_net, tiny_job
+
+SCRIPT = """
+import paceline as pl
+from tiny_jobs import tiny_job
+
+class Announce(pl.Callback):
+    def on_update(self, update):
+        if update.version == 5:
+            print("training", flush=True)
+
+if __name__ == "__main__":
+    slow = pl.Cluster(2, timing=pl.Deterministic(0.01))
+    pl.train(tiny_job(), protocol="asp", cluster=pl.LocalCluster(2, slowness=slow),
+             stop="updates=1000000", out="run", callbacks=[Announce()])
+"""
+LIMIT_S = 60
+
+
+def start(folder, script=SCRIPT):
+    (folder / "script.py").write_text(script)
+    return subprocess.Popen(
+        [sys.executable, "script.py"],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.fixture
+def running(tmp_path):
+    """A process that trains, the processes that it has started, and its log."""
+    with start(tmp_path) as process:
+        assert process.stdout.readline() == "training\n"
+        descendants = psutil.Process(process.pid).children(recursive=True)
+        assert len(descendants) >= 3  # two workers and the process that forks them
+        yield process, descendants, tmp_path / "run" / EVENTS
+        process.kill()
+
+
+def assert_gone(processes):
+    _, alive = psutil.wait_procs(processes, timeout=LIMIT_S)
+    assert alive == []
+
+
+def test_kill_9_of_the_parent_leaves_no_process(running):
+    process, descendants, log = running
+    process.kill()
+    process.wait()
+    assert_gone(descendants)
+    events = read_events(log)
+    assert events[0]["event"] == "run_started"
+    assert events[-1]["event"] != "run_ended"
+
+
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+def test_a_signal_ends_the_run_cleanly_with_what_was_learned(running, number):
+    process, descendants, log = running
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # a terminal sends Ctrl-C to every process
+    else:
+        process.send_signal(number)
+    _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, errors
+    assert_gone(descendants)
+    end = read_events(log)[-1]
+    assert (end["event"], end["outcome"]) == ("run_ended", "interrupted")
+    assert (log.parent / "model.safetensors").exists()
+    assert json.loads((log.parent / "run.json").read_text())["seed"] == 0
+
+
+class Terminating(nn.Module):
+    """A model whose first copy is made while SIGTERM comes."""
+
+    has_come = False
+
+    def __init__(self):
+        super().__init__()
+        self.net = small_net()
+
+    def __deepcopy__(self, memo):
+        if parent_process() is None and not Terminating.has_come:
+            Terminating.has_come = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        copied = Terminating()
+        copied.load_state_dict(self.state_dict())
+        return copied
+
+    def forward(self, inputs):
+        return self.net(inputs)
+
+
+@pytest.mark.parametrize("cluster", ["2*exp(mean=1)", "local:2"])
+def test_sigterm_before_the_run_begins_ends_it_saved(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(Terminating, "has_come", False)
+    before = signal.getsignal(signal.SIGTERM)
+    job = tiny_job(model=Terminating())
+    result = pl.train(job, protocol="asp", cluster=cluster, stop="updates=5", out=tmp_path / "run")
+    assert (result.stopped_by, result.reason) == ("interrupted", "interrupted by SIGTERM")
+    assert signal.getsignal(signal.SIGTERM) == before
+    resumed = pl.train(job, protocol="asp", cluster=cluster, stop="updates=5", resume=tmp_path / "run")
+    assert (resumed.stopped_by, resumed.history.totals.updates) == ("updates", 5)
+
+
+def test_sigterm_that_no_engine_takes_over_acts_as_usual_at_the_end():
+    caught = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
+    try:
+        with holding_sigterm(), holding_sigterm():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert is_sigterm_held()
+            assert caught == []
+        assert caught == [signal.SIGTERM]
+        with holding_sigterm():
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)  # the second one acts at once
+            assert len(caught) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+WHILE_TORCH_IS_IMPORTED = """
+import os, signal, sys
+
+class SendsSigterm:
+    def find_spec(self, name, *_):
+        if name == "torch.nn":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, SendsSigterm())
+from paceline.cli import main
+assert "torch" not in sys.modules
+sys.argv = ["paceline", "train", "digits", "--protocol", "asp", "--cluster", sys.argv[1], "--stop", "updates=1000000",
+            "--out", "run"]
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ["2*exp(mean=1)", "local:2", "torchrun"])
+def test_sigterm_while_torch_is_imported_ends_the_run_as_promised(cluster, tmp_path):
+    (tmp_path / "command.py").write_text(WHILE_TORCH_IS_IMPORTED)
+    rank_0 = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "PACELINE_TOKEN": "secret",
+    }
+    done = subprocess.run(
+        [sys.executable, "command.py", cluster],
+        cwd=tmp_path,
+        env={**os.environ, **(rank_0 if cluster == "torchrun" else {})},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.endswith("paceline train --resume run goes on with it\n")
+    end = read_events(tmp_path / "run" / EVENTS)[-1]
+    assert (end["event"], end["reason"]) == ("run_ended", "interrupted by SIGTERM")
+
+
+IN_A_NOTEBOOK = """
+import torch, paceline as pl
+from torch import nn
+from torch.utils.data import TensorDataset
+
+class Announce(pl.Callback):
+    def on_update(self, update):
+        if update.version == 5:
+            print("training", flush=True)
+
+def model():
+    return nn.Linear(2, 1)
+
+job = pl.Job(model=model, loss=nn.MSELoss(), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+             data=TensorDataset(torch.ones(40, 2), torch.ones(40, 1)), batch_size=4)
+result = pl.train(job, protocol="asp", cluster=pl.LocalCluster(2), stop="updates=1000000", callbacks=[Announce()])
+print(result.stopped_by, result.reason, "with", sum(p.numel() for p in result.model.parameters()), "parameters")
+"""
+
+
+@pytest.mark.slow
+def test_a_notebook_that_is_interrupted_keeps_what_was_learned():
+    with run_kernel(kernel_name="python3") as client:
+        said = []
+
+        def hear(message):
+            content = message["content"]
+            said.append(content.get("text", "") + "".join(content.get("traceback", ())))
+            if "training" in said[-1]:
+                client.parent.interrupt_kernel()
+
+        reply = client.execute_interactive(IN_A_NOTEBOOK, output_hook=hear, timeout=LIMIT_S)
+        assert reply["content"]["status"] == "ok", said
+        assert "interrupted interrupted by Ctrl-C with 3 parameters" in "".join(said)
+        reply = client.execute_interactive("1 + 1", output_hook=hear, timeout=LIMIT_S)
+        assert reply["content"]["status"] == "ok"
+
+
+@pytest.fixture
+def recorded_job():
+    """Return a job, and weak references to every model that is made for it."""
+    made = []
+
+    def model():
+        built = small_net()
+        made.append(weakref.ref(built))
+        return built
+
+    return tiny_job(model=model, microbatches=2), made
+
+
+def left_of(made, expected):
+    """Return the models still in memory, at the latest after 5 s: a thread of others may hold up a collection."""
+    deadline_s = time.monotonic() + 5
+    while True:
+        gc.collect()
+        left = [model() for model in made if model() is not None]
+        if len(left) == expected or time.monotonic() > deadline_s:
+            return left
+
+
+@pytest.mark.parametrize("protocol", ["asp", "all_reduce", "dc_s3gd"])
+def test_a_run_leaves_no_model_in_memory(recorded_job, protocol):
+    job, made = recorded_job
+    result = pl.train(job, protocol=protocol, cluster="2*exp(mean=1)", stop="updates=3")
+    assert left_of(made, expected=1) == [result.model]
+
+
+def test_a_rank_without_a_server_leaves_no_model_in_memory(recorded_job):
+    job, made = recorded_job
+    run(1, job, protocol="dc_s3gd", stop="updates=3")
+    assert left_of(made, expected=0) == []

@@ -1,0 +1,14 @@
+"""Folders of the repository, and the environment of processes that tests start."""
+
+import os
+from pathlib import Path
+
+SUPPORT = Path(__file__).parent
+ROOT = SUPPORT.parents[1]
+SOURCE = ROOT / "src"
+
+
+def environment(**variables):
+    """Return the variables of this process, with the repository's folders on the path and one thread."""
+    path = os.pathsep.join(map(str, (SOURCE, SUPPORT, ROOT)))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}

@@ -1,0 +1,15 @@
+"""The command torchrun, on this machine."""
+
+import subprocess
+import sys
+
+from paths import environment
+
+
+def torchrun(folder, *arguments):
+    """Run something under torchrun in a folder and return how it ended."""
+    here = [] if "--nnodes" in arguments else ["--standalone"]
+    command = [sys.executable, "-m", "torch.distributed.run", *here, "--monitor-interval", "0.1", *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, check=False, timeout=250
+    )

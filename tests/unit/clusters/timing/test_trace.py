@@ -1,0 +1,424 @@
+"""Traces: what is extracted, what is replayed, and how censored work is filled in."""
+
+import warnings
+from dataclasses import replace
+from fractions import Fraction
+from math import log, prod
+from statistics import median
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import paceline as pl
+from catalogue_table import TABLE
+from paceline.clusters.parser import load_cluster, parse_cluster
+from paceline.clusters.timing import TraceRow
+from paceline.clusters.timing.survival import JUST_AFTER, Survival, filled
+from paceline.core.records import WorkInterrupted, WorkUnfinished
+from paceline.errors import PacelineWarning
+from paceline.recording.event_log import to_line
+from paceline.recording.history import History
+from paceline.recording.run_folder import SavedRun
+from paceline.utils.rng import stream
+from tiny_jobs import tiny_job
+
+CLUSTER = pl.Cluster(
+    4,
+    pl.ShiftedExponential(0.3, 0.7),
+    network=pl.Network(latency_s=0.01, up_bytes_per_s=1e4, down_bytes_per_s=2e4),
+    transient=pl.Transient(mean_on_s=3, mean_off_s=5, slowdown=3),
+)
+
+
+def row(worker=0, draw=1, start_s=0.0, total_s=1.0, censored=0):
+    return TraceRow(worker, draw, start_s, 0.0, total_s, 0.0, start_s + total_s, censored)
+
+
+def rows_of(totals_s, worker=0, censored=()):
+    """Return one row after the other; those at the given places are censored."""
+    starts_s = [sum(totals_s[:index]) for index in range(len(totals_s))]
+    return [
+        row(worker, index + 1, starts_s[index], total_s, int(index in censored))
+        for index, total_s in enumerate(totals_s)
+    ]
+
+
+def trained(protocol, cluster, updates=50, **changes):
+    return pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop=pl.Stop(updates=updates), seed=5, **changes)
+
+
+def log_of(result):
+    return [to_line(record) for record in result.history]
+
+
+def replayed(trace, *asked, seed=0, **cluster):
+    trips = pl.Cluster(trace.workers, trace, **cluster).round_trips(seed)
+    return [trips.duration_s(*each) for each in asked]
+
+
+# -- the same run again
+
+
+@pytest.mark.parametrize("protocol", [protocol for _, protocol, _ in TABLE], ids=str)
+def test_a_replay_under_the_same_protocol_is_the_very_same_run(protocol, tmp_path):
+    run = trained(protocol, CLUSTER)
+    pl.Trace.of(run).to_csv(tmp_path / "trace.csv")
+    trace = pl.Trace.from_csv(tmp_path / "trace.csv")
+    assert log_of(trained(protocol, pl.Cluster(4, trace))) == log_of(run)
+
+
+@pytest.mark.parametrize("server", [pl.ServerTime(gradient_s=0.1), pl.ServerTime(update_s=0.4)], ids=str)
+@pytest.mark.parametrize("protocol", [pl.bsp(), pl.asp(), pl.k_sync(k=3), pl.k_batch_async(k=3)], ids=str)
+def test_what_the_server_took_is_in_the_trace(protocol, server):
+    run = trained(protocol, replace(CLUSTER, server=server), updates=80)
+    trace = pl.Trace.of(run)
+    simulated_s = pl.simulate(protocol, pl.Cluster(4, trace), updates=80).time_s
+    assert simulated_s == pytest.approx(run.history.of(pl.UpdateMade)[-1].now_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        pl.asp(),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (pl.k_sync(k=2), pl.ringmaster(r=2, stops=True))),
+    ],
+    ids=str,
+)
+def test_a_replay_of_real_workers_takes_as_long_as_they_did(protocol, tmp_path):
+    slowness = pl.Cluster(3, [pl.Deterministic(0.002), pl.Exponential(0.004), pl.Deterministic(0.02)])
+    run = trained(protocol, pl.LocalCluster(3, slowness=slowness), updates=60, out=tmp_path / "run")
+    trace = pl.Trace.of(SavedRun(tmp_path / "run"))
+    ends_s = [each.now_s for each in run.history.of(pl.GradientArrived)]
+    assert ends_s == sorted(set(ends_s))  # two at the same moment might change places in the replay
+    assert min(each.waited_s for each in trace.rows) > -1e-9  # the parts fit between start and end
+    simulated_s = pl.simulate(protocol, pl.Cluster(3, trace), updates=60).time_s
+    assert simulated_s == pytest.approx(run.history.of(pl.UpdateMade)[-1].now_s, rel=1e-6)
+
+
+# -- what is extracted
+
+
+def test_a_trace_has_a_row_for_each_piece_of_work():
+    run = trained(pl.k_sync(k=3), CLUSTER)
+    trace = pl.Trace.of(run)
+    gone = [*run.history.of(WorkInterrupted), *run.history.of(WorkUnfinished)]
+    assert len(trace.rows) == len(run.history.of(pl.GradientArrived)) + len(gone)
+    assert trace.censored_rows == len(gone) > 0
+    assert [(each.worker, each.draw) for each in trace.rows] == sorted((each.worker, each.draw) for each in trace.rows)
+    for arrival in run.history.of(pl.GradientArrived):
+        times = (arrival.started_s, arrival.pull_s, arrival.compute_s, arrival.push_s, arrival.now_s)
+        assert TraceRow(arrival.worker, arrival.draw, *times, censored=0) in trace.rows
+
+
+def arrival(now_s, draw, started_s, **changes):
+    times = {"pull_s": 0.25, "compute_s": 0.5, "push_s": 0.25, **changes}
+    return pl.GradientArrived(now_s, 0, draw, 0, started_s, 0, True, "", 1.0, 8, 1.0, **times)
+
+
+def test_work_that_arrived_after_all_is_not_censored():
+    history = History(
+        lambda: [
+            WorkInterrupted(3.0, 0, 1, 0, started_s=2.0, samples=8),
+            WorkInterrupted(3.5, 0, 2, 0, started_s=3.0, samples=8),
+            arrival(4.0, draw=1, started_s=2.0, crossed_interrupt=True),
+            WorkUnfinished(9.0, 0, 3, 0, started_s=5.0),
+            arrival(10.0, draw=3, started_s=5.0),  # late return
+        ]
+    )
+    assert pl.Trace.of(history).rows == (
+        TraceRow(0, 1, 2.0, 0.25, 0.5, 0.25, 4.0, 0),
+        TraceRow(0, 2, 3.0, 0.0, 0.5, 0.0, 3.5, 1),
+        TraceRow(0, 3, 5.0, 0.25, 0.5, 0.25, 10.0, 0),
+    )
+
+
+seconds = st.floats(0, 1e6, allow_subnormal=False)
+
+
+@given(st.lists(st.tuples(seconds, seconds, seconds, seconds, seconds, st.booleans()), min_size=1, max_size=5))
+def test_a_file_gives_back_every_digit(tmp_path_factory, times):
+    rows = [TraceRow(0, 9, 0.0, 0.0, 1.0, 0.0, 1.0, 0)]
+    for draw, (start_s, pull_s, compute_s, push_s, waited_s, censored) in enumerate(times, start=10):
+        end_s = start_s + (pull_s + compute_s + push_s) + waited_s + 1e-3
+        rows.append(TraceRow(0, draw, start_s, pull_s, compute_s, push_s, end_s, int(censored)))
+    file = tmp_path_factory.mktemp("trace") / "trace.csv"
+    trace = pl.Trace(rows)
+    trace.to_csv(file)
+    assert pl.Trace.from_csv(file) == trace
+    assert file.read_text().splitlines()[0] == "worker,draw,start_s,pull_s,compute_s,push_s,end_s,censored"
+
+
+# -- which row is replayed
+
+
+def test_by_draw_a_draw_takes_the_row_of_its_number_whenever_it_starts():
+    trace = pl.Trace([*rows_of([3.0, 1.0, 2.0]), *rows_of([5.0], worker=1)])
+    assert replayed(trace, (0, 2, 77.0), (0, 1, 0.5), (1, 1, 0.0), (0, 3, 1.0)) == [1.0, 3.0, 5.0, 2.0]
+
+
+def test_by_time_work_takes_the_row_that_was_in_progress():
+    trace = pl.Trace([row(0, 1, 10.0, 2.0), row(0, 2, 15.0, 1.0), row(1, 1, 12.0, 8.0)], by="time")
+    # The trace begins at 10 s and ends at 20 s; before its first row a worker takes that one.
+    asked = [(0, 7, 0.0), (0, 7, 4.9), (0, 7, 5.0), (0, 7, 9.9), (1, 7, 0.0)]
+    assert replayed(trace, *asked) == [2.0, 2.0, 1.0, 1.0, 8.0]
+
+
+def test_a_row_begins_at_its_own_moment():
+    assert replayed(pl.Trace(rows_of([1.0, 2.0, 3.0]), by="time"), (0, 1, 1.0), (0, 1, 3.0)) == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("by", ["draw", "time"])
+def test_beyond_its_end_a_trace_begins_again_and_warns_once(by):
+    trips = pl.Cluster(1, pl.Trace(rows_of([1.0, 2.0]), by=by)).round_trips(0)
+    starts_s = [0.0, 1.0, 3.0, 4.0, 6.0]
+    with pytest.warns(PacelineWarning, match="beyond the end of a trace") as caught:
+        found = [trips.duration_s(0, draw, start_s) for draw, start_s in enumerate(starts_s, start=1)]
+    assert found == [1.0, 2.0, 1.0, 2.0, 1.0]
+    assert len(caught) == 1
+
+
+def test_waiting_for_the_server_counts_as_pushing():
+    trace = pl.Trace([TraceRow(0, 1, 1.0, 0.5, 1.0, 0.25, 4.0, 0)])
+    assert pl.Cluster(1, trace).round_trips(0).times(0, 1, 0.0) == (0.5, 1.0, 1.5)
+
+
+def test_speed_slowdowns_and_network_act_on_what_was_recorded():
+    trace = pl.Trace([TraceRow(0, 1, 0.0, 1.0, 6.0, 2.0, 9.0, 0)])
+    slowdown = pl.Slowdown(at_s=3.5, factor=4, workers=(0,))
+    cluster = pl.Cluster(1, trace, speed=3, slowdowns=[slowdown], network=pl.Network(latency_s=0.5))
+    # Computing begins after 1.5 s, 2 s of work are left at 1.5 s and none at 3.5 s.
+    assert cluster.round_trips(0).times(0, 1, 0.0) == (1.5, 2.0, 2.5)
+    assert cluster.round_trips(0).times(0, 1, 1.0) == (1.5, 1.0 + 1.0 * 4, 2.5)
+
+
+def test_a_trace_can_slow_down_real_workers():
+    slowness = pl.Cluster(2, pl.Trace([row(0, 1, total_s=0.3), row(1, 1, total_s=0.001)]))
+    with warnings.catch_warnings(action="ignore", category=PacelineWarning):
+        run = trained(pl.bsp(), pl.LocalCluster(2, slowness=slowness), updates=1)
+    slow, fast = sorted(run.history.of(pl.GradientArrived), key=lambda each: each.worker)
+    assert slow.compute_s > 0.3 > fast.compute_s
+
+
+# -- censored work
+
+CENSORED = pl.Trace(rows_of([1.0, 2.0, 1.0], censored=[1]), source="yesterday")
+
+
+@pytest.mark.parametrize("run", [pl.simulate, lambda *given, updates: trained(*given, updates)])
+@pytest.mark.parametrize("protocol", ["bsp", "asp", "k_sync(k=1)@seconds=0.5 >> asp", "pull(k=1)"])
+def test_a_protocol_that_never_interrupts_is_refused_where_the_trace_is_censored(run, protocol):
+    words = r"1 of 3 rows of yesterday are censored, .* never interrupts, .*censored=\"km\""
+    with pytest.raises(pl.UsageError, match=words):
+        run(protocol, pl.Cluster(1, CENSORED), updates=1)
+    with warnings.catch_warnings(action="ignore", category=PacelineWarning):
+        run(protocol, pl.Cluster(1, replace(CENSORED, censored="km")), updates=2)
+
+
+def interrupted_after(seen_s):
+    """Return a trace of two workers in which the second is interrupted when it had been seen for so long."""
+    return pl.Trace([*rows_of([1.0, 1.0]), *rows_of([seen_s, 1.0], worker=1, censored=[0])])
+
+
+def test_work_that_the_end_of_the_recording_cut_off_takes_the_time_of_the_first():
+    trace = pl.Trace([*rows_of([1.0, 2.0, 0.3], 0, censored=[2]), *rows_of([0.5, 7.0], 1, censored=[1])])
+    assert replayed(trace, (0, 3, 0.0)) == [1.0]
+    assert replayed(trace, (1, 2, 0.0)) == [pytest.approx(7.7)]  # longer than its first, as was seen
+    assert pl.simulate("asp", pl.Cluster(2, trace), updates=4).time_s == 4.0
+
+
+def test_censored_work_may_go_on_for_a_tenth_longer():
+    assert pl.simulate("k_sync(k=1)", pl.Cluster(2, interrupted_after(0.95)), updates=1).time_s == 1.0
+    with pytest.raises(pl.RunError, match=r"worker 1 .* draw 1 .* given up after 0\.9 s.*censored=\"km\""):
+        pl.simulate("k_sync(k=1)", pl.Cluster(2, interrupted_after(0.9)), updates=1)
+
+
+def test_a_run_that_waits_too_long_keeps_what_it_learned(tmp_path):
+    with pytest.raises(pl.RunError, match='censored="km"'):
+        trained("k_sync(k=2)", pl.Cluster(2, interrupted_after(1.5)), out=tmp_path / "run")
+    assert (tmp_path / "run/model.safetensors").exists()
+    assert len(list(SavedRun(tmp_path / "run").history)) > 1
+
+
+def test_real_workers_refuse_to_sleep_for_an_unknown_time():
+    with pytest.raises(pl.UsageError, match="have to sleep for some time"):
+        trained("k_sync(k=1)", pl.LocalCluster(1, slowness=pl.Cluster(1, CENSORED)))
+
+
+def test_the_estimate_is_that_of_the_textbook():
+    # Remission of leukemia under 6-MP, weeks: Freireich et al. 1963, in every textbook of survival analysis.
+    ended = [6, 6, 6, 7, 10, 13, 16, 22, 23]
+    seen = [6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35]
+    survival = Survival(rows_of([*ended, *seen], censored=range(len(ended), 21)))
+    found = dict(zip(survival.times_s, survival.probabilities, strict=True))
+    expected = {6: 0.857, 7: 0.807, 10: 0.753, 13: 0.690, 16: 0.627, 22: 0.538, 23: 0.448}
+    assert {weeks: round(found[weeks], 3) for weeks in expected} == expected
+
+
+def survival_by_hand(rows, at_s):
+    ends = {each.total_s for each in rows if not each.censored and each.total_s <= at_s}
+    died = {end: sum(each.total_s == end and not each.censored for each in rows) for end in ends}
+    return prod(1 - Fraction(died[end], sum(each.total_s >= end for each in rows)) for end in ends)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=12).filter(
+        lambda times: not all(censored for _, censored in times)
+    ),
+    st.integers(0, 9),
+    st.integers(0, 996),
+)
+def test_a_filled_time_is_the_conditional_quantile(times, seen_s, step):
+    rows = [row(draw=draw, total_s=float(total_s), censored=int(c)) for draw, (total_s, c) in enumerate(times, start=1)]
+    u = Fraction(2 * step + 1, 1994)  # 997 is prime: never on a step of the estimate
+    left = (1 - u) * survival_by_hand(rows, seen_s)
+    later = sorted(each.total_s for each in rows if survival_by_hand(rows, each.total_s) < left)
+    end_s = later[0] if later else tail_end(rows, left)
+    expected = max(end_s, seen_s * JUST_AFTER)
+    assert Survival(rows).time_after(float(seen_s), float(u)) == pytest.approx(expected, rel=1e-9)
+
+
+def tail_end(rows, left):
+    """Return where the exponential tail falls to `left`: its rate is that of the ends after the median end."""
+    longest_s = max(each.total_s for each in rows)
+    middle_s = median(each.total_s for each in rows if not each.censored)
+    after = [each for each in rows if each.total_s > middle_s]
+    ends = sum(not each.censored for each in after)
+    seconds = sum(each.total_s - middle_s for each in after)
+    return longest_s + (log(survival_by_hand(rows, longest_s) / left) * seconds / ends if ends and left else 0.0)
+
+
+def test_the_tail_of_exponential_work_is_found_behind_an_early_end():
+    times_s = stream(3, "test").exponential(1.0, 3000)
+    rows = rows_of(np.minimum(times_s, 0.8), censored=set(np.flatnonzero(times_s > 0.8)))
+    done = [each.total_s for each in filled(rows, seed=0)]
+    assert np.mean(done) == pytest.approx(1.0, rel=0.05)
+    assert np.quantile(done, 0.99) == pytest.approx(np.log(100), rel=0.1)
+
+
+def test_only_an_end_is_drawn_even_by_the_smallest_number():
+    assert Survival(rows_of([1.0, 2.0, 3.0], censored=[0])).time_after(0.0, u=0.0) == 2.0
+
+
+def test_without_censoring_the_estimate_is_the_empirical_law():
+    totals_s = tuple(stream(0, "test").exponential(size=50))
+    u = (stream(1, "test").integers(0, 50, size=200) + 0.5) / 50
+    survival = Survival(rows_of(totals_s))
+    expected = pl.Empirical(totals_s).quantile(u)
+    assert [survival.time_after(0.0, each) for each in u] == pytest.approx(list(expected), rel=1e-12)
+
+
+def test_filled_times_have_the_mean_that_was_hidden():
+    rng = stream(0, "test")
+    times_s, limits_s = rng.exponential(1.0, 5000), rng.exponential(3.0, 5000)
+    seen_s = [min(pair) for pair in zip(times_s, limits_s, strict=True)]
+    rows = rows_of(seen_s, censored={index for index in range(5000) if limits_s[index] < times_s[index]})
+    done = [each.total_s for each in filled(rows, seed=0)]
+    assert sum(seen_s) / 5000 == pytest.approx(0.75, rel=0.05)
+    assert sum(done) / 5000 == pytest.approx(1.0, rel=0.05)
+
+
+def test_filled_times_depend_on_the_seed_and_never_shrink():
+    trace = replace(pl.Trace.of(trained(pl.k_sync(k=3), CLUSTER)), censored="km")
+    first, again, other = (filled(trace.rows, seed) for seed in (0, 0, 1))
+    assert first == again != other
+    assert not any(each.censored for each in first)
+    for before, after in zip(trace.rows, first, strict=True):
+        assert after == before if not before.censored else after.total_s > before.total_s
+
+
+def test_a_worker_that_hardly_finished_borrows_the_times_of_all_and_says_so():
+    quick = rows_of([2.0] * 19 + [30.0])
+    slow = rows_of([1.0, 1.0, 3.0], worker=1, censored=[0, 1, 2])
+    with pytest.warns(PacelineWarning, match="worker 1 finished 0 of 3 round trips"):
+        done = filled([*quick, *slow], seed=0)
+    assert {each.total_s for each in done[20:22]} <= {2.0, 30.0}
+    assert done[22].total_s == pytest.approx(30.0)
+
+
+# -- as it is typed
+
+
+def test_a_trace_is_typed_as_a_cluster(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trace = pl.Trace([*rows_of([1.0, 2.0, 3.0], censored=[2]), *rows_of([5.0], worker=1)])
+    trace.to_csv("trace.csv")
+    by_time = replace(trace, by="time", censored="km")
+    assert parse_cluster("trace:trace.csv") == pl.Cluster(2, trace)
+    assert parse_cluster("trace(file=trace.csv, by=time, censored=km)") == pl.Cluster(2, by_time)
+    assert parse_cluster("trace:trace.csv", censored="km") == pl.Cluster(2, replace(trace, censored="km"))
+
+    (tmp_path / "cluster.toml").write_text('timing = "trace(file=trace.csv, by=time)"\nspeed = 2\n')
+    assert load_cluster("cluster.toml") == pl.Cluster(2, replace(trace, by="time"), speed=2)
+    (tmp_path / "local.toml").write_text('[local]\nworkers = 2\n[slowness]\ntiming = "trace:trace.csv"\n')
+    assert load_cluster("local.toml") == pl.LocalCluster(2, slowness=pl.Cluster(2, trace))
+    assert parse_cluster("local.toml", censored="km").slowness.timing.censored == "km"
+
+
+def test_a_cluster_of_a_trace_says_briefly_what_it_is():
+    text = "Trace('yesterday', 1 workers, 3 rows, by='draw', censored=None, digest="
+    assert text in str(pl.Cluster(1, CENSORED))
+
+
+REFUSED = [
+    (lambda: pl.Cluster(3, CENSORED), "yesterday has 1 worker, the cluster 3: type 1"),
+    (lambda: pl.Cluster(1, [CENSORED]), "expected a pl.Distribution"),
+    (lambda: pl.Trace(CENSORED.rows, by="day"), "by='day', expected 'draw' or 'time'"),
+    (lambda: pl.Trace(CENSORED.rows, censored="mean"), "censored='mean', expected 'km'"),
+    (lambda: parse_cluster("4*exp(mean=1)", censored="km"), 'censored="km" is for the rows of a trace'),
+    (lambda: parse_cluster("local:4", censored="km"), 'censored="km" is for the rows of a trace'),
+    (lambda: pl.Trace([row(), row(draw=2, total_s=-1.0)], source="ours"), "ours, row 2, column compute_s"),
+    (lambda: pl.Trace(rows_of([1.0], censored=[0])), "has no round trip that is finished"),
+    (lambda: pl.Trace.of(History(list)), "the run has no round trip"),
+]
+
+
+@pytest.mark.parametrize(("build", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_what_makes_no_sense_is_refused(build, words):
+    with pytest.raises(pl.UsageError) as refusal:
+        build()
+    assert words in str(refusal.value)
+
+
+HEADER = "worker,draw,start_s,pull_s,compute_s,push_s,end_s,censored\n"
+GOOD = "0,1,0,0,1,0,1,0\n"
+FILES = [
+    ("", "line 1: the column worker is missing"),
+    (HEADER.replace("push_s,", "") + GOOD, "line 1: the column push_s is missing; expected worker,draw,start_s"),
+    (HEADER, "has no rows"),
+    (HEADER + "0,1,0,0,1,0,1\n", "line 2, column censored: '' is not a whole number"),
+    (HEADER + "0,1,0,0,1,0,1,0,0\n", "line 2, column 9: more cells than columns"),
+    (HEADER + GOOD + "0,2,0,0,fast,0,1,0\n", "line 3, column compute_s: 'fast' is not a number of seconds"),
+    (HEADER + "\n" + GOOD + "0,2,0,,1,0,1,0\n", "line 4, column pull_s: '' is not a number of seconds"),
+    (HEADER + "0,1,0,0,-1,0,1,0\n", "line 2, column compute_s: compute_s=-1.0 is not a number in [0, inf)"),
+    (HEADER + "0,1,0,0,nan,0,1,0\n", "line 2, column compute_s: compute_s=nan is not a number in [0, inf)"),
+    (HEADER + "0,1,0,0,1,0,inf,0\n", "line 2, column end_s: end_s=inf is not a number in [0, inf)"),
+    (HEADER + "0,1.5,0,0,1,0,1,0\n", "line 2, column draw: '1.5' is not a whole number"),
+    (HEADER + "0,0,0,0,1,0,1,0\n", "line 2, column draw: draw=0 is not a whole number in [1, inf)"),
+    (HEADER + "-1,1,0,0,1,0,1,0\n", "line 2, column worker: worker=-1 is not a whole number in [0, inf)"),
+    (HEADER + "0,1,0,0,1,0,1,2\n", "line 2, column censored: censored=2 is not a whole number in [0, 1]"),
+    (HEADER + "0,1,5,0,1,0,4,0\n", "line 2, column end_s: 4.0 is not after start_s, 5.0"),
+    (HEADER + "0,1,5,0,0,0,5,0\n", "line 2, column end_s: 5.0 is not after start_s, 5.0"),
+    (HEADER + "0,1,0,1,1,1,2,0\n", "column end_s: 2.0 is before start_s + pull_s + compute_s + push_s = start_s + 3.0"),
+    (HEADER + GOOD + GOOD, "line 3, column draw: 1 of worker 0 is there already"),
+    (HEADER + GOOD + "2,1,0,0,1,0,1,0\n", "line 3, column worker: 2, but there is no worker 1"),
+    (HEADER + "0,1,0,0,1,0,1,1\n", "t.csv has no round trip that is finished"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), FILES, ids=[words for _, words in FILES])
+def test_a_wrong_file_is_refused_with_its_line_and_column(content, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text(content)
+    with pytest.raises(pl.UsageError) as refusal:
+        parse_cluster("trace:t.csv")
+    assert words in str(refusal.value)
+    assert "t.csv" in str(refusal.value)
+
+
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.write_bytes(b"\xff")])
+def test_a_file_that_cannot_be_read_is_named(make, tmp_path):
+    make(tmp_path / "t.csv")
+    with pytest.raises(pl.UsageError, match=r"cannot read the trace .*t\.csv"):
+        pl.Trace.from_csv(tmp_path / "t.csv")

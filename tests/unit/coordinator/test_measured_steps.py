@@ -1,0 +1,164 @@
+"""An update whose step is measured: nothing is decided between the two, and the next opening knows the step."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+import paceline as pl
+from coordinator_harness import coordinator
+from paceline.core.events import (
+    Accept,
+    Apply,
+    Arrival,
+    Compute,
+    Decision,
+    EndRun,
+    Evaluate,
+    Outcome,
+    Step,
+    UpdateApplied,
+)
+from paceline.core.records import StepMeasured, UpdateMade
+from paceline.policies.controllers.base import Controller, Note, SetQuorum
+from tiny_jobs import dataset, parameters_of, sgd, tiny_job
+
+STEP = Step(squared_norm=4.0, progress=0.4, squared_step=0.04, learning_rate=0.1, next_learning_rate=0.05)
+
+
+@dataclass(frozen=True)
+class Reader(Controller):
+    """Keeps every moment that it is asked at."""
+
+    seen: list = field(default_factory=list, compare=False, repr=False)
+
+    reads = "steps"
+
+    def begin(self, n):
+        return None
+
+    def decide(self, state, moment):
+        self.seen.append(moment)
+        return state, [SetQuorum(2, "two")] if moment.asked == "open" else []
+
+
+def kinds(commands):
+    return [type(command) for command in commands]
+
+
+def measured(reader, **knobs):
+    """Return a coordinator that has just made its first update of two, and the commands of that."""
+    driven = coordinator(pl.k_async(k=1).controlled_by(reader), 3, **knobs)
+    driven.begin()
+    driven.handle(Arrival(1.0, 0, 1, loss=1.0))
+    return driven, driven.handle(Arrival(2.0, 1, 1, loss=1.0))
+
+
+def test_an_update_waits_for_its_step():
+    driven, commands = measured(Reader())
+    assert kinds(commands) == [Accept, Apply]
+    assert commands[-1].measure
+    assert driven.awaits_step
+    commands = driven.handle(UpdateApplied(2.5, 1, STEP))
+    assert kinds(commands) == [Decision, Compute, Compute]
+    assert not driven.awaits_step
+
+
+def test_the_next_opening_knows_the_step_and_nothing_else_does():
+    reader = Reader()
+    driven, _ = measured(reader)
+    driven.handle(UpdateApplied(2.5, 1, STEP))
+    driven.handle(Arrival(3.0, 2, 1, loss=1.0))
+    opening, *_ = [moment for moment in reader.seen if moment.version == 1]
+    assert (opening.asked, opening.step, opening.made_of, opening.opened_s) == ("open", STEP, 2, 2.5)
+    assert [moment.step for moment in reader.seen if moment is not opening] == [None] * 4
+
+
+def test_an_update_is_not_measured_where_nobody_reads_it():
+    driven = coordinator(pl.asp(), 2)
+    driven.begin()
+    [apply] = [command for command in driven.handle(Arrival(1.0, 0, 1)) if isinstance(command, Apply)]
+    assert not apply.measure
+
+
+def test_a_stop_and_an_evaluation_come_after_the_step():
+    driven, commands = measured(Reader(), stop={"updates": 1})
+    assert kinds(commands) == [Accept, Apply]
+    [stop] = driven.handle(UpdateApplied(2.5, 1, STEP))
+    assert isinstance(stop, EndRun)
+    assert stop.outcome is Outcome.UPDATES
+    driven, _ = measured(Reader(), evaluate_every=pl.Duration("updates", 1))
+    assert kinds(driven.handle(UpdateApplied(2.5, 1, STEP))) == [Evaluate, Decision, Compute, Compute]
+
+
+def test_a_phase_that_reads_steps_begins_and_ends_between_two_updates():
+    reader = Reader()
+    plan = pl.asp().until(updates=1) >> pl.k_async(k=1).controlled_by(reader).until(updates=2) >> pl.asp()
+    driven = coordinator(plan, 2)
+    driven.begin()
+    measures = []
+    for number in range(1, 5):
+        commands = driven.handle(Arrival(float(number), number % 2, (number + 1) // 2, loss=1.0))
+        for command in [command for command in commands if isinstance(command, Apply)]:
+            measures.append(command.measure)
+            if command.measure:
+                driven.handle(UpdateApplied(float(number), command.version, STEP))
+    assert measures == [False, True, False]
+
+
+def test_a_step_survives_the_end_of_a_run_and_its_checkpoint():
+    reader, again = Reader(), Reader()
+    driven, _ = measured(reader, stop={"updates": 1})
+    driven.handle(UpdateApplied(2.5, 1, STEP))
+    longer = coordinator(pl.k_async(k=1).controlled_by(again), 3, stop={"updates": 5})
+    longer.load_state_dict(driven.state_dict())
+    assert kinds(longer.begin()) == [Decision, Compute, Compute]
+    assert again.seen[-1].step == STEP
+
+
+def test_the_last_update_of_the_last_epoch_waits_for_its_step_too(tmp_path):
+    def train(stop, **folder):
+        job = tiny_job(sampling="epoch", batch_size=8)
+        return pl.train(job, protocol="dbw", cluster=pl.Cluster(5, pl.Exponential(1.0)), stop=stop, **folder)
+
+    short = train("epochs=2", out=tmp_path / "run", checkpoint_every="updates=99")
+    assert short.reason == "2 epochs, 24 gradients, applied"
+    assert len(short.history.of(pl.StepMeasured)) == short.history.totals.updates
+    assert torch.equal(parameters_of(train("epochs=2", resume=tmp_path / "run").model), parameters_of(short.model))
+
+
+def test_a_remark_is_put_on_record_and_changes_nothing():
+    class Remarking(Reader):
+        def decide(self, state, moment):
+            return state, [Note("idle", "worker 1: sleeps", 1)]
+
+    driven = coordinator(pl.asp().controlled_by(Remarking()), 2)
+    commands = driven.begin()
+    assert Decision("idle", "worker 1: sleeps", 1) in commands
+    assert sum(isinstance(command, Compute) for command in commands) == 2
+
+
+@pytest.mark.parametrize("cluster", [pl.Cluster(3, pl.Exponential(1.0)), pl.LocalCluster(2)], ids=["virtual", "local"])
+def test_engines_tell_the_step_that_the_server_made(cluster, tmp_path):
+    job = tiny_job(optimizer=sgd(0.1), eval_data=dataset())
+    phase = pl.k_async(k=1).controlled_by(pl.DBW())
+    result = pl.train(job, protocol=phase, cluster=cluster, stop="updates=8", out=tmp_path / "run")
+    updates = result.history.of(pl.UpdateMade)
+    steps = result.history.of(pl.StepMeasured)
+    assert [step.version for step in steps] == [update.version for update in updates]
+    for step, update in zip(steps, updates, strict=True):
+        assert step.learning_rate == update.learning_rate
+        assert step.squared_step == pytest.approx(step.learning_rate**2 * step.squared_norm)
+        assert update.now_s <= step.event_s <= step.now_s
+
+
+def test_steps_are_measured_where_it_is_asked_for_and_the_run_is_the_same():
+    def trained(**options):
+        stop = pl.Stop(updates=12)
+        return pl.train(tiny_job(), protocol="bsp@updates=4 >> asp", cluster=pl.Cluster(3), stop=stop, **options)
+
+    plain, measured = trained(), trained(measure_steps=True)
+    assert plain.history.of(StepMeasured) == []
+    assert [record.version for record in measured.history.of(StepMeasured)] == list(range(1, 13))
+    assert measured.history.of(UpdateMade) == plain.history.of(UpdateMade)
+    assert torch.equal(parameters_of(measured.model), parameters_of(plain.model))

@@ -1,0 +1,332 @@
+"""What happens at a switch, and to workers that were set aside: events with all the commands that answer them."""
+
+from functools import partial
+from itertools import pairwise
+from math import inf
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import paceline as pl
+from coordinator_harness import Scripted, coordinator, play
+from paceline.catalogue.modifiers import ADDITIONS
+from paceline.catalogue.parser import parse_plan
+from paceline.catalogue.protocols import asp, bsp, k_sync
+from paceline.coordinator.phases import PhaseProgress
+from paceline.core.duration import Duration
+from paceline.core.events import Apply, Arrival, SetTimer, Timer
+from paceline.errors import PacelineWarning
+from paceline.policies.controllers.base import ChangeProtocol, Exclude, Note, Probe, Readmit, ReplaceWorker
+from paceline.run.plan_json import plan_as_json, plan_of
+from tiny_jobs import tiny_job
+
+# -- probes
+
+
+def aside_then(*answers):
+    """Set worker 2 aside when the first update is opened, then answer at each further one."""
+    return Scripted(open=((Exclude(2, "straggler"),), *answers))
+
+
+def test_a_probe_is_work_that_nobody_waits_for_and_whose_gradient_is_not_used():
+    controller = aside_then((Probe(2),), (Probe(2),), (Probe(2),))
+    script = """
+        begin        | protocol: bsp: the run begins; set_aside: worker 2: straggler
+                     | compute w0.1 on v0; compute w1.1 on v0
+        w0.1 arrives | accept w0.1
+        w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (every live worker has contributed)
+                     | compute w2.1 on v1; compute w0.2 on v1; compute w1.2 on v1
+        w0.2 arrives | accept w0.2
+        w1.2 arrives | accept w1.2; apply v2 = w0.2 + w1.2 (every live worker has contributed)
+                     | compute w0.3 on v2; compute w1.3 on v2
+        w2.1 arrives | drop w2.1 stale 1 (only a probe of its worker)
+        w0.3 arrives | accept w0.3
+        w1.3 arrives | accept w1.3; apply v3 = w0.3 + w1.3 (every live worker has contributed)
+                     | compute w2.2 on v3; compute w0.4 on v3; compute w1.4 on v3
+    """
+    play(bsp().controlled_by(controller), 3, script)
+    [probe] = [moment for moment in controller.seen if moment.arrival and moment.arrival.worker == 2]
+    assert (probe.busy_s, probe.accepted, probe.live) == (3.0, False, 2)
+
+
+def test_a_probe_is_interrupted_where_its_worker_is_taken_back():
+    script = """
+        w0.1 arrives | accept w0.1
+        w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (every live worker has contributed)
+                     | compute w2.1 on v1; compute w0.2 on v1; compute w1.2 on v1
+        w0.2 arrives | accept w0.2
+        w1.2 arrives | accept w1.2; apply v2 = w0.2 + w1.2 (every live worker has contributed)
+                     | take_back: worker 2: recovered; interrupt w2.1
+                     | compute w0.3 on v2; compute w1.3 on v2; compute w2.2 on v2
+        w2.1 arrives | drop w2.1 (finished after its interrupt)
+    """
+    play(bsp().controlled_by(aside_then((Probe(2),), (Readmit(2, "recovered"),))), 3, script)
+
+
+def test_a_worker_that_is_lost_while_it_is_probed_can_come_back():
+    script = """
+        w0.1 arrives | accept w0.1
+        w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (quorum of 2 reached)
+                     | compute w2.1 on v1; compute w0.2 on v1; compute w1.2 on v1
+        w2 is lost   |
+        w2 joins     | compute w2.2 on v1
+        w2.2 arrives | accept w2.2
+    """
+    play(pl.k_async(k=2).controlled_by(aside_then((Probe(2),), (Probe(2),))), 3, script)
+
+
+def test_only_a_worker_that_is_aside_is_probed_or_taken_back():
+    controller = Scripted(open=((Probe(1), Readmit(0, "it is there")),))
+    script = """
+        begin        | protocol: asp: the run begins; compute w0.1 on v0; compute w1.1 on v0
+    """
+    play(asp().controlled_by(controller), 2, script)
+
+
+def test_the_last_worker_is_never_set_aside():
+    controller = Scripted(open=((Exclude(0, "slow"), Exclude(1, "slow"), Exclude(2, "slow")),))
+    script = """
+        begin        | protocol: bsp: the run begins; set_aside: worker 0: slow; set_aside: worker 1: slow
+                     | kept: worker 2, the last one, in spite of: slow; compute w2.1 on v0
+        w2.1 arrives | accept w2.1; apply v1 = w2.1 (every live worker has contributed); compute w2.2 on v1
+    """
+    play(bsp().controlled_by(controller), 3, script)
+
+
+def test_an_engine_is_asked_to_replace_a_worker_that_is_there():
+    controller = Scripted(open=((Exclude(2, "slow"), ReplaceWorker(2), ReplaceWorker(0)), (ReplaceWorker(1),)))
+    script = """
+        begin        | protocol: bsp: the run begins; set_aside: worker 2: slow; replace w2; replace w0
+                     | compute w0.1 on v0; compute w1.1 on v0
+        w1 is lost   |
+        w0.1 arrives | accept w0.1; apply v1 = w0.1 (every live worker has contributed); compute w0.2 on v1
+    """
+    play(bsp().controlled_by(controller), 3, script)
+
+
+# -- the end of a phase
+
+
+def test_the_controllers_of_a_phase_are_asked_when_it_ends_and_workers_come_back_for_the_next_one():
+    controller = Scripted(open=((Exclude(2, "straggler"),),), end=((Readmit(2, "the phase ends"),),))
+    script = """
+        w0.1 arrives | accept w0.1
+        w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (every live worker has contributed)
+                     | take_back: worker 2: the phase ends; protocol: asp: 2 gradients reached
+                     | compute w0.2 on v1; compute w1.2 on v1; compute w2.1 on v1
+        w2.1 arrives | accept w2.1; apply v2 = w2.1 (quorum of 1 reached); compute w2.2 on v2
+    """
+    play(bsp().controlled_by(controller).until(gradients=2) >> asp(), 3, script)
+
+
+def test_nobody_is_asked_at_the_end_of_the_run():
+    controller = Scripted()
+    driven = coordinator(bsp().controlled_by(controller), 1, stop={"updates": 1})
+    driven.begin()
+    driven.handle(Arrival(1.0, 0, 1))
+    assert driven.stopped
+    assert "end" not in [moment.asked for moment in controller.seen]
+
+
+def switched(ends, counts):
+    """Return the workloads at which two workers under BSP, ASP, and BSP again come to the next phase."""
+    away = (), (ChangeProtocol(asp(), "away", counts=counts),), (), (ChangeProtocol(bsp(), "back"),)
+    driven = coordinator(bsp().controlled_by(Scripted(open=away)).until(**ends) >> k_sync(k=1), 2, per_epoch=4)
+    commands, now = driven.begin(), 0.0
+    while driven._protocol.name != "k_sync(k=1)":
+        now += 1.0
+        worker = int(now) % 2
+        if worker in driven._in_flight:
+            commands = driven.handle(Arrival(now, worker, driven._workers[worker].draw))
+        for command in commands:
+            if type(command).__name__ == "SetTimer" and command.at_s <= now:
+                driven.handle(Timer(now))
+    return driven.workload, driven.version
+
+
+def test_what_is_made_under_a_protocol_that_does_not_count_is_made_up_for():
+    # Update 1 is of BSP and of 2 gradients, 2 and 3 of ASP and of 1 each, and the rest of BSP again.
+    assert switched({"gradients": 6}, counts=True) == (6, 4)
+    assert switched({"gradients": 6}, counts=False) == (8, 5)
+    assert switched({"updates": 4}, counts=True) == (6, 4)
+    assert switched({"updates": 4}, counts=False) == (10, 6)
+    assert switched({"epochs": 1.5}, counts=False) == (8, 5)
+
+
+def test_a_phase_that_is_away_for_good_never_ends():
+    controller = Scripted(open=((ChangeProtocol(asp(), "away", counts=False),),))
+    driven = coordinator(bsp().controlled_by(controller).until(updates=2) >> k_sync(k=1), 1)
+    driven.begin()
+    for draw in range(1, 20):
+        driven.handle(Arrival(float(draw), 0, draw))
+    assert driven.version == 19
+    assert driven._protocol == asp()
+
+
+def test_a_phase_of_seconds_is_woken_up_for_its_later_end():
+    controller = Scripted(open=((), (ChangeProtocol(asp(), "away", counts=False),), (ChangeProtocol(bsp(), "back"),)))
+    driven = coordinator(bsp().controlled_by(controller).until(seconds=4) >> k_sync(k=1), 1)
+    driven.begin()
+    driven.handle(Arrival(1.0, 0, 1))
+    back = driven.handle(Arrival(3.0, 0, 2))
+    assert SetTimer(6.0) in back
+    driven.handle(Timer(4.0))
+    assert driven._protocol == bsp()
+    driven.handle(Timer(6.0))
+    assert driven._protocol.name == "k_sync(k=1)"
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["pause", "go on"]), st.integers(0, 9)), max_size=12),
+    st.integers(1, 30),
+)
+def test_a_share_counts_every_stretch_that_is_not_left_out(stretches, amount):
+    share, position, counted, counts = PhaseProgress(Duration("updates", amount)), 0, 0, True
+    for what, length in stretches:
+        (share.pause if what == "pause" else share.go_on)(position)
+        counts = what == "go on"
+        position += length
+        counted += length * counts
+        assert share.is_done(position) == (counted >= amount)
+        again = PhaseProgress(share.end)
+        again.load_state_dict(share.state_dict())
+        assert again.is_done(position + 1) == share.is_done(position + 1)
+
+
+def test_a_phase_without_an_end_is_never_done():
+    assert PhaseProgress(None).ends_at == inf
+    assert not PhaseProgress(None).is_done(1e300)
+
+
+# -- momentum
+
+
+def limits(plan, n, per_epoch, updates):
+    """Return the largest momentum of each update of one gradient or more, and what is said about it."""
+    driven = coordinator(plan, n, per_epoch=per_epoch, total=10**6)
+    commands, found, said = driven.begin(), [], []
+    now = 0.0
+    while len(found) < updates:
+        now += 1.0
+        worker, state = next(iter(driven._in_flight.items()))
+        commands = driven.handle(Arrival(now, worker, state.draw))
+        found += [command.momentum_limit for command in commands if isinstance(command, Apply)]
+        said += [command.reason for command in commands if getattr(command, "kind", "") == "momentum"]
+    return found, said
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("keep", [inf] * 10),
+        ("zero", [0.0] * 10),
+        ("1/n", [0.5] * 10),
+        ("i/n", [0, 0, 0, 0.5, 0.5, 0.5, inf, inf, inf, inf]),
+        ("2^i/n", [0.5, 0.5, 0.5, inf, inf, inf, inf, inf, inf, inf]),
+    ],
+)
+def test_the_momentum_follows_its_rule_from_the_switch_on(rule, expected):
+    plan = bsp().until(updates=3) >> asp() + pl.momentum(rule)
+    found, said = limits(plan, n=2, per_epoch=3, updates=13)
+    assert found == [inf] * 3 + expected
+    changes = [after for before, after in pairwise([inf, *expected]) if after != before]
+    assert len(said) == len(changes), "nothing is said of a ramp that is over"
+
+
+def test_the_limit_ends_with_its_phase():
+    plan = (bsp() + pl.momentum("zero")).until(updates=2) >> asp()
+    found, said = limits(plan, n=1, per_epoch=3, updates=4)
+    assert found == [0.0, 0.0, inf, inf]
+    assert said == [
+        "at most 0: zero after 0 epochs of this phase",
+        "the optimizer's own: keep after 0 epochs of this phase",
+    ]
+
+
+def test_a_ramp_by_epoch_needs_epochs():
+    with pytest.raises(pl.UsageError, match="have no epochs to raise the momentum by"):
+        coordinator(asp() + pl.momentum("i/n"), 2)
+    coordinator(asp() + pl.momentum("1/n"), 2)
+
+
+# -- what stands after a plus
+
+
+@pytest.mark.parametrize("name", ["stragglers", "greedy", "elastic"])
+def test_policies_are_typed_shown_and_made_again(name):
+    text = f"bsp + {name}(window=3, persistent_s=60.0)@25% >> asp + momentum(rule='1/n')"
+    plan = parse_plan(text)
+    assert str(plan) == text.replace("@25%", " until 0.25 of the workload")
+    assert plan_of(plan_as_json(plan)).in_full == plan.in_full
+    built = (bsp() + ADDITIONS[name](window=3, persistent_s=60.0)).until(0.25) >> asp() + pl.momentum("1/n")
+    assert built.in_full == plan.in_full
+    assert str(bsp() + ADDITIONS[name]()) == f"bsp + {name}"
+
+
+def test_a_policy_stands_beside_the_controllers_of_a_named_protocol():
+    phase = parse_plan("dbw + elastic").phases[0]
+    assert [type(each).__name__ for each in phase.controllers] == ["DBW", "IdleWorkers", "Elastic"]
+    assert str(phase) == "dbw + elastic"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "message"),
+    [
+        ("bsp + elastic(window=0)", "window"),
+        ("bsp + elastic(consecutive=1.5)", "consecutive"),
+        ("bsp + greedy(min_gap=1)", "min_gap"),
+        ("bsp + greedy(min_gap=-0.1)", "min_gap"),
+        ("bsp + stragglers(persistent_s=0)", "persistent_s"),
+        ("bsp + stragglers(sliding=2)", "sliding=2, expected true or false"),
+        ("bsp + elastik", "elastic"),
+        ("asp + greedy", "there is nothing to change; expected a protocol that waits"),
+        ("bsp + elastic + greedy", "somebody looks after stragglers already; expected one of"),
+        ("bsp + stragglers + elastic", "somebody looks after stragglers already; expected one of"),
+        ("bsp@25% + elastic >> asp", r"'25% \+ elastic': the end comes last; type bsp \+ elastic@25%"),
+        ("asp + momentum(rule=half)", "momentum rule 'half' is not known"),
+        ("asp + momentum(rule='1/n') + momentum(rule=zero)", "the momentum has a rule already"),
+    ],
+)
+def test_what_cannot_be_added_is_refused(protocol, message):
+    with pytest.raises(pl.UsageError, match=message):
+        pl.train(tiny_job(), protocol=protocol, cluster=pl.Cluster(2), stop="updates=2")
+
+
+def test_greedy_changes_to_a_protocol():
+    with pytest.raises(pl.UsageError, match=r"to='asp', expected a pl.Protocol"):
+        pl.Greedy(to="asp")
+
+
+@pytest.mark.parametrize("optimizer", [partial(torch.optim.SGD, lr=0.1), partial(torch.optim.Adam, lr=0.1)])
+def test_an_optimizer_without_a_momentum_is_refused(optimizer):
+    with pytest.raises(pl.UsageError, match="has no momentum that a rule for it could change"):
+        pl.train(
+            tiny_job(optimizer=optimizer), protocol="asp + momentum(rule=zero)", cluster=pl.Cluster(2), stop="updates=2"
+        )
+
+
+def test_the_only_worker_is_never_set_aside_and_that_is_said():
+    with pytest.warns(PacelineWarning, match="the only worker is never set aside"):
+        pl.train(tiny_job(), protocol="bsp + elastic", cluster=pl.Cluster(1), stop="updates=2")
+
+
+@pytest.mark.parametrize("protocol", ["asp", "pull(k=2)", "k_batch_async(k=2)"])
+def test_who_waits_for_nobody_is_told_that_it_loses_by_setting_stragglers_aside(protocol):
+    with pytest.warns(PacelineWarning, match="waits for nobody"):
+        coordinator(parse_plan(f"{protocol} + elastic"), 2)
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=2)", "ssp(lead=1)", "k_async(k=2)", "dbw", "dbw(base=pull)"])
+def test_who_waits_is_not(protocol):
+    coordinator(parse_plan(f"{protocol} + elastic"), 2)
+
+
+def test_what_is_found_is_said_before_what_is_done_about_it():
+    controller = Scripted(open=((Exclude(1, "slow"), Note("straggler", "worker 1: slow", 1)),))
+    script = """
+        begin        | protocol: bsp: the run begins; straggler: worker 1: slow; set_aside: worker 1: slow
+                     | compute w0.1 on v0
+    """
+    play(bsp().controlled_by(controller), 2, script)

@@ -1,0 +1,334 @@
+"""What holds for every choice of knobs, whatever happens in whatever order."""
+
+from dataclasses import dataclass
+from math import inf
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from coordinator_harness import Watch, coordinator
+from naive_coordinator import NaiveCoordinator, told
+from paceline.catalogue.protocols import asp, backup, k_batch_async, k_sync, pull
+from paceline.coordinator.minibatch_sampler import MinibatchSampler
+from paceline.coordinator.ssp_bound import SSPBound
+from paceline.core.events import Accept, Apply, Arrival, Compute, Decision, Drop, Interrupt, Joined, Lost
+from paceline.policies.controllers.base import (
+    CallAgainAt,
+    ChangeProtocol,
+    CloseUpdate,
+    Controller,
+    Exclude,
+    Probe,
+    Readmit,
+    ReplaceWorker,
+    SetQuorum,
+)
+from paceline.protocols.protocol import Phase, Plan, Protocol
+
+MOST_WORKERS = 6
+workers = st.integers(1, MOST_WORKERS)
+small = st.integers(0, MOST_WORKERS)
+
+
+@st.composite
+def protocols(draw, n, name):
+    """Any choice of knobs that a Protocol of n workers may have."""
+    refill = draw(st.sampled_from(["update", "arrival"]))
+    quorum = draw(st.just("all") | st.integers(1, n if refill == "update" else 2 * n + 2))
+    max_staleness = draw(st.sampled_from([0, 1, 2, 5, inf]))
+    max_lead = draw(st.sampled_from([inf, 0, 1, 3])) if quorum != "all" else inf
+    on_update = draw(st.sampled_from(["finish", "interrupt"])) if max_staleness < inf else "finish"
+    return Protocol(quorum, max_staleness, refill, on_update, max_lead, name)
+
+
+@st.composite
+def plans(draw, n, units=("updates", "gradients", "seconds")):
+    """One to three phases, and all their protocols."""
+    count = draw(st.integers(1, 3))
+    phases = [Phase(draw(protocols(n, f"phase{i}"))) for i in range(count)]
+    unit = draw(st.sampled_from(units))
+    ends = sorted(draw(st.sets(st.integers(1, 30), min_size=count - 1, max_size=count - 1)))
+    phases[:-1] = [phase.until(**{unit: end}) for phase, end in zip(phases, ends, strict=False)]
+    return Plan(tuple(phases)), [phase.protocol for phase in phases]
+
+
+@dataclass(frozen=True)
+class Whims(Controller):
+    """Answers every question with the next entry of a list of actions."""
+
+    answers: tuple
+
+    def begin(self, n):
+        return 0
+
+    def decide(self, state, moment):
+        return state + 1, self.answers[state] if state < len(self.answers) else ()
+
+
+class MeasuringWhims(Whims):
+    """The same, and has every step measured."""
+
+    reads = "steps"
+
+
+@st.composite
+def whims(draw, n):
+    """A controller that does anything at any moment, and the protocols that it may choose."""
+    choices = [draw(protocols(n, f"whim{i}")) for i in range(2)]
+    action = st.one_of(
+        st.builds(SetQuorum, st.integers(1, 2 * n), st.just("whim")),
+        st.just(CloseUpdate("whim")),
+        st.builds(ChangeProtocol, st.sampled_from(choices), st.just("whim"), st.booleans()),
+        st.builds(Exclude, st.integers(0, n - 1), st.just("whim")),
+        st.builds(Readmit, st.integers(0, n - 1), st.just("whim")),
+        st.builds(Probe, st.integers(0, n - 1)),
+        st.builds(ReplaceWorker, st.integers(0, n - 1)),
+        st.builds(CallAgainAt, st.integers(0, 60).map(float)),
+    )
+    answers = draw(st.lists(st.lists(action, max_size=2), max_size=20))
+    kind = draw(st.sampled_from([Whims, MeasuringWhims]))
+    return kind(tuple(map(tuple, answers))), choices
+
+
+# What happens, to a worker chosen by the second number; mostly, somebody who computes delivers.
+happenings = st.lists(
+    st.tuples(
+        st.sampled_from(["arrival"] * 8 + ["not finite", "old draw", "probe", "lost", "joined", "joined", "timer"]),
+        small,
+    ),
+    max_size=60,
+)
+
+
+def happen(watch, what, number):
+    """Let one thing happen; what cannot happen now does not."""
+    flying = list(watch.flying)
+    if watch.stopped:  # all silent workers may have been given up
+        return
+    if what in {"arrival", "not finite"} and flying:
+        watch.arrive(flying[number % len(flying)], finite=what == "arrival", dt=0.5)
+    elif what == "old draw":
+        if watch.draws[number] > 1:
+            watch.arrive(number, draw=watch.draws[number] - 1, dt=0.0)
+    elif what == "probe" and watch.probed:
+        watch.arrive(sorted(watch.probed)[number % len(watch.probed)], dt=0.5)
+    elif what == "lost" and len(watch.live) > 1 and number in watch.live:
+        watch.lose(number)
+    elif what == "joined":
+        watch.join(number % MOST_WORKERS)
+    elif what == "timer":
+        watch.timer(dt=float(number))
+
+
+def an_update_is_made_soon(watch):
+    """From now on every live worker delivers what it is given; each round in another order."""
+    made = len(watch.updates)
+    for rounds in range(4 * MOST_WORKERS):
+        in_flight = [(worker, watch.draws[worker]) for worker in watch.flying]
+        for worker, draw in in_flight if rounds % 2 else reversed(in_flight):
+            if worker in watch.flying and watch.draws[worker] == draw and not watch.stopped:
+                watch.arrive(worker)
+        if len(watch.updates) > made or watch.stopped:
+            return True
+    return False
+
+
+@settings(max_examples=300)
+@given(data=st.data(), n=workers, steps=happenings)
+def test_invariants_hold_and_updates_go_on_under_any_plan(data, n, steps):
+    plan, known = data.draw(plans(n))
+    timeout_s = data.draw(st.sampled_from([None, 3.0, 1000.0]))
+    watch = Watch(coordinator(plan, n, worker_timeout_s=timeout_s), n, known)
+    for what, number in steps:
+        happen(watch, what, number)
+    if not watch.live and not watch.stopped:
+        watch.join(0)
+    assert watch.stopped or an_update_is_made_soon(watch)
+
+
+@given(data=st.data(), n=workers, steps=happenings)
+def test_invariants_hold_and_updates_go_on_whatever_controllers_do(data, n, steps):
+    protocol = data.draw(protocols(n, "first"))
+    (one, some), (other, more) = data.draw(whims(n)), data.draw(whims(n))
+    more = [Protocol(p.quorum, p.max_staleness, p.refill, p.on_update, p.max_lead, f"other {p}") for p in more]
+    other = type(other)(
+        tuple(
+            tuple(
+                ChangeProtocol(more[int(action.protocol.name[-1])], action.reason, action.counts)
+                if isinstance(action, ChangeProtocol)
+                else action
+                for action in answer
+            )
+            for answer in other.answers
+        )
+    )
+    plan = protocol.controlled_by(one, other)
+    watch = Watch(coordinator(plan, n), n, [protocol, *some, *more])
+    for what, number in steps:
+        happen(watch, what, number)
+    for _ in range(12):  # let the controllers run out of whims
+        watch.timer(dt=2.0)
+        if not watch.live:
+            watch.join(0)
+        an_update_is_made_soon(watch)
+    assert an_update_is_made_soon(watch)
+
+
+@given(data=st.data(), n=workers, steps=happenings)
+def test_the_same_events_are_answered_by_the_same_commands(data, n, steps):
+    plan, known = data.draw(plans(n))
+    one, other = (Watch(coordinator(plan, n), n, known) for _ in range(2))
+    for what, number in steps:
+        happen(one, what, number)
+        happen(other, what, number)
+    assert one.commands == other.commands
+
+
+@settings(max_examples=500)
+@given(data=st.data(), n=workers, steps=happenings)
+def test_the_coordinator_does_what_the_design_page_says(data, n, steps):
+    plan, known = data.draw(plans(n, units=("updates",)))
+    ends = [phase.end and phase.end.amount for phase in plan.phases]
+    naive = NaiveCoordinator(zip(known, ends, strict=True), n)
+    watch = Watch(coordinator(plan, n), n, known)
+    both = [(None, naive.begin())]
+    handle = watch.driven.handle
+
+    def handle_twice(event):
+        if isinstance(event, Arrival | Joined | Lost):
+            both.append((event, naive.handle(event)))
+        return handle(event)
+
+    watch.driven.handle = handle_twice
+    for what, number in steps:
+        assume(not (what == "old draw" and number not in watch.live))  # a late return: the naive one has no timeouts
+        if what != "timer":
+            happen(watch, what, number)
+    for commands, (event, expected) in zip(watch.commands, both, strict=True):
+        assert told(commands) == told(expected), event
+
+
+# -- lead
+
+
+@given(st.lists(st.tuples(st.sampled_from(["join", "leave", "deliver", "deliver"]), small)), st.sampled_from([0, 1, 3]))
+def test_the_lead_is_that_of_a_plain_count(steps, bound):
+    lead, counts, fewest = SSPBound(bound), {}, 0
+    for what, worker in steps:
+        if (what == "join") == (worker in counts):
+            continue
+        before = fewest
+        if what == "join":
+            lead.join(worker)
+            counts[worker] = fewest
+        elif what == "leave":
+            del counts[worker]
+            rose = lead.leave(worker)
+        else:
+            counts[worker] += 1
+            rose = lead.deliver(worker)
+        fewest = min(counts.values(), default=fewest)
+        if what != "join":
+            assert rose == (fewest > before)
+        assert [lead.may_start(w) for w in counts] == [counts[w] - fewest <= bound for w in counts]
+
+
+# -- minibatches
+
+
+class Dealt:
+    """Which minibatches are out and which were applied, from events and commands."""
+
+    def __init__(self, commands):
+        self.out, self.held, self.applied, self.discarded = {}, [], [], []
+        self.see(None, commands)
+
+    def see(self, event, commands):
+        if isinstance(event, Lost | Joined):
+            self.out.pop(event.worker, None)
+        for command in commands:
+            match command:
+                case Compute(worker, _, _, minibatch):
+                    self.out[worker] = minibatch
+                case Interrupt(worker):
+                    del self.out[worker]
+                case Accept(worker):
+                    self.held.append(self.out.pop(worker))
+                case Decision("lost", reason):
+                    del self.out[int(reason.partition(":")[0].removeprefix("worker "))]
+                case Drop(worker, _, _, reason) if reason == "too stale":
+                    del self.out[worker]
+                case Drop(worker, _, _, reason) if reason == "not finite":
+                    self.discarded.append(self.out.pop(worker))
+                case Apply():
+                    self.applied += self.held
+                    self.held = []
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+@given(data=st.data(), n=workers, steps=happenings)
+def test_every_minibatch_of_an_epoch_is_used_exactly_once(partitioned, data, n, steps):
+    per_epoch = data.draw(st.integers(1, 8))
+    plan, known = data.draw(plans(n))
+    minibatches = MinibatchSampler(n, per_epoch=per_epoch, partitioned=partitioned)
+    watch = Watch(coordinator(plan, n, minibatches=minibatches), n, known)
+    dealt = Dealt(watch.commands[0])
+    handle = watch.driven.handle
+
+    def handle_and_see(event):
+        commands = handle(event)
+        dealt.see(event, commands)
+        return commands
+
+    watch.driven.handle = handle_and_see
+    for what, number in steps:
+        happen(watch, what, number)
+    minibatches.deal_out([0])  # who now takes what came back, and then new ones, of all shards in turn
+    shards = n if partitioned else 1
+    undealt = [minibatches.next(0) for _ in range(shards * (len(watch.commands) + per_epoch + MOST_WORKERS))]
+    everything = [*dealt.applied, *dealt.held, *dealt.discarded, *dealt.out.values(), *undealt]
+    for shard in range(shards):
+        numbers = sorted(epoch * per_epoch + number for part, epoch, number in everything if part == shard)
+        assert numbers == list(range(len(numbers))), "each exactly once, none left out"
+
+
+@pytest.mark.parametrize("protocol", [asp(), backup(k=1), k_sync(k=2), pull(k=3), k_batch_async(k=5)])
+def test_a_lost_workers_shard_is_dealt_out_to_the_others_until_it_returns(protocol):
+    watch = Watch(
+        coordinator(protocol, 3, minibatches=MinibatchSampler(3, per_epoch=4, partitioned=True)), 3, [protocol]
+    )
+    dealt = Dealt(watch.commands[0])
+    dealt.see(Lost(0, 1, ""), watch.lose(1))
+    owners = {shard: set() for shard in range(3)}
+
+    def rounds(count):
+        for _ in range(count):
+            for worker in list(watch.flying):
+                if worker in watch.flying:
+                    dealt.see(None, watch.arrive(worker))
+                for computing, minibatch in dealt.out.items():
+                    owners[minibatch.shard].add(computing)
+
+    rounds(8)
+    assert owners[1] == {0}, "the first of those that are there"
+    assert (owners[0], owners[2]) == ({0}, {2})
+    dealt.see(Joined(0, 1), watch.join(1))
+    for worker in (0, 2):  # who may still be computing on the shard of worker 1
+        dealt.see(None, watch.arrive(worker) if worker in watch.flying else [])
+    rounds(1)
+    owners[1].clear()
+    rounds(8)
+    assert owners[1] == {1}
+
+
+def test_without_requeue_what_was_dropped_is_not_dealt_out_again():
+    minibatches = MinibatchSampler(1, per_epoch=3, partitioned=False, requeue=False)
+    first = minibatches.next(0)
+    minibatches.give_back(first)
+    assert [minibatches.next(0).number for _ in range(3)] == [1, 2, 0]
+
+
+def test_with_replacement_minibatches_have_no_number():
+    minibatches = MinibatchSampler(2, per_epoch=None, partitioned=True)
+    assert [minibatches.next(worker) for worker in (0, 1)] == [(0, None, None), (1, None, None)]

@@ -1,0 +1,181 @@
+"""The progress line: what it shows, where it is shown, and that it fits."""
+
+import io
+import os
+import pty
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nbclient import NotebookClient
+from rich.console import Console
+
+import paceline as pl
+from paceline.core.records import RunEnded, RunStarted, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
+from paceline.recording.callbacks.progress_line import ProgressLine, fitted
+from paceline.recording.callbacks.progress_share import ProgressShare
+from paths import environment
+from tiny_jobs import tiny_job
+
+SCRIPT = """
+import paceline as pl
+from tiny_tokens import token_job
+pl.train(token_job(), protocol="dbw", cluster="4*exp(mean=1)", stop="nll<=1.9,updates=30",
+         evaluate_every="updates=2"OPTION)
+print("done")
+"""
+
+
+def update(version, loss=0.5, now_s=None, k=3):
+    now_s = 1.0 * version if now_s is None else now_s
+    return UpdateMade(now_s, version, k, k * version, 8, loss, 0.1, 0.0, 0, "", 0.0, 0.0)
+
+
+def line(width=200, stop="nll<=1.4,updates=100", **options):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    return ProgressLine("k_sync(k=3)", pl.Stop.parse(stop), console, **options), console.file
+
+
+def told(width, records):
+    """Return the last line that is drawn."""
+    shown, file = line(width)
+    with shown:
+        shown._surface.interval_s = 0.0
+        for record in records:
+            shown.on_record(record)
+        return file.getvalue().rpartition("\x1b[2K")[2].strip("\r\n")
+
+
+RECORDS = [
+    RunStarted(0.0, 4, ""),
+    update(1, 2.0),
+    VersionEvaluated(1.0, 1, 1.0, {"loss": 2.5, "accuracy": 0.25, "nll": 2.4}),
+    update(2, 1.0),
+]
+
+
+def test_loss_metrics_with_targets_quorum_and_live_workers_are_shown():
+    expected = "2 updates  loss 1.9  nll 2.4 (target 1.4)  accuracy 0.25  eval loss 2.5  k 3, 4 workers"
+    assert told(200, RECORDS) == f"k_sync(k=3)  2.0 s  {expected}"
+
+
+def test_workers_that_are_lost_are_told_and_counted():
+    lost = [*RECORDS, WorkerLost(2.5, 1, "unplugged"), update(3)]
+    assert told(200, lost).endswith("k 3, 3 of 4 workers")
+    assert told(200, [*lost, WorkerJoined(3.5, 1), update(4)]).endswith("k 3, 4 workers")
+
+
+@pytest.mark.parametrize("width", [80, 60, 40])
+def test_what_matters_most_is_kept_where_there_is_little_room(width):
+    shown = told(width, RECORDS)
+    assert len(shown) <= width
+    assert "2 updates  loss 1.9" in shown
+    if width == 80:
+        assert shown == "k_sync(k=3)  2.0 s  2 updates  loss 1.9  nll 2.4  accuracy 0.25  k 3, 4 workers"
+
+
+def test_the_end_says_why_with_the_last_figures():
+    end = RunEnded(9.0, pl.Outcome.UPDATES, "2 updates made", 1.0, 1.0)
+    assert told(200, [*RECORDS, end]).startswith("k_sync(k=3)  9.0 s  2 updates made  loss 1.9  nll 2.4 (target 1.4)")
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.text("abc ", min_size=1, max_size=9)), min_size=1), st.integers(1, 80))
+def test_a_line_is_as_wide_as_there_is_room_if_there_is_anything_to_leave_out(fields, width):
+    shown = fitted(fields, width)
+    must = [text for rank, text in fields if rank == 0]
+    assert len(shown) <= width or shown == "  ".join(must) or not must
+    assert fitted(fields, None) == "  ".join(text for _, text in fields)
+
+
+@pytest.mark.parametrize(
+    ("stop", "workload", "share"),
+    [
+        ("updates=100", None, 0.25),
+        ("gradients=150", 150, 0.5),
+        ("seconds=100", None, 0.25),
+        ("loss=0.25", None, 0.0),
+        ("nll<=0.5", None, 0.5),
+        ("nll<=0.5,updates=30", None, 25 / 30),
+        ("gain>=3", None, 1 / 3),
+    ],
+)
+def test_the_share_is_that_of_the_nearest_condition(stop, workload, share):
+    progress = ProgressShare(pl.Stop.parse(stop), workload)
+    progress.take_update(update(1, 1.0))
+    for nll, gain in ((2.0, 0.0), (1.0, 1.0)):
+        progress.take_metrics({"nll": nll, "gain": gain})
+    assert progress.share(update(25)) == pytest.approx(share)
+
+
+def test_the_share_of_a_falling_loss_grows_as_its_logarithm():
+    progress = ProgressShare(pl.Stop(loss=0.25), None)
+    for _ in range(200):
+        progress.take_update(update(1, 0.5))
+    first = ProgressShare(pl.Stop(loss=0.25), None)
+    first.take_update(update(1, 1.0))
+    for _ in range(200):
+        first.take_update(update(1, 0.5))
+    assert first.share(update(1)) == pytest.approx(0.5, abs=1e-6)
+
+
+# --- where it is shown ------------------------------------------------------------------------------------
+
+
+def script(option=""):
+    return [sys.executable, "-c", SCRIPT.replace("OPTION", option)]
+
+
+def on_a_terminal(command):
+    """Return what a command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command, env={**environment(), "TERM": "xterm", "COLUMNS": "80"}, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    written = b""
+    try:
+        while part := os.read(ours, 1 << 16):
+            written += part
+    except OSError:  # the other end is closed
+        pass
+    os.close(ours)
+    assert process.wait() == 0, written.decode()
+    return written.decode()
+
+
+@pytest.mark.slow
+def test_on_a_terminal_it_is_shown_unless_it_is_not_wanted():
+    shown = on_a_terminal(script())
+    assert "dbw" in shown
+    assert "reached the target 1.9" in shown
+    assert on_a_terminal(script(", progress=False")).strip() == "done"
+
+
+def test_where_there_is_no_terminal_it_is_shown_only_if_asked(capsys, tmp_path):
+    asked = {"protocol": "bsp", "cluster": pl.Cluster(2), "stop": "updates=3"}
+    pl.train(tiny_job(), **asked)
+    several = {"cluster": pl.Cluster(2), "stop": "updates=3", "protocols": "bsp", "seeds": 1, "processes": 1}
+    pl.compare(tiny_job(), out=tmp_path / "silent", **several)
+    assert capsys.readouterr() == ("", "")
+    pl.train(tiny_job(), progress=True, **asked)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines()[-1].startswith("bsp  ")
+    assert "3 updates made  loss 1." in said.err
+    pl.compare(tiny_job(), out=tmp_path / "shown", progress=True, **several)
+    assert "bsp, seed 0" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_in_a_notebook_one_output_is_updated():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SCRIPT.replace("OPTION", ""))])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+        NotebookClient(notebook, timeout=100).execute()
+    outputs = notebook.cells[0].outputs
+    assert [output.output_type for output in outputs] == ["display_data", "stream"]
+    assert "reached the target 1.9" in outputs[0].data["text/plain"]
+    assert outputs[1].text == "done\n"

@@ -1,0 +1,136 @@
+import json
+import re
+from html import unescape
+from html.parser import HTMLParser
+from importlib.resources import files
+
+import pytest
+
+from paceline.core.records import DecisionMade, VersionEvaluated
+from paceline.report.curves import groups
+from paceline.report.page.page import SCRIPTS, page, script
+from paceline.report.run_data import STILL_GOING, read_run
+from paceline.report.summary_table import headline, number, row
+from written_runs import begun, ended, train_run, two_updates, write_run
+
+HOSTILE = "</script><script>alert('1')</script><img src=x onerror=alert(2)> & \"quoted\" {{data}} <!--"
+
+
+def page_of(*saved, label="a run"):
+    runs = [read_run(run, label) for run in saved]
+    return page(runs, groups(runs))
+
+
+class Elements(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.attributes = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+
+def elements(text):
+    parser = Elements()
+    parser.feed(text)
+    return parser
+
+
+def data_of(text):
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def test_the_page_asks_nothing_of_anybody(tmp_path):
+    parser = elements(page_of(train_run(tmp_path / "run")))
+    assert not {"link", "img", "iframe", "object", "embed", "base"} & set(parser.tags)
+    assert not {"src", "href", "action", "srcset"} & {name for name, _ in parser.attributes}
+    assert any("default-src 'none'" in (value or "") for _, value in parser.attributes)
+
+
+def test_what_a_user_wrote_is_only_ever_text(tmp_path):
+    records = [*two_updates()[:-1], DecisionMade(4.0, "protocol", "plain"), ended(4.0, 8.0)]
+    plain = elements(page_of(write_run(tmp_path / "plain", records)))
+    saved = write_run(
+        tmp_path / "hostile",
+        [*two_updates(reason=HOSTILE)[:-1], DecisionMade(4.0, "protocol", HOSTILE), ended(4.0, 8.0)],
+        job=HOSTILE,
+        protocol=HOSTILE,
+        cluster=HOSTILE,
+        **{HOSTILE: {HOSTILE: HOSTILE}},
+    )
+    text = page_of(saved, label=HOSTILE)
+    hostile = elements(text)
+    assert "img" not in hostile.tags
+    for tag in ("script", "style", "section", "div", "canvas"):
+        assert hostile.tags.count(tag) == plain.tags.count(tag), tag
+    assert not [name for name, _ in hostile.attributes if name.startswith("on")]
+    assert data_of(text)["groups"][0]["label"] == data_of(text)["runs"][0]["label"] == HOSTILE
+    assert [reason for _, reason in data_of(text)["runs"][0]["endings"]] == [HOSTILE]
+    assert HOSTILE in unescape(text)
+
+
+def test_a_run_that_is_still_going_says_so(tmp_path):
+    text = page_of(write_run(tmp_path / "run", two_updates()[:-1]))
+    assert STILL_GOING in text.partition("<main>")[0]
+    assert STILL_GOING not in page_of(write_run(tmp_path / "whole", two_updates()))
+
+
+def test_a_run_without_any_update_says_that_there_is_nothing_yet(tmp_path):
+    text = page_of(write_run(tmp_path / "run", [begun()]))
+    assert "nothing to show yet" in text.partition("<main>")[0]
+    assert data_of(text)["groups"][0]["lines"]["time"] == {}
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_losses_that_are_no_numbers_leave_the_line_out_and_the_page_whole(tmp_path, loss):
+    text = page_of(write_run(tmp_path / "run", two_updates(loss=loss)))
+    assert set(data_of(text)["groups"][0]["lines"]["time"]) == {"k"}
+
+
+def test_the_table_has_the_figures_of_the_run(tmp_path):
+    saved = train_run(tmp_path / "run")
+    run = read_run(saved, "")
+    totals = saved.history.totals
+    cells = row(run)
+    assert cells["updates"] == totals.updates == 30
+    assert (cells["used"], cells["interrupted"]) == (totals.used, totals.interrupted)
+    assert (cells["mean k"], cells["idle"]) == (3.0, totals.idle_share)
+    assert cells["accuracy"] == saved.history.of(VersionEvaluated)[-1].metrics["accuracy"]
+    shown = unescape(page_of(saved))
+    assert f">{number(cells['final loss'])}</td>" in shown
+
+
+def test_the_headline_names_the_winner_only_if_all_reached_the_target(tmp_path):
+    stop = {"stop": "loss=5"}
+    runs = [read_run(train_run(tmp_path / p, p, **stop), p) for p in ("bsp", "asp")]
+    times = {run.protocol: run.figures.time_s for run in runs}
+    winner = min(times, key=times.get)
+    assert f"{winner} reached loss 5 first" in headline(groups(runs))
+    runs.append(read_run(train_run(tmp_path / "late", "pull(k=2)", updates=3), "late"))
+    assert "first" not in headline(groups(runs))
+
+
+def test_the_headline_of_one_run_says_how_it_ended(tmp_path):
+    run = read_run(write_run(tmp_path / "run", two_updates()), "")
+    assert headline(groups([run])) == "made up with bsp: updates made after 4 s, loss 1"
+
+
+def test_the_script_is_one_module_of_all_sources():
+    joined = script()
+    assert not re.search(r"^\s*(import|export)\b", joined, re.MULTILINE)
+    names = re.findall(r"^(?:async )?(?:function|class|const|let) (\w+)", joined, re.MULTILINE)
+    assert len(names) == len(set(names))
+    assert len(SCRIPTS) == len(set(SCRIPTS))
+
+
+def test_each_source_imports_only_what_comes_before_it():
+    sources = files("paceline.report").joinpath("page")
+    assert {path.name for path in sources.iterdir() if path.name.endswith(".js")} == {f"{n}.js" for n in SCRIPTS}
+    for position, name in enumerate(SCRIPTS):
+        text = sources.joinpath(f"{name}.js").read_text()
+        for imported, source in re.findall(r'^import \{ (.*) \} from "\./(\w+)\.js";$', text, re.MULTILINE):
+            assert source in SCRIPTS[:position]
+            exported = sources.joinpath(f"{source}.js").read_text()
+            for what in imported.split(", "):
+                assert re.search(rf"^export (async )?(function|class|const|let) {what}\b", exported, re.MULTILINE)

@@ -1,0 +1,82 @@
+"""Stragglers: named in the summary, also where no piece of their work was finished."""
+
+import re
+
+import pytest
+
+import paceline as pl
+from paceline.report.curves import groups
+from paceline.report.page.page import page
+from paceline.report.run_data import read_run
+from paceline.report.stragglers import stragglers
+from written_runs import begun, exponential, train_run, two_updates, write_run
+
+ONE_SLOW = pl.Cluster(4, pl.ShiftedExponential(shift_s=0.9, mean_s=0.1), speed=[1.0, 1.0, 0.25, 1.0])
+
+
+def sentences(tmp_path, protocol, cluster=ONE_SLOW, updates=40):
+    return stragglers(read_run(train_run(tmp_path / "run", protocol, cluster=cluster, updates=updates), ""))
+
+
+def test_a_worker_whose_gradients_were_all_dropped_is_named_with_its_round_trips(tmp_path):
+    (sentence,) = sentences(tmp_path, "backup(k=3)")
+    assert re.match(r"worker 2 was (3\.[89]|4\.[01]) x slower than the median and contributed ", sentence)
+    assert sentence.endswith(" x slower than the median and contributed nothing")
+
+
+def test_a_worker_whose_work_was_always_interrupted_is_at_least_as_slow_as_was_seen(tmp_path):
+    (sentence,) = sentences(tmp_path, "k_sync(k=3)")
+    assert sentence.startswith("worker 2 was at least 1.")
+    assert sentence.endswith(" x slower than the median and contributed nothing")
+
+
+def test_a_slow_worker_that_contributed_is_named_with_its_share(tmp_path):
+    (sentence,) = sentences(tmp_path, "asp", updates=130)
+    assert re.match(r"worker 2 was (3\.[89]|4\.[01]) x slower than the median and contributed ", sentence)
+    share = float(sentence.partition("contributed ")[2].partition("%")[0])
+    assert share == pytest.approx(100 * 0.25 / 3.25, abs=2)
+    assert sentence.endswith("of the gradients (25.0% is an equal share)")
+
+
+def test_a_worker_interrupted_at_the_median_is_said_to_be_interrupted_not_to_be_as_fast(tmp_path):
+    alike_but_one = pl.Cluster(
+        4, [pl.Deterministic(1.0), pl.Deterministic(1.0), pl.Deterministic(4.6), pl.Deterministic(1.0)]
+    )
+    (sentence,) = sentences(tmp_path, "k_sync(k=3)", cluster=alike_but_one)
+    assert sentence == (
+        "worker 2 was interrupted before it finished (after 1 s, where the median round trip is 1 s) "
+        "and contributed nothing"
+    )
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=3)", "asp"])
+def test_alike_workers_are_no_stragglers(tmp_path, protocol):
+    assert sentences(tmp_path, protocol, cluster=exponential()) == []
+
+
+def test_the_page_names_the_straggler_above_its_sections(tmp_path):
+    run = read_run(train_run(tmp_path / "run", "backup(k=3)", cluster=ONE_SLOW), "run")
+    text = page([run], groups([run]))
+    assert re.search(
+        r"Worker 2 was (3\.[89]|4\.[01]) x slower than the median and contributed nothing\.",
+        text.partition("<main>")[0],
+    )
+
+
+def test_sections_without_content_are_left_out(tmp_path):
+    empty = read_run(write_run(tmp_path / "empty", [begun()]), "")
+    text = page([empty], groups([empty]))
+    assert "Samples applied and dropped" not in text
+    assert "Where the worker-seconds went" not in text
+    assert "nothing yet" not in text
+    whole = read_run(write_run(tmp_path / "whole", two_updates()), "")
+    assert "Samples applied and dropped" in page([whole], groups([whole]))
+
+
+def test_of_many_stragglers_the_slowest_are_named_and_the_others_counted(tmp_path):
+    cluster = pl.Cluster(12, pl.Deterministic(1.0), speed=[1.0] * 7 + [1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6])
+    found = sentences(tmp_path, "asp", cluster=cluster, updates=400)
+    assert [sentence.split(" x ")[0] for sentence in found] == [
+        *(f"worker {worker} was {worker - 5}.0" for worker in (11, 10, 9, 8)),
+        "1 more worker was a straggler",
+    ]

@@ -1,0 +1,255 @@
+"""Debug mode: a script that changes the parameters itself is found out, with the place and the moment."""
+
+import os
+from functools import partial
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import paceline as pl
+from paceline.clusters.parser import parse_cluster
+from paceline.worker.parameter_guard import ParameterGuard, check_version, checksum
+from paceline.worker.replica import Replica
+from ranks import ranks, run
+from tiny_jobs import batch_norm_net, dataset, small_net, tiny_job
+
+DEBUG = {"debug": True}
+MADE = []  # models of this process
+
+
+def remembered_net(dtype=torch.float64):
+    MADE.append(small_net(dtype))
+    return MADE[-1]
+
+
+def halve(model):
+    with torch.no_grad():
+        model[2].weight.mul_(0.5)
+
+
+def replace(model):
+    model[2].weight.data = model[2].weight.data.clone()
+
+
+class Meddling(pl.Callback):
+    """Changes the server's model at a version."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def on_update(self, update):
+        if update.version == 3:
+            self.change(next(model for model in MADE if model[0].weight.grad is not None))  # only the server's has any
+
+
+class ClampingStep:
+    """A step that changes the parameters, on one rank only."""
+
+    def __init__(self, rank=None):
+        self.rank = rank
+
+    def __call__(self, model, batch):
+        if self.rank in (None, os.environ.get("RANK")):
+            with torch.no_grad():
+                model[0].bias.clamp_(max=0.01)
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+
+class MeddlingData(torch.utils.data.Dataset):
+    """Data that change the parameters where they lie, with the batch of the second draw, after a look and the first."""
+
+    def __init__(self, dtype):
+        self.samples = dataset(dtype=dtype)
+        self.batches = 0
+
+    def __len__(self):
+        return len(self.samples)
+
+    def minibatch(self, indices):
+        self.batches += 1
+        if self.batches == 3:
+            halve(MADE[-1])
+        return [tensor[indices] for tensor in self.samples.tensors]
+
+
+@pytest.mark.parametrize("change", [halve, replace])
+def test_a_seal_breaks(change):
+    model = small_net()
+    guard = ParameterGuard.for_parameters(model)
+    guard.snapshot()
+    guard.check("the server", "ever")
+    change(model)
+    with pytest.raises(pl.UsageError, match=r"^2.weight changed on the server ever; leave the parameters to the job's"):
+        guard.check("the server", "ever")
+    guard.snapshot()
+    guard.check("the server", "ever")
+
+
+def test_a_seal_on_everything_holds_buffers_and_frozen_parameters():
+    model = batch_norm_net()
+    model[0].weight.requires_grad_(False)
+    guard = ParameterGuard.for_model(model)
+    guard.snapshot()
+    model(torch.randn(8, 5).double())
+    model[0].weight.data[0, 0] += 1
+    names = r"0.weight, 1.running_mean, 1.running_var and 1 more changed"
+    with pytest.raises(pl.UsageError, match=names):
+        guard.check("the server", "")
+
+
+def test_another_version_is_refused():
+    memory = torch.arange(100, dtype=torch.uint8)
+    check_version(memory, checksum(memory), "worker 1", "before its draw 2")
+    check_version(memory, None, "worker 1", "before its draw 2")
+    with pytest.raises(pl.UsageError, match=r"the parameters on worker 1 differ from the server's before its draw 2;"):
+        check_version(memory, checksum(memory) ^ 1, "worker 1", "before its draw 2")
+
+
+def test_a_job_that_changes_its_parameters_is_found_out_in_debug_mode_only():
+    job = tiny_job(loss=None, step=ClampingStep())
+    replica, watched = Replica(job, 1, 2), Replica(job, 1, 2, debug=True)
+    version, gradient = replica.layout.allocate(), replica.layout.allocate()
+    version.flat_parameters[0].fill_(0.5)
+    with patch("paceline.worker.parameter_guard.checksum", side_effect=AssertionError):
+        assert replica.gradient(1, 4, None, version, gradient).finite
+    with pytest.raises(pl.UsageError, match=r"0.bias changed on worker 1 while job tiny computed its draw 5;"):
+        watched.gradient(1, 5, None, _halves(version), gradient)
+
+
+def _halves(version):
+    version.flat_parameters[0].fill_(0.5)
+    return version
+
+
+@pytest.mark.parametrize("change", [halve, pytest.param(replace, marks=pytest.mark.slow)])
+def test_a_callback_that_changes_the_servers_model_is_found_out(change):
+    job = tiny_job(model=remembered_net)
+    since = r"2.weight changed on the server after version 3 was made, at [\d.]+ s;"
+    local = pl.LocalCluster(2, debug=True)
+    with pytest.raises(pl.UsageError, match=since):
+        pl.train(job, protocol="bsp", cluster=local, stop="updates=9", callbacks=[Meddling(change)])
+    MADE.clear()
+
+
+def test_ranks_that_change_nothing_are_not_disturbed_and_those_that_do_are_told_of():
+    [end, *_] = run(2, tiny_job(model=batch_norm_net), DEBUG, protocol="bsp", stop="updates=9")
+    assert end.stopped_by == "updates"
+    job = tiny_job(loss=None, step=ClampingStep("1"))
+    with ranks(2, job, DEBUG, protocol="bsp", stop="updates=9") as started:
+        started.start_workers()
+        with pytest.raises(pl.UsageError, match=r"0.bias changed on worker 0 while job tiny computed its draw 1;"):
+            started.serve()
+        with pytest.raises(pl.UsageError, match=r"0.bias changed on worker 0"):
+            started.end(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wire", ["float32", "bf16"])
+def test_a_version_that_is_changed_on_a_worker_is_found_out(wire):
+    job = tiny_job(model=partial(remembered_net, torch.float32), data=MeddlingData(torch.float32))
+    said = r"the parameters on worker \d differ from the server's after its draw 2, of version 1;"
+    with ranks(3, job, {**DEBUG, "wire": wire}, protocol="bsp", stop="updates=9") as started:
+        started.start_all()
+        for rank in range(3):
+            with pytest.raises(pl.UsageError, match=said):
+                started.end(rank)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", ["1", "2"], ids=["leader", "follower"])
+def test_a_process_of_a_host_that_changes_its_parameters_is_found_out(rank):
+    node = {**DEBUG, "workers": "node"}
+    assert run(3, tiny_job(), node, protocol="bsp", stop="updates=9")[0].stopped_by == "updates"
+    with ranks(3, tiny_job(loss=None, step=ClampingStep(rank)), node, protocol="bsp", stop="updates=9") as started:
+        started.start_all()
+        with pytest.raises(pl.UsageError, match=r"0.bias changed on worker 0 while job tiny computed its draw 1;"):
+            started.end(0)
+
+
+class MeddlingLoader(MeddlingData):
+    """Data that change the parameters of their rank where they lie, on one rank only."""
+
+    def minibatch(self, indices):
+        if os.environ.get("RANK") != "1":
+            return [tensor[indices] for tensor in self.samples.tensors]
+        return super().minibatch(indices)
+
+
+@pytest.mark.parametrize(
+    "protocol", ["all_reduce", *(pytest.param(each, marks=pytest.mark.slow) for each in ("local_sgd(H=3)", "dc_s3gd"))]
+)
+def test_without_a_server_the_rank_is_named_whose_step_changes_its_parameters(protocol):
+    job = tiny_job(loss=None, step=ClampingStep("1"))
+    with ranks(2, job, DEBUG, protocol=protocol, stop="updates=9") as started:
+        started.start_workers()
+        with pytest.raises(pl.UsageError, match=r"0.bias changed on worker 1 while job tiny computed its draw 1;"):
+            started.serve()
+        with pytest.raises(pl.UsageError, match=r"0.bias changed on worker 1"):
+            started.end(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "s3gd", "dc_s3gd"])
+def test_without_a_server_ranks_that_change_nothing_are_not_disturbed(protocol):
+    job = tiny_job(model=batch_norm_net, eval_data=dataset())
+    [end, *_] = run(2, job, DEBUG, protocol=protocol, stop="updates=9", evaluate_every="updates=2")
+    assert end.stopped_by == "updates"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd"])
+def test_without_a_server_data_that_change_the_parameters_are_found_out(protocol):
+    job = tiny_job(model=remembered_net, data=MeddlingLoader(torch.float64))
+    with ranks(2, job, DEBUG, protocol=protocol, stop="updates=9", evaluate_every=None) as started:
+        started.start_all()
+        for rank in range(2):
+            with pytest.raises(
+                pl.UsageError, match=r"2.weight.* changed on worker 1 after it .*; leave the parameters"
+            ):
+                started.end(rank)
+
+
+def test_without_a_server_the_port_is_free_again_though_the_error_is_kept():
+    kept = []
+    with ranks(1, tiny_job(loss=None, step=ClampingStep()), DEBUG, protocol="all_reduce", stop="updates=9") as started:
+        for _ in range(2):
+            with pytest.raises(pl.UsageError, match=r"0.bias changed on worker 0 while job tiny computed") as error:
+                started.serve()
+            kept.append(error)
+
+
+class HalvingTheAverage(pl.Callback):
+    """Changes the model of the session, which was made first, at a version."""
+
+    def on_update(self, update):
+        if update.version == 3:
+            halve(MADE[0])
+
+
+@pytest.mark.parametrize("protocol", ["all_reduce", pytest.param("dc_s3gd", marks=pytest.mark.slow)])
+def test_without_a_server_a_callback_that_changes_the_model_is_found_out(protocol):
+    job = tiny_job(model=remembered_net)
+    MADE.clear()
+    said = r"2.weight changed on worker 0 after it took over version 3;"
+    with (
+        ranks(1, job, DEBUG, protocol=protocol, stop="updates=9", callbacks=[HalvingTheAverage()]) as started,
+        pytest.raises(pl.UsageError, match=said),
+    ):
+        started.serve()
+    MADE.clear()
+
+
+def test_it_can_be_typed_and_concerns_no_resumed_run(tmp_path, monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "::1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PACELINE_TOKEN", "secret")
+    assert parse_cluster("torchrun(debug=true)").debug
+    assert str(parse_cluster("torchrun(debug=true)")) == str(pl.Torchrun())
+    file = tmp_path / "cluster.toml"
+    file.write_text("[local]\nworkers = 2\ndebug = true")
+    assert parse_cluster(str(file)) == pl.LocalCluster(2, debug=True)
+    for make in (pl.Torchrun, lambda **debug: pl.LocalCluster(2, **debug)):
+        with pytest.raises(pl.UsageError, match="debug=1, expected true or false"):
+            make(debug=1)
