@@ -285,7 +285,7 @@ MISUSES = [
         "expected a function from the parameters to an optimizer",
     ),
     ({"model": lambda: nn.LazyLinear(3)}, "the model has lazy layers"),
-    ({"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}, "ReduceLROnPlateau waits for a metric"),
+    ({"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}, "ReduceLROnPlateau needs a metric"),
     ({"loss": None, "step": forgets, "microbatches": 2}, "leave zero_grad() out of it"),
 ]
 

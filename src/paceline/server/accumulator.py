@@ -1,23 +1,122 @@
-"""Running means of gradients in place, and the clipping of the finished one."""
+"""Gradient accumulation: running means in place, and clipping of the finished mean."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked
 
-def clip(flats: Sequence[Tensor], norm: float, largest: float) -> None:
-    """Shorten a vector of this norm to the largest one, as `torch.nn.utils.clip_grad_norm_` does."""
-    factor = largest / (norm + 1e-6)
+
+class _Queued(NamedTuple):
+    """A gradient in the queue, not yet part of the mean."""
+
+    gradient: FlatBuffers
+    samples: int
+    weight: float  # samples times step scale
+
+
+class GradientAccumulator:
+    """Weighted running mean of the gradients of the open update.
+
+    Gradients g_1 ... g_k of s_1 ... s_k samples with step scales c_1 ... c_k have the mean
+    sum(c_j s_j g_j) / sum(c_j s_j). Floating-point buffers move by the mean of their changes, weighted by samples;
+    integer buffers move by the sum; boolean buffers take the newest value. Under BSP that is the average.
+
+    Args:
+        layout: layout of the gradients.
+        device: device of the mean; its memory is allocated at the first update of two or more gradients.
+    """
+
+    def __init__(self, layout: FlatLayout, device: torch.device) -> None:
+        self._layout = layout
+        self._device = device
+        self._queue: list[_Queued] = []
+        self._count = 0
+        self._samples = 0
+        self._weight = 0.0
+
+    @cached_property
+    def mean(self) -> FlatBuffers:
+        """Mean of the gradients accumulated so far."""
+        return self._layout.allocate(self._device)
+
+    def enqueue(self, gradient: FlatBuffers, samples: int, step_scale: float) -> None:
+        """Queue one gradient for the open update."""
+        self._queue.append(_Queued(gradient, samples, samples * step_scale))
+        self._count += 1
+
+    def accumulate(self) -> None:
+        """Add the queue to the mean; a lone first gradient stays queued: adding it with the second saves a copy."""
+        if self._samples or len(self._queue) > 1:
+            self.flush()
+
+    def flush(self) -> None:
+        """Add the whole queue to the mean; the queued gradients may be overwritten afterwards."""
+        if not self._queue:
+            return
+        weights, shares = [], []
+        for queued in self._queue:
+            self._samples += queued.samples
+            self._weight += queued.weight
+            weights.append(queued.weight / self._weight)
+            shares.append(queued.samples / self._samples)
+        new = [queued.gradient for queued in self._queue]
+        for mean, *gradients in zip(self.mean.flat_parameters, *(each.flat_parameters for each in new), strict=True):
+            _update_mean(mean, gradients, weights)
+        for mean, *changes in zip(self.mean.flat_buffers, *(each.flat_buffers for each in new), strict=True):
+            if mean.is_floating_point() or mean.is_complex():
+                _update_mean(mean, changes, shares)
+            else:
+                _update_sum(mean, changes, is_first=shares[0] == 1.0)
+        self._queue.clear()
+
+    def finish(self) -> tuple[FlatBuffers, int]:
+        """Return the mean of the update and its number of queued gradients, and begin the next update.
+
+        A single gradient is its own mean and is returned without a copy.
+        """
+        if len(self._queue) == 1 and not self._samples:
+            mean = self._queue.pop().gradient
+        else:
+            self.flush()
+            mean = self.mean
+        count, self._count, self._samples, self._weight = self._count, 0, 0, 0.0
+        return mean, count
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the mean and its weights; the queue is flushed first."""
+        self.flush()
+        mean = {"parameters": self.mean.parameters, "buffers": self.mean.buffers} if self._samples else None
+        return {"samples": self._samples, "weight": self._weight, "mean": mean}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state; of a state of all shards, the tensors of this layout are taken."""
+        self._samples, self._weight, mean = state["samples"], state["weight"], state["mean"]
+        if mean is not None:
+            parameters, buffers = self._layout.parameters, self._layout.buffers
+            saved = [
+                *mean["parameters"][parameters.start : parameters.stop],
+                *mean["buffers"][buffers.start : buffers.stop],
+            ]
+            for view, tensor in zip([*self.mean.parameters, *self.mean.buffers], saved, strict=True):
+                copy_checked(view, tensor)
+
+
+def clip(flats: Sequence[Tensor], norm: float, max_norm: float) -> None:
+    """Scale a vector of this norm down to `max_norm`, as `torch.nn.utils.clip_grad_norm_` does."""
+    factor = max_norm / (norm + 1e-6)
     if factor < 1.0:
         for flat in flats:
             flat.mul_(factor)
 
 
-def move(mean: Tensor, new: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """Move a running mean, so that nothing is left to divide at the update; the first one ever has weight 1."""
+def _update_mean(mean: Tensor, new: Sequence[Tensor], weights: Sequence[float]) -> None:
+    """Move a running mean, so that no division is left for the update; the first gradient has weight 1."""
     if weights[0] == 1.0 and len(new) > 1:
         torch.lerp(new[0], new[1], weights[1], out=mean)
         new, weights = new[2:], weights[2:]
@@ -28,12 +127,12 @@ def move(mean: Tensor, new: Sequence[Tensor], weights: Sequence[float]) -> None:
         mean.lerp_(each, weight)
 
 
-def add_up(total: Tensor, new: Sequence[Tensor], begin: bool) -> None:
+def _update_sum(total: Tensor, new: Sequence[Tensor], is_first: bool) -> None:
     """Add integers; of booleans, keep the newest."""
     if total.dtype == torch.bool:
         total.copy_(new[-1])
         return
-    if begin:
+    if is_first:
         total.zero_()
     for each in new:
         total.add_(each)

@@ -1,4 +1,4 @@
-"""The tensors of a model in flat, contiguous vectors: in each slice one a dtype for parameters, and so for buffers."""
+"""Flat, contiguous vectors of a model's tensors: per shard, one per dtype for parameters and one for buffers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ALIGNMENT_BYTES = 64
 
 
 class FlatBuffers:
-    """One copy of a model's trainable parameters and buffers, or a gradient with the changes of the buffers.
+    """Flat copy of a model's trainable parameters and buffers, or a gradient with the changes of the buffers.
 
     Attributes:
-        memory: uint8 [nbytes], which everything else is a view of.
-        flat_parameters: one 1-D tensor a slice and dtype.
-        flat_buffers: one 1-D tensor a slice and dtype.
-        parameters: one view a trainable parameter of the layout, in the model's order.
-        buffers: one view a buffer of the layout, in the model's order.
-        written: which parameters' views may hold something other than zero.
+        memory: uint8 [nbytes]; all other tensors are views of it.
+        flat_parameters: 1-D tensors, one per shard and dtype.
+        flat_buffers: 1-D tensors, one per shard and dtype.
+        parameters: views, one per trainable parameter of the layout, in the model's order.
+        buffers: views, one per buffer of the layout, in the model's order.
+        written: indices of the parameters whose views may be nonzero.
     """
 
     def __init__(self, layout: FlatLayout, memory: Tensor) -> None:
@@ -36,34 +36,34 @@ class FlatBuffers:
         self.written = set(range(len(self.parameters)))
 
     def copy_(self, other: FlatBuffers) -> None:
-        """Copy everything from another set of vectors, possibly on another device."""
-        words, theirs = self.memory.view(torch.int64), other.memory.view(torch.int64)  # faster than bytes
-        words.copy_(theirs, non_blocking=True)
+        """Copy all memory from other flat buffers, possibly on another device."""
+        words = self.memory.view(torch.int64)  # faster than bytes
+        words.copy_(other.memory.view(torch.int64), non_blocking=True)
 
 
 class FlatLayout:
-    """Where each tensor of a model stands in its vectors.
+    """Memory layout: the position of each tensor of a model in its flat buffers.
 
-    Frozen parameters are left out: nobody changes them, so every replica keeps its own. A slice has whole tensors that
-    follow one another, parameters first and then buffers, and lies in one piece.
+    Frozen parameters are left out: no update changes them, so every replica has its own. A shard is one contiguous
+    range of memory with whole, consecutive tensors, parameters first and then buffers.
 
     Args:
-        model: with at least one trainable parameter.
+        model: model with at least one trainable parameter.
         shards: number of shards of nearly equal bytes, >= 1.
-        only: the slice that is laid out, alone; None for all of them.
+        only: index of the only shard in the layout, None for all shards.
 
     Attributes:
-        parameters: which of the model's trainable parameters are laid out.
-        buffers: which of its buffers are.
-        shard_ranges: the bytes of each slice.
-        nbytes: of all.
-        gradient_nbytes: of all without buffers.
+        parameters: indices of the model's trainable parameters in the layout.
+        buffers: indices of the model's buffers in the layout.
+        shard_ranges: byte range of each shard.
+        nbytes: bytes of parameters and buffers.
+        gradient_nbytes: bytes of the parameters.
 
     Raises:
-        UsageError: the model has fewer tensors than slices.
+        UsageError: the model has fewer tensors than shards.
 
     >>> layout = FlatLayout(nn.Linear(1000, 1000), shards=2)
-    >>> [place.stop - place.start for place in layout.shard_ranges]
+    >>> [each.stop - each.start for each in layout.shard_ranges]
     [4000000, 4032]
     >>> FlatLayout(nn.Linear(1000, 1000), shards=2, only=1).parameters
     range(1, 2)
@@ -82,45 +82,45 @@ class FlatLayout:
         self.shard_ranges: list[slice] = []
         self.nbytes = self.gradient_nbytes = 0
         for start, end in spans:
-            ours = _Section(parameters[start:end], self.nbytes)
-            beside = _Section(buffers[max(start - count, 0) : max(end - count, 0)], ours.end)
-            self.sections.append((ours, beside))
-            self.shard_ranges.append(slice(self.nbytes, beside.end))
-            self.gradient_nbytes += ours.end - self.nbytes
-            self.nbytes = beside.end
+            own = _Section(parameters[start:end], self.nbytes)
+            after = _Section(buffers[max(start - count, 0) : max(end - count, 0)], own.end)
+            self.sections.append((own, after))
+            self.shard_ranges.append(slice(self.nbytes, after.end))
+            self.gradient_nbytes += own.end - self.nbytes
+            self.nbytes = after.end
 
     def allocate(self, device: torch.device | str = "cpu") -> FlatBuffers:
-        """Return vectors of zeros."""
+        """Return flat buffers of zeros."""
         return FlatBuffers(self, torch.zeros(self.nbytes, dtype=torch.uint8, device=device))
 
     def parameter_views(self, flats: Sequence[Tensor]) -> list[Tensor]:
-        """Return flat vectors as one view a parameter."""
-        return _pieces([section for section, _ in self.sections], flats)
+        """Return one view per parameter of flat vectors."""
+        return _views([section for section, _ in self.sections], flats)
 
-    def flatten_parameters(self, pieces: Sequence[Tensor]) -> list[Tensor]:
-        """Return such flat vectors of one piece a parameter."""
+    def flatten_parameters(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the flat vectors of one tensor per parameter."""
         flats: list[Tensor] = []
         for section, _ in self.sections:
-            ours, pieces = pieces[: section.count], pieces[section.count :]
-            flats += [torch.cat([ours[i].reshape(-1) for i, _ in members]) for _, members in section.groups]
+            own, tensors = tensors[: section.count], tensors[section.count :]
+            flats += [torch.cat([own[i].reshape(-1) for i, _ in members]) for _, members in section.groups]
         return flats
 
     def buffer_views(self, flats: Sequence[Tensor]) -> list[Tensor]:
-        """Return flat vectors as one view a buffer."""
-        return _pieces([section for _, section in self.sections], flats)
+        """Return one view per buffer of flat vectors."""
+        return _views([section for _, section in self.sections], flats)
 
 
 def flat_copy(model: nn.Module, shards: int) -> FlatBuffers:
-    """Return the parameters and buffers of a model in vectors of so many slices."""
-    vectors = FlatLayout(model, shards).allocate()
+    """Return a flat copy of a model's parameters and buffers in this number of shards."""
+    flat = FlatLayout(model, shards).allocate()
     tensors = [*trainable(model), *model.buffers()]
-    for view, tensor in zip([*vectors.parameters, *vectors.buffers], tensors, strict=True):
+    for view, tensor in zip([*flat.parameters, *flat.buffers], tensors, strict=True):
         view.copy_(tensor.detach())
-    return vectors
+    return flat
 
 
 class _Section:
-    """Tensors that follow one another, by their dtypes."""
+    """Consecutive tensors, grouped by dtype."""
 
     def __init__(self, tensors: Sequence[Tensor], start: int) -> None:
         by_dtype: dict[torch.dtype, list[tuple[int, torch.Size]]] = {}
@@ -128,36 +128,35 @@ class _Section:
             by_dtype.setdefault(tensor.dtype, []).append((i, tensor.shape))
         self.count = len(tensors)
         self.groups = list(by_dtype.items())
-        self._places: list[tuple[torch.dtype, slice]] = []
+        self._ranges: list[tuple[torch.dtype, slice]] = []
         self.end = _aligned(start)
         for dtype, members in self.groups:
             nbytes = sum(prod(shape) for _, shape in members) * dtype.itemsize
-            self._places.append((dtype, slice(self.end, self.end + nbytes)))
+            self._ranges.append((dtype, slice(self.end, self.end + nbytes)))
             self.end = _aligned(self.end + nbytes)
 
     def flats(self, memory: Tensor) -> list[Tensor]:
-        return [memory[place].view(dtype) for dtype, place in self._places]
+        return [memory[each].view(dtype) for dtype, each in self._ranges]
 
 
-def _pieces(sections: Sequence[_Section], flats: Sequence[Tensor]) -> list[Tensor]:
-    waiting = iter(flats)
-    pieces: list[Tensor] = []
+def _views(sections: Sequence[_Section], flats: Sequence[Tensor]) -> list[Tensor]:
+    remaining = iter(flats)
+    tensors: list[Tensor] = []
     for section in sections:
         views: dict[int, Tensor] = {}
         for _, members in section.groups:
-            for (i, shape), piece in zip(
-                members, next(waiting).split([prod(shape) for _, shape in members]), strict=True
-            ):
-                views[i] = piece.view(shape)
-        pieces += [views[i] for i in range(section.count)]
-    return pieces
+            parts = next(remaining).split([prod(shape) for _, shape in members])
+            for (i, shape), part in zip(members, parts, strict=True):
+                views[i] = part.view(shape)
+        tensors += [views[i] for i in range(section.count)]
+    return tensors
 
 
 def copy_checked(target: Tensor, source: object) -> None:
     """Copy a tensor into another one of the same shape and dtype; `copy_` alone would broadcast and convert.
 
     Raises:
-        ValueError: they are not alike.
+        ValueError: shape or dtype differ.
     """
     if not isinstance(source, Tensor) or source.shape != target.shape or source.dtype != target.dtype:
         given = f"{source.dtype} {list(source.shape)}" if isinstance(source, Tensor) else type(source).__name__
@@ -166,7 +165,7 @@ def copy_checked(target: Tensor, source: object) -> None:
 
 
 def bind(tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
-    """Let tensors of a model live in these views, without copying anything."""
+    """Make tensors of a model share the memory of these views, without a copy."""
     for tensor, view in zip(tensors, views, strict=True):
         tensor.data = view
 

@@ -1,4 +1,4 @@
-"""What has to be known of the job's optimizer: whether it can step here, and how its step is made shorter."""
+"""The job's optimizer: construction, checks, and steps with scaled learning rate and limited momentum."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from paceline.utils.user_code import note_place
 
 
 def make_optimizer(job: Job, parameters: list[nn.Parameter], model: nn.Module) -> torch.optim.Optimizer:
-    """Return the job's optimizer of these parameters of a model.
+    """Return the job's optimizer for these parameters of a model.
 
     Raises:
-        UsageError: it is none, or one that a parameter server cannot step.
+        UsageError: the factory returned no optimizer, or one that a parameter server cannot step.
     """
     try:
-        optimizer = _made(job, parameters, model)
+        optimizer = _call_factory(job, parameters, model)
     except Exception as error:
         note_place(error, f"the optimizer of job {job.name} could not be made")
         raise
@@ -38,13 +38,13 @@ def make_optimizer(job: Job, parameters: list[nn.Parameter], model: nn.Module) -
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError(
-            f"job {job.name}: LBFGS evaluates the loss within a step, which a parameter server cannot do; "
+            f"job {job.name}: LBFGS evaluates the loss within a step, but a parameter server has gradients only; "
             "give an optimizer whose step() needs gradients only"
         )
     if not held_by(optimizer, parameters):
         raise UsageError(
             f"job {job.name}: the optimizer holds none of the model's {len(parameters)} trainable parameters, so "
-            "nothing would be trained; make it from the parameters that it is given, for example "
+            "nothing would be trained; build it from the parameters that the factory receives, for example "
             "optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
         )
     if job.schedule is not None:
@@ -53,13 +53,13 @@ def make_optimizer(job: Job, parameters: list[nn.Parameter], model: nn.Module) -
 
 
 def held_by(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> set[int]:
-    """Return which of these parameters the optimizer has in its groups, by their places."""
+    """Return the indices of these parameters that are in the optimizer's groups."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     return {i for i, parameter in enumerate(parameters) if id(parameter) in held}
 
 
 def warn_of_parameters_left_out(job: Job, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Warn of trainable parameters that no group of the optimizer holds: they stay as they are."""
+    """Warn of trainable parameters that are in no parameter group: they will not change."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     held = held_by(optimizer, [parameter for _, parameter in named])
     left_out = [name for i, (name, _) in enumerate(named) if i not in held]
@@ -72,8 +72,8 @@ def warn_of_parameters_left_out(job: Job, optimizer: torch.optim.Optimizer, mode
         )
 
 
-def _made(job: Job, parameters: list[nn.Parameter], model: nn.Module) -> torch.optim.Optimizer:
-    """Return what the job's factory makes of what its first argument is called after."""
+def _call_factory(job: Job, parameters: list[nn.Parameter], model: nn.Module) -> torch.optim.Optimizer:
+    """Call the job's factory with what the name of its first argument asks for."""
     exempt = {
         id(parameter)
         for module in model.modules()
@@ -89,7 +89,7 @@ def _made(job: Job, parameters: list[nn.Parameter], model: nn.Module) -> torch.o
         case _:
             return job.optimizer(_groups(parameters, exempt))
     if exempt and isinstance(optimizer, torch.optim.Optimizer):
-        _take_decay_off(optimizer, exempt)
+        _remove_weight_decay(optimizer, exempt)
     return optimizer
 
 
@@ -101,7 +101,7 @@ def _first_argument(factory: Callable[..., Any]) -> str:
 
 
 def _groups(parameters: list[nn.Parameter], exempt: Container[int]) -> Iterable[Any]:
-    """Return the parameters; those that are to have no weight decay in a group of their own, after the others."""
+    """Return the parameters, or two groups of them: the last one, without weight decay, has the exempt ones."""
     others = [parameter for parameter in parameters if id(parameter) not in exempt]
     spared = [parameter for parameter in parameters if id(parameter) in exempt]
     if not spared:
@@ -110,8 +110,8 @@ def _groups(parameters: list[nn.Parameter], exempt: Container[int]) -> Iterable[
     return [group for group in groups if group["params"]]
 
 
-def _take_decay_off(optimizer: torch.optim.Optimizer, exempt: Container[int]) -> None:
-    """Move exempt parameters of each group into a group like it without weight decay, after all others."""
+def _remove_weight_decay(optimizer: torch.optim.Optimizer, exempt: Container[int]) -> None:
+    """Move the exempt parameters of each group into a copy of the group without weight decay, at the end."""
     for group in list(optimizer.param_groups):
         is_exempt = [id(parameter) in exempt for parameter in group["params"]]
         if all(is_exempt):
@@ -133,11 +133,11 @@ def _check_scalable(job: Job, optimizer: torch.optim.Optimizer, scaled_by: str) 
 def scaled_part(job: Job, optimizer: torch.optim.Optimizer) -> Literal["gradient", "learning rate"]:
     """Return what a step scale multiplies: the gradient where the step is linear in it, else the learning rate.
 
-    SGD is linear in it, with momentum and weight decay too; clipping undoes the scale, and adaptive optimizers divide
-    by it.
+    The step of SGD is linear in the gradient, also with momentum and weight decay. Clipping cancels a scale of the
+    gradient, and adaptive optimizers divide by it.
 
     Raises:
-        UsageError: neither would scale this very step.
+        UsageError: neither of them would scale the step of this optimizer.
     """
     _check_scalable(job, optimizer, "staleness_lr or staleness_weight")
     is_linear = type(optimizer) is torch.optim.SGD and job.clip_norm is None
@@ -145,27 +145,28 @@ def scaled_part(job: Job, optimizer: torch.optim.Optimizer) -> Literal["gradient
 
 
 _CANNOT_SCALE = {
-    torch.optim.Rprop: "steps by the signs of gradients and by step sizes of its own, so nothing that is done to "
-    "gradient or learning rate scales its step",
-    torch.optim.ASGD: "works out the learning rate of a step in the step before, so a scale would come a step late",
+    torch.optim.Rprop: "steps by the signs of gradients and by its own step sizes, so neither a scaled gradient nor a "
+    "scaled learning rate scales its step",
+    torch.optim.ASGD: "computes the learning rate of a step in the step before, so a scale would act one step late",
 }
 
 
 def check_momentum(job: Job, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer whose momentum cannot be limited.
+    """Check that the momentum of an optimizer can be limited.
 
     Raises:
-        UsageError: it has none that is called so, or one of 0.
+        UsageError: the optimizer has no option `momentum`, or its momentum is 0.
     """
     momenta = [group.get("momentum", 0.0) for group in optimizer.param_groups]
     if not any(momenta):
         raise UsageError(
-            f"job {job.name}: {type(optimizer).__name__} has no momentum that a rule for it could change; give an "
+            f"job {job.name}: {type(optimizer).__name__} has no momentum to limit; give an "
             "optimizer such as SGD with momentum=0.9, or leave momentum(...) out of the plan"
         )
 
 
-# At 0, torch's SGD would leave its buffer as it is, to come back when the limit rises; times this, it is forgotten.
+# At 0, torch's SGD leaves its momentum buffer unchanged, so old momentum would return when the limit rises. Times
+# this factor, the buffer is cleared.
 _LEAST_MOMENTUM = 1e-30
 _CHANGED = ("lr", "momentum", "weight_decay")
 
@@ -177,7 +178,7 @@ def stepping(
     momentum_limit: float = inf,
     weight_decay_scale: float = 1.0,
 ) -> Iterator[None]:
-    """Let the optimizer step with its learning rates and weight decays times a scale, and with limited momentum."""
+    """Scale learning rates and weight decays and limit the momentum while the context is open."""
     if lr_scale == 1.0 and momentum_limit == inf and weight_decay_scale == 1.0:
         yield
         return
@@ -198,21 +199,21 @@ def stepping(
 
 
 def check_state_shapes(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse loaded state of one of torch's optimizers whose tensors have not the shape of their parameter.
+    """Check the loaded state of one of torch's optimizers: its tensors have the shapes of their parameters.
 
-    Adafactor keeps rows and columns, and other libraries keep what they like, so those are not checked.
+    Adafactor stores rows and columns, and optimizers of other libraries may store other shapes: they are not checked.
 
     Raises:
-        ValueError: a tensor that is no scalar has another shape.
+        ValueError: a tensor that is not a scalar has another shape.
     """
-    if not type(optimizer).__module__.startswith("torch.optim") or type(optimizer).__name__ in SHAPES_OF_THEIR_OWN:
+    if not type(optimizer).__module__.startswith("torch.optim") or type(optimizer).__name__ in _OTHER_SHAPES:
         return
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.ndim and value.shape != parameter.shape:
                 raise ValueError(
-                    f"{name} of the optimizer is {list(value.shape)}, expected {list(parameter.shape)} as its parameter"
+                    f"{name} of the optimizer is {list(value.shape)}, expected {list(parameter.shape)} as the parameter"
                 )
 
 
-SHAPES_OF_THEIR_OWN = ("Adafactor", "LBFGS", "SparseAdam")
+_OTHER_SHAPES = ("Adafactor", "LBFGS", "SparseAdam")

@@ -1,4 +1,4 @@
-"""How far an update moves the parameters, and how far along its gradient."""
+"""Step statistics: how far an update moves the parameters, and how far along its gradient."""
 
 from __future__ import annotations
 
@@ -12,45 +12,44 @@ from paceline.core.sharding import FullVector
 
 
 class StepMeter:
-    """Measures the step of an optimizer from before to after.
+    """Measurement of an optimizer's step, from a copy of the parameters made before it.
 
-    Plain SGD of all parameters, whose step is its gradient times the learning rate, is not measured but computed,
-    which needs no copy of the parameters. An optimizer that writes into the gradient makes the measured inner product
-    that of what it left there.
+    The step of plain SGD over all parameters is the gradient times the learning rate: it is computed, without a copy.
+    If an optimizer writes into the gradient, the measured inner product uses the overwritten gradient.
 
     Args:
-        optimizer: that will step.
-        parameters: flat vectors, which its step moves.
-        whole: of which these may be a slice.
+        optimizer: optimizer whose steps are measured.
+        parameters: flat vectors that its step moves.
+        vector: full vector, of which `parameters` may be one shard.
 
     Attributes:
-        parameters: where they lie now.
+        parameters: current flat vectors, assigned again when the server changes its storage.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], whole: FullVector) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], vector: FullVector) -> None:
         self._optimizer = optimizer
         self.parameters = parameters
-        self._whole = whole
+        self._vector = vector
         self._before: list[Tensor] = []
 
     def before(self) -> None:
-        """Look at the parameters."""
+        """Copy the parameters, unless the step can be computed."""
         if not self._is_plain_sgd():
             self._before = self._before or [torch.empty_like(flat) for flat in self.parameters]
             for copy, flat in zip(self._before, self.parameters, strict=True):
                 copy.copy_(flat)
 
     def after(self, gradient: Sequence[Tensor], squared_norm: float, learning_rate: float) -> Step:
-        """Return the step; a schedule has yet to say what the next learning rate is.
+        """Return the step; its next learning rate is filled in after the schedule has advanced.
 
         Args:
-            gradient: the mean gradient, clipped by now if the job clips.
-            squared_norm: of the whole gradient, before that.
-            learning_rate: that it stepped with.
+            gradient: mean gradient, after clipping.
+            squared_norm: squared norm of the full gradient before clipping, >= 0.
+            learning_rate: learning rate of the step, >= 0.
         """
         is_plain = self._is_plain_sgd()
         shares = [squared_norm_of(gradient), *([] if is_plain else self._moved_along(gradient))]
-        clipped_norm, *moved = self._whole.summed(shares)
+        clipped_norm, *moved = self._vector.summed(shares)
         shrunk = (clipped_norm / squared_norm) ** 0.5 if squared_norm else 1.0
         if is_plain:
             progress = learning_rate * squared_norm * shrunk
@@ -72,7 +71,7 @@ class StepMeter:
         groups = self._optimizer.param_groups
         one_rate = len({float(group["lr"]) for group in groups}) == 1
         moved = sum(parameter.numel() for group in groups for parameter in group["params"])
-        moves_all = moved == self._whole.elements
+        moves_all = moved == self._vector.elements
         return (
             one_rate
             and moves_all
@@ -81,7 +80,7 @@ class StepMeter:
 
 
 def squared_norm_of(flats: Sequence[Tensor]) -> float:
-    """Return ||v||^2 of a vector that lies in several parts, worked out in double precision."""
+    """Return ||v||^2 of a vector in several parts, computed in double precision."""
     norms = [float(torch.linalg.vector_norm(flat, dtype=torch.float64)) for flat in flats]
     return sum(norm * norm for norm in norms)
 

@@ -1,4 +1,4 @@
-"""Published versions, kept as long as somebody computes on them."""
+"""Reference-counted store of published parameter versions."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from paceline.server.flat_buffers import FlatBuffers, copy_checked
 
 
 class VersionStore:
-    """Storage of versions by reference count; what nobody holds any more is used again.
+    """Versions by reference count; storage without references is reused.
 
-    Storage is written only when it is handed out by `publish`, and handed out only when nobody holds it: no
+    Storage is written only after `publish` has returned it, and `publish` returns only storage without references: no
     reader can see a version change.
 
     Args:
-        allocate: makes storage for one more version.
+        allocate: function that returns storage for one more version.
     """
 
     def __init__(self, allocate: Callable[[], FlatBuffers]) -> None:
         self._allocate = allocate
         self._free: list[FlatBuffers] = []
         self._stored: dict[int, FlatBuffers] = {}
-        self._holders: Counter[int] = Counter()
+        self._references: Counter[int] = Counter()
         self._newest: int | None = None
 
     def __len__(self) -> int:
@@ -34,20 +34,20 @@ class VersionStore:
 
     @property
     def newest(self) -> int:
-        """The version published last."""
+        """Version that was published last."""
         assert self._newest is not None
         return self._newest
 
     def publish(self, version: int) -> FlatBuffers:
-        """Return storage to write the new version into; the one before is let go."""
-        return self.keep(version, self.free_storage())
+        """Return storage for the new version, and release the version before it."""
+        return self.add(version, self.free_storage())
 
     def free_storage(self) -> FlatBuffers:
-        """Return storage that nobody uses."""
+        """Return storage without references."""
         return self._free.pop() if self._free else self._allocate()
 
-    def keep(self, version: int, storage: FlatBuffers) -> FlatBuffers:
-        """Let a new version be what is, or will be, in this storage; the one before is let go."""
+    def add(self, version: int, storage: FlatBuffers) -> FlatBuffers:
+        """Register the content of a storage as the newest version, and release the version before it."""
         self._stored[version] = storage
         self.acquire(version)
         if self._newest is not None:
@@ -56,34 +56,34 @@ class VersionStore:
         return storage
 
     def acquire(self, version: int) -> FlatBuffers:
-        """Keep a version until it is released."""
-        self._holders[version] += 1
+        """Add a reference to a version, and return its storage."""
+        self._references[version] += 1
         return self._stored[version]
 
     def is_in_use(self, version: int) -> bool:
-        """Return whether somebody holds a version, apart from its being the newest."""
-        return self._holders[version] > (version == self._newest)
+        """Return whether a version has references besides that of being the newest."""
+        return self._references[version] > (version == self._newest)
 
     def release(self, version: int) -> None:
-        """Let a version go."""
-        self._holders[version] -= 1
-        if not self._holders[version]:
-            del self._holders[version]
+        """Remove one reference; storage without references becomes free."""
+        self._references[version] -= 1
+        if not self._references[version]:
+            del self._references[version]
             storage = self._stored.pop(version)
             if all(storage is not other for other in self._stored.values()):
                 self._free.append(storage)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the stored versions and who holds them."""
+        """Return the stored versions and their reference counts."""
         stored = {version: vectors.memory.clone() for version, vectors in self._stored.items()}
-        return {"stored": stored, "holders": Counter(self._holders), "newest": self._newest}
+        return {"stored": stored, "holders": Counter(self._references), "newest": self._newest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Store such versions, in the place of those that are there."""
+        """Replace all stored versions by those of such a state."""
         self._free += self._stored.values()
         self._stored = {}
         for version, memory in state["stored"].items():
             self._stored[version] = self.free_storage()
             copy_checked(self._stored[version].memory, memory)
-        self._holders = Counter(state["holders"])
+        self._references = Counter(state["holders"])
         self._newest = state["newest"]

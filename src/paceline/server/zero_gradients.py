@@ -1,4 +1,4 @@
-"""Warning about trainable parameters whose gradient stays zero."""
+"""Detection of trainable parameters whose gradient stays zero."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NAMES_SHOWN = 5
 class ZeroGradientMonitor:
     """Warning about parameters whose gradient was None or zero in each of the first 10 accepted gradients.
 
-    Every gradient of the first version counts as one together: their workers compute at the same initial parameters,
-    where some gradients are rightly zero (A of LoRA, while B is zero). So at least 10 gradients are looked at, and 9
-    of them were computed after an update.
+    All gradients of the first version count as one: they are computed at the initial parameters, where some gradients
+    are zero by design (A of LoRA, while B is zero). So at least 10 gradients are inspected, 9 of them computed after
+    an update.
 
     Args:
-        job: its name.
-        names: trainable parameters of the server, in the order of their gradients.
+        job: name of the job.
+        names: names of the server's trainable parameters, in the order of their gradients.
     """
 
     def __init__(self, job: str, names: Sequence[str]) -> None:
@@ -34,21 +34,21 @@ class ZeroGradientMonitor:
 
     @property
     def is_over(self) -> bool:
-        """Whether every parameter has had a gradient, or the warning was given."""
+        """Whether every parameter had a nonzero gradient, or the warning was given."""
         return not self._zero or self._left <= 0
 
-    def look(self, mean: Sequence[Tensor], taken: int, update: Apply) -> None:
-        """Look at the mean gradient of an update, before the optimizer steps with it.
+    def observe(self, mean: Sequence[Tensor], accumulated: int, update: Apply) -> None:
+        """Inspect the mean gradient of an update, before the optimizer steps with it.
 
         Args:
-            mean: one gradient a parameter.
-            taken: gradients that the server itself added up; an all-reduce hands in one sum.
-            update: with the staleness of each gradient.
+            mean: gradient of each parameter.
+            accumulated: gradients accumulated by the server itself, >= 0; an all-reduce enqueues a single sum.
+            update: update with the staleness of each gradient.
         """
         for i in [i for i in self._zero if bool(mean[i].any())]:
             del self._zero[i]
         base = update.version - 1
-        self._left -= min(taken, sum(accepted.staleness < base for accepted in update.gradients))
+        self._left -= min(accumulated, sum(accepted.staleness < base for accepted in update.gradients))
         if self._zero and self._left <= 0:
             self._warn()
 
@@ -63,7 +63,7 @@ class ZeroGradientMonitor:
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Return at most five names, and how many more there are.
+    """Return at most five names, and the number of the others.
 
     >>> shortened(["a", "b"]), shortened(list("abcdefgh"))
     ('a, b', 'a, b, c, d, e and 3 more')

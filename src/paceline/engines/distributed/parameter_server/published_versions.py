@@ -46,7 +46,7 @@ class PublishedVersions(VersionStore):
         if self._ahead is not None:  # of the version before, which nobody read any more
             self._free.append(self._ahead)
             self._ahead = None
-        self.keep(version, self._server.state)
+        self.add(version, self._server.state)
 
     def release(self, version: int) -> None:
         """Let a version go."""
