@@ -38,7 +38,7 @@ def share_flagged(rng: Generator) -> float:
     for _ in range(WINDOWS):
         for _ in range(POLICY.window):
             for worker, busy_s in enumerate(steps_s(rng)):
-                detector.hear(worker, busy_s, WORKERS)
+                detector.observe(worker, busy_s, WORKERS)
         flagged += len(detector.stragglers)
     return flagged / (WINDOWS * WORKERS)
 
@@ -54,7 +54,7 @@ def is_found(rng: Generator) -> bool:
     for update in range(before + (POLICY.consecutive + 1) * POLICY.window):
         slowness = FACTOR if update >= before else 1.0
         for worker, busy_s in enumerate(steps_s(rng)):
-            detector.hear(worker, busy_s * (slowness if worker == 0 else 1.0), WORKERS)
+            detector.observe(worker, busy_s * (slowness if worker == 0 else 1.0), WORKERS)
         if update >= before and 0 in detector.stragglers:
             return True
     return False

@@ -3,9 +3,9 @@
 import paceline as pl
 
 
-def more_when_it_gets_hard(moment: pl.Observation) -> int:
+def more_when_it_gets_hard(observation: pl.Observation) -> int:
     """Two gradients at the beginning, one more every 100 updates, at most all workers."""
-    return min(moment.live, 2 + moment.version // 100)
+    return min(observation.live, 2 + observation.version // 100)
 
 
 if __name__ == "__main__":

@@ -57,17 +57,17 @@ class Watch(pl.Controller[UpdateTimes]):
         """Know nothing yet."""
         return UpdateTimes(n, Both(n), late=True)
 
-    def decide(self, state: UpdateTimes, moment: pl.Observation) -> tuple[UpdateTimes, Sequence[Action]]:
+    def decide(self, state: UpdateTimes, observation: pl.Observation) -> tuple[UpdateTimes, Sequence[Action]]:
         """Learn from every arrival, and take the next k when an update opens."""
-        if moment.asked == "arrival":
-            state.hear(moment)
-        if moment.asked != "open":
+        if observation.trigger == "arrival":
+            state.observe(observation)
+        if observation.trigger != "open":
             return state, []
-        if moment.version:
+        if observation.version:
             assert isinstance(state.durations, Both)
             self.said.append((list(state.durations.estimate().times), state.durations.naive()))
-        state.open(moment)
-        k = self.ks[min(moment.version, len(self.ks) - 1)]
+        state.open_round(observation)
+        k = self.ks[min(observation.version, len(self.ks) - 1)]
         return state, [pl.SetQuorum(k, "the list says so")]
 
 

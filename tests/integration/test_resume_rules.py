@@ -158,7 +158,7 @@ def test_a_state_that_cannot_be_saved_is_refused_at_the_beginning(tmp_path):
         def begin(self, n):
             return object()
 
-        def decide(self, state, moment):
+        def decide(self, state, observation):
             return state, []
 
     with pytest.raises(pl.UsageError, match=r"controllers\.0 is a object, which a checkpoint cannot hold"):
@@ -221,8 +221,8 @@ def test_protocols_of_the_same_name_are_told_apart(tmp_path):
         train(tmp_path / "run", pl.Protocol(3, 0, "update"), resume=True)
 
 
-def growing(moment):
-    return 1 + moment.version % 3
+def growing(observation):
+    return 1 + observation.version % 3
 
 
 def test_a_controller_shows_itself_without_an_address(tmp_path):
@@ -233,7 +233,7 @@ def test_a_controller_shows_itself_without_an_address(tmp_path):
         def begin(self, n):
             return None
 
-        def decide(self, state, moment):
+        def decide(self, state, observation):
             return None, []
 
     assert repr(Own()).endswith("Own(choose=growing)")
@@ -245,7 +245,7 @@ def test_set_aside_workers_are_taken_back_and_new_controllers_asked_under_anothe
         def begin(self, n):
             return False
 
-        def decide(self, state, moment):
+        def decide(self, state, observation):
             return True, [] if state else [pl.Exclude(0, "slow")]
 
     train(tmp_path / "run", pl.asp().controlled_by(Aside()), stop="updates=4")
@@ -307,8 +307,8 @@ def test_a_record_that_cannot_be_written_ends_the_run_and_not_in_silence(tmp_pat
         def begin(self, n):
             return None
 
-        def decide(self, state, moment):
-            return None, [pl.SetQuorum._make((torch.tensor(2), "odd"))] if moment.asked == "open" else []
+        def decide(self, state, observation):
+            return None, [pl.SetQuorum._make((torch.tensor(2), "odd"))] if observation.trigger == "open" else []
 
     with pytest.raises(pl.RunError, match="cannot be written as JSON"):
         train(tmp_path / "run", pl.k_async(k=1).controlled_by(Odd()))

@@ -10,7 +10,7 @@ class BrokenController(Controller):
     def begin(self, n):
         return None
 
-    def decide(self, state, moment):
+    def decide(self, state, observation):
         raise ValueError("my mistake")
 
 

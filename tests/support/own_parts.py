@@ -26,8 +26,8 @@ class Half(pl.Controller[None]):
     def begin(self, n: int) -> None:
         return None
 
-    def decide(self, state: None, moment: pl.Observation) -> tuple[None, Sequence[pl.Action]]:
-        return None, [pl.SetQuorum(2, "half of four")] if moment.asked == "open" else []
+    def decide(self, state: None, observation: pl.Observation) -> tuple[None, Sequence[pl.Action]]:
+        return None, [pl.SetQuorum(2, "half of four")] if observation.trigger == "open" else []
 
 
 @dataclass(frozen=True, repr=False)

@@ -17,16 +17,16 @@ class RandomWalk(pl.Controller):
     def begin(self, n):
         return (1, {0: "begun"})
 
-    def decide(self, state, moment):
+    def decide(self, state, observation):
         k, visited = state
-        if moment.asked == "timer":
+        if observation.trigger == "timer":
             return state, [pl.CloseUpdate("waited long enough")]
-        if moment.asked != "open":
+        if observation.trigger != "open":
             return state, []
-        k = min(self.n, max(1, k + derived_seed(self.seed, "walk", moment.version) % 3 - 1))
-        return (k, {moment.version: "seen", **visited}), [
+        k = min(self.n, max(1, k + derived_seed(self.seed, "walk", observation.version) % 3 - 1))
+        return (k, {observation.version: "seen", **visited}), [
             pl.SetQuorum(k, f"walked to {k}"),
-            pl.CallAgainAt(moment.now + 0.7),
+            pl.CallAgainAt(observation.now + 0.7),
         ]
 
 
@@ -40,6 +40,6 @@ class Replacing(pl.Controller):
     def begin(self, n):
         return None
 
-    def decide(self, state, moment):
-        due = moment.asked == "open" and moment.version == self.version
+    def decide(self, state, observation):
+        due = observation.trigger == "open" and observation.version == self.version
         return state, [pl.ReplaceWorker(self.worker)] if due else []

@@ -43,7 +43,7 @@ from paceline.core.stop import StopMonitor
 from paceline.errors import UsageError
 from paceline.policies.compensation.base import Compensator
 from paceline.policies.controllers import base as control
-from paceline.policies.learning_rate import Curve, LRScaling, Scales, ScheduleTracker
+from paceline.policies.learning_rate import LRScaling, Scales, ScheduleCurve, ScheduleTracker
 from paceline.protocols.momentum import KEEP, MomentumTracker
 from paceline.protocols.protocol import Phase, Plan, Protocol
 from paceline.utils.state_dict import restore, snapshot
@@ -88,7 +88,7 @@ class Coordinator:
         per_epoch: float | None = None,
         minibatches: MinibatchSampler | None = None,
         learning_rate: LRScaling | None = None,
-        schedule: Curve | None = None,
+        schedule: ScheduleCurve | None = None,
         patience: FailureDetector | None = None,
         evaluate_every: Duration | None = None,
         measure_steps: bool = False,
@@ -533,7 +533,7 @@ class Coordinator:
 
     def _consult(
         self,
-        asked: control.Asked,
+        trigger: control.Trigger,
         *,
         arrival: Arrival | None = None,
         busy_s: float = 0.0,
@@ -541,8 +541,8 @@ class Coordinator:
         accepted: bool = False,
         step: Step | None = None,
     ) -> None:
-        moment = control.Observation(
-            asked=asked,
+        observation = control.Observation(
+            trigger=trigger,
             now=self._now,
             version=self.version,
             opened_s=self._update.opened_s,
@@ -553,16 +553,16 @@ class Coordinator:
             workload=self.workload,
             learning_rate=self._learning_rate,
             schedule_scale=self._schedule.scales(self.workload, 1).lr if self._schedule is not None else 1.0,
-            made_of=self._made_of,
-            workers=self._roster.taking_part() if asked == "open" else (),
-            aside=self._roster.aside() if asked == "open" else (),
+            update_size=self._made_of,
+            workers=self._roster.taking_part() if trigger == "open" else (),
+            excluded=self._roster.aside() if trigger == "open" else (),
             step=step,
             arrival=arrival,
             busy_s=busy_s,
             staleness=staleness,
             accepted=accepted,
         )
-        for action in self._council.decide(moment):
+        for action in self._council.decide(observation):
             self._obey(action)
 
     def _obey(self, action: control.Action) -> None:

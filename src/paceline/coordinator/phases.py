@@ -30,14 +30,14 @@ class ControllerGroup:
         """Begin the phase with so many workers."""
         self._states = [each.begin(live) for each in self._controllers]
 
-    def decide(self, moment: Observation) -> list[Action]:
+    def decide(self, observation: Observation) -> list[Action]:
         """Ask all of them, and return their answers in the order in which they are to be obeyed."""
         actions: list[Action] = []
         for i, controller in enumerate(self._controllers):
             try:
-                self._states[i], answer = controller.decide(self._states[i], moment)
+                self._states[i], answer = controller.decide(self._states[i], observation)
             except Exception as error:
-                note_place(error, f"controller {controller!r} failed after update {moment.version}")
+                note_place(error, f"controller {controller!r} failed after update {observation.version}")
                 raise
             actions += answer
         return sorted(actions, key=lambda action: PRECEDENCE.index(type(action)))

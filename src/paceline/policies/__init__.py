@@ -1,0 +1,1 @@
+"""Policies: learning-rate rules, staleness compensation, estimators and controllers."""

@@ -1,4 +1,4 @@
-"""How the learning rate follows the number of gradients in an update."""
+"""Learning-rate scaling by the number of gradients of an update, and learning-rate schedules by workload."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from paceline.utils.validation import check_range
 
 @dataclass(frozen=True)
 class LRScaling:
-    """Factor on the optimizer's own rate for an update of k gradients, with n live workers.
+    """Learning-rate scaling: factor on the optimizer's rate for an update of k gradients with n live workers.
 
-    eta(k) = eta_max ("constant") or eta_max * k / n ("proportional"), where eta_max is the optimizer's own
-    rate ("total") or n times it ("per_worker").
+    eta(k) = eta_max ("constant") or eta_max * k / n ("proportional"), where eta_max is the rate of the optimizer
+    ("total") or n times it ("per_worker").
 
     Args:
-        rule: "constant" or "proportional".
-        lr_is: "total" or "per_worker".
+        rule: dependence on k, "constant" or "proportional".
+        lr_is: meaning of the rate of the optimizer, "total" or "per_worker".
 
     Example:
         >>> LRScaling("proportional").scale(k=4, n=16)
@@ -39,12 +39,12 @@ class LRScaling:
 
     def __post_init__(self) -> None:
         if self.rule not in {"constant", "proportional"}:
-            raise UsageError(f"lr_rule = {self.rule!r}, expected 'constant' or 'proportional'")
+            raise UsageError(f"lr_rule={self.rule!r}, expected 'constant' or 'proportional'")
         if self.lr_is not in {"total", "per_worker"}:
-            raise UsageError(f"lr_is = {self.lr_is!r}, expected 'total' or 'per_worker'")
+            raise UsageError(f"lr_is={self.lr_is!r}, expected 'total' or 'per_worker'")
 
     def scale(self, k: int, n: int) -> float:
-        """Return eta(k) divided by the optimizer's own rate; k and n are at least 1."""
+        """Return eta(k) divided by the rate of the optimizer, for k gradients and n workers, both >= 1."""
         share = k / n if self.rule == "proportional" else 1.0
         return share * n if self.lr_is == "per_worker" else share
 
@@ -53,7 +53,7 @@ PLATEAU = "plateau"
 
 
 class Scales(NamedTuple):
-    """What one update multiplies the optimizer's own learning rate and weight decay by."""
+    """Factors of one update on the learning rate and the weight decay of the optimizer."""
 
     lr: float = 1.0
     weight_decay: float = 1.0
@@ -64,26 +64,26 @@ class Scales(NamedTuple):
 class LinearSchedule:
     """Linear warm-up, which a plateau of the training loss may end, and linear decay, both by workload.
 
-    After w accepted gradients, scale(w) = w / warm_up while w < end, and then, with the scale that was reached,
-    scale(w) = end / warm_up * (total - w) / (total - end). The learning rate is multiplied by it, beside what
-    `LRScaling` says of the k gradients of an update, and the weight decay by ``weight_decay`` times it. An update
-    that takes the workload from w to w + k has scale(w + k/2), the mean over its gradients, so that a schedule means
-    the same under every protocol.
+    After w accepted gradients, scale(w) = w / warm_up while w < end. After the end of the warm-up,
+    scale(w) = end / warm_up * (total - w) / (total - end). The learning rate is multiplied by the scale, in addition to
+    `LRScaling`, and the weight decay by ``weight_decay`` times the scale. An update that takes the workload from w to
+    w + k has scale(w + k/2), the mean over its gradients. So a schedule means the same under every protocol.
 
-    A plateau is looked for every ``check_every``: if the mean training loss of the last epoch is not less than that at
-    the check before (`is_plateau`), the warm-up ends there. So the earliest it may end is at the second check.
+    The loss is checked every ``check_every``. If the mean training loss of the last epoch is not less than at the
+    check before (`is_plateau`), the warm-up ends. So it ends at the second check at the earliest.
 
     Args:
-        warm_up: workload in which the scale would rise to 1, as "50%", "epochs=5", "gradients=500" or an `Duration`.
-        warm_up_until: where it ends: at a "plateau", at a workload, or at its full length (None); a plateau that is
-            not found ends it there too.
-        check_every: workload between two looks at the loss.
-        least_reduction: share of the loss, in [0, 1), by which it has to have fallen at a check.
-        weight_decay: k, >= 0; None leaves the weight decay as it is.
-        total: where the scale reaches 0; the whole workload of the run if not given.
+        warm_up: workload after which the scale would reach 1, for example "50%", "epochs=5", "gradients=500" or a
+            `Duration`.
+        warm_up_until: end of the warm-up: "plateau", a workload, or None for its full length. Without a plateau it
+            ends at its full length.
+        check_every: workload between two checks of the loss.
+        least_reduction: share by which the loss must have fallen at a check, in [0, 1).
+        weight_decay: factor k on the weight decay, >= 0; None for no change.
+        total: workload at which the scale reaches 0; that of the run if not given.
 
     Raises:
-        UsageError: an extent is not one of workload, or a number is out of its range.
+        UsageError: a duration is not in units of workload, or a number is out of its range.
 
     Example:
         >>> curve = LinearSchedule(warm_up="epochs=45", warm_up_until="epochs=15").in_gradients(9000, per_epoch=100)
@@ -91,11 +91,12 @@ class LinearSchedule:
         [0.0, 0.111, 0.333, 0.0]
 
     Source: Rigazzi, "DC-S3GD", 2019, Sect. IV-A: a warm-up of half the iterations, ended by hand after 15 or 20 of 90
-    epochs; a check of every five epochs is the outlook; the same schedule on weight decay, times k = 2.3. Their rate
-    eta = N eta_single is lr_rule="proportional" with lr_is="per_worker".
-    Differs from the paper: it watches the training error; what arrives here is the loss. "Error reduction" is read as
-    any reduction since the check before, of the mean over one epoch. Where in an iteration its rate is taken it does
-    not say; in the middle it is never 0.
+    epochs; a check every five epochs is proposed as future work; the same schedule on weight decay, times k = 2.3.
+    The rate eta = N eta_single of the paper is lr_rule="proportional" with lr_is="per_worker".
+
+    Differs from the paper: it checks the training error, and paceline the training loss. "Error reduction" is any
+    reduction of the mean over one epoch since the check before. The paper leaves open at which point of an iteration
+    the rate is taken; in the middle it is never 0.
     """
 
     warm_up: str | Duration = "50%"
@@ -106,12 +107,12 @@ class LinearSchedule:
     total: str | Duration | None = None
 
     def __post_init__(self) -> None:
-        self._extent("warm_up")
-        self._extent("check_every")
+        self._duration("warm_up")
+        self._duration("check_every")
         if self.warm_up_until not in (None, PLATEAU):
-            self._extent("warm_up_until")
+            self._duration("warm_up_until")
         if self.total is not None:
-            self._extent("total")
+            self._duration("total")
         check_range("[0, 1)", least_reduction=self.least_reduction)
         if self.weight_decay is not None:
             check_range("[0, inf)", weight_decay=self.weight_decay)
@@ -119,21 +120,21 @@ class LinearSchedule:
     def __repr__(self) -> str:
         return short_repr(self)
 
-    def in_gradients(self, total: float | None, per_epoch: float | None) -> Curve:
-        """Return the schedule in numbers.
+    def in_gradients(self, total: float | None, per_epoch: float | None) -> ScheduleCurve:
+        """Return the schedule in gradients.
 
         Args:
-            total: gradients of the whole run, None if its stop does not fix them.
-            per_epoch: gradients of one epoch, None if the data have no length.
+            total: number of gradients of the whole run; None if the stop does not fix it.
+            per_epoch: number of gradients of one epoch; None if the data have no length.
 
         Raises:
-            UsageError: it cannot be known when it ends, or its parts do not fit in one another.
+            UsageError: the end of the schedule is unknown, or a part is longer than the whole.
         """
         end = self._gradients("total", total, per_epoch) if self.total is not None else total
         if end is None:
             raise UsageError(
-                f"{self}: the stop does not fix the workload, at which the learning rate comes to 0; add epochs= or "
-                "gradients= to the stop, or give the schedule total='epochs=90'"
+                f"{self}: the stop does not fix the workload at which the learning rate reaches 0; add epochs= or "
+                "gradients= to the stop, or give the schedule a total, for example total='epochs=90'"
             )
         self._check_order("total", end, "the run", total or 0.0)
         warm_up = self._gradients("warm_up", end, per_epoch)
@@ -147,39 +148,39 @@ class LinearSchedule:
         if self.warm_up_until == PLATEAU:
             every = max(1, round(self._gradients("check_every", end, per_epoch)))
         window = max(1, min(every, round(per_epoch or every)))
-        return Curve(warm_up, until, end, self.weight_decay, every, window, self.least_reduction)
+        return ScheduleCurve(warm_up, until, end, self.weight_decay, every, window, self.least_reduction)
 
     def _gradients(self, name: str, total: float | None, per_epoch: float | None) -> float:
-        return self._extent(name).in_gradients(total, per_epoch).amount
+        return self._duration(name).in_gradients(total, per_epoch).amount
 
-    def _extent(self, name: str) -> Duration:
+    def _duration(self, name: str) -> Duration:
         given = getattr(self, name)
-        extent = Duration.parse(given) if isinstance(given, str) else given
-        if not isinstance(extent, Duration) or extent.unit in {"updates", "seconds"}:
+        duration = Duration.parse(given) if isinstance(given, str) else given
+        if not isinstance(duration, Duration) or duration.unit in {"updates", "seconds"}:
             raise UsageError(
-                f"schedule: {name} = {given!r}, expected workload, as '50%', 'epochs=5' or 'gradients=500'"
+                f"schedule: {name}={given!r}, expected a workload, for example '50%', 'epochs=5' or 'gradients=500'"
             )
-        return extent
+        return duration
 
     def _check_order(self, name: str, end: float, inner: str, inner_end: float) -> None:
         if inner_end > end:
             raise UsageError(
-                f"{self}: {name} is {end:.12g} gradients, and {inner} ends at {inner_end:.12g}; expected no more"
+                f"{self}: {name} is {end:.12g} gradients, but {inner} ends at {inner_end:.12g}; shorten {inner}"
             )
 
 
 @dataclass(frozen=True)
-class Curve:
-    """A `LinearSchedule` in gradients.
+class ScheduleCurve:
+    """Linear schedule in numbers of gradients.
 
     Attributes:
-        warm_up: that would bring the scale to 1.
-        until: where the warm-up ends, if no plateau ends it before.
-        total: where the scale comes to 0.
-        weight_decay: factor, None to leave the weight decay as it is.
-        check_every: between two looks at the loss, 0 for none.
-        window: whose mean loss is looked at.
-        least_reduction: of that loss, as a share.
+        warm_up: gradients after which the scale would reach 1.
+        until: gradients after which the warm-up ends, unless a plateau ends it before.
+        total: gradients after which the scale reaches 0.
+        weight_decay: factor on the weight decay, >= 0; None for no change.
+        check_every: gradients between two checks of the loss; 0 for no checks.
+        window: gradients whose mean loss is checked, >= 1.
+        least_reduction: share by which this loss must have fallen, in [0, 1).
     """
 
     warm_up: float
@@ -191,7 +192,7 @@ class Curve:
     least_reduction: float
 
     def scale(self, workload: float, end: float) -> float:
-        """Return the scale at a workload, in [0, 1], where the warm-up has ended or will end at `end`."""
+        """Return the scale at a workload, in [0, 1], for a warm-up that ends at `end`, both in gradients."""
         if workload < end:
             return workload / self.warm_up
         left = max(0.0, self.total - workload) / (self.total - end) if end < self.total else 0.0
@@ -199,40 +200,40 @@ class Curve:
 
 
 class ScheduleTracker:
-    """Follows a schedule through a run, and notices where its warm-up ends.
+    """State of a schedule during a run: the workload so far, and the end of the warm-up.
 
     Args:
-        curve: the schedule.
+        curve: schedule in gradients.
     """
 
-    def __init__(self, curve: Curve) -> None:
+    def __init__(self, curve: ScheduleCurve) -> None:
         self._curve = curve
         self._accepted = 0
         self._ended_at: float | None = None
-        self._sum = 0.0  # of the losses in the window before the next check
-        self._before: float | None = None  # the mean at the latest check
+        self._sum = 0.0  # losses in the window before the next check
+        self._before: float | None = None  # mean at the latest check
 
     def scales(self, workload: int, k: int) -> Scales:
-        """Return the scales of an update of k gradients after this workload."""
+        """Return the scales of an update of k gradients after a workload in gradients."""
         curve = self._curve
         scale = curve.scale(workload + k / 2, curve.until if self._ended_at is None else self._ended_at)
         return Scales(scale, 1.0 if curve.weight_decay is None else curve.weight_decay * scale)
 
     def accept(self, loss: float) -> str:
-        """Take in the loss of an accepted gradient; return why the warm-up ends with it, or nothing."""
+        """Add the loss of an accepted gradient; return the reason if the warm-up ends with it, else an empty text."""
         self._accepted += 1
         if self._ended_at is not None:
             return ""
-        reason = self._look(loss) if self._curve.check_every else ""
+        reason = self._check(loss) if self._curve.check_every else ""
         end = float(self._accepted)
         if not reason and self._accepted >= self._curve.until:
-            reason, end = "as far as it was to go", self._curve.until
+            reason, end = "end of the warm-up", self._curve.until
         if reason:
             self._ended_at = end
             reason = f"ends after {end:.12g} gradients at {end / self._curve.warm_up:.4g} of the full rate: {reason}"
         return reason
 
-    def _look(self, loss: float) -> str:
+    def _check(self, loss: float) -> str:
         every, window = self._curve.check_every, self._curve.window
         since_check = self._accepted % every or every
         if since_check > every - window:
@@ -246,11 +247,11 @@ class ScheduleTracker:
         return f"plateau, a mean loss of {now:.6g} after {before:.6g} {every} gradients before"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far it is."""
+        """Return the state for a checkpoint."""
         return snapshot(self, _SAVED)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state; in a run of another length too, a warm-up that has ended stays ended."""
+        """Restore such a state; a warm-up that has ended stays ended, also in a run of another length."""
         restore(self, _SAVED, state)
 
 

@@ -15,7 +15,7 @@ from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
-from paceline.policies.learning_rate import Curve
+from paceline.policies.learning_rate import ScheduleCurve
 from paceline.protocols.protocol import Plan
 from paceline.worker.torch_utils import build_model
 
@@ -65,7 +65,7 @@ class RunConfig:
         return plan
 
     @cached_property
-    def schedule(self) -> Curve | None:
+    def schedule(self) -> ScheduleCurve | None:
         """The job's schedule in numbers of this run."""
         if self.job.schedule is None:
             return None

@@ -10,7 +10,7 @@ from paceline.coordinator.failure_detector import FailureDetector
 from paceline.coordinator.minibatch_sampler import MinibatchSampler
 from paceline.core.duration import Duration
 from paceline.core.stop import Stop
-from paceline.policies.learning_rate import Curve, LRScaling
+from paceline.policies.learning_rate import LRScaling, ScheduleCurve
 from paceline.protocols.protocol import Plan
 from paceline.run.plan_json import patience_of
 
@@ -36,7 +36,7 @@ def make_coordinator(
         per_epoch=rules["per_epoch"],
         minibatches=_minibatches(rules["minibatches"], stop) if rules["minibatches"] else None,
         learning_rate=LRScaling(**rules["learning_rate"]),
-        schedule=Curve(**schedule) if schedule else None,
+        schedule=ScheduleCurve(**schedule) if schedule else None,
         patience=patience or patience_of(rules),
         evaluate_every=Duration(**every) if every else None,
         measure_steps=rules.get("measure_steps", False),  # nor this

@@ -159,10 +159,10 @@ def short_repr(instance: Any, name: str = "", without: Collection[str] = ()) -> 
     >>> short_repr(Call("bsp"))
     "Call(name='bsp')"
     """
-    told = []
+    knobs = []
     for each in fields(instance):
         default = each.default_factory() if each.default_factory is not MISSING else each.default
         value = getattr(instance, each.name)
         if each.init and value != default and each.name not in without:
-            told.append(f"{each.name}={value!r}")
-    return f"{name or type(instance).__name__}({', '.join(told)})"
+            knobs.append(f"{each.name}={getattr(value, '__qualname__', None) or repr(value)}")
+    return f"{name or type(instance).__name__}({', '.join(knobs)})"

@@ -838,8 +838,8 @@ def test_a_scheduled_quorum_changes_at_its_versions():
 
 
 def test_a_quorum_function_sees_the_moment():
-    def live_less_one(moment):
-        return moment.live - 1
+    def live_less_one(observation):
+        return observation.live - 1
 
     script = """
         begin        | protocol: bsp: the run begins; quorum: k=2: live_less_one chose k=2
@@ -901,7 +901,7 @@ def test_a_controller_is_asked_again_at_the_time_it_asked_for_and_only_then():
         at 5 timer   |
     """
     play(bsp().controlled_by(controller), 2, script)
-    assert [moment.asked for moment in controller.seen] == ["open", "arrival", "timer", "open"]
+    assert [observation.trigger for observation in controller.seen] == ["open", "arrival", "timer", "open"]
 
 
 def test_what_the_controllers_of_a_phase_asked_for_ends_with_it():
@@ -993,7 +993,7 @@ def test_a_controller_sees_every_arrival_and_what_became_of_it():
         w1.2 arrives            | drop w1.2 (finished after its interrupt)
     """
     play(backup(k=1).controlled_by(controller), 2, script)
-    seen = [(m.asked, m.now, m.version, m.opened_s, m.live, m.held, m.quorum, m.workload) for m in controller.seen]
+    seen = [(m.trigger, m.now, m.version, m.opened_s, m.live, m.held, m.quorum, m.workload) for m in controller.seen]
     assert seen == [
         ("open", 0, 0, 0, 2, 0, 1, 0),
         ("arrival", 1, 0, 0, 2, 1, 1, 0),
@@ -1011,8 +1011,8 @@ def test_the_state_of_a_controller_goes_in_and_comes_out_and_begins_anew_with_it
         def begin(self, n):
             return n * 100
 
-        def decide(self, state, moment):
-            return state + 1, [SetQuorum(1, f"state {state}")] if moment.asked == "open" else []
+        def decide(self, state, observation):
+            return state + 1, [SetQuorum(1, f"state {state}")] if observation.trigger == "open" else []
 
     counting = Counting()
     script = """

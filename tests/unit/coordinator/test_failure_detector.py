@@ -13,7 +13,7 @@ from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.failure_detector import FailureDetector, RoundTripFailureDetector
 from paceline.core.events import Accept, Decision, Drop
 from paceline.engines.virtual.timing import TimingEngine
-from paceline.policies.estimators.round_trip_timeout import DEVIATIONS, Median, RoundTripTimeout, multiple
+from paceline.policies.estimators.round_trip_timeout import DEVIATIONS, RoundTripTimeout, RunningMedian, multiple
 from paceline.protocols.protocol import as_plan
 from paceline.run.simulate import _simulate_by_events
 from tiny_jobs import tiny_job
@@ -102,10 +102,10 @@ def test_decisions_do_not_depend_on_the_unit_of_time(plan, n, law, seed, timeout
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.integers(1, 9))
 def test_a_running_median_is_that_of_the_latest_values(values, size):
-    running = Median(size)
+    running = RunningMedian(size)
     for value in values:
         running.add(value)
-    assert running.value == Median(size, values).value == median(values[-size:])
+    assert running.value == RunningMedian(size, values).value == median(values[-size:])
 
 
 def test_a_false_alarm_has_the_probability_that_is_stated():

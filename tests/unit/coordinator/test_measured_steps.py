@@ -28,7 +28,7 @@ STEP = Step(squared_norm=4.0, progress=0.4, squared_step=0.04, learning_rate=0.1
 
 @dataclass(frozen=True)
 class Reader(Controller):
-    """Keeps every moment that it is asked at."""
+    """Keeps every observation."""
 
     seen: list = field(default_factory=list, compare=False, repr=False)
 
@@ -37,9 +37,9 @@ class Reader(Controller):
     def begin(self, n):
         return None
 
-    def decide(self, state, moment):
-        self.seen.append(moment)
-        return state, [SetQuorum(2, "two")] if moment.asked == "open" else []
+    def decide(self, state, observation):
+        self.seen.append(observation)
+        return state, [SetQuorum(2, "two")] if observation.trigger == "open" else []
 
 
 def kinds(commands):
@@ -69,9 +69,9 @@ def test_the_next_opening_knows_the_step_and_nothing_else_does():
     driven, _ = measured(reader)
     driven.handle(UpdateApplied(2.5, 1, STEP))
     driven.handle(Arrival(3.0, 2, 1, loss=1.0))
-    opening, *_ = [moment for moment in reader.seen if moment.version == 1]
-    assert (opening.asked, opening.step, opening.made_of, opening.opened_s) == ("open", STEP, 2, 2.5)
-    assert [moment.step for moment in reader.seen if moment is not opening] == [None] * 4
+    opening, *_ = [observation for observation in reader.seen if observation.version == 1]
+    assert (opening.trigger, opening.step, opening.update_size, opening.opened_s) == ("open", STEP, 2, 2.5)
+    assert [observation.step for observation in reader.seen if observation is not opening] == [None] * 4
 
 
 def test_an_update_is_not_measured_where_nobody_reads_it():
@@ -129,7 +129,7 @@ def test_the_last_update_of_the_last_epoch_waits_for_its_step_too(tmp_path):
 
 def test_a_remark_is_put_on_record_and_changes_nothing():
     class Remarking(Reader):
-        def decide(self, state, moment):
+        def decide(self, state, observation):
             return state, [Note("idle", "worker 1: sleeps", 1)]
 
     driven = coordinator(pl.asp().controlled_by(Remarking()), 2)

@@ -62,7 +62,7 @@ class Whims(Controller):
     def begin(self, n):
         return 0
 
-    def decide(self, state, moment):
+    def decide(self, state, observation):
         return state + 1, self.answers[state] if state < len(self.answers) else ()
 
 
@@ -74,7 +74,7 @@ class MeasuringWhims(Whims):
 
 @st.composite
 def whims(draw, n):
-    """A controller that does anything at any moment, and the protocols that it may choose."""
+    """A controller that does anything at any time, and the protocols that it may choose."""
     choices = [draw(protocols(n, f"whim{i}")) for i in range(2)]
     action = st.one_of(
         st.builds(SetQuorum, st.integers(1, 2 * n), st.just("whim")),

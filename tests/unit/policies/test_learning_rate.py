@@ -18,7 +18,7 @@ from paceline.core.events import Apply, Arrival, Compute, Decision
 from paceline.core.records import DecisionMade
 from paceline.errors import UsageError
 from paceline.jobs import load_job
-from paceline.policies.learning_rate import Curve, Scales, ScheduleTracker, is_plateau
+from paceline.policies.learning_rate import Scales, ScheduleCurve, ScheduleTracker, is_plateau
 from paceline.protocols.protocol import as_plan
 from paceline.server.optimizer import make_optimizer, stepping
 from paceline.worker.data_loader import MinibatchLoader
@@ -30,7 +30,7 @@ EXACT = 1e-12
 
 
 def watch(until, *, warm_up=1000, total=10_000, check_every=0, window=1, least_reduction=0.0):
-    return ScheduleTracker(Curve(warm_up, until, total, 2.3, check_every, window, least_reduction))
+    return ScheduleTracker(ScheduleCurve(warm_up, until, total, 2.3, check_every, window, least_reduction))
 
 
 # --- the curve --------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ quorums = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 @given(rising=quorums, falling=quorums, warm_up=st.integers(1, 5000))
 def test_the_same_workload_moves_as_far_whatever_the_quorums(rising, falling, warm_up):
     until, total = sum(rising), sum(rising) + sum(falling)
-    ours = ScheduleTracker(Curve(max(until, warm_up), until, total, None, 0, 1, 0.0))
+    ours = ScheduleTracker(ScheduleCurve(max(until, warm_up), until, total, None, 0, 1, 0.0))
     ks = rising + falling
     begins = [0, *accumulate(ks)][:-1]
     moved = sum(k * ours.scales(w, k).lr for w, k in zip(begins, ks, strict=True))
@@ -68,16 +68,16 @@ def test_the_same_workload_moves_as_far_whatever_the_quorums(rising, falling, wa
 
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 500), st.integers(0, 2000))
 def test_the_scale_is_a_share_without_jumps(until, more, left, workload):
-    curve = Curve(until + more, until, until + more + left, None, 0, 1, 0.0)
+    curve = ScheduleCurve(until + more, until, until + more + left, None, 0, 1, 0.0)
     here, there = (curve.scale(w, until) for w in (workload, workload + 0.001))
     assert 0 <= here <= 1
     assert abs(here - there) <= 0.001 * max(1 / curve.warm_up, until / curve.warm_up / (more + left)) * (1 + 1e-6)
 
 
 def test_the_weight_decay_follows_times_k_or_is_left_alone():
-    curve = Curve(100, 100, 200, 2.3, 0, 1, 0.0)
+    curve = ScheduleCurve(100, 100, 200, 2.3, 0, 1, 0.0)
     assert ScheduleTracker(curve).scales(40, 20) == (0.5, 1.15)
-    assert ScheduleTracker(Curve(100, 100, 200, None, 0, 1, 0.0)).scales(40, 20) == (0.5, 1.0)
+    assert ScheduleTracker(ScheduleCurve(100, 100, 200, None, 0, 1, 0.0)).scales(40, 20) == (0.5, 1.0)
 
 
 # --- the plateau ------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_a_reduction_that_is_too_small_is_a_plateau():
 def test_a_warm_up_without_plateau_ends_as_far_as_it_was_to_go_and_says_so_once():
     ours = watch(1000, check_every=100, window=10)
     said = {w: text for w in range(1, 2001) if (text := ours.accept(1 / w))}
-    assert said == {1000: "ends after 1000 gradients at 1 of the full rate: as far as it was to go"}
+    assert said == {1000: "ends after 1000 gradients at 1 of the full rate: end of the warm-up"}
 
 
 def test_a_plateau_bends_the_curve_where_it_is_found():
@@ -202,8 +202,10 @@ class Telling(pl.Controller):
     def begin(self, n):
         return None
 
-    def decide(self, state, moment):
-        return state, [pl.Note("seen", repr((moment.workload, moment.schedule_scale)))] * (moment.asked == "open")
+    def decide(self, state, observation):
+        return state, [pl.Note("seen", repr((observation.workload, observation.schedule_scale)))] * (
+            observation.trigger == "open"
+        )
 
 
 def test_a_controller_sees_the_scale_that_a_gradient_would_have():
@@ -368,8 +370,11 @@ def test_jobs_with_different_schedules_are_different_jobs():
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        ({"warm_up": "updates=9"}, "warm_up = 'updates=9', expected workload, as '50%', 'epochs=5' or 'gradients=500'"),
-        ({"check_every": pl.Duration("seconds", 9)}, "check_every = .*expected workload"),
+        (
+            {"warm_up": "updates=9"},
+            "warm_up='updates=9', expected a workload, for example '50%', 'epochs=5' or 'gradients=500'",
+        ),
+        ({"check_every": pl.Duration("seconds", 9)}, "check_every=.*expected a workload"),
         ({"total": 90}, "total=90, expected text"),
         ({"warm_up_until": "valley"}, "'valley' is no point of a run"),
         ({"warm_up": None}, "warm_up=None, expected text or a pl.Duration"),
@@ -385,10 +390,10 @@ def test_knobs_that_cannot_be_are_refused(knobs, said):
 @pytest.mark.parametrize(
     ("knobs", "stop", "said"),
     [
-        ({}, "updates=30", "add epochs= or gradients= to the stop, or give the schedule total='epochs=90'"),
-        ({"total": "gradients=90"}, "gradients=99", "total is 90 gradients, and the run ends at 99; expected no more"),
-        ({"warm_up": "epochs=20"}, "epochs=10", "total is 120 gradients, and warm_up ends at 240; expected no more"),
-        ({"warm_up_until": "60%"}, "gradients=90", "warm_up is 45 gradients, and warm_up_until ends at 54"),
+        ({}, "updates=30", "add epochs= or gradients= to the stop, or give the schedule a total"),
+        ({"total": "gradients=90"}, "gradients=99", "total is 90 gradients, but the run ends at 99; shorten the run"),
+        ({"warm_up": "epochs=20"}, "epochs=10", "total is 120 gradients, but warm_up ends at 240; shorten warm_up"),
+        ({"warm_up_until": "60%"}, "gradients=90", "warm_up is 45 gradients, but warm_up_until ends at 54"),
     ],
 )
 def test_a_schedule_that_does_not_fit_the_run_is_refused_before_it_begins(knobs, stop, said):

@@ -70,7 +70,7 @@ VALID = {
     "batch_size": 8,
     "blocks": [1, 1, 1],
     "C": 0.1,
-    "choose": lambda moment: 1,
+    "choose": lambda observation: 1,
     "classes": 10,
     "cluster": pl.Cluster(4),
     "constants": pl.theory.Constants(L=1, c=0.5, sigma2=1),

@@ -19,8 +19,8 @@ from paceline.clusters.timing import Trace
 from paceline.core.records import GradientArrived, StepMeasured, UpdateMade
 from paceline.errors import PacelineWarning, UsageError
 from paceline.experiments.advise.result import PARTS, Advice, Prediction, Seen
-from paceline.policies.estimators.convergence import Observed, noise, updates_needed, variance
-from paceline.policies.estimators.gain import GainInput
+from paceline.policies.estimators.convergence import ObservedUpdate, estimate_noise, updates_needed
+from paceline.policies.estimators.gain import GainInput, variance_of
 from paceline.policies.learning_rate import LRScaling
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.recording.history import History, mean_loss
@@ -84,7 +84,7 @@ def _read(run: str | Path | SavedRun | Trace) -> tuple[Trace, _Recorded | None]:
     return Trace.of(saved.history, source=str(saved.path)), _Recorded(saved)
 
 
-def read_run(saved: SavedRun) -> list[Observed]:
+def read_run(saved: SavedRun) -> list[ObservedUpdate]:
     """Return what each update of a run has told.
 
     Raises:
@@ -96,7 +96,7 @@ def read_run(saved: SavedRun) -> list[Observed]:
     return updates
 
 
-def read_updates(history: History, rate: LRScaling, n: int) -> Iterator[Observed]:
+def read_updates(history: History, rate: LRScaling, n: int) -> Iterator[ObservedUpdate]:
     """Yield what each update of a run has told, of those whose step was measured.
 
     Args:
@@ -116,7 +116,9 @@ def read_updates(history: History, rate: LRScaling, n: int) -> Iterator[Observed
                 sum(each.samples * value(each) for each in made_of) / samples for value in _MEANS
             )
             k = len(made_of)
-            yield Observed(GainInput(k, loss, square, within, record.step), samples / k, staleness, rate.scale(k, n))
+            yield ObservedUpdate(
+                GainInput(k, loss, square, within, record.step), samples / k, staleness, rate.scale(k, n)
+            )
 
 
 def default_protocols(n: int) -> list[str]:
@@ -143,7 +145,7 @@ class _Recorded:
         updates = read_run(saved)
         borders = [round(part * len(updates) / PARTS) for part in range(PARTS + 1)]
         around = max(1, len(updates) // (4 * PARTS))
-        losses = [each.told.loss for each in updates]
+        losses = [each.gradients.loss for each in updates]
         self.curve = [(b, mean_loss(losses[max(0, b - around) : b + around])) for b in borders]
         (_, before), *_, (_, after) = self.curve
         if not after < before:
@@ -151,9 +153,9 @@ class _Recorded:
                 f"{saved.path}: its loss went from {before:.3g} to {after:.3g}, no progress to compare; record a run "
                 "that learns, with another learning rate, or longer"
             )
-        self.noise = noise(updates)
-        self._noise_of = [noise(updates[first:after]) for first, after in pairwise(borders)]
-        self._k = mean(each.told.k for each in updates)
+        self.noise = estimate_noise(updates)
+        self._noise_of = [estimate_noise(updates[first:after]) for first, after in pairwise(borders)]
+        self._k = mean(each.gradients.k for each in updates)
         self._staleness = mean(each.staleness for each in updates)
         self._scale = mean(each.rate_scale for each in updates)
 
@@ -169,7 +171,7 @@ class _Recorded:
         return updates_needed(self.curve, shift) * self._scale / rate_scale if shift < inf else inf
 
 
-def _check(saved: SavedRun, updates: Sequence[Observed]) -> None:
+def _check(saved: SavedRun, updates: Sequence[ObservedUpdate]) -> None:
     recorded = saved.configuration["protocol"]
     if any(each.get("reduction") and each["reduction"]["sums"] == "updates" for each in saved.configuration["plan"]):
         raise UsageError(
@@ -183,7 +185,7 @@ def _check(saved: SavedRun, updates: Sequence[Observed]) -> None:
         )
     if any(isinstance(each, GradientArrived) and each.compensations for each in saved.history):
         raise UsageError(f"{saved.path}: compensators have changed its gradients; record a run without them")
-    if sum(isfinite(variance(each.told)) for each in updates) < LEAST_UPDATES:
+    if sum(isfinite(variance_of(each.gradients)) for each in updates) < LEAST_UPDATES:
         raise UsageError(
             f"{saved.path}: its updates of a single gradient do not tell how noisy one is; record a run of a "
             "protocol with k >= 2, or of a job with microbatches >= 2"

@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.experiments.advise.advise import read_run
-from paceline.policies.estimators.convergence import Noise, Observed, noise
+from paceline.policies.estimators.convergence import Noise, ObservedUpdate, estimate_noise
 from paceline.recording.run_folder import SavedRun
 from paceline.theory import Constants
 from paceline.utils.argument_types import checked_types
@@ -47,9 +47,9 @@ def estimate_constants(run: str | Path | SavedRun, least_loss: float = 0.0) -> C
             "some gradients of the run are stale, and tell of other parameters; record one of k_sync or bsp"
         )
     parts = [[observed[i] for i in part] for part in np.array_split(np.arange(len(observed)), PARTS)]
-    seen = [noise(part) for part in parts]
-    losses = [mean(each.told.loss for each in part) for part in parts]
-    first_loss = observed[0].told.loss
+    seen = [estimate_noise(part) for part in parts]
+    losses = [mean(each.gradients.loss for each in part) for part in parts]
+    first_loss = observed[0].gradients.loss
     lowest_loss = min(first_loss, *losses)
     if not least_loss < lowest_loss:
         raise UsageError(f"least_loss = {least_loss}, but the run has seen {lowest_loss:.4g}; give a smaller one")
@@ -64,9 +64,9 @@ def estimate_constants(run: str | Path | SavedRun, least_loss: float = 0.0) -> C
     return Constants(L, min([*steep, L]) if steep else 0.0, sigma2, M_G, m, first_loss - least_loss)
 
 
-def _standard_error(seen: Noise, part: Sequence[Observed], m: int) -> float:
+def _standard_error(seen: Noise, part: Sequence[ObservedUpdate], m: int) -> float:
     """Return that of N, of which tr(C^2) = h V / m makes most where the gradient is nearly 0."""
-    k = mean(each.told.k for each in part)
+    k = mean(each.gradients.k for each in part)
     return sqrt(2 * seen.curvature * seen.variance / m / len(part)) / k
 
 

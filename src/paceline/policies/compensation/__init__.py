@@ -1,1 +1,1 @@
-"""What a parameter server does about stale gradients: a factor on their step, or a correction of their values."""
+"""Staleness compensation in the parameter server: a factor on the step, or a correction of the gradient."""

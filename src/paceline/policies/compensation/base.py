@@ -1,4 +1,4 @@
-"""What a compensator sees of a gradient, and what it answers."""
+"""Interface of staleness compensators: a stale gradient in, a factor or a corrected gradient out."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     Memory = dict[str, list[Tensor]]
 
 Kind = Literal["scale", "correction"]
-BLOCK = 2**16  # elements; a few blocks fit into a core's cache, so that what is in between costs no memory traffic
+BLOCK = 2**16  # elements; a few blocks fit into the cache of a core, so that intermediate results stay in it
 
 
 class StaleGradient:
-    """A gradient that was accepted, with the parameters now and those that it was computed at.
+    """Accepted gradient, with the current parameters and those that it was computed at.
 
     Args:
-        staleness: versions made since those, >= 0.
-        learning_rate: the optimizer's own, the largest of its parameter groups.
-        squared_norm: of the gradient.
-        gradient: flat vectors, one a dtype, which a compensator may change.
-        now: parameters that it will change, likewise.
-        then: parameters that it was computed at.
-        whole: of which these vectors may be one slice; None if they are all there is.
+        staleness: number of versions made since those parameters, >= 0.
+        learning_rate: learning rate of the optimizer, the largest of its parameter groups, >= 0.
+        squared_norm: squared norm of the whole gradient, >= 0.
+        gradient: flat vectors of the gradient, one per dtype, which a compensator may change in place.
+        now: flat vectors of the current parameters.
+        then: flat vectors of the parameters that the gradient was computed at.
+        whole: full vector of which these vectors are one shard; None if they are the full vector.
     """
 
     def __init__(
@@ -58,29 +58,29 @@ class StaleGradient:
 
     @property
     def elements(self) -> int:
-        """How many the whole gradient has."""
+        """Number of elements of the whole gradient."""
         return self._whole.elements
 
     def total(self, share: float) -> float:
-        """Return a sum over all elements of the whole, given that over the elements of these vectors.
+        """Return a sum over all elements of the full vector, given the sum over the elements of this shard.
 
-        Every slice has to ask for it, so whether it is asked for may depend on nothing that a slice has for itself.
+        Every shard must call this. So whether it is called must not depend on the values of one shard.
         """
         [total] = self._whole.summed([share])
         return total
 
     @property
     def squared_distance(self) -> float:
-        """||w_now - w_then||^2; inf where it is no number, because training has exploded."""
+        """Squared distance ||w_now - w_then||^2; inf if it is not a number, because training has diverged."""
         if self._squared_distance is None:
             total = self.total(sum(squared_norm(difference) for _, difference in self.blocks()))
             self._squared_distance = total if total < inf else inf
         return self._squared_distance
 
     def blocks(self, *beside: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-        """Go through the vectors once: yield blocks of g, of w_now - w_then, and of the vectors beside.
+        """Yield blocks of g, of w_now - w_then and of further vectors, in one pass.
 
-        The difference is a copy that may be changed.
+        The difference is a copy, which the caller may change.
         """
         for vectors in zip(self.gradient, self._now, self._then, *beside, strict=True):
             for gradient, now, then, *others in zip(*(vector.split(BLOCK) for vector in vectors), strict=True):
@@ -88,13 +88,13 @@ class StaleGradient:
 
 
 class Compensator(ABC):
-    """A rule for stale gradients; a frozen dataclass of its knobs.
+    """Base class of staleness compensators; each is a frozen dataclass of its knobs.
 
-    A gradient that is not stale is never changed. A subclass of your own overrides `formula` and `compensate`.
+    A gradient that is not stale is never changed. A subclass overrides `formula` and `compensate`.
 
     Attributes:
-        name: by which it is typed, with its knobs.
-        kind: "scale", if the factor is one for the length of the step, or "correction" of the gradient itself.
+        name: name on the command line.
+        kind: "scale" for a factor on the step, or "correction" for a change of the gradient itself.
     """
 
     name: ClassVar[str]
@@ -106,32 +106,35 @@ class Compensator(ABC):
     @property
     @abstractmethod
     def formula(self) -> str:
-        """What is computed, for the log."""
+        """Formula of the factor or the correction, for the log."""
 
     def added_to(self, phase: Phase) -> Phase:
-        """Return the phase with this compensator after those that it has."""
+        """Return the phase with this compensator added after its present ones."""
         return replace(phase, compensators=chain(*phase.compensators, self))
 
     @abstractmethod
-    def compensate(self, delayed: StaleGradient, memory: Memory) -> float:
-        """Return the factor for a gradient, a scale in (0, inf); a correction changes the gradient in place.
+    def compensate(self, stale: StaleGradient, memory: Memory) -> float:
+        """Return the factor for a gradient; a scale is in (0, inf), a correction also changes the gradient in place.
 
-        Elements that are 0 have to stay 0: they may be of parameters that the worker did not use, and it does not
-        write those again. The vectors may be one slice of the whole: a sum over elements goes through `delayed.total`.
+        Elements that are 0 must stay 0: they may belong to parameters that the worker did not use, and the worker does
+        not overwrite these. The vectors may be one shard: compute a sum over all elements with `stale.total`.
 
         Args:
-            delayed: the gradient.
-            memory: vectors by name, empty at first, each as long as those of the gradient, that are kept from gradient
-                to gradient and in checkpoints.
+            stale: gradient with the parameters of then and now.
+            memory: vectors by name, each shaped like those of the gradient; empty at first, kept from gradient to
+                gradient and in checkpoints.
         """
 
 
 @checked_types
 def chain(*compensators: Compensator) -> tuple[Compensator, ...]:
-    """Return compensators that act one after another; scales multiply.
+    """Return compensators to apply one after another; scales multiply.
+
+    Args:
+        compensators: compensators in the order in which they are applied.
 
     Raises:
-        UsageError: one is given twice, or two correct the same delay, or one is not whole.
+        UsageError: a compensator is given twice or is incomplete, or two are corrections.
 
     Example:
         >>> from paceline import dc_asgd, staleness_lr
@@ -140,25 +143,25 @@ def chain(*compensators: Compensator) -> tuple[Compensator, ...]:
     """
     for given in compensators:
         if not isinstance(given, Compensator):
-            raise UsageError(f"{given!r} is no compensator; expected one such as pl.staleness_lr(C=0.01)")
+            raise UsageError(f"{given!r} is not a compensator; give for example pl.staleness_lr(C=0.01)")
         if not is_dataclass(given) or getattr(given, "kind", None) not in get_args(Kind):
             raise UsageError(
-                f"{type(given).__name__} is not whole: expected a frozen dataclass with a name, and with "
-                "kind = 'scale' or 'correction'"
+                f"{type(given).__name__} is incomplete: expected a frozen dataclass with a name, and with "
+                "kind='scale' or kind='correction'"
             )
     kinds = [type(compensator) for compensator in compensators]
     for kind in kinds:
         if kinds.count(kind) > 1:
-            raise UsageError(f"{kind.name} is given twice; expected one, because it would act twice on each gradient")
+            raise UsageError(f"{kind.name} is given twice and would change each gradient twice; give it once")
     corrections = [compensator for compensator in compensators if compensator.kind == "correction"]
     if len(corrections) > 1:
         raise UsageError(
-            f"{corrections[0]!r} and {corrections[1]!r} would both correct a gradient for the same delay; expected one"
+            f"{corrections[0]!r} and {corrections[1]!r} would both correct a gradient for the same delay; give one"
         )
     return compensators
 
 
 def squared_norm(vector: Tensor) -> float:
-    """Return ||v||^2; half precision is summed in single, which does not overflow."""
+    """Return ||v||^2; half precision is summed in single precision, which does not overflow."""
     wide = vector.float() if vector.element_size() < 4 else vector
     return float(wide.dot(wide))

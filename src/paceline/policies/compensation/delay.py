@@ -1,4 +1,4 @@
-"""Delay compensation: a gradient that is moved, to first order, to where the parameters are now."""
+"""Delay compensation: first-order correction of a stale gradient to the current parameters."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ if TYPE_CHECKING:
     from paceline.policies.compensation.base import Memory
 
 MEAN_SQUARE = "mean_square"
-REPRESENTABLE = "[0, 1e30]"  # in single precision, with some room
+REPRESENTABLE = "[0, 1e30]"  # in single precision, with a margin
 
 
 @checked_types
 @dataclass(frozen=True, repr=False)
 class DCASGD(Compensator):
-    """Adds lambda * g * g * (w_now - w_then), a first-order step of the gradient with g * g for the Hessian.
+    """DC-ASGD correction: adds lambda * g * g * (w_now - w_then) to the gradient g.
 
-    Products are element by element. With `m`, lambda adapts to each element,
+    This is a first-order Taylor step of the gradient, with g * g for the Hessian. Products are element by element. With
+    `m`, lambda adapts to each element:
 
-        lambda = lambda0 / sqrt(mean_square + epsilon),   mean_square = m * mean_square + (1 - m) g * g,
+        lambda = lambda0 / sqrt(mean_square + epsilon),   mean_square = m * mean_square + (1 - m) g * g.
 
-    where every gradient counts in the mean square, fresh ones too.
+    Every gradient counts in the mean square, including fresh ones.
 
     Args:
-        lambda0: >= 0; the paper has 0.04 where it is constant, 2 where it adapts.
-        m: in [0, 1), the paper has 0.95; None for a constant lambda.
-        epsilon: > 0.
+        lambda0: strength of the correction, in [0, 1e30]; in the paper 0.04 if constant, 2 if adaptive.
+        m: decay of the mean square, in [0, 1), 0.95 in the paper; None for a constant lambda.
+        epsilon: term against division by 0, > 0.
 
     Source: Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay Compensation", ICML 2017, eq. (10) and
     its Section 6 (DC-ASGD-c and DC-ASGD-a).
@@ -56,20 +57,20 @@ class DCASGD(Compensator):
         adapted = "" if self.m is None else " / sqrt(mean square)"
         return f"g + lambda{adapted} g g (w_now - w_then)"
 
-    def compensate(self, delayed: StaleGradient, memory: Memory) -> float:
-        """Correct the gradient, and return lambda0, or 0 where nothing is corrected."""
+    def compensate(self, stale: StaleGradient, memory: Memory) -> float:
+        """Correct the gradient, and return lambda0, or 0 if the gradient is fresh."""
         if self.m is not None:
-            self._adapt(delayed, memory, self.m)
-        elif delayed.staleness:
-            _correct(delayed, self.lambda0)
-        return float(self.lambda0) if delayed.staleness else 0.0
+            self._adapt(stale, memory, self.m)
+        elif stale.staleness:
+            _correct(stale, self.lambda0)
+        return float(self.lambda0) if stale.staleness else 0.0
 
-    def _adapt(self, delayed: StaleGradient, memory: Memory, m: float) -> None:
+    def _adapt(self, stale: StaleGradient, memory: Memory, m: float) -> None:
         if MEAN_SQUARE not in memory:
-            memory[MEAN_SQUARE] = [g.new_zeros(g.shape) for g in delayed.gradient]
-        for g, difference, mean_square in delayed.blocks(memory[MEAN_SQUARE]):
+            memory[MEAN_SQUARE] = [g.new_zeros(g.shape) for g in stale.gradient]
+        for g, difference, mean_square in stale.blocks(memory[MEAN_SQUARE]):
             mean_square.mul_(m).addcmul_(g, g, value=1 - m)
-            if delayed.staleness:
+            if stale.staleness:
                 root = mean_square.add(self.epsilon).sqrt_()
                 g.addcdiv_(difference.mul_(g).mul_(g), root, value=self.lambda0)
 
@@ -77,12 +78,12 @@ class DCASGD(Compensator):
 @checked_types
 @dataclass(frozen=True, repr=False)
 class DCS3GD(Compensator):
-    """Adds lambda * g * g * D with D = w_now - w_then and lambda = lambda0 ||g|| / ||g * g * D||.
+    """DC-S3GD correction: adds lambda * g * g * D with D = w_now - w_then and lambda = lambda0 ||g|| / ||g * g * D||.
 
-    So the correction is lambda0 times as long as the gradient, whatever the distance; without one there is none.
+    The correction is lambda0 times as long as the gradient for every distance D other than 0.
 
     Args:
-        lambda0: >= 0; the paper has 0.2.
+        lambda0: length of the correction relative to the gradient, in [0, 1e30]; 0.2 in the paper.
 
     Source: Rigazzi, "DC-S3GD", 2019, eq. (10) and (17).
     """
@@ -100,24 +101,24 @@ class DCS3GD(Compensator):
         """The correction."""
         return "g + lambda0 ||g|| / ||g g D|| g g D"
 
-    def compensate(self, delayed: StaleGradient, memory: Memory) -> float:
+    def compensate(self, stale: StaleGradient, memory: Memory) -> float:
         """Correct the gradient, and return lambda."""
-        if not delayed.staleness or not delayed.squared_norm:
+        if not stale.staleness or not stale.squared_norm:
             return 0.0
-        # Divided by the mean square of g, because the square of a product of three small numbers may underflow.
-        mean_square = delayed.squared_norm / delayed.elements
+        # Scaled by the mean square of g, because the square of a product of three small numbers may underflow.
+        mean_square = stale.squared_norm / stale.elements
         squared_length = 0.0
-        for g, difference in delayed.blocks():
+        for g, difference in stale.blocks():
             squared_length += squared_norm(difference.mul_(1 / mean_square).mul_(g).mul_(g))
-        squared_length = delayed.total(squared_length)
+        squared_length = stale.total(squared_length)
         if not 0 < squared_length < inf:
             return 0.0
-        lambda_ = self.lambda0 * sqrt(delayed.squared_norm / squared_length) / mean_square
-        _correct(delayed, lambda_)
+        lambda_ = self.lambda0 * sqrt(stale.squared_norm / squared_length) / mean_square
+        _correct(stale, lambda_)
         return lambda_
 
 
-def _correct(delayed: StaleGradient, lambda_: float) -> None:
+def _correct(stale: StaleGradient, lambda_: float) -> None:
     """Add lambda * g * g * (w_now - w_then) to g."""
-    for g, difference in delayed.blocks():
+    for g, difference in stale.blocks():
         g.addcmul_(g, difference.mul_(g), value=lambda_)

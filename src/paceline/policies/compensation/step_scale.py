@@ -1,4 +1,4 @@
-"""Weights that fall with the number of versions a gradient is late."""
+"""Step scales for stale gradients: staleness-dependent learning rates and weights."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ if TYPE_CHECKING:
 @checked_types
 @dataclass(frozen=True, repr=False)
 class StalenessLR(Compensator):
-    """Steps with eta_j = min(C / ||w_j - w_tau(j)||^2, eta_max), each gradient with its own.
+    """Staleness learning rate: eta_j = min(C / ||w_j - w_tau(j)||^2, eta_max) for each gradient.
 
-    eta_max is the optimizer's own rate, schedule included, so that the factor on a gradient's step is
-    min(C / (eta_max ||w_j - w_tau(j)||^2), 1), and 1 for a gradient that is not stale.
+    eta_max is the learning rate of the optimizer, schedule included. So the factor on the step of a gradient is
+    min(C / (eta_max ||w_j - w_tau(j)||^2), 1), and 1 for a fresh gradient.
 
     Args:
-        C: > 0, of the order of the error floor that is wished for; give it or error_floor.
-        error_floor: of the loss above its minimum, > 0, which is taken for C as the paper suggests. The bound behind
-            it (Theorem 4) has C L^2 / 2 in place of C: where L is known, `pl.theory` gives the C for a floor.
+        C: bound on the learning rate times the squared distance, > 0, of the order of the wanted error floor; give
+            this or error_floor.
+        error_floor: wanted floor of the loss above its minimum, > 0, which the paper suggests for C. The bound of
+            Theorem 4 has C L^2 / 2 in place of C: if L is known, `pl.theory.staleness_constant` returns the C.
 
     Source: Dutta et al., "Slow and Stale Gradients Can Win the Race", 2018, eq. (13).
 
-    Differs from the paper, which has K = 1: an update of K gradients is the mean of their steps. A rule by which the
-    learning rate follows the quorum multiplies both terms of the minimum.
+    Differs from the paper, which has K = 1: an update of K gradients is the mean of their steps. If the learning rate
+    follows the quorum, both terms of the minimum are multiplied by its factor.
     """
 
     C: float | None = None
@@ -45,7 +46,7 @@ class StalenessLR(Compensator):
     def __post_init__(self) -> None:
         given = {name: value for name, value in vars(self).items() if value is not None}
         if len(given) != 1:
-            raise UsageError(f"staleness_lr was given {given or 'neither C nor error_floor'}; expected one of the two")
+            raise UsageError(f"staleness_lr was given {given or 'neither C nor error_floor'}; give one of the two")
         check_range("(0, inf)", **given)
 
     @property
@@ -53,11 +54,11 @@ class StalenessLR(Compensator):
         """Factor on the learning rate."""
         return "min(C / (eta_max ||w_j - w_tau(j)||^2), 1)"
 
-    def compensate(self, delayed: StaleGradient, memory: Memory) -> float:
-        """Return the factor, which is never quite zero."""
+    def compensate(self, stale: StaleGradient, memory: Memory) -> float:
+        """Return the factor, which is always positive."""
         C = self.C or self.error_floor
         assert C is not None
-        moved = delayed.learning_rate * delayed.squared_distance
+        moved = stale.learning_rate * stale.squared_distance
         return max(C / moved, float_info.min) if moved > C else 1.0
 
 
@@ -71,11 +72,11 @@ WEIGHTS: Mapping[str, Callable[[int], float]] = {
 @checked_types
 @dataclass(frozen=True, repr=False)
 class StalenessWeight(Compensator):
-    """Multiplies the step of a gradient that is tau versions old by a weight that depends on tau alone.
+    """Staleness weight: factor on the step of a gradient that depends on its staleness tau alone.
 
     Args:
-        weighting: one of "1/(1+tau)", "1/sqrt(1+tau)" and "1/(1+sqrt(tau))", or a function from tau to a weight > 0,
-            1 at tau = 0.
+        weighting: "1/(1+tau)", "1/sqrt(1+tau)" or "1/(1+sqrt(tau))", or a function from tau to a weight > 0, with 1 at
+            tau = 0.
 
     Source: Zhang et al., "Staleness-aware Async-SGD", 2016 (1/tau from 1 on); Nguyen et al., "Federated Learning with
     Buffered Asynchronous Aggregation", 2022 (1/sqrt(1 + tau)).
@@ -94,15 +95,15 @@ class StalenessWeight(Compensator):
         if isinstance(self.weighting, str) and self.weighting not in WEIGHTS:
             known = ", ".join(f"'{name}'" for name in WEIGHTS)
             raise UsageError(
-                f"weighting {self.weighting!r}, expected {known}, or in Python a function from staleness to weight"
+                f"weighting={self.weighting!r}, expected {known}, or in Python a function from staleness to weight"
             )
         if not isinstance(self.weighting, str) and not callable(self.weighting):
-            raise UsageError(f"weighting = {self.weighting!r}, expected text or a function from staleness to weight")
+            raise UsageError(f"weighting={self.weighting!r}, expected text or a function from staleness to weight")
         if self.weight(0) != 1:
-            raise UsageError(f"{self.formula} is {self.weight(0)!r} at staleness 0; expected 1, for fresh gradients")
+            raise UsageError(f"{self.formula} is {self.weight(0)!r} at staleness 0; expected 1 for fresh gradients")
 
     def __repr__(self) -> str:
-        """Name a function without its address, which is another one when the run goes on."""
+        """Return the call, with the name of a function without its address, which changes when a run is resumed."""
         return super().__repr__() if isinstance(self.weighting, str) else f"{self.name}(weighting={self.formula})"
 
     @property
@@ -111,17 +112,17 @@ class StalenessWeight(Compensator):
         return self.weighting if isinstance(self.weighting, str) else getattr(self.weighting, "__name__", "weight")
 
     def weight(self, tau: int) -> float:
-        """Return the weight of a gradient tau versions old.
+        """Return the weight of a gradient of staleness tau, >= 0.
 
         Raises:
-            UsageError: a function of the user's gave no positive number.
+            UsageError: the function of the user returned no positive number.
         """
         weighting = WEIGHTS[self.weighting] if isinstance(self.weighting, str) else self.weighting
         weight = float(weighting(tau))
         if not 0 < weight < inf:
-            raise UsageError(f"{self.formula} gave {weight!r} for a staleness of {tau}; expected a weight > 0")
+            raise UsageError(f"{self.formula} returned {weight!r} for staleness {tau}; expected a weight > 0")
         return weight
 
-    def compensate(self, delayed: StaleGradient, memory: Memory) -> float:
+    def compensate(self, stale: StaleGradient, memory: Memory) -> float:
         """Return the weight."""
-        return self.weight(delayed.staleness)
+        return self.weight(stale.staleness)

@@ -1,1 +1,1 @@
-
+"""Controllers: change the knobs of a protocol while training runs."""

@@ -1,50 +1,51 @@
-"""The contract of a controller: numbers in, decisions with their reasons out."""
+"""Interface of controllers: observations in, actions with their reasons out."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from paceline.core.events import Arrival, Step
 from paceline.policies.learning_rate import LRScaling
 from paceline.protocols.protocol import Phase, Protocol
 from paceline.utils.argument_types import checked_types
+from paceline.utils.spec_parser import short_repr
 
-Asked = Literal["open", "arrival", "timer", "end"]
+Trigger = Literal["open", "arrival", "timer", "end"]
 
 State = TypeVar("State")
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a controller sees when it is asked.
+    """Observation: the state of the run when the coordinator calls a controller.
 
     Attributes:
-        asked: at the "open" of an update, at an "arrival", at a "timer" that a controller asked for, or at the "end" of
-            its phase, if another one follows.
-        now: seconds since the run began.
-        version: updates made so far.
-        opened_s: when the open update was opened.
-        live: how many workers take part.
-        workers: which they are, when an update is opened; else empty.
-        aside: who is set aside and still there, likewise.
-        held: gradients accepted for the open update.
-        quorum: gradients it waits for; inf when it waits for every worker.
-        protocol: the protocol in force.
-        workload: gradients applied so far.
-        learning_rate: how it follows the number of gradients.
-        schedule_scale: by which a schedule multiplies it besides.
-        made_of: gradients that the latest update was made of.
-        step: of that update, when the next one is opened, if a controller reads steps.
-        arrival: what has just arrived, else None; also of a worker that was set aside, if it is a probe.
-        busy_s: seconds that its worker has spent on it, waiting for others not.
-        staleness: of that arrival.
-        accepted: whether it entered the update.
+        trigger: reason of the call: the "open" of an update, an "arrival", a "timer" that a controller set, or the
+            "end" of the phase, if another phase follows.
+        now: time of the call, seconds since the run began.
+        version: number of updates so far, >= 0.
+        opened_s: time at which the open update was opened, seconds since the run began.
+        live: number of workers that take part.
+        workers: ids of these workers when an update is opened; else empty.
+        excluded: ids of the connected workers that are excluded, when an update is opened; else empty.
+        held: number of gradients accepted for the open update.
+        quorum: number of gradients that the update waits for; inf if it waits for every worker.
+        protocol: protocol in force.
+        workload: number of gradients applied so far.
+        learning_rate: rule by which the learning rate follows the number of gradients.
+        schedule_scale: factor of the schedule on the learning rate.
+        update_size: number of gradients in the latest update.
+        step: measured step of the latest update, when an update is opened and a controller reads steps; else None.
+        arrival: gradient that has just arrived, also the probe of an excluded worker; else None.
+        busy_s: seconds that its worker spent on it, without waiting for other workers.
+        staleness: staleness of the arrival, versions, >= 0.
+        accepted: whether the arrival entered the open update.
     """
 
-    asked: Asked
+    trigger: Trigger
     now: float
     version: int
     opened_s: float
@@ -55,9 +56,9 @@ class Observation:
     workload: int
     learning_rate: LRScaling
     schedule_scale: float = 1.0
-    made_of: int = 0
+    update_size: int = 0
     workers: Sequence[int] = ()
-    aside: Sequence[int] = ()
+    excluded: Sequence[int] = ()
     step: Step | None = None
     arrival: Arrival | None = None
     busy_s: float = 0.0
@@ -67,7 +68,7 @@ class Observation:
 
 @checked_types
 class SetQuorum(NamedTuple):
-    """Wait for k gradients in the open update."""
+    """Set the quorum of the open update to k gradients, k >= 1."""
 
     k: int
     reason: str
@@ -75,17 +76,19 @@ class SetQuorum(NamedTuple):
 
 @checked_types
 class CloseUpdate(NamedTuple):
-    """Make the update now of what is held."""
+    """Make the update now, from the gradients that are held."""
 
     reason: str
 
 
 @checked_types
 class ChangeProtocol(NamedTuple):
-    """Go on with another protocol, under the same controllers.
+    """Change to another protocol and keep the controllers.
 
     Attributes:
-        counts: whether what is made under it counts towards the end of the phase.
+        protocol: protocol from the next update on.
+        reason: text for the log.
+        counts: whether updates under the new protocol count towards the end of the phase.
     """
 
     protocol: Protocol
@@ -95,7 +98,7 @@ class ChangeProtocol(NamedTuple):
 
 @checked_types
 class Exclude(NamedTuple):
-    """Take a live worker out; it stays connected and idle. The last one is kept."""
+    """Exclude a live worker, which stays connected and idle. The last live worker is never excluded."""
 
     worker: int
     reason: str
@@ -103,7 +106,7 @@ class Exclude(NamedTuple):
 
 @checked_types
 class Readmit(NamedTuple):
-    """Let a worker that was set aside take part again."""
+    """Readmit an excluded worker."""
 
     worker: int
     reason: str
@@ -111,32 +114,33 @@ class Readmit(NamedTuple):
 
 @checked_types
 class Probe(NamedTuple):
-    """Give a worker that was set aside a minibatch, to hear how long it takes; its gradient is not used."""
+    """Time an excluded worker on one minibatch; its gradient is not used."""
 
     worker: int
 
 
 @checked_types
 class ReplaceWorker(NamedTuple):
-    """Give a worker up and take another one in its place, where the engine can start one."""
+    """Replace a worker by a new one, where the engine can start workers."""
 
     worker: int
 
 
 @checked_types
 class CallAgainAt(NamedTuple):
-    """Ask again at this moment."""
+    """Call the controller again at a time, in seconds since the run began."""
 
     at_s: float
 
 
 @checked_types
 class Note(NamedTuple):
-    """Put something on record, and change nothing.
+    """Write a note to the event log; nothing else changes.
 
     Attributes:
-        kind: one word for all remarks of this sort.
-        worker: whom it is about, if anybody.
+        kind: one word that all notes of a sort share, for example "straggler".
+        reason: text of the note.
+        worker: id of the worker that the note is about; None for none.
     """
 
     kind: str
@@ -146,7 +150,7 @@ class Note(NamedTuple):
 
 Action = SetQuorum | CloseUpdate | ChangeProtocol | Exclude | Readmit | Probe | ReplaceWorker | CallAgainAt | Note
 
-# Where several controllers speak: what was found, before membership, before protocol, before quorum.
+# Order in which the actions of several controllers are applied: notes, membership, protocol, quorum, timers.
 PRECEDENCE: tuple[type[Action], ...] = (
     Note,
     Exclude,
@@ -161,43 +165,49 @@ PRECEDENCE: tuple[type[Action], ...] = (
 
 
 class Controller(ABC, Generic[State]):
-    """Changes the knobs while training runs.
+    """Base class of controllers, which change the knobs of a protocol while training runs.
 
-    A controller itself never changes: its state goes in and comes out, so that one controller can serve many
-    runs, and a run can be stopped and continued.
+    A controller is immutable: `decide` takes its state and returns the next one. So one controller can serve many
+    runs, and a run can be stopped and resumed.
 
     Attributes:
-        reads: what of a moment it needs: "times" are always there; "losses" only where gradients are computed;
-            "steps" are measured only where a controller reads them, and come with losses.
+        reads: fields of an observation that the controller needs. "times" are always available, "losses" only where
+            gradients are computed. "steps" include the losses, and are measured only if a controller reads them.
     """
 
     reads: ClassVar[Literal["times", "losses", "steps"]] = "times"
 
     def __repr__(self) -> str:
-        """Return the controller as its call, the same in every process: it tells one plan from another."""
+        """Return the controller as its call, the same in every process, because it identifies the plan."""
+        if is_dataclass(self):
+            return short_repr(self)
         knobs = (f"{name}={getattr(knob, '__qualname__', None) or repr(knob)}" for name, knob in vars(self).items())
         return f"{type(self).__qualname__}({', '.join(knobs)})"
 
     @abstractmethod
     def begin(self, n: int) -> State:
-        """Return the state at the beginning of a phase with n workers."""
+        """Return the initial state of a phase with n workers, n >= 1."""
 
     @abstractmethod
-    def decide(self, state: State, moment: Observation) -> tuple[State, Sequence[Action]]:
-        """Answer with the next state and what to do, possibly nothing."""
+    def decide(self, state: State, observation: Observation) -> tuple[State, Sequence[Action]]:
+        """Return the next state and the actions to apply, possibly none."""
 
     def added_to(self, phase: Phase) -> Phase:
-        """Return the phase under this controller too."""
+        """Return the phase with this controller added."""
         return replace(phase, controllers=(*phase.controllers, self), name=f"{phase.title} + {self}")
 
     def check(self, protocol: Protocol, n: int) -> None:
-        """Refuse a protocol or a number of workers that it cannot control; warn where it makes no difference."""
+        """Check that the controller can control this protocol on n workers.
+
+        Raises:
+            UsageError: it cannot. A controller that would have no effect warns instead.
+        """
 
     def state_dict(self, state: State) -> Any:
-        """Return the state as a checkpoint can hold it: numbers, text, lists, tuples, sets, dicts, arrays."""
+        """Return the state for a checkpoint: numbers, text, lists, tuples, sets, dicts and arrays."""
         return state
 
     def load_state_dict(self, saved: Any) -> State:
-        """Return the state that `state_dict` made this of."""
+        """Return the state that `state_dict` has saved."""
         state: State = saved
         return state

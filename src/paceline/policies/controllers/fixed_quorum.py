@@ -1,5 +1,6 @@
-"""Quorums that are known beforehand: fixed, scheduled, or a user's function."""
+"""Quorums that do not adapt to losses or times: fixed, scheduled, or a function of the user."""
 
+from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +10,27 @@ from paceline.policies.controllers.base import Action, Controller, Observation, 
 from paceline.utils.argument_types import checked_types
 
 
+class _QuorumRule(Controller[None]):
+    """Base class of stateless quorum rules: a subclass returns the quorum of the update that opens."""
+
+    def begin(self, n: int) -> None:
+        """Return no state."""
+
+    def decide(self, state: None, observation: Observation) -> tuple[None, Sequence[Action]]:
+        """Set the quorum when an update opens."""
+        return None, [self._quorum(observation)] if observation.trigger == "open" else []
+
+    @abstractmethod
+    def _quorum(self, observation: Observation) -> SetQuorum: ...
+
+
 @checked_types
 @dataclass(frozen=True)
-class FixedQuorum(Controller[None]):
-    """Wait for k gradients in every update.
+class FixedQuorum(_QuorumRule):
+    """Constant quorum of k gradients.
 
     Args:
-        k: gradients, at least 1.
+        k: number of gradients in every update, >= 1.
     """
 
     k: int
@@ -23,21 +38,17 @@ class FixedQuorum(Controller[None]):
     def __post_init__(self) -> None:
         _check(self.k)
 
-    def begin(self, n: int) -> None:
-        """Nothing to remember."""
-
-    def decide(self, state: None, moment: Observation) -> tuple[None, Sequence[Action]]:
-        """Set k when an update opens."""
-        return None, [SetQuorum(self.k, f"fixed k={self.k}")] if moment.asked == "open" else []
+    def _quorum(self, observation: Observation) -> SetQuorum:
+        return SetQuorum(self.k, f"fixed k={self.k}")
 
 
 @checked_types
 @dataclass(frozen=True)
-class ScheduledQuorum(Controller[None]):
-    """Wait for the k of the last entry at or before the version.
+class ScheduledQuorum(_QuorumRule):
+    """Piecewise-constant quorum: the k of the last schedule entry at or before the version.
 
     Args:
-        schedule: version -> k, with an entry for version 0.
+        schedule: quorum by first version, both whole; versions >= 0, one of them 0, and quorums >= 1.
 
     Example:
         >>> ScheduledQuorum({0: 4, 100: 8}).k_at(99)
@@ -53,41 +64,29 @@ class ScheduledQuorum(Controller[None]):
             _check(k)
 
     def k_at(self, version: int) -> int:
-        """Return the quorum that the schedule has for this version."""
+        """Return the scheduled quorum of a version, >= 0."""
         versions = sorted(self.schedule)
         return self.schedule[versions[bisect_right(versions, version) - 1]]
 
-    def begin(self, n: int) -> None:
-        """Nothing to remember."""
-
-    def decide(self, state: None, moment: Observation) -> tuple[None, Sequence[Action]]:
-        """Set the scheduled k when an update opens."""
-        if moment.asked != "open":
-            return None, []
-        k = self.k_at(moment.version)
-        return None, [SetQuorum(k, f"scheduled k={k} from version {moment.version}")]
+    def _quorum(self, observation: Observation) -> SetQuorum:
+        k = self.k_at(observation.version)
+        return SetQuorum(k, f"scheduled k={k} from version {observation.version}")
 
 
 @checked_types
 @dataclass(frozen=True, repr=False)
-class QuorumFunction(Controller[None]):
-    """Wait for as many gradients as a function says when an update opens.
+class QuorumFunction(_QuorumRule):
+    """Quorum computed by a function of the user when an update opens.
 
     Args:
-        choose: the function, from the moment to k >= 1.
+        choose: function from an `Observation` to k, a whole number >= 1.
     """
 
     choose: Callable[[Observation], int]
 
-    def begin(self, n: int) -> None:
-        """Nothing to remember."""
-
-    def decide(self, state: None, moment: Observation) -> tuple[None, Sequence[Action]]:
-        """Ask the function when an update opens."""
-        if moment.asked != "open":
-            return None, []
-        k = _check(self.choose(moment))
-        return None, [SetQuorum(k, f"{getattr(self.choose, '__name__', 'function')} chose k={k}")]
+    def _quorum(self, observation: Observation) -> SetQuorum:
+        k = _check(self.choose(observation))
+        return SetQuorum(k, f"{getattr(self.choose, '__name__', 'function')} chose k={k}")
 
 
 def _check(k: int) -> int:

@@ -1,4 +1,4 @@
-"""Workers that are waited for by nobody: reported, or handed back."""
+"""Detection and release of idle workers, whose gradients are never used."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from numbers import Integral
 
 from paceline.policies.controllers.base import Action, Controller, Exclude, Note, Observation
 from paceline.utils.argument_types import checked_types
-from paceline.utils.spec_parser import short_repr
 from paceline.utils.validation import check_range
 
-State = dict[int, tuple[int, bool]]  # worker -> (version of its last use, whether that was remarked)
+State = dict[int, tuple[int, bool]]  # worker -> (version of its last use, whether it was reported)
 
 
 @checked_types
 @dataclass(frozen=True, repr=False)
 class IdleWorkers(Controller[State]):
-    """Reports each worker whose gradients were not used for long, and hands it back if it is told to.
+    """Reports each worker none of whose gradients was used for a number of updates, and optionally excludes it.
 
-    Where only the fastest gradients are used, a slow worker computes for nothing. Once handed back, it is not
-    taken again, not even if more gradients are waited for later.
+    Where only the fastest gradients are used, the work of a slow worker is wasted. A worker that was excluded stays
+    excluded, even if the quorum grows later.
 
     Args:
-        after: updates without a gradient of a worker, >= 1.
-        release: whether it is set aside, as long as others remain.
+        after: number of consecutive updates without a gradient of the worker, >= 1.
+        release: whether the worker is excluded; the last live worker is kept.
 
     Source: the outlook of Xu, Neglia, Sebastianelli (DBW) 2020, Sect. 5.
     """
@@ -35,35 +34,33 @@ class IdleWorkers(Controller[State]):
     def __post_init__(self) -> None:
         check_range("[1, inf)", Integral, after=self.after)
 
-    def __repr__(self) -> str:
-        return short_repr(self)
-
     def begin(self, n: int) -> State:
-        """Know no worker yet."""
+        """Return the initial state: no workers."""
         return {}
 
-    def decide(self, state: State, moment: Observation) -> tuple[State, Sequence[Action]]:
-        """Note whose gradient is used, and when an update opens, whose was not."""
-        if moment.accepted and moment.arrival is not None:
-            state[moment.arrival.worker] = (moment.version, False)
-        if moment.asked != "open":
+    def decide(self, state: State, observation: Observation) -> tuple[State, Sequence[Action]]:
+        """Record whose gradient is used, and report the idle workers when an update opens."""
+        if observation.accepted and observation.arrival is not None:
+            state[observation.arrival.worker] = (observation.version, False)
+        if observation.trigger != "open":
             return state, []
-        unknown = (moment.version, False)
-        state = {worker: state.get(worker, unknown) for worker in moment.workers}  # who comes back begins anew
-        return state, self._remarks(state, moment)
+        unknown = (observation.version, False)
+        # A worker that comes back starts anew.
+        state = {worker: state.get(worker, unknown) for worker in observation.workers}
+        return state, self._report(state, observation)
 
-    def _remarks(self, state: State, moment: Observation) -> list[Action]:
+    def _report(self, state: State, observation: Observation) -> list[Action]:
         actions: list[Action] = []
-        live = moment.live
-        for worker, (used, remarked) in state.items():
-            unused = moment.version - used
-            if remarked or unused < self.after:
+        live = observation.live
+        for worker, (used, is_reported) in state.items():
+            unused = observation.version - used
+            if is_reported or unused < self.after:
                 continue
             state[worker] = (used, True)
             reason = f"none of its gradients was used in the last {unused} updates"
             if self.release and live > 1:
                 live -= 1
-                actions.append(Exclude(worker, f"{reason}; it is handed back"))
+                actions.append(Exclude(worker, f"{reason}; it is excluded"))
             else:
                 actions.append(Note("idle", f"worker {worker}: {reason}", worker))
         return actions

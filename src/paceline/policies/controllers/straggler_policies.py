@@ -1,4 +1,4 @@
-"""Sync-Switch: stragglers are reported, evaded by ASP, or set aside."""
+"""Straggler policies of Sync-Switch: report stragglers, change to ASP, or exclude them."""
 
 from __future__ import annotations
 
@@ -27,90 +27,92 @@ from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import short_repr
 from paceline.utils.state_dict import restore, snapshot
 from paceline.utils.validation import check_range
+from paceline.utils.wording import listed
 
 
-class StragglerWatch:
-    """What is known of stragglers.
+class StragglerTracker:
+    """State of a straggler policy: the detector, the known stragglers and the excluded workers.
 
     Args:
-        detector: finds them.
+        detector: detector of stragglers.
     """
 
     def __init__(self, detector: StragglerDetector) -> None:
         self.detector = detector
-        self.since_s: dict[int, float] = {}  # straggler -> when it was found
-        self.persistent: set[int] = set()  # those that were reported as such
-        self.aside: dict[int, list[float]] = {}  # worker set aside -> seconds that its latest probes took
-        self.home: Protocol | None = None  # the phase's own protocol
+        self.since_s: dict[int, float] = {}  # straggler -> time of detection
+        self.persistent: set[int] = set()  # stragglers that were reported as persistent
+        self.excluded: dict[int, list[float]] = {}  # excluded worker -> seconds of its latest probes
+        self.home: Protocol | None = None  # protocol of the phase
 
-    def hear(self, moment: Observation) -> None:
-        """Take in an arrival, or a probe."""
-        assert moment.arrival is not None
-        worker = moment.arrival.worker
-        if worker in self.aside:
-            self.aside[worker].append(moment.busy_s)
+    def observe(self, observation: Observation) -> None:
+        """Add an arrival or a probe."""
+        assert observation.arrival is not None
+        worker = observation.arrival.worker
+        if worker in self.excluded:
+            self.excluded[worker].append(observation.busy_s)
         else:
-            self.detector.hear(worker, moment.busy_s, moment.live)
+            self.detector.observe(worker, observation.busy_s, observation.live)
 
-    def meet(self, workers: Collection[int], aside: Collection[int]) -> None:
-        """Forget who has gone, or was set aside and takes part again.
+    def update_membership(self, workers: Collection[int], excluded: Collection[int]) -> None:
+        """Reset each worker that has left, or that is excluded in only one of the two views.
 
         Args:
-            workers: that take part.
-            aside: that were set aside and are still there.
+            workers: ids of the workers that take part.
+            excluded: ids of the connected workers that are excluded.
         """
-        known = self.detector.known | self.since_s.keys() | self.aside.keys()
-        as_they_were = (set(workers) - self.aside.keys()) | (set(aside) & self.aside.keys())
-        for worker in known - as_they_were:
-            self.detector.forget(worker)
-            self.aside.pop(worker, None)
-            self._is_none(worker)
+        known = self.detector.known | self.since_s.keys() | self.excluded.keys()
+        unchanged = (set(workers) - self.excluded.keys()) | (set(excluded) & self.excluded.keys())
+        for worker in known - unchanged:
+            self.detector.remove(worker)
+            self.excluded.pop(worker, None)
+            self._clear(worker)
 
-    def take_back(self, worker: int) -> None:
-        """Forget that a worker was set aside, and why."""
-        del self.aside[worker]
-        self._is_none(worker)
+    def readmit(self, worker: int) -> None:
+        """Remove a worker from the excluded workers and from the stragglers."""
+        del self.excluded[worker]
+        self._clear(worker)
 
-    def recovered(self) -> set[int]:
-        """Return the stragglers that are none any longer, and forget that they were."""
-        recovered = self.since_s.keys() - self.detector.stragglers - self.aside.keys()
+    def pop_recovered(self) -> set[int]:
+        """Remove the workers that are no longer stragglers, and return them."""
+        recovered = self.since_s.keys() - self.detector.stragglers - self.excluded.keys()
         for worker in recovered:
-            self._is_none(worker)
+            self._clear(worker)
         return recovered
 
-    def _is_none(self, worker: int) -> None:
+    def _clear(self, worker: int) -> None:
         self.since_s.pop(worker, None)
         self.persistent.discard(worker)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it as a checkpoint can hold it."""
+        """Return the state for a checkpoint."""
         return {"detector": self.detector.state_dict(), **snapshot(self, _SAVED)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what was known."""
+        """Restore such a state."""
         self.detector.load_state_dict(state["detector"])
         restore(self, _SAVED, state)
 
 
-_SAVED = ("since_s", "persistent", "aside", "home")
+_SAVED = ("since_s", "persistent", "excluded", "home")
 
 
 @checked_types
 @dataclass(frozen=True, repr=False)
-class Stragglers(Controller[StragglerWatch]):
-    """Puts on record who becomes a straggler and who recovers, under any protocol.
+class Stragglers(Controller[StragglerTracker]):
+    """Straggler log: reports the workers that become stragglers or recover, under any protocol.
 
-    Who has been one for long is reported as persistent, and replaced where workers are started again (`respawn`).
+    A worker that stays a straggler for long is reported as persistent, and replaced where the engine can start
+    workers (`respawn`).
 
     Args:
-        window: rounds of n arrivals, >= 1.
-        consecutive: slow windows in a row that make a straggler, >= 1.
-        min_gap: how much slower than the others, at least, in [0, 1).
-        sliding: whether windows overlap.
+        window: length of a window in rounds of n arrivals, >= 1.
+        consecutive: number of slow windows in a row that make a straggler, >= 1.
+        min_gap: smallest relative gap to the mean throughput, in [0, 1).
+        sliding: whether a window begins at every round, so that windows overlap.
         persistent_s: seconds after which a straggler is persistent, > 0; inf for never.
 
-    Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2; see `StragglerDetector`. The 100 s are what they assume to be the
-    time to provision another server.
+    Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2; see `StragglerDetector`. The default of 100 s is the paper's
+    assumption for the time to provision another server.
     """
 
     window: int = 2
@@ -130,41 +132,46 @@ class Stragglers(Controller[StragglerWatch]):
         return short_repr(self, self.name).removesuffix("()")
 
     def added_to(self, phase: Phase) -> Phase:
-        """Return the phase under this policy, if it has no other one."""
+        """Return the phase with this policy added.
+
+        Raises:
+            UsageError: the phase has a straggler policy already.
+        """
         if any(isinstance(controller, Stragglers) for controller in phase.controllers):
             raise UsageError(
-                f"{phase} + {self}: somebody looks after stragglers already; "
-                "expected one of stragglers, greedy and elastic"
+                f"{phase} + {self}: the phase has a straggler policy already; "
+                "give only one of stragglers, greedy and elastic"
             )
         return super().added_to(phase)
 
-    def begin(self, n: int) -> StragglerWatch:
-        """Know nobody yet."""
-        return StragglerWatch(StragglerDetector(self.window, self.consecutive, self.min_gap, self.sliding))
+    def begin(self, n: int) -> StragglerTracker:
+        """Return the initial state: no stragglers."""
+        return StragglerTracker(StragglerDetector(self.window, self.consecutive, self.min_gap, self.sliding))
 
-    def decide(self, state: StragglerWatch, moment: Observation) -> tuple[StragglerWatch, Sequence[Action]]:
-        """Listen to arrivals, and act when an update opens: what is under way is not disturbed."""
-        if moment.asked == "arrival":
-            state.hear(moment)
-        if moment.asked == "open":
-            state.meet(moment.workers, moment.aside)
-            return state, [*self._report(state, moment), *self._act(state, moment), *self._replace(state, moment)]
-        return state, self._leave(state) if moment.asked == "end" else []
+    def decide(self, state: StragglerTracker, observation: Observation) -> tuple[StragglerTracker, Sequence[Action]]:
+        """Record every arrival, and act when an update opens, so that the open update is not affected."""
+        if observation.trigger == "arrival":
+            state.observe(observation)
+        if observation.trigger == "open":
+            state.update_membership(observation.workers, observation.excluded)
+            report, actions = self._report(state, observation), self._act(state, observation)
+            return state, [*report, *actions, *self._replace(state, observation)]
+        return state, self._end(state) if observation.trigger == "end" else []
 
-    def _report(self, state: StragglerWatch, moment: Observation) -> list[Action]:
+    def _report(self, state: StragglerTracker, observation: Observation) -> list[Action]:
         actions: list[Action] = [
-            Note("recovered", f"worker {worker}: as fast as it should be", worker)
-            for worker in sorted(state.recovered())
+            Note("recovered", f"worker {worker}: no longer a straggler", worker)
+            for worker in sorted(state.pop_recovered())
         ]
         for worker in sorted(state.detector.stragglers - state.since_s.keys()):
-            state.since_s[worker] = moment.now
+            state.since_s[worker] = observation.now
             actions.append(Note("straggler", f"worker {worker}: {_slowness(state, worker)}", worker))
         return actions
 
-    def _replace(self, state: StragglerWatch, moment: Observation) -> list[Action]:
+    def _replace(self, state: StragglerTracker, observation: Observation) -> list[Action]:
         actions: list[Action] = []
         for worker, since_s in state.since_s.items():
-            slow_s = moment.now - since_s
+            slow_s = observation.now - since_s
             if worker not in state.persistent and slow_s >= self.persistent_s:
                 state.persistent.add(worker)
                 actions += [
@@ -173,20 +180,20 @@ class Stragglers(Controller[StragglerWatch]):
                 ]
         return actions
 
-    def _act(self, state: StragglerWatch, moment: Observation) -> list[Action]:
-        """Do something about stragglers when an update opens."""
+    def _act(self, state: StragglerTracker, observation: Observation) -> list[Action]:
+        """Return the actions on stragglers when an update opens."""
         return []
 
-    def _leave(self, state: StragglerWatch) -> list[Action]:
-        """Make good for the next phase."""
+    def _end(self, state: StragglerTracker) -> list[Action]:
+        """Return the actions at the end of the phase."""
         return []
 
-    def state_dict(self, state: StragglerWatch) -> dict[str, Any]:
-        """Return what is known."""
+    def state_dict(self, state: StragglerTracker) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
         return state.state_dict()
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> StragglerWatch:
-        """Go on with what was known."""
+    def load_state_dict(self, saved: Mapping[str, Any]) -> StragglerTracker:
+        """Return the state that `state_dict` has saved."""
         state = self.begin(1)
         state.load_state_dict(saved)
         return state
@@ -195,16 +202,16 @@ class Stragglers(Controller[StragglerWatch]):
 @checked_types
 @dataclass(frozen=True, repr=False)
 class Greedy(Stragglers):
-    """Goes on asynchronously while there is a straggler, and comes back when there is none.
+    """Greedy straggler policy: trains asynchronously while there is a straggler.
 
-    What is made meanwhile does not count towards the end of the phase, so that the share of the phase's own protocol is
-    fulfilled all the same.
+    The updates made meanwhile do not count towards the end of the phase, so that the phase keeps its share of updates
+    under its own protocol.
 
     Args:
-        window: as of `Stragglers`, like all but the last one.
-        to: the protocol that does not mind stragglers.
+        window: length of a window in rounds, >= 1; this and all other arguments except `to` are those of `Stragglers`.
+        to: protocol while there is a straggler; asp if not given.
 
-    Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2, who find that it costs accuracy.
+    Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2, who report that it lowers accuracy.
     """
 
     to: Protocol = field(default=Protocol(1, inf, "arrival", name="asp"))
@@ -214,107 +221,104 @@ class Greedy(Stragglers):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.to, Protocol):
-            raise UsageError(f"greedy: to = {self.to!r}, expected a protocol, as pl.asp()")
+            raise UsageError(f"greedy: to={self.to!r}, expected a protocol, for example pl.asp()")
 
     def check(self, protocol: Protocol, n: int) -> None:
-        """Refuse the protocol that it would change to."""
+        """Refuse a phase that already has the protocol to change to."""
         if protocol == self.to:
-            raise UsageError(f"{protocol} + greedy: there is nothing to change; expected a protocol that waits, as bsp")
+            raise UsageError(f"{protocol} + greedy: the phase runs {protocol} already; give a synchronous one, as bsp")
 
-    def _act(self, state: StragglerWatch, moment: Observation) -> list[Action]:
+    def _act(self, state: StragglerTracker, observation: Observation) -> list[Action]:
         if state.home is None:
-            state.home = moment.protocol
-        is_away = moment.protocol == self.to
+            state.home = observation.protocol
+        is_away = observation.protocol == self.to
         if state.since_s and not is_away:
-            return [ChangeProtocol(self.to, f"{_named(state.since_s)} fell behind", counts=False)]
+            return [ChangeProtocol(self.to, f"{listed('worker', sorted(state.since_s))} fell behind", counts=False)]
         if is_away and not state.since_s:
-            return [ChangeProtocol(state.home, "no straggler is left")]
+            return [ChangeProtocol(state.home, "all stragglers have recovered")]
         return []
 
 
 @checked_types
 @dataclass(frozen=True, repr=False)
 class Elastic(Stragglers):
-    """Sets stragglers aside until they have recovered or the phase ends, and goes on without them.
+    """Elastic straggler policy: excludes stragglers until they have recovered or the phase ends.
 
-    Batch and learning rate follow the number of workers, if the learning rate is per worker. A worker that is set aside
-    is given one minibatch after another all the same, whose gradients nobody waits for and nobody uses: probes. When it
-    delivers a window of them as fast as it should, it is taken back.
+    Batch and learning rate follow the number of workers, if the learning rate is per worker. An excluded worker
+    computes probes: minibatches whose gradients are not used. It is readmitted after a window of probes at normal
+    throughput.
 
-    With n workers, of which the slowest has throughput S_min, updates of all bring about n S_min gradients a second. So
-    many stragglers are set aside, the slowest first, as make this largest for those that are left: perhaps none, and
-    never all workers.
+    n workers, the slowest with throughput S_min, deliver about n S_min gradients per second to synchronous updates.
+    The policy excludes the number of stragglers, slowest first, that maximises this for the others. It may be none,
+    and is never all workers.
 
-    Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2, who set them aside whatever it brings, until the switch.
+    Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2.
+
+    Differs from the paper: it excludes all stragglers until the switch, whether or not that raises the throughput.
     """
 
     name: ClassVar[str] = "elastic"
 
     def check(self, protocol: Protocol, n: int) -> None:
-        """Warn where nobody can be set aside, and where nothing is won by it."""
+        """Warn if there is only one worker, or if the protocol waits for none."""
         if n == 1:
-            warnings.warn("elastic: the only worker is never set aside", PacelineWarning, stacklevel=2)
+            warnings.warn("elastic: the only worker is never excluded", PacelineWarning, stacklevel=2)
         if protocol.quorum != "all" and protocol.refill == "arrival" and protocol.max_lead == inf:
             warnings.warn(
-                f"{protocol} + elastic: {protocol} waits for nobody, so it only loses the gradients of those that are "
-                "set aside; stragglers puts them on record",
+                f"{protocol} + elastic: {protocol} does not wait for stragglers, so excluding them only loses their "
+                "gradients; use stragglers to report them",
                 PacelineWarning,
                 stacklevel=2,
             )
 
-    def _act(self, state: StragglerWatch, moment: Observation) -> list[Action]:
-        actions = [self._look_after(state, worker) for worker in list(state.aside)]
-        stragglers = state.detector.stragglers & set(moment.workers)
-        left_out = _better_without(stragglers, state.detector.throughput)
-        actions += [Exclude(worker, _slowness(state, worker)) for worker in left_out]
-        for worker in left_out:
-            state.detector.excuse(worker)
-            state.aside[worker] = []
+    def _act(self, state: StragglerTracker, observation: Observation) -> list[Action]:
+        actions = [self._probe(state, worker) for worker in list(state.excluded)]
+        stragglers = state.detector.stragglers & set(observation.workers)
+        slowest = _best_exclusion(stragglers, state.detector.throughput)
+        actions += [Exclude(worker, _slowness(state, worker)) for worker in slowest]
+        for worker in slowest:
+            state.detector.clear(worker)
+            state.excluded[worker] = []
         return actions
 
-    def _look_after(self, state: StragglerWatch, worker: int) -> Action:
-        probes_s = state.aside[worker]
+    def _probe(self, state: StragglerTracker, worker: int) -> Action:
+        probes_s = state.excluded[worker]
         if len(probes_s) < self.window:
             return Probe(worker)
         throughput = len(probes_s) / max(sum(probes_s), 1e-12)
         if state.detector.is_slow_beside(throughput):
             probes_s.clear()
             return Probe(worker)
-        state.take_back(worker)
+        state.readmit(worker)
         return Readmit(worker, f"{throughput:.3g} gradients/s in a window of probes")
 
-    def _leave(self, state: StragglerWatch) -> list[Action]:
-        return [Readmit(worker, "the phase ends") for worker in state.aside]
+    def _end(self, state: StragglerTracker) -> list[Action]:
+        return [Readmit(worker, "the phase ends") for worker in state.excluded]
 
 
-def _better_without(stragglers: Collection[int], throughput: Mapping[int, float]) -> list[int]:
-    """Return those of the stragglers, if any, without whom updates of all the others bring most gradients a second.
+def _best_exclusion(stragglers: Collection[int], throughput: Mapping[int, float]) -> list[int]:
+    """Return the stragglers to exclude, possibly none, for the most gradients per second of the other workers.
 
     Example:
-        >>> _better_without({0}, {0: 0.6, 1: 1.0, 2: 1.0}), _better_without({0}, {0: 0.7, 1: 1.0, 2: 1.0})
+        >>> _best_exclusion({0}, {0: 0.6, 1: 1.0, 2: 1.0}), _best_exclusion({0}, {0: 0.7, 1: 1.0, 2: 1.0})
         ([0], [])
-        >>> _better_without({0, 1}, {0: 0.2, 1: 0.77, 2: 1.0, 3: 1.0})
+        >>> _best_exclusion({0, 1}, {0: 0.2, 1: 0.77, 2: 1.0, 3: 1.0})
         [0]
     """
     slowest_first = sorted(
         (each for each in stragglers if each in throughput), key=lambda each: (throughput[each], each)
     )
 
-    def gradients_per_s(left_out: int) -> float:
-        left = throughput.keys() - slowest_first[:left_out]
+    def gradients_per_s(excluded: int) -> float:
+        left = throughput.keys() - slowest_first[:excluded]
         return len(left) * min((throughput[each] for each in left), default=0.0)
 
-    best = max(range(len(slowest_first) + 1), key=lambda left_out: (gradients_per_s(left_out), left_out))
+    best = max(range(len(slowest_first) + 1), key=lambda excluded: (gradients_per_s(excluded), excluded))
     return sorted(slowest_first[:best])
 
 
-def _slowness(state: StragglerWatch, worker: int) -> str:
+def _slowness(state: StragglerTracker, worker: int) -> str:
     throughput = state.detector.throughput
     others = [each for other, each in throughput.items() if other != worker]
     mean = sum(others) / len(others) if others else 0.0
     return f"{throughput.get(worker, 0.0):.3g} gradients/s, the others {mean:.3g}"
-
-
-def _named(workers: Collection[int]) -> str:
-    numbers = ", ".join(map(str, sorted(workers)))
-    return f"worker{'s' if len(workers) > 1 else ''} {numbers}"

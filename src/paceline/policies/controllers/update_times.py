@@ -1,4 +1,4 @@
-"""How long a quorum of k takes, learnt from what a controller hears, and which k is fastest."""
+"""Times of updates by quorum, from observed arrivals, and the quorum with the largest gain per second."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 from paceline.policies.controllers.base import Observation
 from paceline.policies.estimators.update_time import UpdateTimeEstimator
 
-REMEMBERED = 1000  # versions that a late gradient may be of
-TIE = 1e-9  # relative; times that are equal in truth differ by their rounding
+MOST_ROUNDS = 1000  # latest versions whose late gradients are still counted
+TIE = 1e-9  # relative tolerance, because equal times differ by rounding
 
 
 class UpdateTimes:
-    """Finds the sample t_{h,i} that each arrival is, and hands it to the estimator.
+    """Sampler of update times: passes the sample t_{h,i} of each arrival to the estimator.
 
-    The i-th gradient of version w_t takes t_{h,i} seconds from the moment of the update that made w_t, where h is the
-    number of gradients of that update: so many workers begin at once, the others are late. A gradient that is too
-    stale to be used is a sample of its own version all the same. Where stale gradients are accepted, the i-th one
-    accepted for an update takes the place of the i-th of its version, and there are no late ones.
+    t_{h,i} is the time from the update that made version w_t to the i-th gradient of w_t, in seconds. h is the number
+    of gradients of that update: h workers start at once, the others start later. A gradient that is too stale to be
+    used still counts as a sample of its own version. If the protocol accepts stale gradients, the i-th gradient that
+    is accepted for an update takes the place of the i-th of its version, and there are no late gradients.
 
     Args:
-        n: workers, which all begin at once.
-        durations: the estimator.
+        n: number of workers, which all start at once, >= 1.
+        durations: estimator that receives the samples.
         late: whether arrivals beyond the quorum of their version count.
     """
 
@@ -31,35 +31,36 @@ class UpdateTimes:
         self.durations = durations
         self._n = n
         self._late = late
-        self._rounds: dict[int, tuple[int, float, int]] = {}  # version -> h, when it was made, arrivals
+        self._rounds: dict[int, tuple[int, float, int]] = {}  # version -> h, time of its update, arrivals
         self.rounds_begun = 0
 
-    def open(self, moment: Observation) -> None:
-        """Begin the round of a version."""
-        if moment.live and moment.live != self._n:
-            self._n = moment.live
+    def open_round(self, observation: Observation) -> None:
+        """Start the round of the current version."""
+        if observation.live and observation.live != self._n:
+            self._n = observation.live
             self.durations.resize(self._n)
-        h = min(moment.made_of or self._n, self._n)
-        self._rounds[moment.version] = (h, moment.opened_s, moment.held)  # some, where a phase begins amid an update
+        h = min(observation.update_size or self._n, self._n)
+        # Gradients are held already if the phase begins during an update.
+        self._rounds[observation.version] = (h, observation.opened_s, observation.held)
         self.rounds_begun += 1
-        if len(self._rounds) > REMEMBERED:
+        if len(self._rounds) > MOST_ROUNDS:
             del self._rounds[next(iter(self._rounds))]
 
-    def hear(self, moment: Observation) -> None:
-        """Take in an arrival."""
-        is_fresh_only = moment.protocol.max_staleness == 0
-        if not moment.accepted and not (is_fresh_only and self._late):
+    def observe(self, observation: Observation) -> None:
+        """Add the sample of an arrival."""
+        is_fresh_only = observation.protocol.max_staleness == 0
+        if not observation.accepted and not (is_fresh_only and self._late):
             return
-        version = moment.version - (moment.staleness if is_fresh_only else 0)
+        version = observation.version - (observation.staleness if is_fresh_only else 0)
         if version not in self._rounds:
-            return  # of a round that began before this controller did, or that is forgotten
+            return  # a round from before this controller began, or one that was dropped
         h, opened_s, arrivals = self._rounds[version]
         self._rounds[version] = (h, opened_s, arrivals + 1)
         if arrivals < self._n:
-            self.durations.add(version, min(h, self._n), arrivals + 1, moment.now - opened_s)
+            self.durations.add(version, min(h, self._n), arrivals + 1, observation.now - opened_s)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the samples and the rounds that may still bring some."""
+        """Return the samples and the open rounds."""
         return {
             "n": self._n,
             "rounds": dict(self._rounds),
@@ -68,7 +69,7 @@ class UpdateTimes:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state."""
+        """Restore such a state."""
         self._n = state["n"]
         self._rounds = dict(state["rounds"])
         self.rounds_begun = state["rounds_begun"]
@@ -76,13 +77,13 @@ class UpdateTimes:
 
 
 def fastest(gains: Sequence[float], times_s: Sequence[float]) -> int:
-    """Return the k of the largest positive gain per second; of equal ones, the largest k.
+    """Return the k with the largest positive gain per second, the largest such k in a tie.
 
-    A quorum that takes no time at all is faster than any that does.
+    A quorum that takes no time is faster than any that does.
 
     Args:
-        gains: of an update of 1 ... n gradients, at least one of them > 0.
-        times_s: that it takes, >= 0.
+        gains: gains of an update of 1 ... n gradients, at least one > 0.
+        times_s: seconds of an update of 1 ... n gradients, >= 0.
 
     Example:
         >>> fastest([1.0, 2.0, 2.5], [1.0, 2.0, 3.0])

@@ -1,1 +1,1 @@
-"""Estimators that controllers decide by: numbers in, numbers out."""
+"""Estimators behind the controllers: update times, gain, convergence, stragglers, round-trip timeout."""

@@ -1,20 +1,19 @@
-"""How many updates another protocol would need to the loss that a run has reached.
+"""Convergence estimation: the number of updates that another protocol needs to reach the loss of a recorded run.
 
-With the same learning rate every protocol goes down the same mean path, and what distinguishes them is how far the
-noise of their updates keeps them above it. On a loss of curvature h, with gradients of variance V and updates of k of
-them, tau versions old in the mean, that excess is
+At one learning rate, the loss of every protocol follows the same mean path, plus an excess from the noise of its
+updates. For curvature h of the loss, variance V of a gradient, and updates of k gradients with mean staleness tau, the
+excess is
 
     E(k, tau) = eta V / (4 k) * (1 + 2 a tau (1 + tau) / (1 + 2 tau)) / (1 - a / (2 (1 + 2 tau))),   a = eta h.
 
-For tau = 0 this is the stationary excess of SGD on an isotropic quadratic. For tau > 0 it is that of SGD whose steps
-follow the mean of the gradients at all earlier versions, weighted as a geometric staleness of the mean tau weights
-them, which is the staleness of K-async and of asynchronous SGD where times are exponential. Such a mean is momentum,
-and so the path is stable for larger a, not smaller ones; a fixed delay would make it unstable from
-a = 2 sin(pi / (2 (2 tau + 1))) on. So a run that has reached the loss F would have done so under another protocol when
-it was, or will be, at F - E(other) + E(own).
+For tau = 0 this is the stationary excess of SGD on an isotropic quadratic. For tau > 0 it is the excess of SGD on the
+mean of the gradients at all earlier versions, with the weights of a geometric staleness of mean tau. K-async and
+asynchronous SGD have this staleness if times are exponential. The mean acts like momentum, so the path is stable for
+larger a; a fixed delay would be unstable from a = 2 sin(pi / (2 (2 tau + 1))) on. Another protocol reaches the loss F
+of a run at the update at which the run itself is at F - E(other) + E(own).
 
-The gain of one update (DBW, eq. 9) does not tell this: it counts the noise of every update as a loss of its own, though
-the excess is soon as large as it gets, and then every update takes away as much of it as it adds.
+The gain of one update (DBW, eq. 9) is not enough: it counts the noise of every update as a further loss, while the
+excess is soon stationary, and then every update removes as much of it as it adds.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from itertools import pairwise
 from math import inf, isfinite, nan
 from statistics import mean
 
-from paceline.policies.estimators.gain import GainInput
+from paceline.policies.estimators.gain import GainInput, variance_of
 
 
 @dataclass(frozen=True)
-class Observed:
-    """What one update of a run has told.
+class ObservedUpdate:
+    """Statistics of one update of a recorded run.
 
     Attributes:
-        told: of its gradients and its step.
-        samples: of one gradient, mean.
-        staleness: mean of its gradients'.
-        rate_scale: factor that the learning rate had for its quorum.
+        gradients: statistics of its gradients and its step.
+        samples: mean number of samples of a gradient.
+        staleness: mean staleness of its gradients, versions, >= 0.
+        rate_scale: factor on the learning rate for its quorum, > 0.
     """
 
-    told: GainInput
+    gradients: GainInput
     samples: float
     staleness: float
     rate_scale: float
@@ -47,12 +46,12 @@ class Observed:
 
 @dataclass(frozen=True)
 class Noise:
-    """What the gradients of a run were like.
+    """Noise statistics of the gradients of a run.
 
     Attributes:
-        squared_norm: N, of the loss's gradient, mean.
-        variance: V, of a gradient, mean; nan if unknown.
-        curvature: h, in the directions of the noise; nan if unknown.
+        squared_norm: mean squared norm N of the gradient of the loss.
+        variance: mean variance V of a gradient; nan if unknown.
+        curvature: curvature h of the loss in the directions of the noise; nan if unknown.
         eta: mean step along the gradient, in units of the gradient, at a rate scale of 1.
     """
 
@@ -62,7 +61,7 @@ class Noise:
     eta: float
 
     def excess(self, k: float, staleness: float, rate_scale: float) -> float:
-        """Return E(k, tau), how far above its mean path the loss stays; inf where the path itself is unstable."""
+        """Return E(k, tau), the excess of the loss over its mean path; inf if the path is unstable."""
         eta = self.eta * rate_scale
         a, tau = eta * self.curvature, staleness
         slack = 1 - a / (2 * (1 + 2 * tau))
@@ -71,41 +70,32 @@ class Noise:
         )
 
     def stable_at(self, staleness: float, rate_scale: float) -> Noise:
-        """Return the same noise, with a curvature under which a protocol was as stable as its run has shown.
+        """Return the same noise, with the curvature limited to half of what would have made the run unstable.
 
-        It is at most half of what would have been unstable. Where gradients are far from those of a log-likelihood
-        with a good fit, their scatter makes the curvature look larger than it can be.
+        The estimate of the curvature is too large if the loss is far from the negative log-likelihood of a good fit.
         """
         most = (1 + 2 * staleness) / (self.eta * rate_scale) if self.eta > 0 else inf
         return replace(self, curvature=min(self.curvature, most))
 
 
-def variance(told: GainInput) -> float:
-    """Return the variance of a gradient, as those of one update show it (DBW, eq. 10); nan if they do not."""
-    if told.k > 1:
-        return max(told.k / (told.k - 1) * (told.mean_square - told.step.squared_norm), 0.0)
-    return told.within
+def estimate_noise(observed: Sequence[ObservedUpdate]) -> Noise:
+    """Return the noise of the gradients, from consecutive updates.
 
+    For normal noise, the squared norm of the mean g of k gradients with covariance C has the variance
 
-def noise(observed: Sequence[Observed]) -> Noise:
-    """Return what consecutive updates tell of the noise.
+        Var ||g||^2 = 2 tr(C^2) / k^2 + 4 grad.C.grad / k.
 
-    The squared norm of the mean g of k gradients with the covariance C scatters, if the noise is normal, by
-
-        Var ||g||^2 = 2 tr(C^2) / k^2 + 4 grad.C.grad / k,
-
-    of which the second part is taken for 4 N tr(C^2) / (k tr C). So the scatter tells tr(C^2), and with it the
-    curvature that the noise meets, h = tr(H C) / tr(C), where the loss is a negative log-likelihood, as the cross
-    entropy is: its Hessian H is then near the covariance of the gradient of one sample, which is C times the samples
-    of a gradient.
+    The second term is approximated by 4 N tr(C^2) / (k tr C), which gives tr(C^2). If the loss is a negative
+    log-likelihood, such as the cross entropy, its Hessian H is near the covariance of the gradient of one sample: C
+    times the samples of a gradient. This gives the curvature h = tr(H C) / tr(C) in the directions of the noise.
     """
     eta = mean(_eta(each) for each in observed)
-    known = [each for each in observed if isfinite(variance(each.told))]
+    known = [each for each in observed if isfinite(variance_of(each.gradients))]
     if not known:
         return Noise(nan, nan, nan, eta)
-    V = mean(variance(each.told) for each in known)
-    ks = [each.told.k for each in known]
-    norms = [each.told.step.squared_norm - V / each.told.k for each in known]
+    V = mean(variance_of(each.gradients) for each in known)
+    ks = [each.gradients.k for each in known]
+    norms = [each.gradients.step.squared_norm - V / each.gradients.k for each in known]
     N = max(mean(norms), 0.0)
     if not V:
         return Noise(N, 0.0, 0.0, eta)
@@ -119,13 +109,13 @@ def noise(observed: Sequence[Observed]) -> Noise:
 
 
 def updates_needed(losses: Sequence[tuple[float, float]], shift: float) -> float:
-    """Return after how many updates a curve is `shift` below where it ends; inf if it will never be.
+    """Return the number of updates after which a loss curve is `shift` below its end; inf if it never is.
 
-    Between its points the curve is taken for straight, and beyond its end it goes on as in its last part.
+    The curve is linear between its points, and is extrapolated from its last two.
 
     Args:
-        losses: updates made, and the loss then; at least two points.
-        shift: may be negative, for a moment before the end.
+        losses: points of the curve, each a number of updates and the loss after them; at least two.
+        shift: difference of losses; negative for a point before the end.
     """
     target = losses[-1][1] - shift
     for (before, high), (after, low) in pairwise(losses):
@@ -138,6 +128,6 @@ def updates_needed(losses: Sequence[tuple[float, float]], shift: float) -> float
     return after + (low - target) / slope if slope > 0 else inf
 
 
-def _eta(observed: Observed) -> float:
-    step = observed.told.step
+def _eta(observed: ObservedUpdate) -> float:
+    step = observed.gradients.step
     return step.progress / step.squared_norm / observed.rate_scale if step.squared_norm else 0.0

@@ -1,4 +1,4 @@
-"""How much an update of k gradients is expected to lower the loss."""
+"""Gain estimation: the expected decrease of the loss by an update of k gradients."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from paceline.utils.validation import check_range
 
 
 class GainInput(NamedTuple):
-    """What the gradients of one update tell.
+    """Statistics of the gradients of one update.
 
     Attributes:
-        k: how many they were.
-        loss: F, the mean loss of their minibatches.
-        mean_square: mean of their squared norms, weighted by samples as the mean gradient is.
-        within: mean of the variances that the workers saw in their own microbatches; nan without any.
-        step: that was made of their mean g.
+        k: number of gradients, >= 1.
+        loss: mean loss F of their minibatches.
+        mean_square: mean of their squared norms, weighted by samples like the mean gradient.
+        within: mean of the variances that the workers measured over their microbatches; nan without microbatches.
+        step: measured step of their mean g.
     """
 
     k: int
@@ -31,35 +31,34 @@ class GainInput(NamedTuple):
 
 
 class GainEstimator:
-    """Estimates the gain G_k, the expected decrease of the loss by an update of k gradients.
+    """Estimator of the gain G_k, the expected decrease of the loss by an update of k gradients.
 
-    After an update of k gradients g_j with the mean g, at a loss F, and the one before (marked ')
+    For an update of k gradients g_j with mean g at loss F, and the update before it (marked '),
 
         V+ = k / (k - 1) (mean ||g_j||^2 - ||g||^2)                                             (10)
         N+ = max(||g||^2 - V+ / k, 0)                                                           (11)
         L+ = 2 (eta' N' - (F' - F)) / (rho' (N' + V' / k'))                                     (12)
 
-    are taken for the variance of a gradient, the squared norm of the loss's own gradient and the loss's
-    smoothness. V, N and L are the means of the last D of them (13-15), L not below 0, and
+    estimate the variance of a gradient, the squared norm of the gradient of the loss, and the smoothness of the loss.
+    V, N and L are the means of the last D of each (13-15), with L >= 0, and
 
         G_k = (eta_k - L rho_k / 2) N - L rho_k / 2  V / k.                                     (16)
 
     Source: Xu, Neglia, Sebastianelli (DBW) 2020, Sect. 3.1.
 
     Differs from the paper:
-        - A step s is measured as it was made: eta = g.s / ||g||^2 and rho = ||s||^2 / ||g||^2. With plain SGD they
-          are the learning rate and its square, as in the paper. The next step is assumed to be as much longer than
-          plain SGD's, along the gradient and in all, as the latest one was.
-        - The rate of the next step is used, which a schedule may have changed, and which may depend on k.
-        - A single gradient has no V+, and so neither N+ nor L+, unless its worker has seen the variance in its
-          microbatches. Such an update tells nothing, and nor does its loss: V, N and L are means over the last D
-          updates that have told them. (Taking N+ with the mean V, or L+ from the losses of single gradients, was
-          tried: their noise is larger than what they tell; see papers/dbw.)
-        - Minibatches may be of different sizes: all means are weighted by samples, and V+ is without bias then, too.
-        - What is not finite is left out, and a gain that is too large or too small for a number is none.
+        - The actual step s is measured: eta = g.s / ||g||^2 and rho = ||s||^2 / ||g||^2. With plain SGD these are the
+          learning rate and its square, as in the paper. The next step is assumed to differ from plain SGD's by the
+          same factors as the latest one, along the gradient and in total length.
+        - The learning rate of the next step is used, which may follow a schedule or depend on k.
+        - An update of a single gradient has no V+, and so neither N+ nor L+, unless its worker measured the variance
+          over microbatches. V, N and L are means over the last D updates that have a value. (N+ with the mean V, and
+          L+ from the losses of single gradients, were tried: the noise was larger than the signal; see papers/dbw.)
+        - Minibatches may have different sizes: all means are weighted by samples, and V+ stays unbiased.
+        - Values that are not finite are dropped. A gain that overflows is -inf.
 
     Args:
-        D: updates that each mean is over, >= 1.
+        D: number of latest values in each mean, >= 1.
     """
 
     def __init__(self, D: int) -> None:
@@ -73,42 +72,42 @@ class GainEstimator:
 
     @property
     def variance(self) -> float:
-        """Variance of a gradient; nan if nothing is known."""
+        """Variance V of a gradient; nan without a value."""
         return _mean(self._variances)
 
     @property
     def squared_norm(self) -> float:
-        """Squared norm of the loss's gradient; nan if nothing is known."""
+        """Squared norm N of the gradient of the loss; nan without a value."""
         return _mean(self._squared_norms)
 
     @property
     def smoothness(self) -> float:
-        """Smoothness of the loss, >= 0; nan if nothing is known."""
+        """Smoothness L of the loss, >= 0; nan without a value."""
         mean = _mean(self._smoothnesses)
         return max(mean, 0.0) if isfinite(mean) else nan
 
-    def observe(self, told: GainInput) -> None:
-        """Take in what an update has told."""
-        self._stretch = _stretch(told.step) or self._stretch
+    def observe(self, update: GainInput) -> None:
+        """Add the statistics of an update."""
+        self._stretch = _stretch(update.step) or self._stretch
         before, self._latest = self._latest, None
-        k, squared_norm = told.k, told.step.squared_norm
-        variance = max(k / (k - 1) * (told.mean_square - squared_norm), 0.0) if k > 1 else told.within
+        k, squared_norm = update.k, update.step.squared_norm
+        variance = variance_of(update)
         if not isfinite(variance):
             return
         if before is not None:
-            _keep(self._smoothnesses, self._smoothness(before, told.loss))
+            _keep(self._smoothnesses, self._smoothness(before, update.loss))
         _keep(self._variances, variance)
         _keep(self._squared_norms, max(squared_norm - variance / k, 0.0))
-        self._latest, self._latest_V = told, variance
+        self._latest, self._latest_V = update, variance
 
     def gains(self, rates: Sequence[float]) -> list[float] | None:
-        """Return G_1 ... G_n; None as long as too little is known.
+        """Return the gains G_1 ... G_n; None before V, N and L have values.
 
         Args:
-            rates: the learning rate of an update of k gradients, for k = 1 ... n.
+            rates: learning rates of an update of k gradients, for k = 1 ... n.
 
         Returns:
-            Finite gains, or -inf where one is beyond all numbers because training has exploded; never nan.
+            Gains, finite or -inf where one overflows because training has diverged; never nan.
         """
         V, N, L = self.variance, self.squared_norm, self.smoothness
         if not all(map(isfinite, (V, N, L))):
@@ -122,7 +121,7 @@ class GainEstimator:
         return gains
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that was told and still counts."""
+        """Return the values that still count, and the latest update."""
         return {
             "windows": [list(window) for window in self._windows()],
             "latest": self._latest and tuple(self._latest),
@@ -131,7 +130,7 @@ class GainEstimator:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state."""
+        """Restore such a state."""
         for window, values in zip(self._windows(), state["windows"], strict=True):
             window.extend(values)
         self._latest = state["latest"] and GainInput(*state["latest"])
@@ -142,7 +141,7 @@ class GainEstimator:
         return self._variances, self._squared_norms, self._smoothnesses
 
     def _smoothness(self, before: GainInput, loss: float) -> float:
-        """Return L+ of the update before, now that the loss after it is known; nan if its step tells nothing."""
+        """Return L+ of the update before, given the loss after it; nan if its gradient is 0."""
         k, step, V = before.k, before.step, self._latest_V
         N = max(step.squared_norm - V / k, 0.0)
         if not step.squared_norm:
@@ -152,8 +151,15 @@ class GainEstimator:
         return 2 * (eta * N - (before.loss - loss)) / expected if 0 < expected < inf else nan
 
 
+def variance_of(update: GainInput) -> float:
+    """Return the variance V+ of a gradient, from the gradients of one update (10); nan for one without microbatches."""
+    if update.k > 1:
+        return max(update.k / (update.k - 1) * (update.mean_square - update.step.squared_norm), 0.0)
+    return update.within
+
+
 def _stretch(step: Step) -> tuple[float, float] | None:
-    """Return how much longer than plain SGD's a step was, along the gradient and, squared, in all."""
+    """Return the ratios of a step to plain SGD's: of the lengths along the gradient, and of the squared lengths."""
     plain = step.learning_rate * step.squared_norm
     if not plain > 0:
         return None

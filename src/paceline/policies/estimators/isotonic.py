@@ -1,7 +1,7 @@
-"""Least squares under a two-dimensional order, exact, and repaired in place when data come in.
+"""Two-dimensional isotonic regression: exact weighted least squares, updated in place when data arrive.
 
-Cells lie at (level, column). A cell *dominates* those at a level and a column that are both no greater, and its value
-may not be below theirs:
+Cells lie at (level, column). A cell *dominates* the cells whose level and column are both no greater. Its value must
+not be below theirs:
 
     minimize  sum_c weight_c (mean_c - x_c)^2   subject to   x_a <= x_b  wherever b dominates a.
 
@@ -11,21 +11,21 @@ partition is the optimum if and only if
 1. the values do not decrease from a cell to one that dominates it, and
 2. no upper set of a block (with a cell, all of the block that dominate it) has a mean above that of the block.
 
-For 2 says that each block is the optimum of its own cells, so that the partition is the optimum if constraints between
-blocks are left out, and 1 says that none of them is violated.
+Condition 2 means that each block is the optimum of its own cells, so the partition is optimal without the constraints
+between blocks. Condition 1 means that none of these constraints is violated.
 
-**Repair.** New data can break 2 only in the blocks that they fall into, so those are split: by the upper set that
-maximizes sum_c weight_c (mean_c - m) at the block's mean m, and both parts again, until no set has a positive sum.
-Values of an upper part end above m and those of a lower part below it, so this is the optimum of the block's cells.
-Then 1 is checked around the cells that changed, blocks in violation are united, each union is split in the same way,
-and so on. The optimum without the constraints between blocks rises strictly with each union, so no partition comes
-twice and the repair ends, whichever violations come first: those that overlap at one value (`blocks.choose`), because
-chains of all of them could unite most of the order. Rounding could break that argument, hence a split has to gain more
-than a margin, which grows with the rounds until nothing is split.
+**Update.** New data can violate condition 2 only in their own blocks, so these are split: by the upper set that
+maximizes sum_c weight_c (mean_c - m) at the block's mean m, and then both parts again, until no set has a positive sum.
+The values of an upper part stay above m and those of a lower part below it, so the result is the optimum of the cells.
+Then condition 1 is checked around the changed cells. Blocks in violation are merged, each union is split in the same
+way, and so on. The optimum without the constraints between blocks rises strictly with each merge. So no partition
+occurs twice and the update terminates, in any order of violations. Violations that overlap at one value come first
+(`isotonic_blocks.choose`), because chains of all of them could merge most of the order. Against rounding, a split must
+gain more than a margin, which grows with the rounds until nothing is split.
 
 **The best upper set** is a staircase: on each level it begins at a column, and on later levels not later. One greedy
-pass over the cells finds it (`blocks.best_split`); no network is built and no flow pushed. Where the cells are a chain,
-adjacent violators are pooled instead (`blocks.pooled`), and nothing has to be split.
+pass over the cells finds it (`isotonic_blocks.best_split`), without a maximum flow. If the cells are a chain, adjacent
+violators are pooled instead (`isotonic_blocks.pooled`), and nothing is split.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ SMALLEST_GAIN, GAIN_GROWTH = 2.0**-50, 1.25
 
 
 class IsotonicFit:
-    """The weighted least-squares fit that increases with level and column, over the cells that have data.
+    """Weighted least-squares fit that does not decrease with level or column, over the cells that have data.
 
     Args:
-        columns: their number, >= 1; levels are any integers.
+        columns: number of columns, >= 1; levels are any integers.
 
     Example:
         >>> fit = IsotonicFit(columns=3)
@@ -65,8 +65,8 @@ class IsotonicFit:
         self._cells: dict[int, GridCell] = {}
         self._stale: set[Block] = set()
         self._emptied: set[GridCell] = set()
-        # Values by row and column, one row a level with data. They are there twice, because a place without data is
-        # -inf where maxima are taken and inf where minima are.
+        # Values by row and column, one row per level with data, in two copies: a place without data is -inf in the
+        # one for maxima and inf in the one for minima.
         self._rows: dict[int, int] = {}
         self._row_levels: list[int] = []
         self._new_levels: set[int] = set()
@@ -78,14 +78,14 @@ class IsotonicFit:
         return (cell for cell in self._cells.values() if cell.weight)
 
     def add(self, level: int, column: int, weight: float, mean: float) -> None:
-        """Take in data of this weight (> 0) and this mean, besides those that the cell has."""
+        """Add data to a cell: their weight, > 0, and their mean."""
         cell = self._cells.get(level * self.columns + column) or self._new_cell(level, column)
         total = cell.weight = cell.weight + weight
         cell.mean += (mean - cell.mean) * (weight / total)
         self._stale.add(cell.block)
 
     def replace(self, level: int, column: int, weight: float, mean: float) -> None:
-        """Let these be all data of a cell; with a weight of 0 it has none any more."""
+        """Replace the data of a cell by data of this weight, >= 0, and this mean; a weight of 0 empties the cell."""
         cell = self._cells.get(level * self.columns + column) or self._new_cell(level, column)
         cell.weight, cell.mean = weight, mean
         self._stale.add(cell.block)
@@ -93,7 +93,7 @@ class IsotonicFit:
             self._emptied.add(cell)
 
     def scale(self, factor: float, least: float) -> None:
-        """Multiply all weights, which changes nothing, but let none fall below the least."""
+        """Multiply all weights by a factor, > 0, which keeps the fit, but keep each weight at `least` or above."""
         for cell in self._cells.values():
             cell.weight *= factor
             if 0 < cell.weight < least:
@@ -101,18 +101,18 @@ class IsotonicFit:
                 self._stale.add(cell.block)
 
     def solve(self) -> None:
-        """Make the fit optimal for all data taken in."""
+        """Make the fit optimal for all data."""
         self._drop_emptied()
         waiting = [block.cells for block in self._stale]
         self._stale.clear()
         margin = SMALLEST_GAIN
         postponed: list[Block] = []
         while waiting:
-            changed = [cell for block in postponed for cell in (block.cells[0], block.cells[-1])]  # what they span
+            changed = [cell for block in postponed for cell in (block.cells[0], block.cells[-1])]  # their extent
             for cells in waiting:
                 for part, value in optimal_parts(cells, margin):
                     block = part[0].block
-                    if block.cells is part:  # it is not split
+                    if block.cells is part:  # not split
                         block.value = value
                     else:
                         block = Block(part, value)
@@ -132,19 +132,19 @@ class IsotonicFit:
         return {(cell.level, cell.column): cell.block.value for cell in self._cells.values()}
 
     def below(self, level: int) -> Floats:
-        """Return what a cell of this level has to reach at least, by column [columns]; -inf for no bound."""
+        """Return the lower bounds on a cell of this level, by column [columns]; -inf for no bound."""
         rows = bisect_right(self._row_levels, level)
         floor: Floats = np.maximum.accumulate(np.maximum.reduce(self._floor[:rows], initial=-inf))
         return floor
 
     def above(self, level: int) -> Floats:
-        """Return what a cell of this level may reach at most, by column [columns]; inf for no bound."""
+        """Return the upper bounds on a cell of this level, by column [columns]; inf for no bound."""
         rows = bisect_left(self._row_levels, level)
         ceiling: Floats = np.minimum.accumulate(np.minimum.reduce(self._ceiling[rows:], initial=inf)[::-1])[::-1]
         return ceiling
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the data of each cell, the blocks with their values, and which of them wait to be solved again."""
+        """Return the data of each cell, and the blocks with their values and whether each must be solved again."""
         blocks = sorted({cell.block for cell in self._cells.values()}, key=first_place)
         return {
             "cells": [(cell.level, cell.column, cell.weight, cell.mean) for cell in self._cells.values()],
@@ -152,7 +152,7 @@ class IsotonicFit:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state, of a fit with as many columns; this one has to be new."""
+        """Restore such a state of a fit with the same number of columns, into a new fit."""
         for level, column, weight, mean in state["cells"]:
             self.replace(level, column, weight, mean)
         self._stale.clear()
@@ -206,10 +206,10 @@ class IsotonicFit:
         self._row_levels = levels
 
     def _violations(self, changed: list[GridCell]) -> Iterator[tuple[Block, Block]]:
-        """Yield pairs of blocks, the first one higher, where cells of the second dominate cells of the first.
+        """Yield violating pairs of blocks: the first has the higher value, cells of the second dominate its cells.
 
-        Unchanged cells are in order among themselves. So it is enough to look at the rows from the first changed to
-        the last, with what all rows before ask for, and at the smallest values of the rows after.
+        Unchanged cells do not violate each other. So the check covers the rows from the first changed one to the last,
+        with the maxima of all rows before and the minima of all rows after.
         """
         levels = {cell.level for cell in changed}
         first, last = self._rows[min(levels)], self._rows[max(levels)]
@@ -231,7 +231,7 @@ class IsotonicFit:
             low_rows.tolist(), columns.tolist(), needed[low_rows, columns].tolist(), strict=True
         ):
             high = highs.get(value)
-            if high is None or high[0] > first + row or high[1] > column:  # this cell does not dominate that one
+            if high is None or high[0] > first + row or high[1] > column:  # no dominance between the two cells
                 at = int(by_column[row, : column + 1].argmax())
                 high = highs[value] = int(self._floor[: first + row + 1, at].argmax()), at
             low_row = first + row

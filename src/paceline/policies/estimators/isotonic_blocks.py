@@ -1,6 +1,6 @@
-"""Blocks of cells that share a value: how they are united, and split where that is better.
+"""Blocks of the isotonic fit: sets of cells with one value, and how they are merged and split.
 
-What they are parts of, and why this leads to an optimum, is told in `isotonic`.
+The algorithm and the proof that it is optimal are in `isotonic`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ROUNDING = 2.0**-48
 
 
 class GridCell:
-    """Data at one place of the order, and the block that they are in."""
+    """One cell of the order: its data and its block."""
 
     __slots__ = ("block", "column", "level", "mean", "place", "weight")
 
@@ -28,7 +28,7 @@ class GridCell:
 
 
 class Block:
-    """Cells, in the order of their places, that share a value."""
+    """Cells that share a value, in the order of their places."""
 
     __slots__ = ("cells", "value")
 
@@ -44,16 +44,16 @@ _place = attrgetter("place")
 
 
 def first_place(block: Block) -> int:
-    """Return the first place of a block, which no other block has."""
+    """Return the first place of a block, which is unique to it."""
     return block.cells[0].place
 
 
 def choose(pairs: list[Pair]) -> tuple[list[Pair], list[Block]]:
-    """Return those of the violations to repair first, and the blocks that are only in others.
+    """Return the violations to repair first, and the blocks that occur only in the others.
 
-    Violations can connect most blocks of the order, by chains that drift from value to value, though few of them
-    overlap at any one value. So those around the median are chosen, and then, of those wholly above it and of those
-    wholly below whose blocks are still free, the same.
+    Violations can connect most blocks of the order by chains of different values, though few of them overlap at any one
+    value. So the violations around the median value are chosen. The same is repeated for those wholly above it and
+    those wholly below it, as far as their blocks are free.
     """
     chosen: list[Pair] = []
     taken: set[Block] = set()
@@ -73,7 +73,7 @@ def choose(pairs: list[Pair]) -> tuple[list[Pair], list[Block]]:
 
 
 def unions(pairs: Iterable[Pair]) -> list[list[GridCell]]:
-    """Return the cells of the blocks in these pairs, those of connected blocks together, in the order of places."""
+    """Return the cells of each connected set of blocks in these pairs, in the order of places."""
     groups: dict[Block, list[Block]] = {}
     for pair in pairs:
         a, b = (groups.setdefault(block, [block]) for block in pair)
@@ -86,11 +86,11 @@ def unions(pairs: Iterable[Pair]) -> list[list[GridCell]]:
 
 
 def optimal_parts(cells: list[GridCell], margin: float) -> list[tuple[list[GridCell], float]]:
-    """Return the blocks that the optimum of these cells consists of, with their values.
+    """Return the blocks of the optimum of these cells, with their values.
 
     Args:
-        cells: in the order of their places.
-        margin: by how much, relative to their sizes, the means of two parts have to differ to be told apart.
+        cells: cells in the order of their places.
+        margin: smallest relative difference of the means of two blocks, > 0.
     """
     if len(cells) == 1:
         return [(cells, cells[0].mean)]
@@ -119,7 +119,7 @@ def is_chain(cells: list[GridCell]) -> bool:
 
 
 def pooled(chain: list[GridCell], margin: float) -> list[tuple[list[GridCell], float]]:
-    """Return the same as `optimal_parts` for a chain, by pooling adjacent violators: one pass, nothing is split."""
+    """Return the same as `optimal_parts` for a chain, by pooling adjacent violators in one pass."""
     begins: list[int] = []
     weights: list[float] = []
     means: list[float] = []
@@ -138,9 +138,10 @@ def pooled(chain: list[GridCell], margin: float) -> list[tuple[list[GridCell], f
 
 
 def centre(cells: list[GridCell]) -> Centre:
-    """Return the weighted mean of cells, exactly the common value if all are equal, and weight * (mean - it) for each.
+    """Return the weighted mean of cells, and weight * (mean of the cell - that mean) for each.
 
-    All is computed as offsets from one of the means, so that rounding is small against the differences of the means.
+    The computation uses offsets from one of the means, so that rounding is small compared with their differences. The
+    mean of equal values is exact.
     """
     if len(cells) == 1:
         return cells[0].mean, [0.0]
@@ -152,13 +153,15 @@ def centre(cells: list[GridCell]) -> Centre:
 
 
 def best_split(cells: list[GridCell], gains: list[float]) -> tuple[list[GridCell], list[GridCell]]:
-    """Return these cells outside and inside of the upper set with the largest sum of gains.
+    """Return the cells outside and inside the upper set with the largest sum of gains.
 
-    Each loss uses up gains of cells that its own dominates, those of the last columns first, because more of the cells
-    to come dominate the others. What is left in the end is the largest sum; nothing is split if that is rounding.
+    Each negative gain consumes positive gains of cells that its cell dominates, from the last column backwards, because
+    more of the later cells dominate the other columns. The remaining gains add up to the largest sum. Nothing is split
+    if that sum is within rounding.
 
-    What is left from a column on does not depend on smaller columns. So the set begins, from the last level back, at
-    the first column with something left after that level, but not before the column where it begins one level later.
+    The remainder from a column on does not depend on smaller columns. So on each level, from the last one backwards,
+    the set begins at the first column with a remainder after that level, but not before its first column one level
+    later.
     """
     columns: list[int] = []
     spare: list[float] = []

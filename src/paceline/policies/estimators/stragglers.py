@@ -1,4 +1,4 @@
-"""Which workers are stragglers, from how long their gradients take."""
+"""Straggler detection from the throughput of workers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from paceline.utils.state_dict import restore, snapshot
 
 Round = dict[int, tuple[int, float]]  # worker -> gradients, busy_s
-ROUNDING = 1e-9  # where half of the workers are equally slow, they are at S - sigma exactly
-KNOWN = 5  # windows after which a worker's own past tells what is normal for it
+ROUNDING = 1e-9  # relative; if half of the workers are equally slow, they are at S - sigma exactly
+KNOWN = 5  # number of windows before a worker is compared with its own past
 
 
-class Past:
-    """Mean and population standard deviation of a worker's throughput so far, by Welford's recurrence.
+class ThroughputStats:
+    """Running mean and population standard deviation of a worker's throughput, by Welford's recurrence.
 
     Example:
-        >>> past = Past()
+        >>> stats = ThroughputStats()
         >>> for throughput in (1.0, 3.0):
-        ...     past.add(throughput)
-        >>> past.mean, past.deviation
+        ...     stats.add(throughput)
+        >>> stats.mean, stats.deviation
         (2.0, 1.0)
     """
 
@@ -36,7 +36,7 @@ class Past:
         return sqrt(self.squares / self.count)
 
     def add(self, throughput: float) -> None:
-        """Take in one more window."""
+        """Add the throughput of a window, in gradients per second."""
         self.count += 1
         before = throughput - self.mean
         self.mean += before / self.count
@@ -44,29 +44,30 @@ class Past:
 
 
 class StragglerDetector:
-    """Finds the workers whose throughput has fallen behind for several windows in a row.
+    """Straggler detector: finds the workers whose throughput is low for several windows in a row.
 
-    A round is n arrivals, n being the live workers: an update of BSP. A window is so many rounds. In it, worker k has
-    delivered gradients_k and worked busy_s_k seconds on them, waiting for others not counted: its throughput is
-    S_k = gradients_k / busy_s_k, every minibatch being of one size. With mean S and population standard deviation sigma
-    over the workers heard of in the window, worker k is slow in it if
+    A round is n arrivals, where n is the number of live workers: one update of BSP. A window is a number of rounds.
+    Worker k delivers gradients_k in a window and computes for busy_s_k seconds, without waiting for other workers. Its
+    throughput is S_k = gradients_k / busy_s_k; all minibatches have one size. S and sigma are the mean and the
+    population standard deviation over the workers with an arrival in the window. Worker k is slow in it if
 
-        S_k < S - sigma  and  S_k <= (1 - min_gap) S,
+        S_k < S - sigma  and  S_k <= (1 - min_gap) S.
 
-    and a straggler after `consecutive` slow windows in a row, until a window in which it is not slow. A worker that is
-    not heard of in a window stays what it is.
+    It is a straggler after `consecutive` slow windows in a row, until a window in which it is not slow. A worker
+    without an arrival in a window keeps its status.
 
-    The rule is blind where half of the workers are slow, and for two workers. So a worker is slow, too, if both hold
-    with the mean and deviation of its own past, the windows in which it was no straggler, once there are 5 of them. If
-    every worker is slow in that sense, it is not the workers that have changed, and none is.
+    This rule fails if half of the workers are slow, and for two workers. So a worker is also slow if both conditions
+    hold with the mean and deviation of its own past: the windows in which it was no straggler, at least 5. If every
+    worker is slow in this second sense, the cluster has changed, and none counts as slow by it.
 
     Args:
-        window: rounds, >= 1.
-        consecutive: slow windows in a row (m), >= 1.
-        min_gap: smallest relative gap, in [0, 1).
-        sliding: whether a window begins with every round, rather than where the one before has ended.
+        window: length of a window in rounds, >= 1.
+        consecutive: number of slow windows in a row that make a straggler (m), >= 1.
+        min_gap: smallest relative gap to the mean throughput, in [0, 1).
+        sliding: whether a window begins at every round; else it begins where the one before ends.
 
-    Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2; gap and own past are ours.
+    Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2. Differs: the gap and the comparison with the worker's own past
+    are not in the paper.
     """
 
     def __init__(self, window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False) -> None:
@@ -75,55 +76,55 @@ class StragglerDetector:
         self._min_gap = min_gap
         self._sliding = sliding
         self._live = 0
-        self._heard = 0  # arrivals of the open round
+        self._arrivals = 0  # in the open round
         self._rounds: list[Round] = []  # the last one is open
-        self._pasts: dict[int, Past] = {}
-        self._slow: dict[int, int] = {}  # windows in a row
+        self._pasts: dict[int, ThroughputStats] = {}
+        self._slow: dict[int, int] = {}  # worker -> slow windows in a row
         self.throughput: dict[int, float] = {}  # S_k of the latest window
 
     @property
     def stragglers(self) -> set[int]:
-        """Who is one now."""
+        """Ids of the current stragglers."""
         return {worker for worker, windows in self._slow.items() if windows >= self._consecutive}
 
-    def hear(self, worker: int, busy_s: float, live: int) -> None:
-        """Take in an arrival.
+    def observe(self, worker: int, busy_s: float, live: int) -> None:
+        """Add the arrival of a gradient.
 
         Args:
-            worker: whose.
-            busy_s: seconds that the worker has spent on it, >= 0.
-            live: workers that take part (n), >= 1.
+            worker: id of the worker, >= 0.
+            busy_s: seconds that the worker spent on it, >= 0.
+            live: number of workers that take part (n), >= 1.
         """
         if live != self._live:
-            self._live, self._heard, self._rounds = live, 0, []
-        if self._heard == 0:
+            self._live, self._arrivals, self._rounds = live, 0, []
+        if self._arrivals == 0:
             self._rounds.append({})
         gradients, spent_s = self._rounds[-1].get(worker, (0, 0.0))
         self._rounds[-1][worker] = gradients + 1, spent_s + busy_s
-        self._heard += 1
-        if self._heard >= live:
-            self._heard = 0
+        self._arrivals += 1
+        if self._arrivals >= live:
+            self._arrivals = 0
             if len(self._rounds) >= self._window:
                 self._judge(_throughput(self._rounds))
                 self._rounds = self._rounds[1:] if self._sliding else []
 
     def is_slow_beside(self, throughput: float) -> bool:
-        """Return whether this would be slow beside the latest window of the others."""
+        """Return whether a throughput, in gradients per second, is slow compared with the latest window."""
         others = list(self.throughput.values())
         return bool(others) and self._is_below(throughput, fmean(others), pstdev(others))
 
     @property
     def known(self) -> set[int]:
-        """Who was heard of in some window."""
+        """Ids of the workers with an arrival in any window."""
         return {*self._pasts, *self._slow}
 
-    def forget(self, worker: int) -> None:
-        """Know nothing of a worker: it is gone, or another one has come in its place."""
+    def remove(self, worker: int) -> None:
+        """Remove all data of a worker that has left or was replaced."""
         self._pasts.pop(worker, None)
-        self.excuse(worker)
+        self.clear(worker)
 
-    def excuse(self, worker: int) -> None:
-        """Let a worker be no straggler, and not be among those that others are compared with, until the next window."""
+    def clear(self, worker: int) -> None:
+        """Remove a worker from the stragglers and from the latest window, until the next one."""
         self._slow.pop(worker, None)
         self.throughput.pop(worker, None)
 
@@ -141,8 +142,8 @@ class StragglerDetector:
                 self._slow[worker] = self._slow.get(worker, 0) + 1
             else:
                 self._slow.pop(worker, None)
-            if worker not in self.stragglers:  # a slow window now and then is part of what is normal
-                self._pasts.setdefault(worker, Past()).add(each)
+            if worker not in self.stragglers:  # an occasional slow window is normal
+                self._pasts.setdefault(worker, ThroughputStats()).add(each)
 
     def _is_below(self, throughput: float, mean: float, deviation: float) -> bool:
         return throughput < mean - deviation - ROUNDING * mean and throughput <= (1 - self._min_gap) * mean
@@ -152,21 +153,21 @@ class StragglerDetector:
         return past is not None and past.count >= KNOWN and self._is_below(throughput, past.mean, past.deviation)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was heard."""
+        """Return the state for a checkpoint."""
         pasts = {worker: (past.count, past.mean, past.squares) for worker, past in self._pasts.items()}
         return {"pasts": pasts, **snapshot(self, _SAVED)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state."""
-        self._pasts = {worker: Past(*past) for worker, past in state["pasts"].items()}
+        """Restore such a state."""
+        self._pasts = {worker: ThroughputStats(*past) for worker, past in state["pasts"].items()}
         restore(self, _SAVED, state)
 
 
-_SAVED = ("_live", "_heard", "_rounds", "_slow", "throughput")
+_SAVED = ("_live", "_arrivals", "_rounds", "_slow", "throughput")
 
 
 def _throughput(rounds: list[Round]) -> dict[int, float]:
-    """Return that of every worker whose time was measured."""
+    """Return the throughput of every worker with a measured time, in gradients per second."""
     totals: Round = {}
     for each in rounds:
         for worker, (delivered, spent_s) in each.items():

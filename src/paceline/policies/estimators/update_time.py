@@ -1,21 +1,21 @@
-"""How long an update takes if k gradients are waited for, every time: the duration estimator of DBW.
+"""Update-time estimation of DBW: the expected seconds of an update with a constant quorum k.
 
-t_{h,i} is the time from a new version to the i-th gradient of that version, h the quorum of the update before, so
-the number of workers that were free at once. Its means obey order relations (DBW, Sect. 3.2), and the estimates are
-their least-squares fit to all samples, problem (17) of the paper:
+t_{h,i} is the time from a new version to the i-th gradient of that version. h is the quorum of the update before, and
+so the number of workers that start at once. The means of t_{h,i} satisfy order relations (DBW, Sect. 3.2). The
+estimates are their least-squares fit to all samples, problem (17) of the paper:
 
     minimize    sum over the samples y of each cell (h, k) of (y - x_{h,k})^2
     subject to  x_{h,k} <= x_{h,k+1},   x_{h+1,k} <= x_{h,k},   x_{k,k} <= x_{k+1,k+1}.
 
-**Structure.** Call L_h the part k < h of row h, U_h the part k > h, and D the diagonal. The constraints lead from
-L_h to L_{h-1} and, where that ends, to D, from D to U_h and from there to U_{h-1}, and never back. So with the levels
+**Structure.** Let L_h be the part k < h of row h, U_h the part k > h, and D the diagonal. The constraints lead from
+L_h to L_{h-1} and finally to D, from D to U_h, from there to U_{h-1}, and never back. So with the levels
 
     L_n < ... < L_2 < D < U_{n-1} < ... < U_1
 
-they say just that x does not decrease with the level nor with the column k: a two-dimensional order, which
-`isotonic` fits, without the cells that have no samples. The estimate of T_k = E[t_{k,k}] is x_{k,k}. If (k, k) has no
-samples, problem (17) leaves it open: every value between the cells that it dominates and those that dominate it is
-optimal, the interval [lower_k, upper_k], and which one to take is a rule of its own.
+they state that x does not decrease with the level or with the column k. `isotonic` fits this two-dimensional order
+over the cells that have samples. The estimate of T_k = E[t_{k,k}] is x_{k,k}. If (k, k) has no samples, every value
+between the cells that it dominates and those that dominate it is optimal. Which value of this interval
+[lower_k, upper_k] to take is a separate rule.
 
 Xu, Neglia, Sebastianelli: "Dynamic Backup Workers for Parallel Machine Learning", 2020.
 """
@@ -43,12 +43,12 @@ LARGEST_WEIGHT, LEAST_WEIGHT = 2.0**32, 2.0**-8
 
 @dataclass(frozen=True)
 class UpdateTimeSamples:
-    """Seconds an update takes with a quorum of 1 to n; all three do not decrease.
+    """Estimated seconds of an update with a quorum of 1 to n; none of the three arrays decreases.
 
     Attributes:
-        lower: the smallest optimal x_{k,k} [n]; 0 if no sample bounds it, because times are not negative.
-        upper: the largest [n], the same where (k, k) has samples; inf if no sample bounds it.
-        times: the one chosen between them [n], always finite.
+        lower: smallest optimal x_{k,k} [n]; 0 if no sample bounds it, because times are not negative.
+        upper: largest optimal x_{k,k} [n], equal to `lower` where (k, k) has samples; inf if no sample bounds it.
+        times: chosen value between the two [n], always finite.
     """
 
     lower: Floats
@@ -57,22 +57,21 @@ class UpdateTimeSamples:
 
 
 class UpdateTimeEstimator:
-    """E[t_{k,k}] for all k from samples of t_{h,i}, by problem (17), exact and incremental.
+    """Estimator of E[t_{k,k}] for all k from samples of t_{h,i}, by problem (17), exact and incremental.
 
     Args:
-        n: workers, >= 1.
-        unobserved: what to assume where problem (17) leaves an interval. ``"lower"`` is optimistic: a quorum never
-            tried looks fast, and one visit corrects it. ``"mid"`` is the middle. ``"upper"`` is pessimistic: all
-            quorums look as slow as k = n at the beginning, and a rule that takes the one with the best rate stays
-            there for ever. Where there is no upper end, both take the lower one, or the time of a smaller quorum if
-            that is longer.
-        window: count only the samples of the newest so many versions, >= 1; None for all.
-        forgetting: in (0, 1]; a sample of version v weighs forgetting^(newest version - v). Weights stop shrinking
-            between 2^-8 and 2^-40 of a new sample's, so that what was known of a quorum is not lost while it rests.
+        n: number of workers, >= 1.
+        unobserved: value where problem (17) leaves an interval. ``"lower"`` is optimistic: a quorum without samples
+            looks fast, and one update with it corrects that. ``"mid"`` is the middle. ``"upper"`` is pessimistic: at
+            first all quorums look as slow as k = n, and a rule that takes the best rate stays there. Without an upper
+            end, both take the lower one, or the time of a smaller quorum if that is longer.
+        window: number of newest versions whose samples count, >= 1; None for all.
+        forgetting: weight of a sample of version v is forgetting^(newest version - v), in (0, 1]. Weights stop
+            shrinking between 2^-8 and 2^-40 of a new sample's, so that an unused quorum keeps its estimate.
 
-    Differs from the paper: the choice in the interval is a rule (an interior-point solver ends somewhere in it), and
-    old samples can be left out or forgotten, because with the whole history the estimate follows a change of the
-    cluster too slowly.
+    Differs from the paper: the value in the interval follows a rule (an interior-point solver ends anywhere in it), and
+    old samples can be dropped or discounted. With the whole history the estimate follows changes of the cluster too
+    slowly.
 
     Example:
         >>> durations = UpdateTimeEstimator(n=3)
@@ -97,24 +96,24 @@ class UpdateTimeEstimator:
         self.window = window
         self.forgetting = forgetting
         self._newest = 0
-        self._unit = 0  # the version whose samples weigh 1
+        self._unit = 0  # version whose samples have weight 1
         self._fit = IsotonicFit(n)
-        # With a window only: the samples of each cell, the cells of each version, and those to look at again.
+        # With a window only: the samples of each cell, the cells of each version, and the cells to refresh.
         self._samples: dict[Cell, list[Sample]] = {}
         self._cells_of: dict[int, list[Cell]] = {}
         self._outdated: set[Cell] = set()
 
     def add(self, version: int, h: int, i: int, t_s: float) -> None:
-        """Take in that the i-th gradient of a version arrived t_s seconds after the version was made.
+        """Add a sample: the i-th gradient of a version arrived t_s seconds after the version was made.
 
         Args:
-            version: >= 0; may be older than others before it, because gradients come late.
-            h: quorum of the update that made the version, 1 to n; n for the first version, where everybody was free.
+            version: version of the gradient, >= 0, in any order, because gradients arrive late.
+            h: quorum of the update that made the version, 1 to n; n for the first version, where all workers start.
             i: rank among the gradients of the version, 1 to n.
             t_s: seconds, >= 0 and finite.
 
         Raises:
-            UsageError: the ranks or the time are impossible.
+            UsageError: a rank or the time is out of its range.
         """
         n = self.n
         if not (1 <= h <= n and 1 <= i <= n and 0 <= t_s < inf):
@@ -128,7 +127,7 @@ class UpdateTimeEstimator:
             self._keep((h, i), version, t_s)
 
     def estimate(self) -> UpdateTimeSamples:
-        """Return the solution of problem (17) on the diagonal, for all samples taken in."""
+        """Return the solution of problem (17) on the diagonal, for all samples."""
         self._refresh()
         self._fit.solve()
         diagonal = self.n - 1
@@ -140,14 +139,14 @@ class UpdateTimeEstimator:
         return UpdateTimeSamples(lower, upper, np.maximum.accumulate(np.where(upper < inf, wished, lower)))
 
     def fitted(self) -> dict[Cell, float]:
-        """Return the solution of problem (17) where there are samples: seconds by (h, i)."""
+        """Return the solution of problem (17) for the cells with samples: seconds by (h, i)."""
         self.estimate()
         return {self._ranks(level, column): value for (level, column), value in self._fit.values().items()}
 
     def resize(self, n: int) -> None:
-        """Go on with n workers, >= 1, and the samples of the ranks that still exist.
+        """Change the number of workers to n, >= 1, and keep the samples of the remaining ranks.
 
-        Samples with h > n count for h = n, because then everybody is free, and those with i > n are dropped.
+        Samples with h > n count for h = n, because then all workers start at once. Samples with i > n are dropped.
         """
         if n < 1:
             raise UsageError(f"n = {n!r}, expected at least one worker")
@@ -162,7 +161,7 @@ class UpdateTimeEstimator:
                 self._keep((min(h, n), i), version, t_s)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the samples, as numbers, tuples, lists and dicts, and the fit to them as far as it has come."""
+        """Return the samples and the fit, as numbers, tuples, lists and dicts."""
         self._refresh()
         return {
             "n": self.n,
@@ -173,7 +172,7 @@ class UpdateTimeEstimator:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state; the options stay as they are given now."""
+        """Restore such a state; the options of this estimator are kept."""
         self.n, self._newest, self._unit = state["n"], state["newest"], state["unit"]
         self._samples, self._cells_of = {}, {}
         for cell, of_cell in state["samples"]:
@@ -184,7 +183,7 @@ class UpdateTimeEstimator:
         self._fit.load_state_dict(state["fit"])
 
     def _place(self, h: int, i: int) -> tuple[int, int]:
-        """Return level and column of a cell, from 0."""
+        """Return the level and the column of a cell, both from 0."""
         if i < h:
             return self.n - h, i - 1
         return (self.n - 1 if i == h else 2 * self.n - 1 - h), i - 1
@@ -196,12 +195,12 @@ class UpdateTimeEstimator:
         return (self.n - level if level < self.n else 2 * self.n - 1 - level), column + 1
 
     def _weight(self, version: int) -> float:
-        """Return the weight of a sample: new ones weigh more, which is the same as that old ones weigh less."""
+        """Return the weight of a sample; newer ones weigh more, relative to the unit version."""
         age = self._unit - version
         return max(self.forgetting**age, LEAST_WEIGHT) if age > 0 else 1 / self.forgetting**-age
 
     def _advance(self, version: int) -> None:
-        """Let a version be the newest, and drop the samples that it pushes out of the window."""
+        """Set the newest version, and drop the samples that leave the window."""
         self._newest = version
         shrinking = self.forgetting ** (version - self._unit)
         if shrinking < 1 / LARGEST_WEIGHT:
@@ -220,7 +219,7 @@ class UpdateTimeEstimator:
         self._outdated.add(cell)
 
     def _refresh(self) -> None:
-        """Tell the fit of the cells whose samples in the window have changed."""
+        """Update the cells of the fit whose samples in the window have changed."""
         for cell in self._outdated:
             place, weight, mean = self._place(*cell), 0.0, 0.0
             for version, t_s in self._samples[cell]:

@@ -359,7 +359,7 @@ def test_a_run_says_whether_gradient_or_learning_rate_is_scaled(changes, part, t
         ("asp + dc_asgd(lambda0=1, m=1)", {}, "m=1 is not a number in"),
         ("asp + dc_asgd(lambda0=1) + dc_s3gd", {}, "would both correct"),
         ("asp + dc_s3gd + dc_s3gd", {}, "dc_s3gd is given twice"),
-        ("asp + staleness_weight(weighting='1/tau')", {}, r"weighting '1/tau', expected '1/\(1\+tau\)', '1/sqrt"),
+        ("asp + staleness_weight(weighting='1/tau')", {}, r"weighting='1/tau', expected '1/\(1\+tau\)', '1/sqrt"),
         ("asp + staleness_weight", {"optimizer": torch.optim.ASGD}, "ASGD works out the learning rate of a step in"),
         ("asp + stalenes_lr(C=1)", {}, "staleness_lr"),
         ("asp + bsp", {}, "'bsp' is not known"),
@@ -374,7 +374,7 @@ def test_what_cannot_work_is_refused_with_the_reason(protocol, changes, message)
     ("make", "message"),
     [
         (lambda: pl.asp() + 0.5, "cannot be added to asp; expected a compensator"),
-        (lambda: pl.asp() + Unfinished(), "Unfinished is not whole"),
+        (lambda: pl.asp() + Unfinished(), "Unfinished is incomplete"),
         (lambda: pl.chain(pl.dc_s3gd(), "dc_s3gd"), "expected a pl.Compensator"),
         (lambda: pl.staleness_weight(lambda tau: 2.0), "at staleness 0"),
         (lambda: pl.staleness_weight(lambda tau: 1.0 - tau).weight(1), "expected a weight > 0"),

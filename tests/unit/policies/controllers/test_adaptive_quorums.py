@@ -30,15 +30,15 @@ class Driven:
         self.controller, self.n = controller, n
         self.protocol = protocol or pl.backup(k=1)
         self.state = controller.begin(n)
-        self.version, self.now, self.opened_s, self.made_of = 0, 0.0, 0.0, 0
+        self.version, self.now, self.opened_s, self.update_size = 0, 0.0, 0.0, 0
         self.held = 0
         self.schedule_scale = 1.0
         self.actions = []
         self.ask("open")
 
-    def ask(self, asked, step=None, **more):
-        moment = Observation(
-            asked=asked,
+    def ask(self, trigger, step=None, **more):
+        observation = Observation(
+            trigger=trigger,
             now=self.now,
             version=self.version,
             opened_s=self.opened_s,
@@ -49,11 +49,11 @@ class Driven:
             workload=0,
             learning_rate=LRScaling(),
             schedule_scale=self.schedule_scale,
-            made_of=self.made_of,
+            update_size=self.update_size,
             step=step,
             **more,
         )
-        self.state, self.actions = self.controller.decide(self.state, moment)
+        self.state, self.actions = self.controller.decide(self.state, observation)
 
     @property
     def k(self):
@@ -74,7 +74,7 @@ class Driven:
             arrival = Arrival(self.now, worker, 1, loss=loss, squared_norm=squared_norm, variance=variance)
             self.ask("arrival", arrival=arrival, accepted=True)
         self.version += 1
-        self.made_of, self.opened_s = k, self.now
+        self.update_size, self.opened_s = k, self.now
         step = Step(mean_norm, rate * mean_norm, rate**2 * mean_norm, rate, next_rate or rate)
         self.ask("open", step=step)
         return self.k
@@ -117,7 +117,7 @@ def test_no_gain_at_all_is_a_case_of_its_own(no_gain, expected):
     assert driven.k == 2
     driven.update(loss=1.2, times=[1.0, 1.0])
     assert driven.k == expected
-    assert "no k promises a gain" in driven.reason
+    assert "no k has a positive gain" in driven.reason
 
 
 def test_a_rising_loss_asks_for_one_gradient_more():
@@ -157,7 +157,7 @@ def test_microbatches_tell_the_variance_at_one_gradient():
 
 def test_an_update_whose_gradients_were_not_all_seen_teaches_nothing_of_the_gain():
     driven = Driven(pl.DBW(), 4)
-    driven.version, driven.made_of = 1, 4
+    driven.version, driven.update_size = 1, 4
     driven.ask("open", step=Step(0.9, 0.09, 0.009, 0.1, 0.1))
     assert driven.state.gain.gains([0.1]) is None
 
@@ -318,31 +318,31 @@ def test_a_worker_that_was_away_begins_anew():
 @pytest.mark.parametrize("F", [0.01, 0.3, 1.0, 2.0, 3.0])
 def test_adasync_solves_its_equation(K_0, F):
     P, F_0 = 16, 2.0
-    moment = Driven(pl.AdaSync(K_0=K_0), P, pl.k_sync(k=1))
-    K = pl.AdaSync(K_0=K_0).quorum(F_0, F, moment_of(moment))
+    driven = Driven(pl.AdaSync(K_0=K_0), P, pl.k_sync(k=1))
+    K = pl.AdaSync(K_0=K_0).quorum(F_0, F, observation_of(driven))
     c = K_0**2 * F_0 / ((P - K_0) * F)
     residual = {k: k * k + c * k - c * P for k in (K - 0.5, K + 0.5)}
     assert residual[K - 0.5] <= 0 <= residual[K + 0.5] or K in (1, P)
     if F == F_0:
         assert K == K_0
     batch = Driven(pl.AdaSync(K_0=K_0), P, pl.k_batch_sync(k=1))
-    assert pl.AdaSync(K_0=K_0).quorum(F_0, F, moment_of(batch)) == max(1, round(K_0 * (F_0 / F) ** 0.5))
+    assert pl.AdaSync(K_0=K_0).quorum(F_0, F, observation_of(batch)) == max(1, round(K_0 * (F_0 / F) ** 0.5))
 
 
 @pytest.mark.parametrize("base", [pl.k_sync(k=1), pl.k_batch_sync(k=1)])
 @pytest.mark.parametrize(("F_0", "F"), [(2.0, 0.0), (0.0, 0.0), (2.0, -1.0), (-1.0, 2.0)])
 def test_a_loss_that_is_not_positive_lets_adasync_wait_for_all(base, F_0, F):
-    assert pl.AdaSync(K_0=2).quorum(F_0, F, moment_of(Driven(pl.AdaSync(K_0=2), 8, base))) == 8
+    assert pl.AdaSync(K_0=2).quorum(F_0, F, observation_of(Driven(pl.AdaSync(K_0=2), 8, base))) == 8
 
 
 def test_a_loss_that_is_nearly_zero_lets_adasync_wait_for_all():
-    moment = moment_of(Driven(pl.AdaSync(K_0=2), 8, pl.k_sync(k=1)))
-    assert [pl.AdaSync(K_0=2).quorum(2.0, 10.0**-e, moment) for e in (10, 18, 30, 300)] == [8] * 4
+    observation = observation_of(Driven(pl.AdaSync(K_0=2), 8, pl.k_sync(k=1)))
+    assert [pl.AdaSync(K_0=2).quorum(2.0, 10.0**-e, observation) for e in (10, 18, 30, 300)] == [8] * 4
 
 
-def moment_of(driven):
+def observation_of(driven):
     seen = []
-    driven.controller = type("Keeps", (), {"decide": lambda self, state, moment: (seen.append(moment), [])})()
+    driven.controller = type("Keeps", (), {"decide": lambda self, state, observation: (seen.append(observation), [])})()
     driven.ask("open")
     return seen[0]
 
@@ -380,11 +380,11 @@ def test_adasync_waits_for_more_as_the_loss_falls():
         (lambda: pl.simulate("adasync", "4*exp(mean=1)", updates=5), r"as pl.b_dbw\(\)"),
         (
             lambda: pl.train(tiny_job(), protocol="adasync(K_0=4)", cluster="4*exp(mean=1)", stop="updates=5"),
-            "K_0 = 4 of 4 workers cannot grow; give K_0 < 4",
+            "K_0=4 with 4 workers leaves no room to grow; give K_0 < 4",
         ),
         (
             lambda: pl.train(tiny_job(), protocol="adasync(K_0=5)", cluster="4*exp(mean=1)", stop="updates=5"),
-            "K_0 = 5 of 4 workers cannot grow; give K_0 < 4",
+            "K_0=5 with 4 workers leaves no room to grow; give K_0 < 4",
         ),
     ],
 )

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.core.records import DecisionMade, GradientArrived, UpdateMade, WorkerLost
-from paceline.policies.controllers.straggler_policies import Elastic, Greedy, _better_without
-from paceline.policies.estimators.stragglers import KNOWN, Past, StragglerDetector
+from paceline.policies.controllers.straggler_policies import Elastic, Greedy, _best_exclusion
+from paceline.policies.estimators.stragglers import KNOWN, StragglerDetector, ThroughputStats
 from tiny_jobs import tiny_job
 
 
 def hear(detector, times_s):
     """Let every worker deliver once, in a round."""
     for worker, busy_s in times_s.items():
-        detector.hear(worker, busy_s, live=len(times_s))
+        detector.observe(worker, busy_s, live=len(times_s))
 
 
 def named(times_s):
@@ -71,7 +71,7 @@ def test_who_is_not_heard_of_in_a_window_stays_what_it_is():
     detector = StragglerDetector(window=1, consecutive=2)
     hear(detector, named([9, 1, 1, 1]))
     for _ in range(4):  # asynchronously: four arrivals of the others are a round
-        detector.hear(1, 1.0, live=4)
+        detector.observe(1, 1.0, live=4)
     assert detector.stragglers == set()
     hear(detector, named([9, 1, 1, 1]))
     assert detector.stragglers == {0}
@@ -116,7 +116,7 @@ def test_a_worker_that_was_always_slower_is_normal_to_itself_but_not_to_the_othe
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=30))
 def test_the_past_is_mean_and_population_deviation(values):
-    past = Past()
+    past = ThroughputStats()
     for value in values:
         past.add(value)
     assert (past.mean, past.deviation) == pytest.approx((np.mean(values), np.std(values)), rel=1e-6, abs=1e-6)
@@ -126,12 +126,12 @@ def test_the_past_is_mean_and_population_deviation(values):
 def test_a_detector_goes_on_from_its_state(arrivals, sliding, at):
     whole, part = (StragglerDetector(window=2, sliding=sliding) for _ in range(2))
     for i, arrival in enumerate(arrivals):
-        whole.hear(*arrival)
+        whole.observe(*arrival)
         if i == at:
             state = part.state_dict()
             part = StragglerDetector(window=2, sliding=sliding)
             part.load_state_dict(state)
-        part.hear(*arrival)
+        part.observe(*arrival)
     assert part.state_dict() == whole.state_dict()
 
 
@@ -184,7 +184,7 @@ def test_greedy_is_asynchronous_while_there_is_a_straggler():
     assert protocols == [
         "bsp: the run begins",
         "asp: worker 1 fell behind",
-        "bsp: no straggler is left",
+        "bsp: all stragglers have recovered",
         "asp: 200 gradients reached",
     ]
 
@@ -263,7 +263,7 @@ def test_those_are_left_out_without_whom_the_others_bring_most(throughput, strag
 
     among = [worker for worker in throughput if worker in stragglers]
     best = max(gradients_per_s(each) for size in range(len(among) + 1) for each in combinations(among, size))
-    left_out = _better_without(stragglers, throughput)
+    left_out = _best_exclusion(stragglers, throughput)
     assert gradients_per_s(left_out) == best
     assert set(left_out) <= set(among)
     assert set(left_out) < throughput.keys()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.core.events import Step
-from paceline.policies.estimators.convergence import Noise, Observed, noise, updates_needed
+from paceline.policies.estimators.convergence import Noise, ObservedUpdate, estimate_noise, updates_needed
 from paceline.policies.estimators.gain import GainInput
 
 ETA = 0.1
@@ -18,7 +18,7 @@ def observed(gradients, samples=4, scale=1.0):
     square = float(mean @ mean)
     step = Step(square, ETA * scale * square, (ETA * scale) ** 2 * square, ETA * scale, ETA)
     told = GainInput(len(gradients), nan, float((gradients**2).sum(1).mean()), nan, step)
-    return Observed(told, samples, 0.0, scale)
+    return ObservedUpdate(told, samples, 0.0, scale)
 
 
 def drawn(k, updates=4000, seed=0):
@@ -31,7 +31,7 @@ def drawn(k, updates=4000, seed=0):
 @pytest.mark.parametrize("k", [2, 5])
 def test_norm_variance_and_curvature_are_those_of_the_gradients(k):
     c, g, updates = drawn(k)
-    found = noise(updates)
+    found = estimate_noise(updates)
     assert found.variance == pytest.approx(c.sum(), rel=0.03)
     assert found.squared_norm == pytest.approx(g @ g, abs=0.15)
     assert found.eta == pytest.approx(ETA)
@@ -40,17 +40,17 @@ def test_norm_variance_and_curvature_are_those_of_the_gradients(k):
 
 
 def test_a_scaled_learning_rate_is_told_apart_from_the_optimizers_own():
-    assert noise([observed(np.ones((2, 3)) * i, scale=0.25) for i in (1, 2)]).eta == pytest.approx(ETA)
+    assert estimate_noise([observed(np.ones((2, 3)) * i, scale=0.25) for i in (1, 2)]).eta == pytest.approx(ETA)
 
 
 def test_single_gradients_tell_no_noise():
-    found = noise([observed(np.ones((1, 3)))] * 3)
+    found = estimate_noise([observed(np.ones((1, 3)))] * 3)
     assert isnan(found.variance)
     assert isnan(found.curvature)
 
 
 def test_equal_gradients_have_none():
-    assert noise([observed(np.ones((3, 2)))] * 4).excess(1, 5.0, 1.0) == 0
+    assert estimate_noise([observed(np.ones((3, 2)))] * 4).excess(1, 5.0, 1.0) == 0
 
 
 def quadratic_sgd(h, eta, k, staleness, updates=400_000, seed=0):
