@@ -58,11 +58,11 @@ class Scripted(Controller):
     def begin(self, n):
         return {"open": 0, "arrival": 0, "timer": 0, "end": 0}
 
-    def decide(self, state, moment):
-        self.seen.append(moment)
-        asked, i = getattr(self, moment.asked), state[moment.asked]
-        answer = asked[i] if i < len(asked) else ()
-        return state | {moment.asked: i + 1}, answer
+    def decide(self, state, observation):
+        self.seen.append(observation)
+        answers, i = getattr(self, observation.trigger), state[observation.trigger]
+        answer = answers[i] if i < len(answers) else ()
+        return state | {observation.trigger: i + 1}, answer
 
 
 # --- by script --------------------------------------------------------------------------------------------
