@@ -162,7 +162,6 @@ def _elastic(cluster: Cluster | LocalCluster | Torchrun) -> Torchrun:
 
 
 def _print_result(result: Result, output: Format) -> None:
-    from paceline.cli.train import summary
     from paceline.recording.run_folder import plain
 
     figures = summary(result)

@@ -174,8 +174,6 @@ class Comparison(TableRepresentation):
 
     def table(self) -> Group:
         """Return the table for people, 80 columns wide."""
-        from paceline.experiments.comparison import table
-
         return table(self)
 
     def _facts(self) -> Mapping[str, object]:
@@ -189,13 +187,9 @@ class Comparison(TableRepresentation):
         }
 
     def _grids(self) -> list[TextTable]:
-        from paceline.experiments.comparison import grids
-
         return grids(self)
 
     def _notes(self) -> list[str]:
-        from paceline.experiments.comparison import notes
-
         return notes(self)
 
     def to_json(self) -> bytes:

@@ -1,0 +1,301 @@
+"""Structure of the source: floors, imports, circles, names, lengths and words."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paths import ROOT
+
+SOURCE = Path(paceline.__file__).parent
+
+# Lowest first; a module may import from its own floor and from those below.
+FLOORS = [
+    "errors",
+    "utils",
+    "core",
+    "protocols",
+    "clusters/timing",
+    "clusters",
+    "policies",
+    "coordinator catalogue",
+    "theory",
+    "jobs",
+    "server",
+    "processes",
+    "worker",
+    "recording",
+    "checkpoint",
+    "engines",
+    "run",
+    "experiments",
+    "report",
+    "cli __main__",
+]
+BELOW_ENGINES = range(FLOORS.index("recording"))
+FORBIDDEN_BELOW_ENGINES = {"torch.distributed", "ray", "multiprocessing", "threading", "time", "random"}
+ALLOWED = {
+    "worker/seeding": {"random"},
+    "worker/background_loader": {"multiprocessing"},
+    "worker/replica": {"time"},  # which measures the seconds of a gradient
+    "worker/task_runner": {"time", "threading"},  # which injects slowness and faults
+}
+NO_TORCH = range(FLOORS.index("jobs"))
+
+# Both lists may only shrink.
+LONG_FILES = {"coordinator/coordinator", "engines/distributed/allreduce/engine"}
+LONG_CLASSES = {"AllReduceEngine", "Coordinator", "DistributedServerEngine", "MembershipServer"}
+MANY_ARGUMENTS = {"coordinator/coordinator.__init__", "worker/replica.__init__"}
+FILE_LINES, CLASS_LINES, FUNCTION_LINES, ARGUMENTS = 400, 300, 60, 8
+WORDS = re.compile(r"\b(?:whoever|nobody|somebody|everybody)\b", re.IGNORECASE)
+# Files in which the words are still to be replaced: to be empty.
+WITH_WORDS = {
+    "README.md",
+    "docs/assumptions.md",
+    "docs/launching.md",
+    "src/paceline/catalogue/parser.py",
+    "src/paceline/catalogue/protocols.py",
+    "src/paceline/cli/train.py",
+    "src/paceline/clusters/launch_env.py",
+    "src/paceline/clusters/simulated.py",
+    "src/paceline/clusters/timing/network.py",
+    "src/paceline/clusters/timing/trace.py",
+    "src/paceline/clusters/torchrun.py",
+    "src/paceline/coordinator/coordinator.py",
+    "src/paceline/coordinator/dispatcher.py",
+    "src/paceline/coordinator/pending_update.py",
+    "src/paceline/coordinator/ssp_bound.py",
+    "src/paceline/coordinator/worker_table.py",
+    "src/paceline/core/records.py",
+    "src/paceline/engines/distributed/allreduce/elastic_group.py",
+    "src/paceline/engines/distributed/allreduce/engine.py",
+    "src/paceline/engines/distributed/allreduce/local_step.py",
+    "src/paceline/engines/distributed/allreduce/member.py",
+    "src/paceline/engines/distributed/allreduce/membership.py",
+    "src/paceline/engines/distributed/node_worker/leader.py",
+    "src/paceline/engines/distributed/node_worker/node_group.py",
+    "src/paceline/engines/distributed/parameter_server/engine.py",
+    "src/paceline/engines/distributed/parameter_server/heartbeat.py",
+    "src/paceline/engines/distributed/parameter_server/link_utilization.py",
+    "src/paceline/engines/distributed/parameter_server/published_versions.py",
+    "src/paceline/engines/distributed/parameter_server/shard_clients.py",
+    "src/paceline/engines/distributed/parameter_server/shard_server.py",
+    "src/paceline/engines/distributed/rendezvous/acceptor.py",
+    "src/paceline/engines/distributed/rendezvous/handshake.py",
+    "src/paceline/engines/distributed/rendezvous/rendezvous.py",
+    "src/paceline/engines/distributed/transport/connection.py",
+    "src/paceline/engines/distributed/transport/messages.py",
+    "src/paceline/engines/distributed/transport/process_group.py",
+    "src/paceline/engines/signals.py",
+    "src/paceline/engines/virtual/allreduce.py",
+    "src/paceline/engines/virtual/allreduce_timing.py",
+    "src/paceline/engines/virtual/vectorized/lockstep.py",
+    "src/paceline/engines/virtual/vectorized/renewal.py",
+    "src/paceline/engines/virtual/vectorized/rounds.py",
+    "src/paceline/engines/wall_clock.py",
+    "src/paceline/experiments/advise/advise.py",
+    "src/paceline/experiments/runner/folder.py",
+    "src/paceline/policies/controllers/dbw.py",
+    "src/paceline/policies/controllers/idle_workers.py",
+    "src/paceline/policies/controllers/straggler_policies.py",
+    "src/paceline/policies/estimators/update_time.py",
+    "src/paceline/processes/shared_memory.py",
+    "src/paceline/protocols/protocol.py",
+    "src/paceline/recording/event_log.py",
+    "src/paceline/recording/lock.py",
+    "src/paceline/report/run_data.py",
+    "src/paceline/run/session.py",
+    "src/paceline/theory/assumptions.py",
+    "src/paceline/theory/runtime.py",
+    "src/paceline/theory/staleness.py",
+    "src/paceline/worker/allreduce.py",
+    "src/paceline/worker/replica.py",
+}
+
+
+def name_of(path):
+    return path.relative_to(SOURCE).with_suffix("").as_posix()
+
+
+def floor_of(name):
+    """Return the floor of the longest folder or module that the name begins with."""
+    floors = {member: floor for floor, members in enumerate(FLOORS) for member in members.split()}
+    parts = name.split("/")
+    for end in range(len(parts), 0, -1):
+        if "/".join(parts[:end]) in floors:
+            return floors["/".join(parts[:end])]
+    raise AssertionError(f"{name} has no floor: give it one in FLOORS")
+
+
+@cache
+def tree_of(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def is_for_types_only(node):
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+
+
+@cache
+def module_at(dotted):
+    """Return the name of the module of paceline with a dotted name, or None."""
+    module = SOURCE.joinpath(*dotted.split(".")[1:])
+    is_there = module.with_suffix(".py").exists() or (module / "__init__.py").exists()
+    return name_of(module) if dotted.startswith("paceline.") and is_there else None
+
+
+@cache
+def imports(path):
+    """Return the dotted names that a file imports, wherever in it, except for type checkers alone."""
+    found = []
+    waiting = [tree_of(path)]
+    while waiting:
+        node = waiting.pop()
+        if is_for_types_only(node):
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ["paceline", *path.relative_to(SOURCE).parent.parts]
+            base = base[: len(base) + 1 - node.level] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names = [f"{module}.{alias.name}" for alias in node.names]
+            found += names if all(map(module_at, names)) else [module, *names]
+        waiting += ast.iter_child_nodes(node)
+    return found
+
+
+def of_paceline(path):
+    """Return the modules of paceline that a file imports."""
+    return {name for name in map(module_at, imports(path)) if name is not None}
+
+
+FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+
+
+def floor_of_file(path):
+    return floor_of(name_of(path).removesuffix("/__init__"))
+
+
+def test_a_file_imports_only_from_its_floor_and_below():
+    assert [
+        f"{name_of(path)} imports {name}"
+        for path in FILES
+        for name in of_paceline(path)
+        if floor_of(name) > floor_of_file(path)
+    ] == []
+
+
+def importers(files, package):
+    """Return which of the files import a package or something of it."""
+    return [name_of(path) for path in files if any(f"{name}.".startswith(f"{package}.") for name in imports(path))]
+
+
+def test_nothing_below_the_engines_knows_a_clock_a_process_or_a_cluster():
+    files = [path for path in FILES if floor_of_file(path) in BELOW_ENGINES]
+    assert [
+        f"{name} imports {package}"
+        for package in sorted(FORBIDDEN_BELOW_ENGINES)
+        for name in importers(files, package)
+        if package not in ALLOWED.get(name, set()) and not name.startswith("processes/")
+    ] == []
+
+
+def test_what_decides_knows_no_tensor():
+    assert importers([path for path in FILES if floor_of_file(path) in NO_TORCH], "torch") == []
+
+
+def test_only_the_distributed_engine_knows_torch_distributed():
+    users = importers(FILES, "torch.distributed")
+    assert [name for name in users if not name.startswith("engines/distributed/")] == []
+
+
+def test_every_floor_has_modules():
+    assert {floor_of_file(path) for path in FILES} == set(range(len(FLOORS)))
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    folders = {name_of(path).removesuffix("/__init__"): path for path in FILES}
+    graph = {name: {other for other in of_paceline(path) if other in folders} for name, path in folders.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(f"a circle: {' -> '.join(error.args[1])}") from None
+
+
+def definitions(kinds):
+    """Yield the place of each definition of some kinds, and the definition."""
+    for path in FILES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, kinds):
+                yield f"{name_of(path)}.{node.name}", node
+
+
+def test_no_public_class_name_is_defined_twice():
+    places = defaultdict(list)
+    for place, node in definitions(ast.ClassDef):
+        if not node.name.startswith("_"):
+            places[node.name].append(place)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def length(node):
+    return node.end_lineno - node.lineno + 1
+
+
+def test_files_and_classes_are_short():
+    long = {name_of(path) for path in FILES if len(path.read_text(encoding="utf-8").splitlines()) > FILE_LINES}
+    assert long - LONG_FILES == set()
+    assert {node.name for _, node in definitions(ast.ClassDef) if length(node) > CLASS_LINES} - LONG_CLASSES == set()
+
+
+def arguments_of(node):
+    names = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    return [name for name in names if name not in ("self", "cls")]
+
+
+def is_public(place, node):
+    """Say whether users call it: a function of `pl`, or a command, whose arguments are its options."""
+    return node.name in paceline.__all__ or (place.startswith("cli/") and not node.name.startswith("_"))
+
+
+def test_functions_are_short_and_have_few_arguments():
+    ours = [(place, node) for place, node in definitions(ast.FunctionDef) if not is_public(place, node)]
+    assert [place for place, node in ours if length(node) > FUNCTION_LINES] == []
+    assert {place for place, node in ours if len(arguments_of(node)) > ARGUMENTS} - MANY_ARGUMENTS == set()
+
+
+def test_sentences_name_who_acts():
+    pages = [*FILES, ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    found = {str(path.relative_to(ROOT)) for path in pages if WORDS.search(path.read_text(encoding="utf-8"))}
+    assert found - WITH_WORDS == set()
+
+
+def test_every_public_name_can_be_imported_and_says_what_it_is():
+    assert [name for name in paceline.__all__ if not getattr(paceline, name).__doc__] == []
+
+
+def test_a_name_of_version_0_1_is_answered_with_the_new_one():
+    for old, new in paceline._RENAMED.items():
+        assert hasattr(paceline, new)
+        with pytest.raises(AttributeError, match=f"paceline.{old} is called paceline.{new} since version 0.2.0"):
+            getattr(paceline, old)
+
+
+def test_a_public_module_is_the_module():
+    assert paceline.jobs is import_module("paceline.jobs")
+
+
+def test_importing_paceline_is_cheap():
+    code = "import sys, paceline; print(sorted({'torch', 'scipy', 'sklearn', 'numpy'} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
