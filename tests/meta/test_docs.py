@@ -104,7 +104,9 @@ def test_links_lead_somewhere(page):
         assert ((ROOT / page).parent / target).exists(), target
 
 
-def test_every_path_in_the_architecture_page_exists():
-    page = (ROOT / "docs/architecture.md").read_text()
-    for place in re.findall(r"`([\w/]+(?:\.py|/))`", page):
-        assert (ROOT / "src/paceline" / place).exists() or (ROOT / place).exists(), place
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md", "docs/decisions"])
+def test_every_path_that_a_page_names_exists(page):
+    pages = [ROOT / page] if page.endswith(".md") else (ROOT / page).glob("*.md")
+    for text in (each.read_text(encoding="utf-8") for each in pages):
+        for place in re.findall(r"`([\w/.]+(?:\.py|/))`", text):
+            assert (ROOT / "src/paceline" / place).exists() or (ROOT / place).exists(), place
