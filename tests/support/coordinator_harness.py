@@ -7,8 +7,9 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from math import nan
 
-from paceline.coordinator.coordinator import LATE_RETURN, NOT_FINITE, OLD_DRAW, PROBE, STALE, Coordinator
+from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.failure_detector import FailureDetector
+from paceline.coordinator.updates import LATE_RETURN, NOT_FINITE, OLD_DRAW, PROBE, STALE
 from paceline.core.events import (
     AbortRun,
     Accept,
@@ -42,7 +43,7 @@ def coordinator(plan, n, **knobs):
     per_epoch = knobs.get("per_epoch")
     plan = as_plan(plan).checked(n, total=total or stop.workload(per_epoch), per_epoch=per_epoch)
     timeout_s = knobs.pop("worker_timeout_s", None)
-    return Coordinator(plan, workers=n, stop=stop, **{"patience": FailureDetector(timeout_s), **knobs})
+    return Coordinator(plan, workers=n, stop=stop, **{"failure_detector": FailureDetector(timeout_s), **knobs})
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ class Watch:
         if current:
             self.deliveries[worker] += 1
         was_live = worker in self.live  # a controller may take it back on the spot
-        wanted = self.driven.wants(worker, draw)
+        wanted = self.driven.would_accept(worker, draw)
         loss, squared_norm = 2 / (1 + self.version), 1 + worker / 10
         event = Arrival(self.now, worker, draw, loss=loss, squared_norm=squared_norm, finite=finite)
         commands = self.take(event, self._handled(event))

@@ -1,4 +1,4 @@
-"""Who takes part, and who is given which work."""
+"""Assignment of work to workers."""
 
 from __future__ import annotations
 
@@ -10,96 +10,96 @@ from typing import Any
 
 from paceline.coordinator.minibatch_sampler import MinibatchSampler
 from paceline.coordinator.ssp_bound import SSPBound
-from paceline.coordinator.worker_table import ASIDE, BUSY, PROBED, WorkerState, WorkerStatus, WorkerTable
+from paceline.coordinator.worker_table import BUSY, EXCLUDED, PROBED, WorkerState, WorkerStatus, WorkerTable
 from paceline.core.events import Compute, Interrupt
 from paceline.protocols.protocol import Protocol
 
 
 class Dispatcher:
-    """Gives work to workers, by the rules of the protocol in force, and takes it back.
+    """Assigns work to workers by the rules of the protocol in force, and cancels it.
 
     Args:
-        minibatches: deals out the data; None where the workers draw for themselves.
+        minibatches: assigns minibatches; None if workers draw samples themselves.
 
     Attributes:
-        roster: who is there, who is idle, and who is at work on what.
-        is_limited: whether the data come to an end.
+        table: status of every worker.
+        is_limited: whether the number of minibatches is limited.
         is_due: whether an idle worker may have become free to start.
     """
 
     def __init__(self, minibatches: MinibatchSampler | None) -> None:
-        self.roster = WorkerTable()
+        self.table = WorkerTable()
         self.is_limited = minibatches is not None and minibatches.is_limited
         self.is_due = False
         self._minibatches = minibatches
-        self._workers, self._idle, self._in_flight = self.roster.workers, self.roster.idle, self.roster.in_flight
+        self._workers, self._idle, self._in_flight = self.table.workers, self.table.idle, self.table.in_flight
         self._once_an_update = False
-        self._lead: SSPBound | None = None
+        self._ssp_bound: SSPBound | None = None
 
     def follow(self, protocol: Protocol) -> None:
-        """Go by the rules of this protocol from here on."""
+        """Apply the rules of this protocol from now on."""
         self._once_an_update = protocol.refill == "update"
-        self._lead = None
+        self._ssp_bound = None
         if protocol.max_lead != inf:
-            self._lead = SSPBound(protocol.max_lead)
-            for worker in self.roster.taking_part():
-                self._lead.join(worker)
+            self._ssp_bound = SSPBound(protocol.max_lead)
+            for worker in self.table.active():
+                self._ssp_bound.join(worker)
         self.is_due = True
 
     # --- work ---------------------------------------------------------------------------------------------
 
     def may_start(self, worker: int, version: int) -> bool:
-        """Return whether an idle worker may begin on this version."""
+        """Return whether an idle worker may start work on this version."""
         if self._once_an_update and self._workers[worker].contributed_to == version:
             return False
         if self.is_limited and not self.has_data(worker):
             return False
-        return self._lead is None or self._lead.may_start(worker)
+        return self._ssp_bound is None or self._ssp_bound.may_start(worker)
 
     def has_data(self, worker: int) -> bool:
-        """Return whether there is a minibatch for the worker, at the moment."""
+        """Return whether there is a minibatch for the worker now."""
         return self._minibatches is None or self._minibatches.has_next(worker)
 
     def give(self, worker: int, version: int, now: float) -> Compute:
-        """Give an idle worker its next work."""
+        """Assign the next work to an idle worker."""
         state = self._workers[worker]
-        self.roster.occupy(worker, state, version, now)
+        self.table.assign(worker, state, version, now)
         if self._minibatches is not None:
             state.minibatch = self._minibatches.next(worker)
         return Compute(worker, version, state.draw, state.minibatch)
 
     def probe(self, worker: int, version: int, now: float) -> Compute:
-        """Give a worker that was set aside work that nobody waits for."""
+        """Assign work to an excluded worker to measure its time; the gradient is not used."""
         state = self._workers[worker]
-        self.roster.probe(state, version, now)
+        self.table.probe(state, version, now)
         return Compute(worker, version, state.draw)
 
     def deliver(self, worker: int, state: WorkerState) -> None:
-        """Note that a worker at work has delivered."""
-        self.roster.release(worker, state)
-        if self._lead is not None and self._lead.deliver(worker):
+        """Note that a busy worker has delivered a gradient."""
+        self.table.release(worker, state)
+        if self._ssp_bound is not None and self._ssp_bound.deliver(worker):
             self.is_due = True
 
-    def give_back(self, state: WorkerState) -> None:
-        """Let the minibatch of a worker's latest work be dealt out again."""
+    def return_minibatch(self, state: WorkerState) -> None:
+        """Put the minibatch of a worker's latest work back into the queue."""
         if self._minibatches is not None and state.minibatch is not None:
-            self._minibatches.give_back(state.minibatch)
+            self._minibatches.put_back(state.minibatch)
             self.is_due |= self.is_limited
 
-    def abandon(self, worker: int, state: WorkerState) -> Interrupt:
-        """Take back what a worker is working on."""
-        self.roster.release(worker, state)
-        self.give_back(state)
+    def cancel(self, worker: int, state: WorkerState) -> Interrupt:
+        """Cancel the work of a busy worker."""
+        self.table.release(worker, state)
+        self.return_minibatch(state)
         return Interrupt(worker, state.draw)
 
-    def abandon_older_than(self, version: float, of: Collection[int] | None = None) -> list[Interrupt]:
-        """Take back the work that began with a version before this one, of these workers or of all."""
-        # Who was given work later is on this version or a newer one.
+    def cancel_older_than(self, version: float, of: Collection[int] | None = None) -> list[Interrupt]:
+        """Cancel work that began with an older version, of these workers or of all."""
+        # Work assigned later began with this version or a newer one.
         stale = list(takewhile(lambda flight: flight[1].version < version, self._in_flight.items()))
-        return [self.abandon(worker, state) for worker, state in stale if of is None or worker in of]
+        return [self.cancel(worker, state) for worker, state in stale if of is None or worker in of]
 
-    def ahead(self, version: int) -> dict[int, Compute]:
-        """Return the work on this version if everybody at work delivers, in the order of the workers, by worker."""
+    def expected_work(self, version: int) -> dict[int, Compute]:
+        """Return the work on this version by worker, in their order, if every busy worker delivers."""
         coming = deepcopy(self._minibatches)
         work = {}
         for worker in [*self._idle, *sorted(self._in_flight)]:
@@ -111,66 +111,64 @@ class Dispatcher:
 
     @property
     def are_data_used_up(self) -> bool:
-        """Whether there is no minibatch left for anybody, at the moment."""
+        """Whether no minibatch is left for any worker now."""
         return self._minibatches is not None and self._minibatches.are_used_up
 
-    def release_from_those_without_data(self) -> None:
-        """Let nobody stay behind for a worker that has no minibatch to begin with."""
-        if self._lead is not None:
+    def release_workers_without_data(self) -> None:
+        """Take idle workers without a minibatch out of the staleness bound, so that others may start."""
+        if self._ssp_bound is not None:
             for worker in self._idle:
                 if not self.has_data(worker):
-                    self._lead.leave(worker)
+                    self._ssp_bound.leave(worker)
 
     # --- membership ---------------------------------------------------------------------------------------
 
-    def enlist(self, workers: Iterable[int]) -> None:
-        """Let workers take part that do not."""
+    def admit(self, workers: Iterable[int]) -> None:
+        """Add workers that are lost, excluded or new."""
         for worker in workers:
-            self.roster.enlist(worker)
-            if self._lead is not None:
-                self._lead.join(worker)
-        self._deal_out()
+            self.table.admit(worker)
+            if self._ssp_bound is not None:
+                self._ssp_bound.join(worker)
+        self._assign_shards()
 
-    def take_out(self, worker: int, status: WorkerStatus) -> None:
-        """Let a worker no longer take part."""
+    def remove(self, worker: int, status: WorkerStatus) -> None:
+        """Remove a worker, which gets this status."""
         state = self._workers[worker]
         if state.status is BUSY:
-            self.abandon(worker, state)
-        self.roster.strike(worker, status)
-        self._deal_out()
-        if self._lead is not None and self._lead.leave(worker):
+            self.cancel(worker, state)
+        self.table.remove(worker, status)
+        self._assign_shards()
+        if self._ssp_bound is not None and self._ssp_bound.leave(worker):
             self.is_due = True
 
-    def stop_all(self) -> None:
-        """Take back all work: nobody remembers any."""
+    def cancel_all(self) -> None:
+        """Cancel all work, probes included."""
         for worker, state in list(self._in_flight.items()):
-            self.abandon(worker, state)
+            self.cancel(worker, state)
         for state in self._workers.values():
             if state.status is PROBED:
-                state.status = ASIDE
+                state.status = EXCLUDED
 
-    def _deal_out(self) -> None:
+    def _assign_shards(self) -> None:
         if self._minibatches is not None:
-            self._minibatches.deal_out(self.roster.taking_part())
+            self._minibatches.assign_shards(self.table.active())
 
-    # --- going on -----------------------------------------------------------------------------------------
+    # --- checkpoint ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but the protocol."""
+        """Return the table, the minibatches and the staleness bound; the protocol is not included."""
         return {
-            "is_limited": self.is_limited,
             "is_due": self.is_due,
-            "roster": self.roster.state_dict(),
+            "table": self.table.state_dict(),
             "minibatches": self._minibatches and self._minibatches.state_dict(),
-            "lead": self._lead and self._lead.state_dict(),
+            "ssp_bound": self._ssp_bound and self._ssp_bound.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], protocol: Protocol) -> None:
-        """Go on from such a state under the protocol that was in force."""
-        self.follow(protocol)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load such a state, after `follow` with the protocol that was in force."""
         self.is_due = state["is_due"]
-        self.roster.load_state_dict(state["roster"])
+        self.table.load_state_dict(state["table"])
         if self._minibatches is not None:
             self._minibatches.load_state_dict(state["minibatches"])
-        if self._lead is not None:
-            self._lead.load_state_dict(state["lead"])
+        if self._ssp_bound is not None:
+            self._ssp_bound.load_state_dict(state["ssp_bound"])

@@ -1,4 +1,4 @@
-"""When a version is evaluated."""
+"""Schedule of evaluations."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from paceline.utils.state_dict import restore, snapshot
 
 
 class EvaluationSchedule:
-    """Says which updates are evaluated: the first one at or after every multiple of an extent, one at a time.
+    """Selects the updates that are evaluated: the first one at or after every multiple of a duration.
+
+    No evaluation begins while another one runs.
 
     Args:
-        every: updates, gradients or seconds between two of them.
+        every: updates, gradients or seconds between two evaluations.
 
     Attributes:
-        is_running: whether the result of one is waited for.
+        is_running: whether an evaluation is running.
 
     Example:
         >>> evaluations = EvaluationSchedule(Duration("updates", 10))
@@ -30,7 +32,7 @@ class EvaluationSchedule:
         self._at = 0.0
 
     def is_due(self, version: int, workload: int, now: float) -> bool:
-        """Return whether this version is to be evaluated; if so, the evaluation runs from here on."""
+        """Return whether this version must be evaluated; if so, its evaluation counts as running."""
         if self.is_running:
             return False
         reached = self._every.position(version, workload, now)
@@ -41,15 +43,15 @@ class EvaluationSchedule:
         return True
 
     def end(self) -> None:
-        """Note that the result has come."""
+        """Note that the evaluation has ended."""
         self.is_running = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far it is."""
+        """Return the position."""
         return snapshot(self, _SAVED)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state."""
+        """Load such a state."""
         restore(self, _SAVED, state)
 
 

@@ -1,4 +1,4 @@
-"""How long a silent worker is waited for before it is declared lost."""
+"""Timeout-based failure detector."""
 
 from collections.abc import Mapping
 from itertools import takewhile
@@ -9,19 +9,19 @@ from paceline.coordinator.worker_table import WorkerState
 from paceline.errors import UsageError
 from paceline.policies.estimators.round_trip_timeout import LEAST_S, RoundTripTimeout
 
-NOTICEABLE = 2.0  # a timeout that has changed by this factor is logged again
+NOTICEABLE = 2.0  # a change of the timeout by this factor is logged
 
 
 class FailureDetector:
-    """A timeout on silence, given by the user, and the one alarm that watches it.
+    """Fixed timeout on silent workers, with one timer for all workers.
 
     Args:
-        timeout_s: seconds > 0, or None: then no worker is ever lost by its silence, as in a simulation.
+        timeout_s: silence after which a worker is declared lost, in seconds, > 0; None for no timeout.
 
     Attributes:
-        timeout_s: inf for none.
+        timeout_s: timeout in seconds; inf for no timeout.
         observes: whether round trips change the timeout.
-        needs_alarm: whether there is a timeout and no alarm is set.
+        needs_timer: whether there is a timeout and no timer is set.
 
     Example:
         >>> FailureDetector(None).timeout_s, FailureDetector(5.0).timeout_s
@@ -37,69 +37,78 @@ class FailureDetector:
         self._set(None)
 
     def observe(self, worker: int, round_trip_s: float) -> str:
-        """Take in a round trip; return the timeout in words if it has changed noticeably, else nothing."""
+        """Adapt the timeout to a round trip; return a description if it has changed noticeably, else an empty string.
+
+        Args:
+            worker: number of the worker.
+            round_trip_s: time from assigned work to its gradient, in seconds.
+        """
         return ""
 
-    def of(self, worker: int) -> float:
-        """Return the seconds that this worker may be silent, at least `timeout_s`."""
+    def timeout_of(self, worker: int) -> float:
+        """Return the timeout of this worker, in seconds, at least `timeout_s`."""
         return self.timeout_s
 
-    def words(self, worker: int) -> str:
-        """Return the timeout of this worker in words."""
+    def describe(self, worker: int) -> str:
+        """Return a description of the timeout of this worker."""
         return f"worker_timeout_s = {self.timeout_s:g} s"
 
     def arm(self, in_flight: Mapping[int, WorkerState], now: float) -> float:
-        """Set the alarm for the first moment at which a worker may become lost, and return it.
+        """Set the timer to the first time at which a timeout can expire, and return that time in seconds.
 
         Args:
-            in_flight: workers at work, in the order in which they began; at least one.
-            now: seconds.
+            in_flight: busy workers, in the order in which their work was assigned; at least one.
+            now: current time, in seconds.
         """
-        alarm_s = now + self.timeout_s  # no later, so that it is in time for work that is given from now on
+        timer_s = now + self.timeout_s  # not later, so that it covers work assigned from now on
         for worker, state in in_flight.items():
             next_s = state.started_s + self.timeout_s
             if next_s > now:
-                alarm_s = min(alarm_s, next_s)
+                timer_s = min(timer_s, next_s)
                 break
-            alarm_s = min(alarm_s, state.started_s + self.of(worker))
-        self._set(alarm_s)
-        return alarm_s
+            timer_s = min(timer_s, state.started_s + self.timeout_of(worker))
+        self._set(timer_s)
+        return timer_s
 
-    def is_over(self, now: float) -> bool:
-        """Return whether the alarm rings at this moment; if so it is off again."""
-        if self._alarm_s is None or now < self._alarm_s:
+    def is_due(self, now: float) -> bool:
+        """Return whether the timer is due; if so, it is unset."""
+        if self._timer_s is None or now < self._timer_s:
             return False
         self._set(None)
         return True
 
-    def exceeded_by(self, in_flight: Mapping[int, WorkerState], now: float) -> dict[int, str]:
-        """Return the workers, of those at work in the order in which they began, that count as lost by now, and why."""
+    def expired(self, in_flight: Mapping[int, WorkerState], now: float) -> dict[int, str]:
+        """Return the busy workers whose timeout has expired, each with a description of the timeout."""
         silent = takewhile(lambda flight: flight[1].started_s + self.timeout_s <= now, in_flight.items())
-        return {worker: self.words(worker) for worker, state in silent if state.started_s + self.of(worker) <= now}
+        return {
+            worker: self.describe(worker)
+            for worker, state in silent
+            if state.started_s + self.timeout_of(worker) <= now
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was observed, and the alarm."""
-        return {"alarm_s": self._alarm_s}
+        """Return the timer and what was observed."""
+        return {"timer_s": self._timer_s}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state; a timeout that was given stays as it is given now."""
-        self._set(state["alarm_s"] if self.timeout_s < inf else None)
+        """Load such a state; a fixed timeout keeps its current value."""
+        self._set(state["timer_s"] if self.timeout_s < inf else None)
 
     def disarm(self) -> None:
-        """Forget the alarm."""
+        """Unset the timer."""
         self._set(None)
 
-    def _set(self, alarm_s: float | None) -> None:
-        self._alarm_s = alarm_s
-        self.needs_alarm = alarm_s is None and self.timeout_s < inf
+    def _set(self, timer_s: float | None) -> None:
+        self._timer_s = timer_s
+        self.needs_timer = timer_s is None and self.timeout_s < inf
 
 
 class RoundTripFailureDetector(FailureDetector):
-    """A timeout on silence that follows observed round trips; see `RoundTripTimeout`.
+    """Timeout on silent workers that follows observed round trips; see `RoundTripTimeout`.
 
     Example:
-        >>> patience = RoundTripFailureDetector()
-        >>> patience.observe(0, 3.0)  # the first round trip makes the timeout known
+        >>> detector = RoundTripFailureDetector()
+        >>> detector.observe(0, 3.0)  # the first round trip makes the timeout known
         '7.77e+03 s, as the median round trip is 3 s'
     """
 
@@ -107,36 +116,41 @@ class RoundTripFailureDetector(FailureDetector):
 
     def __init__(self) -> None:
         super().__init__()
-        self._silence = RoundTripTimeout()
-        self._told_s = inf
+        self._timeout = RoundTripTimeout()
+        self._logged_s = inf
 
     def observe(self, worker: int, round_trip_s: float) -> str:
-        """Take in a round trip; return the timeout in words if it has changed noticeably, else nothing."""
-        if not self._silence.observe(worker, round_trip_s):
-            return ""
-        shrinks = self._silence.timeout_s < self.timeout_s
-        self.timeout_s = self._silence.timeout_s
-        self._set(None if shrinks else self._alarm_s)
-        if self._told_s / NOTICEABLE < self.timeout_s < self._told_s * NOTICEABLE:
-            return ""
-        self._told_s = self.timeout_s
-        return f"{self.timeout_s:.3g} s, as the median round trip is {self._silence.median_s:.3g} s"
+        """Adapt the timeout to a round trip; return a description if it has changed noticeably, else an empty string.
 
-    def of(self, worker: int) -> float:
-        """Return the seconds that this worker may be silent, at least `timeout_s`."""
-        return self._silence.of(worker)
+        Args:
+            worker: number of the worker.
+            round_trip_s: time from assigned work to its gradient, in seconds.
+        """
+        if not self._timeout.observe(worker, round_trip_s):
+            return ""
+        shrinks = self._timeout.timeout_s < self.timeout_s
+        self.timeout_s = self._timeout.timeout_s
+        self._set(None if shrinks else self._timer_s)
+        if self._logged_s / NOTICEABLE < self.timeout_s < self._logged_s * NOTICEABLE:
+            return ""
+        self._logged_s = self.timeout_s
+        return f"{self.timeout_s:.3g} s, as the median round trip is {self._timeout.median_s:.3g} s"
 
-    def words(self, worker: int) -> str:
-        """Return the timeout of this worker in words."""
-        return f"{self.of(worker):.3g} s, {self._silence.multiple:.0f} x the median round trip or {LEAST_S:g} s"
+    def timeout_of(self, worker: int) -> float:
+        """Return the timeout of this worker, in seconds, at least `timeout_s`."""
+        return self._timeout.of(worker)
+
+    def describe(self, worker: int) -> str:
+        """Return a description of the timeout of this worker."""
+        return f"{self.timeout_of(worker):.3g} s, {self._timeout.multiple:.0f} x the median round trip or {LEAST_S:g} s"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was observed, and the alarm."""
-        return {**super().state_dict(), "silence": self._silence.state_dict(), "told_s": self._told_s}
+        """Return the timer and what was observed."""
+        return {**super().state_dict(), "round_trips": self._timeout.state_dict(), "logged_s": self._logged_s}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state; a run that was saved under another rule observes anew."""
-        if "silence" in state:
-            self._silence.load_state_dict(state["silence"])
-            self.timeout_s, self._told_s = self._silence.timeout_s, state["told_s"]
+        """Load such a state, or that of a fixed timeout, after which the round trips are observed anew."""
+        if "round_trips" in state:
+            self._timeout.load_state_dict(state["round_trips"])
+            self.timeout_s, self._logged_s = self._timeout.timeout_s, state["logged_s"]
         super().load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Which minibatch a worker gets next; what was dropped goes back into the queue. Numbers only, no data."""
+"""Assignment of minibatches to workers. Minibatches are numbers here; no data are read."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -9,18 +9,18 @@ from paceline.core.events import Minibatch
 
 
 class MinibatchSampler:
-    """Deals out minibatches from shards of the data.
+    """Queue of minibatches for each shard of the data.
 
-    A shared data set is one shard that all workers own; a partitioned one has a shard a worker, and the shards
-    of a lost worker are dealt out to the others until it returns.
+    A shared data set is one shard that all workers own. A partitioned data set has one shard per worker; the shards
+    of a lost worker are assigned to the others until it returns.
 
     Args:
-        n: workers.
-        per_epoch: minibatches in one pass over a shard, or None to draw with replacement.
-        partitioned: whether each worker has a shard of its own.
-        requeue: whether a minibatch that was not applied is dealt out again.
-        per_run: minibatches of a shard that are dealt out at all, None for no end. With `requeue`, every one of
-            them is applied exactly once in the end.
+        n: number of workers, >= 1.
+        per_epoch: number of minibatches in one pass over a shard; None to draw with replacement.
+        partitioned: whether each worker has its own shard.
+        requeue: whether a minibatch whose gradient was not applied is assigned again.
+        per_run: number of minibatches of a shard in the whole run; None for no limit. With `requeue`, each of them
+            is applied exactly once.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class MinibatchSampler:
         self._turns: dict[int, int] = {}
 
     def next(self, worker: int) -> Minibatch:
-        """Return the worker's next minibatch; one that owns several shards takes them in turn."""
+        """Return the next minibatch of a worker; a worker that owns several shards takes them in turn."""
         if not self._partitioned:
             return self._queues[0].next()
         owned = self._owned(worker)
@@ -49,41 +49,41 @@ class MinibatchSampler:
         return owned[turn % len(owned)].next()
 
     def has_next(self, worker: int) -> bool:
-        """Return whether there is a minibatch left for the worker, at the moment."""
+        """Return whether a minibatch is left for the worker now."""
         return bool(self._owned(worker))
 
     @property
     def are_used_up(self) -> bool:
-        """Whether nothing is left to deal out to anybody, at the moment."""
+        """Whether no minibatch is left for any worker now."""
         return not any(queue.has_next for queue in self._queues)
 
     def _owned(self, worker: int) -> list["_Shard"]:
-        """Return the shards that the worker may take from now; of data without an end, at least one."""
+        """Return the shards that the worker may take from; at least one if the data are unlimited."""
         if not self._partitioned:
             return [queue for queue in self._queues if queue.has_next]
         owned = [self._queues[shard] for shard, owner in self._owners.items() if owner == worker]
         return [queue for queue in owned or [self._queues[worker % len(self._queues)]] if queue.has_next]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was dealt out, what came back, and who owns which shard."""
+        """Return the positions in the shards, the requeued minibatches, and the owners of the shards."""
         shards = [{"dealt": queue.dealt, "returned": list(queue.returned)} for queue in self._queues]
         return {"shards": shards, "owners": dict(self._owners), "turns": dict(self._turns)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state, of as many shards."""
+        """Load such a state with the same number of shards."""
         for queue, saved in zip(self._queues, state["shards"], strict=True):
             queue.dealt = saved["dealt"]
             queue.returned = deque(saved["returned"])
         self._owners = dict(state["owners"])
         self._turns = dict(state["turns"])
 
-    def give_back(self, minibatch: Minibatch) -> None:
-        """Take back a minibatch that was not applied."""
+    def put_back(self, minibatch: Minibatch) -> None:
+        """Queue a minibatch again whose gradient was not applied."""
         if self._requeue:
             self._queues[minibatch.shard].returned.append(minibatch)
 
-    def deal_out(self, live: list[int]) -> None:
-        """Give every shard to its own worker where that is live, and the others to the live ones in turn."""
+    def assign_shards(self, live: list[int]) -> None:
+        """Assign every shard to its own worker if that is live, and the other shards to live workers in turn."""
         heirs = [worker for worker in live if worker >= len(self._queues)] or live
         orphans = [shard for shard in self._owners if shard not in live]
         self._owners = {shard: shard for shard in self._owners}

@@ -1,4 +1,4 @@
-"""The update that is open: what it holds, whom it waits for, and when it is due."""
+"""Update in progress: its gradients, its quorum, and the workers that it waits for."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from paceline.utils.state_dict import restore, snapshot
 
 
 class PendingUpdate:
-    """Gathers gradients until its quorum, min(K, held + workers that can still contribute), is reached.
+    """Collects gradients until its quorum, min(K, held + workers that can still contribute), is reached.
 
-    That sum is never computed: it is reached when K gradients are held, or when something is held and nobody who
-    counts is at work.
+    The effective quorum is never computed. An update is due when K gradients are held, or when gradients are held
+    and no contributing worker is busy.
 
     Attributes:
-        held: gradients accepted for it, in the order of their arrival.
-        quorum: gradients that it waits for; inf for one of every worker.
-        reason: why it will be made when that many are held.
-        opened_s: when it was opened.
-        newcomers: workers that joined since then, which are not waited for.
-        owing: while all are waited for: who counts and has not contributed yet.
+        held: accepted gradients, in the order of their arrival.
+        quorum: number of gradients to wait for; inf for one of every worker.
+        reason: reason on record when the quorum is reached.
+        opened_s: time at which the update was opened, in seconds.
+        joining: workers that have joined since then; the update does not wait for them.
+        awaited: workers that must still contribute, if the quorum is all workers; else empty.
     """
 
     def __init__(self) -> None:
@@ -31,59 +31,59 @@ class PendingUpdate:
         self.quorum: float = inf
         self.reason = ""
         self.opened_s = 0.0
-        self.newcomers: set[int] = set()
-        self.owing: set[int] = set()
+        self.joining: set[int] = set()
+        self.awaited: set[int] = set()
         self._of_protocol = (self.quorum, self.reason)
         self._closed_because = ""
-        self._is_scaled = False  # whether one that is held has a step scale
+        self._is_scaled = False  # whether a held gradient has a step scale
 
     def follow(self, protocol: Protocol, workers: Iterable[int]) -> None:
-        """Wait for the quorum of this protocol from here on; if that is all, for those of these that were there."""
+        """Wait for the quorum of this protocol from now on; if that is all workers, for these without joining ones."""
         self._of_protocol = _quorum(protocol)
         self.quorum, self.reason = self._of_protocol
-        self.owing = set(workers) - self.newcomers if self.quorum == inf else set()
+        self.awaited = set(workers) - self.joining if self.quorum == inf else set()
 
     def open(self, now: float) -> None:
-        """Begin with the quorum of the protocol."""
+        """Open an update with the quorum of the protocol."""
         self.opened_s = now
         self.quorum, self.reason = self._of_protocol
 
     def wait_for(self, workers: Iterable[int]) -> None:
-        """Take note of who is at work when it is opened."""
+        """Await these busy workers, if the quorum is all workers."""
         if self.quorum == inf:
-            self.owing = set(workers) - self.newcomers
-        elif self.owing:
-            self.owing = set()
+            self.awaited = set(workers) - self.joining
+        elif self.awaited:
+            self.awaited = set()
 
     def change_quorum(self, k: int, reason: str) -> None:
-        """Wait for k gradients this once."""
+        """Wait for k gradients in this update only."""
         self.quorum, self.reason = k, f"quorum of {k} reached: {reason}"
 
     def close(self, reason: str) -> None:
-        """Wait for no more, if anything is held."""
+        """Make the update now, if a gradient is held."""
         self._closed_because = reason if self.held else ""
 
     def hold(self, gradient: Accept) -> None:
-        """Take in an accepted gradient."""
+        """Add an accepted gradient."""
         self.held.append(gradient)
         if gradient.step_scale != 1.0:
             self._is_scaled = True
-        self.owing.discard(gradient.worker)
+        self.awaited.discard(gradient.worker)
 
     def leave(self, worker: int) -> None:
-        """Wait for a worker no longer."""
-        self.owing.discard(worker)
-        self.newcomers.discard(worker)
+        """Stop waiting for a worker."""
+        self.awaited.discard(worker)
+        self.joining.discard(worker)
 
     def due(self) -> str:
-        """Return why it is to be made, or nothing; workers that turn out unable to contribute are not looked at."""
+        """Return the reason why the update is due, or an empty string."""
         held = len(self.held)
-        if held >= self.quorum or self._closed_because or (held and self.quorum == inf and not self.owing):
+        if held >= self.quorum or self._closed_because or (held and self.quorum == inf and not self.awaited):
             return self._closed_because or self.reason
         return ""
 
     def take(self) -> tuple[tuple[Accept, ...], float]:
-        """Return what it is made of, and the mean of the step scales, weighted by samples; hold nothing more."""
+        """Remove the held gradients; return them and their mean step scale, weighted by samples."""
         held = tuple(self.held)
         scale = _mean_step_scale(held) if self._is_scaled else 1.0
         self.held = []
@@ -92,11 +92,11 @@ class PendingUpdate:
         return held, scale
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything."""
+        """Return the whole state."""
         return snapshot(self, _SAVED)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state."""
+        """Load such a state."""
         restore(self, _SAVED, state)
 
 
@@ -105,8 +105,8 @@ _SAVED = (
     "quorum",
     "reason",
     "opened_s",
-    "newcomers",
-    "owing",
+    "joining",
+    "awaited",
     "_of_protocol",
     "_closed_because",
     "_is_scaled",

@@ -1,38 +1,49 @@
-"""The controllers of a phase, asked together."""
+"""Phases of a plan and their controllers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 from typing import Any
 
+from paceline.coordinator.membership import Membership
+from paceline.coordinator.pending_update import PendingUpdate
+from paceline.coordinator.run_state import RunState
+from paceline.coordinator.step_scaling import StepScaling
+from paceline.coordinator.worker_table import EXCLUDED, LOST, WorkerState
 from paceline.core.duration import Duration
-from paceline.policies.controllers.base import PRECEDENCE, Action, Controller, Observation
-from paceline.protocols.protocol import Phase
+from paceline.core.events import Arrival, RestartWorker, Step
+from paceline.errors import UsageError
+from paceline.policies.compensation.base import Compensator
+from paceline.policies.controllers import base as control
+from paceline.protocols.momentum import KEEP, MomentumTracker
+from paceline.protocols.protocol import Phase, Plan, Protocol
 from paceline.utils.user_code import note_place
 
 
 class ControllerGroup:
-    """The controllers of a phase, each with its state.
+    """Controllers of a phase with their states.
 
     Args:
-        phase: that they belong to; no phase has none.
+        phase: phase that has the controllers; None for no controllers.
     """
 
     def __init__(self, phase: Phase | None = None) -> None:
-        self._controllers: tuple[Controller[Any], ...] = phase.controllers if phase is not None else ()
+        self._controllers: tuple[control.Controller[Any], ...] = phase.controllers if phase is not None else ()
         self._states: list[Any] = []
         self.reads_steps = any(each.reads == "steps" for each in self._controllers)
 
-    def __bool__(self) -> bool:
-        return bool(self._controllers)
-
     def begin(self, live: int) -> None:
-        """Begin the phase with so many workers."""
+        """Begin the phase.
+
+        Args:
+            live: number of live workers, >= 1.
+        """
         self._states = [each.begin(live) for each in self._controllers]
 
-    def decide(self, observation: Observation) -> list[Action]:
-        """Ask all of them, and return their answers in the order in which they are to be obeyed."""
-        actions: list[Action] = []
+    def decide(self, observation: control.Observation) -> list[control.Action]:
+        """Return the actions of all controllers, in the order in which they are applied."""
+        actions: list[control.Action] = []
         for i, controller in enumerate(self._controllers):
             try:
                 self._states[i], answer = controller.decide(self._states[i], observation)
@@ -40,28 +51,31 @@ class ControllerGroup:
                 note_place(error, f"controller {controller!r} failed after update {observation.version}")
                 raise
             actions += answer
-        return sorted(actions, key=lambda action: PRECEDENCE.index(type(action)))
+        return sorted(actions, key=lambda action: control.PRECEDENCE.index(type(action)))
 
     def state_dict(self) -> list[Any]:
-        """Return the state of each."""
+        """Return the states."""
         return [each.state_dict(state) for each, state in zip(self._controllers, self._states, strict=True)]
 
     def load_state_dict(self, states: list[Any]) -> None:
-        """Go on from the states of the same controllers."""
+        """Load the states of the same controllers."""
         self._states = [each.load_state_dict(state) for each, state in zip(self._controllers, states, strict=True)]
 
 
 class PhaseProgress:
-    """The part of a phase that counts towards its end.
+    """Progress of a phase towards its end.
 
-    What is made under a protocol that a controller takes to in between may have to be made up for: then it does not
-    count. Positions are those of the run, in the unit of the end.
+    Updates that a controller makes under another protocol may be left out of the count. Positions are those of the
+    run, in the unit of the end.
+
+    Args:
+        end: end of the phase; None for the end of the run.
 
     Example:
-        >>> share = PhaseProgress(Duration("updates", 100))
-        >>> share.pause(40)
-        >>> share.go_on(70)
-        >>> share.is_done(100), share.ends_at
+        >>> progress = PhaseProgress(Duration("updates", 100))
+        >>> progress.pause(40)
+        >>> progress.resume(70)
+        >>> progress.is_done(100), progress.ends_at
         (False, 130.0)
     """
 
@@ -72,29 +86,273 @@ class PhaseProgress:
 
     @property
     def ends_at(self) -> float:
-        """Where the phase will end, if nothing more is left out."""
+        """Position where the phase ends, if nothing more is left out."""
         return inf if self.end is None else self.end.amount + self._left_out
 
     def is_done(self, position: float) -> bool:
-        """Return whether a phase that is so far is at its end."""
+        """Return whether the phase is over at this position of the run."""
         return (position if self._paused_at is None else self._paused_at) >= self.ends_at
 
     def pause(self, position: float) -> None:
-        """Count no further from here on."""
+        """Stop counting at this position."""
         if self._paused_at is None:
             self._paused_at = position
 
-    def go_on(self, position: float) -> None:
-        """Count again from here on."""
+    def resume(self, position: float) -> None:
+        """Count again from this position."""
         if self._paused_at is not None:
             self._left_out += position - self._paused_at
             self._paused_at = None
 
     def state_dict(self) -> dict[str, float | None]:
-        """Return what was left out."""
+        """Return the amount left out, and the position of the pause."""
         return {"left_out": self._left_out, "paused_at": self._paused_at}
 
-    def load_state_dict(self, state: dict[str, float | None]) -> None:
-        """Go on from such a state of the same end."""
+    def load_state_dict(self, state: Mapping[str, float | None]) -> None:
+        """Load such a state of a phase with the same end."""
         self._left_out = state["left_out"] or 0.0
         self._paused_at = state["paused_at"]
+
+
+class PhaseRunner:
+    """Runs the phases of a plan: asks their controllers, applies the actions, and begins the next phase.
+
+    Args:
+        run: shared state.
+        plan: phases of protocols.
+        membership: workers and their work.
+        update: update in progress.
+        scaling: learning-rate scale.
+        per_epoch: gradients of one epoch; None if the data have no length.
+        measure_steps: whether every step is measured, even if no controller reads steps.
+
+    Attributes:
+        protocol: protocol in force.
+        compensators: corrections of stale gradients in this phase.
+        has_controllers: whether this phase has controllers.
+        measures_steps: whether steps are measured now.
+        limits_momentum: whether a phase of the plan limits the momentum.
+        step: step of the latest update, until the next update is opened; None if it was not measured.
+    """
+
+    def __init__(
+        self,
+        run: RunState,
+        plan: Plan,
+        membership: Membership,
+        update: PendingUpdate,
+        scaling: StepScaling,
+        per_epoch: float | None,
+        measure_steps: bool,
+    ) -> None:
+        self.protocol: Protocol = plan.phases[0].protocol
+        self.compensators: tuple[Compensator, ...] = ()
+        self.has_controllers = False
+        self.measures_steps = measure_steps
+        self.step: Step | None = None
+        self._run = run
+        self._plan = plan
+        self._membership = membership
+        self._table = membership.table
+        self._update = update
+        self._scaling = scaling
+        self._measures_always = measure_steps
+        self._momentum = MomentumTracker(per_epoch) if any(p.momentum != KEEP for p in plan.phases) else None
+        self.limits_momentum = self._momentum is not None
+        self._index = -1
+        self._progress = PhaseProgress(None)
+        self._controllers = ControllerGroup()
+        self._timers: set[float] = set()  # times at which controllers asked to be called
+
+    @property
+    def is_before_first(self) -> bool:
+        """Whether no phase of this plan has begun."""
+        return self._index < 0
+
+    # --- phases -------------------------------------------------------------------------------------------
+
+    def check(self) -> bool:
+        """Begin the next phase if this one is over; return whether a phase has begun."""
+        before = self._index
+        while self._progress.end is not None and self._progress.is_done(self._position(self._progress.end)):
+            self.enter_next()
+        return self._index != before
+
+    def _position(self, end: Duration) -> float:
+        return end.position(self._run.version, self._run.workload, self._run.now)
+
+    def enter_next(self) -> None:
+        """Begin the next phase."""
+        ended = self._progress.end
+        if self.has_controllers:
+            self.ask("end")
+        self._index += 1
+        self._select(self._plan.phases[self._index])
+        self._controllers.begin(self._table.live or 1)
+        if self._momentum is not None:
+            self._momentum.begin(self._run.workload)
+        self._timers.clear()
+        protocol = self._plan.phases[self._index].protocol
+        self._change_protocol(protocol, f"{ended} reached" if ended else "the run begins")
+
+    def _select(self, phase: Phase) -> None:
+        self._progress = PhaseProgress(phase.end)
+        self._controllers = ControllerGroup(phase)
+        self.has_controllers = bool(phase.controllers)
+        self.compensators = phase.compensators
+        self.measures_steps = self._measures_always or self._controllers.reads_steps
+
+    def _change_protocol(self, protocol: Protocol, reason: str) -> None:
+        self._run.decide("protocol", f"{protocol.name}: {reason}")
+        self.protocol = protocol
+        self._membership.dispatcher.follow(protocol)
+        version, workers = self._run.version, self._table.workers
+        self._update.follow(protocol, {w for w in self._table.active() if workers[w].contributed_to != version})
+
+    def momentum_limit(self) -> float:
+        """Return the largest momentum for the update that is made now."""
+        assert self._momentum is not None
+        rule = self._plan.phases[self._index].momentum
+        if change := self._momentum.follow(rule, self._run.workload, self._table.live or 1):
+            self._run.decide("momentum", change)
+        return self._momentum.limit
+
+    # --- time ---------------------------------------------------------------------------------------------
+
+    def set_timers(self) -> None:
+        """Ask for a timer at the end of every phase in seconds, and at each time that a controller asked for."""
+        for phase in self._plan.phases:
+            if phase.end is not None and phase.end.unit == "seconds":
+                self._run.set_timer(phase.end.amount)
+        if self._progress.end is not None and self._progress.end.unit == "seconds":
+            self._run.set_timer(self._progress.ends_at)
+        for at_s in sorted(self._timers):
+            self._run.set_timer(at_s)
+
+    def ask_at_timer(self) -> None:
+        """Ask the controllers if one of them asked for a call at this time."""
+        due = {at for at in self._timers if at <= self._run.now}
+        if due:
+            self._timers -= due
+            self.ask("timer")
+
+    # --- controllers --------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        trigger: control.Trigger,
+        *,
+        arrival: Arrival | None = None,
+        busy_s: float = 0.0,
+        staleness: int = 0,
+        accepted: bool = False,
+    ) -> None:
+        """Ask the controllers of this phase, and apply their actions.
+
+        Args:
+            trigger: reason of the call.
+            arrival: gradient that has just arrived, if any.
+            busy_s: seconds that its worker has spent on it.
+            staleness: staleness of that gradient, in versions.
+            accepted: whether it entered the update.
+        """
+        run, update, table = self._run, self._update, self._table
+        observation = control.Observation(
+            trigger=trigger,
+            now=run.now,
+            version=run.version,
+            opened_s=update.opened_s,
+            live=table.live,
+            held=len(update.held),
+            quorum=update.quorum,
+            protocol=self.protocol,
+            workload=run.workload,
+            learning_rate=self._scaling.learning_rate,
+            schedule_scale=self._scaling.schedule_scale(run.workload),
+            update_size=run.update_size,
+            workers=table.active() if trigger == "open" else (),
+            excluded=table.excluded() if trigger == "open" else (),
+            step=self.step if trigger == "open" else None,
+            arrival=arrival,
+            busy_s=busy_s,
+            staleness=staleness,
+            accepted=accepted,
+        )
+        for action in self._controllers.decide(observation):
+            self._apply(action)
+
+    def _apply(self, action: control.Action) -> None:
+        run = self._run
+        match action:
+            case control.Exclude(worker, reason):
+                self._membership.exclude(worker, self._known(worker), reason)
+            case control.Readmit(worker, reason):
+                self._membership.readmit(worker, self._known(worker), reason)
+            case control.Probe(worker):
+                if self._known(worker).status is EXCLUDED:
+                    run.commands.append(self._membership.dispatcher.probe(worker, run.version, run.now))
+            case control.ReplaceWorker(worker):
+                if self._known(worker).status is not LOST:
+                    run.commands.append(RestartWorker(worker))
+            case control.ChangeProtocol(protocol, reason, counts):
+                self._change_protocol(protocol, reason)
+                self._count(counts)
+            case control.SetQuorum(k, reason):
+                if k < 1:
+                    raise UsageError(f"a controller asked for a quorum of {k!r} ({reason}); expected k >= 1")
+                run.decide("quorum", f"k={k}: {reason}", k=k)
+                self._update.change_quorum(k, reason)
+            case control.CloseUpdate(reason):
+                self._update.close(reason)
+            case control.CallAgainAt(at_s):
+                self._timers.add(at_s)
+                run.set_timer(at_s)
+            case control.Note(kind, reason, worker):
+                run.decide(kind, reason, worker)
+
+    def _known(self, worker: int) -> WorkerState:
+        if worker not in self._table.workers:
+            raise UsageError(f"a controller named worker {worker}; known are {sorted(self._table.workers)}")
+        return self._table.workers[worker]
+
+    def _count(self, counts: bool) -> None:
+        """Start or stop counting updates towards the end of the phase."""
+        end = self._progress.end
+        if end is None:
+            return
+        if not counts:
+            self._progress.pause(self._position(end))
+            return
+        self._progress.resume(self._position(end))
+        if end.unit == "seconds":
+            self._run.set_timer(self._progress.ends_at)
+
+    # --- checkpoint ---------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the plan, the position in it, and the states of the controllers."""
+        return {
+            "plan": self._plan.in_full,
+            "index": self._index,
+            "protocol": self.protocol,
+            "step": self.step,
+            "timers": set(self._timers),
+            "progress": self._progress.state_dict(),
+            "controllers": self._controllers.state_dict(),
+            "momentum": self._momentum and self._momentum.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load such a state; under another plan, the first phase begins when the run is restarted."""
+        self.protocol = state["protocol"]
+        self.step = state["step"]
+        self._timers = set(state["timers"])
+        self._membership.dispatcher.follow(self.protocol)
+        if state["plan"] != self._plan.in_full:
+            return
+        self._index = state["index"]
+        self._select(self._plan.phases[self._index])
+        self._progress.load_state_dict(state["progress"])
+        self._controllers.load_state_dict(state["controllers"])
+        if self._momentum is not None:
+            self._momentum.load_state_dict(state["momentum"])

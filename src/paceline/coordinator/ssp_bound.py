@@ -1,4 +1,4 @@
-"""Who may start when nobody may get too far ahead of the slowest."""
+"""Stale-synchronous bound on how far a worker may be ahead of the slowest one."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -6,21 +6,22 @@ from typing import Any
 
 
 class SSPBound:
-    """Deliveries of the live workers since the phase began, under a bound on the lead.
+    """Stale-synchronous bound: limits how many gradients a worker may be ahead of the slowest one.
 
     Args:
-        bound: deliveries that a worker may be ahead of the live worker that has delivered fewest, when it starts.
+        bound: largest number of gradients, >= 0, by which a worker may be ahead of the slowest live worker when it
+            starts.
 
     Example:
-        >>> lead = SSPBound(bound=0)
-        >>> lead.join(0); lead.join(1)
-        >>> lead.deliver(0)
+        >>> ssp = SSPBound(bound=0)
+        >>> ssp.join(0); ssp.join(1)
+        >>> ssp.deliver(0)
         False
-        >>> lead.may_start(0)
+        >>> ssp.may_start(0)
         False
-        >>> lead.deliver(1)  # the minimum rose: somebody may be released
+        >>> ssp.deliver(1)  # the minimum rose: worker 0 may start
         True
-        >>> lead.may_start(0)
+        >>> ssp.may_start(0)
         True
     """
 
@@ -31,17 +32,17 @@ class SSPBound:
         self._minimum = 0
 
     def join(self, worker: int) -> None:
-        """Let a worker take part; it starts at the minimum."""
+        """Add a worker; it starts at the minimum."""
         self._delivered[worker] = self._minimum
         self._workers_at[self._minimum] += 1
 
     def leave(self, worker: int) -> bool:
-        """Take a worker out, if it takes part; return whether the minimum rose."""
+        """Remove a worker, if it is present; return whether the minimum rose."""
         count = self._delivered.pop(worker, None)
         return count is not None and self._move(count, None)
 
     def deliver(self, worker: int) -> bool:
-        """Count a delivery, accepted or not; return whether the minimum rose."""
+        """Count a delivered gradient, accepted or not; return whether the minimum rose."""
         if worker not in self._delivered:
             self.join(worker)
         count = self._delivered[worker]
@@ -49,15 +50,15 @@ class SSPBound:
         return self._move(count, count + 1)
 
     def may_start(self, worker: int) -> bool:
-        """Return whether the worker is within the bound."""
+        """Return whether the worker may start."""
         return self._delivered.get(worker, self._minimum) - self._minimum <= self._bound
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but the bound."""
+        """Return the counts."""
         return {"delivered": dict(self._delivered), "minimum": self._minimum}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state."""
+        """Load such a state."""
         self._delivered = dict(state["delivered"])
         self._workers_at = Counter(self._delivered.values())
         self._minimum = state["minimum"]

@@ -1,4 +1,4 @@
-"""Who is there, who is idle, and who is at work on what."""
+"""Status of every worker."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from paceline.core.events import Minibatch
 
 
 class WorkerStatus(Enum):
-    """What a worker is doing, as far as the coordinator knows."""
+    """Activity of a worker, as far as the coordinator can tell."""
 
     IDLE = auto()
     BUSY = auto()
-    ASIDE = auto()
-    PROBED = auto()  # set aside, and at work that will not be used
+    EXCLUDED = auto()
+    PROBED = auto()  # excluded, and busy with work that will not be used
     LOST = auto()
 
 
-IDLE, BUSY, ASIDE, PROBED, LOST = WorkerStatus  # looked up several times an event, and an enum is slow at that
-NEVER = -1  # a version that there is none of
+IDLE, BUSY, EXCLUDED, PROBED, LOST = WorkerStatus  # attribute lookup on an enum class is slow
+NEVER = -1  # no version
 
 
 @dataclass(slots=True)
 class WorkerState:
-    """One worker.
+    """Status of one worker and its latest work.
 
     Attributes:
-        draw: the latest work given to it, counted from 1.
-        version: that this work begins with.
-        started_s: when it was given.
-        contributed_to: version that was open when its latest gradient was accepted.
-        rejections: gradients in a row that were not finite.
+        status: idle, busy, excluded, probed or lost.
+        draw: number of the latest work, from 1.
+        version: version that this work begins with.
+        started_s: time at which the work was assigned, in seconds.
+        minibatch: minibatch of this work; None if the worker draws samples itself.
+        contributed_to: current version when its latest gradient was accepted.
+        rejections: number of gradients in a row that were not finite.
     """
 
     status: WorkerStatus = LOST
@@ -46,13 +48,13 @@ class WorkerState:
 
 
 class WorkerTable:
-    """All workers that were ever there.
+    """Table of all workers that have ever joined.
 
     Attributes:
-        workers: by number.
-        idle: those without work, in the order in which they became idle.
-        in_flight: those at work, in the order in which they were given it.
-        live: how many take part: idle or at work.
+        workers: state of every worker, by number.
+        idle: idle workers, in the order in which they became idle.
+        in_flight: busy workers, in the order in which their work was assigned.
+        live: number of idle and busy workers.
     """
 
     def __init__(self) -> None:
@@ -61,42 +63,42 @@ class WorkerTable:
         self.in_flight: dict[int, WorkerState] = {}
         self.live = 0
 
-    def taking_part(self) -> list[int]:
-        """Return the workers that are at work or idle."""
+    def active(self) -> list[int]:
+        """Return the idle and busy workers."""
         return [*self.in_flight, *self.idle]
 
-    def aside(self) -> list[int]:
-        """Return the workers that were set aside and are still there."""
-        return [worker for worker, state in self.workers.items() if state.status in {ASIDE, PROBED}]
+    def excluded(self) -> list[int]:
+        """Return the workers that are excluded, probed ones included."""
+        return [worker for worker, state in self.workers.items() if state.status in {EXCLUDED, PROBED}]
 
     def status(self, worker: int) -> WorkerStatus:
-        """Return what a worker is doing; one that was never there is lost."""
+        """Return the status of a worker; one that never joined counts as lost."""
         return self.workers[worker].status if worker in self.workers else LOST
 
-    def enlist(self, worker: int) -> None:
-        """Let a worker take part, idle."""
+    def admit(self, worker: int) -> None:
+        """Add a worker as idle."""
         state = self.workers.setdefault(worker, WorkerState())
         state.status = IDLE
         state.rejections = 0
         self.idle[worker] = None
         self.live += 1
 
-    def strike(self, worker: int, status: WorkerStatus) -> None:
-        """Let an idle worker no longer take part."""
+    def remove(self, worker: int, status: WorkerStatus) -> None:
+        """Remove an idle worker, which gets this status."""
         del self.idle[worker]
         self.workers[worker].status = status
         self.live -= 1
 
     def probe(self, state: WorkerState, version: int, now: float) -> None:
-        """Give a worker that was set aside work that nobody waits for."""
+        """Note that an excluded worker computes a gradient that will not be used."""
         state.status = PROBED
         state.draw += 1
         state.version = version
         state.started_s = now
         state.minibatch = None
 
-    def occupy(self, worker: int, state: WorkerState, version: int, now: float) -> None:
-        """Give an idle worker its next work."""
+    def assign(self, worker: int, state: WorkerState, version: int, now: float) -> None:
+        """Note that an idle worker begins its next work."""
         del self.idle[worker]
         state.draw += 1
         state.version = version
@@ -105,13 +107,13 @@ class WorkerTable:
         self.in_flight[worker] = state
 
     def release(self, worker: int, state: WorkerState) -> None:
-        """Take a worker out of flight: it has delivered, or its work is abandoned."""
+        """Make a busy worker idle: it has delivered, or its work is cancelled."""
         del self.in_flight[worker]
         state.status = IDLE
         self.idle[worker] = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything, as plain data."""
+        """Return the whole table as plain data."""
         return {
             "workers": {
                 worker: {**asdict(state), "status": state.status.name, "minibatch": state.minibatch}
@@ -123,7 +125,7 @@ class WorkerTable:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state; the dictionaries stay the same objects."""
+        """Load such a state; the dictionaries stay the same objects."""
         self.workers.clear()
         for worker, saved in state["workers"].items():
             self.workers[worker] = WorkerState(**{**saved, "status": WorkerStatus[saved["status"]]})

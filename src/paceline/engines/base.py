@@ -177,4 +177,4 @@ def compensated(
 
 def will_be_compensated(arrival: Arrival, coordinator: Coordinator) -> bool:
     """Return whether there are compensators now, and a gradient for them that will be accepted."""
-    return bool(coordinator.compensators) and arrival.finite and coordinator.wants(arrival.worker, arrival.draw)
+    return bool(coordinator.compensators) and arrival.finite and coordinator.would_accept(arrival.worker, arrival.draw)

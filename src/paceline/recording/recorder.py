@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paceline.coordinator.coordinator import OLD_DRAW, SILENT
+from paceline.coordinator.membership import SILENT
+from paceline.coordinator.updates import OLD_DRAW
 from paceline.core.events import (
     Accept,
     Apply,

@@ -12,11 +12,11 @@ from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.policies.learning_rate import LRScaling, ScheduleCurve
 from paceline.protocols.protocol import Plan
-from paceline.run.plan_json import patience_of
+from paceline.run.plan_json import failure_detector_of
 
 
 def make_coordinator(
-    plan: Plan, stop: Stop, rules: Mapping[str, Any], patience: FailureDetector | None = None
+    plan: Plan, stop: Stop, rules: Mapping[str, Any], failure_detector: FailureDetector | None = None
 ) -> Coordinator:
     """Return the coordinator that goes by these rules.
 
@@ -25,7 +25,7 @@ def make_coordinator(
         stop: when to end.
         rules: workers, per_epoch, minibatches, learning_rate, schedule, worker_timeout_s,
             derives_timeout, evaluate_every and measure_steps.
-        patience: timeout on silent workers in place of that of the rules.
+        failure_detector: timeout on silent workers in place of that of the rules.
     """
     every = rules["evaluate_every"]
     schedule = rules.get("schedule")  # runs did not say before
@@ -37,7 +37,7 @@ def make_coordinator(
         minibatches=_minibatches(rules["minibatches"], stop) if rules["minibatches"] else None,
         learning_rate=LRScaling(**rules["learning_rate"]),
         schedule=ScheduleCurve(**schedule) if schedule else None,
-        patience=patience or patience_of(rules),
+        failure_detector=failure_detector or failure_detector_of(rules),
         evaluate_every=Duration(**every) if every else None,
         measure_steps=rules.get("measure_steps", False),  # nor this
     )

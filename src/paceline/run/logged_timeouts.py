@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from paceline.coordinator.coordinator import SILENT
 from paceline.coordinator.failure_detector import FailureDetector
+from paceline.coordinator.membership import SILENT
 from paceline.coordinator.worker_table import WorkerState
 from paceline.core.records import DecisionMade, GradientArrived, Record, RunEnded, TimerRang
 
@@ -42,11 +42,11 @@ class LoggedFailureDetector(FailureDetector):
         change, self._change = self._change, ""
         return change
 
-    def is_over(self, now: float) -> bool:
+    def is_due(self, now: float) -> bool:
         """Return whether the log has lost workers at this timer."""
         return bool(self._due)
 
-    def exceeded_by(self, in_flight: Mapping[int, WorkerState], now: float) -> dict[int, str]:
+    def expired(self, in_flight: Mapping[int, WorkerState], now: float) -> dict[int, str]:
         """Return these workers, and why in the words of the log."""
         return self._due
 

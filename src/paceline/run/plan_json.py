@@ -22,7 +22,7 @@ from paceline.protocols.protocol import Phase, Plan
 from paceline.utils.spec_parser import bind, parse_call
 
 
-def patience_of(rules: Mapping[str, Any]) -> FailureDetector:
+def failure_detector_of(rules: Mapping[str, Any]) -> FailureDetector:
     """Return the timeout on silent workers as the rules give it."""
     return RoundTripFailureDetector() if rules.get("derives_timeout") else FailureDetector(rules["worker_timeout_s"])
 

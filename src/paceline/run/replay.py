@@ -11,7 +11,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.coordinator.coordinator import NOT_FINITE, Coordinator
+from paceline.coordinator.coordinator import Coordinator
+from paceline.coordinator.updates import NOT_FINITE
 from paceline.core.events import (
     Arrival,
     Command,
@@ -179,7 +180,7 @@ class _Replayed:
         self._plan = plan
         self._stops = iter(stops.rules)
         self._rules = configuration["rules"]
-        self._patience = LoggedFailureDetector(saved.history) if is_needed(saved.history, self._rules) else None
+        self._failure_detector = LoggedFailureDetector(saved.history) if is_needed(saved.history, self._rules) else None
         self._now = 0.0
         self._coordinator = self._next_coordinator()
         self._memory = Memory()
@@ -190,8 +191,8 @@ class _Replayed:
 
     def difference(self, record: Record) -> str:
         """Take in the next record of the log; return what is not the same in the replay, if anything."""
-        if self._patience is not None:
-            self._patience.read(record)
+        if self._failure_detector is not None:
+            self._failure_detector.read(record)
         if isinstance(record, RunEnded):
             return self._compared_end(record)
         self._now = record.now_s
@@ -252,7 +253,7 @@ class _Replayed:
         self._coordinator.load_state_dict(state)
 
     def _next_coordinator(self) -> Coordinator:
-        return make_coordinator(self._plan, next(self._stops), self._rules, self._patience)
+        return make_coordinator(self._plan, next(self._stops), self._rules, self._failure_detector)
 
 
 def _reason_of_end(commands: Sequence[Command]) -> str:

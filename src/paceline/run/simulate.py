@@ -147,14 +147,14 @@ def simulate(
     simulated.check_plan(plan)
     _refuse_gradients(plan)
     stop = Stop(updates=updates)
-    patience = FailureDetector(worker_timeout_s)
+    failure_detector = FailureDetector(worker_timeout_s)
     fleet = (
         vectorized_simulation(plan, simulated, seed=seed, payload_bytes=payload_bytes)
         if worker_timeout_s is None
         else None
     )
     if fleet is None:
-        return _simulate_by_events(plan, simulated, stop, seed, payload_bytes, patience)
+        return _simulate_by_events(plan, simulated, stop, seed, payload_bytes, failure_detector)
     fleet.run(updates)
     tally = fleet.accounting
     return Simulated(
@@ -170,9 +170,14 @@ def simulate(
 
 
 def _simulate_by_events(
-    plan: Plan, cluster: Cluster, stop: Stop, seed: int, payload_bytes: float, patience: FailureDetector | None = None
+    plan: Plan,
+    cluster: Cluster,
+    stop: Stop,
+    seed: int,
+    payload_bytes: float,
+    failure_detector: FailureDetector | None = None,
 ) -> Simulated:
-    coordinator = Coordinator(plan, workers=cluster.n, stop=stop, patience=patience)
+    coordinator = Coordinator(plan, workers=cluster.n, stop=stop, failure_detector=failure_detector)
     timing = (
         AllReduceTiming(cluster, seed, plan.reduction, payload_bytes)
         if plan.reduction

@@ -83,9 +83,9 @@ def test_what_would_be_accepted_is_known_before_it_arrives():
     driven = play(
         backup(k=1), 2, "w0.1 arrives | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1"
     )
-    assert driven.wants(0, 2)
-    assert not driven.wants(0, 1), "an old draw"
-    assert not driven.wants(1, 1), "too stale"
+    assert driven.would_accept(0, 2)
+    assert not driven.would_accept(0, 1), "an old draw"
+    assert not driven.would_accept(1, 1), "too stale"
 
 
 def test_all_waits_also_for_a_worker_whose_gradient_was_dropped_or_rejected():
@@ -559,7 +559,7 @@ def test_a_derived_timeout_is_told_when_it_is_known_and_when_it_changes_noticeab
         at 3000 w1.1 arrives | drop w1.1 stale 3 (its worker had been declared lost); compute w1.2 on v3
                              | wake at 4265.55
     """
-    play(asp(), 2, script, patience=RoundTripFailureDetector())
+    play(asp(), 2, script, failure_detector=RoundTripFailureDetector())
 
 
 def test_a_derived_timeout_is_at_least_ten_seconds():
@@ -568,7 +568,7 @@ def test_a_derived_timeout_is_at_least_ten_seconds():
                               | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
         at 10 timer           | lost: worker 1: silent for 10 s, 2468 x the median round trip or 10 s; wake at 10.001
     """
-    play(asp(), 2, script, patience=RoundTripFailureDetector())
+    play(asp(), 2, script, failure_detector=RoundTripFailureDetector())
 
 
 # -- not finite

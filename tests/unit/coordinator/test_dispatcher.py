@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.catalogue.parser import parse_plan
-from paceline.coordinator.coordinator import NOT_FINITE, Coordinator
+from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.minibatch_sampler import MinibatchSampler
+from paceline.coordinator.updates import NOT_FINITE
 from paceline.core.events import Arrival, Compute, Drop, Joined, Lost
 from paceline.core.stop import Stop
 
@@ -43,7 +44,7 @@ def test_work_is_known_ahead_unless_somebody_comes_or_work_comes_back(n, per_epo
             event = Lost(now, worker, "gone") if change == "lost" else Joined(now, worker)
             del at_work[worker]
             at_work |= works(decides.handle(event))
-        ahead, commands = decides.ahead(), []
+        ahead, commands = decides.expected_work(), []
         for worker in sorted(at_work, key=lambda worker: (worker != first, worker)):
             commands += decides.handle(Arrival(now, worker, at_work[worker].draw, finite=next(draws, True)))
         at_work = works(commands)

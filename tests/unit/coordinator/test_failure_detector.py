@@ -68,10 +68,10 @@ def decisions(plan, n, law, seed, unit_s, timeout, fault):
             if isinstance(each, Accept | Drop) or (isinstance(each, Decision) and each.kind == "lost")
         )
 
-    patience = FailureDetector(timeout and timeout * unit_s)
+    failure_detector = FailureDetector(timeout and timeout * unit_s)
     checked = as_plan(plan).checked(n, total=None, per_epoch=None)
     TimingEngine(cluster, seed).run(
-        Coordinator(checked, workers=n, stop=pl.Stop(updates=15), patience=patience), observe
+        Coordinator(checked, workers=n, stop=pl.Stop(updates=15), failure_detector=failure_detector), observe
     )
     return found
 
@@ -172,14 +172,14 @@ def test_a_timeout_goes_on_from_a_checkpoint():
         observed = int(rng.integers(3)), float(rng.lognormal()) * 3
         assert one.observe(*observed) == other.observe(*observed)
         assert one.state_dict() == other.state_dict()
-    assert [one.of(worker) for worker in range(4)] == [other.of(worker) for worker in range(4)]
+    assert [one.timeout_of(worker) for worker in range(4)] == [other.timeout_of(worker) for worker in range(4)]
 
 
-def test_a_timeout_of_a_run_under_the_rule_before_is_observed_anew():
-    patience = RoundTripFailureDetector()
-    patience.load_state_dict({"longest_s": 3.0, "alarm_s": 60.0})
-    assert patience.timeout_s == np.inf
-    assert patience.observe(0, 1.0) != ""
+def test_a_derived_timeout_after_a_fixed_one_is_observed_anew():
+    failure_detector = RoundTripFailureDetector()
+    failure_detector.load_state_dict(FailureDetector(60.0).state_dict())
+    assert failure_detector.timeout_s == np.inf
+    assert failure_detector.observe(0, 1.0) != ""
 
 
 def test_a_real_run_logs_its_timeout_and_a_simulated_one_has_none(caplog, tmp_path):

@@ -137,10 +137,10 @@ def switched(ends, counts):
     away = (), (ChangeProtocol(asp(), "away", counts=counts),), (), (ChangeProtocol(bsp(), "back"),)
     driven = coordinator(bsp().controlled_by(Scripted(open=away)).until(**ends) >> k_sync(k=1), 2, per_epoch=4)
     commands, now = driven.begin(), 0.0
-    while driven._protocol.name != "k_sync(k=1)":
+    while driven._phases.protocol.name != "k_sync(k=1)":
         now += 1.0
         worker = int(now) % 2
-        if worker in driven._in_flight:
+        if worker in driven._membership.table.in_flight:
             commands = driven.handle(Arrival(now, worker, driven._workers[worker].draw))
         for command in commands:
             if type(command).__name__ == "SetTimer" and command.at_s <= now:
@@ -164,7 +164,7 @@ def test_a_phase_that_is_away_for_good_never_ends():
     for draw in range(1, 20):
         driven.handle(Arrival(float(draw), 0, draw))
     assert driven.version == 19
-    assert driven._protocol == asp()
+    assert driven._phases.protocol == asp()
 
 
 def test_a_phase_of_seconds_is_woken_up_for_its_later_end():
@@ -175,9 +175,9 @@ def test_a_phase_of_seconds_is_woken_up_for_its_later_end():
     back = driven.handle(Arrival(3.0, 0, 2))
     assert SetTimer(6.0) in back
     driven.handle(Timer(4.0))
-    assert driven._protocol == bsp()
+    assert driven._phases.protocol == bsp()
     driven.handle(Timer(6.0))
-    assert driven._protocol.name == "k_sync(k=1)"
+    assert driven._phases.protocol.name == "k_sync(k=1)"
 
 
 @given(
@@ -185,16 +185,16 @@ def test_a_phase_of_seconds_is_woken_up_for_its_later_end():
     st.integers(1, 30),
 )
 def test_a_share_counts_every_stretch_that_is_not_left_out(stretches, amount):
-    share, position, counted, counts = PhaseProgress(Duration("updates", amount)), 0, 0, True
+    progress, position, counted, counts = PhaseProgress(Duration("updates", amount)), 0, 0, True
     for what, length in stretches:
-        (share.pause if what == "pause" else share.go_on)(position)
+        (progress.pause if what == "pause" else progress.resume)(position)
         counts = what == "go on"
         position += length
         counted += length * counts
-        assert share.is_done(position) == (counted >= amount)
-        again = PhaseProgress(share.end)
-        again.load_state_dict(share.state_dict())
-        assert again.is_done(position + 1) == share.is_done(position + 1)
+        assert progress.is_done(position) == (counted >= amount)
+        again = PhaseProgress(progress.end)
+        again.load_state_dict(progress.state_dict())
+        assert again.is_done(position + 1) == progress.is_done(position + 1)
 
 
 def test_a_phase_without_an_end_is_never_done():
@@ -212,7 +212,7 @@ def limits(plan, n, per_epoch, updates):
     now = 0.0
     while len(found) < updates:
         now += 1.0
-        worker, state = next(iter(driven._in_flight.items()))
+        worker, state = next(iter(driven._membership.table.in_flight.items()))
         commands = driven.handle(Arrival(now, worker, state.draw))
         found += [command.momentum_limit for command in commands if isinstance(command, Apply)]
         said += [command.reason for command in commands if getattr(command, "kind", "") == "momentum"]

@@ -284,7 +284,7 @@ def test_every_minibatch_of_an_epoch_is_used_exactly_once(partitioned, data, n, 
     watch.driven.handle = handle_and_see
     for what, number in steps:
         happen(watch, what, number)
-    minibatches.deal_out([0])  # who now takes what came back, and then new ones, of all shards in turn
+    minibatches.assign_shards([0])  # who now takes what came back, and then new ones, of all shards in turn
     shards = n if partitioned else 1
     undealt = [minibatches.next(0) for _ in range(shards * (len(watch.commands) + per_epoch + MOST_WORKERS))]
     everything = [*dealt.applied, *dealt.held, *dealt.discarded, *dealt.out.values(), *undealt]
@@ -325,7 +325,7 @@ def test_a_lost_workers_shard_is_dealt_out_to_the_others_until_it_returns(protoc
 def test_without_requeue_what_was_dropped_is_not_dealt_out_again():
     minibatches = MinibatchSampler(1, per_epoch=3, partitioned=False, requeue=False)
     first = minibatches.next(0)
-    minibatches.give_back(first)
+    minibatches.put_back(first)
     assert [minibatches.next(0).number for _ in range(3)] == [1, 2, 0]
 
 

@@ -177,7 +177,8 @@ def test_the_scales_that_are_asked_for_are_those_of_the_update():
     work, told, asked, decided = list(ours.begin()), [], [], []
     while not ours.stopped:
         due = [command for command in work if isinstance(command, Compute)]
-        asked.append(ours.scales(2))
+        expected = ours.expected_update()
+        asked.append((expected.lr_scale, expected.weight_decay_scale))
         for each in due:
             work = ours.handle(Arrival(float(ours.version + 1), each.worker, each.draw, loss=1.0))
             told += [(c.lr_scale, c.weight_decay_scale) for c in work if isinstance(c, Apply)]
@@ -193,7 +194,8 @@ def test_the_scales_that_are_asked_for_are_those_of_the_update():
 
 
 def test_without_a_schedule_the_weight_decay_is_left_alone():
-    assert Coordinator(as_plan(pl.asp()), workers=2, stop=pl.Stop(updates=1)).scales(1) == (1.0, 1.0)
+    expected = Coordinator(as_plan(pl.asp()), workers=2, stop=pl.Stop(updates=1)).expected_update()
+    assert (expected.lr_scale, expected.weight_decay_scale) == (1.0, 1.0)
 
 
 class Telling(pl.Controller):

@@ -105,7 +105,7 @@ class AllReduceTiming(TimingEngine):
 
     def _ends_s(self) -> float:
         """Return when the iteration ends, as far as it is known; inf if nobody is awaited."""
-        awaited = [w for w in sorted(self._finished_s) if self._coordinator.wants(w, self._current[w])]
+        awaited = [w for w in sorted(self._finished_s) if self._coordinator.would_accept(w, self._current[w])]
         if awaited != self._awaited:
             self._awaited, self._awaited_since_s = awaited, self.now
         coming = self._coming()
@@ -150,7 +150,7 @@ class AllReduceTiming(TimingEngine):
             if len(coming) < len(self._awaited):
                 self._free_s[worker] = inf
         self._summed_s = self.now = ends_s
-        newcomers = self._coordinator.newcomers  # for whom no update waits, once the others are in it
+        newcomers = self._coordinator.joining  # for whom no update waits, once the others are in it
         self._arriving.extend(sorted(coming, key=lambda worker: worker not in newcomers))
         self._awaited = []
 

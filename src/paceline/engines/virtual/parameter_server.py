@@ -108,7 +108,7 @@ class VirtualEngine(TimingEngine):
         self._finish(worker)
         work = self._work.pop(worker)
         measured = GradientStats(loss=nan, samples=0, squared_norm=nan, variance=nan, finite=True, compute_s=0.0)
-        if self._coordinator.wants(worker, draw):
+        if self._coordinator.would_accept(worker, draw):
             measured = self._compute_gradient(work.worker, work.draw, work.minibatch, work.version)
         times = self._times[worker]
         arrival = Arrival(

@@ -186,7 +186,7 @@ class TimingEngine(Engine):
 
     def _lost_by_hanging(self) -> Lost | None:
         """Return the loss of a worker that hangs if no other worker computes and no timeout would ever find it."""
-        if self._coordinator.patience_s < inf or (self._heap and self._heap[0][0] <= self.now):
+        if self._coordinator.worker_timeout_s < inf or (self._heap and self._heap[0][0] <= self.now):
             return None
         hanging = {f.worker: f for f in self.fired if f.kind == "hang" and self._current[f.worker] == f.draw}
         if not hanging or any(draw and worker not in hanging for worker, draw in enumerate(self._current)):

@@ -158,7 +158,7 @@ def test_a_worker_that_comes_back_joins():
 
 def test_a_worker_that_hangs_is_lost_after_the_timeout():
     fault = pl.Fault(worker=1, draw=1, kind="hang")
-    engine, events, _, made = simulated_with(fault, updates=2, patience=FailureDetector(10.0))
+    engine, events, _, made = simulated_with(fault, updates=2, failure_detector=FailureDetector(10.0))
     assert engine.fired == [fault]
     assert events == []
     assert made == [(10.0, 1), (11.0, 1)]

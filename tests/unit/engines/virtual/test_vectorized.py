@@ -155,9 +155,9 @@ def comparable(simulated):
     )
 
 
-def event_by_event(protocol, cluster, updates, payload_bytes=0, patience=None):
+def event_by_event(protocol, cluster, updates, payload_bytes=0, failure_detector=None):
     plan = as_plan(protocol).checked(cluster.n, total=None, per_epoch=None)
-    return _simulate_by_events(plan, cluster, pl.Stop(updates=updates), 0, payload_bytes, patience)
+    return _simulate_by_events(plan, cluster, pl.Stop(updates=updates), 0, payload_bytes, failure_detector)
 
 
 @pytest.mark.parametrize("law", [pl.Deterministic(1.0), pl.Exponential(1.0)], ids=repr)
@@ -252,7 +252,7 @@ def test_a_worker_is_never_lost_because_it_is_slow(protocol, cluster):
 
 @pytest.mark.parametrize("protocol", [pl.bsp(), pl.backup(k=39), pl.k_batch_async(k=40)], ids=repr)
 def test_with_a_timeout_that_is_given_the_coordinator_simulates(protocol):
-    expected = event_by_event(protocol, SLOW_ONE, 40, patience=FailureDetector(20.0))
+    expected = event_by_event(protocol, SLOW_ONE, 40, failure_detector=FailureDetector(20.0))
     assert pl.simulate(protocol, SLOW_ONE, updates=40, worker_timeout_s=20.0) == comparable(expected)
     assert expected.totals != event_by_event(protocol, SLOW_ONE, 40).totals
     with pytest.raises(pl.UsageError, match="worker_timeout_s=0, expected seconds > 0"):

@@ -215,7 +215,7 @@ class AllReduceEngine(Engine):
         hand = hand._replace(generation=self._circle.generation, compute_s=compute_s)
         self._circle.hand_in(hand._replace(waited_s=self._waited_s, leaves=self._leaves))
         if self._reduction.overlaps or not communicates:
-            next_work = self._coordinator.ahead().get(self._number)
+            next_work = self._coordinator.expected_work().get(self._number)
             if next_work is not None:
                 self._part.compute_ahead(next_work, self.now)
         since_s = time.monotonic()
@@ -255,7 +255,7 @@ class AllReduceEngine(Engine):
         now = self._common_s = table.now
         pull_s = min(hand.waited_s for hand in table.hands.values())
         arrivals = [self._arrival(worker, hand, now, pull_s) for worker, hand in table.hands.items() if hand.draw]
-        newcomers = self._coordinator.newcomers  # for whom no update waits, once the others are in it
+        newcomers = self._coordinator.joining  # for whom no update waits, once the others are in it
         arrivals.sort(key=lambda arrival: arrival.worker not in newcomers)
         self._events.extend(arrivals)
         while self._timers and self._timers[0] <= now:  # after the gradients: nobody is silent
@@ -398,7 +398,7 @@ class AllReduceEngine(Engine):
     @property
     def _patience_s(self) -> float:
         """How long a silent worker is waited for."""
-        patience_s = self._coordinator.patience_s
+        patience_s = self._coordinator.worker_timeout_s
         return patience_s if patience_s < inf else self._cluster.start_timeout_s
 
     def _elapsed_s(self) -> float:

@@ -210,7 +210,7 @@ class DistributedServerEngine(WallClockEngine[RemoteWorker]):
         return stop
 
     def _patience_s(self, coordinator: Coordinator) -> float:
-        patience_s = coordinator.patience_s
+        patience_s = coordinator.worker_timeout_s
         return patience_s if patience_s < inf else self._cluster.start_timeout_s
 
     # --- commands -----------------------------------------------------------------------------------------

@@ -1,0 +1,75 @@
+"""State that the parts of a coordinator share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from paceline.core.events import Command, Decision, EndRun, Evaluated, SetTimer
+from paceline.utils.state_dict import restore, snapshot
+
+
+class RunState:
+    """Progress of a run, and the commands that answer the current event.
+
+    Attributes:
+        now: time of the latest event, in seconds since the run began.
+        version: number of updates made.
+        workload: number of gradients applied.
+        update_size: number of gradients in the latest update.
+        awaits_step: whether an update was made whose step is not known yet.
+        stopped: whether the run has ended.
+        cut_short: what the end of the run interrupted; a run that is resumed does it first.
+        commands: answer to the current event.
+    """
+
+    __slots__ = (
+        "awaits_step",
+        "commands",
+        "cut_short",
+        "now",
+        "stopped",
+        "update_size",
+        "version",
+        "workload",
+    )
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.version = 0
+        self.workload = 0
+        self.update_size = 0
+        self.awaits_step = False
+        self.stopped = False
+        self.cut_short: Literal["", "update", "timer"] | Evaluated = ""
+        self.commands: list[Command] = []
+
+    def decide(self, kind: str, reason: str, worker: int | None = None, k: int | None = None) -> None:
+        """Put a decision on record."""
+        self.commands.append(Decision(kind, reason, worker, k))
+
+    def set_timer(self, at_s: float) -> None:
+        """Ask for a timer event."""
+        self.commands.append(SetTimer(at_s))
+
+    def end(self, end: EndRun, cut_short: Literal["", "update", "timer"] | Evaluated = "") -> None:
+        """End the run.
+
+        Args:
+            end: outcome and reason.
+            cut_short: step that is left undone.
+        """
+        self.stopped = True
+        self.cut_short = cut_short or self.cut_short
+        self.commands.append(end)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the commands."""
+        return snapshot(self, _SAVED)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load such a state."""
+        restore(self, _SAVED, state)
+
+
+_SAVED = tuple(name for name in RunState.__slots__ if name != "commands")

@@ -1,0 +1,56 @@
+"""Scales of learning rate and weight decay of an update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.policies.learning_rate import LRScaling, Scales, ScheduleCurve, ScheduleTracker
+
+
+class StepScaling:
+    """Multiplies the rule for k gradients by the schedule.
+
+    Args:
+        learning_rate: rule for the number of gradients in an update.
+        schedule: scale by workload; None for a constant one.
+
+    Attributes:
+        learning_rate: rule for the number of gradients in an update.
+        schedule: state of the schedule; None without one.
+
+    Example:
+        >>> StepScaling(LRScaling("proportional"), None).scales(k=2, live=4, workload=0)
+        Scales(lr=0.5, weight_decay=1.0)
+    """
+
+    def __init__(self, learning_rate: LRScaling, schedule: ScheduleCurve | None) -> None:
+        self.learning_rate = learning_rate
+        self.schedule = ScheduleTracker(schedule) if schedule is not None else None
+
+    def scales(self, k: int, live: int, workload: int) -> Scales:
+        """Return the scales of an update.
+
+        Args:
+            k: number of gradients, >= 1.
+            live: number of live workers.
+            workload: number of gradients applied before.
+        """
+        scale = self.learning_rate.scale(k, live or 1)
+        if self.schedule is None:
+            return Scales(scale)
+        scheduled = self.schedule.scales(workload, k)
+        return scheduled._replace(lr=scale * scheduled.lr)
+
+    def schedule_scale(self, workload: int) -> float:
+        """Return the scale that the schedule gives an update of one gradient."""
+        return self.schedule.scales(workload, 1).lr if self.schedule is not None else 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the schedule."""
+        return {"schedule": self.schedule and self.schedule.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load such a state."""
+        if self.schedule is not None and state["schedule"] is not None:
+            self.schedule.load_state_dict(state["schedule"])

@@ -1,0 +1,241 @@
+"""Admission of gradients, and updates made of them."""
+
+from __future__ import annotations
+
+from math import inf
+
+from paceline.coordinator.evaluation_schedule import EvaluationSchedule
+from paceline.coordinator.membership import Membership
+from paceline.coordinator.pending_update import PendingUpdate
+from paceline.coordinator.phases import PhaseRunner
+from paceline.coordinator.run_state import RunState
+from paceline.coordinator.step_scaling import StepScaling
+from paceline.coordinator.worker_table import BUSY, EXCLUDED, IDLE, NEVER, PROBED, WorkerState
+from paceline.core.events import Accept, Apply, Arrival, Drop, EndRun, Evaluate, Outcome, UpdateApplied
+from paceline.core.stop import StopMonitor
+from paceline.utils.wording import counted
+
+STALE = "too stale"
+NOT_FINITE = "not finite"
+OLD_DRAW = "finished after its interrupt"
+NO_OTHER_WORKER = "no other live worker can contribute"
+LATE_RETURN = "its worker had been declared lost"
+PROBE = "only a probe of its worker"
+REJECTIONS_IN_A_ROW = 10
+
+
+class UpdateRunner:
+    """Accepts and drops gradients, makes an update when one is due, and opens the next one.
+
+    Args:
+        run: shared state.
+        update: update in progress.
+        membership: workers and their work.
+        phases: protocol in force and controllers.
+        scaling: learning-rate scale.
+        monitor: conditions that end the run.
+        evaluations: when a version is evaluated; None for never.
+        has_server: whether updates are made by a server.
+    """
+
+    def __init__(
+        self,
+        run: RunState,
+        update: PendingUpdate,
+        membership: Membership,
+        phases: PhaseRunner,
+        scaling: StepScaling,
+        monitor: StopMonitor,
+        evaluations: EvaluationSchedule | None,
+        has_server: bool,
+    ) -> None:
+        self._run = run
+        self._update = update
+        self._membership = membership
+        self._dispatcher = membership.dispatcher
+        self._table = table = membership.table
+        self._workers, self._idle, self._in_flight = table.workers, table.idle, table.in_flight
+        self._phases = phases
+        self._scaling = scaling
+        self._monitor = monitor
+        self._evaluations = evaluations
+        self._has_server = has_server
+        self._adapts_timeout = membership.detector.observes
+        self._delivered: int | None = None  # worker of the current arrival
+
+    # --- arrivals -----------------------------------------------------------------------------------------
+
+    def arrive(self, event: Arrival) -> None:
+        """Accept or drop a gradient."""
+        worker = self._workers[event.worker]
+        if event.draw != worker.draw or worker.status is not BUSY:
+            self._arrive_unexpectedly(event, worker)
+            return
+        run, phases = self._run, self._phases
+        staleness = run.version - worker.version
+        if self._adapts_timeout:
+            self._membership.observe(event.worker, event.now - worker.started_s)
+        self._dispatcher.deliver(event.worker, worker)
+        accepted = False
+        if not event.finite:
+            self._reject(event, worker, staleness)
+        elif staleness > phases.protocol.max_staleness:
+            run.commands.append(Drop(event.worker, event.draw, staleness, STALE))
+            self._dispatcher.return_minibatch(worker)
+        else:
+            accepted = True
+            self._accept(event, worker, staleness)
+        self._delivered = event.worker
+        if phases.has_controllers and not run.stopped:
+            phases.ask("arrival", arrival=event, busy_s=_busy_s(event, worker), staleness=staleness, accepted=accepted)
+
+    def _accept(self, event: Arrival, worker: WorkerState, staleness: int) -> None:
+        command = Accept(event.worker, event.draw, staleness, event.samples, event.step_scale)
+        self._run.commands.append(command)
+        self._update.hold(command)
+        worker.contributed_to = self._run.version
+        worker.rejections = 0
+        self._monitor.accept(event.loss)
+        if self._scaling.schedule is not None and (reason := self._scaling.schedule.accept(event.loss)):
+            self._run.decide("warm_up", reason)
+
+    def _reject(self, event: Arrival, worker: WorkerState, staleness: int) -> None:
+        # The minibatch is not returned: it would break the next gradient too.
+        self._run.commands.append(Drop(event.worker, event.draw, staleness, NOT_FINITE))
+        worker.rejections += 1
+        if not self._has_server:
+            self._update_without(event.worker, worker)
+        self.check_rejections(event.worker, worker)
+
+    def _update_without(self, number: int, worker: WorkerState) -> None:
+        """Make the update without this worker; if no other worker is left, all compute this update again."""
+        worker.contributed_to = self._run.version
+        self._update.awaited.discard(number)
+        if not (self._update.held or self._update.awaited):
+            for each in self._table.active():
+                self._workers[each].contributed_to = NEVER
+                self._update.awaited.add(each)
+            self._dispatcher.is_due = True
+
+    def check_rejections(self, worker: int, state: WorkerState) -> None:
+        """End the run if too many gradients in a row of a worker were not finite."""
+        if state.rejections >= REJECTIONS_IN_A_ROW:
+            reason = (
+                f"{state.rejections} gradients in a row of worker {worker} were not finite, the last at "
+                f"update {self._run.version}; lower the learning rate, clip gradients (clip_norm=) or check the data"
+            )
+            self._run.end(EndRun(Outcome.NOT_FINITE, reason))
+
+    def _arrive_unexpectedly(self, event: Arrival, worker: WorkerState) -> None:
+        """Drop a gradient of cancelled work, of a probe, or of a worker that was declared lost."""
+        run = self._run
+        staleness = run.version - worker.version
+        if event.draw != worker.draw or worker.status in {IDLE, EXCLUDED}:
+            run.commands.append(Drop(event.worker, event.draw, None, OLD_DRAW))
+        elif worker.status is PROBED:
+            run.commands.append(Drop(event.worker, event.draw, staleness, PROBE))
+            worker.status = EXCLUDED
+            self._phases.ask("arrival", arrival=event, busy_s=_busy_s(event, worker), staleness=staleness)
+        else:
+            self._membership.observe(event.worker, event.now - worker.started_s)
+            run.commands.append(Drop(event.worker, event.draw, staleness, LATE_RETURN))
+            self._membership.join(event.worker)
+
+    # --- updates ------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Make the update if it is due, and give work to workers that the current event has freed."""
+        update, dispatcher = self._update, self._dispatcher
+        if reason := update.due():
+            self._make(reason)
+        elif update.held and update.joining and not self._others_can_contribute():
+            self._make(NO_OTHER_WORKER)
+        elif dispatcher.is_due:
+            self._membership.refill()
+        elif self._delivered is not None and self._delivered in self._idle:  # not excluded meanwhile
+            self._membership.give_if_allowed(self._delivered)
+        self._delivered = None
+        is_limited = dispatcher.is_limited
+        if update.held and not self._in_flight and (is_limited or not update.awaited) and not self._run.awaits_step:
+            self._make(NO_OTHER_WORKER)
+        if is_limited and not (update.held or self._in_flight or self._run.stopped or self._run.awaits_step):
+            self._run_out_of_data()
+
+    def _others_can_contribute(self) -> bool:
+        """Return whether a worker that did not join during this update is busy or may start."""
+        may_start = (worker for worker in self._idle if self._dispatcher.may_start(worker, self._run.version))
+        return bool(self._update.awaited) or not self._update.joining.issuperset([*self._in_flight, *may_start])
+
+    def _make(self, reason: str) -> None:
+        run, phases = self._run, self._phases
+        gradients, step_scale = self._update.take()
+        k = len(gradients)
+        run.version += 1
+        scales = self._scaling.scales(k, self._table.live, run.workload)
+        limit = phases.momentum_limit() if phases.limits_momentum else inf
+        run.workload += k
+        run.update_size = k
+        measures = phases.measures_steps
+        run.commands.append(
+            Apply(run.version, gradients, scales.lr, reason, measures, step_scale, limit, scales.weight_decay)
+        )
+        run.awaits_step = measures
+        if not measures:
+            self.check_stop()
+
+    def finish_measured(self, event: UpdateApplied) -> None:
+        """Finish an update whose step was measured."""
+        self._run.awaits_step = False
+        self._phases.step = event.step
+        self.check_stop()
+
+    def check_stop(self) -> None:
+        """End the run, or finish the update that was just made and open the next one."""
+        run = self._run
+        end = self._monitor.after_update(run.version, run.workload)
+        if end is not None:
+            run.end(end, cut_short="update")
+            return
+        if self._evaluations is not None and self._evaluations.is_due(run.version, run.workload, run.now):
+            run.commands.append(Evaluate(run.version))
+        self._phases.check()
+        self._interrupt_stale()
+        self._update.joining.clear()
+        self.open()
+
+    def _interrupt_stale(self) -> None:
+        """Interrupt work that would be too stale; always that of joining workers, which the next update awaits."""
+        protocol = self._phases.protocol
+        if protocol.on_update == "interrupt":
+            of = None
+        elif self._update.joining:
+            of = self._update.joining
+        else:
+            return
+        oldest = self._run.version - protocol.max_staleness
+        self._run.commands += self._dispatcher.cancel_older_than(oldest, of)
+
+    def open(self) -> None:
+        """Open the next update."""
+        self._update.open(self._run.now)
+        if self._phases.has_controllers:
+            self._phases.ask("open")
+        self._phases.step = None
+        self._membership.refill()
+        self._update.wait_for(self._in_flight.keys())
+
+    def _run_out_of_data(self) -> None:
+        """End the run if every minibatch was used; else let workers start that wait for one without data."""
+        if self._dispatcher.are_data_used_up:
+            workload = self._run.workload
+            were = f"{counted(workload, 'gradient')} {'was' if workload == 1 else 'were'}"
+            reason = f"every minibatch was dealt out; {were} applied, the others not finite"
+            self._run.end(EndRun(Outcome.EPOCHS, reason))
+        else:
+            self._dispatcher.release_workers_without_data()
+            self._membership.refill()
+
+
+def _busy_s(event: Arrival, worker: WorkerState) -> float:
+    """Return the seconds that the worker has measured, or else those of the round trip."""
+    return event.pull_s + event.compute_s + event.push_s or event.now - worker.started_s
