@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow explore lint types browser clean
+.PHONY: demo test test-docs test-slow explore lint types browser clean
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
@@ -9,12 +9,16 @@ demo: .venv/installed
 test: lint types browser
 	$(BIN)/pytest
 
+# The programs and commands of the README, the examples and the pages.
+test-docs: .venv/installed
+	$(BIN)/pytest -m docs
+
 test-slow: .venv/installed browser
 	$(BIN)/pytest -m slow
 
 # Every property on examples that nobody has seen yet.
 explore: .venv/installed
-	$(BIN)/pytest --hypothesis-profile exploring --timeout 600 $$(grep -rl --include='*.py' hypothesis tests | grep -v conftest)
+	$(BIN)/pytest --hypothesis-profile exploring --timeout 600 -o processor_limit_s=600 $$(grep -rl --include='*.py' hypothesis tests | grep -v conftest)
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -1,3 +1,12 @@
+"""Settings of all tests, and what a test may cost."""
+
+import multiprocessing.forkserver
+import os
+import signal
+import time
+from contextlib import suppress
+
+import psutil
 import pytest
 import torch
 from hypothesis import settings
@@ -11,4 +20,49 @@ settings.load_profile("paceline")
 # The test processes already share the cores; more threads in each only wait for one another.
 torch.set_num_threads(1)
 
+# A shell that starts a command in the background lets it ignore SIGINT, which every process started by it inherits.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 pytest.register_assert_rewrite("coordinator_harness")
+
+MOST_WITH_PROCESSES = 20
+LONGEST_S = 15.0  # of a test with real processes, by the clock
+
+
+def pytest_addoption(parser):
+    parser.addini(
+        "processor_limit_s", "seconds of processor time that a test may take which has no marker", default="60"
+    )
+
+
+def pytest_collection_modifyitems(items):
+    marked = [item for item in items if item.get_closest_marker("processes") and not item.get_closest_marker("slow")]
+    if len(marked) > MOST_WITH_PROCESSES:
+        raise pytest.UsageError(f"{len(marked)} tests are marked processes, at most {MOST_WITH_PROCESSES} may be")
+
+
+def processor_s():
+    """Return the processor time of this process, of the children that have ended, and of the fork server's."""
+    times = os.times()
+    taken_s = times.user + times.system + times.children_user + times.children_system
+    server = multiprocessing.forkserver._forkserver._forkserver_pid
+    if server is not None:
+        with suppress(psutil.Error):
+            taken_s += sum(psutil.Process(server).cpu_times()[:4])
+    return taken_s
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    markers = {marker.name for marker in item.iter_markers()}
+    began_s, before_s = time.monotonic(), processor_s()
+    result = yield
+    taken_s, passed_s = processor_s() - before_s, time.monotonic() - began_s
+    limit_s = float(item.config.getini("processor_limit_s"))
+    if not markers & {"slow", "docs", "processes"} and taken_s > limit_s:
+        pytest.fail(
+            f"it took {taken_s:.1f} s of processor time, more than {limit_s:g} s: make it cheaper or mark it slow"
+        )
+    if "processes" in markers and "slow" not in markers and passed_s > LONGEST_S:
+        pytest.fail(f"it took {passed_s:.1f} s, more than {LONGEST_S:g} s: make it cheaper or mark it slow")
+    return result

@@ -1,14 +1,15 @@
 """Every worked example of CONTRIBUTING.md runs, and what it adds simulates and trains."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from paceline.catalogue.protocols import CATALOGUE
 from paceline.core.events import Outcome
+from paths import ROOT
 
-PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+pytestmark = pytest.mark.docs
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r"^## Add an? (\w+)\n.*?^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
 
 

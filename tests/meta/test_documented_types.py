@@ -19,6 +19,7 @@ def blocks():
             yield f"{page.stem}_{number}.py", code
 
 
+@pytest.mark.docs
 @pytest.mark.timeout(300)
 def test_every_program_that_the_documentation_shows_passes_mypy_strict(tmp_path):
     for name, code in blocks():
