@@ -116,7 +116,7 @@ def test_a_resumed_run_stays_where_it_is(paceline, tmp_path, option):
     assert train(paceline, out="run")[0] == 0
     log = (tmp_path / "run" / "events.jsonl").read_bytes()
     status, said = paceline("train", "--resume", "run", "--stop", "updates=9", *option)
-    assert (status, "stays where it is, in run" in said) == (2, True)
+    assert (status, "--resume continues the run in run" in said) == (2, True)
     assert (tmp_path / "run" / "events.jsonl").read_bytes() == log
 
 

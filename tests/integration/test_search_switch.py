@@ -370,4 +370,4 @@ def test_ctrl_c_is_status_130_and_says_how_to_go_on(program, monkeypatch):
     monkeypatch.setattr(ProgressBars, "end", lambda self, *told: Heard(1).end(*told))
     status, _, err = program("searched_job:job", "--out", "here")
     assert status == 130
-    assert "interrupted; the same again with --out here goes on from there" in err
+    assert "interrupted; to resume, run the same command with --out here" in err

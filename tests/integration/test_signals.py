@@ -184,7 +184,7 @@ def test_sigterm_while_torch_is_imported_ends_the_run_as_promised(cluster, tmp_p
         check=False,
     )
     assert done.returncode == 130, done.stderr
-    assert done.stderr.endswith("paceline train --resume run goes on with it\n")
+    assert done.stderr.endswith("to resume: paceline train --resume run\n")
     end = read_events(tmp_path / "run" / EVENTS)[-1]
     assert (end["event"], end["reason"]) == ("run_ended", "interrupted by SIGTERM")
 

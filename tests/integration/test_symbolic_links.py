@@ -46,7 +46,7 @@ FILES = [RUN, MODEL, COMMAND, TIMELINE, REPORT, f"{CHECKPOINTS}/latest", f"{CHEC
 
 
 def write_everything(run, **where):
-    callbacks = [SavedOptions(job="digits").kept_in(run), pl.PerfettoTrace(run / TIMELINE)]
+    callbacks = [SavedOptions(job="digits").saver(run), pl.PerfettoTrace(run / TIMELINE)]
     try:
         pl.train(tiny_job(), stop="updates=4", callbacks=callbacks, **where, **OPTIONS)
         write_report([run])

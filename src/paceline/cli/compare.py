@@ -8,32 +8,35 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import EvaluateEvery, Format, Output, WorkerTimeout
+from paceline.cli.options import ClusterName, EvaluateEvery, Format, JobName, Output, Processes, WorkerTimeout
 
 
 def compare(
-    job: Annotated[str, typer.Argument(help="As for train.")],
-    protocols: Annotated[str, typer.Option(help="As 'bsp, k_sync(k=12), asp'.")],
-    cluster: Annotated[str, typer.Option(help="As for train.")],
-    stop: Annotated[str, typer.Option(help="As loss=0.2,seconds=600 or nll<=1.4; the time to its target is compared.")],
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each protocol: seeds 0, 1, ...")] = 3,
-    out: Annotated[Path | None, typer.Option(help="Folder; runs/compare-JOB-1, -2, ... if left out.")] = None,
-    price: Annotated[float | None, typer.Option(min=0, help="Of a worker-hour, for the cost.")] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Runs at a time; one a core if left out.")] = None,
+    job: JobName,
+    protocols: Annotated[str, typer.Option(help="Protocols to compare, for example 'bsp, k_sync(k=12), asp'.")],
+    cluster: ClusterName,
+    stop: Annotated[
+        str, typer.Option(help="End of each run, for example loss=0.2,seconds=600: times to the target are compared.")
+    ],
+    seeds: Annotated[int, typer.Option(min=1, help="Runs per protocol, with seeds 0, 1, ...")] = 3,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the comparison. Default: runs/compare-JOB-1, -2, ...")
+    ] = None,
+    price: Annotated[float | None, typer.Option(min=0, help="Price of one worker-hour, for the cost column.")] = None,
+    processes: Processes = None,
     evaluate_every: EvaluateEvery = None,
     worker_timeout_s: WorkerTimeout = None,
     output: Output = Format.TEXT,
 ) -> None:
-    """Train a job with several protocols and seeds, and compare what they took; the same again goes on."""
-    from rich.console import Console
-
+    """Train a job with several protocols and seeds and compare them. Run the same command again to resume."""
     from paceline import compare as run
+    from paceline.cli.log_handler import progress_console
     from paceline.experiments.comparison import FailedRunsError
     from paceline.experiments.runner.progress import ProgressBars
     from paceline.jobs import load_job
 
     failed = None
-    with ProgressBars(Console(stderr=True)) as display:
+    with ProgressBars(progress_console()) as display:
         try:
             comparison = run(
                 load_job(job),
@@ -51,7 +54,7 @@ def compare(
         except FailedRunsError as error:
             failed, comparison = error, error.comparison
     if comparison.interrupted:
-        print(f"interrupted; the same again with --out {comparison.folder} goes on from there", file=sys.stderr)
+        print(f"interrupted; to resume, run the same command with --out {comparison.folder}", file=sys.stderr)
         raise typer.Exit(130)
     print(comparison.to_json().decode() if output is Format.JSON else comparison.text(), end="")
     if failed is not None:

@@ -1,50 +1,50 @@
-"""Errors in the language of the command line: what the library says of arguments, said of the flags of a command."""
+"""Translation of library messages for the command line: arguments become the flags of a command."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import dropwhile
 
 import typer
 
-RECORDING = {"measure_steps": "--measure-steps", "out": "--out"}  # of train, named by the commands that read a run
-CALLED = {"search": "search_switch", "search_cost": "search_costs", "report": "write_report"}
-# Knobs, lengths and stop conditions have these names too: they are options where a message begins with them.
-SHARED = {"k", "updates", "seconds", "first", "then", "target"}
+RECORDING = {"measure_steps": "--measure-steps", "out": "--out"}  # flags of train, for commands that read a run
+FUNCTIONS = {"search": "search_switch", "search_cost": "search_costs", "report": "write_report"}
+# Names of protocol arguments, durations and stop conditions too; options only at the start of a message.
+AMBIGUOUS = {"k", "updates", "seconds", "first", "then", "target"}
 
 _TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
-_QUOTED = rf"(?<!\w)(?:{_TEXT})"  # an apostrophe within or behind a word quotes nothing
+_QUOTED = rf"(?<!\w)(?:{_TEXT})"  # an apostrophe in or after a word is not a quote
 _IN_BRACKETS = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 _CALL = rf"[\w.*:]*\w{_IN_BRACKETS}"
-_OF_USER = r"\braised \w+: .*"  # what the user's own code said
+_OF_USER = r"\braised \w+: .*"  # message of the user's own code
 _NUMBER = r"-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf)\b(?![\w*(])"
 _WORD = r"\.\.\.|\w[\w/%+-]*(?:[.:*][\w/%+-]+)*(?!\()"
 _VALUE = rf"(?P<quoted>{_TEXT})|(?P<list>\[[^\[\]]*\])|(?P<call>{_CALL})|(?P<plain>{_NUMBER}|{_WORD})"
 
 
 def in_flags(message: str, options: Mapping[str, str], command: str = "") -> str:
-    """Return a message with the flags of a command in place of the arguments that it names as ``name=value``.
+    """Replace the arguments that a message names as ``name=value`` by the flags of a command.
 
-    Left as they are: quoted text, knobs in brackets, arguments that the command has no flag for, and what the user's
-    own code said.
+    Quoted text, arguments in brackets, arguments without a flag and messages of the user's own code stay unchanged.
 
     Args:
-        message: of an error or a warning of the library.
-        options: arguments that the command has a flag for, with the flag.
-        command: the command, whose name takes the place of its function's before a message about an argument.
+        message: text of an error or a warning of the library.
+        options: flag by argument, for each argument that the command has a flag for.
+        command: name of the command, which replaces the name of its function at the start of the message.
 
     >>> in_flags("run exists already; give overwrite=True", {"overwrite": "--overwrite"})
     'run exists already; give --overwrite'
     >>> in_flags('k_sync(k=4): give cluster="trace:FILE"', {"cluster": "--cluster", "k": "--k"})
     'k_sync(k=4): give --cluster trace:FILE'
     """
-    function = CALLED.get(command, command)
+    function = FUNCTIONS.get(command, command)
     subject = re.match(r"(\w+): (\w+)[^\s=]*=", message)
     if subject and subject[1] == function:
         return f"{command.replace('_', '-')}: {in_flags(message.partition(': ')[2], options, command)}"
-    known = {name: flag for name, flag in options.items() if name not in SHARED or _begins_with(message, name)}
-    if subject:  # knob of something else, as in "k_sync: k=2.5, expected ..."
+    known = {name: flag for name, flag in options.items() if name not in AMBIGUOUS or _begins_with(message, name)}
+    if subject:  # an argument of something else, as in "k_sync: k=2.5, expected ..."
         known.pop(subject[2], None)
     if not known:
         return message
@@ -59,7 +59,7 @@ def _begins_with(message: str, name: str) -> bool:
 
 
 def _flag(found: re.Match[str], flags: Mapping[str, str]) -> str:
-    name, value = found["name"], _typed(found)
+    name, value = found["name"], _shell_value(found)
     if name is None or value == "False" or (found["spaced"] and not _is_subject(found)):
         return found[0]
     return flags[name] if value in ("", "True", "true") else f"{flags[name]} {value}"
@@ -69,8 +69,8 @@ def _is_subject(found: re.Match[str]) -> bool:
     return not found.start() or found.string[: found.start()].endswith(" and ")
 
 
-def _typed(found: re.Match[str]) -> str:
-    """Return a value as it is typed in a shell."""
+def _shell_value(found: re.Match[str]) -> str:
+    """Return a value in the syntax of the shell."""
     if found["quoted"]:
         is_plain = shlex.quote(found["quoted"][1:-1]) == found["quoted"][1:-1]
         return found["quoted"][1:-1] if is_plain else found["quoted"]
@@ -80,10 +80,10 @@ def _typed(found: re.Match[str]) -> str:
 
 
 def flags_of(app: typer.Typer, words: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Return the command that these words call, by the name of its function, and its flags by argument."""
+    """Return the function name of the command that these words call, and its flags by argument."""
     command = typer.main.get_command(app)
     name = ""
-    for word in words:
+    for word in dropwhile(lambda word: word.startswith("-"), words):
         inner = getattr(command, "commands", {})
         if word not in inner:
             break

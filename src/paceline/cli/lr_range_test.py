@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.options import Format, Output, Overwrite, check_out, quorums
+from paceline.cli.options import ClusterName, Format, JobName, Output, Overwrite, check_out, quorums
 from paceline.errors import RunError
 from paceline.utils.files import write_out
 
@@ -16,29 +16,28 @@ if TYPE_CHECKING:
 
 
 def knee(
-    job: Annotated[str, typer.Argument(help="As for train.")],
-    protocol: Annotated[str, typer.Option(help="As k_sync: the name of one with a quorum k, without it.")],
-    k: Annotated[str, typer.Option("--k", help="As 1,4,8,16.")],
-    cluster: Annotated[str, typer.Option(help="As for train.")],
-    lowest: Annotated[float, typer.Option(help="Learning rate of a run's first update.")] = 1e-3,
-    highest: Annotated[float, typer.Option(help="Learning rate of its last one.")] = 1.0,
-    updates: Annotated[int, typer.Option(help="Of a run; the learning rate rises with each.")] = 400,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first run.")] = 0,
-    runs: Annotated[int, typer.Option(min=1, help="For each k; their mean curve is read.")] = 3,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the rates and the curves.")] = None,
+    job: JobName,
+    protocol: Annotated[str, typer.Option(help="Protocol with a quorum k, given without it, for example k_sync.")],
+    k: Annotated[str, typer.Option("--k", help="Quorums to test, for example 1,4,8,16.")],
+    cluster: ClusterName,
+    lowest: Annotated[float, typer.Option(help="Learning rate of the first update of a run.")] = 1e-3,
+    highest: Annotated[float, typer.Option(help="Learning rate of the last update of a run.")] = 1.0,
+    updates: Annotated[int, typer.Option(help="Updates per run; the learning rate rises with each.")] = 400,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first run.")] = 0,
+    runs: Annotated[int, typer.Option(min=1, help="Runs per quorum; the rate is read from their mean loss curve.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write the rates and loss curves to.")] = None,
     overwrite: Overwrite = False,
     output: Output = Format.TEXT,
 ) -> None:
-    """Find the learning rate for each quorum k: the knee of the loss while the rate rises."""
-    from rich.console import Console
-
+    """Find the learning rate for each quorum k with a learning-rate range test."""
     from paceline import knee as search
+    from paceline.cli.log_handler import progress_console
     from paceline.jobs import load_job
     from paceline.recording.callbacks.progress_line import ProgressLine
 
     if out is not None:
         check_out(out, overwrite)
-    console = Console(stderr=True)
+    console = progress_console()
     knees = search(
         load_job(job),
         protocol=protocol,
@@ -69,4 +68,4 @@ def _advice(job: str, knees: Knees) -> str:
     last = knees.knees[-1]
     rate = f"lr={last.learning_rate:.2g}"
     shown = rate if ":" in job else f"{job.partition('(')[0]}({rate})"
-    return f"A job with lr_rule='constant' takes these rates: {shown} for k = {last.k}."
+    return f"Use these rates in a job with lr_rule='constant': {shown} for k = {last.k}."

@@ -1,15 +1,16 @@
-"""The program with its commands, and what it says when something goes wrong."""
+"""The `paceline` program: its commands, its log and its error messages."""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from typing import TextIO
+from typing import Annotated, TextIO
 
 import typer
 
 from paceline.cli.compare import compare
 from paceline.cli.flags import flags_of, in_flags
+from paceline.cli.log_handler import logging_to_terminal, set_verbosity
 from paceline.cli.lr_range_test import knee
 from paceline.cli.protocols import fetch, protocols
 from paceline.cli.runs import advise, replay, report, trace
@@ -22,22 +23,32 @@ from paceline.errors import PacelineError, PacelineWarning, UsageError
 from paceline.utils.user_code import HEAD, place_of, report_of
 
 app = typer.Typer(
-    help="Straggler-proof data-parallel training for PyTorch.",
-    epilog="Exit status: 0 done, 1 the run failed, 2 it cannot work as asked, 130 interrupted.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(help="Data sets of the jobs mnist, cifar10 and cifar100.", no_args_is_help=True)
+data_app = typer.Typer(help="Download data sets for the jobs mnist, cifar10 and cifar100.", no_args_is_help=True)
 data_app.command()(fetch)
 for command in (train, compare, knee, search, search_cost, theory, report, trace, replay, advise, protocols):
     app.command()(command)
 app.add_typer(data_app, name="data")
 
 
+@app.callback(
+    help="Straggler-proof data-parallel training for PyTorch.",
+    epilog="Exit status: 0 success, 1 the run failed, 2 usage error, 130 interrupted.",
+    no_args_is_help=True,
+)
+def options(
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also log information, as joined workers.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Log errors only, and show no progress.")] = False,
+) -> None:
+    """Set which log records are shown."""
+    set_verbosity(verbose=verbose, quiet=quiet)
+
+
 def main() -> None:
     """Run the program; every error that paceline raises on purpose is one line."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), logging_to_terminal():
         warnings.showwarning = _show_warning
         sys.exit(_status())
 
@@ -47,19 +58,19 @@ def _status() -> int:
     try:
         status = app(standalone_mode=False)
     except UsageError as error:
-        _say(error)
+        _print_error(error)
         status = 2
     except PacelineError as error:
-        _say(error)
+        _print_error(error)
         status = 1
     except typer.TyperException as error:
-        if str(error):  # without arguments, the help is all there is to say
-            print(f"paceline: {error} (paceline --help tells more)", file=sys.stderr)
+        if str(error):  # empty where the help was printed instead
+            print(f"paceline: {error} (see paceline --help)", file=sys.stderr)
         status = 2
     except (KeyboardInterrupt, typer.Abort):
         status = 130
     except Exception as error:
-        _say_unforeseen(error)
+        _print_unexpected(error)
         status = 1
     return status
 
@@ -72,7 +83,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Say it in one line; where in the code it was raised helps only with warnings of others."""
+    """Print a warning of paceline as one line, and any other warning with its place in the code."""
     is_ours = issubclass(category, PacelineWarning)
     stream = file or sys.stderr
     ours = fitted(f"paceline: {_in_flags(message)}", stream) + "\n"
@@ -80,18 +91,18 @@ def _show_warning(
     stream.write(text)
 
 
-def _say(error: PacelineError) -> None:
+def _print_error(error: PacelineError) -> None:
     details = getattr(error, "details", None)
     if details:
         print(details, file=sys.stderr)
     print(fitted(f"paceline: {_in_flags(error)}", sys.stderr), file=sys.stderr)
 
 
-def _say_unforeseen(error: Exception) -> None:
-    """Say where the user's code failed, above its traceback, or which file failed; raise what is neither."""
+def _print_unexpected(error: Exception) -> None:
+    """Print a failure of the user's code as its place and traceback, one of a file as one line; raise any other."""
     if place_of(error):
         print(f"{HEAD}{report_of(error)}", end="", file=sys.stderr)
-    elif isinstance(error, OSError):  # of a file or a folder that no other code answers for
+    elif isinstance(error, OSError):
         named = f"{error.filename}: " if error.filename else ""
         print(f"{HEAD}{named}{error.strerror or error}", file=sys.stderr)
     else:

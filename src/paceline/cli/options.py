@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -10,30 +10,44 @@ import typer
 
 from paceline.errors import UsageError
 
+JOB = "digits, mnist, cifar10, cifar100, mnist(folder=DIR), or module:object."
+CLUSTER = "local:4, '16*exp(mean=1)', trace:FILE, cluster.toml, or torchrun (the default under torchrun)."
+
 
 class Format(StrEnum):
-    """How results are printed."""
+    """Format of the results on standard output."""
 
     TEXT = "text"
     JSON = "json"
 
 
-Output = Annotated[Format, typer.Option("--format", help="What is printed at the end.")]
-EvaluateEvery = Annotated[str | None, typer.Option(help="As epochs=1 or updates=100.")]
-WorkerTimeout = Annotated[float | None, typer.Option(help="Silence after which a worker is taken for lost.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier file there.")]
+JobName = Annotated[str, typer.Argument(help=JOB)]
+ClusterName = Annotated[str, typer.Option(help="local:4, '16*exp(mean=1)', trace:FILE, or cluster.toml.")]
+Output = Annotated[Format, typer.Option("--format", help="Format of the results.")]
+EvaluateEvery = Annotated[
+    str | None, typer.Option(help="Interval between evaluations, for example epochs=1 or updates=100.")
+]
+WorkerTimeout = Annotated[
+    float | None, typer.Option(help="Seconds without an answer after which a worker counts as lost.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
+Processes = Annotated[int | None, typer.Option(min=1, help="Number of parallel runs. Default: one per core.")]
 
 
 def quorums(text: str) -> list[int]:
-    """Read what is given to --k."""
+    """Parse the value of ``--k``: quorums separated by commas."""
     try:
         return [int(each) for each in text.split(",")]
     except ValueError:
-        raise UsageError(f"--k {text!r}, expected whole numbers, as --k 1,4,8,16") from None
+        raise UsageError(f"--k {text!r}, expected whole numbers, for example --k 1,4,8,16") from None
 
 
 def check_out(out: Path, overwrite: bool) -> None:
-    """Refuse beforehand what could not be written afterwards."""
+    """Refuse an output file that cannot be written, before anything is computed.
+
+    Raises:
+        UsageError: the file exists and may not be replaced, or its folder is missing.
+    """
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists already; give another file, or --overwrite")
     if not out.absolute().parent.is_dir():

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-DATA_FOLDERS = {  # where the jobs look
+DATA_FOLDERS = {  # default folders of the jobs
     "mnist": "data/mnist",
     "cifar10": "data/cifar-10-batches-bin",
     "cifar100": "data/cifar-100-binary",
@@ -17,30 +17,30 @@ DATA_FOLDERS = {  # where the jobs look
 
 
 def protocols() -> None:
-    """List the protocols, the plans made of them, and what can be added to them, with their knobs and papers."""
+    """List protocols, plans and modifiers with their arguments and papers."""
     from paceline.catalogue.modifiers import ADDITIONS
     from paceline.catalogue.parser import PLANS
     from paceline.catalogue.protocols import CATALOGUE
 
     _list(CATALOGUE)
-    print("\nPlans of several protocols, up to the end of the run:\n")
+    print("\nPlans of several protocols, for the whole run:\n")
     _list(PLANS)
-    print("\nAfter a protocol and a plus, as in bsp + elastic or asp + staleness_lr(C=0.01):\n")
+    print("\nModifiers, added with a plus, for example bsp + elastic or asp + staleness_lr(C=0.01):\n")
     _list(ADDITIONS)
 
 
 def _list(factories: Mapping[str, Callable[..., object]]) -> None:
     for name, factory in factories.items():
-        knobs = ", ".join(_typed(knob) for knob in signature(factory).parameters.values())
-        what, _, paper = (getdoc(factory) or "").partition("\n\n")
+        knobs = ", ".join(_parameter(knob) for knob in signature(factory).parameters.values())
+        summary, _, paper = (getdoc(factory) or "").partition("\n\n")
         print(_wrapped(f"{name}({knobs})" if knobs else name, indent=""))
-        for line in (what, paper):
+        for line in (summary, paper):
             print(_wrapped(line))
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(help="mnist, cifar10 or cifar100.")],
-    to: Annotated[Path | None, typer.Option(help="Folder; data/NAME if left out.")] = None,
+    name: Annotated[str, typer.Argument(help="Name of the data set: mnist, cifar10 or cifar100.")],
+    to: Annotated[Path | None, typer.Option(help="Folder to write to. Default: data/NAME.")] = None,
 ) -> None:
     """Download a data set from its public mirrors and check its SHA-256."""
     from paceline.jobs.datasets.download import fetch as download
@@ -50,8 +50,8 @@ def fetch(
     print(f"{name} is in {folder}")
 
 
-def _typed(knob: Parameter) -> str:
-    """Return a knob as it is typed, with its default if it has one."""
+def _parameter(knob: Parameter) -> str:
+    """Return a parameter in the syntax of a protocol, with its default if it has one."""
     if knob.default is Parameter.empty:
         return knob.name
     default = str(knob.default).lower()

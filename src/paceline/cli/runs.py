@@ -1,4 +1,4 @@
-"""`paceline report`, `trace`, `replay` and `advise`: what can be done with a run that is written down."""
+"""`paceline report`, `trace`, `replay` and `advise`: commands on recorded runs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import Annotated
 import typer
 
 from paceline.cli.flags import RECORDING, in_flags
-from paceline.cli.options import Format, Output
+from paceline.cli.options import Format, Output, Overwrite
 from paceline.errors import RunError, UsageError
 from paceline.utils.wording import counted
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs of one job, or folders above them.")],
-    out: Annotated[Path | None, typer.Option(help="The file; report.html in the folder, if it is only one.")] = None,
-    figures: Annotated[Path | None, typer.Option(help="Folder for every figure as PNG and SVG.")] = None,
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs of one job, or their parent folders.")],
+    out: Annotated[
+        Path | None, typer.Option(help="HTML file to write. Default: report.html, in the folder if only one is given.")
+    ] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder to write each figure to, as PNG and SVG.")] = None,
 ) -> None:
-    """Show runs on one page that opens in a browser, without any network."""
+    """Write an HTML report of runs: one file that opens offline in a browser."""
     from paceline.report import write_report
 
     print(write_report(runs, out, figures))
@@ -29,9 +31,9 @@ def report(
 def trace(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("trace.csv"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier file there.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
-    """Extract the round trips of a run, to replay them with --cluster trace:FILE."""
+    """Export the round-trip times of a run, to simulate them with --cluster trace:FILE."""
     from paceline.clusters.timing import Trace
     from paceline.recording.run_folder import SavedRun
     from paceline.recording.validation import believed
@@ -45,26 +47,29 @@ def trace(
     print(f"{out}: {counted(len(recorded.rows), 'round trip')} of {counted(recorded.workers, 'worker')}, {censored}")
 
 
-def replay(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
-    """Feed a run's own arrivals to the coordinator again and say whether it decides the same."""
+def replay(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+    """Replay the logged events of a run and check that every decision is reproduced."""
     from paceline import replay as feed
 
     found = feed(run)
     if not found.is_same:
-        raise RunError(f"{run}: not the same {found.difference}")
-    print(f"{counted(found.updates, 'update')}, {counted(found.decisions, 'decision')}: all the same.")
+        raise RunError(f"{run}: the replay differs {found.difference}")
+    print(f"{counted(found.updates, 'update')}, {counted(found.decisions, 'decision')}: all reproduced.")
 
 
 def advise(
     run: Annotated[Path, typer.Argument(help="Folder of a run with --measure-steps, or the CSV file of a trace.")],
-    protocols: Annotated[str | None, typer.Option(help="As 'bsp, k_sync(k=4), asp'; the papers' if left out.")] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="Whose times to take instead: trace:FILE, '16*exp(mean=1)'.")
+    protocols: Annotated[
+        str | None,
+        typer.Option(help="Protocols to rank, for example 'bsp, k_sync(k=4), asp'. Default: all of the catalogue."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the simulations.")] = 0,
+    cluster: Annotated[
+        str | None, typer.Option(help="Source of other round-trip times: trace:FILE or '16*exp(mean=1)'.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the simulations.")] = 0,
     output: Output = Format.TEXT,
 ) -> None:
-    """Rank protocols and values of K by what a run's own gradients and times let expect."""
+    """Rank protocols and quorums K by the training time expected from a run's gradients and times."""
     from paceline import advise as rank
     from paceline.utils.spec_parser import split_top
 

@@ -1,4 +1,4 @@
-"""What was typed to begin a run, kept beside it, so that resuming it needs nothing but its folder."""
+"""Options of `paceline train`, saved in the folder of the run so that `--resume` needs no other option."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ DEFAULTS = {"seed": 0, "checkpoint_every": "seconds=60", "keep_checkpoints": 3}
 
 
 class SavedOptions(UserDict[str, Any]):
-    """Options as they were typed; None for what was left out."""
+    """Options of one command; None for an option that was not given."""
 
-    _code: Mapping[str, str] = {}  # digests of the job's own files by module, before anything is imported
+    _code: Mapping[str, str] = {}  # digest of each module of the job, taken before the job is imported
 
     def completed(self, resumed: Path | None, *, trust: bool = False) -> Self:
-        """Return these options, with those of the run that is resumed and the defaults where they were left out.
+        """Complete the options with those of the resumed run and with the defaults.
 
-        A rank that does not see its folder, which rank 0 alone needs, goes by what was typed for it; that the others
-        were asked for the same is seen when they meet. A job that was typed now is taken as typed.
+        A given option overrides the saved one. Only rank 0 needs the folder: a rank that cannot read it uses its own
+        options, and the handshake with rank 0 compares them.
 
         Args:
             resumed: folder of the run; None for a new run.
-            trust: whether a job that only the folder names is imported without a check of the folder and its code.
+            trust: whether to import a job named only by the folder without checking the folder and the code.
 
         Raises:
-            UsageError: something that is needed is still missing, or the folder is not to be trusted.
+            UsageError: a required option is missing, or the folder is not trusted.
         """
         before = _read(resumed) if resumed is not None and not _is_elsewhere(resumed) else {}
         given = {name: value for name, value in self.items() if value is not None}
@@ -56,16 +56,16 @@ class SavedOptions(UserDict[str, Any]):
         whole._code = code_of_job(whole["job"])
         return whole
 
-    def kept_in(self, folder: Path) -> Callback:
-        """Return the callback that keeps these options in a run's folder."""
-        return _Keep(folder / COMMAND, self._with_code())
+    def saver(self, folder: Path) -> Callback:
+        """Return the callback that saves these options in the folder of a run."""
+        return _OptionsSaver(folder / COMMAND, self._with_code())
 
     def _with_code(self) -> dict[str, Any]:
         return {**self.data, CODE: dict(self._code)}
 
     @contextmanager
-    def kept_if_rescued(self) -> Iterator[None]:
-        """Keep these options also in the folder that takes the place of one that is gone."""
+    def saved_if_rescued(self) -> Iterator[None]:
+        """Save the options also in the folder that replaces a deleted one."""
         try:
             yield
         except FolderGoneError as error:
@@ -73,25 +73,27 @@ class SavedOptions(UserDict[str, Any]):
             raise
 
 
-def _write(path: Path, typed: Mapping[str, Any]) -> None:
-    replace_file(path, (json.dumps(dict(typed), indent=2) + "\n").encode())
+def _write(path: Path, options: Mapping[str, Any]) -> None:
+    replace_file(path, (json.dumps(dict(options), indent=2) + "\n").encode())
 
 
-class _Keep(Callback):
-    def __init__(self, path: Path, typed: dict[str, Any]) -> None:
+class _OptionsSaver(Callback):
+    """Callback that saves options with the first record: a run that never started leaves no folder."""
+
+    def __init__(self, path: Path, options: dict[str, Any]) -> None:
         self._path = path
-        self._typed = typed
-        self._is_kept = False
+        self._typed = options
+        self._is_saved = False
 
     def on_record(self, record: Record) -> None:
-        """Write with the first record: a run that never began leaves no folder."""
-        if not self._is_kept:
+        """Save the options, once."""
+        if not self._is_saved:
             _write(self._path, self._typed)
-            self._is_kept = True
+            self._is_saved = True
 
 
 def _is_elsewhere(folder: Path) -> bool:
-    """Return whether a run is in the sight of rank 0 alone, and this is another one."""
+    """Return whether only rank 0 can read the folder, and this is another rank."""
     return os.environ.get("RANK", "0") != "0" and not (folder / RUN).exists()
 
 
@@ -100,38 +102,38 @@ def _read(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        typed: dict[str, Any] = read_json(path)
+        options: dict[str, Any] = read_json(path)
     except (OSError, ContentError) as error:
-        raise UsageError(f"cannot read {path}: {error}; give every option again") from error
-    _check(path, typed)
-    return {name: value for name, value in typed.items() if value is not None}
+        raise UsageError(f"cannot read {path}: {error}; give all options again") from error
+    _check(path, options)
+    return {name: value for name, value in options.items() if value is not None}
 
 
-def _check(path: Path, typed: object) -> None:
-    """Refuse what no command has written."""
-    if not isinstance(typed, dict):
-        raise UsageError(f"{path} holds {type(typed).__name__}, expected options; give every option again")
-    for name, value in typed.items():
+def _check(path: Path, options: object) -> None:
+    """Check the content of a file of options."""
+    if not isinstance(options, dict):
+        raise UsageError(f"{path} holds {type(options).__name__}, expected options; give all options again")
+    for name, value in options.items():
         is_text = isinstance(value, str) or (value is None and name != CODE)
         if name == CODE:
             is_right = isinstance(value, dict) and all(isinstance(digest, str) for digest in value.values())
         else:
             is_right = is_text if name in TEXTS else isinstance(value, str | bool | int | float | None)
         if not is_right:
-            raise UsageError(f"{path}: {name} = {str(value)[:40]!r}, expected what was typed; give every option again")
+            raise UsageError(f"{path}: {name} = {str(value)[:40]!r}, which is no valid value; give all options again")
 
 
 def _missing(names: list[str], resumed: Path | None) -> str:
     wanted = ", ".join(name.upper() if name == "job" else f"--{name}" for name in names)
     if resumed is None:
-        return f"{wanted} missing; type paceline train JOB --protocol bsp --cluster local:4 --stop loss=0.2"
+        return f"{wanted} missing; for example: paceline train JOB --protocol bsp --cluster local:4 --stop loss=0.2"
     if _is_elsewhere(resumed):
         here = f"{resumed} here, on rank {os.environ['RANK']}"
-        return f"there is no run in {here}; let it be seen, or give {wanted} as on rank 0"
+        return f"there is no run in {here}; share that folder, or give {wanted} as on rank 0"
     main = SavedRun(resumed).configuration.get("main_module")
     if "job" in names and main:
         return (
-            f"{resumed} was trained from Python, and its job is defined in {main}, which cannot be imported: resume it "
-            f"there, with pl.train(job, ..., resume={str(resumed)!r})"
+            f"{resumed} was started from Python with a job defined in {main}, which cannot be imported; resume it "
+            f"there: pl.train(job, ..., resume={str(resumed)!r})"
         )
-    return f"{resumed} was not begun by paceline train, so {wanted} must be given as it was begun"
+    return f"{resumed} was not started by paceline train: give {wanted} with the values of that run"

@@ -30,37 +30,47 @@ _HEAD = (
 
 
 def search_cost(
-    runs: Annotated[Path, typer.Argument(help="CSV file: setting (0.25) or bsp_percent (25), time_s, accuracy.")],
+    runs: Annotated[
+        Path, typer.Argument(help="CSV file with the columns setting (0.25) or bsp_percent (25), time_s, accuracy.")
+    ],
     settings: Annotated[
-        str | None, typer.Option(help="BSP runs + candidate runs, as 5+5,1+3; 0+3 recurs. The paper's if left out.")
+        str | None,
+        typer.Option(
+            help="BSP runs + candidate runs, for example 5+5,1+3; 0+3 is a recurring job. Default: the paper's."
+        ),
     ] = None,
-    ladder: Annotated[str | None, typer.Option(help="As 50%,25%,12.5%; all recorded ones if left out.")] = None,
+    ladder: Annotated[
+        str | None, typer.Option(help="Switch points, for example 50%,25%,12.5%. Default: all recorded ones.")
+    ] = None,
     stand_in: Annotated[
-        list[str] | None, typer.Option(help="12.5%=10%: the runs at 10% stand for 12.5%. May be repeated.")
+        list[str] | None,
+        typer.Option(help="Substitute, for example 12.5%=10%: use the runs at 10% for 12.5%. Repeatable."),
     ] = None,
     best_alone: Annotated[
-        str | None, typer.Option(help="As 50%,12.5%: there the most accurate run stands for any number.")
+        str | None, typer.Option(help="Switch points, for example 50%,12.5%, that use only their most accurate run.")
     ] = None,
-    leave_out: Annotated[
-        list[str] | None, typer.Option(help="COLUMN=VALUE,VALUE: rows to pass over. May be repeated.")
-    ] = None,
-    margin: Annotated[float, typer.Option(help="By which the mean accuracy may fall short of the target.")] = 0.01,
-    two_sided: Annotated[bool, typer.Option("--two-sided", help="Nor may it be better by more than that.")] = False,
+    leave_out: Annotated[list[str] | None, typer.Option(help="COLUMN=VALUE,VALUE: rows to skip. Repeatable.")] = None,
+    margin: Annotated[float, typer.Option(help="Accepted loss of mean accuracy.")] = 0.01,
+    two_sided: Annotated[
+        bool, typer.Option("--two-sided", help="Also reject a mean accuracy above the target by more than the margin.")
+    ] = False,
     target: Annotated[
-        float | None, typer.Option(help="Accuracy that a recurring job knows; the mean of all BSP runs if left out.")
+        float | None, typer.Option(help="Known accuracy of a recurring job. Default: mean of all BSP runs.")
     ] = None,
     truth: Annotated[
-        str | None, typer.Option(help="Switch point to be found, as 6.25%; what all runs lead to if left out.")
+        str | None, typer.Option(help="Correct switch point, for example 6.25%. Default: the result with all runs.")
     ] = None,
     take_all: Annotated[
-        bool, typer.Option("--take-all", help="Where fewer runs are recorded than asked for, take them all.")
+        bool, typer.Option("--take-all", help="Use all recorded runs where fewer exist than a setting needs.")
     ] = False,
-    exact_up_to: Annotated[int, typer.Option(help="Comparisons to count one by one; with more, simulate.")] = 1_000_000,
-    draws: Annotated[int, typer.Option(help="Searches to simulate then.")] = 10_000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the simulations.")] = 0,
+    exact_up_to: Annotated[
+        int, typer.Option(help="Most comparisons to enumerate exactly; above it, simulate.")
+    ] = 1_000_000,
+    draws: Annotated[int, typer.Option(help="Number of simulated searches.")] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the simulations.")] = 0,
     output: Output = Format.TEXT,
 ) -> None:
-    """Tell from recorded runs what a search for the switch point costs, and how surely it is right."""
+    """Compute cost and success rate of a switch-point search from recorded runs."""
     from paceline.experiments.search_cost.cost import Counting, SearchSetting, search_costs
     from paceline.experiments.search_cost.recorded_runs import read_recorded_runs
     from paceline.experiments.search_cost.recorded_search import recorded_search
@@ -86,11 +96,11 @@ def _as_text(search: RecordedSearch, costs: Sequence[SearchCost]) -> Iterator[st
     yield from TextTable(_HEAD, [_row(each) for each in costs]).text()
     yield ""
     tried = ", ".join(percent(rung.fraction) for rung in search.ladder)
-    fails = "is off the target by more than" if search.two_sided else "falls short of the target by more than"
+    fails = "misses the target by more than" if search.two_sided else "is below the target by more than"
     found = search.found
     sentences = (
-        f"BSP takes {search.bsp.time_s:.4g} s. Tried: {tried} of BSP, until one {fails} {search.margin:g}.",
-        f"{percent(found.fraction)} is right, and takes {found.time_s:.4g} s.",
+        f"BSP takes {search.bsp.time_s:.4g} s. Switch points: {tried} of BSP, until one {fails} {search.margin:g}.",
+        f"{percent(found.fraction)} is correct and takes {found.time_s:.4g} s.",
         _simulated(costs),
     )
     for sentence in sentences:
@@ -110,18 +120,18 @@ def _simulated(costs: Sequence[SearchCost]) -> str:
     cost, success = max(each.cost_error for each in simulated), max(each.success_error for each in simulated)
     of = f"{cost:.2g} of the cost and {100 * success:.2g} % of the success"
     searches = counted(simulated[0].draws, "search", "searches")
-    return f"~ simulated, {searches}: standard error at most {of}. All others are exact."
+    return f"~ simulated, {searches}: standard error at most {of}. Other values are exact."
 
 
 def _as_json(search: RecordedSearch, costs: Sequence[SearchCost]) -> str:
     rungs = [(rung.fraction, rung.time_s, len(rung.accuracies)) for rung in (search.bsp, *search.ladder)]
-    told = {
+    result = {
         "truth": search.found.fraction,
         "target": search.known_target,
         "ladder": [dict(zip(("setting", "time_s", "runs"), rung, strict=True)) for rung in rungs],
         "settings": [_plain(each) for each in costs],
     }
-    return json.dumps(told, allow_nan=False)
+    return json.dumps(result, allow_nan=False)
 
 
 def _plain(each: SearchCost) -> dict[str, Any]:
@@ -135,7 +145,7 @@ def _plain(each: SearchCost) -> dict[str, Any]:
 
 
 def _share(text: str) -> float:
-    """Read a share of the workload.
+    """Parse a share of the workload.
 
     >>> _share("12.5%"), _share("0.125")
     (0.125, 0.125)
@@ -146,7 +156,7 @@ def _share(text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise UsageError(f"{text.strip()!r} is no share of the workload; type 25% or 0.25")
+        raise UsageError(f"{text.strip()!r} is not a share of the workload, for example 25% or 0.25")
     return share
 
 
@@ -157,7 +167,7 @@ def _shares(text: str) -> list[float]:
 def _stand_in(text: str) -> tuple[float, float]:
     share, equals, other = text.partition("=")
     if not equals:
-        raise UsageError(f"--stand-in {text!r}, expected which share and whose runs stand for it, as 12.5%=10%")
+        raise UsageError(f"--stand-in {text!r}, expected SHARE=SHARE, for example 12.5%=10%")
     return _share(share), _share(other)
 
 
@@ -166,6 +176,6 @@ def _left_out(texts: Sequence[str]) -> dict[str, list[str]]:
     for text in texts:
         column, equals, values = text.partition("=")
         if not equals:
-            raise UsageError(f"--leave-out {text!r}, expected a column and its values, as order=ASP,SSP")
+            raise UsageError(f"--leave-out {text!r}, expected COLUMN=VALUE,VALUE, for example order=ASP,SSP")
         rows[column.strip()] += [value.strip() for value in values.split(",")]
     return rows

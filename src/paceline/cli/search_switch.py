@@ -8,40 +8,42 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import EvaluateEvery, Format, Output, WorkerTimeout
+from paceline.cli.options import ClusterName, EvaluateEvery, Format, JobName, Output, Processes, WorkerTimeout
 
 
 def search(
-    job: Annotated[str, typer.Argument(help="As for train.")],
-    cluster: Annotated[str, typer.Option(help="As for train.")],
-    stop: Annotated[str, typer.Option(help="As epochs=20 or gradients=64000: the workload of every run.")],
-    first: Annotated[str, typer.Option(help="Protocol to begin with, and to be as accurate as.")] = "bsp",
-    then: Annotated[str, typer.Option(help="Protocol to go on with.")] = "asp",
-    target: Annotated[float | None, typer.Option(help="Accuracy to be kept, as 0.92; measured if left out.")] = None,
-    margin: Annotated[float, typer.Option(help="By which the mean accuracy may fall short of it.")] = 0.01,
-    settings: Annotated[int, typer.Option(help="Switch points that are tried.")] = 5,
-    runs: Annotated[int, typer.Option(help="Of each of them.")] = 3,
-    first_runs: Annotated[
-        int | None, typer.Option(help="Of the first protocol alone; as --runs, or none with --target.")
+    job: JobName,
+    cluster: ClusterName,
+    stop: Annotated[str, typer.Option(help="Workload of each run, for example epochs=20 or gradients=64000.")],
+    first: Annotated[str, typer.Option(help="First protocol of a run; alone, it sets the accuracy to keep.")] = "bsp",
+    then: Annotated[str, typer.Option(help="Protocol after the switch.")] = "asp",
+    target: Annotated[
+        float | None,
+        typer.Option(help="Accuracy to keep, for example 0.92. Default: measured with the first protocol."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the first run of each switch point.")] = 0,
+    margin: Annotated[float, typer.Option(help="Accepted loss of mean accuracy.")] = 0.01,
+    settings: Annotated[int, typer.Option(help="Number of switch points to test.")] = 5,
+    runs: Annotated[int, typer.Option(help="Runs per switch point.")] = 3,
+    first_runs: Annotated[
+        int | None, typer.Option(help="Runs of the first protocol alone. Default: as --runs, or 0 with --target.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the first run of each switch point.")] = 0,
     two_sided: Annotated[
-        bool, typer.Option("--two-sided", help="Refuse what is too accurate as well, as the paper prints it.")
+        bool, typer.Option("--two-sided", help="Also reject a mean accuracy above the target by more than the margin.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder; runs/search-JOB-1, -2, ... if left out.")] = None,
-    processes: Annotated[int | None, typer.Option(help="Runs at a time; one a core if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the search. Default: runs/search-JOB-1, -2, ...")] = None,
+    processes: Processes = None,
     evaluate_every: EvaluateEvery = None,
     worker_timeout_s: WorkerTimeout = None,
     output: Output = Format.TEXT,
 ) -> None:
-    """Find how early one protocol may give way to another (Sync-Switch); the same again goes on."""
-    from rich.console import Console
-
+    """Find how early a run can switch protocols (Sync-Switch). Run the same command again to resume."""
     from paceline import search_switch
+    from paceline.cli.log_handler import progress_console
     from paceline.experiments.runner.progress import ProgressBars
     from paceline.jobs import load_job
 
-    with ProgressBars(Console(stderr=True)) as display:
+    with ProgressBars(progress_console()) as display:
         found = search_switch(
             load_job(job),
             cluster=cluster,
@@ -62,7 +64,7 @@ def search(
             display=display,
         )
     if found.timing is None:
-        print(f"interrupted; the same again with --out {found.folder} goes on from there", file=sys.stderr)
+        print(f"interrupted; to resume, run the same command with --out {found.folder}", file=sys.stderr)
         raise typer.Exit(130)
     if output is Format.JSON:
         import orjson
@@ -71,4 +73,4 @@ def search(
         return
     file = found.timing.found_for.file
     print(found.text(), end="")
-    print(f'It is written in {file}. To use it:\npaceline train {job} --protocol "sync_switch(timing={file})" ...')
+    print(f'Result written to {file}. To use it:\npaceline train {job} --protocol "sync_switch(timing={file})" ...')

@@ -20,34 +20,43 @@ if TYPE_CHECKING:
 
 PICTURES = (".svg", ".png", ".pdf")
 POINTS = 400
-FLAT = 5.0  # the slowest error has come within exp(-5) of its floor
+FLAT = 5.0  # time constants after which the slowest error is within exp(-5) of its floor
 
 
 def theory(
-    protocols: Annotated[str, typer.Option(help="As 'bsp, k_sync(k=4), asp'; with --k, as 'k_sync, k_async'.")],
-    cluster: Annotated[str, typer.Option(help="A simulated one, as '16*exp(mean=1)' or cluster.toml.")],
-    k: Annotated[str | None, typer.Option("--k", help="As 1,4,8: each of them where a k is left out.")] = None,
+    protocols: Annotated[
+        str, typer.Option(help="Protocols, for example 'bsp, k_sync(k=4), asp', or 'k_sync, k_async' with --k.")
+    ],
+    cluster: Annotated[str, typer.Option(help="Simulated cluster, for example '16*exp(mean=1)' or cluster.toml.")],
+    k: Annotated[
+        str | None, typer.Option("--k", help="Quorums for protocols given without k, for example 1,4,8.")
+    ] = None,
     constants: Annotated[
         str | None,
         typer.Option(
-            help="As L=1,c=0.5,sigma2=1,gamma=0.2 (and M_G, m, initial_error), or a run with --measure-steps."
+            help="L=1,c=0.5,sigma2=1,gamma=0.2 (also M_G, m, initial_error), or the folder of a run with "
+            "--measure-steps."
         ),
     ] = None,
-    eta: Annotated[float | None, typer.Option(help="Learning rate; the largest that all may have if left out.")] = None,
-    seconds: Annotated[float | None, typer.Option(help="To look ahead; until the error is flat if left out.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Picture of the error against time: .svg, .png or .pdf.")] = None,
+    eta: Annotated[
+        float | None, typer.Option(help="Learning rate. Default: the largest that is valid for all protocols.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Time horizon of the curves. Default: until the error is flat.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Plot of error against time to write: .svg, .png or .pdf.")] = None,
     overwrite: Overwrite = False,
-    updates: Annotated[int, typer.Option(min=1, help="To simulate where there is no theory.")] = 10_000,
-    seed: Annotated[int, typer.Option(min=0, help="Of that simulation.")] = 0,
+    updates: Annotated[int, typer.Option(min=1, help="Simulated updates, for protocols without theory.")] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the simulation.")] = 0,
     output: Output = Format.TEXT,
 ) -> None:
-    """Say what to expect of protocols: seconds per update, staleness, and error against time."""
+    """Predict seconds per update, staleness, and error against time of protocols."""
     from paceline.cli.theory_table import as_text, predict
 
     _check_needs_constants(constants, {"--eta": eta, "--seconds": seconds, "--out": out})
     if out is not None:
         _check_picture(out, overwrite)
-    workers, plans = _simulated(cluster), _plans(protocols, k)
+    workers, plans = _simulated_cluster(cluster), _plans(protocols, k)
     if constants is not None:
         _check_bounds(plans, eta, seconds)
     rows = [predict(plan, workers, updates, seed) for plan in plans]
@@ -57,22 +66,22 @@ def theory(
         bounded = [
             row.protocol
             for row, plan in zip(rows, plans, strict=True)
-            if row.has_theory and plan.reduction is None  # whose time is not that of its knobs alone
+            if row.has_theory and plan.reduction is None  # an all-reduce sum also takes time
         ]
         curves = _curves(bounded, workers, given, eta, seconds)
     if out is not None and curves is not None:
         _draw(curves, out)
     if output is Format.JSON:
-        told = {"protocols": [row.as_json() for row in rows], **({"error": _as_json(curves)} if curves else {})}
-        print(json.dumps(told, allow_nan=False))
+        result = {"protocols": [row.as_json() for row in rows], **({"error": _as_json(curves)} if curves else {})}
+        print(json.dumps(result, allow_nan=False))
     else:
         print(as_text(rows, curves, f"{counted(updates, 'update')}, seed {seed}"), end="")
         if out is not None:
-            print(f"The curves are in {out}.")
+            print(f"Curves written to {out}.")
 
 
 def _constants(text: str) -> Constants:
-    """Read constants, or estimate them from the run in that folder."""
+    """Parse constants, or estimate them from the run in that folder."""
     from paceline import estimate_constants
     from paceline.theory import Constants
     from paceline.utils.spec_parser import bind, parse_call
@@ -85,7 +94,7 @@ def _constants(text: str) -> Constants:
 def _check_needs_constants(constants: str | None, options: dict[str, object]) -> None:
     for option, value in options.items():
         if value is not None and constants is None:
-            raise UsageError(f"{option} is about the error, which needs --constants, as --constants L=1,c=0.5,sigma2=1")
+            raise UsageError(f"{option} needs --constants, for example --constants L=1,c=0.5,sigma2=1")
 
 
 def _check_bounds(plans: list[Plan], eta: float | None, seconds: float | None) -> None:
@@ -96,9 +105,7 @@ def _check_bounds(plans: list[Plan], eta: float | None, seconds: float | None) -
     )
     for plan in plans:
         if any(phase.compensators for phase in plan.phases):
-            raise UsageError(
-                f"{plan}: no bound on the error knows of a compensator; leave it out, or leave out --constants"
-            )
+            raise UsageError(f"{plan}: there is no error bound with a compensator; remove it, or remove --constants")
 
 
 def _check_picture(out: Path, overwrite: bool) -> None:
@@ -110,7 +117,7 @@ def _check_picture(out: Path, overwrite: bool) -> None:
     figure_class()
 
 
-def _simulated(text: str) -> Cluster:
+def _simulated_cluster(text: str) -> Cluster:
     from paceline.clusters.parser import parse_cluster
     from paceline.clusters.simulated import Cluster
 
@@ -121,7 +128,7 @@ def _simulated(text: str) -> Cluster:
 
 
 def _plans(protocols: str, k: str | None) -> list[Plan]:
-    """Read the protocols, with each k where one has a k that was left out."""
+    """Parse the protocols; a protocol given without its k is repeated for each quorum."""
     from paceline.catalogue.parser import parse_plan
     from paceline.catalogue.protocols import CATALOGUE
     from paceline.utils.spec_parser import split_top
@@ -143,7 +150,7 @@ def _curves(
 
     runtimes = [expected(protocol, cluster) for protocol in protocols]
     if not runtimes:
-        raise UsageError("none of these protocols has a theory of its error; leave out --constants, or add bsp")
+        raise UsageError("none of these protocols has an error bound; remove --constants, or add bsp")
     rate = eta if eta is not None else max_learning_rate(constants, min(runtime.k for runtime in runtimes))
     slowest_s = max(runtime.seconds_per_update for runtime in runtimes)
     end_s = seconds if seconds is not None else FLAT * slowest_s / (rate * constants.c) if constants.c and rate else 1.0

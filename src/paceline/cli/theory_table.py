@@ -1,4 +1,4 @@
-"""What is expected of each protocol, as a table of 80 columns."""
+"""Table of the predicted runtime and staleness of protocols, 80 columns wide."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SIMULATED = "simulated"
 
 @dataclass(frozen=True)
 class TheoryRow:
-    """What is expected of a protocol.
+    """Prediction for one protocol.
 
     Attributes:
-        name: of the protocol.
-        protocol: as it begins.
-        seconds_per_update: expected, or its upper bound.
+        name: text of the plan.
+        protocol: first protocol of the plan.
+        seconds_per_update: expectation, or its upper bound.
         lower_s: lower bound on it.
         upper_s: upper bound on it.
         kind: "exact", "computed", "upper bound" or "simulated".
-        source: the lemma, or why there is none.
-        k: mean gradients of an update.
-        staleness: of the gradients; that of a simulation has equal bounds. None of workers that step for themselves,
-            whose parameters are no version.
+        source: lemma that gives the expectation, or the reason why there is none.
+        k: mean number of gradients per update.
+        staleness: distribution of the gradients' staleness; lower and upper bound are equal after a simulation. None
+            for algorithms in which each worker applies its own gradients.
     """
 
     name: str
@@ -46,11 +46,11 @@ class TheoryRow:
 
     @property
     def has_theory(self) -> bool:
-        """Whether this was not simulated."""
+        """Whether theory gives the prediction, not a simulation."""
         return self.kind != SIMULATED
 
     def as_json(self) -> dict[str, Any]:
-        """Return the numbers under their names."""
+        """Return the prediction as plain values."""
         fresh = {name: getattr(self.staleness, name, None) for name in ("fresh_lower", "fresh_upper")}
         return {
             "protocol": self.name,
@@ -67,7 +67,7 @@ class TheoryRow:
 
 
 def predict(plan: Plan, cluster: Cluster, updates: int, seed: int) -> TheoryRow:
-    """Return what theory says of a protocol, or else what a simulation of so many updates says."""
+    """Predict a protocol from theory; where there is none, simulate it for this number of updates."""
     try:
         runtime, stale = expected(plan, cluster), staleness(plan, cluster)
     except NoTheoryError as error:
@@ -76,7 +76,7 @@ def predict(plan: Plan, cluster: Cluster, updates: int, seed: int) -> TheoryRow:
 
 
 def as_text(rows: Sequence[TheoryRow], curves: Tradeoff | None, simulation: str) -> str:
-    """Return the table with what has to be said of some rows, and which protocol is best when."""
+    """Return the table, its notes, and the best protocol at each time."""
     grid = TextTable(["protocol", *HEADINGS], [[row.name, *_cells(row)] for row in rows], left=(0, 2, 6))
     notes = [*_notes(rows, simulation), *([_when(curves)] if curves is not None else [])]
     blocks = ["\n".join(grid.text()), *(["\n".join(map(paragraph, notes))] if notes else [])]
@@ -99,7 +99,7 @@ def _row(plan: Plan, runtime: Expected, stale: Staleness) -> TheoryRow:
 
 
 def _simulated(plan: Plan, cluster: Cluster, updates: int, seed: int, why: str) -> TheoryRow:
-    from paceline.run.simulate import simulate  # brings torch
+    from paceline.run.simulate import simulate  # imports torch
 
     simulated = simulate(plan, cluster, updates=updates, seed=seed)
     totals, seconds = simulated.totals, simulated.seconds_per_update
@@ -125,7 +125,7 @@ def _cells(row: TheoryRow) -> list[str]:
 
 
 def _fresh(stale: Staleness) -> str:
-    """Return the share as far as it is known.
+    """Return the share of fresh gradients, or its bounds.
 
     >>> [_fresh(Staleness(1.0, *bounds)) for bounds in ((0.25, 0.25), (0.0, 0.5), (0.5, 1.0), (0.25, 0.5), (0, 1))]
     ['0.250', '<=0.50', '>=0.50', '0.25-0.50', '-']
@@ -142,12 +142,12 @@ def _fresh(stale: Staleness) -> str:
 
 def _notes(rows: Sequence[TheoryRow], simulation: str) -> list[str]:
     notes = [
-        f"{row.name}: {number(row.lower_s)} to {number(row.seconds_per_update)} s an update; rates are at the bound."
+        f"{row.name}: {number(row.lower_s)} to {number(row.seconds_per_update)} s per update; rates are at the bound."
         for row in rows
         if row.kind == "upper bound"
     ]
     notes += [
-        f"{row.name}: computed; the expectation is between {row.lower_s:.4g} and {row.upper_s:.4g} s an update."
+        f"{row.name}: computed; the expectation is between {row.lower_s:.4g} and {row.upper_s:.4g} s per update."
         for row in rows
         if row.kind == "computed"
     ]
@@ -156,8 +156,8 @@ def _notes(rows: Sequence[TheoryRow], simulation: str) -> list[str]:
 
 
 def _when(curves: Tradeoff) -> str:
-    """Say which protocol has the smallest bound on the error, and until when."""
-    later = zip(curves.best[1:], curves.times_s[1:], strict=True)  # at time 0 all are equal
+    """Return a sentence that names the protocol with the smallest error bound in each interval of time."""
+    later = zip(curves.best[1:], curves.times_s[1:], strict=True)  # all bounds are equal at time 0
     *firsts, (last, _) = [(name, list(times)) for name, times in groupby(later, itemgetter(0))]
     parts = [f"{name} until {number(float(times[-1][1]))} s" for name, times in firsts]
-    return f"Smallest bound on the error: {', then '.join([*parts, last])}."
+    return f"Smallest error bound: {', then '.join([*parts, last])}."

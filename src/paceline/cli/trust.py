@@ -1,4 +1,4 @@
-"""Trust in the folder of a run: whether a resume may import the job that the folder names."""
+"""Trust check before a resume imports the job that the folder of the run names."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ INSTALLED = {"site-packages", "dist-packages"}
 
 
 def code_of_job(job: str) -> dict[str, str]:
-    """Return a digest, by module, of each file that importing a job of the user's executes; import nothing."""
+    """Return a digest of each file that importing a user's job executes, by module, without importing it."""
     return {name: file.digest for name, file in _files(job).items()}
 
 
 def is_trusted(given: bool) -> bool:
-    """Return whether the user trusts the folder: by --trust, or by the environment.
+    """Return whether the user trusts the folder, by ``--trust`` or by the environment variable.
 
     Raises:
-        UsageError: the environment says neither yes nor no.
+        UsageError: the environment variable has another value than 0 or 1.
     """
     value = os.environ.get(TRUST, "")
     if value not in {"", "0", "1"}:
-        raise UsageError(f"{TRUST}={value!r}, expected 1 to trust the folder of a run that is resumed, or nothing")
+        raise UsageError(f"{TRUST}={value!r}, expected 1 to trust the resumed folder, else 0 or no value")
     return given or value == "1"
 
 
 def check_folder(folder: Path, file: Path, job: str, recorded: Mapping[str, str] | None, *, trusted: bool) -> None:
-    """Print which file a resume imports the folder's job from; refuse a folder or code that may not be the user's.
+    """Print the file that a resume will import the job from, and refuse a folder or code that may be someone else's.
 
     Args:
-        folder: of the run.
-        file: in it, which names the job.
-        job: as the folder names it.
-        recorded: digests by module, of when the run began; None if the folder has none.
-        trusted: whether nothing is refused.
+        folder: folder of the run.
+        file: file in the folder that names the job.
+        job: name of the job in that file.
+        recorded: digests by module at the start of the run; None if the folder has none.
+        trusted: whether to accept any folder and code.
 
     Raises:
-        UsageError: folder or file may be written by another user, or the code is not the recorded one, lies in the
-            folder itself or is that of an installed package.
+        UsageError: another user can write the folder or the file; or the code has changed, lies in the folder itself,
+            or belongs to an installed package.
     """
     module = own_module(job)
     if module is None:
         return
     files = _files(job)
-    where = files[module].path if module in files else "nowhere on Python's path"
+    where = files[module].path if module in files else "no file on Python's path"
     if os.environ.get("RANK", "0") == "0":
         print(f"paceline: {folder} names the job {job}, imported from {where}", file=sys.stderr)
-    doubts = _of_others(folder) or _of_others(file) or _doubt(folder, module, files, recorded)
-    if doubts and not trusted:
+    reason = _writable_by_others(folder) or _writable_by_others(file) or _code_problem(folder, module, files, recorded)
+    if reason and not trusted:
         raise UsageError(
-            f"{doubts}; if you trust the folder and that code, add --trust (or set {TRUST}=1), or type the job: "
+            f"{reason}; if you trust the folder and the code, add --trust (or set {TRUST}=1), or name the job: "
             f"paceline train '{job}' --resume {folder}"
         )
 
@@ -67,8 +67,8 @@ def _files(job: str) -> dict[str, CodeFile]:
     return code_behind(module) if module else {}
 
 
-def _of_others(path: Path) -> str:
-    """Return in words which other users may have written a folder or a file; empty if none."""
+def _writable_by_others(path: Path) -> str:
+    """Return which other users may have written a folder or a file, as text; empty if none."""
     try:
         status = path.stat()
     except OSError as error:
@@ -79,19 +79,19 @@ def _of_others(path: Path) -> str:
 
 
 def _is_installed(path: Path) -> bool:
-    """Return whether a file is of an installed package: its digest is public, so it shows nothing about the folder."""
+    """Return whether a file belongs to an installed package, whose digest is public and so proves nothing."""
     return not INSTALLED.isdisjoint(path.parts)
 
 
-def _doubt(folder: Path, module: str, files: Mapping[str, CodeFile], recorded: Mapping[str, str] | None) -> str:
+def _code_problem(folder: Path, module: str, files: Mapping[str, CodeFile], recorded: Mapping[str, str] | None) -> str:
     if module.partition(".")[0] in KNOWN_BY_VERSION or any(_is_installed(file.path) for file in files.values()):
-        return f"{folder} names a job in {module}, which is no module of yours"
+        return f"{folder} names a job in {module}, which is not a module of yours"
     if recorded is None:
-        return f"{folder} is of an earlier paceline and has no digest of the code of its job"
+        return f"{folder} was written by an earlier paceline, without a digest of the code of its job"
     for name, file in files.items():
         if folder.resolve() in file.path.resolve().parents:
             return f"{file.path}, which would be imported, lies in the folder of the run"
         if file.digest != recorded.get(name):
             return f"{file.path} has changed since the run began: digest {recorded.get(name)}, now {file.digest}"
     missing = sorted(recorded.keys() - files.keys())
-    return f"{', '.join(missing)} cannot be found, which {folder} was begun with" if missing else ""
+    return f"{', '.join(missing)} cannot be found, but {folder} was started with it" if missing else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -23,6 +24,7 @@ from paceline.errors import RunError
 LOOK_AGAIN_S = 0.02
 LOOKS = 100
 UNKNOWN_STATUS = 255  # which multiprocessing gives when the fork server, the parent of its processes, is gone
+LOG = logging.getLogger("paceline")
 _main_module = threading.Lock()
 
 
@@ -107,6 +109,7 @@ class ProcessSettings:
     matmul_precision: str
     is_deterministic: bool
     warns_only: bool
+    log_level: int
 
     @classmethod
     def capture(cls) -> Self:
@@ -117,12 +120,14 @@ class ProcessSettings:
             torch.get_float32_matmul_precision(),
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
+            LOG.getEffectiveLevel(),
         )
 
     def apply(self) -> None:
         """Make them those of this process."""
         os.environ.clear()
         os.environ.update(self.environment)
+        LOG.setLevel(self.log_level)
         torch.set_default_dtype(self.dtype)
         torch.set_float32_matmul_precision(self.matmul_precision)
         if self.is_deterministic != torch.are_deterministic_algorithms_enabled():  # the call takes torch 2 s to import

@@ -124,6 +124,7 @@ class RunFolder(Callback):
         if self._keep is None:
             self._lock = FolderLock(self.path, "another run")
             self._clear()
+        (self.path / ERROR).unlink(missing_ok=True)  # of the run before this one, or before it was resumed
         self._write_configuration(self.path)
         return EventLog(self.path / EVENTS, self._keep)
 
@@ -133,7 +134,7 @@ class RunFolder(Callback):
 
     def _clear(self) -> None:
         """Take away what an earlier run has left in this folder and this one might not write."""
-        for name in (ERROR, MODEL, REPORT, TIMELINE):
+        for name in (MODEL, REPORT, TIMELINE):
             (self.path / name).unlink(missing_ok=True)
         for folder in (self.path / CHECKPOINTS, self.path / TENSORBOARD):
             refuse_link(folder)

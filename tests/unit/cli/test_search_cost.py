@@ -36,7 +36,7 @@ def test_the_table_has_the_columns_of_the_paper(program):
         ["(No,", "2,", "2)", "3.20", "8.00", "1.25", "100.0", "%"],
         ["(Yes,", "0,", "1)", "0.60", "1.50", "1.67", "50.0", "%"],
     ]
-    assert "50% is right, and takes 60 s." in out.replace("\n", " ")
+    assert "50% is correct and takes 60 s." in out.replace("\n", " ")
 
 
 def test_shares_may_be_typed_either_way_and_settings_may_be_shares(program):
@@ -128,10 +128,10 @@ def test_a_wrong_file_is_one_line_that_says_where(program, content, said):
             "3 runs are asked for at 100%, and 2 are recorded; ask for fewer, or take all there are",
         ),
         (("--settings", "5x5"), "'5x5' is no search setting"),
-        (("--ladder", "50"), "'50' is no share of the workload; type 25% or 0.25"),
-        (("--ladder", "half"), "'half' is no share of the workload"),
-        (("--stand-in", "25%"), "--stand-in '25%', expected which share and whose runs stand for it"),
-        (("--leave-out", "ASP"), "--leave-out 'ASP', expected a column and its values"),
+        (("--ladder", "50"), "'50' is not a share of the workload, for example 25% or 0.25"),
+        (("--ladder", "half"), "'half' is not a share of the workload"),
+        (("--stand-in", "25%"), "--stand-in '25%', expected SHARE=SHARE"),
+        (("--leave-out", "ASP"), "--leave-out 'ASP', expected COLUMN=VALUE,VALUE"),
         (("--leave-out", "odrer=ASP"), "runs.csv has no column 'odrer' to leave rows out by; it has run, order"),
         (("--leave-out", "order=BSP,BSP->ASP,ASP"), "runs.csv has no rows left"),
         (("--draws", "0"), "--draws 0 is not a whole number"),

@@ -54,7 +54,7 @@ def test_the_widest_table_has_80_columns(program):
     _, out, _ = program(protocols, *CONSTANTS, cluster="128*pareto(scale=1,shape=3)")
     assert max(map(len, out.splitlines())) <= 80
     assert "k_batch_async(k=128)" in out
-    assert "k_async(k=100): 1.52 to 6.29 s an update; rates are at the bound." in out
+    assert "k_async(k=100): 1.52 to 6.29 s per update; rates are at the bound." in out
 
 
 def test_what_has_no_theory_is_simulated_and_said_so(program):
@@ -73,13 +73,13 @@ def test_a_cluster_without_theory_is_simulated_and_said_so_once(program):
 
 def test_the_best_protocol_at_each_time_is_said(program):
     _, out, _ = program("bsp, asp", *CONSTANTS, "--eta", "0.1")
-    assert re.search(r"Smallest bound on the error: asp until \d+ s, then bsp\.", out)
+    assert re.search(r"Smallest error bound: asp until \d+ s, then bsp\.", out)
 
 
 def test_curves_are_drawn(program, tmp_path):
     status, out, _ = program("bsp, asp", *CONSTANTS, "--seconds", "30", "--out", "curves.svg")
     assert status == 0
-    assert out.endswith("The curves are in curves.svg.\n")
+    assert out.endswith("Curves written to curves.svg.\n")
     assert "<svg" in (tmp_path / "curves.svg").read_text()
     status, _, err = program("bsp, asp", *CONSTANTS, "--out", "curves.svg")
     assert (status, err) == (2, "paceline: curves.svg exists already; give another file, or --overwrite\n")
@@ -103,20 +103,20 @@ def test_json_has_the_same_numbers(program):
         (("k_sync",), "k_sync needs k"),
         (("k_sync", "--k", "two"), "--k 'two', expected whole numbers"),
         (("k_sync", "--k", "9"), "give k <= 8"),
-        (("bsp", "--eta", "0.1"), "--eta is about the error, which needs --constants"),
-        (("bsp", "--out", "x.svg"), "--out is about the error, which needs --constants"),
+        (("bsp", "--eta", "0.1"), "--eta needs --constants, for example"),
+        (("bsp", "--out", "x.svg"), "--out needs --constants, for example"),
         (("bsp", *CONSTANTS, "--out", "x.txt"), "expected a picture: .svg, .png, .pdf"),
         (("bsp", *CONSTANTS, "--out", "no/x.svg"), "there is no folder no"),
         (("bsp", *CONSTANTS, "--eta", "1"), "--eta 1.0, expected a learning rate above 0 and at most 0.5"),
         (("bsp", *CONSTANTS, "--eta", "nan"), "--eta nan is not a number in (0, inf)"),
         (("bsp", *CONSTANTS, "--eta=-1"), "--eta -1.0 is not a number in (0, inf)"),
-        (("asp + staleness_lr(C=1)", *CONSTANTS), "no bound on the error knows of a compensator"),
+        (("asp + staleness_lr(C=1)", *CONSTANTS), "there is no error bound with a compensator"),
         (("bsp, bsp", *CONSTANTS), "bsp is given twice"),
         (("bsp", *CONSTANTS, "--seconds", "0"), "--seconds 0.0 is not a number in (0, inf)"),
         (("bsp", "--constants", "L=1,c=2,sigma2=1"), "c = 2 is above L = 1"),
         (("bsp", "--constants", "L=1,c=0,sigma2=1"), "c = 0: there is no bound on the error"),
         (("bsp", "--constants", "L=1"), "constants needs c, sigma2"),
-        (("ssp(lead=1)", *CONSTANTS, "--updates", "50"), "none of these protocols has a theory of its error"),
+        (("ssp(lead=1)", *CONSTANTS, "--updates", "50"), "none of these protocols has an error bound"),
         (("dbw",), "goes by losses and gradients"),
     ],
 )

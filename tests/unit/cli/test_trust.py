@@ -109,10 +109,10 @@ def test_what_every_user_may_write_is_refused(path, begun):
 @pytest.mark.parametrize(
     ("job", "words"),
     [
-        ("subprocess:run(args='touch imported',shell=true)", "subprocess, which is no module of yours"),
-        ("torch.hub:load(repo_or_dir='a/b',model='c')", "torch.hub, which is no module of yours"),
-        ("os.path:join", "os.path, which is no module of yours"),
-        ("typer:launch(url='imported')", "typer, which is no module of yours"),
+        ("subprocess:run(args='touch imported',shell=true)", "subprocess, which is not a module of yours"),
+        ("torch.hub:load(repo_or_dir='a/b',model='c')", "torch.hub, which is not a module of yours"),
+        ("os.path:join", "os.path, which is not a module of yours"),
+        ("typer:launch(url='imported')", "typer, which is not a module of yours"),
     ],
 )
 def test_code_that_is_no_job_of_a_user_is_refused(job, words, begun):
@@ -134,7 +134,7 @@ def test_code_that_lies_in_the_folder_itself_is_refused(begun, tmp_path, monkeyp
 
 def test_a_folder_without_digests_is_refused(begun):
     rewrite(**{CODE: None})
-    refused(begun, "is of an earlier paceline and has no digest of the code of its job")
+    refused(begun, "was written by an earlier paceline, without a digest of the code of its job")
 
 
 def test_a_job_of_paceline_needs_no_trust(paceline, monkeypatch):
@@ -145,7 +145,7 @@ def test_a_job_of_paceline_needs_no_trust(paceline, monkeypatch):
 
 
 def test_trust_is_for_a_resume_alone_and_the_environment_says_yes_or_nothing(begun, monkeypatch):
-    assert begun("train", "my_job:make", *TYPED, "--trust")[1].startswith("paceline: --trust is for --resume")
+    assert begun("train", "my_job:make", *TYPED, "--trust")[1].startswith("paceline: --trust only works with --resume")
     monkeypatch.setenv("PACELINE_TRUST", "maybe")
     status, said = resume(begun)
     assert (status, "PACELINE_TRUST='maybe', expected 1" in said) == (2, True)

@@ -166,7 +166,7 @@ def test_elastic_can_be_typed_for_ranks_alone(started, monkeypatch, capsys, tmp_
     status, line = said()
     assert (status, "--elastic: bsp has a server, which takes in and lets go workers" in line) == (2, True)
     status, line = said("--cluster", "local:2")
-    assert (status, "--elastic is for ranks that torchrun starts" in line) == (2, True)
+    assert (status, "--elastic needs --cluster torchrun" in line) == (2, True)
 
 
 NO_NODES = [
@@ -305,7 +305,7 @@ OPTIONS = {"job": "digits", "protocol": "bsp", "cluster": "torchrun", "stop": "u
 def test_another_rank_than_0_resumes_without_the_folder(started, tmp_path):
     started(RANK="1")
     assert SavedOptions(OPTIONS).completed(tmp_path / "nowhere")["seed"] == 0
-    said = r"there is no run in .*nowhere here, on rank 1; let it be seen, or give --protocol, --stop as on rank 0"
+    said = r"there is no run in .*nowhere here, on rank 1; share that folder, or give --protocol, --stop as on rank 0"
     with pytest.raises(pl.UsageError, match=said):
         SavedOptions({**OPTIONS, "protocol": None, "stop": None}).completed(tmp_path / "nowhere")
     started(RANK="0")

@@ -161,9 +161,9 @@ class LocalEngine(WallClockEngine[_Peer]):
                 if reply.is_usage:
                     raise UsageError(reply.message)
                 if worker == self._cluster.n:
-                    LOG.error("the evaluation failed:\n%s", reply.details)
+                    LOG.error("the evaluation failed:\n%s", reply.details.rstrip())
                     raise RunError(f"the evaluation failed: {reply.message}")
-                LOG.error("worker %d failed:\n%s", worker, reply.details)
+                LOG.error("worker %d failed:\n%s", worker, reply.details.rstrip())
 
     def _gone(self, worker: int, peer: _Peer) -> None:
         reason = self._reap(peer)
@@ -219,7 +219,7 @@ class LocalEngine(WallClockEngine[_Peer]):
         if isinstance(reply, TaskFailed):
             if reply.is_usage:
                 raise UsageError(reply.message)
-            LOG.error("a worker process failed while it started:\n%s", reply.details)
+            LOG.error("a worker process failed while it started:\n%s", reply.details.rstrip())
             raise RunError(f"a worker process failed while it started: {reply.message}")
         peer.is_ready = True
 

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from rich.console import Console
 
 from paceline.clusters.devices import cores
 from paceline.clusters.local import LocalCluster
@@ -31,7 +30,7 @@ from paceline.jobs.job import Job
 from paceline.processes.child_process import Launcher, ProcessSettings, describe_exit, init_child
 from paceline.processes.shared_pickle import SharedPickle
 from paceline.processes.unpicklable import pickled
-from paceline.recording.callbacks.progress_line import is_shown
+from paceline.recording.callbacks.progress_line import is_shown, stderr_console
 from paceline.utils.user_code import report_of
 
 PRELOADED = [__name__, "torch._dynamo"]  # once for all: torch imports the latter with the first optimizer step
@@ -253,7 +252,7 @@ def displayed(display: Display | None, progress: bool | None) -> Iterator[Displa
         display: given by the caller.
         progress: as for `train`.
     """
-    console = Console(stderr=True)
+    console = stderr_console()
     if display is not None or not is_shown(progress, console):
         yield display or Silent()
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.live import Live
+from rich.logging import RichHandler
 from rich.text import Text
 
 from paceline.core.records import (
@@ -51,12 +53,19 @@ def shown(
         workload: gradients of the whole run, None if the stop does not fix them.
         workers: that the run begins with.
     """
-    console = Console(stderr=True)
+    console = stderr_console()
     if not is_shown(progress, console):
         yield []
         return
     with ProgressLine(title, stop, console, workload, workers) as line:
         yield [line]
+
+
+def stderr_console() -> Console:
+    """Return the console of a rich log handler on standard error, so that records go above the line; else a new one."""
+    handlers = [*logging.getLogger("paceline").handlers, *logging.getLogger().handlers]
+    consoles = (handler.console for handler in handlers if isinstance(handler, RichHandler))
+    return next((console for console in consoles if console.stderr), None) or Console(stderr=True)
 
 
 def is_shown(progress: bool | None, console: Console) -> bool:

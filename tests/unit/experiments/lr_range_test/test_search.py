@@ -267,8 +267,8 @@ def test_the_command_line_writes_json(program, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"k": "1,x"}, "paceline: --k '1,x', expected whole numbers, as --k 1,4,8,16\n"),
-        ({"k": ""}, "paceline: --k '', expected whole numbers, as --k 1,4,8,16\n"),
+        ({"k": "1,x"}, "paceline: --k '1,x', expected whole numbers, for example --k 1,4,8,16\n"),
+        ({"k": ""}, "paceline: --k '', expected whole numbers, for example --k 1,4,8,16\n"),
         ({"protocol": "bsp"}, "paceline: 'bsp' has no quorum k to find a rate for"),
     ],
 )

@@ -1,0 +1,157 @@
+"""Logging: what a script, a command and an embedding program see of paceline's loggers."""
+
+import ast
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline.cli import main
+from paceline.cli.log_handler import is_quiet, logging_to_terminal, progress_console, set_verbosity
+from paceline.processes.child_process import ProcessSettings
+from paceline.recording.callbacks.progress_line import stderr_console
+from paceline.utils.rank_logger import RankLogger
+from tiny_jobs import tiny_job
+
+SOURCE = Path(paceline.__file__).parent
+SCRIPT = """
+import logging
+from paceline.core.records import WorkerJoined, WorkerLost
+from paceline.run.run_log import RunLog
+
+CONFIGURE
+log = RunLog(is_simulated=False)
+log.on_record(WorkerLost(1.0, 1, "killed by SIGKILL"))
+log.on_record(WorkerJoined(2.0, 1))
+"""
+
+
+def lines_of_a_script(configure="", rank=None):
+    """Return what a script that loses worker 1 and gets it back writes to standard error."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)} | ({"RANK": rank} if rank else {})
+    code = SCRIPT.replace("CONFIGURE", configure)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return done.stderr.splitlines()
+
+
+def test_a_script_without_logging_sees_warnings():
+    assert lines_of_a_script() == ["lost worker 1: killed by SIGKILL"]
+
+
+def test_a_script_under_torchrun_sees_the_rank():
+    assert lines_of_a_script(rank="3") == ["[rank 3] lost worker 1: killed by SIGKILL"]
+
+
+@pytest.mark.parametrize(
+    "configure",
+    [
+        'logging.getLogger("paceline").setLevel(logging.CRITICAL)',
+        'logging.getLogger("paceline").addHandler(logging.NullHandler())',
+    ],
+)
+def test_a_program_that_embeds_paceline_can_silence_it(configure):
+    assert lines_of_a_script(configure) == []
+
+
+def test_a_program_that_embeds_paceline_chooses_level_and_format():
+    assert lines_of_a_script(
+        'logging.basicConfig(format="%(levelname)s %(name)s %(rank)s %(message)s", level="INFO")'
+    ) == [
+        "WARNING paceline.run.run_log None lost worker 1: killed by SIGKILL",
+        "INFO paceline.run.run_log None worker 1 joined",
+    ]
+
+
+def test_a_child_process_has_the_level_of_this_one(monkeypatch):
+    log = logging.getLogger("paceline")
+    monkeypatch.setattr(log, "level", logging.CRITICAL)
+    settings = ProcessSettings.capture()
+    monkeypatch.setattr(log, "level", logging.NOTSET)
+    settings.apply()
+    assert log.level == logging.CRITICAL
+
+
+def test_a_simulated_loss_is_information(caplog):
+    caplog.set_level(logging.INFO, "paceline")
+    cluster = paceline.Cluster(2, faults=[paceline.Fault(worker=1, draw=2, kind="die")])
+    paceline.train(tiny_job(), protocol="asp", cluster=cluster, stop="updates=5")
+    lost = [record for record in caplog.records if record.getMessage().startswith("lost worker 1: ")]
+    assert [record.levelname for record in lost] == ["INFO"]
+
+
+@pytest.mark.parametrize(("rank", "message"), [("2", "[rank 2] hello"), ("", "hello"), ("x", "hello")])
+def test_a_record_has_the_rank(monkeypatch, caplog, rank, message):
+    monkeypatch.setenv("RANK", rank)
+    RankLogger("paceline.test").warning("%s", "hello", extra={"step": 3})
+    [record] = caplog.records
+    assert (record.getMessage(), record.rank, record.step) == (message, 2 if rank == "2" else None, 3)
+
+
+def test_the_handler_of_the_command_line_writes_one_line_a_record_and_leaves_nothing_behind(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    handlers, level = [*logging.getLogger("paceline").handlers], logging.getLogger("paceline").level
+    with logging_to_terminal():
+        RankLogger("paceline.test").info("a detail")
+        RankLogger("paceline.test").warning("lost worker %d: %s", 3, "[bold]" + "no answer " * 20)
+        assert stderr_console() is logging.getLogger("paceline").handlers[-1].console
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d WARNING lost worker 3: \[bold\](no answer )+", line + " " * (line[-1] != " "))
+    assert ([*logging.getLogger("paceline").handlers], logging.getLogger("paceline").level) == (handlers, level)
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [({}, ["WARNING", "ERROR"]), ({"verbose": True}, ["INFO", "WARNING", "ERROR"]), ({"quiet": True}, ["ERROR"])],
+)
+def test_verbosity(capsys, options, shown):
+    with logging_to_terminal():
+        set_verbosity(**options)
+        for level in ("debug", "info", "warning", "error"):
+            getattr(RankLogger("paceline.test"), level)("hello")
+        assert is_quiet() == ("quiet" in options)
+        assert progress_console().quiet == is_quiet()
+    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == shown
+
+
+def command(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["paceline", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code or 0
+
+
+def test_the_options_of_the_program_come_before_the_command(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    train = [
+        "train",
+        "digits",
+        "--protocol",
+        "bsp",
+        "--cluster",
+        "2*exp(mean=1)",
+        "--stop",
+        "updates=2",
+        "--out",
+        "run",
+    ]
+    assert command(monkeypatch, "--quiet", *train) == 0
+    assert capsys.readouterr().err == ""
+    assert command(monkeypatch, "--verbose", *train, "--overwrite") == 0
+    assert "INFO the run ended: 2 updates made" in capsys.readouterr().err
+    assert command(monkeypatch, "--quiet", *train) == 2
+    assert capsys.readouterr().err == "paceline: run exists already; give another folder, or --overwrite\n"
+
+
+def test_nothing_is_printed_beside_the_results_of_commands():
+    """Messages of a running process go to the log: print stands in the command line and in programs' output alone."""
+    found = []
+    for path in SOURCE.rglob("*.py"):
+        calls = (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
+        if any(isinstance(call.func, ast.Name) and call.func.id == "print" for call in calls):
+            found.append(path.relative_to(SOURCE).parts[0])
+    assert set(found) == {"cli"}
