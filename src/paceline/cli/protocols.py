@@ -25,7 +25,7 @@ def protocols() -> None:
     _list(CATALOGUE)
     print("\nPlans of several protocols, for the whole run:\n")
     _list(PLANS)
-    print("\nModifiers, added with a plus, for example bsp + elastic or asp + staleness_lr(C=0.01):\n")
+    print("\nModifiers, added with a plus, for example asp + staleness_lr(C=0.01):\n")
     _list(ADDITIONS)
 
 
