@@ -29,7 +29,7 @@ MEDIAN_S = 1000.0
 WORKERS, EARLY, SLOW = 4, 50, 20.0
 MOST_ALARMS, MOST_MEDIANS = 1e-6, 300
 
-LAWS: dict[str, Draw] = {  # with median 1
+DISTRIBUTIONS: dict[str, Draw] = {  # with median 1
     "log-normal, sigma 0.5": lambda rng, size: np.exp(0.5 * rng.standard_normal(size)),
     "log-normal, sigma 1": lambda rng, size: np.exp(rng.standard_normal(size)),
     "log-normal, sigma 1.5": lambda rng, size: np.exp(1.5 * rng.standard_normal(size)),
@@ -61,7 +61,7 @@ def main() -> None:
     args = parser.parse_args()
 
     rows = {}
-    for seed, (name, draw) in enumerate(LAWS.items()):
+    for seed, (name, draw) in enumerate(DISTRIBUTIONS.items()):
         for workers in ("alike", "one slow"):
             rows[f"{name}, workers {workers}"] = measure(draw, workers == "one slow", args.gradients, seed)
     ours = rows["log-normal, sigma 1, workers alike"]["medians"]

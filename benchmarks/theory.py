@@ -25,7 +25,7 @@ from paceline.core.events import Apply, Command, Event
 from paceline.engines.virtual.timing import TimingEngine
 from paceline.protocols.protocol import as_plan
 
-LAWS: tuple[pl.Distribution, ...] = (
+DISTRIBUTIONS: tuple[pl.Distribution, ...] = (
     pl.Exponential(mean_s=1.0),
     pl.ShiftedExponential(shift_s=1.0, mean_s=1.0),
     pl.Pareto(scale_s=1.0, shape=3.0),
@@ -67,7 +67,7 @@ def cases() -> Iterator[tuple[pl.Protocol, pl.Distribution, int]]:
     """Go through protocols, laws and workers; what would be synchronous or asynchronous by its K is left out."""
     for n in WORKERS:
         least, *middle, most = sorted({1, ceil(n / 4), ceil(n / 2), n})
-        for law in LAWS:
+        for law in DISTRIBUTIONS:
             yield from ((protocol, law, n) for protocol in (pl.bsp(), pl.asp()))
             yield from ((pl.k_sync(k), law, n) for k in (least, *middle))
             yield from ((pl.k_async(k), law, n) for k in middle)

@@ -148,7 +148,7 @@ class Waiting:
         if cluster.slowdowns or self.protocol not in {BLOCKING, COMPENSATED}:
             return float("nan")
         draws = np.random.default_rng(self.seed).random((PLAYED, n))
-        return played_s(self.protocol, cluster.law_of(0).quantile(draws))
+        return played_s(self.protocol, cluster.distribution_of(0).quantile(draws))
 
 
 def _iterations(seeds: int | None) -> Iterator[Task]:

@@ -10,7 +10,7 @@ import numpy as np
 
 import paceline as pl
 from paceline.catalogue.parser import parse_plan
-from papers.slow_and_stale.settings import BOUNDS, LAWS, TIMES
+from papers.slow_and_stale.settings import BOUNDS, DISTRIBUTIONS, TIMES
 from papers.store import Line, rounded
 from papers.tasks import Where
 
@@ -55,7 +55,7 @@ class Runtime:
         }
 
     def _cell(self, n: int, protocol: str, where: Where) -> tuple[float, float, float, str, float]:
-        about, cluster = TIMES[self.figure], pl.Cluster(n, LAWS[self.law])
+        about, cluster = TIMES[self.figure], pl.Cluster(n, DISTRIBUTIONS[self.law])
         known = pl.theory.expected(parse_plan(protocol), cluster)
         updates = where.updates or about.updates * (n // known.k if about.in_rounds else 1)
         simulated = pl.simulate(protocol, cluster, updates=updates, seed=self.seed)

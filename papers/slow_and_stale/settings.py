@@ -14,7 +14,7 @@ P = 8  # workers, in all figures but Fig. 5 and 9
 K = 4
 
 # Lemma 3 has 1/mu for the mean of exp(mu). Pareto(2, 1) is taken to have shape 2: with shape 1 it has no mean.
-LAWS: Mapping[str, pl.Distribution] = {
+DISTRIBUTIONS: Mapping[str, pl.Distribution] = {
     "exp(1)": pl.Exponential(mean_s=1.0),
     "1 + exp(1)": pl.ShiftedExponential(shift_s=1.0, mean_s=1.0),
     "Pareto(2, 1)": pl.Pareto(scale_s=1.0, shape=2.0),
@@ -26,7 +26,7 @@ class Times:
     """A figure of seconds per update, in theory and simulated.
 
     Args:
-        laws: of LAWS, one panel or curve each.
+        laws: of DISTRIBUTIONS, one panel or curve each.
         protocols: by the names of their curves, with {k} for K.
         workers: P, one or several.
         ks: K, one or several.
@@ -46,7 +46,7 @@ class Times:
 TIMES: Mapping[str, Times] = {
     "5": Times(
         "log speed-up of asynchronous over synchronous SGD against P",
-        list(LAWS),
+        list(DISTRIBUTIONS),
         {"sync": "bsp", "async": "asp"},
         workers=(1, 2, 4, 8, 16, 32, 64),
         ks=(1,),
@@ -92,7 +92,7 @@ class Bounds:
 BOUNDS = Bounds(
     "theoretical error against time of synchronous and asynchronous SGD",
     [pl.bsp(), pl.k_batch_async(k=K), pl.asp()],
-    pl.Cluster(P, LAWS["exp(1)"]),
+    pl.Cluster(P, DISTRIBUTIONS["exp(1)"]),
     pl.theory.Constants(L=1.0, c=0.2, sigma2=1.0, gamma=0.2),
     eta=0.1,
     seconds=800.0,
@@ -165,7 +165,7 @@ def protocols(*texts: str) -> list[Series]:
 MNIST = Case(
     "mnist",
     "0 to 1",
-    pl.Cluster(P, LAWS["exp(1)"]),
+    pl.Cluster(P, DISTRIBUTIONS["exp(1)"]),
     [
         Series("bsp", seconds=6000),  # an update of it takes 22 times as long as one of ASP
         *protocols(*(f"{name}(k={K})" for name in ("k_sync", "k_batch_sync", "k_async", "k_batch_async")), "asp"),

@@ -33,7 +33,7 @@ class Run:
             "pixels": case.pixels,
             "series": self.series.name,
             "workers": case.cluster.n,
-            "timing": str(case.cluster.law_of(0)),
+            "timing": str(case.cluster.distribution_of(0)),
             "batch_size": case.batch_size,
             "lr": self.series.lr or case.lr,
             "regulariser": case.regulariser,

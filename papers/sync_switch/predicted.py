@@ -36,7 +36,7 @@ class Workers:
     @classmethod
     def of(cls, cluster: pl.Cluster) -> Workers:
         """Return those of a cluster whose stragglers are all periodic, with ids."""
-        law = cluster.law_of(0)
+        law = cluster.distribution_of(0)
         assert isinstance(law, pl.ShiftedExponential)
         stragglers = [each for each in cluster.slowdowns if isinstance(each, pl.Periodic)]
         assert len(stragglers) == len(cluster.slowdowns)

@@ -16,7 +16,7 @@ ALL = [*TABLE, *WITHOUT_SERVER]
 N = 5
 UPDATES = 100
 
-LAWS = {
+DISTRIBUTIONS = {
     "all alike": lambda worker, draw: 1.0,
     "one slow": lambda worker, draw: 50.0 if worker == 0 else 1.0 + worker / 100,
     "exponential": lambda worker, draw: Random(f"{worker} {draw}").expovariate(1.0),
@@ -24,12 +24,12 @@ LAWS = {
 }
 
 each_protocol = pytest.mark.parametrize("protocol", [protocol for _, protocol, _ in ALL], ids=str)
-each_law = pytest.mark.parametrize("law", LAWS)
+each_law = pytest.mark.parametrize("law", DISTRIBUTIONS)
 
 
 def made(protocol, law, updates=UPDATES):
     watch = Watch(coordinator(protocol, N, worker_timeout_s=1e9), N, [knobs_of(protocol)])
-    return run(watch, LAWS[law], updates)  # and the watch checks every command
+    return run(watch, DISTRIBUTIONS[law], updates)  # and the watch checks every command
 
 
 def knobs_of(protocol):

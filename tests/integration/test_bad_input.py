@@ -99,7 +99,7 @@ def test_censored_work_that_would_be_waited_for_is_refused_unless_it_is_filled_i
     status, said = train(paceline, cluster="trace:trace.csv")
     assert status == 2
     assert "30 of 60 rows of trace.csv are censored" in said
-    assert "bsp never interrupts, so it waits for them: --censored km" in said
+    assert "bsp never interrupts work, so it waits for its end: give --censored km" in said
     assert said.count("\n") == 1
     assert train(paceline, cluster="trace:trace.csv", censored="km")[0] == 0
     status, said = train(paceline, censored="km")

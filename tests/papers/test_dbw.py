@@ -66,7 +66,7 @@ def test_the_static_runs_of_the_paper_have_the_learning_rate_of_the_paper():
 
 @pytest.mark.parametrize("alpha", [0, 0.2, 1])
 def test_round_trips_take_one_second_on_average(alpha):
-    assert cluster(alpha).law_of(0).expectation_s == pytest.approx(1)
+    assert cluster(alpha).distribution_of(0).expectation_s == pytest.approx(1)
 
 
 def test_a_figure_is_run_once_tabulated_and_drawn(folder, tmp_path, capsys):

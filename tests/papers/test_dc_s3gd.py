@@ -126,7 +126,7 @@ def test_iterations_of_stragglers_take_as_long_as_when_they_are_played(protocol,
 
 
 def test_every_cluster_of_stragglers_is_that_of_its_name():
-    one = [cluster.law_of(0).expectation_s for cluster in STRAGGLERS.clusters.values()]
+    one = [cluster.distribution_of(0).expectation_s for cluster in STRAGGLERS.clusters.values()]
     assert one == pytest.approx([1, 1, 1, 1.08, 1, 1])
 
 

@@ -12,7 +12,7 @@ from paceline.catalogue.parser import parse_plan
 from paceline.errors import UsageError
 from papers.slow_and_stale import draw, jobs, run, table
 from papers.slow_and_stale.predicted import changes
-from papers.slow_and_stale.settings import BOUNDS, CIFAR10, FIGURES, K_SYNC, LAWS, MNIST, TIMES, C
+from papers.slow_and_stale.settings import BOUNDS, CIFAR10, DISTRIBUTIONS, FIGURES, K_SYNC, MNIST, TIMES, C
 from papers.slow_and_stale.training import lines_of, runs
 from tiny_data import write_images
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 
 
 def test_the_laws_are_those_of_the_figures():
-    assert (LAWS["exp(1)"].expectation_s, LAWS["1 + exp(1)"].expectation_s) == (1, 2)
+    assert (DISTRIBUTIONS["exp(1)"].expectation_s, DISTRIBUTIONS["1 + exp(1)"].expectation_s) == (1, 2)
     assert TIMES["6"].updates == 2000
     assert list(TIMES["5"].laws) == ["exp(1)", "1 + exp(1)", "Pareto(2, 1)"]
     assert set(TIMES["6"].laws) == {"Pareto(2, 1)", "1 + exp(1)"}
@@ -38,14 +38,14 @@ def test_the_laws_are_those_of_the_figures():
 
 def test_mnist_is_trained_as_in_fig_8():
     assert (MNIST.cluster.n, MNIST.batch_size, MNIST.lr, MNIST.regulariser) == (8, 1, 0.01, 0.01)
-    assert MNIST.cluster.law_of(0) == pl.Exponential(mean_s=1.0)
+    assert MNIST.cluster.distribution_of(0) == pl.Exponential(mean_s=1.0)
     quorums = [parse_plan(series.protocol).phases[0].protocol.quorum for series in MNIST.series]
     assert quorums == ["all", 4, 4, 4, 4, 1]
 
 
 def test_cifar_is_trained_as_in_fig_9():
     assert (CIFAR10.cluster.n, CIFAR10.batch_size, CIFAR10.lr, CIFAR10.regulariser) == (40, 250, 0.01, 0.05)
-    assert CIFAR10.cluster.law_of(0).expectation_s == 1 / 20
+    assert CIFAR10.cluster.distribution_of(0).expectation_s == 1 / 20
     assert pytest.approx(0.005 * CIFAR10.lr) == C
     schedule = parse_plan(CIFAR10.series[1].protocol).phases[0]
     assert schedule.compensators == (pl.asp() + pl.staleness_lr(C=C)).compensators
@@ -53,7 +53,7 @@ def test_cifar_is_trained_as_in_fig_9():
 
 def test_k_sync_is_varied_as_in_fig_11_and_12():
     assert (K_SYNC.cluster.n, K_SYNC.batch_size, K_SYNC.lr) == (8, 1, 0.05)
-    assert K_SYNC.cluster.law_of(0).quantile(np.array([0.0])) == K_SYNC.batch_size
+    assert K_SYNC.cluster.distribution_of(0).quantile(np.array([0.0])) == K_SYNC.batch_size
     assert {4, 8} < {parse_plan(series.protocol).phases[0].protocol.quorum for series in K_SYNC.series}
 
 

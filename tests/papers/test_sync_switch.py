@@ -157,7 +157,7 @@ def test_the_papers_speed_ups_follow_from_the_paces_that_it_measured(name, their
 
 def test_measured_workers_make_steps_at_the_measured_pace_with_the_measured_spread():
     measured, rng = SETUP_1.measured, np.random.default_rng(0)
-    law = measured_cluster(8, measured).law_of(0)
+    law = measured_cluster(8, measured).distribution_of(0)
     ends_s = np.sort(law.quantile(rng.random((8, 4000))).cumsum(axis=1), axis=None)[: 8 * 3000]
     paces_s = np.diff(ends_s[::100]) / 100
     assert paces_s.mean() == pytest.approx(measured.asp_s, rel=0.02)

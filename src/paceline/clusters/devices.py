@@ -1,4 +1,4 @@
-"""Devices and processor cores that workers run on."""
+"""Devices and processor cores of workers."""
 
 import os
 
@@ -8,11 +8,11 @@ DEVICES = ("cpu", "cuda")
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that is not known."""
+    """Raise a UsageError unless a device is "cpu" or "cuda"."""
     if device not in DEVICES:
         raise UsageError(f"device={device!r} is not known{did_you_mean(str(device), DEVICES)}")

@@ -1,4 +1,4 @@
-"""Failures by script: what goes wrong at which draw of which worker, on any engine."""
+"""Scripted fault injection: a failure at a given draw of a given worker, on any engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ KINDS = ("die", "raise", "hang", "not_finite")
 @checked_types
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong, once.
+    """One scripted fault.
 
     Args:
-        worker: whom it befalls.
-        draw: during which piece of its work, counted from 1; one that is interrupted before it begins befalls
-            nothing, so under a protocol that interrupts only the first is sure to be reached.
-        kind: the worker is killed ("die"), has an exception ("raise"), falls silent ("hang"), or hands in a
-            gradient that is not a number ("not_finite"). A simulated worker that hangs is lost after
-            `worker_timeout_s`, or, if that is not given, when no other worker computes any more.
-        back_after_s: simulated seconds after which a dead worker joins again, None for never; on real processes
-            `LocalCluster(respawn=True)` brings it back.
+        worker: id of the worker, >= 0.
+        draw: number of the gradient computation in which the fault occurs, >= 1. A draw that is interrupted before it
+            begins has no fault, so under an interrupting protocol only the first draw is sure to be reached.
+        kind: "die" kills the worker, "raise" raises an exception in it, "hang" makes it stop responding, and
+            "not_finite" makes it send a gradient with nan. A simulated worker that hangs is lost after
+            `worker_timeout_s`; without a timeout, when no other worker computes.
+        back_after_s: simulated seconds after which a killed worker joins again, >= 0; None for never. Real processes
+            are restarted by `LocalCluster(respawn=True)`.
     """
 
     worker: int
@@ -37,7 +37,7 @@ class Fault:
 
 
 def check_faults(faults: Sequence[Fault], n: int) -> None:
-    """Refuse faults of workers that are not there."""
+    """Raise a UsageError for a fault of a worker that is not among the n workers."""
     for fault in faults:
         if fault.worker >= n:
             raise UsageError(f"{fault}: the cluster has workers 0 to {n - 1}")

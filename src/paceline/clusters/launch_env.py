@@ -1,4 +1,4 @@
-"""What the environment of a process says about it and the others of its job, as torchrun sets it."""
+"""Launch settings of a process from the environment variables that torchrun sets."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from paceline.utils.wording import counted
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TOKEN = "PACELINE_TOKEN"
 NODE, NODES = "GROUP_RANK", "GROUP_WORLD_SIZE"
-ASSISTANT = "PACELINE_ASSISTANT"  # number of a worker that rank 0 has started beside itself
+ASSISTANT = "PACELINE_ASSISTANT"  # number of the worker that runs in a process started by rank 0
 COMMAND = "torchrun --nproc-per-node 4 train.py, or -m paceline train ... in place of train.py"
-TO_JOIN = "to join a run, give the WORLD_SIZE that all others have and the RANK of a process that is gone"
-BY_HAND = f"start every process with torchrun, as in {COMMAND}; or set {', '.join(NEEDED)} and {TOKEN} for each"
+TO_JOIN = "to join a run, set the WORLD_SIZE of the other processes and the RANK of a process that has ended"
+BY_HAND = (
+    f"start every process with torchrun, for example {COMMAND}; or set {', '.join(NEEDED)} and {TOKEN} for each process"
+)
 
 
 @dataclass(frozen=True)
 class LaunchEnv:
-    """What the environment says about this process and the others of its job.
+    """Launch settings of this process.
 
     Attributes:
-        rank: of this process, 0 for the one with coordinator and server.
-        world_size: processes of the job.
-        local_rank: of this process on its host.
-        local_world_size: processes on this host.
-        node: number of this host, 0 for that of rank 0; None if it is not told.
-        nodes: how many hosts there are, likewise.
-        master: host and port that every process knows.
-        has_agent: whether torchrun listens there; else it is for rank 0 to listen.
-        restarts: how often torchrun has started the job again after a failure.
-        max_restarts: how often it would.
-        token: that every process of the job knows, and nobody else.
-        assistant: the number of the worker that this process is, if rank 0 has started it.
+        rank: rank of this process, >= 0; rank 0 hosts the coordinator and the server.
+        world_size: number of processes of the job, >= 1.
+        local_rank: rank of this process on its host, >= 0.
+        local_world_size: number of processes on this host, >= 1.
+        node: number of this host, 0 for the host of rank 0; None if not set.
+        nodes: number of hosts, >= 1; None if not set.
+        master: host and port of the rendezvous, the same for every process.
+        has_agent: whether torchrun listens there; else rank 0 does.
+        restarts: number of restarts of the job by torchrun so far, >= 0.
+        max_restarts: largest number of restarts, >= 0.
+        token: secret that the processes of the job share.
+        assistant: number of the worker in this process, if rank 0 started it; else None.
     """
 
     rank: int
@@ -54,25 +56,25 @@ class LaunchEnv:
         """Read torchrun's variables.
 
         Raises:
-            UsageError: some are missing, or they contradict each other.
+            UsageError: a variable is missing or out of its range.
         """
         missing = [name for name in NEEDED if not environment.get(name)]
         if missing:
             given = [name for name in NEEDED if name not in missing]
-            beside = f", though {', '.join(given)} {_is(given)} set" if given else ""
-            raise UsageError(f"{', '.join(missing)} {_is(missing)} not set{beside}: {BY_HAND}")
+            although = f", although {', '.join(given)} {_is(given)} set" if given else ""
+            raise UsageError(f"{', '.join(missing)} {_is(missing)} not set{although}: {BY_HAND}")
         world_size = _number(environment, "WORLD_SIZE", 1, None)
         local = _number(environment, "LOCAL_WORLD_SIZE", 1, world_size, default=1)
         assistant = environment.get(ASSISTANT)
-        told = [name for name in (NODE, NODES) if environment.get(name)]
-        alone = {} if told or local < world_size else {NODE: "0", NODES: "1"}
+        has_nodes = environment.get(NODE) or environment.get(NODES)
+        single = {} if has_nodes or local < world_size else {NODE: "0", NODES: "1"}
         return cls(
             rank=_number(environment, "RANK", 0, world_size - 1, advice=f"ranks are counted from 0; {TO_JOIN}"),
             world_size=world_size,
             local_rank=_number(environment, "LOCAL_RANK", 0, None, default=0),
             local_world_size=local,
-            node=_number_or_none({**environment, **alone}, NODE, 0, world_size - 1),
-            nodes=_number_or_none({**environment, **alone}, NODES, 1, world_size),
+            node=_number_or_none({**environment, **single}, NODE, 0, world_size - 1),
+            nodes=_number_or_none({**environment, **single}, NODES, 1, world_size),
             master=(environment["MASTER_ADDR"], _number(environment, "MASTER_PORT", 1, 65535)),
             has_agent=environment.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
             restarts=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0, None, default=0),
@@ -82,22 +84,21 @@ class LaunchEnv:
         )
 
     def check_nodes(self) -> None:
-        """Refuse processes of which it is not known on which host they are, or hosts with more of them than others.
+        """Check that workers can be nodes: hosts are numbered, and each has the same number of processes.
 
         Raises:
-            UsageError: that is so.
+            UsageError: a variable is missing, or the hosts differ.
         """
         if self.node is None or self.nodes is None:
             raise UsageError(
-                f"workers='node', but {NODE} or {NODES} is not set: torchrun sets both; elsewhere set {NODE} to the "
-                f"number of the host, 0 for that of rank 0, and {NODES} to how many there are, and LOCAL_RANK and "
-                "LOCAL_WORLD_SIZE beside"
+                f"workers='node', but {NODE} or {NODES} is not set: torchrun sets both; without torchrun, set {NODE} "
+                f"to the number of the host (0 for the host of rank 0), {NODES} to the number of hosts, LOCAL_RANK "
+                "and LOCAL_WORLD_SIZE"
             )
         if self.world_size != self.nodes * self.local_world_size:
             raise UsageError(
                 f"workers='node', but {counted(self.local_world_size, 'process', 'processes')} on this host "
-                f"and {self.world_size} on "
-                f"{counted(self.nodes, 'host')}: start as many on every host"
+                f"and {self.world_size} on {counted(self.nodes, 'host')}: start the same number on every host"
             )
         if self.rank != self.node * self.local_world_size + self.local_rank:
             raise UsageError(
@@ -107,7 +108,7 @@ class LaunchEnv:
 
 
 def started_by_torchrun(environment: Mapping[str, str]) -> bool:
-    """Return whether torchrun, or somebody with all of its variables, has started this process."""
+    """Return whether the variables of torchrun are set for this process."""
     return all(environment.get(name) for name in NEEDED)
 
 
@@ -133,13 +134,13 @@ def _number_or_none(environment: Mapping[str, str], name: str, least: int, most:
 
 
 def _token(environment: Mapping[str, str]) -> str:
-    """Return the secret of the job; torchrun's id of the run is none to rely on beyond one machine."""
+    """Return the secret of the job; the run id of torchrun is safe on one machine only."""
     token = environment.get(TOKEN)
     if token:
         return token
     run = environment.get("TORCHELASTIC_RUN_ID")
     if run is None:
-        raise UsageError(f"{TOKEN} is not set, nor was this process started by torchrun: {BY_HAND}")
+        raise UsageError(f"{TOKEN} is not set, and torchrun did not start this process: {BY_HAND}")
     return f"run {run}"
 
 

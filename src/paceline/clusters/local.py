@@ -1,4 +1,4 @@
-"""Who computes: a simulated cluster with its times, or worker processes on this machine."""
+"""Local cluster: worker processes on this machine."""
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -18,18 +18,18 @@ from paceline.utils.wording import counted
 @checked_types
 @dataclass(frozen=True)
 class LocalCluster:
-    """n worker processes on this machine.
+    """Cluster of n worker processes on this machine.
 
     Args:
-        n: Workers, >= 1.
-        device: ``"cpu"`` or ``"cuda"``.
-        slowness: Injected slowness: the seconds slept for each gradient are the compute times of this cluster
-            of n simulated workers.
-        respawn: Whether a worker that was lost is started again.
-        threads: Threads of each worker, >= 1; None shares this machine's cores among the workers.
-        faults: Failures by script, to rehearse what a run does about them.
-        debug: Whether a script that changes the parameters itself ends the run: a job while it computes a gradient, a
-            callback or another thread between two events. It reads all parameters several times a gradient.
+        n: number of workers, >= 1.
+        device: device of the workers, ``"cpu"`` or ``"cuda"``.
+        slowness: simulated cluster of n workers, whose compute times the workers sleep for each gradient; None for no
+            injected slowness.
+        respawn: whether a lost worker is started again.
+        threads: number of threads of each worker, >= 1; None for an equal share of the cores of this machine.
+        faults: scripted faults, to test how a run handles them.
+        debug: whether the run ends when user code changes the parameters: a job while it computes a gradient, or a
+            callback or another thread between two events. Each gradient then reads all parameters several times.
     """
 
     n: int
@@ -49,23 +49,23 @@ class LocalCluster:
         check_faults(self.faults, self.n)
         if self.slowness is not None and self.slowness.n != self.n:
             raise UsageError(
-                f"slowness has {counted(self.slowness.n, 'worker')}, the cluster {self.n}: type {self.n} in both"
+                f"slowness has {counted(self.slowness.n, 'worker')}, the cluster {self.n}: give {self.n} in both"
             )
 
     def __str__(self) -> str:
         return short_repr(self, without=("debug",))
 
     def check_plan(self, plan: Plan) -> None:
-        """Refuse slowness of which a trace does not tell the length, and what has no server, as these workers do."""
+        """Raise a UsageError for slowness with unknown times, and for a plan without a server."""
         check_no_censored_sleep(self.slowness)
         if plan.reduction is not None:
             raise UsageError(
-                f"{plan} has no server, and the workers of {self} have one; start {self.n} ranks with "
-                f"torchrun --nproc-per-node {self.n} and give cluster='torchrun', a simulated cluster such as "
-                f"{self.n}*exp(mean=1), or bsp in its place"
+                f"{plan} has no server, but the workers of {self} have one; start {self.n} ranks with "
+                f"torchrun --nproc-per-node {self.n} and give cluster='torchrun', or give a simulated cluster such as "
+                f"{self.n}*exp(mean=1), or the protocol bsp"
             )
 
     @property
     def worker_threads(self) -> int:
-        """Threads of each worker: as given, or an equal share of this machine's cores, at least one."""
+        """Number of threads of each worker: as given, or an equal share of the cores of this machine, >= 1."""
         return self.threads or max(1, cores() // self.n)

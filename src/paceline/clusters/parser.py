@@ -1,4 +1,4 @@
-"""Clusters as they are typed: ``16*exp(mean=1)``, ``local:4``, or a TOML file."""
+"""Parser of cluster texts, ``16*exp(mean=1)`` or ``local:4``, and of cluster files in TOML."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,16 @@ from typing import Any, Literal
 
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster
-from paceline.clusters.timing import Distribution, Network, Periodic, ServerTime, Slowdown, Trace, Transient, parse_law
+from paceline.clusters.timing import (
+    Distribution,
+    Network,
+    Periodic,
+    ServerTime,
+    Slowdown,
+    Trace,
+    Transient,
+    parse_distribution,
+)
 from paceline.clusters.torchrun import Torchrun
 from paceline.errors import UsageError, did_you_mean
 from paceline.utils.files import ContentError, read_toml
@@ -37,12 +46,15 @@ _LOCAL: Schema = {
 
 
 def parse_cluster(text: str, censored: Literal["km"] | None = None) -> Cluster | LocalCluster | Torchrun:
-    """Read a cluster as it is typed on the command line.
+    """Parse a cluster as typed on the command line.
 
     Args:
-        text: such as ``16*exp(mean=1)``, ``local:4``, ``torchrun`` or ``torchrun(address=10.0.0.1)``, ``trace:FILE``
-            or ``trace(file=FILE, by=time)``, ``FILE.toml``.
-        censored: how long censored work of its trace takes, as in `Trace`.
+        text: cluster text, for example ``16*exp(mean=1)``, ``local:4``, ``torchrun``, ``torchrun(address=10.0.0.1)``,
+            ``trace:FILE``, ``trace(file=FILE, by=time)`` or ``FILE.toml``.
+        censored: rule for the duration of censored work of a trace, as in `Trace`; None for none.
+
+    Raises:
+        UsageError: the text or the file is not a cluster.
 
     >>> parse_cluster("4*exp(mean=1) + 4*exp(mean=5)").n
     8
@@ -66,8 +78,8 @@ def _parse(text: str) -> Cluster | LocalCluster | Torchrun:
     groups = [_group(part, text) for part in split_top(text, "+")]
     if len(groups) == 1:
         return Cluster(*groups[0])
-    laws = [law for count, law in groups for _ in range(count)]
-    return Cluster(len(laws), laws)
+    distributions = [distribution for count, distribution in groups for _ in range(count)]
+    return Cluster(len(distributions), distributions)
 
 
 def _with_censored(
@@ -79,7 +91,9 @@ def _with_censored(
         return replace(cluster, slowness=slowness)
     if isinstance(cluster, Cluster) and isinstance(cluster.timing, Trace):
         return replace(cluster, timing=replace(cluster.timing, censored=censored))
-    raise UsageError(f'censored="{censored}" is for the rows of a trace: type cluster="trace:FILE", or leave it out')
+    raise UsageError(
+        f'censored="{censored}" applies to the rows of a trace: give cluster="trace:FILE", or omit censored'
+    )
 
 
 def _is_trace(text: str) -> bool:
@@ -93,11 +107,11 @@ def _trace(text: str) -> Trace:
 
 
 def _group(part: str, text: str) -> tuple[int, Distribution]:
-    count, star, law = part.partition("*")
+    count, star, distribution = part.partition("*")
     if not star:
-        wanted = "type 16*exp(mean=1), local:4, torchrun, trace:FILE, or a file.toml"
-        raise UsageError(f"{part.strip()!r} is not a group of workers: {wanted}")
-    return _count(count, text), parse_law(law)
+        examples = "type 16*exp(mean=1), local:4, torchrun, trace:FILE, or a file.toml"
+        raise UsageError(f"{part.strip()!r} is not a group of workers: {examples}")
+    return _count(count, text), parse_distribution(distribution)
 
 
 def _count(count: str, text: str) -> int:
@@ -113,10 +127,13 @@ def _count(count: str, text: str) -> int:
 def load_cluster(path: str | Path) -> Cluster | LocalCluster:
     """Read a cluster from a TOML file; one with a ``[local]`` table is a `LocalCluster`.
 
-    The keys are the arguments of `Cluster`: ``workers`` (its ``n``), ``timing`` and ``speed`` (one, or a list
-    of n), and the tables ``[[slowdown]]`` and ``[[periodic]]``, as many as there are, ``[transient]``,
-    ``[network]``, ``[server]``. Beside ``[local]`` (workers, device, respawn, threads, debug) a table ``[slowness]``
-    holds the same without ``workers``. With ``timing = "trace:FILE"`` the trace knows how many workers there are.
+    The keys are the arguments of `Cluster`: ``workers`` (its ``n``), ``timing`` and ``speed`` (one, or a list of n),
+    any number of tables ``[[slowdown]]`` and ``[[periodic]]``, and the tables ``[transient]``, ``[network]`` and
+    ``[server]``. A file with ``[local]`` (workers, device, respawn, threads, debug) may have a table ``[slowness]``
+    with the same keys except ``workers``. With ``timing = "trace:FILE"`` the trace sets the number of workers.
+
+    Raises:
+        UsageError: the file cannot be read, or is not a cluster; with the line of an unknown key.
     """
     try:
         text, tables = read_toml(path)
@@ -139,14 +156,14 @@ def _cluster(tables: Mapping[str, Any]) -> Cluster:
     if isinstance(given.get("timing"), Trace):
         given.setdefault("n", given["timing"].workers)
     if "n" not in given:
-        raise UsageError("the number of workers is missing: type workers = 16")
+        raise UsageError("the number of workers is missing: add for example workers = 16")
     return Cluster(**given)
 
 
 def _local(tables: Mapping[str, Any]) -> LocalCluster:
     local = _table("local", tables["local"])
     if "workers" not in local:
-        raise UsageError("the number of workers is missing: type workers = 4 under [local]")
+        raise UsageError("the number of workers is missing: add for example workers = 4 under [local]")
     given = {_ARGUMENTS.get(key, key): value for key, value in local.items()}
     if "slowness" in tables:
         given["slowness"] = _cluster({**_table("slowness", tables["slowness"]), "workers": given["n"]})
@@ -161,14 +178,14 @@ def _read(key: str, value: Any) -> object:
 
 def _repeated(key: str, value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise UsageError(f"{key} may be repeated: type [[{key}]]")
+        raise UsageError(f"{key} is a list of tables: type [[{key}]]")
     return [bind(Call(key, _table(key, each)), _TABLES) for each in value]
 
 
 def _timing(value: object) -> Distribution | Trace:
     if not isinstance(value, str):
-        raise UsageError(f'timing={value!r} is not text: type timing = "exp(mean=1)"')
-    return _trace(value) if _is_trace(value) else parse_law(value)
+        raise UsageError(f'timing={value!r} is not text: type for example timing = "exp(mean=1)"')
+    return _trace(value) if _is_trace(value) else parse_distribution(value)
 
 
 def _table(key: str, value: Any) -> Mapping[str, Any]:
@@ -188,9 +205,9 @@ def _unknown_keys(table: Mapping[str, Any], schema: Schema, header: str = "") ->
 
 
 def _line(text: str, header: str, key: str) -> int:
-    """Find the line of the first such key below its header, since tomllib tells no line numbers.
+    """Return the line of the first such key below its header, because tomllib reports no line numbers.
 
-    The first is the right one: an earlier table of this header with this key would have been reported itself.
+    The first one is right: an earlier table of this header with this key would have been reported before.
     """
     table = re.search(rf"^\s*\[+\s*{re.escape(header)}\s*\]", text, re.MULTILINE)
     start = table.start() if table and header else 0

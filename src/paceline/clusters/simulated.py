@@ -1,4 +1,4 @@
-"""Who computes: a simulated cluster with its times, or worker processes on this machine."""
+"""Simulated cluster: n workers and a parameter server with modelled or recorded times."""
 
 from array import array
 from collections.abc import Sequence
@@ -34,33 +34,33 @@ from paceline.utils.validation import check_range
 from paceline.utils.wording import counted
 
 TILE = 64
-RECENT_TILES = 4  # workers are seldom further apart than 256 draws; if they are, it only costs time
+RECENT_TILES = 4  # workers are rarely more than 256 draws apart; a larger distance only costs time
 
 
 @checked_types
 @dataclass(frozen=True)
 class Cluster:
-    """n simulated workers and one parameter server.
+    """Simulated cluster of n workers and one parameter server.
 
-    ``round trip = pull_s + draw of timing / speed, slowed down by the scenario + push_s``
+    ``round trip = pull_s + sample of timing / speed, times the slowness at that time + push_s``
 
     Args:
-        n: Workers, >= 1.
-        timing: Law of the seconds that one gradient takes to compute; one for all workers or a list of n. Or the
-            `Trace` of n workers, whose recorded pulls and pushes, or sums, are added to the network's.
-        speed: The compute time is divided by it, > 0; one for all workers or a list of n.
-        slowdowns: Workers that are slower from some moment on (`Slowdown`), or again and again (`Periodic`).
-        transient: Workers that are slower now and then, at random.
-        network: Cost of a pull and a push.
-        server: Seconds the parameter server is busy.
-        device: Where the gradients are really computed, ``"cpu"`` or ``"cuda"``.
-        faults: Failures by script.
+        n: number of workers, >= 1.
+        timing: distribution of the seconds of one gradient computation, one for all workers or a list of n; or the
+            `Trace` of n workers, whose recorded pulls and pushes, or sums, are added to those of the network.
+        speed: divisor of the compute time, > 0, one for all workers or a list of n.
+        slowdowns: scripted slowdowns of workers, once (`Slowdown`) or periodic (`Periodic`).
+        transient: random slow periods of workers; None for none.
+        network: seconds of a pull and a push.
+        server: seconds that the parameter server is busy.
+        device: device that computes the gradients, ``"cpu"`` or ``"cuda"``.
+        faults: scripted faults.
 
     >>> cluster = Cluster(4, timing=Exponential(mean_s=1.0))
     >>> cluster.round_trips(seed=0).duration_s(worker=2, draw=1, start_s=0.0) > 0
     True
 
-    Source: Xu et al., "Dynamic Backup Workers", 2020, Sect. 3.2 and 4 (round-trip times drawn from a law).
+    Source: Xu et al., "Dynamic Backup Workers", 2020, Sect. 3.2 and 4 (random round-trip times).
     """
 
     n: int
@@ -91,17 +91,17 @@ class Cluster:
     def __str__(self) -> str:
         return short_repr(self)
 
-    def law_of(self, worker: int) -> Distribution:
-        """Return the law of the worker's compute times at speed 1; a trace is no law."""
+    def distribution_of(self, worker: int) -> Distribution:
+        """Return the distribution of a worker's compute times at speed 1; the timing must not be a trace."""
         assert not isinstance(self.timing, Trace)
         return self.timing[worker] if isinstance(self.timing, Sequence) else self.timing
 
     def speed_of(self, worker: int) -> float:
-        """Return the factor by which the worker's compute times are divided."""
+        """Return the divisor of a worker's compute times, > 0."""
         return self.speed[worker] if isinstance(self.speed, Sequence) else self.speed
 
-    def timeline_of(self, worker: int, seed: int) -> SlownessProfile:
-        """Return the worker's slowness over virtual time."""
+    def slowness_of(self, worker: int, seed: int) -> SlownessProfile:
+        """Return the slowness of a worker over virtual time."""
         transient, periods = self.transient, iter(ALWAYS_NORMAL)
         if transient and transient.affects(worker, self.n):
             periods = transient.periods(stream(seed, "transient straggler", worker))
@@ -111,34 +111,34 @@ class Cluster:
         """Return the round-trip times of a run.
 
         Args:
-            seed: The run's seed; a draw depends on (seed, worker, draw) and nothing else.
-            payload_bytes: Size of the parameters, and of a gradient, >= 0.
+            seed: seed of the run, >= 0; a sample depends only on (seed, worker, draw).
+            payload_bytes: size of the parameters, and of a gradient, in bytes, >= 0.
         """
         if isinstance(self.timing, Trace):
             return ReplayedTrips(self, self.timing, seed, payload_bytes)
         return RoundTrips(self, seed, payload_bytes)
 
     def check_plan(self, plan: Plan) -> None:
-        """Refuse a plan that waits for work of which the trace does not tell the end, or for what it has not seen."""
+        """Raise a UsageError for a plan that needs times that the trace does not have."""
         self._check_communication(plan)
         for phase in plan.phases:
             if phase.protocol.on_update == "finish":
-                _check_certain(self.timing, f"{phase.protocol.name} never interrupts, so it waits for them")
+                _check_certain(self.timing, f"{phase.protocol.name} never interrupts work, so it waits for its end")
 
     def _check_communication(self, plan: Plan) -> None:
         if not isinstance(self.timing, Trace) or self.network != Network():
             return
         if self.timing.has_server != (plan.reduction is None):
-            sent = ("the sums of a run without a server", "the pulls and pushes of one with a server")
+            sent = ("the sums of a run without a server", "the pulls and pushes of a run with a server")
             raise UsageError(
-                f"{self.timing.source} tells the times of {sent[self.timing.has_server]}, and {plan} takes those of "
-                f"{sent[plan.reduction is None]}: give such a trace, a law such as exp(mean=1), or a network beside "
-                '(in a cluster file: timing = "trace:FILE" and [network])'
+                f"{self.timing.source} has the times of {sent[self.timing.has_server]}, but {plan} needs those of "
+                f"{sent[plan.reduction is None]}: give such a trace, a distribution such as exp(mean=1), or also a "
+                'network (in a cluster file: timing = "trace:FILE" and [network])'
             )
 
 
 class RoundTrip(NamedTuple):
-    """One round trip, in seconds."""
+    """Parts of one round trip, in seconds, >= 0."""
 
     pull_s: float
     compute_s: float
@@ -146,15 +146,15 @@ class RoundTrip(NamedTuple):
 
     @property
     def total_s(self) -> float:
-        """From being given a version to the gradient's arrival."""
+        """Seconds from the start of the pull to the arrival of the gradient."""
         return self.pull_s + self.push_s + self.compute_s
 
 
 class RoundTrips:
-    """Round-trip times of one run: any draw of any worker, fast where a worker's draws are asked in order.
+    """Round-trip times of one run, for any draw of any worker; fastest for draws in order.
 
     Attributes:
-        is_certain: whether it is known of every round trip how long it takes.
+        is_certain: whether the length of every round trip is known.
     """
 
     is_certain = True
@@ -167,21 +167,21 @@ class RoundTrips:
         self._push_s = cluster.network.push_s(payload_bytes)
         self._network_s = self._pull_s + self._push_s
         self._steady = not cluster.slowdowns and cluster.transient is None
-        self._timelines: dict[int, SlownessProfile] = {}
+        self._profiles: dict[int, SlownessProfile] = {}
         self._first_draws = [1] * cluster.n
         self._rows = [array("d")] * cluster.n
         tiles = -(-cluster.n // TILE)
         self._tile = lru_cache(RECENT_TILES * tiles)(self._uniforms)
 
     def times(self, worker: int, draw: int, start_s: float) -> RoundTrip:
-        """Return the parts of a round trip begun at virtual second ``start_s``; draws count from 1."""
+        """Return the parts of a round trip that starts at virtual second ``start_s``; draws count from 1."""
         compute_s = self._work_s(worker, draw)
         if not self._steady:
-            compute_s = self._timeline(worker).duration_s(compute_s, start_s + self._pull_s)
+            compute_s = self._slowness(worker).duration_s(compute_s, start_s + self._pull_s)
         return RoundTrip(self._pull_s, compute_s, self._push_s)
 
     def duration_s(self, worker: int, draw: int, start_s: float) -> float:
-        """Return ``times(worker, draw, start_s).total_s``, fast: the simulator asks once for every event."""
+        """Return ``times(worker, draw, start_s).total_s``, optimised because the simulator calls it for every event."""
         if not self._steady:
             return self.times(worker, draw, start_s).total_s
         offset = draw - self._first_draws[worker]
@@ -189,11 +189,11 @@ class RoundTrips:
         return self._network_s + (row[offset] if 0 <= offset < len(row) else self._load(worker, draw))
 
     def sum_s(self, worker: int, draw: int, start_s: float) -> float:
-        """Return the recorded seconds of the sum of this gradient, without the network's; a law knows of none."""
+        """Return the recorded seconds of the sum of this gradient, without the network; 0 without a trace."""
         return 0.0
 
     def confirm(self, worker: int, draw: int, start_s: float) -> None:
-        """Raise a RunError if this round trip is not known to have ended when its time is over."""
+        """Raise a RunError if the end of this round trip is not known."""
 
     def _work_s(self, worker: int, draw: int) -> float:
         offset = draw - self._first_draws[worker]
@@ -203,27 +203,27 @@ class RoundTrips:
         return self._load(worker, draw)
 
     def _load(self, worker: int, draw: int) -> float:
-        """Make the worker's row the one that holds the draw: 1-64, 65-128, ..."""
+        """Load the worker's row of 64 draws that contains the draw, and return the time of the draw."""
         check_range("[1, inf)", Integral, draw=draw)
         tile, position = divmod(draw - 1, TILE)
         u = self._tile(worker // TILE, tile)[worker % TILE]
-        times_s = self._cluster.law_of(worker).quantile(u) / self._cluster.speed_of(worker)
+        times_s = self._cluster.distribution_of(worker).quantile(u) / self._cluster.speed_of(worker)
         self._first_draws[worker] = tile * TILE + 1
         self._rows[worker] = array("d", times_s.tobytes())
         return self._rows[worker][position]
 
     def _uniforms(self, workers: int, draws: int) -> NDArray[np.float64]:
-        """Return the uniforms of a tile of 64 workers by 64 draws: a stream costs much more than its numbers."""
+        """Return the uniforms of a tile of 64 workers by 64 draws, because creating a stream is expensive."""
         return stream(self._seed, "compute time", workers, draws).random((TILE, TILE))
 
-    def _timeline(self, worker: int) -> SlownessProfile:
-        if worker not in self._timelines:
-            self._timelines[worker] = self._cluster.timeline_of(worker, self._seed)
-        return self._timelines[worker]
+    def _slowness(self, worker: int) -> SlownessProfile:
+        if worker not in self._profiles:
+            self._profiles[worker] = self._cluster.slowness_of(worker, self._seed)
+        return self._profiles[worker]
 
 
 class ReplayedTrips(RoundTrips):
-    """Round-trip times of a trace, under the speed, the scenario and the network of a cluster."""
+    """Round-trip times of a trace, with the speed, the slowdowns and the network of a cluster."""
 
     def __init__(self, cluster: Cluster, trace: Trace, seed: int, payload_bytes: float = 0) -> None:
         super().__init__(cluster, seed, payload_bytes)
@@ -231,12 +231,12 @@ class ReplayedTrips(RoundTrips):
         self.is_certain = trace.is_certain
 
     def times(self, worker: int, draw: int, start_s: float) -> RoundTrip:
-        """Return the parts of a round trip begun at virtual second ``start_s``; draws count from 1."""
+        """Return the parts of a round trip that starts at virtual second ``start_s``; draws count from 1."""
         pull_s, compute_s, push_s = self._replay.parts_s(worker, draw, start_s)
         pull_s += self._pull_s
         compute_s /= self._cluster.speed_of(worker)
         if not self._steady:
-            compute_s = self._timeline(worker).duration_s(compute_s, start_s + pull_s)
+            compute_s = self._slowness(worker).duration_s(compute_s, start_s + pull_s)
         return RoundTrip(pull_s, compute_s, push_s + self._push_s)
 
     def duration_s(self, worker: int, draw: int, start_s: float) -> float:
@@ -244,31 +244,31 @@ class ReplayedTrips(RoundTrips):
         return self.times(worker, draw, start_s).total_s
 
     def sum_s(self, worker: int, draw: int, start_s: float) -> float:
-        """Return the recorded seconds of the sum of this gradient, without the network's."""
+        """Return the recorded seconds of the sum of this gradient, without the network."""
         return self._replay.sum_s(worker, draw, start_s)
 
     def confirm(self, worker: int, draw: int, start_s: float) -> None:
-        """Raise a RunError if this round trip was censored: beyond this moment nothing is known of it."""
+        """Raise a RunError if this round trip was censored, because its end is not known."""
         self._replay.confirm(worker, draw, start_s)
 
 
 def _check_timing(timing: object, n: int) -> None:
     if isinstance(timing, Trace) and timing.workers != n:
         raise UsageError(
-            f"{timing.source} has {counted(timing.workers, 'worker')}, the cluster {n}: type {timing.workers}"
+            f"{timing.source} has {counted(timing.workers, 'worker')}, the cluster {n}: give {timing.workers}"
         )
 
 
 def _check_certain(timing: object, why: str) -> None:
     if isinstance(timing, Trace) and not timing.is_certain:
         rows = f"{timing.censored_rows} of {counted(len(timing.rows), 'row')} of {timing.source} are censored"
-        raise UsageError(f"{rows}, nobody knows how long that work takes, and {why}: {FILL_IN}")
+        raise UsageError(f"{rows}: the end of that work is unknown, but {why}: {FILL_IN}")
 
 
 def check_no_censored_sleep(slowness: Cluster | None) -> None:
-    """Refuse slowness of which a trace does not tell the length."""
+    """Raise a UsageError for injected slowness from a trace with unknown times."""
     if slowness is not None:
-        _check_certain(slowness.timing, "worker processes have to sleep for some time")
+        _check_certain(slowness.timing, "worker processes must sleep for a known time")
 
 
 def _each(given: object) -> tuple[object, ...]:
@@ -280,6 +280,6 @@ def _one_or_n(name: str, given: object, n: int) -> object:
         return given
     if len(given) != n:
         raise UsageError(
-            f"{name} lists {counted(len(given), 'value')} for {counted(n, 'worker')}: type one for all, or {n}"
+            f"{name} lists {counted(len(given), 'value')} for {counted(n, 'worker')}: give one for all, or {n}"
         )
     return tuple(given)

@@ -1,4 +1,4 @@
-"""What is expected before anything runs: seconds per update, staleness, and bounds on the error."""
+"""Theory: expected seconds per update, staleness, error bounds and their trade-off, without running anything."""
 
 from paceline.theory.assumptions import NoTheoryError, memoryless, new_longer_than_used, new_shorter_than_used
 from paceline.theory.error_bounds import (

@@ -1,4 +1,4 @@
-"""Expected order statistics: the k-th smallest of n independent times of one law."""
+"""Expected order statistics: the k-th smallest of n independent times of one distribution."""
 
 from math import isinf, log
 from numbers import Integral
@@ -20,24 +20,24 @@ from paceline.theory.assumptions import RoundTripDistribution
 from paceline.utils.argument_types import checked_types
 from paceline.utils.validation import check_range
 
-NEGLIGIBLE = 45.0  # exp(-45) of the peak of the weight: below the rounding of the sum
+NEGLIGIBLE = 45.0  # exp(-45) times the peak of the weight is below the rounding of the sum
 POINTS = 2049
 ALMOST_ONE = 1 - 2.0**-53
 
 
 @checked_types
-def order_statistic(law: Distribution, k: int, n: int) -> float:
-    """Return the expected k-th smallest of n independent times of a law, in seconds.
+def order_statistic(distribution: Distribution, k: int, n: int) -> float:
+    """Return the expected k-th smallest of n independent times of a distribution, in seconds.
 
     ``E[X_{k:n}] = integral from 0 to 1 of quantile(u) * u**(k-1) * (1-u)**(n-k) du / B(k, n-k+1)``
 
-    A closed form where there is one: `Deterministic`, `Uniform`, `Exponential`, `ShiftedExponential`, `Pareto`,
-    `Empirical`. Any other law by quadrature of its quantile function.
+    `Deterministic`, `Uniform`, `Exponential`, `ShiftedExponential`, `Pareto` and `Empirical` have closed forms. Other
+    distributions use quadrature of the quantile function.
 
     Args:
-        law: of each time.
-        k: which one, 1 (the smallest) to n (the largest).
-        n: how many there are, >= 1.
+        distribution: distribution of each time.
+        k: rank, from 1 (the smallest) to n (the largest).
+        n: number of times, >= 1.
 
     Raises:
         UsageError: the expectation is infinite, or k or n is out of range.
@@ -51,7 +51,7 @@ def order_statistic(law: Distribution, k: int, n: int) -> float:
     """
     check_range("[1, inf)", Integral, n=n)
     check_range(f"[1, {n}]", Integral, k=k)
-    match law:
+    match distribution:
         case Deterministic(value_s):
             return value_s
         case Uniform(low_s, high_s):
@@ -61,17 +61,17 @@ def order_statistic(law: Distribution, k: int, n: int) -> float:
         case ShiftedExponential(shift_s, mean_s):
             return shift_s + mean_s * harmonic(k, n)
         case Pareto():
-            return _pareto(law, k, n)
+            return _pareto(distribution, k, n)
         case Empirical():
-            return _empirical(law, k, n)
+            return _empirical(distribution, k, n)
         case RoundTripDistribution(compute, speed, network_s):
             return order_statistic(compute, k, n) / speed + network_s
-    return _quadrature(law, k, n)
+    return _quadrature(distribution, k, n)
 
 
 @checked_types
 def harmonic(k: int, n: int) -> float:
-    """Return the sum of 1/i for i from n-k+1 to n: the k-th smallest of n exponentials of mean 1.
+    """Return the sum of 1/i for i from n-k+1 to n: the expected k-th smallest of n exponentials of mean 1.
 
     >>> harmonic(k=2, n=2)
     1.5
@@ -83,7 +83,7 @@ def harmonic(k: int, n: int) -> float:
 def log_harmonic(k: int, n: int) -> float:
     """Return the paper's approximation of `harmonic`: ``log(n / (n - k))``, and ``log(n)`` for k = n.
 
-    It is low: by 23 % for k = n = 8, and by the whole of Euler's constant, 0.577, for any large k = n.
+    It is too low: by 23 % for k = n = 8, and by Euler's constant, 0.577, for any large k = n.
 
     >>> round(log_harmonic(8, 8) / harmonic(8, 8) - 1, 3)
     -0.235
@@ -93,43 +93,45 @@ def log_harmonic(k: int, n: int) -> float:
     return log(n / (n - k)) if k < n else log(n)
 
 
-def _pareto(law: Pareto, k: int, n: int) -> float:
-    """Return the ratio of gamma functions ``G(n+1) G(n-k+1-1/a) / (G(n-k+1) G(n+1-1/a))`` as what it telescopes to."""
-    if law.shape * (n - k + 1) <= 1:
+def _pareto(distribution: Pareto, k: int, n: int) -> float:
+    """Return the ratio of gamma functions ``G(n+1) G(n-k+1-1/a) / (G(n-k+1) G(n+1-1/a))`` as a telescoping product."""
+    if distribution.shape * (n - k + 1) <= 1:
         raise UsageError(
-            f"number {k} of {n} times of {law} in order has an infinite mean, because the shape is not above "
+            f"order statistic {k} of {n} times of {distribution} has an infinite mean, because the shape is not above "
             f"1 / (n - k + 1) = {1 / (n - k + 1):.4g}; give a larger shape or a smaller k"
         )
     i = np.arange(n - k + 1, n + 1)
-    return law.scale_s * float(np.exp(-np.log1p(-1 / (law.shape * i)).sum()))
+    return distribution.scale_s * float(np.exp(-np.log1p(-1 / (distribution.shape * i)).sum()))
 
 
-def _empirical(law: Empirical, k: int, n: int) -> float:
-    """Weigh each value with the probability that the k-th smallest of n draws is that one."""
+def _empirical(distribution: Empirical, k: int, n: int) -> float:
+    """Return the mean of the values, weighted by the probability that each is the k-th smallest of n."""
     from scipy.special import betainc
 
-    edges = np.linspace(0, 1, len(law.values_s) + 1)
-    return float(np.diff(betainc(k, n - k + 1, edges)) @ np.array(law.values_s))
+    edges = np.linspace(0, 1, len(distribution.values_s) + 1)
+    return float(np.diff(betainc(k, n - k + 1, edges)) @ np.array(distribution.values_s))
 
 
-def _quadrature(law: Distribution, k: int, n: int) -> float:
-    """Integrate over s = log(u / (1-u)) by the trapezoidal rule, which converges exponentially for a smooth bell.
+def _quadrature(distribution: Distribution, k: int, n: int) -> float:
+    """Integrate over s = log(u / (1-u)) by the trapezoidal rule, which converges exponentially here.
 
-    The weight ``u**k * (1-u)**(n-k+1)`` is log-concave with exponential tails. So it counts in a narrow window, for
-    any n, and a quantile function that ends at 0 or inf does no harm.
+    The weight ``u**k * (1-u)**(n-k+1)`` is log-concave with exponential tails. So a narrow window is enough for any n,
+    also if the quantile function ends at 0 or inf.
     """
-    if isinf(law.expectation_s):
-        raise UsageError(f"{law} has an infinite mean, so its order statistics may be infinite; give a law with a mean")
+    if isinf(distribution.expectation_s):
+        raise UsageError(
+            f"{distribution} has an infinite mean, so its order statistics may be infinite; give one with a mean"
+        )
     peak = log(k / (n - k + 1))
     s = np.linspace(_edge(k, n, peak, direction=-1), _edge(k, n, peak, direction=1), POINTS)
     log_weight = _log_weight(s, k, n)
     weight = np.exp(log_weight - log_weight.max())
     u = np.minimum(1 / (1 + np.exp(-s)), ALMOST_ONE)
-    return float(weight @ law.quantile(u) / weight.sum())
+    return float(weight @ distribution.quantile(u) / weight.sum())
 
 
 def _edge(k: int, n: int, peak: float, direction: int) -> float:
-    """Return a point to one side of the peak beyond which the weight is negligible, not much farther than need be."""
+    """Return a point on one side of the peak beyond which the weight is negligible."""
     width: float = n**-0.5
     least = _log_weight(peak, k, n) - NEGLIGIBLE
     while _log_weight(peak + direction * width, k, n) > least:

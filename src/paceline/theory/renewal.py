@@ -1,4 +1,4 @@
-"""Expected time of the k-th gradient of n workers that start together and start again after each gradient."""
+"""Renewal theory: the expected time of the k-th gradient of n workers that start together and never pause."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ Bracket = tuple[float, float]
 WIDTH = 0.008
 """Width of the bracket at which refinement stops, as a share of its lower end."""
 ENDS = 0.0005
-"""Share of the integral, at most, that is left to the bounds before the first and beyond the last octave."""
+"""Largest share of the integral that the bounds before the first and beyond the last octave cover."""
 FEWEST_POINTS, MOST_POINTS = 256, 2**17
-BLOCKS = 512  # of an octave, at most, in each of which the probability counts as constant
+BLOCKS = 512  # largest number of blocks per octave; the probability is constant in each
 NEGLIGIBLE = 1e-13
 LARGEST_S = 1e300
 SMALLEST = 1e-300
 MOST = 256
-"""Gradients for which all counts are still quick to compute."""
+"""Largest number of gradients for which all counts are quick to compute."""
 
 
-def time_of_gradients(law: Distribution, k: int, n: int) -> Bracket:
+def time_of_gradients(distribution: Distribution, k: int, n: int) -> Bracket:
     """Return a lower and an upper bound on the expected time T of the k-th gradient, in seconds.
 
     ``E[T] = integral over t >= 0 of P(N_1(t) + ... + N_n(t) < k) dt``, N_i(t) the gradients of worker i until t.
 
-    The integral is cut into octaves, each with a grid of its own, as far down and up as they matter: so it does not
-    depend on how many decades the times span. In each octave all times are rounded down to its grid for the lower
-    bound and up for the upper one; N_i is monotone in them. The widest octave is refined until the bracket is narrow.
-    E[T] is finite exactly where E[X_{1:n}] is, because ``P(X > t)**n <= P(T > t) <= (k P(X > t / k))**n``.
+    The integral is split into octaves, each with its own grid, so that the times may span many decades. In each octave
+    all times are rounded down to its grid for the lower bound and up for the upper one; N_i is monotone in them. The
+    octave with the widest bracket is refined until the total is narrow. E[T] is finite if and only if E[X_{1:n}] is,
+    because ``P(X > t)**n <= P(T > t) <= (k P(X > t / k))**n``.
 
     Args:
-        law: of the time of each gradient, X.
-        k: gradients, >= 1.
-        n: workers, >= 2.
+        distribution: distribution of the time X of each gradient.
+        k: number of gradients, >= 1.
+        n: number of workers, >= 2.
 
     Raises:
         UsageError: E[X_{1:n}] is infinite, or not known to be finite.
@@ -54,33 +54,33 @@ def time_of_gradients(law: Distribution, k: int, n: int) -> Bracket:
     >>> round(lower_s, 2), round(upper_s, 2)
     (2.19, 2.21)
 
-    Source: own, from renewal theory; Dutta et al., AISTATS 2018, Sect. 4.1 calls it not tractable in general.
+    Source: paceline, from renewal theory; Dutta et al., AISTATS 2018, Sect. 4.1 calls it not tractable in general.
     """
-    points = max(FEWEST_POINTS, 2 ** ceil(log2(4 * k)))  # of k times that are rounded up, each takes a step or more
-    octaves = [_octave(law, k, n, 2.0 ** ceil(log2(order_statistic(law, 1, n))), points)]
+    points = max(FEWEST_POINTS, 2 ** ceil(log2(4 * k)))  # each of k rounded-up times takes a step or more
+    octaves = [_octave(distribution, k, n, 2.0 ** ceil(log2(order_statistic(distribution, 1, n))), points)]
     while _width(octaves[-1].beyond) > ENDS * _total(octaves)[0] and octaves[-1].end_s < LARGEST_S:
-        octaves.append(_octave(law, k, n, octaves[-1].end_s * 2, points))
+        octaves.append(_octave(distribution, k, n, octaves[-1].end_s * 2, points))
     while _width(octaves[0].before) > ENDS * _total(octaves)[0]:
-        octaves.insert(0, _octave(law, k, n, octaves[0].end_s / 2, points))
+        octaves.insert(0, _octave(distribution, k, n, octaves[0].end_s / 2, points))
     while True:
         lower_s, upper_s = _total(octaves)
         i = max(range(len(octaves)), key=lambda each: _width(octaves[each].within))
         if upper_s - lower_s <= WIDTH * lower_s or octaves[i].points >= MOST_POINTS:
             return lower_s, upper_s
         finer = 4 if upper_s - lower_s > 4 * WIDTH * lower_s else 2
-        octaves[i] = _octave(law, k, n, octaves[i].end_s, octaves[i].points * finer)
+        octaves[i] = _octave(distribution, k, n, octaves[i].end_s, octaves[i].points * finer)
 
 
 @dataclass(frozen=True)
 class _Octave:
-    """The times from half of an end to the end, each bracket being one of an integral of P(T > t).
+    """One octave, from half of its end to its end, with brackets of integrals of P(T > t).
 
     Args:
-        end_s: the end, seconds.
-        points: of the grid from 0 to the end.
-        before: integral from 0 to half of the end.
-        within: integral over the octave.
-        beyond: integral from the end on.
+        end_s: end in seconds, > 0.
+        points: number of grid points from 0 to the end.
+        before: bracket of the integral from 0 to half of the end.
+        within: bracket of the integral over the octave.
+        beyond: bracket of the integral from the end on.
     """
 
     end_s: float
@@ -90,17 +90,17 @@ class _Octave:
     beyond: Bracket
 
 
-def _octave(law: Distribution, k: int, n: int, end_s: float, points: int) -> _Octave:
+def _octave(distribution: Distribution, k: int, n: int, end_s: float, points: int) -> _Octave:
     step_s = end_s / points
     block = max(1, points // 2 // BLOCKS)
     first = np.arange(points // 2, points, block)
-    longer = survival(law, np.arange(points + 1, dtype=np.float64) * step_s)
+    longer = survival(distribution, np.arange(points + 1, dtype=np.float64) * step_s)
     down, up = _counts(longer, k, first + block - 1, np.append(first, points - 1))
     early, late = _fewer_than(k, n, down), _fewer_than(k, n, up)
     within = float(early.sum()) * block * step_s, float(late[:-1].sum()) * block * step_s
     without_one = float(_fewer_than(k, n - 1, up[-1:])[0])
     before = float(early[0]) * end_s / 2, end_s / 2
-    return _Octave(end_s, points, before, within, beyond(law, k, n, end_s, float(late[-1]), without_one))
+    return _Octave(end_s, points, before, within, beyond(distribution, k, n, end_s, float(late[-1]), without_one))
 
 
 def _total(octaves: list[_Octave]) -> Bracket:
@@ -113,20 +113,20 @@ def _width(bracket: Bracket) -> float:
 
 
 def _counts(survival: Array, k: int, down_at: Indices, up_at: Indices) -> tuple[Array, Array]:
-    """Return the probability of 0, 1, ... gradients of one worker, for times rounded down and for times rounded up.
+    """Return the probabilities of 0, 1, ... gradients of one worker, for times rounded down and rounded up.
 
     ``q_0 = P(X > .)``, ``q_{m+1} = q_m convolved with the probabilities of X``: a sum of positive terms, so that the
-    relative error is small also far out in the tail. Rounded up, each time is one step longer, so that the m-th
-    gradient comes m steps later. Counts of k and more, and those of no probability, are left out.
+    relative error is small also in the tail. Rounded up, each time is one step longer, so that the m-th gradient
+    arrives m steps later. Counts of k and more, and those of negligible probability, are omitted.
 
     Args:
-        survival: of the time X at the points 0, 1, ..., points, in steps of the grid.
-        k: gradients.
-        down_at: points, for the times rounded down.
-        up_at: points, for the times rounded up.
+        survival: survival function of X at the grid points 0, 1, ..., points.
+        k: number of gradients, >= 1.
+        down_at: indices of grid points, for the times rounded down.
+        up_at: indices of grid points, for the times rounded up.
 
     Returns:
-        probabilities, shaped points x counts.
+        Probabilities for both roundings, each [points, counts].
     """
     points = len(survival) - 1
     of_one = np.fft.rfft(-np.diff(survival), 2 * points)
@@ -145,12 +145,12 @@ def _later(at_most: Array, at: Indices) -> Array:
 
 
 def _fewer_than(k: int, n: int, counts: Array) -> Array:
-    """Return the probability that n workers have delivered fewer than k gradients, at each of some points.
+    """Return the probability that n workers have delivered fewer than k gradients, at each grid point.
 
     Args:
-        k: gradients.
-        n: workers.
-        counts: probability of each count of one worker, shaped points x counts.
+        k: number of gradients, >= 1.
+        n: number of workers, >= 1.
+        counts: probability of each count of one worker [points, counts].
     """
     one, all_workers = _Scaled.of(counts), None
     while n:  # the n-th power, by squaring
@@ -162,10 +162,10 @@ def _fewer_than(k: int, n: int, counts: Array) -> Array:
 
 
 class _Scaled(NamedTuple):
-    """Probabilities of counts at each of some points, scaled to a largest one of 1, however small they are."""
+    """Probabilities of counts at grid points, scaled to a maximum of 1 against underflow."""
 
-    share: Array  # points x counts
-    log_scale: Array  # points
+    share: Array  # [points, counts]
+    log_scale: Array  # [points]
 
     @classmethod
     def of(cls, probabilities: Array, log_scale: float | Array = 0.0) -> _Scaled:
@@ -173,7 +173,7 @@ class _Scaled(NamedTuple):
         return cls(probabilities / largest[:, None], np.log(largest) + log_scale)
 
     def plus(self, other: _Scaled, k: int) -> _Scaled:
-        """Return the probabilities of the sum of two independent counts, as far as it is below k."""
+        """Return the probabilities of the sum of two independent counts, for sums below k."""
         counts = self.share.shape[1] + other.share.shape[1] - 1
         product = np.fft.rfft(self.share, counts) * np.fft.rfft(other.share, counts)
         sums = np.maximum(np.fft.irfft(product, counts)[:, :k], 0)

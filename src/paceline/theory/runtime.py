@@ -1,4 +1,4 @@
-"""Expected seconds per update of a protocol, each with the lemma that it is from."""
+"""Expected runtime: seconds per update of a protocol, each formula with its lemma."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from paceline.theory.assumptions import (
     memoryless,
     new_longer_than_used,
     new_shorter_than_used,
-    recognise,
+    protocol_family,
     round_trip,
 )
 from paceline.theory.order_statistics import log_harmonic, order_statistic
@@ -32,13 +32,13 @@ class Expected:
     """Expected seconds per update in the long run.
 
     Attributes:
-        seconds_per_update: the expectation if the kind is "exact"; if "computed", the middle of bounds that are at most
-            1 % apart; else the upper bound.
-        kind: how good that is.
-        source: the lemma or theorem.
-        lower_s: a lower bound on the expectation, in seconds.
-        upper_s: an upper bound on it.
-        k: gradients of an update.
+        seconds_per_update: the expectation if the kind is "exact"; if "computed", the middle of bounds at most 1 %
+            apart; else the upper bound.
+        kind: accuracy, "exact", "computed" or "upper bound".
+        source: lemma or theorem.
+        lower_s: lower bound on the expectation in seconds.
+        upper_s: upper bound on the expectation in seconds.
+        k: number of gradients of an update, >= 1.
     """
 
     seconds_per_update: float
@@ -55,7 +55,7 @@ class Expected:
 
     @property
     def gradients_per_s(self) -> float:
-        """Gradients per second that enter an update."""
+        """Gradients per second that enter updates."""
         return self.k / self.seconds_per_update
 
 
@@ -63,24 +63,24 @@ class Expected:
 def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes: float = 0) -> Expected:
     """Return the expected seconds per update of a protocol, in the long run.
 
-    Round trips are independent and of one law X, n workers, K gradients an update:
+    For n workers, independent round trips with distribution X, and K gradients per update:
 
-    - K-sync, and synchronous for K = n: E[X_{K:n}] (Lemma 3). All-reduce of gradients is that, with its sum in X.
+    - K-sync, and synchronous for K = n: E[X_{K:n}] (Lemma 3). All-reduce of gradients is the same, with its sum in X.
     - K-batch-async, and asynchronous for K = 1: K E[X] / n (Lemma 4).
-    - K-batch-sync: K E[X] / n for an exponential, ceil(K/n) times a constant one, and the renewal integral for others,
-      computed to bounds that are at most 1 % apart.
-    - K-async: E[X_{K:n}] for an exponential (Theorem 2), 1 / floor(n/K) of a constant one, and bounds for others.
-    - Backup workers that finish stale work, `backup` (Push & Wait) and `pull`: a Markov chain, for an exponential.
+    - K-batch-sync: K E[X] / n if exponential, ceil(K/n) X if constant, and otherwise the renewal integral, computed to
+      bounds at most 1 % apart.
+    - K-async: E[X_{K:n}] if exponential (Theorem 2), X / floor(n/K) if constant, and otherwise bounds.
+    - Backup workers that finish stale work, `backup` (Push & Wait) and `pull`: a Markov chain, if exponential.
 
     Args:
-        protocol: any whose knobs are one of these.
-        cluster: simulated, of alike workers.
-        payload_bytes: size of the parameters, and of a gradient, for its network.
+        protocol: protocol of one of these families.
+        cluster: simulated cluster of identical workers.
+        payload_bytes: size of the parameters, and of a gradient, in bytes, >= 0.
 
     Raises:
-        NoTheoryError: the protocol or the cluster is another one; a simulation is offered.
+        NoTheoryError: the theory does not cover the protocol or the cluster.
         UsageError: the expectation is infinite, or n workers can never fill the quorum. The expectation of K-batch-sync
-            is infinite where E[X_{1:n}] is: for Pareto times of a shape of at most 1/n.
+            is infinite if E[X_{1:n}] is: for Pareto times of shape at most 1/n.
 
     >>> from paceline.catalogue.protocols import bsp, k_async
     >>> from paceline.clusters.timing import Uniform
@@ -91,26 +91,27 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
 
     Source: Dutta et al., "Slow and Stale Gradients Can Win the Race", AISTATS 2018, Sect. 4.
 
-    Differs from the paper: Lemma 5 has only an upper bound for K-async, for laws that are new longer than used. For any
-    law the time is between K E[X] / n (nobody brings more than a gradient each E[X]) and E[X_{K:K}] (the K workers that
-    began anew are enough), and not below E[X_{2K-n:K}] (the others bring at most n - K of the gradients); where new
-    work is shorter than used, Lemma 5 turns round. K-batch-sync is computed, for K up to 256.
+    Differs from the paper: Lemma 5 has only an upper bound for K-async, for distributions that are new longer than
+    used. For any distribution the time is at least K E[X] / n (a worker delivers one gradient per E[X]) and
+    E[X_{2K-n:K}] (the other workers deliver at most n - K of the gradients), and at most E[X_{K:K}] (the K workers that
+    have just started are enough). If new work is shorter than used, the inequality of Lemma 5 is reversed. K-batch-sync
+    is computed, for K up to 256.
     """
-    known, n = recognise(protocol, cluster.n), cluster.n
-    law = round_trip(cluster, payload_bytes, has_server=as_plan(protocol).reduction is None)
-    return _RUNTIMES[known.name](law, known.k, n)
+    known, n = protocol_family(protocol, cluster.n), cluster.n
+    distribution = round_trip(cluster, payload_bytes, has_server=as_plan(protocol).reduction is None)
+    return _RUNTIMES[known.name](distribution, known.k, n)
 
 
 @checked_types
-def sync_to_async(law: Distribution, n: int) -> float:
-    """Return how many times longer a synchronous update takes than an asynchronous one: ``n E[X_{n:n}] / E[X]``.
+def sync_to_async(distribution: Distribution, n: int) -> float:
+    """Return the ratio of a synchronous to an asynchronous update time: ``n E[X_{n:n}] / E[X]``.
 
     >>> round(sync_to_async(Exponential(mean_s=1.0), n=8), 3), round(log_sync_to_async(n=8), 3)
     (21.743, 16.636)
 
     Source: Dutta et al., AISTATS 2018, Theorem 1.
     """
-    return n * order_statistic(law, n, n) / _mean_s(law)
+    return n * order_statistic(distribution, n, n) / _mean_s(distribution)
 
 
 @checked_types
@@ -124,7 +125,7 @@ def log_sync_to_async(n: int) -> float:
 
 @checked_types
 def async_to_batch_async(k: int, n: int) -> float:
-    """Return how many times longer K-async takes than K-batch-async, for exponential times.
+    """Return the ratio of the K-async to the K-batch-async update time, for exponential times.
 
     ``n E[X_{K:n}] / (K E[X])``; K-sync against K-batch-sync is the same.
 
@@ -143,7 +144,7 @@ def log_async_to_batch_async(k: int, n: int) -> float:
     Source: Dutta et al., AISTATS 2018, Theorem 2.
     """
     if k >= n:
-        raise UsageError(f"k = {k}, expected one below n = {n}: the approximation is infinite there")
+        raise UsageError(f"k={k}, expected k below n={n}, where the approximation is finite")
     return n / k * log(n / (n - k))
 
 
@@ -151,94 +152,93 @@ def _exact(seconds: float, source: str, k: int) -> Expected:
     return Expected(seconds, "exact", source, seconds, seconds, k)
 
 
-def _k_sync(law: Distribution, k: int, n: int) -> Expected:
-    return _exact(order_statistic(law, k, n), "Lemma 3", k)
+def _k_sync(distribution: Distribution, k: int, n: int) -> Expected:
+    return _exact(order_statistic(distribution, k, n), "Lemma 3", k)
 
 
-def _k_batch_async(law: Distribution, k: int, n: int) -> Expected:
-    return _exact(k * _mean_s(law) / n, "Lemma 4", k)
+def _k_batch_async(distribution: Distribution, k: int, n: int) -> Expected:
+    return _exact(k * _mean_s(distribution) / n, "Lemma 4", k)
 
 
-def _k_async(law: Distribution, k: int, n: int) -> Expected:
-    if memoryless(law):
-        return _exact(order_statistic(law, k, n), "Theorem 2", k)
-    if isinstance(
-        law, Deterministic
-    ):  # each worker delivers once a round, all at its end, and makes floor(n/k) updates
-        return _exact(law.value_s / (n // k), "constant", k)
-    lower_s, upper_s, source = k * _mean_s(law) / n, order_statistic(law, k, k), "E[X_K:K]"
+def _k_async(distribution: Distribution, k: int, n: int) -> Expected:
+    if memoryless(distribution):
+        return _exact(order_statistic(distribution, k, n), "Theorem 2", k)
+    if isinstance(distribution, Deterministic):
+        # All workers deliver at the end of each round, which makes floor(n/k) updates.
+        return _exact(distribution.value_s / (n // k), "constant", k)
+    lower_s, upper_s, source = k * _mean_s(distribution) / n, order_statistic(distribution, k, k), "E[X_K:K]"
     if 2 * k > n:
-        lower_s = max(lower_s, order_statistic(law, 2 * k - n, k))
-    if new_longer_than_used(law):
-        upper_s, source = order_statistic(law, k, n), "Lemma 5"
-    if new_shorter_than_used(law):
-        lower_s = max(lower_s, order_statistic(law, k, n))
+        lower_s = max(lower_s, order_statistic(distribution, 2 * k - n, k))
+    if new_longer_than_used(distribution):
+        upper_s, source = order_statistic(distribution, k, n), "Lemma 5"
+    if new_shorter_than_used(distribution):
+        lower_s = max(lower_s, order_statistic(distribution, k, n))
     return Expected(upper_s, "upper bound", source, lower_s, upper_s, k)
 
 
-def _k_batch_sync(law: Distribution, k: int, n: int) -> Expected:
+def _k_batch_sync(distribution: Distribution, k: int, n: int) -> Expected:
     if k == 1:
-        return _exact(order_statistic(law, 1, n), "Lemma 3", k)
-    if memoryless(law) or n == 1:
-        return _exact(k * _mean_s(law) / n, "Erlang" if n > 1 else "Lemma 4", k)
-    if isinstance(law, Deterministic):
-        return _exact(ceil(k / n) * law.value_s, "constant", k)
-    _check_least(law, n)
-    lower_s, upper_s = _batch_sync_bounds(law, k, n)
+        return _exact(order_statistic(distribution, 1, n), "Lemma 3", k)
+    if memoryless(distribution) or n == 1:
+        return _exact(k * _mean_s(distribution) / n, "Erlang" if n > 1 else "Lemma 4", k)
+    if isinstance(distribution, Deterministic):
+        return _exact(ceil(k / n) * distribution.value_s, "constant", k)
+    _check_least(distribution, n)
+    lower_s, upper_s = _batch_sync_bounds(distribution, k, n)
     if k <= MOST:
-        early_s, late_s = time_of_gradients(law, k, n)
+        early_s, late_s = time_of_gradients(distribution, k, n)
         lower_s, upper_s = max(early_s, lower_s), min(late_s, upper_s)
     if upper_s - lower_s <= COMPUTED_WIDTH * lower_s:
         return Expected((lower_s + upper_s) / 2, "computed", "renewal", lower_s, upper_s, k)
     return Expected(upper_s, "upper bound", "renewal", lower_s, upper_s, k)
 
 
-def _check_least(law: Distribution, n: int) -> None:
+def _check_least(distribution: Distribution, n: int) -> None:
     try:
-        order_statistic(law, 1, n)
+        order_statistic(distribution, 1, n)
     except UsageError as error:
         raise UsageError(
-            f"the first of {n} times of {law} has an infinite mean, and so has the time of an update; "
+            f"the minimum of {n} times of {distribution} has an infinite mean, and so has the time of an update; "
             "give a lighter tail or more workers"
         ) from error
 
 
-def _batch_sync_bounds(law: Distribution, k: int, n: int) -> tuple[float, float]:
-    """Return bounds from ``n T = (k + n) E[X] - (what is left of the n pieces of work when the k-th is done)``.
+def _batch_sync_bounds(distribution: Distribution, k: int, n: int) -> tuple[float, float]:
+    """Return bounds from ``n T = (k + n) E[X] - (remaining time of the n tasks when the k-th gradient arrives)``.
 
-    That is Wald's identity over the work begun; one of the n pieces is new then. And K-sync is never faster.
+    This is Wald's identity over the tasks that have started; one of the n tasks is new then. K-sync is never faster.
     """
-    mean_s = law.expectation_s
-    lower_s, upper_s = order_statistic(law, 1, n), mean_s * (k + n - 1) / n
+    mean_s = distribution.expectation_s
+    lower_s, upper_s = order_statistic(distribution, 1, n), mean_s * (k + n - 1) / n
     if k <= n and not isinf(mean_s):
-        upper_s = min(upper_s, order_statistic(law, k, n))
+        upper_s = min(upper_s, order_statistic(distribution, k, n))
     if isinf(mean_s):
         return lower_s, upper_s
-    if new_longer_than_used(law):
+    if new_longer_than_used(distribution):
         lower_s = max(lower_s, k * mean_s / n)
-    if new_shorter_than_used(law):
+    if new_shorter_than_used(distribution):
         upper_s = min(upper_s, k * mean_s / n)
     return lower_s, upper_s
 
 
-def _backup(law: Distribution, k: int, n: int) -> Expected:
-    return _chain(law, k, finish_and_idle(k, n))
+def _backup(distribution: Distribution, k: int, n: int) -> Expected:
+    return _chain(distribution, k, finish_and_idle(k, n))
 
 
-def _pull(law: Distribution, k: int, n: int) -> Expected:
-    return _chain(law, k, finish_and_continue(k, n))
+def _pull(distribution: Distribution, k: int, n: int) -> Expected:
+    return _chain(distribution, k, finish_and_continue(k, n))
 
 
-def _chain(law: Distribution, k: int, round_trips: float) -> Expected:
-    if not memoryless(law):
+def _chain(distribution: Distribution, k: int, round_trips: float) -> Expected:
+    if not memoryless(distribution):
         raise NoTheoryError("workers that finish stale work, unless round trips are exponential")
-    return _exact(round_trips * law.expectation_s, "Markov", k)
+    return _exact(round_trips * distribution.expectation_s, "Markov", k)
 
 
-def _mean_s(law: Distribution) -> float:
-    if isinf(law.expectation_s):
-        raise UsageError(f"{law} has an infinite mean, and so has the time of an update; give a law with a mean")
-    return law.expectation_s
+def _mean_s(distribution: Distribution) -> float:
+    if isinf(distribution.expectation_s):
+        raise UsageError(f"{distribution} has an infinite mean, and so has the time of an update; give one with a mean")
+    return distribution.expectation_s
 
 
 _RUNTIMES: dict[Name, Callable[[Distribution, int, int], Expected]] = {

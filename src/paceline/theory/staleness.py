@@ -1,4 +1,4 @@
-"""How stale the gradients of a protocol are, in versions, before anything runs."""
+"""Expected staleness of the gradients of a protocol, in versions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,18 +9,18 @@ from paceline.clusters.timing import Deterministic, Distribution
 from paceline.protocols.protocol import Phase, Plan, Protocol
 from paceline.theory.assumptions import (
     NoTheoryError,
-    Recognised,
+    ProtocolFamily,
     memoryless,
     new_longer_than_used,
     new_shorter_than_used,
-    recognise,
+    protocol_family,
     round_trip,
 )
 from paceline.utils.argument_types import checked_types
 from paceline.utils.validation import check_range
 
 Survival = Callable[[int], float]
-"""The share of gradients whose staleness is at least this."""
+"""Function from a staleness to the share of gradients of at least this staleness."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Staleness:
     """Staleness of the gradients that enter updates, in the long run.
 
     Attributes:
-        mean: in versions.
-        fresh_lower: lower bound on p_0, the share of gradients of the newest version, given all that was before.
+        mean: mean staleness in versions, >= 0.
+        fresh_lower: lower bound on p_0, the share of gradients of the newest version, given the past.
         fresh_upper: upper bound on that share in the long run.
-        at_least: the share of gradients of at least this staleness, where it is known exactly.
+        at_least: function from a staleness to the share of gradients of at least this staleness; None if unknown.
     """
 
     mean: float
@@ -41,45 +41,46 @@ class Staleness:
 
     @property
     def fresh_share(self) -> float | None:
-        """The share of gradients of the newest version; None where only bounds are known."""
+        """Share of gradients of the newest version; None if only bounds are known."""
         return self.fresh_lower if self.fresh_lower == self.fresh_upper else None
 
     def share(self, staleness: int) -> float:
         """Return the share of gradients of this staleness, >= 0.
 
         Raises:
-            NoTheoryError: the distribution is known for exponential and for constant times only.
+            NoTheoryError: the times are neither exponential nor constant.
         """
         check_range("[0, inf)", Integral, staleness=staleness)
         if self.at_least is None:
-            raise NoTheoryError("how staleness is distributed where times are neither exponential nor constant")
+            raise NoTheoryError("the distribution of staleness, unless times are exponential or constant")
         return self.at_least(staleness) - self.at_least(staleness + 1)
 
 
 @checked_types
 def staleness(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes: float = 0) -> Staleness:
-    """Return how stale the gradients of a protocol are.
+    """Return the expected staleness of the gradients of a protocol.
 
-    The mean is the same for every law, because a worker's versions go up by staleness + 1 from gradient to gradient:
+    The mean is the same for every distribution of times, because a worker's version grows by staleness + 1 from one
+    gradient to the next:
 
-    - K-async: ``n / K - 1``. It reads the version that its gradient made, and brings one of n gradients, K an update.
-    - K-batch-async: ``(n - 1) / K``. It reads at once, which is the new version for one gradient of K only.
+    - K-async: ``n / K - 1``. A worker reads the version that its gradient made, and delivers one of n gradients.
+    - K-batch-async: ``(n - 1) / K``. A worker reads at once, which is the new version for one of K gradients only.
     - K-sync and K-batch-sync: 0.
 
-    The distribution, for exponential times:
+    The distribution of staleness for exponential times:
 
-    - K-async: ``p_0 (1 - p_0)**s`` with ``p_0 = K / n``. At an update nobody is ahead, so any K of n come next.
+    - K-async: ``p_0 (1 - p_0)**s`` with ``p_0 = K / n``. At an update all workers are equal, so any K of n come next.
     - K-batch-async: at least s with probability ``(n - 1) / K * (1 - q**K) * q**((s - 1) K)`` for s >= 1, with
-      ``q = 1 - 1/n``. Each gradient is of any worker with probability 1/n, so gradients of others in between are
-      geometric; K of them, counted from anywhere in an update, are a version.
+      ``q = 1 - 1/n``. Each gradient is from a given worker with probability 1/n, so the number of gradients of other
+      workers in between is geometric; each K of them make a version.
 
     Args:
-        protocol: any whose knobs are one of these.
-        cluster: simulated, of alike workers.
-        payload_bytes: size of the parameters, and of a gradient, for its network.
+        protocol: protocol of one of these families.
+        cluster: simulated cluster of identical workers.
+        payload_bytes: size of the parameters, and of a gradient, in bytes, >= 0.
 
     Raises:
-        NoTheoryError: the protocol or the cluster is another one; a simulation is offered.
+        NoTheoryError: the theory does not cover the protocol or the cluster.
 
     >>> from paceline.catalogue.protocols import asp, k_async
     >>> staleness(k_async(k=2), Cluster(8))
@@ -87,50 +88,59 @@ def staleness(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes
     >>> staleness(asp(), Cluster(4)).share(0)
     0.25
 
-    Source: Dutta et al., "Slow and Stale Gradients Can Win the Race", AISTATS 2018, Lemma 8; the rest is our own.
+    Source: Dutta et al., "Slow and Stale Gradients Can Win the Race", AISTATS 2018, Lemma 8; the rest is from
+    paceline.
 
-    Differs from the paper: it has p_0 = 1/n for every K, which is right for K = 1 and low otherwise. For other laws
-    than the exponential it bounds p_0 by 1/n from above (new longer than used, where K/n is the bound of K-async) or
-    below (new shorter than used); here is also ``p_0 >= 1 - mean``, since a gradient that is not fresh adds 1 or more.
+    Differs from the paper: it has p_0 = 1/n for every K, which is right for K = 1 and too low otherwise. For times that
+    are not exponential it bounds p_0 by 1/n from above (new longer than used; the bound of K-async is K/n) or from
+    below (new shorter than used). In addition ``p_0 >= 1 - mean``, because a stale gradient adds at least 1.
     """
-    law, known = round_trip(cluster, payload_bytes), recognise(protocol, cluster.n)
+    distribution, known = round_trip(cluster, payload_bytes), protocol_family(protocol, cluster.n)
     if known.is_fresh:
         return Staleness(0.0, 1.0, 1.0, lambda s: float(s <= 0))
-    at_least = _k_async(law, known.k, cluster.n) if known.name == "k_async" else _batch_async(law, known.k, cluster.n)
+    at_least = (
+        _k_async(distribution, known.k, cluster.n)
+        if known.name == "k_async"
+        else _batch_async(distribution, known.k, cluster.n)
+    )
     mean = cluster.n / known.k - 1 if known.name == "k_async" else (cluster.n - 1) / known.k
     if at_least is not None:
         fresh = 1 - at_least(1)
         return Staleness(mean, fresh, fresh, at_least)
-    return Staleness(mean, *_bounds_of_fresh_share(known, law, cluster.n, mean))
+    return Staleness(mean, *_bounds_of_fresh_share(known, distribution, cluster.n, mean))
 
 
-def _k_async(law: Distribution, k: int, n: int) -> Survival | None:
-    if memoryless(law):
+def _k_async(distribution: Distribution, k: int, n: int) -> Survival | None:
+    if memoryless(distribution):
         return lambda s: (1 - k / n) ** max(s, 0)
-    if isinstance(law, Deterministic):  # the order of workers never changes: every n-th gradient is a worker's
+    if isinstance(
+        distribution, Deterministic
+    ):  # the order of workers is constant: every n-th gradient is from one worker
         return _between(n / k - 1)
     return None
 
 
-def _batch_async(law: Distribution, k: int, n: int) -> Survival | None:
-    if memoryless(law):
+def _batch_async(distribution: Distribution, k: int, n: int) -> Survival | None:
+    if memoryless(distribution):
         q = 1 - 1 / n
         return lambda s: 1.0 if s <= 0 else (n - 1) / k * (1 - q**k) * q ** ((s - 1) * k)
-    if isinstance(law, Deterministic):
+    if isinstance(distribution, Deterministic):
         return _between((n - 1) / k)
     return None
 
 
 def _between(mean: float) -> Survival:
-    """Return the distribution on the two whole numbers around a mean."""
+    """Return the distribution on the two whole numbers next to a mean."""
     return lambda s: min(max(mean - s + 1, 0.0), 1.0)
 
 
-def _bounds_of_fresh_share(known: Recognised, law: Distribution, n: int, mean: float) -> tuple[float, float]:
+def _bounds_of_fresh_share(
+    known: ProtocolFamily, distribution: Distribution, n: int, mean: float
+) -> tuple[float, float]:
     if_equal = known.k / n if known.name == "k_async" else 1 / n
     lower, upper = max(0.0, 1 - mean), 1.0
-    if new_shorter_than_used(law):
+    if new_shorter_than_used(distribution):
         lower = max(lower, if_equal)
-    if new_longer_than_used(law) and (known.name == "k_async" or known.k == 1):
+    if new_longer_than_used(distribution) and (known.name == "k_async" or known.k == 1):
         upper = if_equal
     return lower, upper

@@ -1,4 +1,4 @@
-"""Survival function of a law: the probability that one piece of work takes longer than a given time."""
+"""Survival function of a distribution: the probability that a task takes longer than a given time."""
 
 from math import log
 
@@ -20,23 +20,23 @@ from paceline.clusters.timing.distributions import Array
 from paceline.theory.assumptions import RoundTripDistribution
 
 BISECTIONS = 60
-LARGEST_EXPONENT = 53 * log(2)  # of 1 - u, the smallest tail that a quantile function can be given
+LARGEST_EXPONENT = 53 * log(2)  # of 1 - u, the smallest tail that the argument of a quantile function can express
 
 
-def survival(law: Distribution, t: Array) -> Array:
-    """Return ``P(X > t)`` for each t, with a small relative error also where it is small.
+def survival(distribution: Distribution, t: Array) -> Array:
+    """Return ``P(X > t)`` for each t, with a small relative error also in the tail.
 
-    A closed form for each law of `paceline.clusters.timing`. For any other law the quantile function is inverted; a
-    tail below 2**-53, which no argument of a quantile function expresses, counts as 0.
+    The distributions of `paceline.clusters.timing` have closed forms. For any other the quantile function is inverted,
+    and a tail below 2**-53, which the argument of a quantile function cannot express, counts as 0.
 
     Args:
-        law: of X.
-        t: seconds, >= 0.
+        distribution: distribution of X.
+        t: times in seconds, >= 0.
 
     >>> survival(Exponential(mean_s=2.0), np.array([0.0, 2.0]))
     array([1.        , 0.36787944])
     """
-    match law:
+    match distribution:
         case Deterministic(value_s):
             return np.where(t < value_s, 1.0, 0.0)
         case Uniform(low_s, high_s):
@@ -54,25 +54,25 @@ def survival(law: Distribution, t: Array) -> Array:
         case RoundTripDistribution(compute, speed, network_s):
             return np.where(t < network_s, 1.0, survival(compute, np.maximum(t - network_s, 0) * speed))
         case LogNormal() | Gamma():
-            return _special(law, t)
-    return _inverted(law, t)
+            return _special(distribution, t)
+    return _inverted(distribution, t)
 
 
-def _special(law: LogNormal | Gamma, t: Array) -> Array:
+def _special(distribution: LogNormal | Gamma, t: Array) -> Array:
     from scipy.special import gammaincc, ndtr
 
-    if isinstance(law, Gamma):
-        return np.asarray(gammaincc(law.shape, t * law.shape / law.mean_s))
+    if isinstance(distribution, Gamma):
+        return np.asarray(gammaincc(distribution.shape, t * distribution.shape / distribution.mean_s))
     with np.errstate(divide="ignore"):
-        return np.asarray(ndtr(-np.log(t / law.median_s) / law.sigma))
+        return np.asarray(ndtr(-np.log(t / distribution.median_s) / distribution.sigma))
 
 
-def _inverted(law: Distribution, t: Array) -> Array:
-    """Bisect the exponent x of ``P(X > t) = exp(-x)``: the largest x whose quantile is not above t."""
+def _inverted(distribution: Distribution, t: Array) -> Array:
+    """Return ``P(X > t) = exp(-x)`` by bisection: x is the largest exponent whose quantile is not above t."""
     low, high = np.zeros_like(t), np.full_like(t, LARGEST_EXPONENT)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        is_below = law.quantile(-np.expm1(-middle)) <= t
+        is_below = distribution.quantile(-np.expm1(-middle)) <= t
         low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
-    least_s, most_s = law.quantile(np.array([0.0, -np.expm1(-LARGEST_EXPONENT)]))
+    least_s, most_s = distribution.quantile(np.array([0.0, -np.expm1(-LARGEST_EXPONENT)]))
     return np.select([t < least_s, t >= most_s], [1.0, 0.0], np.exp(-low))

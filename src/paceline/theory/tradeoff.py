@@ -1,4 +1,4 @@
-"""Error against time: what a protocol loses by staleness and noise, against what it gains by not waiting."""
+"""Error-runtime trade-off: bounds on the error of protocols at given times."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from paceline.clusters.simulated import Cluster
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Protocol
-from paceline.theory.assumptions import recognise
+from paceline.theory.assumptions import protocol_family
 from paceline.theory.error_bounds import Constants, async_error, sync_error
 from paceline.theory.runtime import Expected, expected
 from paceline.theory.staleness import staleness
@@ -21,12 +21,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, repr=False)
 class Tradeoff(Representation):
-    """Bounds on the error of some protocols at some times.
+    """Bounds on the error of several protocols at given times.
 
     Attributes:
-        times_s: seconds, [times].
-        errors: bound on the error of each protocol at each time, by its name, [times].
-        runtimes: seconds per update of each, by its name.
+        times_s: times in seconds, >= 0 [times].
+        errors: bound on the error at each time [times], by name of the protocol.
+        runtimes: expected seconds per update, by name of the protocol.
     """
 
     times_s: Array
@@ -39,13 +39,13 @@ class Tradeoff(Representation):
 
     @property
     def best(self) -> list[str]:
-        """The protocol with the smallest bound at each time; the first of equal ones."""
+        """Name of the protocol with the smallest bound at each time; the first one in a tie."""
         names = list(self.errors)
         return [names[which] for which in np.argmin(np.array(list(self.errors.values())), axis=0)]
 
     @property
     def best_k(self) -> list[int]:
-        """The number of gradients of an update that is best at each time, among these protocols."""
+        """Number of gradients per update of the best protocol at each time."""
         return [self.runtimes[name].k for name in self.best]
 
 
@@ -58,23 +58,23 @@ def tradeoff(
     times_s: Sequence[float] | Array,
     gammas: Mapping[str, float] | None = None,
 ) -> Tradeoff:
-    """Return the bound on the error against time for each protocol.
+    """Return the bound on the error over time for each protocol.
 
-    In T seconds there are ``T / seconds_per_update`` updates, of expected seconds or, failing that, their upper bound.
-    Lemma 2 gives the error of fresh gradients, Theorem 3 that of stale ones, with p_0 from `staleness`.
+    A protocol makes ``T / seconds_per_update`` updates in T seconds, with the expected seconds or their upper bound.
+    The error bound of fresh gradients is Lemma 2, that of stale ones Theorem 3 with p_0 from `staleness`.
 
     Args:
-        protocols: with theory, each of another name.
-        cluster: simulated, of alike workers.
-        constants: of the objective.
-        eta: learning rate, the same for all.
-        times_s: seconds, >= 0.
-        gammas: gamma of a protocol by its name, where it is not that of the constants: it falls as k grows.
+        protocols: protocols that the theory covers, with different names.
+        cluster: simulated cluster of identical workers.
+        constants: constants of the objective.
+        eta: learning rate of all protocols, > 0.
+        times_s: times in seconds, >= 0.
+        gammas: gamma by name of the protocol, in [0, 1], in place of that of the constants; it falls as k grows.
 
     Raises:
-        NoTheoryError: a protocol or the cluster has none; a simulation is offered.
-        UsageError: eta is above the largest allowed rate of a protocol, two protocols have one name, or one is a phase
-            or a plan, whose controllers and compensators the bounds know nothing of.
+        NoTheoryError: the theory does not cover a protocol or the cluster.
+        UsageError: eta is above the largest learning rate of a protocol, two protocols have the same name, or a
+            protocol has controllers or compensators, for which there is no bound.
 
     >>> from paceline.catalogue.protocols import asp, bsp
     >>> constants = Constants(L=1.0, c=0.5, sigma2=1.0, gamma=0.2)
@@ -86,7 +86,7 @@ def tradeoff(
     """
     at_s = np.asarray(times_s, dtype=np.float64)
     if at_s.ndim != 1 or not np.all(at_s >= 0):
-        raise UsageError(f"times_s = {times_s}, expected a list of seconds >= 0")
+        raise UsageError(f"times_s={times_s}, expected a list of seconds >= 0")
     runtimes: dict[str, Expected] = {}
     errors: dict[str, Array] = {}
     for protocol in protocols:
@@ -95,17 +95,17 @@ def tradeoff(
         runtimes[protocol.name] = runtime = expected(protocol, cluster)
         errors[protocol.name] = _error(protocol, cluster, own, eta, at_s / runtime.seconds_per_update)
     if not errors:
-        raise UsageError("no protocols are given; expected at least one, as [pl.bsp(), pl.asp()]")
+        raise UsageError("no protocols are given; give at least one, for example [pl.bsp(), pl.asp()]")
     return Tradeoff(at_s, errors, runtimes)
 
 
 def _check(protocol: Protocol, others: Mapping[str, Expected]) -> None:
     if protocol.name in others:
-        raise UsageError(f"{protocol.name} is given twice; expected protocols of different names")
+        raise UsageError(f"{protocol.name} is given twice; give protocols with different names")
 
 
 def _error(protocol: Protocol, cluster: Cluster, constants: Constants, eta: float, updates: Array) -> Array:
-    known = recognise(protocol, cluster.n)
+    known = protocol_family(protocol, cluster.n)
     if known.is_fresh:
         return sync_error(constants, eta, known.k, updates)
     return async_error(constants, eta, known.k, staleness(protocol, cluster).fresh_lower, updates)

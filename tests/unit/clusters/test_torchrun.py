@@ -55,12 +55,12 @@ def started(monkeypatch):
 
 
 BAD = [
-    ({"RANK": None}, r"RANK is not set, though WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set: .* torchrun --nproc"),
-    ({"MASTER_ADDR": None, "MASTER_PORT": ""}, r"MASTER_ADDR, MASTER_PORT are not set, though"),
-    ({"RANK": "4"}, r"RANK='4', expected a whole number >= 0 and <= 3: .* to join a run, give .* RANK of a process"),
+    ({"RANK": None}, r"RANK is not set, although WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set: .* torchrun --nproc"),
+    ({"MASTER_ADDR": None, "MASTER_PORT": ""}, r"MASTER_ADDR, MASTER_PORT are not set, although"),
+    ({"RANK": "4"}, r"RANK='4', expected a whole number >= 0 and <= 3: .* to join a run, set .* RANK of a process"),
     ({"WORLD_SIZE": "0"}, r"WORLD_SIZE='0', expected a whole number >= 1"),
     ({"MASTER_PORT": "http"}, r"MASTER_PORT='http', expected a whole number >= 1 and <= 65535"),
-    ({"TORCHELASTIC_RUN_ID": None}, r"PACELINE_TOKEN is not set, nor was this process started by torchrun"),
+    ({"TORCHELASTIC_RUN_ID": None}, r"PACELINE_TOKEN is not set, and torchrun did not start this process"),
     (
         {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"},
         r"the ranks are on several hosts, which cannot reach 127.0.0.1: .* pl.Torchrun\(address='10.0.0.1'\)",
@@ -170,12 +170,15 @@ def test_elastic_can_be_typed_for_ranks_alone(started, monkeypatch, capsys, tmp_
 
 
 NO_NODES = [
-    ({"LOCAL_WORLD_SIZE": "2"}, r"workers='node', but GROUP_RANK or GROUP_WORLD_SIZE is not set: .* elsewhere set"),
+    (
+        {"LOCAL_WORLD_SIZE": "2"},
+        r"workers='node', but GROUP_RANK or GROUP_WORLD_SIZE is not set: .* without torchrun, set",
+    ),
     ({"GROUP_RANK": "0"}, r"workers='node', but GROUP_RANK or GROUP_WORLD_SIZE is not set"),
     ({"GROUP_WORLD_SIZE": "2"}, r"workers='node', but GROUP_RANK or GROUP_WORLD_SIZE is not set"),
     (
         {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "2"},
-        r"4 processes on this host and 4 on 2 hosts: start as many on every",
+        r"4 processes on this host and 4 on 2 hosts: start the same number on every",
     ),
     (
         {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},

@@ -20,7 +20,7 @@ from tiny_jobs import tiny_job
 
 # -- simulated workers
 
-LAWS = {
+DISTRIBUTIONS = {
     "exponential": lambda mean_s: pl.Exponential(mean_s),
     "shifted": lambda mean_s: pl.ShiftedExponential(0.3 * mean_s, 0.7 * mean_s),
     "log-normal": lambda mean_s: pl.LogNormal(mean_s, 2.0),
@@ -31,7 +31,7 @@ LAWS = {
 
 
 def check_that_bsp_waits_for_all(seeds, updates=20):
-    for law in LAWS.values():
+    for law in DISTRIBUTIONS.values():
         for mean_s in (0.001, 1.0, 1000.0):
             cluster = pl.Cluster(2, law(mean_s))
             for seed in seeds:
@@ -58,7 +58,7 @@ def test_runs_that_lost_workers_without_any_fault(seed):
 def decisions(plan, n, law, seed, unit_s, timeout, fault):
     """Return who was accepted or dropped, and who was lost, in order."""
     faults = [pl.Fault(fault[0] % n, fault[1], fault[2], fault[3] and fault[3] * unit_s)] if fault else []
-    cluster = pl.Cluster(n, LAWS[law](unit_s), faults=faults)
+    cluster = pl.Cluster(n, DISTRIBUTIONS[law](unit_s), faults=faults)
     found = []
 
     def observe(now, event, commands):
@@ -80,7 +80,7 @@ def decisions(plan, n, law, seed, unit_s, timeout, fault):
 @given(
     plan=st.sampled_from([pl.bsp(), pl.k_sync(2), pl.k_batch_async(3), pl.asp(), pl.ssp(1)]),
     n=st.integers(3, 6),
-    law=st.sampled_from(sorted(set(LAWS) - {"deterministic"})),  # ties are broken by rounding
+    law=st.sampled_from(sorted(set(DISTRIBUTIONS) - {"deterministic"})),  # ties are broken by rounding
     seed=st.integers(0, 999),
     timeout=st.sampled_from([None, 0.5, 3.0]),
     fault=st.none()

@@ -226,7 +226,7 @@ def test_stale_gradients_in_waves_stay_below_theorem_5(k, n):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"c": 2.0}, "c = 2.0 is above L = 1.0"),
+        ({"c": 2.0}, "c=2.0 is above L=1.0"),
         ({"L": 0.0}, "L=0.0 is not a number in"),
         ({"c": -0.1}, "c=-0.1 is not a number in"),
         ({"sigma2": -1.0}, "sigma2=-1.0 is not a number in"),
@@ -247,15 +247,15 @@ CONSTANTS = Constants(1.0, 0.5, 1.0)
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: sync_error(CONSTANTS, 0.0, 1, 1), "eta = 0.0, expected a learning rate above 0 and at most 0.5"),
+        (lambda: sync_error(CONSTANTS, 0.0, 1, 1), "eta=0.0, expected a learning rate above 0 and at most 0.5"),
         (lambda: sync_error(CONSTANTS, 0.1, 0, 1), "k=0 is not a whole number"),
-        (lambda: sync_error(CONSTANTS, 0.1, 1, -1), "updates = -1, expected at least 0"),
+        (lambda: sync_error(CONSTANTS, 0.1, 1, -1), "updates=-1, expected at least 0"),
         (lambda: async_error(CONSTANTS, 0.1, 1, 1.5, 1), "p_0=1.5 is not a number in"),
-        (lambda: sync_floor(Constants(1.0, 0.0, 1.0), 0.1, 1), "c = 0: .* or use mean_squared_gradient"),
-        (lambda: async_floor(Constants(1.0, 0.5, 1.0, gamma=1.0), 0.1, 1, 0.0), "gamma = 1 and p_0 = 0"),
-        (lambda: mean_squared_gradient(CONSTANTS, 0.1, 1, 0.5, 0), "updates = 0, expected at least 1"),
+        (lambda: sync_floor(Constants(1.0, 0.0, 1.0), 0.1, 1), "c=0: .* or use mean_squared_gradient"),
+        (lambda: async_floor(Constants(1.0, 0.5, 1.0, gamma=1.0), 0.1, 1, 0.0), "gamma=1 and p_0=0"),
+        (lambda: mean_squared_gradient(CONSTANTS, 0.1, 1, 0.5, 0), "updates=0, expected at least 1"),
         (lambda: variable_rate_error(CONSTANTS, [0.1], -1.0, 0.5), "C=-1.0 is not a number in"),
-        (lambda: variable_rate_error(CONSTANTS, [0.1, 0.6], 0.1, 0.5), "eta = 0.6, expected"),
+        (lambda: variable_rate_error(CONSTANTS, [0.1, 0.6], 0.1, 0.5), "eta=0.6, expected"),
         (lambda: tradeoff([], pl.Cluster(4), CONSTANTS, 0.1, [1.0]), "no protocols are given"),
         (lambda: tradeoff([pl.asp(), pl.asp()], pl.Cluster(4), CONSTANTS, 0.1, [1.0]), "asp is given twice"),
         (

@@ -59,7 +59,7 @@ def test_theorem_2_is_the_ratio_of_both_variants_with_batches():
 def test_the_logarithms_of_the_paper_are_low_and_named_as_such():
     assert pl.theory.log_sync_to_async(8) / pl.theory.sync_to_async(EXPONENTIAL, 8) == pytest.approx(0.77, abs=0.01)
     assert pl.theory.log_async_to_batch_async(4, 8) == pytest.approx(2 * np.log(2))
-    with pytest.raises(pl.UsageError, match="k = 8, expected one below n = 8"):
+    with pytest.raises(pl.UsageError, match="k=8, expected k below n=8"):
         pl.theory.log_async_to_batch_async(8, 8)
 
 
@@ -76,7 +76,7 @@ def test_all_reduce_of_gradients_is_synchronous_with_its_sum_in_every_round_trip
 @pytest.mark.parametrize("protocol", [pl.dc_s3gd(), pl.s3gd(), pl.local_sgd(4)], ids=str)
 @pytest.mark.parametrize("tells", [expected, pl.theory.staleness])
 def test_workers_that_step_for_themselves_have_no_theory(protocol, tells):
-    with pytest.raises(NoTheoryError, match="whose workers step for themselves; measure it"):
+    with pytest.raises(NoTheoryError, match="whose workers take steps of their own; measure it"):
         tells(protocol, pl.Cluster(P, EXPONENTIAL))
 
 
@@ -124,10 +124,10 @@ def test_a_protocol_without_theory_says_so_and_offers_the_simulation(protocol):
     [
         (pl.Cluster(2, [EXPONENTIAL, SHIFTED]), "whose workers differ"),
         (pl.Cluster(2, speed=[1.0, 2.0]), "whose workers differ"),
-        (pl.Cluster(2, slowdowns=[pl.Slowdown(at_s=1.0, factor=2.0, workers=0.5)]), "slowed down for a while"),
-        (pl.Cluster(2, slowdowns=[pl.Periodic(on_s=1.0, every_s=5.0, slowdown=2.0)]), "slowed down for a while"),
-        (pl.Cluster(2, faults=[pl.Fault(0, 3)]), "fail by script"),
-        (pl.Cluster(2, server=pl.ServerTime(update_s=0.1)), "whose server takes time"),
+        (pl.Cluster(2, slowdowns=[pl.Slowdown(at_s=1.0, factor=2.0, workers=0.5)]), "with slowdowns of workers"),
+        (pl.Cluster(2, slowdowns=[pl.Periodic(on_s=1.0, every_s=5.0, slowdown=2.0)]), "with slowdowns of workers"),
+        (pl.Cluster(2, faults=[pl.Fault(0, 3)]), "with scripted faults"),
+        (pl.Cluster(2, server=pl.ServerTime(update_s=0.1)), "with server time"),
     ],
     ids=str,
 )
@@ -335,7 +335,7 @@ def test_an_infinite_mean_of_one_time_is_no_infinite_mean_of_an_update():
     theory = expected(pl.k_batch_sync(4), pl.Cluster(8, pl.Pareto(1.0, 0.8)))
     assert theory.kind == "computed"
     assert theory.lower_s < 2.2012 < theory.upper_s
-    with pytest.raises(pl.UsageError, match=r"first of 8 times of Pareto.* has an infinite mean.*or more workers"):
+    with pytest.raises(pl.UsageError, match=r"minimum of 8 times of Pareto.* has an infinite mean.*or more workers"):
         expected(pl.k_batch_sync(4), pl.Cluster(8, pl.Pareto(1.0, 0.125)))
     with pytest.raises(pl.UsageError, match="has an infinite mean"):
         expected(pl.k_batch_sync(4), pl.Cluster(1, pl.Pareto(1.0, 0.8)))

@@ -67,7 +67,7 @@ def test_what_waits_for_fresh_gradients_has_no_staleness(protocol):
 
 def test_a_distribution_that_is_not_known_is_to_be_simulated():
     theory = staleness(pl.asp(), pl.Cluster(P, pl.Uniform(0.5, 1.0)))
-    with pytest.raises(NoTheoryError, match=r"neither exponential nor constant; measure it with pl.simulate"):
+    with pytest.raises(NoTheoryError, match=r"unless times are exponential or constant; measure it with pl.simulate"):
         theory.share(0)
 
 

@@ -1,7 +1,7 @@
-"""How long things take in simulation: laws of computation time, slowdowns, network and server."""
+"""Timing models of simulated clusters: compute-time distributions, slowdowns, network, server and traces."""
 
 from paceline.clusters.timing.distributions import (
-    LAWS,
+    DISTRIBUTIONS,
     Deterministic,
     Distribution,
     Empirical,
@@ -12,14 +12,14 @@ from paceline.clusters.timing.distributions import (
     Pareto,
     ShiftedExponential,
     Uniform,
-    parse_law,
+    parse_distribution,
 )
 from paceline.clusters.timing.network import Network, ServerTime
 from paceline.clusters.timing.slowdowns import Periodic, Slowdown, SlownessProfile, Transient
 from paceline.clusters.timing.trace import Trace, TraceRow
 
 __all__ = [
-    "LAWS",
+    "DISTRIBUTIONS",
     "Deterministic",
     "Distribution",
     "Empirical",
@@ -38,5 +38,5 @@ __all__ = [
     "TraceRow",
     "Transient",
     "Uniform",
-    "parse_law",
+    "parse_distribution",
 ]

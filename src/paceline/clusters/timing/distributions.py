@@ -1,7 +1,7 @@
-"""Laws of computation time: each turns uniforms into seconds by its quantile function (inverse CDF).
+"""Distributions of compute times, sampled by their quantile functions (inverse CDF).
 
-One uniform a sample, so that the d-th draw of a worker is the same number under any blocking, and two laws
-fed with the same stream are coupled: a longer time under one is a longer time under the other.
+Each sample uses one uniform number. So the d-th draw of a worker does not depend on how draws are grouped, and two
+distributions with the same random stream are coupled: their samples have the same order.
 """
 
 import csv
@@ -25,23 +25,23 @@ Array = NDArray[np.float64]
 
 @runtime_checkable
 class Distribution(Protocol):
-    """The time that one gradient takes to compute, in seconds, independent from draw to draw."""
+    """Distribution of the seconds of one gradient computation; draws are independent."""
 
     @property
     def expectation_s(self) -> float:
-        """The mean, in seconds; may be inf."""
+        """Mean in seconds, > 0; may be inf."""
 
     def quantile(self, u: Array) -> Array:
-        """Return the seconds that are not exceeded with probability ``u``, for each u in [0, 1)."""
+        """Return the quantiles in seconds for probabilities u in [0, 1)."""
 
 
 @checked_types
 @dataclass(frozen=True)
 class Deterministic:
-    """Always ``value_s`` seconds.
+    """Constant time of ``value_s`` seconds.
 
     Args:
-        value_s: Seconds, > 0.
+        value_s: seconds, > 0.
     """
 
     value_s: float
@@ -51,7 +51,7 @@ class Deterministic:
 
     @property
     def expectation_s(self) -> float:
-        """The mean, in seconds."""
+        """Mean in seconds."""
         return self.value_s
 
     def quantile(self, u: Array) -> Array:
@@ -62,11 +62,11 @@ class Deterministic:
 @checked_types
 @dataclass(frozen=True)
 class Uniform:
-    """Uniform between two bounds: ``low_s + (high_s - low_s) * u``.
+    """Uniform distribution: ``low_s + (high_s - low_s) * u``.
 
     Args:
-        low_s: Seconds, >= 0.
-        high_s: Seconds, > low_s.
+        low_s: lower bound in seconds, >= 0.
+        high_s: upper bound in seconds, > low_s.
     """
 
     low_s: float
@@ -78,7 +78,7 @@ class Uniform:
 
     @property
     def expectation_s(self) -> float:
-        """The mean, in seconds."""
+        """Mean in seconds."""
         return (self.low_s + self.high_s) / 2
 
     def quantile(self, u: Array) -> Array:
@@ -89,10 +89,10 @@ class Uniform:
 @checked_types
 @dataclass(frozen=True)
 class Exponential:
-    """Exponential: ``-mean_s * log(1 - u)``.
+    """Exponential distribution: ``-mean_s * log(1 - u)``.
 
     Args:
-        mean_s: Mean in seconds, > 0.
+        mean_s: mean in seconds, > 0.
 
     >>> Exponential(mean_s=2.0).quantile(np.array([0.0, 0.5]))
     array([0.        , 1.38629436])
@@ -105,7 +105,7 @@ class Exponential:
 
     @property
     def expectation_s(self) -> float:
-        """The mean, in seconds."""
+        """Mean in seconds."""
         return self.mean_s
 
     def quantile(self, u: Array) -> Array:
@@ -116,11 +116,11 @@ class Exponential:
 @checked_types
 @dataclass(frozen=True)
 class ShiftedExponential:
-    """A constant plus an exponential: ``shift_s - mean_s * log(1 - u)``.
+    """Shifted exponential distribution: ``shift_s - mean_s * log(1 - u)``.
 
     Args:
-        shift_s: The constant, seconds, >= 0.
-        mean_s: Mean of the exponential part alone, seconds, > 0; the mean of the sum is ``expectation_s``.
+        shift_s: constant part in seconds, >= 0.
+        mean_s: mean of the exponential part alone in seconds, > 0; the mean of the sum is ``expectation_s``.
 
     >>> ShiftedExponential(shift_s=0.3, mean_s=0.7).expectation_s
     1.0
@@ -138,7 +138,7 @@ class ShiftedExponential:
 
     @property
     def expectation_s(self) -> float:
-        """The mean of the sum, in seconds."""
+        """Mean of the sum in seconds."""
         return self.shift_s + self.mean_s
 
     def quantile(self, u: Array) -> Array:
@@ -149,11 +149,11 @@ class ShiftedExponential:
 @checked_types
 @dataclass(frozen=True)
 class Pareto:
-    """Pareto (type I), the heavy tail: ``scale_s * (1 - u) ** (-1 / shape)``.
+    """Pareto distribution (type I), with a heavy tail: ``scale_s * (1 - u) ** (-1 / shape)``.
 
     Args:
-        scale_s: The smallest value, seconds, > 0.
-        shape: Tail index, > 0; at 1 and below the mean is infinite.
+        scale_s: smallest value in seconds, > 0.
+        shape: tail index, > 0; the mean is infinite if it is 1 or less.
 
     Source: Dutta et al., "Slow and Stale Gradients Can Win the Race", AISTATS 2018, Fig. 5: Pareto(2, 1).
     """
@@ -166,7 +166,7 @@ class Pareto:
 
     @property
     def expectation_s(self) -> float:
-        """The mean, in seconds; inf where shape <= 1."""
+        """Mean in seconds; inf if shape <= 1."""
         return self.scale_s * self.shape / (self.shape - 1) if self.shape > 1 else inf
 
     def quantile(self, u: Array) -> Array:
@@ -177,11 +177,11 @@ class Pareto:
 @checked_types
 @dataclass(frozen=True)
 class LogNormal:
-    """Log-normal: ``median_s * exp(sigma * z)`` where z is the standard normal quantile of u.
+    """Log-normal distribution: ``median_s * exp(sigma * z)``, where z is the standard normal quantile of u.
 
     Args:
-        median_s: Median in seconds, > 0.
-        sigma: Standard deviation of the logarithm, > 0.
+        median_s: median in seconds, > 0.
+        sigma: standard deviation of the logarithm, > 0.
     """
 
     median_s: float
@@ -192,7 +192,7 @@ class LogNormal:
 
     @property
     def expectation_s(self) -> float:
-        """The mean, in seconds: ``median_s * exp(sigma**2 / 2)``."""
+        """Mean in seconds: ``median_s * exp(sigma**2 / 2)``."""
         return self.median_s * exp(self.sigma**2 / 2)
 
     def quantile(self, u: Array) -> Array:
@@ -205,11 +205,11 @@ class LogNormal:
 @checked_types
 @dataclass(frozen=True)
 class Gamma:
-    """Gamma: the sum of ``shape`` exponential stages where shape is whole.
+    """Gamma distribution; for a whole shape, the sum of ``shape`` exponential stages.
 
     Args:
-        shape: Shape, > 0; 1 is the exponential, larger is more regular.
-        mean_s: Mean in seconds, > 0.
+        shape: shape, > 0; 1 is the exponential, larger shapes vary less.
+        mean_s: mean in seconds, > 0.
     """
 
     shape: float
@@ -220,11 +220,11 @@ class Gamma:
 
     @property
     def expectation_s(self) -> float:
-        """The mean, in seconds."""
+        """Mean in seconds."""
         return self.mean_s
 
     def quantile(self, u: Array) -> Array:
-        """Return ``mean_s / shape`` times the quantile of the standard gamma law."""
+        """Return ``mean_s / shape`` times the quantile of the standard gamma distribution."""
         from scipy.special import gammaincinv
 
         return np.asarray(self.mean_s / self.shape * gammaincinv(self.shape, u))
@@ -233,13 +233,13 @@ class Gamma:
 @checked_types
 @dataclass(frozen=True)
 class HyperExponential:
-    """A mixture of exponentials, the mean chosen anew at each draw.
+    """Hyperexponential distribution: a mixture of exponentials, with a branch chosen at each draw.
 
     ``P(time > x) = sum_i probabilities[i] * exp(-x / means_s[i])``
 
     Args:
-        means_s: Mean of each branch, seconds, > 0.
-        probabilities: Probability of each branch, in (0, 1], of sum 1.
+        means_s: mean of each branch in seconds, > 0.
+        probabilities: probability of each branch, in (0, 1], with sum 1.
 
     >>> HyperExponential(means_s=(1.0, 11.0), probabilities=(0.9, 0.1)).expectation_s
     2.0
@@ -256,17 +256,17 @@ class HyperExponential:
         for probability in self.probabilities:
             check_range("(0, 1]", probabilities=probability)
         if len(self.means_s) != len(self.probabilities) or not isclose(sum(self.probabilities), 1):
-            expected = f"{len(self.means_s)} numbers of sum 1, one for each mean"
-            raise UsageError(f"probabilities={self.probabilities} are not {expected}")
+            expected = f"{len(self.means_s)} numbers with sum 1, one for each mean"
+            raise UsageError(f"probabilities={self.probabilities}, expected {expected}")
 
     @property
     def expectation_s(self) -> float:
-        """The mean, in seconds."""
+        """Mean in seconds."""
         return sum(p * mean_s for p, mean_s in zip(self.probabilities, self.means_s, strict=True))
 
     def quantile(self, u: Array) -> Array:
         """Solve ``P(time > x) = 1 - u`` for x."""
-        # log P(time > x) is convex and falls, so Newton's method from 0 never passes the solution.
+        # log P(time > x) is convex and decreasing, so Newton's method from 0 never overshoots.
         means_s, probabilities = np.array(self.means_s), np.array(self.probabilities)
         target, x, step = np.log1p(-u), np.zeros_like(u), np.full_like(u, inf)
         while np.any(step > 1e-13 * means_s.max()):
@@ -280,10 +280,10 @@ class HyperExponential:
 @checked_types
 @dataclass(frozen=True)
 class Empirical:
-    """Measured times, each as probable as the others.
+    """Empirical distribution of measured times, all equally probable.
 
     Args:
-        values_s: Seconds, > 0, at least one; kept sorted.
+        values_s: measured times in seconds, > 0, at least one; stored sorted.
 
     >>> Empirical(values_s=(3.0, 1.0)).quantile(np.array([0.0, 0.49, 0.5]))
     array([1., 1., 3.])
@@ -299,7 +299,11 @@ class Empirical:
 
     @classmethod
     def from_csv(cls, path: str | Path, column: str) -> "Empirical":
-        """Read the values from the column of that name in a CSV file with a header line."""
+        """Read the values from a column of a CSV file with a header line.
+
+        Raises:
+            UsageError: the file cannot be read, has no such column, or has a value that is not a number > 0.
+        """
         try:
             with open_table(path) as file:
                 rows = csv.DictReader(file)
@@ -311,19 +315,19 @@ class Empirical:
 
     @property
     def expectation_s(self) -> float:
-        """The mean, in seconds."""
+        """Mean in seconds."""
         return sum(self.values_s) / len(self.values_s)
 
     def quantile(self, u: Array) -> Array:
         """Return the value of rank ``floor(u * len(values_s))``, counted from 0."""
         ranks = (u * len(self.values_s)).astype(np.intp)
-        # Indexing the tuple: as an array a long trace would be converted anew at every call.
+        # The tuple is indexed directly, because an array of a long trace would be built at every call.
         return np.array([self.values_s[rank] for rank in ranks.flat]).reshape(u.shape)
 
 
 def _numbers(name: str, given: object) -> tuple[float, ...]:
     if not isinstance(given, (list, tuple)) or not given:
-        raise UsageError(f"{name}={given!r} is not a list of at least one number: type {name}=[1.0, 2.0]")
+        raise UsageError(f"{name}={given!r} is not a list of at least one number: type for example {name}=[1.0, 2.0]")
     return tuple(given)
 
 
@@ -336,7 +340,7 @@ def _seconds(cell: str | None, where: str) -> float:
     return value_s
 
 
-LAWS: Mapping[str, Callable[..., Distribution]] = {
+DISTRIBUTIONS: Mapping[str, Callable[..., Distribution]] = {
     "deterministic": Deterministic,
     "uniform": Uniform,
     "exp": Exponential,
@@ -349,10 +353,10 @@ LAWS: Mapping[str, Callable[..., Distribution]] = {
 }
 
 
-def parse_law(text: str) -> Distribution:
-    """Read a law as it is typed; the suffix ``_s`` of a knob may be left out.
+def parse_distribution(text: str) -> Distribution:
+    """Parse a distribution as typed on the command line; the suffix ``_s`` of a knob is optional.
 
-    >>> parse_law("shifted_exp(shift=0.3, mean=0.7)")
+    >>> parse_distribution("shifted_exp(shift=0.3, mean=0.7)")
     ShiftedExponential(shift_s=0.3, mean_s=0.7)
     """
-    return bind(parse_call(text), LAWS)
+    return bind(parse_call(text), DISTRIBUTIONS)

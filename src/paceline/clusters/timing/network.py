@@ -1,4 +1,4 @@
-"""What a round trip costs besides computing: the network, and the parameter server itself."""
+"""Network and server models: the seconds of a round trip besides computing."""
 
 from dataclasses import dataclass
 from math import inf
@@ -10,14 +10,14 @@ from paceline.utils.validation import check_range
 @checked_types
 @dataclass(frozen=True)
 class Network:
-    """The link between a worker and the parameter server, the same for all workers and never congested.
+    """Link between a worker and the parameter server, the same for all workers, without congestion.
 
     ``seconds = latency_s + payload_bytes / bytes_per_s``
 
     Args:
-        latency_s: Seconds until the first byte, each way, >= 0.
-        up_bytes_per_s: Bytes per second from worker to server (push), > 0, may be inf.
-        down_bytes_per_s: Bytes per second from server to worker (pull), > 0, may be inf.
+        latency_s: seconds until the first byte, in each direction, >= 0.
+        up_bytes_per_s: bandwidth from worker to server (push) in bytes per second, > 0, may be inf.
+        down_bytes_per_s: bandwidth from server to worker (pull) in bytes per second, > 0, may be inf.
 
     >>> Network(latency_s=0.5, up_bytes_per_s=100).push_s(payload_bytes=50)
     1.0
@@ -32,18 +32,18 @@ class Network:
         check_range("(0, inf]", up_bytes_per_s=self.up_bytes_per_s, down_bytes_per_s=self.down_bytes_per_s)
 
     def pull_s(self, payload_bytes: float) -> float:
-        """Return the seconds from the server's sending of the parameters to their arrival."""
+        """Return the seconds of a pull: from the server's send of the parameters to their arrival at the worker."""
         return self.latency_s + payload_bytes / self.down_bytes_per_s
 
     def push_s(self, payload_bytes: float) -> float:
-        """Return the seconds from the worker's sending of a gradient to its arrival."""
+        """Return the seconds of a push: from the worker's send of a gradient to its arrival at the server."""
         return self.latency_s + payload_bytes / self.up_bytes_per_s
 
     def all_reduce_s(self, n: int, payload_bytes: float) -> float:
-        """Return the seconds in which n workers without a server sum their vectors, around a ring.
+        """Return the seconds of a ring all-reduce over n workers.
 
-        ``2 (n - 1) (latency_s + payload_bytes / n / bytes_per_s)`` with the slower of the two directions: every worker
-        passes on a piece of 1 / n, n - 1 times until it is summed up, and n - 1 times until everybody has it.
+        ``2 (n - 1) (latency_s + payload_bytes / n / bytes_per_s)`` with the slower of the two directions. Every worker
+        sends chunks of 1 / n of the vector: n - 1 steps of reduce-scatter and n - 1 steps of all-gather.
 
         >>> Network(latency_s=0.5, up_bytes_per_s=100).all_reduce_s(n=4, payload_bytes=400)
         9.0
@@ -57,11 +57,11 @@ class Network:
 @checked_types
 @dataclass(frozen=True)
 class ServerTime:
-    """How long the parameter server is busy, while nothing else can be served.
+    """Seconds that the parameter server is busy and serves no other request.
 
     Args:
-        update_s: Seconds per update (one optimizer step), >= 0.
-        gradient_s: Seconds per gradient received, >= 0.
+        update_s: seconds per update (one optimizer step), >= 0.
+        gradient_s: seconds per received gradient, >= 0.
     """
 
     update_s: float = 0.0

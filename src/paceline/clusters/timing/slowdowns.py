@@ -1,4 +1,4 @@
-"""Workers that become slower for a while: a piecewise-constant slowness over virtual time."""
+"""Slowdowns of simulated workers: piecewise-constant slowness over virtual time."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from paceline.utils.validation import check_range
 
 Selection = tuple[int, ...] | float
 Piece = tuple[float, float]
-"""The end of a piece of time in seconds, and how many times slower the worker computes until then."""
+"""End of an interval in seconds, and the factor on compute times until then."""
 
 ALWAYS_NORMAL: tuple[Piece, ...] = ((inf, 1.0),)
 
@@ -24,13 +24,13 @@ ALWAYS_NORMAL: tuple[Piece, ...] = ((inf, 1.0),)
 @checked_types
 @dataclass(frozen=True)
 class Slowdown:
-    """From ``at_s`` until ``until_s`` some workers compute ``factor`` times slower.
+    """Slowdown of some workers by ``factor`` from ``at_s`` until ``until_s``.
 
     Args:
-        at_s: Virtual second at which it begins, >= 0.
-        factor: How many times slower, > 0; below 1 the workers become faster.
-        workers: Ids of the workers, or a fraction in (0, 1]: the first ceil(fraction * n) of them.
-        until_s: Virtual second at which it ends, > at_s, may be inf.
+        at_s: virtual second of the beginning, >= 0.
+        factor: factor on compute times, > 0; below 1 the workers become faster.
+        workers: ids of the workers, >= 0, or a fraction in (0, 1]: the first ceil(fraction * n) workers.
+        until_s: virtual second of the end, > at_s, may be inf.
 
     >>> Slowdown(at_s=160, factor=5, workers=0.5).affects(worker=7, n=16)
     True
@@ -50,11 +50,11 @@ class Slowdown:
         object.__setattr__(self, "workers", _checked(self.workers))
 
     def affects(self, worker: int, n: int) -> bool:
-        """Return whether the worker is one of those slowed down in a cluster of n."""
+        """Return whether the slowdown affects a worker in a cluster of n."""
         return _selects(self.workers, worker, n)
 
     def periods(self) -> Iterator[Piece]:
-        """Yield the time before, the slow time, and what is left."""
+        """Yield the interval before, the slow interval, and the one after."""
         yield self.at_s, 1.0
         yield self.until_s, self.factor
         yield inf, 1.0
@@ -63,24 +63,24 @@ class Slowdown:
 @checked_types
 @dataclass(frozen=True)
 class Periodic:
-    """Transient stragglers by script: from ``at_s`` on, slow for ``on_s`` in every ``every_s`` seconds.
+    """Periodic slowdown of some workers: from ``at_s`` on, slow for ``on_s`` in every ``every_s`` seconds.
 
     ``work done in a whole period = every_s - on_s + on_s / slowdown`` seconds of work at normal speed
 
-    Workers that are not slow at the same time are given one each, with their own ``at_s``.
+    For workers that are slow at different times, give several of these with different ``at_s``.
 
     Args:
-        on_s: Length of a slow period, seconds, > 0.
-        every_s: From the beginning of a slow period to that of the next, seconds, > on_s.
-        slowdown: How many times slower the worker computes in a slow period, > 0.
-        workers: Ids of the workers, or a fraction in (0, 1]: the first ceil(fraction * n) of them.
-        at_s: Virtual second at which the first slow period begins, >= 0.
+        on_s: length of a slow period in seconds, > 0.
+        every_s: time between the beginnings of two slow periods in seconds, > on_s.
+        slowdown: factor on compute times in a slow period, > 0.
+        workers: ids of the workers, >= 0, or a fraction in (0, 1]: the first ceil(fraction * n) workers.
+        at_s: virtual second of the first slow period, >= 0.
 
     >>> SlownessProfile([Periodic(on_s=20, every_s=100, slowdown=5)]).duration_s(work_s=84, start_s=0)
     100.0
 
-    Source: Li et al., "Sync-Switch", ICDCS 2021, Sect. VI-B3 (stragglers that are injected by script; it gives
-    how many of them, how often, and a network latency in place of the factor).
+    Source: Li et al., "Sync-Switch", ICDCS 2021, Sect. VI-B3 (scripted stragglers; the paper gives their
+    number, their frequency, and a network latency in place of the factor).
     """
 
     on_s: float
@@ -96,11 +96,11 @@ class Periodic:
         object.__setattr__(self, "workers", _checked(self.workers))
 
     def affects(self, worker: int, n: int) -> bool:
-        """Return whether the worker is one of those with slow periods in a cluster of n."""
+        """Return whether a worker has slow periods in a cluster of n."""
         return _selects(self.workers, worker, n)
 
     def periods(self) -> Iterator[Piece]:
-        """Yield the periods without end, normal and slow in turn."""
+        """Yield an endless sequence of intervals, normal and slow in turn."""
         for i in count():
             begin_s = self.at_s + i * self.every_s
             yield begin_s, 1.0
@@ -110,18 +110,18 @@ class Periodic:
 @checked_types
 @dataclass(frozen=True)
 class Transient:
-    """Transient stragglers: each worker alternates between normal and slow periods, the first one normal.
+    """Random transient stragglers: each worker alternates between normal and slow periods, the first one normal.
 
-    ``share of time being slow = mean_on_s / (mean_on_s + mean_off_s)`` in the long run
+    ``share of slow time = mean_on_s / (mean_on_s + mean_off_s)`` in the long run
 
     Args:
-        mean_on_s: Mean of the exponential length of a slow period, seconds, > 0.
-        mean_off_s: Mean of the exponential length of a normal period, seconds, > 0.
-        slowdown: How many times slower the worker computes in a slow period, > 0.
-        workers: Ids of the workers, or a fraction in (0, 1]: the first ceil(fraction * n) of them.
+        mean_on_s: mean length of a slow period in seconds, exponential, > 0.
+        mean_off_s: mean length of a normal period in seconds, exponential, > 0.
+        slowdown: factor on compute times in a slow period, > 0.
+        workers: ids of the workers, >= 0, or a fraction in (0, 1]: the first ceil(fraction * n) workers.
 
-    Source: Li et al., "Sync-Switch", ICDCS 2021, Sect. IV-B2 and VI (what transient stragglers are; the
-    exponential periods are ours, the paper scripts its stragglers).
+    Source: Li et al., "Sync-Switch", ICDCS 2021, Sect. IV-B2 and VI (definition of transient stragglers). Differs: the
+    periods are exponential; the paper scripts its stragglers.
     """
 
     mean_on_s: float
@@ -134,11 +134,11 @@ class Transient:
         object.__setattr__(self, "workers", _checked(self.workers))
 
     def affects(self, worker: int, n: int) -> bool:
-        """Return whether the worker is one of those with slow periods in a cluster of n."""
+        """Return whether a worker has slow periods in a cluster of n."""
         return _selects(self.workers, worker, n)
 
     def periods(self, stream: Generator) -> Iterator[Piece]:
-        """Yield one worker's periods without end, normal and slow in turn, from its own random stream."""
+        """Yield an endless sequence of intervals of one worker, normal and slow in turn, from its random stream."""
         end_s = 0.0
         while True:
             end_s += stream.exponential(self.mean_off_s)
@@ -148,11 +148,11 @@ class Transient:
 
 
 class SlownessProfile:
-    """One worker's slowness over time: the product of everything that slows it down at a moment.
+    """Slowness profile of one worker: the product of its slowdowns over virtual time.
 
     Args:
-        slowdowns: Those that affect the worker.
-        periods: Of its own, besides.
+        slowdowns: slowdowns that affect the worker.
+        periods: further intervals of the worker; normal speed if not given.
 
     >>> half_time = SlownessProfile([Slowdown(at_s=10, factor=5, workers=(0,))])
     >>> half_time.duration_s(work_s=3, start_s=8)  # 2 s at full speed, 1 s of work at a fifth of it
@@ -164,7 +164,7 @@ class SlownessProfile:
         self._pieces = [next(self._coming)]
 
     def duration_s(self, work_s: float, start_s: float) -> float:
-        """Return the seconds taken by ``work_s`` seconds of work at normal speed begun at ``start_s``."""
+        """Return the seconds of ``work_s`` seconds of work at normal speed, started at second ``start_s``."""
         elapsed_s = 0.0
         for end_s, slowness in self._from(start_s):
             available_s = end_s - (start_s + elapsed_s)
@@ -186,7 +186,7 @@ class SlownessProfile:
 
 
 def _product(factors: Sequence[Iterator[Piece]]) -> Iterator[Piece]:
-    """Yield the pieces of a product of piecewise-constant slownesses; each of them ends at infinity, or never."""
+    """Yield the product of piecewise-constant slownesses; each of them ends at infinity, or is endless."""
     pieces = [next(factor) for factor in factors]
     while True:
         end_s = min(piece_end_s for piece_end_s, _ in pieces)
@@ -199,7 +199,7 @@ def _checked(workers: object) -> object:
         try:
             check_range("(0, 1]", workers=workers)
         except UsageError as error:
-            raise UsageError(f"{error}; or type a list of worker ids: workers=[0, 1]") from error
+            raise UsageError(f"{error}; or give a list of worker ids, for example workers=[0, 1]") from error
         return workers
     for worker in workers:
         check_range("[0, inf)", Integral, workers=worker)
@@ -209,5 +209,5 @@ def _checked(workers: object) -> object:
 def _selects(workers: Selection, worker: int, n: int) -> bool:
     if isinstance(workers, tuple):
         return worker in workers
-    # The small number keeps a fraction like 0.07 of 100, which is 7.000000000000001, from selecting eight.
+    # The tolerance is for fractions such as 0.07 of 100, which is 7.000000000000001 and must not select eight.
     return worker < ceil(workers * n - 1e-9)

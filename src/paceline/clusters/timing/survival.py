@@ -1,4 +1,4 @@
-"""Work whose end was not seen: how long it would have taken, from a Kaplan-Meier fit of the work that ended."""
+"""Survival analysis of censored work: Kaplan-Meier estimates and sampled durations."""
 
 import warnings
 from collections.abc import Sequence
@@ -17,23 +17,23 @@ from paceline.utils.wording import counted
 
 Array = NDArray[np.float64]
 
-LEAST_FINISHED = 10  # of a worker, for a fit of its own
-JUST_AFTER = 1 + 1e-6  # censored work lasts longer than was seen, however little
+LEAST_FINISHED = 10  # finished round trips of a worker for a fit of its own
+JUST_AFTER = 1 + 1e-6  # censored work lasts longer than observed
 
 
-def filled(rows: Sequence[TraceRow], seed: int) -> list[TraceRow]:
-    """Return the rows with a drawn time in place of each censored one: all of it computing.
+def impute_censored(rows: Sequence[TraceRow], seed: int) -> list[TraceRow]:
+    """Return the rows with a sampled compute time in place of each censored one.
 
-    ``P(time > t | time > seen) = S(t) / S(seen)`` with S the Kaplan-Meier estimate of the worker, or of all workers
-    together where the worker has finished fewer than 10 round trips; then a warning says so.
+    ``P(time > t | time > seen) = S(t) / S(seen)``, where S is the Kaplan-Meier estimate of the worker. A worker with
+    fewer than 10 finished round trips uses the estimate over all workers, with a warning.
 
     Args:
-        rows: by worker and draw.
-        seed: the run's; a time depends on (seed, worker, number of the row) and nothing else.
+        rows: rows of a trace, sorted by worker and draw.
+        seed: seed of the run, >= 0; a time depends only on (seed, worker, index of the row).
 
-    Source: Kaplan and Meier, "Nonparametric estimation from incomplete observations", 1958; an exponential tail where
-    the longest observations are censored, as Brown, Hollander and Korwar, "Nonparametric tests of independence for
-    censored data", 1974, but with the rate of the longer half of the ends instead of that of all.
+    Source: Kaplan and Meier, "Nonparametric estimation from incomplete observations", 1958. The tail beyond the longest
+    observation is exponential, as in Brown, Hollander and Korwar, "Nonparametric tests of independence for censored
+    data", 1974, but with the rate of the longer half of the finished times instead of all.
     """
     everything = Survival(rows)
     done: list[TraceRow] = []
@@ -52,8 +52,8 @@ def _survival_of(worker: int, rows: Sequence[TraceRow]) -> "Survival | None":
     if finished >= LEAST_FINISHED:
         return Survival(rows)
     warnings.warn(
-        f"worker {worker} finished {finished} of {counted(len(rows), 'round trip')}, too few for a fit of its own: "
-        "what is censored is drawn from the times of all workers",
+        f"worker {worker} finished {finished} of {counted(len(rows), 'round trip')}, fewer than {LEAST_FINISHED}: its "
+        "censored times are drawn from the times of all workers",
         PacelineWarning,
         stacklevel=2,
     )
@@ -66,13 +66,13 @@ def _ended(row: TraceRow, survival: "Survival", u: float) -> TraceRow:
 
 
 class Survival:
-    """The Kaplan-Meier estimate S(t) of the probability that a round trip takes longer than t seconds.
+    """Kaplan-Meier estimate S(t) of the probability that a round trip takes longer than t seconds.
 
-    Beyond the longest observation it falls exponentially, at the rate at which work ended that took longer than half
-    of what ended: ends / sum of the seconds beyond that.
+    Beyond the longest observation, S falls exponentially. The rate is that of the finished times above their median:
+    their number over the sum of all seconds beyond the median.
 
     Args:
-        rows: of which at least one is not censored.
+        rows: rows of a trace, at least one of them not censored.
     """
 
     def __init__(self, rows: Sequence[TraceRow]) -> None:
@@ -83,17 +83,17 @@ class Survival:
         survival = ecdf(CensoredData(uncensored=ended, right=seen)).sf
         self.times_s: Array = survival.quantiles
         self.probabilities: Array = survival.probabilities
-        self._rising = -self.probabilities  # as a search wants them
+        self._rising = -self.probabilities  # ascending, for searchsorted
         middle_s = median(ended)
         later = [end_s for end_s in ended if end_s > middle_s]
         beyond_s = sum(max(0.0, each - middle_s) for each in (*ended, *seen))
         self._rate_per_s = len(later) / beyond_s if later else inf
 
     def time_after(self, seen_s: float, u: float) -> float:
-        """Return the seconds not exceeded with probability ``u`` by work that takes longer than ``seen_s``."""
+        """Return the quantile for probability ``u`` in [0, 1) of the seconds of work that takes over ``seen_s``."""
         index = int(np.searchsorted(self.times_s, seen_s, side="right")) - 1
         reached = (1 - u) * (self.probabilities[index] if index >= 0 else 1.0)
-        position = int(np.searchsorted(self._rising, -reached, side="right"))  # the first time at which S is below
+        position = int(np.searchsorted(self._rising, -reached, side="right"))  # first time with S below
         if position < len(self.times_s):
             return max(float(self.times_s[position]), seen_s * JUST_AFTER)
         tail_s = log(self.probabilities[-1] / reached) / self._rate_per_s if reached else 0.0

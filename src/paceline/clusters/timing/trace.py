@@ -1,4 +1,4 @@
-"""Traces: the round trips of a run, a row each, kept as CSV and replayed under another protocol."""
+"""Traces: the recorded round trips of a run, as CSV, for replay under another protocol."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ from paceline.utils.validation import check_range
 WHOLE = {"worker": "[0, inf)", "draw": "[1, inf)", "censored": "[0, 1]"}
 BY = ("draw", "time")
 CENSORED = (None, "km")
-ROUNDING = 1e-6  # of the clock: a trace may have been through a program that keeps six digits
+ROUNDING = 1e-6  # relative; a trace may have passed through a program that keeps six digits
 
 
 class TraceRow(NamedTuple):
-    """One round trip as it was seen.
+    """One recorded round trip.
 
     Attributes:
-        start_s: when the worker was given the work.
-        pull_s: until the worker had the parameters; 0 if censored.
-        compute_s: until the gradient was computed, before any barrier; all that was seen if censored.
-        push_s: until the server had the gradient; 0 if censored.
-        end_s: when the server was done with it, with the update that it completed; if censored, when it was given up.
-        censored: 1 if the gradient never came: the work lasts longer than end_s - start_s, nobody knows how long.
-        sum_s: without a server, the seconds of the sum that the gradient is a part of, from when all was handed in; 0
-            if none was made yet. Then nothing is pulled or pushed, end_s is when the sum was there, and start_s when
-            the worker has begun at the latest, which may be before the row before ends.
+        worker: id of the worker, >= 0.
+        draw: number of the gradient computation of this worker, >= 1.
+        start_s: time at which the worker received the task, seconds since the run began.
+        pull_s: seconds until the worker had the parameters; 0 if censored.
+        compute_s: seconds of computing, before any barrier; all observed seconds if censored.
+        push_s: seconds until the server had the gradient; 0 if censored.
+        end_s: time at which the server had processed the gradient, including the update that it completed; if censored,
+            the time at which the work was interrupted.
+        censored: 1 if the gradient never arrived, so that the work lasts longer than end_s - start_s; else 0.
+        sum_s: without a server, seconds of the sum that contains the gradient, from the last contribution; 0 if there
+            was none. Then pull_s and push_s are 0, end_s is the time of the sum, and start_s the latest time at which
+            the worker began, which may be before the end of the previous row.
     """
 
     worker: int
@@ -52,43 +55,43 @@ class TraceRow(NamedTuple):
 
     @property
     def total_s(self) -> float:
-        """From being given the work to the end, seconds."""
+        """Seconds from the start to the end."""
         return self.end_s - self.start_s
 
     @property
     def waited_s(self) -> float:
-        """What the parts leave over: waiting in the server's queue, and the update."""
-        # In this order the sum is the one that the simulator makes: nothing is left over where nobody waited.
+        """Seconds outside the parts: waiting in the queue of the server, and the update."""
+        # The simulator adds in this order, so that the result is exactly 0 if there was no waiting.
         return self.end_s - (self.start_s + (self.pull_s + self.push_s + self.compute_s)) - self.sum_s
 
 
-*WITH_SERVER, LAST = TraceRow._fields  # the columns of a trace; only where there was no server is the last one there
+*WITH_SERVER, LAST = TraceRow._fields  # columns of a trace; the last one only without a server
 
 
 class HasHistory(Protocol):
-    """A run that is over, or the folder of one."""
+    """A finished run, or the folder of one."""
 
     @property
     def history(self) -> Iterable[Record]:
-        """What happened."""
+        """Records of the run."""
 
 
 @checked_types
 @dataclass(frozen=True)
 class Trace:
-    """The round trips of a run, to be used as the timing of a `Cluster`.
+    """Trace: the round trips of a run, for use as the timing of a `Cluster`.
 
     Args:
-        rows: in any order; kept by worker and draw.
-        by: which row the work takes: "draw" d of a worker the worker's d-th; or the one that the worker was busy
-            with at this "time". Where the rows end they begin again, with a warning.
-        censored: how long censored work takes: "km" draws it from a Kaplan-Meier fit of the worker's round trips,
-            given that it took longer than was seen. None does not say, and refuses a run that needs it.
-        has_server: whether the run had one; a trace tells nothing of sums if it had, and of nothing but sums if not.
-        source: where it is from, for messages.
+        rows: round trips in any order; stored sorted by worker and draw.
+        by: row that a task replays: by "draw", the d-th row of the worker for its d-th task; by "time", the row in
+            progress at that time. After the last row the rows repeat, with a warning.
+        censored: rule for the duration of censored work: "km" samples it from a Kaplan-Meier fit of the worker's round
+            trips, given the observed time. None has no rule, and a run that needs such a duration is refused.
+        has_server: whether the run had a server. With a server the trace has pulls and pushes, without one only sums.
+        source: origin of the trace, for messages.
 
     Raises:
-        UsageError: a row contradicts itself or another one, or no row is finished.
+        UsageError: a row is invalid or contradicts another one, or no row is finished.
 
     >>> trace = Trace([TraceRow(0, 1, start_s=0.0, pull_s=0.1, compute_s=0.7, push_s=0.2, end_s=1.0, censored=0)])
     >>> trace.workers
@@ -105,7 +108,7 @@ class Trace:
     def __post_init__(self) -> None:
         _check_rows(self.rows, self.source)
         if all(row.censored for row in self.rows):
-            raise UsageError(f"{self.source} has no round trip that is finished; record a longer run")
+            raise UsageError(f"{self.source} has no finished round trip; record a longer run")
         object.__setattr__(self, "rows", tuple(sorted(self.rows, key=lambda row: (row.worker, row.draw))))
 
     def __repr__(self) -> str:
@@ -120,20 +123,24 @@ class Trace:
 
     @property
     def censored_rows(self) -> int:
-        """Number of rows whose gradient never came."""
+        """Number of censored rows."""
         return sum(row.censored for row in self.rows)
 
     @property
     def is_certain(self) -> bool:
-        """Whether it is known, or drawn, how long all work takes but each worker's last: there the rows end."""
+        """Whether the duration of every row but each worker's last is known or sampled."""
         between = (row for row, after in pairwise(self.rows) if row.worker == after.worker)
         return self.censored == "km" or not any(row.censored for row in between)
 
     @classmethod
     def of(cls, run: Iterable[Record] | HasHistory, *, source: str = "the run") -> Trace:
-        """Extract the round trips of a run: a `History`, or a `Result` or `SavedRun` that has one.
+        """Extract the round trips of a run.
 
-        Work that was interrupted or never finished is censored, unless its gradient came after all.
+        Work that was interrupted or never finished is censored, unless its gradient arrived later.
+
+        Args:
+            run: history of the run, or a `Result` or `SavedRun`.
+            source: origin of the trace, for messages.
         """
         rows: dict[tuple[int, int], TraceRow] = {}
         has_server = True
@@ -147,10 +154,15 @@ class Trace:
     def from_csv(
         cls, file: str | Path, *, by: Literal["draw", "time"] = "draw", censored: Literal["km"] | None = None
     ) -> Trace:
-        """Read a trace, as `paceline trace` writes it.
+        """Read a trace from a CSV file, as `paceline trace` writes it.
+
+        Args:
+            file: path of the file.
+            by: row that a task replays, as in `Trace`.
+            censored: rule for the duration of censored work, as in `Trace`.
 
         Raises:
-            UsageError: the file cannot be read, or is wrong; with the line and the column.
+            UsageError: the file cannot be read, or has an error; with the line and the column.
         """
         try:
             with open_table(file) as stream:
@@ -165,7 +177,7 @@ class Trace:
             raise UsageError(f"{file}, line {lines[error.index]}, {error.text}") from error
 
     def to_csv(self, file: str | Path) -> None:
-        """Write the rows, by worker and draw; every number is read back as the very same.
+        """Write the rows to a CSV file, sorted by worker and draw; every number is read back exactly.
 
         Raises:
             UsageError: the file cannot be written.
@@ -198,7 +210,7 @@ def _read(reader: csv.DictReader[str], file: str) -> tuple[list[int], list[Trace
     missing = [column for column in WITH_SERVER if column not in (reader.fieldnames or ())]
     if missing:
         expected = ",".join(WITH_SERVER)
-        raise UsageError(f"{file}, line 1: the column {missing[0]} is missing; expected {expected}")
+        raise UsageError(f"{file}, line 1: column {missing[0]} is missing; expected {expected}")
     lines, rows = [], []
     for cells in reader:
         where = f"{file}, line {reader.line_num}"
@@ -221,7 +233,7 @@ def _number(cell: str | None, column: str, where: str) -> Any:
 
 
 class _WrongRowError(UsageError):
-    """A row is wrong; its index is told apart, so that the reader of a file can name the line."""
+    """Error in one row of a trace, with its index, so that the reader of a file can name the line."""
 
     def __init__(self, index: int, text: str, source: str) -> None:
         super().__init__(f"{source}, row {index + 1}, {text}")
@@ -257,6 +269,6 @@ def _check_row(row: TraceRow) -> None:
 
 def _check_place(row: TraceRow, known: set[tuple[int, int]], workers: set[int]) -> None:
     if (row.worker, row.draw) in known:
-        raise UsageError(f"draw: {row.draw} of worker {row.worker} is there already")
+        raise UsageError(f"draw: {row.draw} of worker {row.worker} occurs twice")
     if row.worker and row.worker - 1 not in workers:
         raise UsageError(f"worker: {row.worker}, but there is no worker {row.worker - 1}; number them from 0")

@@ -193,10 +193,14 @@ def _check(saved: SavedRun, updates: Sequence[ObservedUpdate]) -> None:
 
 
 def _check_means(cluster: Cluster) -> None:
-    laws = [] if isinstance(cluster.timing, Trace) else [cluster.law_of(worker) for worker in range(cluster.n)]
-    for law in laws:
-        if isinf(law.expectation_s):
-            raise UsageError(f"{law} has an infinite mean, of which no simulation tells; give a law with a mean")
+    distributions = (
+        [] if isinstance(cluster.timing, Trace) else [cluster.distribution_of(worker) for worker in range(cluster.n)]
+    )
+    for distribution in distributions:
+        if isinf(distribution.expectation_s):
+            raise UsageError(
+                f"{distribution} has an infinite mean, of which no simulation tells; give a distribution with a mean"
+            )
 
 
 def _without(trace: Trace, part: int | None) -> Trace:

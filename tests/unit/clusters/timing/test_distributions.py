@@ -16,7 +16,7 @@ from paceline.clusters.timing import (
     Pareto,
     ShiftedExponential,
     Uniform,
-    parse_law,
+    parse_distribution,
 )
 from paceline.errors import UsageError
 from paceline.utils.rng import derived_seed, stream
@@ -69,7 +69,7 @@ def test_mean_of_the_quantile_is_the_expectation(law):
 
 @pytest.mark.parametrize(("law", "text"), [(law, text) for law, text, _ in TABLE if text])
 def test_typed_law_is_the_python_law(law, text):
-    assert parse_law(text) == law
+    assert parse_distribution(text) == law
 
 
 @settings(deadline=None)  # a busy machine is not a failure
@@ -113,8 +113,8 @@ def test_one_branch_is_the_exponential():
         ("gamma(shape=0, mean=1)", "shape=0"),
         ("hyper_exp(means=[1, 0], probabilities=[0.5, 0.5])", "means_s=0"),
         ("hyper_exp(means=[1, 2], probabilities=[0, 1])", "probabilities=0"),
-        ("hyper_exp(means=[1, 2], probabilities=[0.5, 0.4])", "2 numbers of sum 1"),
-        ("hyper_exp(means=[1, 2], probabilities=[1.0])", "2 numbers of sum 1"),
+        ("hyper_exp(means=[1, 2], probabilities=[0.5, 0.4])", "2 numbers with sum 1"),
+        ("hyper_exp(means=[1, 2], probabilities=[1.0])", "2 numbers with sum 1"),
         ("hyper_exp(means=1, probabilities=[1])", "means=1, expected a list of numbers"),
         ("hyper_exp(means=[], probabilities=[])", "means_s=[] is not a list"),
         ("expo(mean=1)", "'expo' is not known; did you mean 'exp'?"),
@@ -123,14 +123,14 @@ def test_one_branch_is_the_exponential():
 )
 def test_bad_parameters_are_explained(text, words):
     with pytest.raises(UsageError) as error:
-        parse_law(text)
+        parse_distribution(text)
     assert words in str(error.value)
 
 
 def test_measured_times_are_read_from_a_column(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("worker,compute_s\n0,3.0\n1,1.5\n")
-    law = parse_law(f"empirical(path='{path}', column=compute_s)")
+    law = parse_distribution(f"empirical(path='{path}', column=compute_s)")
     assert law == Empirical((1.5, 3.0))
     np.testing.assert_array_equal(law.quantile(np.array([[0.0, 0.49], [0.5, 0.99]])), [[1.5, 1.5], [3, 3]])
 

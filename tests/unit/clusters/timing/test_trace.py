@@ -15,7 +15,7 @@ import paceline as pl
 from catalogue_table import TABLE
 from paceline.clusters.parser import load_cluster, parse_cluster
 from paceline.clusters.timing import TraceRow
-from paceline.clusters.timing.survival import JUST_AFTER, Survival, filled
+from paceline.clusters.timing.survival import JUST_AFTER, Survival, impute_censored
 from paceline.core.records import WorkInterrupted, WorkUnfinished
 from paceline.errors import PacelineWarning
 from paceline.recording.event_log import to_line
@@ -173,7 +173,7 @@ def test_a_row_begins_at_its_own_moment():
 def test_beyond_its_end_a_trace_begins_again_and_warns_once(by):
     trips = pl.Cluster(1, pl.Trace(rows_of([1.0, 2.0]), by=by)).round_trips(0)
     starts_s = [0.0, 1.0, 3.0, 4.0, 6.0]
-    with pytest.warns(PacelineWarning, match="beyond the end of a trace") as caught:
+    with pytest.warns(PacelineWarning, match="longer than a trace") as caught:
         found = [trips.duration_s(0, draw, start_s) for draw, start_s in enumerate(starts_s, start=1)]
     assert found == [1.0, 2.0, 1.0, 2.0, 1.0]
     assert len(caught) == 1
@@ -209,7 +209,7 @@ CENSORED = pl.Trace(rows_of([1.0, 2.0, 1.0], censored=[1]), source="yesterday")
 @pytest.mark.parametrize("run", [pl.simulate, lambda *given, updates: trained(*given, updates)])
 @pytest.mark.parametrize("protocol", ["bsp", "asp", "k_sync(k=1)@seconds=0.5 >> asp", "pull(k=1)"])
 def test_a_protocol_that_never_interrupts_is_refused_where_the_trace_is_censored(run, protocol):
-    words = r"1 of 3 rows of yesterday are censored, .* never interrupts, .*censored=\"km\""
+    words = r"1 of 3 rows of yesterday are censored: .* never interrupts work, .*censored=\"km\""
     with pytest.raises(pl.UsageError, match=words):
         run(protocol, pl.Cluster(1, CENSORED), updates=1)
     with warnings.catch_warnings(action="ignore", category=PacelineWarning):
@@ -230,7 +230,7 @@ def test_work_that_the_end_of_the_recording_cut_off_takes_the_time_of_the_first(
 
 def test_censored_work_may_go_on_for_a_tenth_longer():
     assert pl.simulate("k_sync(k=1)", pl.Cluster(2, interrupted_after(0.95)), updates=1).time_s == 1.0
-    with pytest.raises(pl.RunError, match=r"worker 1 .* draw 1 .* given up after 0\.9 s.*censored=\"km\""):
+    with pytest.raises(pl.RunError, match=r"worker 1 .* draw 1 .* interrupted after 0\.9 s.*censored=\"km\""):
         pl.simulate("k_sync(k=1)", pl.Cluster(2, interrupted_after(0.9)), updates=1)
 
 
@@ -242,7 +242,7 @@ def test_a_run_that_waits_too_long_keeps_what_it_learned(tmp_path):
 
 
 def test_real_workers_refuse_to_sleep_for_an_unknown_time():
-    with pytest.raises(pl.UsageError, match="have to sleep for some time"):
+    with pytest.raises(pl.UsageError, match="must sleep for a known time"):
         trained("k_sync(k=1)", pl.LocalCluster(1, slowness=pl.Cluster(1, CENSORED)))
 
 
@@ -292,7 +292,7 @@ def tail_end(rows, left):
 def test_the_tail_of_exponential_work_is_found_behind_an_early_end():
     times_s = stream(3, "test").exponential(1.0, 3000)
     rows = rows_of(np.minimum(times_s, 0.8), censored=set(np.flatnonzero(times_s > 0.8)))
-    done = [each.total_s for each in filled(rows, seed=0)]
+    done = [each.total_s for each in impute_censored(rows, seed=0)]
     assert np.mean(done) == pytest.approx(1.0, rel=0.05)
     assert np.quantile(done, 0.99) == pytest.approx(np.log(100), rel=0.1)
 
@@ -314,14 +314,14 @@ def test_filled_times_have_the_mean_that_was_hidden():
     times_s, limits_s = rng.exponential(1.0, 5000), rng.exponential(3.0, 5000)
     seen_s = [min(pair) for pair in zip(times_s, limits_s, strict=True)]
     rows = rows_of(seen_s, censored={index for index in range(5000) if limits_s[index] < times_s[index]})
-    done = [each.total_s for each in filled(rows, seed=0)]
+    done = [each.total_s for each in impute_censored(rows, seed=0)]
     assert sum(seen_s) / 5000 == pytest.approx(0.75, rel=0.05)
     assert sum(done) / 5000 == pytest.approx(1.0, rel=0.05)
 
 
 def test_filled_times_depend_on_the_seed_and_never_shrink():
     trace = replace(pl.Trace.of(trained(pl.k_sync(k=3), CLUSTER)), censored="km")
-    first, again, other = (filled(trace.rows, seed) for seed in (0, 0, 1))
+    first, again, other = (impute_censored(trace.rows, seed) for seed in (0, 0, 1))
     assert first == again != other
     assert not any(each.censored for each in first)
     for before, after in zip(trace.rows, first, strict=True):
@@ -332,7 +332,7 @@ def test_a_worker_that_hardly_finished_borrows_the_times_of_all_and_says_so():
     quick = rows_of([2.0] * 19 + [30.0])
     slow = rows_of([1.0, 1.0, 3.0], worker=1, censored=[0, 1, 2])
     with pytest.warns(PacelineWarning, match="worker 1 finished 0 of 3 round trips"):
-        done = filled([*quick, *slow], seed=0)
+        done = impute_censored([*quick, *slow], seed=0)
     assert {each.total_s for each in done[20:22]} <= {2.0, 30.0}
     assert done[22].total_s == pytest.approx(30.0)
 
@@ -362,15 +362,15 @@ def test_a_cluster_of_a_trace_says_briefly_what_it_is():
 
 
 REFUSED = [
-    (lambda: pl.Cluster(3, CENSORED), "yesterday has 1 worker, the cluster 3: type 1"),
+    (lambda: pl.Cluster(3, CENSORED), "yesterday has 1 worker, the cluster 3: give 1"),
     (lambda: pl.Cluster(1, [CENSORED]), "expected a pl.Distribution"),
     (lambda: pl.Trace(CENSORED.rows, by="day"), "by='day', expected 'draw' or 'time'"),
     (lambda: pl.Trace(CENSORED.rows, censored="mean"), "censored='mean', expected 'km'"),
-    (lambda: parse_cluster("4*exp(mean=1)", censored="km"), 'censored="km" is for the rows of a trace'),
-    (lambda: parse_cluster("local:4", censored="km"), 'censored="km" is for the rows of a trace'),
+    (lambda: parse_cluster("4*exp(mean=1)", censored="km"), 'censored="km" applies to the rows of a trace'),
+    (lambda: parse_cluster("local:4", censored="km"), 'censored="km" applies to the rows of a trace'),
     (lambda: pl.Trace([row(), row(draw=2, total_s=-1.0)], source="ours"), "ours, row 2, column compute_s"),
-    (lambda: pl.Trace(rows_of([1.0], censored=[0])), "has no round trip that is finished"),
-    (lambda: pl.Trace.of(History(list)), "the run has no round trip"),
+    (lambda: pl.Trace(rows_of([1.0], censored=[0])), "has no finished round trip"),
+    (lambda: pl.Trace.of(History(list)), "the run has no finished round trip"),
 ]
 
 
@@ -384,8 +384,8 @@ def test_what_makes_no_sense_is_refused(build, words):
 HEADER = "worker,draw,start_s,pull_s,compute_s,push_s,end_s,censored\n"
 GOOD = "0,1,0,0,1,0,1,0\n"
 FILES = [
-    ("", "line 1: the column worker is missing"),
-    (HEADER.replace("push_s,", "") + GOOD, "line 1: the column push_s is missing; expected worker,draw,start_s"),
+    ("", "line 1: column worker is missing"),
+    (HEADER.replace("push_s,", "") + GOOD, "line 1: column push_s is missing; expected worker,draw,start_s"),
     (HEADER, "has no rows"),
     (HEADER + "0,1,0,0,1,0,1\n", "line 2, column censored: '' is not a whole number"),
     (HEADER + "0,1,0,0,1,0,1,0,0\n", "line 2, column 9: more cells than columns"),
@@ -401,9 +401,9 @@ FILES = [
     (HEADER + "0,1,5,0,1,0,4,0\n", "line 2, column end_s: 4.0 is not after start_s, 5.0"),
     (HEADER + "0,1,5,0,0,0,5,0\n", "line 2, column end_s: 5.0 is not after start_s, 5.0"),
     (HEADER + "0,1,0,1,1,1,2,0\n", "column end_s: 2.0 is before start_s + pull_s + compute_s + push_s = start_s + 3.0"),
-    (HEADER + GOOD + GOOD, "line 3, column draw: 1 of worker 0 is there already"),
+    (HEADER + GOOD + GOOD, "line 3, column draw: 1 of worker 0 occurs twice"),
     (HEADER + GOOD + "2,1,0,0,1,0,1,0\n", "line 3, column worker: 2, but there is no worker 1"),
-    (HEADER + "0,1,0,0,1,0,1,1\n", "t.csv has no round trip that is finished"),
+    (HEADER + "0,1,0,0,1,0,1,1\n", "t.csv has no finished round trip"),
 ]
 
 

@@ -27,7 +27,7 @@ from paceline.engines.virtual.vectorized.selection import is_exact, vectorized_s
 from paceline.protocols.protocol import Protocol, as_plan
 from paceline.run.simulate import _simulate_by_events
 
-LAWS = [
+DISTRIBUTIONS = [
     pl.Deterministic(1.0),
     pl.Empirical((1.0, 2.0, 3.0)),
     pl.Exponential(1.0),
@@ -104,7 +104,7 @@ def protocols(draw, n):
 @st.composite
 def clusters(draw):
     n = draw(st.sampled_from([1, 2, 3, 5, 8, 66]))
-    law, speed = st.sampled_from(LAWS), st.sampled_from([1.0, 2, 0.5, 4.0])
+    law, speed = st.sampled_from(DISTRIBUTIONS), st.sampled_from([1.0, 2, 0.5, 4.0])
     network = draw(st.sampled_from([pl.Network(), pl.Network(latency_s=0.25), pl.Network(0.1, 7.0, 13.0)]))
     return pl.Cluster(
         n,
@@ -171,7 +171,7 @@ def test_simulate_says_the_same_of_every_protocol_of_the_catalogue(protocol, law
 # -- the parts
 
 
-@pytest.mark.parametrize("law", LAWS, ids=repr)
+@pytest.mark.parametrize("law", DISTRIBUTIONS, ids=repr)
 def test_times_are_those_of_the_round_trips_in_whatever_order(law):
     rng = np.random.default_rng(0)
     cluster = pl.Cluster(70, law, speed=[1 + i % 3 for i in range(70)], network=pl.Network(latency_s=0.1))

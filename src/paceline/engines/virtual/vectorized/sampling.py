@@ -106,7 +106,7 @@ class RoundTripSampler:
         if isinstance(cluster.timing, ELEMENTWISE):
             times_s = cluster.timing.quantile(u)
         else:
-            laws: Any = (cluster.law_of(first + i) for i in range(len(u)))
+            laws: Any = (cluster.distribution_of(first + i) for i in range(len(u)))
             times_s = np.array([law.quantile(row) for law, row in zip(laws, u, strict=True)])
         speed = cluster.speed
         if speed != 1.0:
