@@ -103,7 +103,7 @@ def test_censored_work_that_would_be_waited_for_is_refused_unless_it_is_filled_i
     assert said.count("\n") == 1
     assert train(paceline, cluster="trace:trace.csv", censored="km")[0] == 0
     status, said = train(paceline, censored="km")
-    assert (status, "type --cluster trace:FILE" in said) == (2, True)
+    assert (status, "give --cluster trace:FILE" in said) == (2, True)
 
 
 def test_what_is_no_run_has_no_trace(paceline):
