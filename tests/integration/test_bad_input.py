@@ -231,7 +231,7 @@ def indexed():
 
 
 def test_accuracy_without_evaluation_data_is_refused():
-    said = r"stop accuracy>=0\.9 looks at evaluations, but job tiny has no evaluation data; give it eval_data"
+    said = r"stop accuracy>=0\.9 needs evaluations, but job tiny has no evaluation data; give it eval_data"
     with pytest.raises(pl.UsageError, match=said):
         simulate_training(stop="accuracy=0.9")
 

@@ -129,7 +129,9 @@ def test_resumed_under_another_protocol_or_on_another_cluster(change, tmp_path):
     asked = {"protocol": "k_batch_async(k=3)", "cluster": "4*exp(mean=1)"}
     pl.train(counting_job(SAMPLES), stop="updates=9", out=tmp_path / "run", **asked)
     options = {"stop": f"epochs={EPOCHS}", "resume": tmp_path / "run", **asked, **change}
-    with pytest.raises(pl.UsageError, match=r"was another run: .*; if that is what you want, give allow_change=True"):
+    with pytest.raises(
+        pl.UsageError, match=r"has a run with other settings: .*; to resume with the new ones, give allow_change=True"
+    ):
         pl.train(counting_job(SAMPLES), **options)
     result = pl.train(counting_job(SAMPLES), allow_change=True, **options)
     assert times_applied(result.model) == [EPOCHS] * SAMPLES

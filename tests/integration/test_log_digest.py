@@ -67,7 +67,10 @@ def test_any_flipped_bit_is_found_before_training_goes_on(where, bit, whole, tmp
     content = bytearray((run / EVENTS).read_bytes())
     content[int(where * first)] ^= 1 << bit
     (run / EVENTS).write_bytes(content)
-    with pytest.raises(pl.RunError, match=r"does not have the digest .*; put back a copy of it, or start the run"):
+    with pytest.raises(
+        pl.RunError,
+        match=r"the digest .* differs from that in the checkpoint.*; restore the file from a copy, or start a new run",
+    ):
         train(run, resume=True, updates=12)
     assert (run / EVENTS).read_bytes() == content
 
@@ -77,7 +80,7 @@ def test_damage_after_an_earlier_checkpoint_costs_only_time(whole, copy):
     content = bytearray((copy / EVENTS).read_bytes())
     content[(earlier + later) // 2] ^= 1
     (copy / EVENTS).write_bytes(content)
-    with pytest.warns(PacelineWarning, match=r"the run goes on from 00000\d-update-6, before the damage"):
+    with pytest.warns(PacelineWarning, match=r"resuming from 00000\d-update-6, before the damage"):
         again = train(copy, resume=True)
     assert torch.equal(parameters_of(again.model), parameters_of(whole.model))
     assert (copy / EVENTS).read_bytes() == (whole.folder / EVENTS).read_bytes()
@@ -94,7 +97,7 @@ def test_a_checkpoint_without_a_digest_is_accepted_with_one_warning(whole, copy)
     with pytest.warns(PacelineWarning) as warned:
         again = train(copy, resume=True)
     assert len(warned) == 1
-    assert "has no digest of events.jsonl" in str(warned[0].message)
+    assert "without a digest of events.jsonl" in str(warned[0].message)
     assert torch.equal(parameters_of(again.model), parameters_of(whole.model))
 
 

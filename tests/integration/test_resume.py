@@ -197,7 +197,7 @@ def test_an_accuracy_that_was_reached_can_be_raised(tmp_path):
 
 @settings(max_examples=6)
 @given(share=st.floats(0.01, 0.99), every=st.integers(1, 15))
-def test_any_point_any_habit(share, every, tmp_path_factory):
+def test_any_point_any_checkpoint_interval(share, every, tmp_path_factory):
     path = tmp_path_factory.mktemp("runs")
     whole = train("k_batch_async", path / "whole")
     crash = Crash(max(1, int(share * len(whole.history.records))))

@@ -43,7 +43,7 @@ def train(path, protocol="bsp", cluster=CLUSTER, seed=0, resume=False, stop="upd
 def test_the_run_of_another_job_is_refused(changes, difference, tmp_path):
     train(tmp_path / "run", stop="updates=3")
     log = (tmp_path / "run" / EVENTS).read_bytes()
-    with pytest.raises(pl.UsageError, match=f"is the run of another job: .*{difference}"):
+    with pytest.raises(pl.UsageError, match=f"has the run of another job: .*{difference}"):
         train(tmp_path / "run", resume=True, allow_change=True, **changes)
     assert (tmp_path / "run" / EVENTS).read_bytes() == log
 
@@ -66,7 +66,7 @@ def test_other_samples_are_noticed(tmp_path):
 )
 def test_a_change_on_purpose_has_to_be_allowed(changes, difference, tmp_path):
     train(tmp_path / "run", stop="updates=3")
-    with pytest.raises(pl.UsageError, match=rf"was another run: {difference}.*give allow_change=True"):
+    with pytest.raises(pl.UsageError, match=rf"has a run with other settings: {difference}.*give allow_change=True"):
         train(tmp_path / "run", resume=True, **changes)
     result = train(tmp_path / "run", resume=True, allow_change=True, **changes)
     assert result.history.totals.updates == 6
@@ -149,7 +149,7 @@ def test_the_end_is_not_saved_twice(tmp_path):
 
 
 def test_out_and_resume_exclude_each_other(tmp_path):
-    with pytest.raises(pl.UsageError, match="a resumed run stays where it is"):
+    with pytest.raises(pl.UsageError, match="a resumed run stays in its folder"):
         train(tmp_path / "run", resume=True, out=tmp_path / "other")
 
 
@@ -168,7 +168,7 @@ def test_a_state_that_cannot_be_saved_is_refused_at_the_beginning(tmp_path):
 def test_other_versions_are_said(tmp_path, monkeypatch):
     train(tmp_path / "run", stop="updates=3")
     monkeypatch.setattr("paceline.run.resume.versions", lambda: {**versions(), "torch": "1.0"})
-    with pytest.warns(PacelineWarning, match=r"torch .*, now 1.0: the run goes on, but not bit for bit"):
+    with pytest.warns(PacelineWarning, match=r"torch .*, now 1.0: the resumed run is not bit-identical"):
         train(tmp_path / "run", resume=True)
 
 
@@ -217,7 +217,7 @@ def test_a_run_that_failed_fails_again(tmp_path):
 
 def test_protocols_of_the_same_name_are_told_apart(tmp_path):
     train(tmp_path / "run", pl.Protocol(2, 0, "update"))
-    with pytest.raises(pl.UsageError, match=r"was another run: plan .*'quorum': 2.*'quorum': 3"):
+    with pytest.raises(pl.UsageError, match=r"has a run with other settings: plan .*'quorum': 2.*'quorum': 3"):
         train(tmp_path / "run", pl.Protocol(3, 0, "update"), resume=True)
 
 
@@ -265,7 +265,7 @@ def test_set_aside_workers_are_taken_back_and_new_controllers_asked_under_anothe
 )
 def test_every_part_of_a_job_is_compared(changes, difference, tmp_path):
     train(tmp_path / "run", stop="updates=3")
-    with pytest.raises(pl.UsageError, match=f"is the run of another job: .*{difference}"):
+    with pytest.raises(pl.UsageError, match=f"has the run of another job: .*{difference}"):
         train(tmp_path / "run", resume=True, job=changes)
 
 

@@ -1,4 +1,4 @@
-"""When a run is saved, and what of it."""
+"""Periodic checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from paceline.run.session import Session
 
 
 class CheckpointPolicy(NamedTuple):
-    """How a run is saved.
+    """Interval and number of checkpoints.
 
     Attributes:
-        every: updates or gradients, or seconds of real time, between two checkpoints.
-        keep: how many are kept.
+        every: interval between two checkpoints in updates, gradients or seconds of real time.
+        keep: number of checkpoints kept, >= 1.
     """
 
     every: Duration
@@ -30,18 +30,18 @@ class CheckpointPolicy(NamedTuple):
 
 
 class Checkpointer:
-    """Saves the whole state of a run, now and then.
+    """Periodic writer of the whole state of a run.
 
     Args:
-        session: with the coordinator and the server.
-        engine: that runs it.
-        recorder: with its counts.
-        folder: of the run.
-        habit: when, and how many are kept.
+        session: owner of the coordinator and the server.
+        engine: engine of the run.
+        recorder: recorder of the run, whose counts are saved too.
+        folder: folder of the run.
+        policy: interval and number of checkpoints.
     """
 
     def __init__(
-        self, session: Session, engine: Engine, recorder: Recorder, folder: RunFolder, habit: CheckpointPolicy
+        self, session: Session, engine: Engine, recorder: Recorder, folder: RunFolder, policy: CheckpointPolicy
     ) -> None:
         self._parts: dict[str, Any] = {
             "coordinator": session.coordinator,
@@ -54,40 +54,40 @@ class Checkpointer:
         self._configuration = {**session.configuration, "versions": versions()}
         self._engine = engine
         self._folder = folder
-        self._every = habit.every
-        self._checkpoints = Checkpoints(folder.path / CHECKPOINTS, habit.keep)
+        self._every = policy.every
+        self._checkpoints = Checkpoints(folder.path / CHECKPOINTS, policy.keep)
         is_new = session.coordinator.version == 0
         self._saved_at = -inf if is_new else self._position()
         self._version = -1 if is_new else session.coordinator.version
-        self._is_saved = False  # as it is now
+        self._is_saved = False  # whether the current state is saved
 
     def after(self) -> None:
-        """Save at the beginning, after the first update, and when an update has been made and it is time to.
+        """Save at the beginning, after the first update, and at the first update after each interval.
 
-        An engine that is not settled is not saved: of `local_sgd` on real ranks there is nothing to save between sums.
+        The state is not saved while the engine is unsettled, as between the sums of `local_sgd` on real ranks.
         """
         self._is_saved = False
         if self._coordinator.awaits_step or not self._engine.is_settled:
-            return  # until it has been told, the update is not over
+            return  # the update is incomplete until its step is measured
         if self._coordinator.version != self._version:
             is_first = self._version == 0
             self._version = self._coordinator.version
             is_due = self._position() - self._saved_at >= self._every.amount
             if is_due:
                 self._saved_at = self._position()
-            if is_due or is_first:  # the first update shows what the optimizer remembers
+            if is_due or is_first:  # the first update creates the optimizer's state
                 self.save()
 
     def at_end(self) -> None:
-        """Save, unless the last event has led to it already."""
+        """Save the final state, unless it is saved already."""
         if not self._is_saved:
             self.save()
 
     def save(self) -> None:
-        """Save what the run is now, and how long its log is, with a digest.
+        """Save the state of the run with the length and the digest of its log.
 
         Raises:
-            RunError: it cannot be saved, or only to another folder, since that of the run is gone.
+            RunError: the state cannot be written, or only to another folder because the folder of the run is gone.
         """
         version = self._coordinator.version
         state = {name: part.state_dict() for name, part in self._parts.items()}
@@ -109,5 +109,5 @@ class Checkpointer:
 
 
 def covered(log: Prefix) -> dict[str, Any]:
-    """Return the length and the digest of the log, as a checkpoint has them."""
+    """Return the length and the digest of the log in the form of a checkpoint."""
     return {"log_bytes": log.size_bytes, "log_digest": log.digest.hexdigest()}

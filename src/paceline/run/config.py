@@ -1,4 +1,4 @@
-"""What was asked for, and the parts of the run that it asks for, put together."""
+"""Configuration of one run, with its durations and intervals converted to gradients."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from paceline.worker.torch_utils import build_model
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What was asked for.
+    """Configuration of one run, as the user gave it.
 
     Attributes:
-        plan: as given; `checked_plan` is the one that runs.
-        evaluate_every: how often, None for the default.
-        worker_timeout_s: None to derive it where workers are real, and for no timeout in a simulation.
-        measure_steps: whether every step is measured.
+        plan: plan before the check; the run uses `checked_plan`.
+        seed: seed of all random numbers, >= 0.
+        evaluate_every: interval between evaluations; None for the default.
+        worker_timeout_s: timeout of the failure detector in seconds, > 0; None to derive it from the round trips of
+            real workers, and for no timeout in a simulation.
+        measure_steps: whether to record how far each update moves the parameters.
     """
 
     job: Job
@@ -42,18 +44,18 @@ class RunConfig:
 
     @cached_property
     def per_epoch(self) -> int | None:
-        """Gradients of one epoch."""
+        """Number of gradients per epoch, None for data without a length."""
         per_shard = self.job.minibatches_per_epoch(self.shards)
         return per_shard and per_shard * self.shards
 
     @property
     def shards(self) -> int:
-        """Parts that the data are cut into."""
+        """Number of parts that the data set is divided into."""
         return self.cluster.n if self.job.sharding == "partitioned" else 1
 
     @cached_property
     def checked_plan(self) -> Plan:
-        """The plan in numbers of this run."""
+        """Plan with its durations in gradients, checked against job and cluster."""
         total = self.stop.workload(self.per_epoch)
         limits = {"updates": self.stop.updates, "seconds": self.stop.seconds}
         plan = self.plan.checked(self.cluster.n, total=total, per_epoch=self.per_epoch, **limits)
@@ -66,47 +68,47 @@ class RunConfig:
 
     @cached_property
     def schedule(self) -> ScheduleCurve | None:
-        """The job's schedule in numbers of this run."""
+        """Learning-rate schedule of the job with its durations in gradients."""
         if self.job.schedule is None:
             return None
         return self.job.schedule.in_gradients(self.stop.workload(self.per_epoch), self.per_epoch)
 
     @cached_property
     def evaluations(self) -> Duration | None:
-        """How often a version is evaluated, if there are data for it."""
+        """Interval between evaluations; None without evaluation data."""
         data = self.job.eval_data
         if data is None or (isinstance(data, Sized) and not len(data)):
-            lacks = f"job {self.job.name} has no evaluation data" + (
-                "; give it eval_data" if data is None else " in it"
+            reason = f"job {self.job.name} has " + (
+                "no evaluation data; give it eval_data" if data is None else "empty evaluation data"
             )
             if self.stop.evaluated:
-                raise UsageError(f"stop {self.stop.evaluated[0]} looks at evaluations, but {lacks}")
+                raise UsageError(f"stop {self.stop.evaluated[0]} needs evaluations, but {reason}")
             if data is not None or self.evaluate_every is not None:
-                raise UsageError(lacks)
+                raise UsageError(reason)
             return None
         if self.evaluate_every is None:
             return Duration("gradients", self.per_epoch) if self.per_epoch else Duration("updates", 100)
         return self.in_gradients(self.evaluate_every)
 
     def check(self) -> None:
-        """Refuse what cannot run.
+        """Check the configuration.
 
         Raises:
-            UsageError: a part contradicts another.
+            UsageError: two settings contradict each other.
         """
         _ = (self.checked_plan, self.evaluations, self.schedule)
 
-    def in_gradients(self, extent: Duration) -> Duration:
-        """Express epochs and fractions in gradients of this run."""
-        return extent.in_gradients(self.stop.workload(self.per_epoch), self.per_epoch)
+    def in_gradients(self, duration: Duration) -> Duration:
+        """Convert epochs and fractions of this run to gradients."""
+        return duration.in_gradients(self.stop.workload(self.per_epoch), self.per_epoch)
 
     @cached_property
     def rules(self) -> dict[str, Any]:
-        """Everything but the plan and the stop that a coordinator goes by, as JSON can hold it."""
+        """Settings of the coordinator beside plan and stop, as plain JSON data."""
         return {
             "workers": self.cluster.n,
             "per_epoch": self.per_epoch,
-            "minibatches": self._dealing(),
+            "minibatches": self._minibatches(),
             "learning_rate": vars(self.job.learning_rate),
             "schedule": vars(self.schedule) if self.schedule else None,
             "worker_timeout_s": self.worker_timeout_s,
@@ -115,8 +117,8 @@ class RunConfig:
             "measure_steps": self.measure_steps,
         }
 
-    def _dealing(self) -> dict[str, Any] | None:
-        """Return how minibatches are dealt out; None where the workers draw for themselves."""
+    def _minibatches(self) -> dict[str, Any] | None:
+        """Return how the coordinator assigns minibatches; None where each worker draws its own."""
         job = self.job
         if job.sampling == "replacement" and job.sharding == "shared":
             return None

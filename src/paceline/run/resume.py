@@ -1,4 +1,4 @@
-"""Going on with a run that had ended, however it ended."""
+"""Resumption of a run from its folder."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from paceline.utils.wording import counted
 
 
 class Resumption:
-    """What is left of a run, to be loaded into the parts of the session that goes on with it.
+    """State of a stopped run, to be loaded into a new session.
 
-    A simulated run goes on as if it had never stopped. On real processes, and where the protocol or the cluster
-    was changed, what the workers were computing is lost, and all else is kept.
+    A simulated run continues as if it had not stopped. On real processes, and after a change of protocol or cluster,
+    the tasks in flight are lost; all other state is kept.
 
     Args:
-        path: of the run's folder.
-        session: that goes on with it.
-        allow_change: whether protocol, cluster and the like may differ from those of the run before.
+        path: folder of the run.
+        session: session that will continue the run.
+        allow_change: whether protocol, cluster and intervals may differ from those of the stopped run.
 
     Raises:
-        UsageError: it is no run, or that of another job.
-        RunError: all its checkpoints are damaged, or its log was changed before where each of them was made.
+        UsageError: the folder has no run, or the run of another job.
+        RunError: all checkpoints are damaged, or none of them matches the log.
     """
 
     def __init__(self, path: Path, session: Session, allow_change: bool) -> None:
@@ -46,9 +46,9 @@ class Resumption:
         self._log = path / EVENTS
         self._session = session
         saved = SavedRun(path)
-        self.kept: Prefix | None = None  # of the log; None if the run had no checkpoint yet and begins again
+        self.kept: Prefix | None = None  # part of the log to keep; None without a checkpoint: the run starts anew
         self._state = self._newest()
-        # The checkpoint may be older than run.json, which a resume that was killed may have changed.
+        # A resume that was killed may have changed run.json after the checkpoint was written.
         self._before: Mapping[str, Any] = saved.configuration
         with believed(path):
             if self._state:
@@ -58,11 +58,11 @@ class Resumption:
             self._note_stop(self.kept.size_bytes)
 
     def history(self) -> History:
-        """Return what had happened until the checkpoint."""
+        """Return the records up to the checkpoint."""
         return History(lambda: read_records(self._log, self.kept.size_bytes if self.kept else 0))
 
     def load(self, engine: Engine, recorder: Recorder) -> Restarted | None:
-        """Load every part, and return the event that the run goes on with, None if nothing was lost."""
+        """Load the state into all parts; return the first event of the resumed run, None if no task was lost."""
         if self._state is None:
             return None
         with believed(f"the checkpoint in {self._path}", RunError):
@@ -72,7 +72,7 @@ class Resumption:
         self._session.coordinator.load_state_dict(state["coordinator"])
         self._session.server.load_state_dict(state["server"])
         recorder.load_state_dict(state["recorder"])
-        if self._goes_on_seamlessly:
+        if self._is_seamless:
             assert isinstance(engine, TimingEngine)
             engine.load_state_dict(state["engine"])
             return None
@@ -91,95 +91,97 @@ class Resumption:
             {"seed": before["seed"], **before["identity"]}, {"seed": now["seed"], **now["identity"]}
         )
         if other_job:
-            raise UsageError(f"{self._path} is the run of another job: {'; '.join(other_job)}")
+            raise UsageError(f"{self._path} has the run of another job: {'; '.join(other_job)}")
         changes = changes_between(_changeable(before), _changeable(now))
-        if before["protocol"] == now["protocol"]:  # names may be the same where knobs are not
+        if before["protocol"] == now["protocol"]:  # equal names may have different arguments
             changes += changes_between({"plan": before["plan"]}, {"plan": now["plan"]})
         if changes and not allow_change:
             raise UsageError(
-                f"{self._path} was another run: {'; '.join(changes)}; if that is what you want, "
-                f"give allow_change=True{self._or_elastic(before['workers'])}"
+                f"{self._path} has a run with other settings: {'; '.join(changes)}; to resume with the new ones, "
+                f"give allow_change=True{self._elastic_advice(before['workers'])}"
             )
         if self._session.setting.job.sharding == "partitioned" and before["workers"] != now["workers"]:
             raise UsageError(
                 f"{self._path}: the data are partitioned among {counted(before['workers'], 'worker')}; "
-                f"a run of {now['workers']} would have other parts"
+                f"{counted(now['workers'], 'worker')} would get other parts"
             )
         other = changes_between(*({"threads": each["threads"], **each["versions"]} for each in (before, now)))
         if other:
             warnings.warn(
-                f"{'; '.join(other)}: the run goes on, but not bit for bit as it would have",
+                f"{'; '.join(other)}: the resumed run is not bit-identical to an uninterrupted one",
                 PacelineWarning,
                 stacklevel=2,
             )
         return changes
 
-    def _or_elastic(self, workers: int) -> str:
-        """Say how to let the number of ranks change from run to run, if that is what has changed."""
+    def _elastic_advice(self, workers: int) -> str:
+        """Return the advice to make the cluster elastic, if only the number of ranks has changed."""
         setting = self._session.setting
         if not isinstance(setting.cluster, Torchrun) or not setting.plan.reduction or setting.cluster.n == workers:
             return ""
-        return ", or torchrun(elastic=true) from the beginning"
+        return ", or use torchrun(elastic=true) from the start"
 
     def _note_stop(self, log_bytes: int) -> None:
-        """Note in `run.json` which stop was in force until which byte of the log, where no `RunResumed` has it."""
+        """Add the old stop and the byte of the log up to which it applied to `run.json`, if no `RunResumed` has it."""
         configuration = self._session.configuration
         if "stops_before" not in self._before:
-            del configuration["stops_before"]  # the run is older than this account, so it cannot be whole
+            del configuration["stops_before"]  # the run is older than this list, which would be incomplete
             return
-        here = [[self._before["stop"], log_bytes]] if self._goes_on_seamlessly else []
+        here = [[self._before["stop"], log_bytes]] if self._is_seamless else []
         configuration["stops_before"] = [*self._before["stops_before"], *here]
 
     @property
-    def _goes_on_seamlessly(self) -> bool:
-        """Whether the run goes on as if it had never stopped, since the state of its engine was saved."""
+    def _is_seamless(self) -> bool:
+        """Whether the run continues as if it had not stopped, because the state of its engine was saved."""
         is_simulated = isinstance(self._session.setting.cluster, Cluster)
         is_whole = self._state is not None and "engine" in self._state
         return is_simulated and is_whole and not self.changes and not self._has_other_epochs
 
     @property
     def _has_other_epochs(self) -> bool:
-        """Whether a run that deals out whole epochs is to deal out more or fewer of them."""
+        """Whether the stop changes the number of epochs that the coordinator assigns."""
         is_limited = self._session.coordinator.is_limited or (self._state and self._state["coordinator"]["is_limited"])
         return bool(is_limited) and self._before["stop"] != str(self._session.setting.stop)
 
     def _newest(self) -> dict[str, Any] | None:
-        """Return the newest checkpoint that goes with the log, None if there is no checkpoint at all."""
+        """Return the newest checkpoint that matches the log, None if there is no checkpoint."""
         reasons = []
         for path, state in Checkpoints(self._path / CHECKPOINTS).whole():
             try:
                 self.kept = self._covered(path, state)
             except OSError as error:
                 raise RunError(
-                    f"cannot read {self._log}: {error.strerror}; a run cannot go on without its log"
+                    f"cannot read {self._log}: {error.strerror}; a run cannot be resumed without its log"
                 ) from error
             except ContentError as error:
-                reasons.append(f"{self._log}: {error}; it was cut or changed after it was written")
+                reasons.append(f"{self._log}: {error}; the file was cut or changed after it was written")
                 continue
             if reasons:
-                _warn(f"{reasons[0]}; the run goes on from {path.name}, before the damage")
+                _warn(f"{reasons[0]}; resuming from {path.name}, before the damage")
             if is_cut_short(self._log):
                 _warn(f"{self._log} ended in the middle of a line: repaired")
             return state
         if reasons:
-            raise RunError(f"{reasons[0]}; put back a copy of it, or start the run again from its beginning")
+            raise RunError(f"{reasons[0]}; restore the file from a copy, or start a new run")
         return None
 
     def _covered(self, path: Path, state: Mapping[str, Any]) -> Prefix:
-        """Read the part of the log that a checkpoint goes with.
+        """Read the part of the log that a checkpoint covers.
 
         Raises:
-            OSError: it cannot be read.
-            ContentError: it is shorter, or is not what was written.
+            OSError: the log cannot be read.
+            ContentError: the log is shorter than the checkpoint says, or has another digest.
         """
         size_bytes, written = state.get("log_bytes"), state.get("log_digest")
         if not isinstance(size_bytes, int) or size_bytes < 0:
-            raise ContentError(f"it has no length in {path}")
+            raise ContentError(f"{path} has no length of the log")
         kept = Prefix.of(self._log, size_bytes)
         if written is None:
-            _warn(f"{path} is of an earlier paceline and has no digest of {EVENTS}: damage to that is not noticed")
+            _warn(
+                f"{path} was written by an earlier paceline, without a digest of {EVENTS}: damage to it is not detected"
+            )
         elif kept.digest.hexdigest() != written:
-            raise ContentError(f"it does not have the digest in the checkpoint of its first {kept.size_bytes} bytes")
+            raise ContentError(f"the digest of its first {kept.size_bytes} bytes differs from that in the checkpoint")
         return kept
 
 

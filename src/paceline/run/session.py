@@ -1,4 +1,4 @@
-"""What was asked for, and the parts of the run that it asks for, put together."""
+"""Construction of the parts of one run from its configuration."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ from paceline.worker.torch_utils import build_model, usable_device
 
 
 class Session:
-    """The parts of one run, put together.
+    """Parts of one run: coordinator, model, server and engine.
 
     Args:
-        setting: what was asked for.
+        setting: configuration of the run.
     """
 
     def __init__(self, setting: RunConfig) -> None:
@@ -84,15 +84,15 @@ class Session:
         self._step_scale = self._check_step_scale()
         if setting.measure_steps and setting.plan.reduction and setting.plan.reduction.sums == "updates":
             raise UsageError(
-                f"measure_steps: every worker of {setting.plan} steps for itself, so no step belongs to an update; "
-                "leave it out, or take all_reduce"
+                f"measure_steps: each worker of {setting.plan} applies its own steps, so an update has no single "
+                "step; remove measure_steps, or use all_reduce"
             )
         if any(phase.momentum != KEEP for phase in setting.plan.phases):
             check_momentum(job, self.server.optimizer)
 
     @cached_property
     def configuration(self) -> dict[str, Any]:
-        """What is run, for `run.json`."""
+        """Configuration of the run in the form of `run.json`."""
         setting, job = self.setting, self.setting.job
         return {
             "job": job.name,
@@ -115,18 +115,18 @@ class Session:
 
     @property
     def _sharing(self) -> int:
-        """Workers whose versions and gradients are in the memory of this process."""
+        """Number of workers whose versions and gradients this process stores."""
         is_one_of_many = isinstance(self.setting.cluster, Torchrun) and self.setting.plan.reduction is not None
         return 1 if is_one_of_many else self.setting.cluster.n
 
     def _check_step_scale(self) -> str:
-        """Return what compensators scale, if there are some; refuse them where that would change nothing."""
+        """Return what the compensators scale, as text; empty if no compensator scales steps."""
         compensators = [each for phase in self.setting.plan.phases for each in phase.compensators]
         scales = any(compensator.kind == "scale" for compensator in compensators)
         return f"multiplies the {self.server.scaled_part}" if scales else ""
 
     def recorder(self, callbacks: Sequence[Callback]) -> Recorder:
-        """Return what keeps the books of this run."""
+        """Return the recorder of this run."""
         n, job = self.setting.cluster.n, self.setting.job
         note = memory_note(self.layout, self._sharing)
         return Recorder(n, job.batch_size, note, lambda: self.server.learning_rate, callbacks)
@@ -154,10 +154,10 @@ class Session:
         return AllReduceEngine(cluster, seed, reduction, replica, worker, agreed)
 
     def _workers(self, reduction: AllReduceConfig, n: int) -> list[AllReduceAlgorithm]:
-        """Return n workers without a server: the first has this session's, the others each one like it."""
+        """Return the all-reduce algorithms of n simulated workers, the first with the parameters of this session."""
         first = make_algorithm(reduction, self.server, self.layout)
         if reduction.sums == "gradients":
-            return [first] * n  # they never differ
+            return [first] * n  # all hold equal parameters
         return [first, *(make_algorithm(reduction, self._another_server(), self.layout) for _ in range(n - 1))]
 
     def _another_server(self) -> ParameterServer:
@@ -166,7 +166,7 @@ class Session:
         return ParameterServer(job, model, self.layout, self.setting.per_epoch, workers=self.setting.cluster.n)
 
     def evaluate(self) -> dict[str, float]:
-        """Measure the parameters as they are, if there are data for it."""
+        """Evaluate the current parameters; return nothing without evaluation data."""
         return evaluate(self.setting.job, self.model, self.setting.seed) if self.setting.evaluations else {}
 
 
@@ -257,7 +257,7 @@ def _take_part(setting: RunConfig) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def memory_note(layout: FlatLayout, n: int) -> str:
-    """Say how much memory the versions of n workers may take."""
+    """Return the largest memory that the versions of n workers take, as text."""
     return (
         f"up to {n + 1} versions of {layout.nbytes / 2**20:.3g} MiB for {counted(n, 'worker')}: "
         f"{(n + 1) * layout.nbytes / 2**20:.3g} MiB"
@@ -265,7 +265,7 @@ def memory_note(layout: FlatLayout, n: int) -> str:
 
 
 def _check_memory(layout: FlatLayout, n: int) -> None:
-    # Versions, a gradient a worker, the parameters, their mean gradient, and as much for the optimizer.
+    # Versions, one gradient per worker, the parameters, their mean gradient, and the optimizer's state.
     needed = (n + 1 + n + 3) * layout.nbytes
     available = psutil.virtual_memory().available
     if needed > available:

@@ -1,4 +1,4 @@
-"""`simulate`: how long a protocol takes on a cluster, without any gradient."""
+"""`simulate`: simulation of the timing of a protocol on a cluster, without gradients."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from paceline.utils.wording import counted
 
 @dataclass(frozen=True, repr=False)
 class Simulated(Representation):
-    """What a simulation of the timing alone has brought.
+    """Result of a simulation of the timing.
 
     Attributes:
-        time_s: virtual seconds.
-        totals: counts; samples stand for gradients here.
-        workers: of the cluster.
-        wasted_s: worker-seconds of work whose gradient was dropped or that was interrupted.
-        pulls: parameters sent to workers: once for each piece of work, that which is interrupted included.
-        pushes: gradients received, dropped ones included; interrupted work pushes nothing.
-        payload_bytes: of each of them.
-        server: the cluster's.
+        time_s: virtual time in seconds.
+        totals: counts of updates and gradients; one gradient counts as one sample.
+        workers: number of workers in the cluster.
+        wasted_s: worker-seconds of tasks that were interrupted or whose gradient was dropped.
+        pulls: number of times that parameters were sent to a worker, once per task, interrupted tasks included.
+        pushes: number of gradients received, dropped ones included.
+        payload_bytes: size of the parameters, and of a gradient, in bytes.
+        server: service times of the server.
     """
 
     time_s: float
@@ -70,34 +70,34 @@ class Simulated(Representation):
 
     @property
     def bytes_down(self) -> float:
-        """What the server sent: pulls of the parameters."""
+        """Bytes sent by the server: pulls of the parameters."""
         return self.pulls * self.payload_bytes
 
     @property
     def bytes_up(self) -> float:
-        """What the server received: pushes of gradients."""
+        """Bytes received by the server: pushes of gradients."""
         return self.pushes * self.payload_bytes
 
     def server_busy(self, server: ServerTime | None = None) -> float:
-        """Return the seconds of service that this traffic asks of the server, per second.
+        """Return the utilization of the server: seconds of service per second.
 
         ``(updates * update_s + pushes * gradient_s) / time_s``
 
         Args:
-            server: its times; the cluster's if not given, which the simulation has waited for already: they give a
-                share of time. Those of another server may ask for more than 1, and then it would be the bottleneck.
+            server: service times; those of the cluster if not given, which the simulation includes, so that the result
+                is at most 1. For other service times a result above 1 means that the server is the bottleneck.
         """
         server = server or self.server
         return (self.totals.updates * server.update_s + self.pushes * server.gradient_s) / self.time_s
 
     def link_busy(self, bytes_per_s: float) -> float:
-        """Return the seconds of traffic in the busier direction of the server's own link, per second.
+        """Return the utilization of the server's link: seconds of traffic per second in the busier direction.
 
-        ``max(bytes_up, bytes_down) / bytes_per_s / time_s``; above 1 the link is the bottleneck. A simulation does
-        not wait for it: its network has a link for each worker and is never congested.
+        ``max(bytes_up, bytes_down) / bytes_per_s / time_s``; above 1 the link is the bottleneck. The simulation does
+        not include this limit: each worker has a link of its own without congestion.
 
         Args:
-            bytes_per_s: of the link, each way at once, > 0.
+            bytes_per_s: bandwidth of the link in bytes per second and direction, > 0.
 
         Example:
             >>> import paceline as pl
@@ -119,19 +119,19 @@ def simulate(
     payload_bytes: float = 0,
     worker_timeout_s: float | None = None,
 ) -> Simulated:
-    """Simulate the timing of a protocol on a cluster, without any gradient.
+    """Simulate the timing of a protocol on a cluster, without gradients.
 
-    Many workers under one protocol are simulated all at once, see `paceline.engines.virtual.vectorized`; the others
-    event by event. Both give the same. A worker is lost by a scripted fault or by `worker_timeout_s`, and for no other
-    reason, so that the result does not depend on the unit of time.
+    One protocol without faults is simulated for all workers at once (`paceline.engines.virtual.vectorized`), any other
+    plan event by event; both give equal results. A worker is lost only by a scripted fault or by `worker_timeout_s`,
+    so the result does not depend on the unit of time.
 
     Args:
-        protocol: as for `train`.
-        cluster: a simulated one.
-        updates: to make, >= 1.
-        seed: of the simulated times.
-        payload_bytes: size of the parameters, and of a gradient, for the cluster's network.
-        worker_timeout_s: silence after which a worker is declared lost, in seconds, > 0; no timeout if not given.
+        protocol: protocol, phase or plan, or its text, as for `train`.
+        cluster: simulated cluster, or its text.
+        updates: number of updates, >= 1.
+        seed: seed of the simulated times, >= 0.
+        payload_bytes: size of the parameters, and of a gradient, in bytes, >= 0, for the network of the cluster.
+        worker_timeout_s: seconds without an answer after which a worker is lost, > 0; no timeout if not given.
 
     Example:
         >>> import paceline as pl
@@ -145,25 +145,25 @@ def simulate(
         raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster such as '4*exp(mean=1)'")
     plan = plan.checked(simulated.n, total=None, per_epoch=None, updates=updates)
     simulated.check_plan(plan)
-    _refuse_gradients(plan)
+    _check_times_suffice(plan)
     stop = Stop(updates=updates)
     failure_detector = FailureDetector(worker_timeout_s)
-    fleet = (
+    simulation = (
         vectorized_simulation(plan, simulated, seed=seed, payload_bytes=payload_bytes)
         if worker_timeout_s is None
         else None
     )
-    if fleet is None:
+    if simulation is None:
         return _simulate_by_events(plan, simulated, stop, seed, payload_bytes, failure_detector)
-    fleet.run(updates)
-    tally = fleet.accounting
+    simulation.run(updates)
+    done = simulation.accounting
     return Simulated(
-        tally.now,
-        tally.totals(),
+        done.now,
+        done.totals(),
         simulated.n,
-        tally.wasted_s,
-        tally.pulls,
-        tally.pushes,
+        done.wasted_s,
+        done.pulls,
+        done.pushes,
         payload_bytes,
         simulated.server,
     )
@@ -201,19 +201,19 @@ def _simulate_by_events(
     )
 
 
-def _refuse_gradients(plan: Plan) -> None:
+def _check_times_suffice(plan: Plan) -> None:
     for phase in plan.phases:
         for controller in phase.controllers:
             if controller.reads != "times":
                 raise UsageError(
-                    f"{phase} goes by losses and gradients, which a simulation of the timing alone does not have; "
-                    "use pl.train, or a protocol that goes by times only, as pl.b_dbw()"
+                    f"{phase} needs losses and gradients, which a simulation of the timing does not have; "
+                    "use pl.train, or a protocol that needs only times, for example pl.b_dbw()"
                 )
 
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Spare a simulation the search for cycles: it makes none, and torch's objects are many to go through."""
+    """Pause the garbage collector: a simulation makes no cycles, and each search visits all objects of torch."""
     was_on = gc.isenabled()
     gc.disable()
     try:

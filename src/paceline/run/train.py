@@ -1,4 +1,4 @@
-"""`train` and `simulate`: from what the user says to a run and its result."""
+"""`train`: one run, from the arguments of the user to its result."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ AnyCluster = str | Cluster | LocalCluster | Torchrun
 
 @dataclass(frozen=True, repr=False)
 class Result(Representation):
-    """What a run has brought.
+    """Result of a run.
 
     Attributes:
-        model: trained, on the CPU.
-        history: everything that happened.
-        time_s: seconds of the run's clock until the version that met the stop was made.
-        stopped_by: which condition ended the run.
-        reason: the same in a sentence.
-        metrics: of the last version on the evaluation data; empty without any.
-        folder: where the run is written down, if anywhere.
+        model: trained model, on the CPU.
+        history: records of the run.
+        time_s: time on the run's clock, in seconds, of the version that met the stop condition.
+        stopped_by: condition that ended the run.
+        reason: reason for the end as a sentence.
+        metrics: metrics of the last version on the evaluation data; empty without evaluation data.
+        folder: folder of the run, None if it was not recorded.
     """
 
     model: nn.Module
@@ -99,37 +99,36 @@ def train(
     """Train a job with a protocol on a cluster.
 
     Args:
-        job: what to train.
-        protocol: such as `pl.k_sync(k=12)`, a phase, a plan, or their text: "bsp@25% >> asp".
-        cluster: a simulated `Cluster`, a `LocalCluster` of processes, `Torchrun`, or their text: "local:4". Every rank
-            that torchrun has started calls this with the same arguments. Rank 0 writes and tells; the others compute
-            until it is done, and their result has the trained model and why the run ended, and no history. Where
-            torchrun has started them again, the run in `out` goes on from its last checkpoint.
-        stop: when to end, as `Stop(loss=0.2)` or "loss=0.2,seconds=600".
-        seed: of everything that is drawn, >= 0.
-        out: folder to write the run down in; nothing is written without it.
-        overwrite: whether an earlier run in that folder may be replaced.
-        resume: folder of a run of the same job to go on with, instead of `out`. A simulated run goes on bit for bit
-            as if it had never stopped; a real one from its last checkpoint.
-        allow_change: whether protocol and cluster may differ from those of the run that is resumed.
-        callbacks: that hear what happens.
-        evaluate_every: how often to measure `job.eval_data`, as `Duration("epochs", 1)` or "epochs=1"; once an epoch
-            (or 100 updates, for data without a length) if there are any and nothing is given.
-        checkpoint_every: how often the run is saved in its folder, as "updates=100" or "seconds=60", which are
-            seconds of real time; it is saved at its beginning, after its first update and at its end, too. Ranks under
-            `local_sgd` are saved when they have their average: at the first sum, or evaluation, after that time.
-        keep_checkpoints: how many of them are kept, >= 1.
-        worker_timeout_s: silence after which a worker is declared lost, in seconds, > 0. If not given, it is derived
-            from the round trips of real workers, see `paceline.policies.estimators.round_trip_timeout`; a simulated
-            worker is then lost by a scripted fault only.
-        measure_steps: whether the log tells of every update how far it moved the parameters, which `pl.advise` needs;
-            it costs up to three additions of the parameters an update.
-        progress: whether to show how the run is doing, in a line on standard error; None for on a terminal and in a
-            notebook only.
+        job: job to train.
+        protocol: protocol such as `pl.k_sync(k=12)`, a phase, a plan, or its text: "bsp@25% >> asp".
+        cluster: simulated `Cluster`, `LocalCluster` of processes, `Torchrun`, or its text: "local:4". Under torchrun
+            every rank calls `train` with the same arguments. Rank 0 writes the folder of the run; the result of any
+            other rank has the trained model and the reason for the end, and an empty history. After a restart by
+            torchrun the run in `out` is resumed from its last checkpoint.
+        stop: conditions that end the run, as `Stop(loss=0.2)` or "loss=0.2,seconds=600".
+        seed: seed of all random numbers, >= 0.
+        out: folder to record the run in; without it nothing is written.
+        overwrite: whether to replace an earlier run in that folder.
+        resume: folder of a run of the same job to resume, instead of `out`. A simulated run continues bit for bit as
+            if it had not stopped; a real one continues from its last checkpoint.
+        allow_change: whether protocol and cluster may differ from those of the resumed run.
+        callbacks: callbacks that get each record of the run.
+        evaluate_every: interval between evaluations of `job.eval_data`, as `Duration("epochs", 1)` or "epochs=1". The
+            default is one epoch, or 100 updates for data without a length.
+        checkpoint_every: interval between checkpoints, as "updates=100" or "seconds=60" (real time). A checkpoint is
+            also saved at the beginning, after the first update and at the end. With `local_sgd` on real ranks it is
+            saved at the first sum or evaluation after the interval.
+        keep_checkpoints: number of checkpoints kept, >= 1.
+        worker_timeout_s: seconds without an answer after which a worker is lost, > 0. The default is derived from the
+            round trips of real workers (`paceline.policies.estimators.round_trip_timeout`); simulated workers then
+            have no timeout.
+        measure_steps: whether to record how far each update moves the parameters, which `pl.advise` needs; it costs up
+            to three additions of the parameters per update.
+        progress: whether to show a progress line on standard error; None for only on a terminal and in a notebook.
 
     Raises:
-        UsageError: what was asked for cannot work; nothing has run.
-        RunError: the run could not go on.
+        UsageError: the arguments cannot work; nothing has run.
+        RunError: the run failed.
     """
     refuse_while_unpickling()
     plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
@@ -142,32 +141,34 @@ def train(
         cluster,
         stop,
         seed,
-        _extent(evaluate_every) if evaluate_every is not None else None,
+        _duration(evaluate_every) if evaluate_every is not None else None,
         worker_timeout_s,
         measure_steps,
     )
     if isinstance(cluster, Torchrun) and not cluster.is_server:
         release_sigterm()
         return _serve(setting)
-    if resume is None and out is not None and _is_started_again(cluster, Path(out)):
+    if resume is None and out is not None and _is_restarted(cluster, Path(out)):
         out, resume = None, out
-    habit = CheckpointPolicy(setting.in_gradients(_extent(checkpoint_every)), keep_checkpoints)
+    policy = CheckpointPolicy(setting.in_gradients(_duration(checkpoint_every)), keep_checkpoints)
     session = Session(setting)
     if resume is None:
         folder = RunFolder(Path(out), session.configuration, overwrite=overwrite) if out is not None else None
-        past = None
+        resumption = None
     elif out is not None:
-        raise UsageError(f"out={str(out)!r} and resume={str(resume)!r}: a resumed run stays where it is; give one")
+        raise UsageError(
+            f"out={str(out)!r} and resume={str(resume)!r}: a resumed run stays in its folder; give only one of them"
+        )
     else:
-        past = Resumption(Path(resume), session, allow_change)
-        folder = RunFolder(Path(resume), session.configuration, overwrite=True, keep=past.kept)
+        resumption = Resumption(Path(resume), session, allow_change)
+        folder = RunFolder(Path(resume), session.configuration, overwrite=True, keep=resumption.kept)
     title = protocol if isinstance(protocol, str) else str(plan)
     with shown(progress, title, stop, stop.workload(setting.per_epoch), cluster.n) as line:
-        return _run(session, folder, past, [*callbacks, *line], habit)
+        return _run(session, folder, resumption, [*callbacks, *line], policy)
 
 
-def _is_started_again(cluster: Cluster | LocalCluster | Torchrun, out: Path) -> bool:
-    """Return whether torchrun has started the ranks again, after the run in this folder had begun."""
+def _is_restarted(cluster: Cluster | LocalCluster | Torchrun, out: Path) -> bool:
+    """Return whether torchrun has restarted the ranks since the run in this folder started."""
     return isinstance(cluster, Torchrun) and is_restart(cluster, str(out.resolve())) and (out / RUN).exists()
 
 
@@ -194,24 +195,24 @@ def _raise_error(end: Mapping[str, Any]) -> None:
 def _run(
     session: Session,
     folder: RunFolder | None,
-    past: Resumption | None,
+    resumption: Resumption | None,
     callbacks: Sequence[Callback],
-    habit: CheckpointPolicy,
+    policy: CheckpointPolicy,
 ) -> Result:
     memory = Memory()
     log = RunLog(is_simulated=isinstance(session.setting.cluster, Cluster))
     recorder = session.recorder([folder or memory, log, *callbacks])
     try:
         engine = session.engine()
-        first = past.load(engine, recorder) if past else None
-        if past is not None and past.kept is not None:
+        first = resumption.load(engine, recorder) if resumption else None
+        if resumption is not None and resumption.kept is not None:
             for callback in callbacks:
-                callback.on_resume(past.history())
-        keeper = Checkpointer(session, engine, recorder, folder, habit) if folder else None
+                callback.on_resume(resumption.history())
+        checkpointer = Checkpointer(session, engine, recorder, folder, policy) if folder else None
         with engine:
-            end = _carry_out(session.coordinator, engine, recorder, keeper, first)
+            end = _carry_out(session.coordinator, engine, recorder, checkpointer, first)
         recorder.end(end, session.coordinator.version, {} if end.outcome.is_failure else session.evaluate())
-    finally:  # whatever ended it, what was learned is kept
+    finally:  # save the model also after a failure
         model = session.model.cpu()
         model.zero_grad(set_to_none=True)
         if folder is not None:
@@ -229,20 +230,20 @@ def _run(
 
 
 def _carry_out(
-    coordinator: Coordinator, engine: Engine, recorder: Recorder, keeper: Checkpointer | None, first: Event | None
+    coordinator: Coordinator, engine: Engine, recorder: Recorder, checkpointer: Checkpointer | None, first: Event | None
 ) -> EndCommand:
-    """Run to the end, with a checkpoint now and then if there is a keeper."""
-    if keeper is None:
+    """Run to the end, with periodic checkpoints if the run has a folder."""
+    if checkpointer is None:
         return engine.run(coordinator, recorder.observe, first)
 
     def observe(now: float, event: Event | None, commands: Sequence[Command]) -> None:
         recorder.observe(now, event, commands)
-        keeper.after()
+        checkpointer.after()
 
     end = engine.run(coordinator, observe, first)
-    keeper.at_end()
+    checkpointer.at_end()
     return end
 
 
-def _extent(given: str | Duration) -> Duration:
+def _duration(given: str | Duration) -> Duration:
     return Duration.parse(given) if isinstance(given, str) else given

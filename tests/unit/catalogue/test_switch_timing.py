@@ -86,7 +86,7 @@ def test_a_run_of_a_file_goes_on(timing, tmp_path):
     assert updates(resumed) == updates(whole)
     assert resumed.time_s == whole.time_s
     (tmp_path / "timing.toml").write_text((tmp_path / "timing.toml").read_text().replace("0.25", "0.5"))
-    with pytest.raises(pl.UsageError, match="was another run: protocol bsp until 8 gradients"):
+    with pytest.raises(pl.UsageError, match="has a run with other settings: protocol bsp until 8 gradients"):
         train(plan, resume=tmp_path / "run")
 
 

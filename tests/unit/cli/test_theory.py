@@ -117,7 +117,7 @@ def test_json_has_the_same_numbers(program):
         (("bsp", "--constants", "L=1,c=0,sigma2=1"), "c=0: there is no bound on the error"),
         (("bsp", "--constants", "L=1"), "constants needs c, sigma2"),
         (("ssp(lead=1)", *CONSTANTS, "--updates", "50"), "none of these protocols has an error bound"),
-        (("dbw",), "goes by losses and gradients"),
+        (("dbw",), "needs losses and gradients"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(program, arguments, words):

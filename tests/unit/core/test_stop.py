@@ -122,9 +122,9 @@ def trained(job=None, **options):
         ("nl<=1.4", {}, "job tokens: stop nl<=1.4: the evaluation reports no metric 'nl'; did you mean 'nll'?"),
         ("zzz>=1", {}, "no metric 'zzz'; known: by_batch, by_sample, loss, nll, perplexity; return it from step as"),
         ("accuracy=0.9", {}, "stop accuracy>=0.9: the evaluation reports no metric 'accuracy'; known: by_batch"),
-        ("nll<=1.4", {"eval_data": None}, "stop nll<=1.4 looks at evaluations, but job tokens has no evaluation data;"),
-        ("nll<=1.4", {"eval_data": sequences(0)}, "stop nll<=1.4 looks at .* job tokens has no evaluation data in it"),
-        ("updates=3", {"eval_data": sequences(0)}, "job tokens has no evaluation data in it"),
+        ("nll<=1.4", {"eval_data": None}, "stop nll<=1.4 needs evaluations, but job tokens has no evaluation data;"),
+        ("nll<=1.4", {"eval_data": sequences(0)}, "stop nll<=1.4 needs .* job tokens has empty evaluation data"),
+        ("updates=3", {"eval_data": sequences(0)}, "job tokens has empty evaluation data"),
     ],
 )
 def test_a_metric_that_is_not_there_is_refused_by_name_before_anything_runs(stop, job, said, tmp_path):
