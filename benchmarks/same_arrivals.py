@@ -33,6 +33,7 @@ from paceline.catalogue.parser import parse_plan
 from paceline.core.events import Apply, Arrival, Command, Event, Minibatch, SetTimer, Step
 from paceline.engines.virtual.parameter_server import VirtualEngine
 from paceline.run.config import RunConfig
+from paceline.run.coordinator_factory import make_coordinator
 from paceline.run.session import Session
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.replica import GradientStats, Replica
@@ -156,7 +157,8 @@ def replay(real: RunConfig, events: Sequence[Event], *, rounds: bool) -> Seen:
     again = RunConfig(real.job, parse_plan(str(real.plan)), pl.Cluster(WORKERS), real.stop, real.seed)
     session = Session(again)
     seen = Seen([], [], session.model)
-    Again(again, session, events, rounds=rounds).run(session.coordinator, partial(note, seen))
+    coordinator = make_coordinator(real.checked_plan, real.stop, real.rules)  # with the timeouts of real workers
+    Again(again, session, events, rounds=rounds).run(coordinator, partial(note, seen))
     return seen
 
 
