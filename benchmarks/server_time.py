@@ -32,12 +32,12 @@ def main() -> None:
     model = Flat(args.parameters)
     layout = FlatLayout(model)
     server = ParameterServer(make_job(model), model, layout, per_epoch=None)
-    places = 2 * args.k + 4  # as the local engine has
-    memory = SharedMemory(layout, workers=args.k, places=places)
+    slots = 2 * args.k + 4  # as the local engine has
+    memory = SharedMemory(layout, workers=args.k, slots=slots)
     gradients = [memory.gradient(layout, worker) for worker in range(args.k)]
     for gradient in gradients:
         gradient.flat_parameters[0].normal_()
-    free = iter(range(places))
+    free = iter(range(slots))
     versions = VersionStore(lambda: memory.version(layout, next(free)))
     total = torch.ones(args.parameters)
 

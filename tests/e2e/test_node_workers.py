@@ -40,13 +40,13 @@ class Alone:
     """A process of a team whose others are never there: it keeps what it would have given them."""
 
     def __init__(self, place, size):
-        self.place, self.size = place, size
+        self.local_rank, self.size = place, size
         self.checks = 0
 
     def check(self):
         self.checks += 1
 
-    def add_up(self, gradient, part):
+    def all_reduce(self, gradient, part):
         self.gradient = [flat.clone() for flat in (*gradient.flat_parameters, *gradient.flat_buffers)]
         self.part = part
         return part
@@ -54,7 +54,7 @@ class Alone:
 
 def gradient_of(job, team=None, draw=1, minibatch=None):
     """Return the gradient of worker 1 of 2 at the first version, and what is measured of it."""
-    replica = Replica(job, 3, 2, check=team.check if team else None, team=team)
+    replica = Replica(job, 3, 2, group=team)
     version, gradient = replica.layout.allocate(), replica.layout.allocate()
     ParameterServer(job, build_model(job, 3), replica.layout, None).publish(version)
     measured = replica.gradient(1, draw, minibatch, version, gradient)
@@ -145,14 +145,21 @@ def test_the_sum_weighs_by_samples(samples, microbatches):
     values = torch.randn(len(samples), layout.nbytes // 8, dtype=torch.float64)
 
     def act(team):
+        rank = team.local_rank
         mine = layout.allocate()
         for each in (*mine.flat_parameters, *mine.flat_buffers):
-            each.copy_(values[team.place][: len(each)] if each.is_floating_point() else torch.tensor([team.place + 1]))
+            each.copy_(
+                values[team.local_rank][: len(each)]
+                if each.is_floating_point()
+                else torch.tensor([team.local_rank + 1])
+            )
         mine.written.clear()
-        count = samples[team.place]
+        count = samples[rank]
         if not count:
             mine.flat_parameters[0].fill_(float("nan"))  # of a process that has nothing to do
-        return mine, team.add_up(mine, PartialGradient(2.0 * team.place, count, 3.0 * team.place, microbatches))
+        return mine, team.all_reduce(
+            mine, PartialGradient(2.0 * team.local_rank, count, 3.0 * team.local_rank, microbatches)
+        )
 
     done = together(len(samples), act)
     total = sum(samples)
@@ -182,7 +189,7 @@ def outcome(act):
 def test_all_abandon_or_none(unwanted):
     def act(team):
         gradient = Replica(tiny_job(), 3, 2).layout.allocate()
-        return outcome(team.check), outcome(lambda: team.add_up(gradient, PartialGradient(1.0, 4, 0.0, 0)))
+        return outcome(team.check), outcome(lambda: team.all_reduce(gradient, PartialGradient(1.0, 4, 0.0, 0)))
 
     expected = Interrupted if unwanted else None
     assert together(3, act, unwanted) == [(expected, expected)] * 3
@@ -193,7 +200,7 @@ def test_a_version_goes_round():
 
     def act(team):
         version = layout.allocate()
-        version.memory.fill_(7 + team.place)
+        version.memory.fill_(7 + team.local_rank)
         team.hand_round(version)
         return int(version.memory.min())
 
@@ -203,7 +210,7 @@ def test_a_version_goes_round():
 @pytest.mark.slow
 def test_who_is_slow_is_waited_for():
     def act(team):
-        time.sleep(2.0 * team.place)  # longer than to connect
+        time.sleep(2.0 * team.local_rank)  # longer than to connect
         return outcome(team.check)
 
     def connecting(*what, **settings):
@@ -215,7 +222,7 @@ def test_who_is_slow_is_waited_for():
 
 def test_who_waits_for_a_torn_team_hears_of_it():
     def act(team):
-        if team.place == 1:
+        if team.local_rank == 1:
             time.sleep(0.1)  # the others wait for this one
             team.abort()
         return outcome(team.check)

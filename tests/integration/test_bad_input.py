@@ -286,7 +286,7 @@ MISUSES = [
     ),
     ({"model": lambda: nn.LazyLinear(3)}, "the model has lazy layers"),
     ({"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}, "ReduceLROnPlateau needs a metric"),
-    ({"loss": None, "step": forgets, "microbatches": 2}, "leave zero_grad() out of it"),
+    ({"loss": None, "step": forgets, "microbatches": 2}, "do not call zero_grad() in it"),
 ]
 
 

@@ -13,8 +13,10 @@ import paceline as pl
 from end_when import EndWhen
 from paceline.core.records import DecisionMade, GradientArrived, UpdateMade, WorkerJoined, WorkerLost, WorkInterrupted
 from paceline.engines.local import worker_process as processes
+from paceline.experiments.comparison import FailedRunsError
 from paceline.processes.shared_memory import SharedMemory
 from paceline.processes.shared_pickle import SharedPickle
+from paceline.recording.event_log import read_records
 from paceline.server.flat_buffers import FlatLayout
 from tiny_controllers import Replacing
 from tiny_jobs import batch_norm_net, tiny_job
@@ -90,7 +92,7 @@ def test_a_run_goes_on_without_its_fork_server():
     assert result.stopped_by == "updates"
     [(worker, reason)] = lost(result)
     assert worker == 1
-    assert reason.startswith("ended, with a status that is not known: the process that forks the workers")
+    assert reason.startswith("ended with unknown status: the process that forks the workers")
 
 
 @pytest.mark.slow
@@ -154,6 +156,43 @@ def test_a_gradient_that_is_not_finite_is_rejected_and_counted():
     assert all(torch.isfinite(parameter).all() for parameter in result.model.parameters())
 
 
+def failing_loss(output, target):
+    raise ValueError("no such class\nin the labels")
+
+
+@pytest.mark.parametrize("respawn", [True, False])
+def test_a_job_that_fails_in_every_worker_is_one_line_and_its_folder_is_written(respawn, tmp_path, caplog):
+    job = tiny_job(loss=failing_loss, sampling="epoch")
+    line = (
+        r"^every worker failed, the first one with: job tiny failed for worker [01], draw 1, minibatch [01] of "
+        r"epoch 0, after update 0: ValueError: no such class$"
+    )
+    with pytest.raises(pl.RunError, match=line) as error:
+        run(pl.bsp(), job=job, n=2, respawn=respawn, out=tmp_path / "run")
+    assert "in failing_loss" in str(error.value.__cause__)
+    assert caplog.text.count("Traceback") == 1
+    assert {
+        each.worker for each in read_records(tmp_path / "run" / "events.jsonl") if isinstance(each, WorkerLost)
+    } == {0, 1}
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_comparison_counts_a_job_that_fails_in_every_worker_as_failed(tmp_path):
+    stop = pl.Stop(loss=0.5, updates=2)
+    cluster = pl.LocalCluster(1, respawn=False)
+    job, out = tiny_job(loss=failing_loss), tmp_path / "compared"
+    with pytest.raises(FailedRunsError) as error:
+        pl.compare(job, protocols="bsp", cluster=cluster, seeds=1, stop=stop, out=out)
+    [row] = error.value.comparison.rows
+    assert [row.status(seed, stop) for seed in row.seeds] == ["failed"]
+    assert "ValueError: no such class" in row.crashes[0].message
+
+
+def test_workers_of_which_one_was_killed_end_the_run_without_an_error():
+    faults = [pl.Fault(0, 2, "die"), pl.Fault(1, 2, "raise")]
+    assert run(pl.asp(), faults, n=2, updates=10_000).stopped_by == "no_workers"
+
+
 def test_the_run_ends_when_every_worker_is_gone():
     result = run(pl.asp(), [pl.Fault(worker, 2, "die") for worker in range(3)], updates=10_000)
     assert result.stopped_by == "no_workers"
@@ -192,7 +231,7 @@ def test_nothing_is_left_behind():
 
 
 def test_shared_memory_has_no_name():
-    memory = SharedMemory(FlatLayout(batch_norm_net()), workers=2, places=3)
+    memory = SharedMemory(FlatLayout(batch_norm_net()), workers=2, slots=3)
     target = os.readlink(f"/proc/self/fd/{memory._file}")
     assert "memfd:paceline" in target
     memory.close()
@@ -216,8 +255,8 @@ def test_a_job_of_hundreds_of_tensors_can_be_sent():
 def test_large_tensors_of_a_job_are_the_same_memory_in_every_process():
     large, small = torch.arange(300_000.0), torch.arange(3.0)
     parcel = SharedPickle({"a": large, "again": large, "small": small})
-    assert len(parcel._text) < 2_000
-    opened = parcel.open()
+    assert len(parcel._pickle) < 2_000
+    opened = parcel.load()
     assert torch.equal(opened["a"], large)
     assert opened["a"].data_ptr() == opened["again"].data_ptr()
     assert torch.equal(opened["small"], small)

@@ -189,8 +189,8 @@ def test_lambdas_closures_partial_functions_and_local_classes_travel():
 def test_large_arrays_that_functions_use_are_shared_and_not_copied_into_the_text():
     tensor, array = torch.arange(300_000.0), np.arange(300_000.0)
     parcel = SharedPickle({"first": lambda: (tensor, array), "second": lambda: (tensor, array), "array": array})
-    assert len(parcel._text) < LARGE_BYTES / 100
-    opened = parcel.open()
+    assert len(parcel._pickle) < LARGE_BYTES / 100
+    opened = parcel.load()
     first, second = opened["first"](), opened["second"]()
     assert torch.equal(first[0], tensor)
     assert np.array_equal(first[1], array)
@@ -203,7 +203,7 @@ def test_what_a_process_writes_into_a_shared_array_stays_its_own():
     parcel = SharedPickle([array, torch.zeros(LARGE_BYTES)])
     again = SharedPickle.__new__(SharedPickle)
     again.__dict__ |= {**parcel.__dict__, "_file": os.dup(parcel._file)}
-    ours, theirs = parcel.open(), again.open()
+    ours, theirs = parcel.load(), again.load()
     ours[0][0] = ours[1][0] = 1
     assert array[0] == theirs[0][0] == theirs[1][0] == 0
 
@@ -247,7 +247,7 @@ def test_a_part_that_cannot_travel_is_named_before_any_process_starts(part, wher
     with pytest.raises(pl.UsageError) as error:
         train(tiny_job(**part))
     assert str(error.value).startswith("job tiny cannot be sent to worker processes: " + where)
-    assert "create what belongs to one process" in str(error.value)
+    assert "create open files, locks, generators and connections inside" in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -285,7 +285,7 @@ def test_what_is_pickled_by_its_name_in_the_main_module_is_one_line(monkeypatch)
     main.by_name = ByName()
     main.by_name.__module__ = "__main__"
     monkeypatch.setitem(sys.modules, "__main__", main)
-    with pytest.raises(pl.UsageError, match=r"^by_name is pickled by its name in the main module, .* import that$"):
+    with pytest.raises(pl.UsageError, match=r"^by_name was pickled by its name in the main module, .* and import it$"):
         train(tiny_job(optimizer=main.by_name))
 
 
@@ -306,7 +306,7 @@ if not __import__("os").environ.get("FIRST"):
     monkeypatch.setenv("FIRST", "yes")
     job = __import__("trains_on_import").job
     monkeypatch.delenv("FIRST")
-    with pytest.raises(pl.UsageError, match=r"trains while it is imported, .* __name__ == '__main__':"):
+    with pytest.raises(pl.UsageError, match=r"trains when it is imported, .* __name__ == '__main__':"):
         train(job)
 
 

@@ -1,4 +1,4 @@
-"""Child processes that do not import the main module of this one."""
+"""Child processes that do not import the parent's main module."""
 
 from __future__ import annotations
 
@@ -15,27 +15,31 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 
 from paceline.errors import RunError
 
-LOOK_AGAIN_S = 0.02
-LOOKS = 100
-UNKNOWN_STATUS = 255  # which multiprocessing gives when the fork server, the parent of its processes, is gone
+RETRY_S = 0.02
+ATTEMPTS = 100
+UNKNOWN_STATUS = 255  # of multiprocessing, for a process whose parent, the fork server, was killed
+FORK_SERVER_KILLED = (
+    "the process that forks the workers (Python's multiprocessing.forkserver) was killed, perhaps out of memory"
+)
+T = TypeVar("T")
 LOG = logging.getLogger("paceline")
 _main_module = threading.Lock()
 
 
 class Launcher:
-    """Starts child processes by forking a server process that has imported the modules they need.
+    """Launcher of child processes: a fork server imports the modules that they need and forks them.
 
-    A script needs no main guard: multiprocessing would import the main module in every child, to find there what
-    was pickled by name. A `Parcel` pickles by value what the main module defines.
+    A script needs no main guard. multiprocessing would import the main module in every child, to find objects that
+    were pickled by name; a `SharedPickle` pickles the objects of the main module by value.
 
     Args:
-        preload: names of modules that the fork server imports, if it is not running yet.
+        preload: names of the modules that the fork server imports when it starts.
     """
 
     def __init__(self, preload: Sequence[str]) -> None:
@@ -43,43 +47,59 @@ class Launcher:
         self._context.set_forkserver_preload(list(preload))
 
     def pipe(self, *, duplex: bool = True) -> tuple[Connection, Connection]:
-        """Return the two ends of a pipe, the reading end first."""
+        """Return the two ends of a pipe, first the one that receives."""
         return self._context.Pipe(duplex)
 
     def start(self, target: Callable[..., None], *arguments: object, has_children: bool = False) -> ForkServerProcess:
-        """Start a process that ends with this one.
+        """Start a process that ends with its parent.
 
         Args:
             target: function of an importable module.
-            arguments: of the function.
-            has_children: whether the process may start processes itself; multiprocessing does not end it then if this
-                one exits without having waited for it.
+            arguments: arguments of the function.
+            has_children: whether the process may start processes itself; if so, multiprocessing does not terminate it
+                when the parent exits without joining it.
 
         Raises:
             RunError: the fork server was killed.
         """
-        for looks_left in reversed(range(LOOKS)):
+
+        def start() -> ForkServerProcess:
             process = self._context.Process(target=target, args=arguments, daemon=not has_children)
-            try:
-                with without_main_module():
-                    process.start()
-            except (EOFError, ConnectionError) as error:
-                if isinstance(error, ConnectionRefusedError) and looks_left:
-                    time.sleep(LOOK_AGAIN_S)  # the server is ending: once it has ended, another one is started
-                    continue
+            process.start()
+            return process
+
+        return fork(start, "a worker process")
+
+
+def fork(start: Callable[[], T], what: str) -> T:
+    """Call a function that starts a child process of the fork server, again while an old server is ending.
+
+    Args:
+        start: function that starts the process and returns it.
+        what: name of the process, for the error.
+
+    Raises:
+        RunError: the fork server was killed.
+    """
+    attempts_left = ATTEMPTS
+    while True:
+        try:
+            with without_main_module():
+                return start()
+        except (EOFError, ConnectionError) as error:
+            attempts_left -= 1
+            if not attempts_left or not isinstance(error, ConnectionRefusedError):
                 raise RunError(
-                    f"cannot start a worker process: {_fork_server_is_gone()}; train again, or look why in the system "
-                    "log"
+                    f"cannot start {what}: {FORK_SERVER_KILLED}; train again, or see the system log"
                 ) from error
-            break
-        return process
+            time.sleep(RETRY_S)  # multiprocessing starts another server once this one has ended
 
 
 def describe_exit(status: int | None) -> str:
-    """Return in words how a child process ended.
+    """Return a phrase that says how a child process ended.
 
     Args:
-        status: exit status; minus the number of the signal that killed it.
+        status: exit status, or minus the number of the signal that killed the process.
 
     >>> describe_exit(-9), describe_exit(3)
     ('killed by SIGKILL, out of memory or kill -9', 'ended with status 3')
@@ -88,20 +108,15 @@ def describe_exit(status: int | None) -> str:
         hint = ", out of memory or kill -9" if -status == signal.SIGKILL else ""
         return f"killed by {signal.Signals(-status).name}{hint}"
     if status == UNKNOWN_STATUS:
-        return f"ended, with a status that is not known: {_fork_server_is_gone()}"
+        return f"ended with unknown status: {FORK_SERVER_KILLED}"
     return f"ended with status {status}"
-
-
-def _fork_server_is_gone() -> str:
-    """Return the cause that is given where the fork server does not answer."""
-    return "the process that forks the workers (Python's multiprocessing.forkserver) was killed, perhaps out of memory"
 
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """Settings of a whole process on which results depend, to be the same in a child.
+    """Process-wide settings that results depend on, copied from a parent to its children.
 
-    A child does not run the main module, which may have made them.
+    A child does not run the main module, which may have changed them.
     """
 
     environment: dict[str, str]
@@ -113,7 +128,7 @@ class ProcessSettings:
 
     @classmethod
     def capture(cls) -> Self:
-        """Return those of this process."""
+        """Return the settings of this process."""
         return cls(
             dict(os.environ),
             torch.get_default_dtype(),
@@ -124,18 +139,18 @@ class ProcessSettings:
         )
 
     def apply(self) -> None:
-        """Make them those of this process."""
+        """Set the settings of this process to these."""
         os.environ.clear()
         os.environ.update(self.environment)
         LOG.setLevel(self.log_level)
         torch.set_default_dtype(self.dtype)
         torch.set_float32_matmul_precision(self.matmul_precision)
-        if self.is_deterministic != torch.are_deterministic_algorithms_enabled():  # the call takes torch 2 s to import
+        if self.is_deterministic != torch.are_deterministic_algorithms_enabled():  # this call imports for 2 s
             torch.use_deterministic_algorithms(self.is_deterministic, warn_only=self.warns_only)
 
 
 def init_child() -> None:
-    """Prepare a child process: ignore Ctrl-C, which reaches all processes of a terminal, and end with the parent."""
+    """Prepare a child process: ignore Ctrl-C, which a terminal sends to all processes, and exit with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -147,8 +162,8 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-class _OfNoFile(ModuleType):
-    """Stand-in for the main module that has all its names but comes from no file."""
+class _MainWithoutFile(ModuleType):
+    """Proxy of the main module without its `__file__`."""
 
     def __init__(self, main: ModuleType) -> None:
         super().__init__(main.__name__)
@@ -162,10 +177,10 @@ class _OfNoFile(ModuleType):
 
 @contextmanager
 def without_main_module() -> Iterator[None]:
-    """Let multiprocessing find a main module without a file, as in an interactive session: it imports none then."""
+    """Hide the file of the main module, as in an interactive session: multiprocessing then imports none in children."""
     with _main_module:
         main = sys.modules["__main__"]
-        sys.modules["__main__"] = _OfNoFile(main)
+        sys.modules["__main__"] = _MainWithoutFile(main)
         try:
             yield
         finally:

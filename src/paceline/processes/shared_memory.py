@@ -1,4 +1,4 @@
-"""Anonymous memory that all processes of a run map; it is gone when the last of them is gone."""
+"""Anonymous shared memory of all processes of a run; the system frees it with the last of them."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ PAGE_BYTES = mmap.PAGESIZE
 WORD_BYTES = 8
 
 
-class SharedVectors(FlatBuffers):
-    """Vectors in shared memory.
+class SharedBuffers(FlatBuffers):
+    """Flat buffers in shared memory.
 
     Attributes:
-        place: their number among the places for versions, by which other processes find them.
+        slot: number of their slot for versions, by which other processes find them.
     """
 
-    def __init__(self, layout: FlatLayout, memory: torch.Tensor, place: int) -> None:
+    def __init__(self, layout: FlatLayout, memory: torch.Tensor, slot: int) -> None:
         super().__init__(layout, memory)
-        self.place = place
+        self.slot = slot
 
 
 class SharedMemory:
-    """The memory of a run: a word a worker for interrupts, a gradient a worker, and places for versions.
+    """Shared memory of a run: per worker a cancellation word and a gradient, and slots for versions.
 
-    Only pages that have been written take memory. It is passed on as a file descriptor and has no name that a
-    crash could leave behind.
+    Only written pages take memory. The memory is passed on as a file descriptor; it has no name in a file system, so a
+    crash leaves nothing behind.
 
     Args:
-        layout: of the model.
-        workers: at most.
-        places: for versions.
+        layout: layout of the model.
+        workers: largest number of workers, >= 1.
+        slots: number of versions, >= 1.
     """
 
-    def __init__(self, layout: FlatLayout, workers: int, places: int) -> None:
-        self._sizes = (workers, places, _pages(layout.nbytes))
+    def __init__(self, layout: FlatLayout, workers: int, slots: int) -> None:
+        self._sizes = (workers, slots, _pages(layout.nbytes))
         self._map(anonymous_file(self._nbytes))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -52,30 +52,30 @@ class SharedMemory:
         self._map(state["file"].detach())
 
     def gradient(self, layout: FlatLayout, worker: int) -> FlatBuffers:
-        """Return where a worker writes its gradient."""
-        return FlatBuffers(layout, self._piece(layout, worker))
+        """Return the flat buffers of a worker's gradient."""
+        return FlatBuffers(layout, self._view(layout, worker))
 
-    def version(self, layout: FlatLayout, place: int) -> SharedVectors:
-        """Return a place for a version."""
+    def version(self, layout: FlatLayout, slot: int) -> SharedBuffers:
+        """Return the flat buffers of a slot for versions."""
         workers, _, _ = self._sizes
-        return SharedVectors(layout, self._piece(layout, workers + place), place)
+        return SharedBuffers(layout, self._view(layout, workers + slot), slot)
 
     def interrupt(self, worker: int, draw: int) -> None:
-        """Tell a worker to abandon its work up to this draw."""
+        """Cancel a worker's tasks up to this draw."""
         self._interrupted[worker] = draw
 
     def is_interrupted(self, worker: int, draw: int) -> bool:
-        """Return whether a worker is to abandon this draw."""
+        """Return whether a worker's task of this draw is cancelled."""
         return self._interrupted[worker] >= draw
 
     def close(self) -> None:
-        """Let the file go; what is mapped stays until nobody uses it."""
+        """Close the file descriptor; existing mappings stay valid."""
         os.close(self._file)
 
     @property
     def _nbytes(self) -> int:
-        workers, places, piece = self._sizes
-        return _pages(workers * WORD_BYTES) + (workers + places) * piece
+        workers, slots, nbytes = self._sizes
+        return _pages(workers * WORD_BYTES) + (workers + slots) * nbytes
 
     def _map(self, file: int) -> None:
         workers, _, _ = self._sizes
@@ -83,14 +83,14 @@ class SharedMemory:
         self._memory = mmap.mmap(file, self._nbytes)
         self._interrupted = memoryview(self._memory)[: workers * WORD_BYTES].cast("q")
 
-    def _piece(self, layout: FlatLayout, index: int) -> torch.Tensor:
-        workers, _, piece = self._sizes
-        offset = _pages(workers * WORD_BYTES) + index * piece
+    def _view(self, layout: FlatLayout, index: int) -> torch.Tensor:
+        workers, _, nbytes = self._sizes
+        offset = _pages(workers * WORD_BYTES) + index * nbytes
         return torch.frombuffer(self._memory, dtype=torch.uint8, count=layout.nbytes, offset=offset)
 
 
 def anonymous_file(nbytes: int) -> int:
-    """Return the descriptor of a file in memory, of this size, that has no name."""
+    """Return the descriptor of an unnamed file of this size in memory."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("paceline")
     else:

@@ -1,4 +1,4 @@
-"""Pickling of an object for child processes, and which part of it cannot be pickled, for the error message."""
+"""Pickling of an object for child processes, with an error message that names the part that cannot be pickled."""
 
 from __future__ import annotations
 
@@ -9,35 +9,32 @@ from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
 from paceline.errors import UsageError, describe_error
-from paceline.processes.shared_pickle import Packer, SharedPickle
+from paceline.processes.shared_pickle import ArrayPickler, SharedPickle
 from paceline.utils.wording import in_one_line
 
-DEEPEST = 8  # parts of parts
-WIDEST = 100  # members of a collection that are tried
-ADVICE = (
-    "create what belongs to one process (open files, locks, generators, connections) inside the function or method "
-    "that uses it"
-)
+MAX_DEPTH = 8  # parts of parts
+MAX_MEMBERS = 100  # of one object
+ADVICE = "create open files, locks, generators and connections inside the function or method that uses them"
 
 
 class _Discard:
-    """File that keeps nothing of what is written."""
+    """File that discards its input."""
 
     def write(self, text: bytes) -> int:
         return len(text)
 
 
 def pickled(content: object, parts: Mapping[str, object], refused: str, otherwise: str = "") -> SharedPickle:
-    """Return an object for child processes, pickled.
+    """Return the pickle of an object for child processes.
 
     Args:
-        content: the object.
-        parts: of it, by the names that the user gave them.
-        refused: beginning of the message if it cannot be pickled.
-        otherwise: end of the message, what else the user may do.
+        content: object to pickle.
+        parts: parts of the object, by the names that the user gave them.
+        refused: beginning of the error message.
+        otherwise: end of the error message, with another remedy.
 
     Raises:
-        UsageError: it cannot be pickled; the message names the part and the cause.
+        UsageError: the object cannot be pickled; the message names the part and the cause.
     """
     try:
         return SharedPickle(content)
@@ -46,13 +43,13 @@ def pickled(content: object, parts: Mapping[str, object], refused: str, otherwis
 
 
 def explain_unpicklable(parts: Mapping[str, object]) -> str:
-    """Return which of these parts cannot be pickled, where within it the cause lies, and why.
+    """Return the part that cannot be pickled, the path to the object that causes it, and the error.
 
     >>> explain_unpicklable({"model": int, "loss": partial(print, file=(_ for _ in ()))})
     "loss: its argument file is a generator (cannot pickle 'generator' object)"
     """
     for name, part in parts.items():
-        found = _cause(part, "", DEEPEST, set())
+        found = _cause(part, "", MAX_DEPTH, set())
         if found is not None:
             where, cause, error = found
             within = f"its {where} is" if where else "it is"
@@ -61,24 +58,24 @@ def explain_unpicklable(parts: Mapping[str, object]) -> str:
 
 
 def _cause(part: object, where: str, depth: int, seen: set[int]) -> tuple[str, object, Exception] | None:
-    """Return the innermost part that cannot be pickled, how it is reached, and the error; None if there is none."""
+    """Return the path to the innermost part that cannot be pickled, that part, and its error; None if there is none."""
     if id(part) in seen:
         return None
     seen.add(id(part))
-    error = _refusal(part)
+    error = _pickle_error(part)
     if error is None:
         return None
     if depth:
-        for name, inner in islice(_members(part), WIDEST):
+        for name, inner in islice(_members(part), MAX_MEMBERS):
             found = _cause(inner, f"{where}, its {name}" if where else name, depth - 1, seen)
             if found is not None:
                 return found
     return where, part, error
 
 
-def _refusal(part: object) -> Exception | None:
+def _pickle_error(part: object) -> Exception | None:
     try:
-        Packer(_Discard()).dump(part)
+        ArrayPickler(_Discard()).dump(part)
     except Exception as error:  # an object's own __reduce__ may raise anything
         return error
     return None

@@ -1,4 +1,4 @@
-"""Minibatches prepared ahead in background processes; they change the time of a run and nothing else."""
+"""Background data loader: processes prepare minibatches ahead; results do not depend on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import nn
 from paceline.core.events import Minibatch
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Batch, Job
-from paceline.processes.child_process import ProcessSettings, init_child, without_main_module
+from paceline.processes.child_process import ProcessSettings, fork, init_child
 from paceline.processes.shared_pickle import SharedPickle
 from paceline.processes.unpicklable import pickled
 from paceline.utils.rng import derived_seed
@@ -28,7 +28,7 @@ from paceline.worker.seeding import RandomStates, seeded
 
 
 class _Request(NamedTuple):
-    """A batch to prepare: of these samples, or of a worker's draw where the data can only be read in sequence."""
+    """Request for a batch: of these samples, or, for iterable data, of a worker's draw."""
 
     seed: int
     worker: int
@@ -37,29 +37,29 @@ class _Request(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """A batch, and the states of the random generators after it was made, if they changed."""
+    """Batch, with the states of the random generators after it was made if they changed."""
 
     batch: Batch
     states: RandomStates | None
 
 
 class _Failed(NamedTuple):
-    """An exception of the user's data set, with its traceback."""
+    """Exception of the user's data set, with its traceback."""
 
     error: str
     details: str
 
 
 class BackgroundLoader:
-    """Makes batches as `MinibatchLoader` does, ahead of time, in processes of its own.
+    """Loader of the same batches as `MinibatchLoader`, prepared ahead in processes of its own.
 
-    A batch is made with the random numbers of its draw, wherever and whenever it is made, and the generators are left
-    here as they are there. So the numbers of a run do not depend on the processes or on what was forecast.
+    A batch is made with the random numbers of its draw, in any process and at any time. The states of the generators
+    after it are copied to this process. So results depend neither on the processes nor on the forecast.
 
     Args:
-        job: data, how to sample them, loader_workers and prefetch.
-        seed: of the run.
-        n: workers of the run.
+        job: job with the data, their sampling, loader_workers and prefetch.
+        seed: seed of the run, >= 0.
+        n: workers of the run, >= 1.
     """
 
     def __init__(self, job: Job, seed: int, n: int) -> None:
@@ -70,71 +70,73 @@ class BackgroundLoader:
         shards = n if job.sharding == "partitioned" else 1
         per_epoch = job.minibatches_per_epoch(shards) if job.sampling == "epoch" else None
         self._forecast = MinibatchForecast(n if shards == 1 else 1, per_epoch)
-        self._coming: Iterable[UpcomingMinibatch] = ()
+        self._known: Iterable[UpcomingMinibatch] = ()
         self._capacity = job.loader_workers * job.prefetch
         self._ahead: dict[tuple[UpcomingMinibatch, int, int], Future[_Prepared | _Failed]] = {}
-        self._parcel: SharedPickle | None = None
-        self._processes: dict[int, ProcessPoolExecutor] = {}  # one each, so that each sequence is read by one of them
-        self._begun: dict[int, Future[None]] = {}
-        self._given: dict[int, list[Future[_Prepared | _Failed]]] = {i: [] for i in range(job.loader_workers)}
+        self._spec: SharedPickle | None = None
+        self._processes: dict[int, ProcessPoolExecutor] = {}  # of one process: each sequence has one reader
+        self._started: dict[int, Future[None]] = {}
+        self._submitted: dict[int, list[Future[_Prepared | _Failed]]] = {i: [] for i in range(job.loader_workers)}
 
-    def expect(self, coming: Iterable[UpcomingMinibatch]) -> None:
-        """Note which work is known to come next, in order, after the one that is asked for next."""
-        self._coming = coming
+    def prefetch(self, known: Iterable[UpcomingMinibatch]) -> None:
+        """Set the minibatches that are known to follow the next one, in order."""
+        self._known = known
 
     def batch(self, worker: int, draw: int, minibatch: Minibatch | None) -> Batch:
-        """Return the batch of this worker's draw, as `MinibatchLoader.batch`."""
+        """Return the batch of a worker's draw, as `MinibatchLoader.batch`."""
         return self._fetched(UpcomingMinibatch(worker, draw, minibatch), 0, 1)
 
     def share(self, worker: int, draw: int, minibatch: Minibatch | None, place: int, size: int) -> Batch | None:
-        """Return what one of several processes takes of that batch, as `MinibatchLoader.share`."""
+        """Return the share of one of several processes in that batch, as `MinibatchLoader.share`."""
         if place >= self._job.batch_size:
             return None
         return self._fetched(UpcomingMinibatch(worker, draw, minibatch), place, size)
 
     def close(self) -> None:
-        """End the processes; none is left behind."""
+        """End all background processes."""
         for future in self._ahead.values():
             future.cancel()
         for process in self._processes.values():
             process.shutdown(cancel_futures=True)
         self._ahead.clear()
         self._processes.clear()
-        if self._parcel is not None:
-            self._parcel.close()
-            self._parcel = None
+        if self._spec is not None:
+            self._spec.close()
+            self._spec = None
 
-    def _fetched(self, piece: UpcomingMinibatch, place: int, size: int) -> Batch:
-        future = self._ahead.pop((piece, place, size), None) or self._submit(piece, place, size)
-        self._forecast.served(piece)
+    def _fetched(self, upcoming: UpcomingMinibatch, place: int, size: int) -> Batch:
+        future = self._ahead.pop((upcoming, place, size), None) or self._submit(upcoming, place, size)
+        self._forecast.observe(upcoming)
         self._prepare_ahead(place, size)
         try:
             answer = future.result()
         except BrokenProcessPool as error:
-            raise self._ended() from error
+            raise self._process_error() from error
         if isinstance(answer, _Failed):
-            raise RunError(f"job {self._job.name}: {_told(piece)} failed: {answer.error}\n{answer.details}")
+            raise RunError(
+                f"job {self._job.name}: the data set failed for {upcoming}: {answer.error}\n{answer.details}"
+            )
         if answer.states is not None:
             answer.states.restore()
         return answer.batch
 
     def _prepare_ahead(self, place: int, size: int) -> None:
-        """Begin what is forecast to be asked for next, and forget what is no longer."""
-        forecast = self._forecast.next(2 * self._capacity, self._coming)
-        self._coming = ()
+        """Submit the minibatches that are forecast next, and cancel those that no longer are."""
+        forecast = self._forecast.next(2 * self._capacity, self._known)
+        self._known = ()
         wanted = set(forecast)
         for key in list(self._ahead):
             is_in_order = self._job.is_iterable and not self._forecast.is_past(key[0])
             if key[0] not in wanted and not is_in_order:
                 self._ahead.pop(key).cancel()
         limit = 2 * self._capacity + self._forecast.workers
-        for piece in forecast[: self._capacity]:
-            key = (piece, place, size)
+        for upcoming in forecast[: self._capacity]:
+            key = (upcoming, place, size)
             if key not in self._ahead and len(self._ahead) < limit:
-                self._ahead[key] = self._submit(piece, place, size)
+                self._ahead[key] = self._submit(upcoming, place, size)
 
-    def _submit(self, piece: UpcomingMinibatch, place: int, size: int) -> Future[_Prepared | _Failed]:
-        worker, draw, minibatch = piece
+    def _submit(self, upcoming: UpcomingMinibatch, place: int, size: int) -> Future[_Prepared | _Failed]:
+        worker, draw, minibatch = upcoming
         indices, keys = None, [worker, draw]
         if not self._job.is_iterable:
             indices = self._loader.indices(worker, draw, minibatch)
@@ -145,37 +147,41 @@ class BackgroundLoader:
         try:
             future = self._process(number).submit(_prepare, request)
         except BrokenProcessPool as error:
-            raise self._ended() from error
-        self._given[number] = [given for given in self._given[number] if not given.done()] + [future]
+            raise self._process_error() from error
+        self._submitted[number] = [each for each in self._submitted[number] if not each.done()] + [future]
         return future
 
     def _process_for(self, worker: int) -> int:
-        """Return the process that reads a worker's sequence, or the one with the least to do."""
+        """Return the number of the process that reads a worker's sequence, or of the one with the shortest queue."""
         if self._job.is_iterable:
-            return worker % len(self._given)
-        return min(self._given, key=lambda number: sum(not future.done() for future in self._given[number]))
+            return worker % len(self._submitted)
+        return min(self._submitted, key=lambda number: sum(not future.done() for future in self._submitted[number]))
 
     def _process(self, number: int) -> ProcessPoolExecutor:
-        """Return a background process, started if it is not running yet."""
+        """Return the pool of a background process, started at the first call."""
         if number in self._processes:
             return self._processes[number]
         if multiprocessing.current_process().daemon:
             raise UsageError(
                 f"job {self._job.name}: loader_workers = {self._job.loader_workers} in a daemon process of "
-                "multiprocessing, which may have no children; start it with daemon=False, or give loader_workers=0"
+                "multiprocessing, which cannot have children; start it with daemon=False, or give loader_workers=0"
             )
-        if self._parcel is None:
-            self._parcel = _packed(self._job, self._seed, self._n)
+        if self._spec is None:
+            self._spec = _pickled_spec(self._job, self._seed, self._n)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
-        process = ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(self._parcel,))
+        initargs = (self._spec,)
+
+        def start() -> tuple[ProcessPoolExecutor, Future[None]]:
+            pool = ProcessPoolExecutor(1, mp_context=context, initializer=_init_process, initargs=initargs)
+            return pool, pool.submit(_do_nothing)  # the first task starts the process
+
+        process, self._started[number] = fork(start, "a background process that prepares minibatches")
         self._processes[number] = process
-        with without_main_module():  # the first task starts the process
-            self._begun[number] = process.submit(_nothing)
         return process
 
-    def _ended(self) -> RunError | UsageError:
-        if all(begun.done() and begun.exception() is None for begun in self._begun.values()):
+    def _process_error(self) -> RunError | UsageError:
+        if all(begun.done() and begun.exception() is None for begun in self._started.values()):
             return RunError(
                 f"job {self._job.name}: a background process that prepares minibatches ended (killed, out of memory, "
                 "or out of shared memory in /dev/shm); give fewer loader_workers, a smaller prefetch, or "
@@ -183,22 +189,22 @@ class BackgroundLoader:
             )
         return UsageError(
             f"job {self._job.name}: a background process that prepares minibatches could not start (see above); each "
-            "unpickles data and collate and imports their modules; correct that, or give loader_workers=0"
+            "unpickles data and collate and imports their modules; correct the error, or give loader_workers=0"
         )
 
 
-class _Task(NamedTuple):
-    """What all background processes have in common."""
+class _LoaderSpec(NamedTuple):
+    """Arguments that all background processes share."""
 
     job: Job
     seed: int
     n: int
     threads: int
-    surroundings: ProcessSettings
+    settings: ProcessSettings
 
 
-def _packed(job: Job, seed: int, n: int) -> SharedPickle:
-    """Return what a process needs to make batches, without the model."""
+def _pickled_spec(job: Job, seed: int, n: int) -> SharedPickle:
+    """Return the pickled arguments of the background processes: the job without model and optimizer."""
     data_only = replace(
         job,
         model=nn.Identity,
@@ -214,18 +220,11 @@ def _packed(job: Job, seed: int, n: int) -> SharedPickle:
         sharding="shared",
     )
     return pickled(
-        _Task(data_only, seed, n, torch.get_num_threads(), ProcessSettings.capture()),
+        _LoaderSpec(data_only, seed, n, torch.get_num_threads(), ProcessSettings.capture()),
         {"data": job.data, "collate": job.collate},
         f"job {job.name}: data or collate cannot be sent to background processes",
         ", or give loader_workers=0",
     )
-
-
-def _told(piece: UpcomingMinibatch) -> str:
-    what = f"the data set, asked for the minibatch of worker {piece.worker}'s draw {piece.draw}"
-    if piece.minibatch is None or piece.minibatch.number is None:
-        return what
-    return f"{what} (minibatch {piece.minibatch.number} of epoch {piece.minibatch.epoch})"
 
 
 # --- in a background process ------------------------------------------------------------------------------
@@ -234,18 +233,18 @@ _job: Job
 _loader: MinibatchLoader
 
 
-def _begin(parcel: SharedPickle) -> None:
-    global _job, _loader  # a task of a pool can be given state in no other way
+def _init_process(spec: SharedPickle) -> None:
+    global _job, _loader  # a pool's tasks can share state in no other way
     init_child()
-    task: _Task = parcel.open()
-    task.surroundings.apply()
-    torch.set_num_threads(task.threads)  # as many, so that sums are rounded alike
+    task: _LoaderSpec = spec.load()
+    task.settings.apply()
+    torch.set_num_threads(task.threads)  # the same number, so that sums are rounded alike
     _job = task.job
     _loader = MinibatchLoader(_job, task.seed, task.n)
 
 
-def _nothing() -> None:
-    """Let the process start."""
+def _do_nothing() -> None:
+    """Start the process."""
 
 
 def _prepare(request: _Request) -> _Prepared | _Failed:

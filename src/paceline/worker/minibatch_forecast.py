@@ -1,4 +1,4 @@
-"""Forecast of the minibatches that a process will be asked for next. Numbers only."""
+"""Forecast of the minibatches that a process will need next. Numbers only."""
 
 from __future__ import annotations
 
@@ -10,29 +10,43 @@ from paceline.core.events import Minibatch
 
 
 class UpcomingMinibatch(NamedTuple):
-    """The work of one draw.
+    """Minibatch of one draw.
 
     Attributes:
-        worker: whose draw it is.
-        draw: number of the worker's work, >= 1.
-        minibatch: as the coordinator dealt it, None where the worker draws for itself.
+        worker: number of the worker, >= 0.
+        draw: number of the worker's draw, >= 1.
+        minibatch: minibatch that the coordinator assigned, None if the worker samples it.
     """
 
     worker: int
     draw: int
     minibatch: Minibatch | None
 
+    def __str__(self) -> str:
+        """Return the draw for an error message.
+
+        >>> str(UpcomingMinibatch(2, 5, Minibatch(0, 1, 17)))
+        'worker 2, draw 5, minibatch 17 of epoch 1'
+        """
+        text = f"worker {self.worker}, draw {self.draw}"
+        if self.minibatch is None:
+            return text
+        shard = f" of shard {self.minibatch.shard}" if self.minibatch.shard else ""
+        if self.minibatch.number is None:
+            return text + shard
+        return f"{text}, minibatch {self.minibatch.number} of epoch {self.minibatch.epoch}{shard}"
+
 
 class MinibatchForecast:
-    """Next work of every worker, from its latest work; the worker that was served longest ago comes first.
+    """Forecast of every worker's next draws from its latest draw; the least recently served worker comes first.
 
-    A worker that draws for itself goes on with its next draw. A worker with numbered minibatches goes on by the same
-    distance as last time, at first by the number of workers that share the data. That is exact where all workers are
-    waited for in each update, and a guess elsewhere.
+    Without numbered minibatches, the next draw follows. A numbered minibatch advances by the same distance as last
+    time, at first by the number of workers that share the data. The forecast is exact where each update waits for all
+    workers, and an estimate elsewhere.
 
     Args:
         n: workers that share the numbered minibatches, >= 1.
-        per_epoch: minibatches in one pass, None for data without numbered samples.
+        per_epoch: minibatches per epoch, None for data without numbered samples.
     """
 
     def __init__(self, n: int, per_epoch: int | None) -> None:
@@ -40,62 +54,62 @@ class MinibatchForecast:
         self._per_epoch = per_epoch
         self._latest: dict[int, tuple[UpcomingMinibatch, int]] = {}
 
-    def served(self, piece: UpcomingMinibatch) -> None:
-        """Note that this work was asked for."""
-        _, step = self._following(piece)
-        self._latest.pop(piece.worker, None)
-        self._latest[piece.worker] = (piece, step)
+    def observe(self, upcoming: UpcomingMinibatch) -> None:
+        """Record that this draw was requested."""
+        _, step = self._with_step(upcoming)
+        self._latest.pop(upcoming.worker, None)
+        self._latest[upcoming.worker] = (upcoming, step)
 
-    def is_past(self, piece: UpcomingMinibatch) -> bool:
-        """Return whether its worker has been asked for this or later work."""
-        latest = self._latest.get(piece.worker)
-        return latest is not None and piece.draw <= latest[0].draw
+    def is_past(self, upcoming: UpcomingMinibatch) -> bool:
+        """Return whether this draw, or a later one of its worker, was requested."""
+        latest = self._latest.get(upcoming.worker)
+        return latest is not None and upcoming.draw <= latest[0].draw
 
     @property
     def workers(self) -> int:
-        """Workers that were served."""
+        """Number of workers with at least one request."""
         return len(self._latest)
 
-    def next(self, limit: int, coming: Iterable[UpcomingMinibatch] = ()) -> list[UpcomingMinibatch]:
-        """Return the work that will be asked for next, in order.
+    def next(self, limit: int, known: Iterable[UpcomingMinibatch] = ()) -> list[UpcomingMinibatch]:
+        """Return the draws that are expected next, in order.
 
         Args:
-            limit: pieces at most, >= 0.
-            coming: what is known already, in order.
+            limit: largest number of draws, >= 0.
+            known: draws that are known to come first, in order.
         """
-        known = list(islice(coming, limit))
+        first = list(islice(known, limit))
         latest = dict(self._latest)
-        for piece in known:
-            _, step = self._following(piece)
-            latest.pop(piece.worker, None)
-            latest[piece.worker] = (piece, step)
+        for upcoming in first:
+            _, step = self._with_step(upcoming)
+            latest.pop(upcoming.worker, None)
+            latest[upcoming.worker] = (upcoming, step)
         further = self._further(list(latest.values()))
-        return [*known, *islice(further, limit - len(known))]
+        return [*first, *islice(further, limit - len(first))]
 
     def _further(self, latest: list[tuple[UpcomingMinibatch, int]]) -> Iterator[UpcomingMinibatch]:
         for ahead in count(1) if latest else ():
-            for piece, step in latest:
-                minibatch = self._moved(piece.minibatch, ahead * step)
-                yield UpcomingMinibatch(piece.worker, piece.draw + ahead, minibatch)
+            for upcoming, step in latest:
+                minibatch = self._moved(upcoming.minibatch, ahead * step)
+                yield UpcomingMinibatch(upcoming.worker, upcoming.draw + ahead, minibatch)
 
-    def _following(self, piece: UpcomingMinibatch) -> tuple[UpcomingMinibatch, int]:
-        """Return a piece with the distance to its worker's one before."""
-        before, step = self._latest.get(piece.worker, (None, self._n))
-        now = self._place(piece.minibatch)
-        then = self._place(before.minibatch) if before is not None else None
-        if before is None or now is None or then is None or piece.draw <= before.draw:
-            return piece, step
-        distance = (now - then) // (piece.draw - before.draw)
-        return piece, distance if distance > 0 else step
+    def _with_step(self, upcoming: UpcomingMinibatch) -> tuple[UpcomingMinibatch, int]:
+        """Return a draw with the distance to its worker's previous minibatch."""
+        before, step = self._latest.get(upcoming.worker, (None, self._n))
+        now = self._index(upcoming.minibatch)
+        then = self._index(before.minibatch) if before is not None else None
+        if before is None or now is None or then is None or upcoming.draw <= before.draw:
+            return upcoming, step
+        distance = (now - then) // (upcoming.draw - before.draw)
+        return upcoming, distance if distance > 0 else step
 
-    def _place(self, minibatch: Minibatch | None) -> int | None:
+    def _index(self, minibatch: Minibatch | None) -> int | None:
         if minibatch is None or minibatch.epoch is None or minibatch.number is None or self._per_epoch is None:
             return None
         return minibatch.epoch * self._per_epoch + minibatch.number
 
     def _moved(self, minibatch: Minibatch | None, by: int) -> Minibatch | None:
-        place = self._place(minibatch)
-        if minibatch is None or place is None:
+        index = self._index(minibatch)
+        if minibatch is None or index is None:
             return minibatch
         assert self._per_epoch is not None
-        return Minibatch(minibatch.shard, *divmod(place + by, self._per_epoch))
+        return Minibatch(minibatch.shard, *divmod(index + by, self._per_epoch))

@@ -99,8 +99,8 @@ def test_a_report_begins_with_the_place_above_the_users_traceback():
 
 
 def test_a_local_worker_reports_the_place_above_the_users_traceback(caplog):
-    result = train(loss=broken, cluster=pl.LocalCluster(1))
-    assert result.stopped_by == "no_workers"
+    with pytest.raises(pl.RunError, match=r"^every worker failed, "):
+        train(loss=broken, cluster=pl.LocalCluster(1))
     said = caplog.text
     at = said.index("worker 0 failed:\njob tiny failed for worker 0, draw 1, after update 0:\nTraceback")
     assert "UnluckyError: the user's fault" in said[at:]
@@ -112,7 +112,8 @@ def test_a_refusal_of_paceline_carries_no_place():
     assert not hasattr(refusal.value, "__notes__")
 
 
-def test_the_command_line_reports_the_place_above_the_users_traceback(monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize("cluster", ["2*exp(mean=1)", "local:2"])
+def test_the_command_line_reports_the_place_above_the_users_traceback(cluster, monkeypatch, capsys, tmp_path):
     code = """
         from tiny_jobs import tiny_job
 
@@ -124,11 +125,17 @@ def test_the_command_line_reports_the_place_above_the_users_traceback(monkeypatc
     (tmp_path / "breaking_job.py").write_text(dedent(code))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    options = ["--protocol", "bsp", "--cluster", "2*exp(mean=1)", "--stop", "updates=1", "--out", "run"]
+    options = ["--protocol", "bsp", "--cluster", cluster, "--stop", "updates=1", "--out", "run"]
     monkeypatch.setattr(sys, "argv", ["paceline", "train", "breaking_job:job", *options])
     with pytest.raises(SystemExit) as end:
         main()
     said = capsys.readouterr().err
+    assert end.value.code == 1
+    assert said.count("Traceback") == 1
+    if cluster == "local:2":
+        assert "paceline: every worker failed, the first one with: job tiny failed for worker " in " ".join(
+            said.split()
+        )
+        return
     at = said.index("paceline: job tiny failed for worker 1, draw 1, after update 0:\nTraceback")
     assert said[at:].rstrip().endswith("ValueError: mine")
-    assert end.value.code == 1

@@ -1,6 +1,7 @@
 """Minibatches that background processes prepare change the time of a run and nothing else."""
 
-from contextlib import suppress
+import multiprocessing.forkserver
+from contextlib import closing, suppress
 from functools import partial
 
 import psutil
@@ -104,16 +105,42 @@ def test_an_error_of_the_data_set_shows_its_traceback_and_the_minibatch():
     with pytest.raises(pl.RunError) as error:
         trained(job)
     said = str(error.value)
-    assert said.startswith("job tiny: the data set, asked for the minibatch of worker ")
-    assert "of epoch 0) failed: KeyError: 'no such picture'" in said
+    assert said.startswith("job tiny: the data set failed for worker ")
+    assert "of epoch 0: KeyError: 'no such picture'" in said
     assert "noisy_data.py" in said
 
 
 def test_a_local_worker_whose_data_set_fails_ends_with_its_processes(caplog):
     job = noisy_job(data=Failing(), loader_workers=1, sampling="epoch")
-    result = pl.train(job, protocol="bsp", cluster=pl.LocalCluster(1, respawn=False), stop="updates=20")
-    assert result.stopped_by == "no_workers"
+    with pytest.raises(pl.RunError, match=r"^every worker failed, .*job tiny: the data set failed for worker 0, draw "):
+        pl.train(job, protocol="bsp", cluster=pl.LocalCluster(1, respawn=False), stop="updates=20")
     assert "KeyError: 'no such picture'" in caplog.text
+
+
+@pytest.mark.parametrize("error", [EOFError, ConnectionResetError])
+def test_a_fork_server_that_is_killed_while_a_process_starts_is_one_line(error, monkeypatch):
+    def killed(fds):
+        raise error
+
+    monkeypatch.setattr(multiprocessing.forkserver, "connect_to_new_process", killed)
+    told = r"^cannot start a background process that prepares minibatches: .*forkserver\) was killed[^\n]*$"
+    loader = BackgroundLoader(noisy_job(loader_workers=1), seed=1, n=1)
+    with closing(loader), pytest.raises(pl.RunError, match=told):
+        loader.batch(0, 1, None)
+
+
+def test_a_process_starts_again_while_the_old_fork_server_is_ending(monkeypatch):
+    connect, refusals = multiprocessing.forkserver.connect_to_new_process, [ConnectionRefusedError] * 2
+
+    def refused_twice(fds):
+        if refusals:
+            raise refusals.pop()
+        return connect(fds)
+
+    monkeypatch.setattr(multiprocessing.forkserver, "connect_to_new_process", refused_twice)
+    with closing(BackgroundLoader(noisy_job(loader_workers=1), seed=1, n=1)) as loader:
+        assert loader.batch(0, 1, None) is not None
+    assert not refusals
 
 
 def test_a_process_that_dies_is_one_error():
@@ -131,7 +158,7 @@ def test_wrong_forecasts_only_cost_time():
     ]
     try:
         for piece in asked:
-            background.expect([UpcomingMinibatch(1, 1, Minibatch(0, 0, 5))])
+            background.prefetch([UpcomingMinibatch(1, 1, Minibatch(0, 0, 5))])
             for place, size in [(0, 1), (1, 3)]:
                 made = []
                 for loader in (background, plain):
@@ -149,7 +176,7 @@ def test_the_forecast_is_exact_where_all_workers_are_waited_for():
     forecast, per_epoch = MinibatchForecast(3, 10), 10
     dealt = [UpcomingMinibatch(i % 3, i // 3 + 1, Minibatch(0, *divmod(i, per_epoch))) for i in range(60)]
     for i, piece in enumerate(dealt[:30]):
-        forecast.served(piece)
+        forecast.observe(piece)
         if i >= 2:
             assert forecast.next(6) == dealt[i + 1 : i + 7]
     known = [dealt[32], dealt[31]]
@@ -160,7 +187,7 @@ def test_the_forecast_is_exact_where_all_workers_are_waited_for():
 def test_workers_that_draw_for_themselves_are_forecast_in_turn():
     forecast = MinibatchForecast(2, None)
     for worker, draw in [(0, 1), (1, 1), (0, 2)]:
-        forecast.served(UpcomingMinibatch(worker, draw, None))
+        forecast.observe(UpcomingMinibatch(worker, draw, None))
     assert forecast.next(3) == [
         UpcomingMinibatch(1, 2, None),
         UpcomingMinibatch(0, 3, None),

@@ -1,4 +1,4 @@
-"""Worker processes on one machine: parameters and gradients in shared memory, nothing copied on their side."""
+"""Worker processes on one machine, with parameters and gradients in shared memory and no copies in the workers."""
 
 from paceline.engines.local.engine import LocalEngine
 

@@ -1,4 +1,4 @@
-"""Runs worker processes on this machine and reports what they do."""
+"""Engine of worker processes on one machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ import torch
 
 from paceline.clusters.devices import cores
 from paceline.clusters.local import LocalCluster
-from paceline.core.events import AbortRun, Compute, Evaluate, Evaluated, Interrupt, Joined, Outcome, RestartWorker
+from paceline.core.events import (
+    AbortRun,
+    Compute,
+    Evaluate,
+    Evaluated,
+    Event,
+    Interrupt,
+    Joined,
+    Outcome,
+    RestartWorker,
+)
 from paceline.engines.local import worker_process as processes
 from paceline.engines.local.messages import (
     ComputeTask,
@@ -29,7 +39,7 @@ from paceline.engines.wall_clock import Peer, WallClockEngine
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
 from paceline.processes.child_process import Launcher, ProcessSettings, describe_exit
-from paceline.processes.shared_memory import SharedMemory, SharedVectors
+from paceline.processes.shared_memory import SharedBuffers, SharedMemory
 from paceline.processes.shared_pickle import SharedPickle
 from paceline.processes.unpicklable import pickled
 from paceline.server.flat_buffers import FlatLayout
@@ -43,40 +53,47 @@ RESPAWNS_WITHOUT_A_GRADIENT = 3
 GRACE_S = 2.0
 
 
+class _RemoteTracebackError(Exception):
+    """Traceback of an exception in a worker process, as the cause of the RunError that it leads to."""
+
+
 class _Peer(Peer):
-    """A process of the run."""
+    """Process of the run, with its pipe."""
 
     def __init__(self, process: ForkServerProcess, connection: Connection) -> None:
         super().__init__()
         self.process = process
         self.connection = connection
-        self.is_replaced = False  # was told to end, for another one to take its place
+        self.is_replaced = False  # killed by the engine, so that another one takes its place
 
     def send(self, message: ComputeTask | EvaluateTask | WakeUp | None) -> None:
-        """Send, or notice later, when the end of the pipe is read, that the process is gone."""
+        """Send a message; the loss of the process is noticed when its pipe is read."""
         with suppress(OSError):
             self.connection.send(message)
 
 
 class LocalEngine(WallClockEngine[_Peer]):
-    """One process a worker, and one that evaluates, on memory that they share.
+    """Engine with one process per worker and one for evaluation, in shared memory.
 
     Args:
-        job: what to train.
-        cluster: how many workers, on what, and how slow.
-        seed: of the run.
-        server: owns the parameters.
-        layout: of the model.
+        job: job to train.
+        cluster: workers, their device and their injected slowness and faults.
+        seed: seed of the run, >= 0.
+        server: owner of the parameters.
+        layout: layout of the model.
+
+    Raises:
+        RunError: the evaluation failed, a process did not start, or the user's code failed in every worker.
     """
 
     def __init__(self, job: Job, cluster: LocalCluster, seed: int, server: ParameterServer, layout: FlatLayout) -> None:
         n = cluster.n
-        # Each worker may hold what it computes on, what it has not yet said to have abandoned, and what a gradient
-        # was computed at that the coordinator has yet to hear of.
-        self._memory = SharedMemory(layout, workers=n, places=3 * n + 4)
-        self._places = iter(range(3 * n + 4))
+        # Each worker may reference three versions: that of its task, that of a cancelled task that it has not answered,
+        # and that of a gradient that the coordinator has not handled.
+        self._memory = SharedMemory(layout, workers=n, slots=3 * n + 4)
+        self._slots = iter(range(3 * n + 4))
         gradients = [self._memory.gradient(layout, worker) for worker in range(n)]
-        super().__init__(server, VersionStore(self._new_place), gradients, debug=cluster.debug)
+        super().__init__(server, VersionStore(self._new_slot), gradients, debug=cluster.debug)
         self._job = job
         self._cluster = cluster
         self._seed = seed
@@ -84,11 +101,14 @@ class LocalEngine(WallClockEngine[_Peer]):
         self._launcher = Launcher([processes.__name__])
         self._evaluator: _Peer | None = None
         self._respawns = [0] * n
-        self._gone_for_good: set[int] = set()
-        self._parcel: SharedPickle | None = None
+        self._lost_for_good: set[int] = set()
+        self._failed: set[int] = set()  # workers whose latest process has ended by an exception
+        self._first_failure: TaskFailed | None = None
+        self._error: RunError | None = None  # to be raised once all events are handled
+        self._spec: SharedPickle | None = None
 
     def _start(self) -> None:
-        self._parcel = self._pack()
+        self._spec = self._pack()
         try:
             for worker in range(self._cluster.n):
                 if self.signals.caught:
@@ -99,38 +119,38 @@ class LocalEngine(WallClockEngine[_Peer]):
             for peer in self._peers():
                 self._await_ready(peer)
         except RunError:
-            if not self.signals.caught:  # which ends every process of a terminal or of a Slurm step
+            if not self.signals.caught:  # it ends all processes of a terminal or of a Slurm step
                 raise
 
     # --- commands -----------------------------------------------------------------------------------------
 
     def _cancel_task(self, peer: _Peer, command: Interrupt) -> None:
-        """Raise the worker's flag, which it looks at between layers, and wake it if it sleeps."""
+        """Set the worker's flag, which it checks between layers, and wake it if it sleeps."""
         self._memory.interrupt(command.worker, command.draw)
         peer.send(WakeUp())
 
     def replace(self, command: RestartWorker) -> None:
-        """End a worker's process, if another one will start in its place."""
+        """Kill a worker's process, if another one will start in its place."""
         peer = self._workers[command.worker]
         if self._cluster.respawn and peer.is_ready:
             peer.is_replaced = True
             peer.process.kill()
 
     def evaluate(self, command: Evaluate) -> None:
-        """Send the version to the process that evaluates."""
+        """Send the version to the evaluation process."""
         assert self._evaluator is not None
         version = self._versions.acquire(command.version)
-        assert isinstance(version, SharedVectors)
-        self._evaluator.send(EvaluateTask(command.version, version.place))
+        assert isinstance(version, SharedBuffers)
+        self._evaluator.send(EvaluateTask(command.version, version.slot))
 
     # --- events -------------------------------------------------------------------------------------------
 
     def _send(self, peer: _Peer, command: Compute) -> None:
         version = self._versions[command.version]
-        assert isinstance(version, SharedVectors)
+        assert isinstance(version, SharedBuffers)
         peer.send(
             ComputeTask(
-                command.draw, command.version, version.place, command.minibatch, self._elapsed_s(), time.monotonic()
+                command.draw, command.version, version.slot, command.minibatch, self._elapsed_s(), time.monotonic()
             )
         )
 
@@ -147,7 +167,7 @@ class LocalEngine(WallClockEngine[_Peer]):
         match reply:
             case TaskDone():
                 self._respawns[worker] = 0
-                push_s = now + self._begun_s - reply.sent_s  # not beyond the moment of the arrival
+                push_s = now + self._begun_s - reply.sent_s  # at most until the arrival
                 self._arrived(worker, reply.draw, reply.measured, pull_s=reply.pull_s, push_s=push_s)
             case TaskCancelled():
                 self._next(peer)
@@ -163,23 +183,48 @@ class LocalEngine(WallClockEngine[_Peer]):
                 if worker == self._cluster.n:
                     LOG.error("the evaluation failed:\n%s", reply.details.rstrip())
                     raise RunError(f"the evaluation failed: {reply.message}")
-                LOG.error("worker %d failed:\n%s", worker, reply.details.rstrip())
+                self._on_failure(worker, reply)
+
+    def _on_failure(self, worker: int, failure: TaskFailed) -> None:
+        """Log the failure of a worker: the traceback of the first one, one line of each further one."""
+        self._failed.add(worker)
+        if self._first_failure is None:
+            self._first_failure = failure
+            LOG.error("worker %d failed:\n%s", worker, failure.details.rstrip())
+        else:
+            LOG.error("worker %d failed: %s", worker, failure.message)
+
+    def next_event(self) -> Event:
+        """Wait for a worker, a timer or a signal.
+
+        Raises:
+            RunError: the user's code has failed in every worker.
+        """
+        if self._error is not None and not self._events:
+            raise self._error
+        return super().next_event()
 
     def _gone(self, worker: int, peer: _Peer) -> None:
         reason = self._reap(peer)
         if worker == self._cluster.n:
-            raise RunError(f"the process that evaluates ended: {reason}")
+            raise RunError(f"the evaluation process ended: {reason}")
         self._lost(worker, peer, reason)
         if self._cluster.respawn and self._respawns[worker] < RESPAWNS_WITHOUT_A_GRADIENT:
             self._respawns[worker] += 1
+            self._failed.discard(worker)
             self._workers[worker] = self._start_process(worker)
             return
-        self._gone_for_good.add(worker)
-        if len(self._gone_for_good) == self._cluster.n:
-            self._events.append(AbortRun(self._elapsed_s(), Outcome.NO_WORKERS, "every worker process is gone"))
+        self._lost_for_good.add(worker)
+        if len(self._lost_for_good) < self._cluster.n:
+            return
+        if self._failed == self._lost_for_good and self._first_failure is not None:
+            self._error = RunError(f"every worker failed, the first one with: {self._first_failure.message}")
+            self._error.__cause__ = _RemoteTracebackError(self._first_failure.details)
+        else:
+            self._events.append(AbortRun(self._elapsed_s(), Outcome.NO_WORKERS, "every worker process has ended"))
 
     def _use_idle_cores(self) -> None:
-        """Let the server compute on the cores that no worker uses: threads on a busy core only wait for each other."""
+        """Use as many threads as there are cores without a worker: two threads on one core wait for each other."""
         busy = sum(peer.working is not None for peer in self._workers.values()) * self._cluster.worker_threads
         torch.set_num_threads(max(1, cores() - busy))
 
@@ -188,22 +233,22 @@ class LocalEngine(WallClockEngine[_Peer]):
     def _peers(self) -> list[_Peer]:
         return [*self._workers.values(), *([self._evaluator] if self._evaluator else [])]
 
-    def _new_place(self) -> SharedVectors:
-        return self._memory.version(self._layout, next(self._places))
+    def _new_slot(self) -> SharedBuffers:
+        return self._memory.version(self._layout, next(self._slots))
 
     def _pack(self) -> SharedPickle:
         job, cluster = self._job, self._cluster
-        task = processes.WorkerSpec(job, cluster, self._seed, ProcessSettings.capture())
-        return pickled(task, {**vars(job), "cluster": cluster}, f"job {job.name} cannot be sent to worker processes")
+        spec = processes.WorkerSpec(job, cluster, self._seed, ProcessSettings.capture())
+        return pickled(spec, {**vars(job), "cluster": cluster}, f"job {job.name} cannot be sent to worker processes")
 
     def _start_process(self, worker: int) -> _Peer:
         ours, theirs = self._launcher.pipe()
         target = processes.evaluate if worker == self._cluster.n else processes.work
-        assert self._parcel is not None
+        assert self._spec is not None
         has_children = worker < self._cluster.n and self._job.loader_workers > 0
-        assignment = processes.Assignment(self._parcel, worker, self._memory, theirs)
+        arguments = processes.ProcessArguments(self._spec, worker, self._memory, theirs)
         with closing(theirs):
-            process = self._launcher.start(target, assignment, has_children=has_children)
+            process = self._launcher.start(target, arguments, has_children=has_children)
         self._selector.register(ours, selectors.EVENT_READ, worker)
         return _Peer(process, ours)
 
@@ -224,7 +269,7 @@ class LocalEngine(WallClockEngine[_Peer]):
         peer.is_ready = True
 
     def _reap(self, peer: _Peer) -> str:
-        """Take the remains of a process away and say how it ended."""
+        """Join a process that has ended, and return how it ended."""
         self._selector.unregister(peer.connection)
         peer.connection.close()
         peer.process.join(GRACE_S)
@@ -251,5 +296,5 @@ class LocalEngine(WallClockEngine[_Peer]):
             peer.connection.close()
         self._selector.close()
         self._memory.close()
-        if self._parcel is not None:
-            self._parcel.close()
+        if self._spec is not None:
+            self._spec.close()

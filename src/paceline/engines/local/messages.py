@@ -1,4 +1,4 @@
-"""What the engine and its processes say to each other over their pipes."""
+"""Messages between the local engine and its processes, sent through pipes."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from paceline.worker.replica import GradientStats
 
 
 class ComputeTask(NamedTuple):
-    """Compute the gradient of a minibatch at the version in a place."""
+    """Request to compute the gradient of a minibatch at a version."""
 
     draw: int
     version: int
-    place: int
+    slot: int  # of the version in shared memory
     minibatch: Minibatch | None
-    run_s: float  # seconds since the run began
+    run_s: float  # seconds since the start of the run
     sent_s: float  # monotonic clock, common to all processes of a machine
 
 
 class WakeUp(NamedTuple):
-    """Look at your flag: you may be asleep."""
+    """Wake-up of a sleeping worker, which then checks whether its task is cancelled."""
 
 
 class EvaluateTask(NamedTuple):
-    """Measure the version in a place."""
+    """Request to evaluate a version."""
 
     version: int
-    place: int
+    slot: int
 
 
 class WorkerReady(NamedTuple):
-    """The process has built its model and can be given work."""
+    """Report of a process that it has built its model and accepts tasks."""
 
 
 class TaskDone(NamedTuple):
-    """The gradient of a draw stands in shared memory."""
+    """Report that the gradient of a draw is in shared memory."""
 
     draw: int
     measured: GradientStats
@@ -44,25 +44,25 @@ class TaskDone(NamedTuple):
 
 
 class TaskCancelled(NamedTuple):
-    """The work was interrupted; its version is not read any more."""
+    """Report that a task was cancelled; the worker no longer reads its version."""
 
     draw: int
 
 
 class EvaluationDone(NamedTuple):
-    """The metrics of a version."""
+    """Report of the metrics of a version."""
 
     version: int
     metrics: dict[str, float]
 
 
 class TaskFailed(NamedTuple):
-    """The process had an exception and ends.
+    """Report of an exception, after which the process exits.
 
     Attributes:
-        message: one line.
-        details: the traceback.
-        is_usage: whether the whole run cannot work.
+        message: one line with the place and the error.
+        details: traceback.
+        is_usage: whether it is a UsageError, which ends the run.
     """
 
     message: str

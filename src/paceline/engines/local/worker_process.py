@@ -1,4 +1,4 @@
-"""A worker process, and the process that evaluates."""
+"""Worker process and evaluation process of the local engine."""
 
 from __future__ import annotations
 
@@ -26,73 +26,77 @@ from paceline.processes.child_process import ProcessSettings, init_child
 from paceline.processes.shared_memory import SharedMemory
 from paceline.processes.shared_pickle import SharedPickle
 from paceline.server.flat_buffers import FlatBuffers
-from paceline.utils.user_code import failure_of, note_place
+from paceline.utils.user_code import failure_of, note_place, place_of
+from paceline.utils.wording import first_line
 from paceline.worker.replica import Interrupted, Replica
 from paceline.worker.task_runner import TaskRunner, device_of, pin
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What all processes of a run have in common."""
+    """Arguments that all processes of a run share."""
 
     job: Job
     cluster: LocalCluster
     seed: int
-    surroundings: ProcessSettings
+    settings: ProcessSettings
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """What one process needs.
+class ProcessArguments:
+    """Arguments of one process.
 
     Attributes:
-        task: pickled `WorkerSpec`.
-        worker: its number; the process that evaluates has none of the workers'.
-        connection: to the engine.
+        spec: pickled `WorkerSpec`.
+        worker: number of the worker; n for the evaluation process.
+        memory: memory that all processes share.
+        connection: pipe to the engine.
     """
 
-    task: SharedPickle
+    spec: SharedPickle
     worker: int
     memory: SharedMemory
     connection: Connection
 
 
-def work(assignment: Assignment) -> None:
-    """Compute gradients until told to end."""
-    _serve(assignment, lambda task: _Worker(assignment, task))
+def work(arguments: ProcessArguments) -> None:
+    """Compute gradients until the engine ends the process."""
+    _serve(arguments, lambda spec: _Worker(arguments, spec))
 
 
-def evaluate(assignment: Assignment) -> None:
-    """Evaluate versions until told to end."""
-    _serve(assignment, lambda task: _Evaluator(assignment, task))
+def evaluate(arguments: ProcessArguments) -> None:
+    """Evaluate versions until the engine ends the process."""
+    _serve(arguments, lambda spec: _Evaluator(arguments, spec))
 
 
-def _serve(assignment: Assignment, build: Callable[[WorkerSpec], _Worker | _Evaluator]) -> None:
+def _serve(arguments: ProcessArguments, build: Callable[[WorkerSpec], _Worker | _Evaluator]) -> None:
     init_child()
-    connection = assignment.connection
+    connection = arguments.connection
     with ExitStack() as built:
         try:
-            task: WorkerSpec = assignment.task.open()
-            task.surroundings.apply()
-            torch.set_num_threads(task.cluster.worker_threads)
-            server = built.enter_context(closing(build(task)))
+            spec: WorkerSpec = arguments.spec.load()
+            spec.settings.apply()
+            torch.set_num_threads(spec.cluster.worker_threads)
+            server = built.enter_context(closing(build(spec)))
             connection.send(WorkerReady())
             while (request := connection.recv()) is not None:
-                if not isinstance(request, WakeUp):  # one that came too late to interrupt anything
+                if not isinstance(request, WakeUp):  # else its task has ended already
                     connection.send(server.answer(request))
         except (EOFError, ConnectionError):
-            return  # the engine is gone
+            return  # the engine has ended
         except Exception as error:
             failure = failure_of(error)
-            connection.send(TaskFailed(failure["failed"], failure["details"], failure["is_usage"]))
+            place, message = place_of(error), first_line(failure["failed"])
+            message = f"{place}: {message}" if place else message
+            connection.send(TaskFailed(message, failure["details"], failure["is_usage"]))
 
 
 class _Worker:
-    def __init__(self, assignment: Assignment, task: WorkerSpec) -> None:
-        job, cluster, seed = task.job, task.cluster, task.seed
-        self._worker = assignment.worker
-        self._memory = assignment.memory
-        self._connection = assignment.connection
+    def __init__(self, arguments: ProcessArguments, spec: WorkerSpec) -> None:
+        job, cluster, seed = spec.job, spec.cluster, spec.seed
+        self._worker = arguments.worker
+        self._memory = arguments.memory
+        self._connection = arguments.connection
         self._draw = 0
         device = device_of(cluster.device, self._worker)
         self._replica = Replica(job, seed, cluster.n, device=device, check=self._check, debug=cluster.debug)
@@ -107,10 +111,10 @@ class _Worker:
         assert isinstance(request, ComputeTask)
         begun_s = time.monotonic()
         self._draw = request.draw
-        version = self._versions.get(request.place)
+        version = self._versions.get(request.slot)
         if version is None:
-            version = self._memory.version(self._replica.layout, request.place)
-            self._versions[request.place] = version
+            version = self._memory.version(self._replica.layout, request.slot)
+            self._versions[request.slot] = version
         try:
             measured = self._task_runner.gradient(
                 request.draw, request.minibatch, request.run_s, version, self._gradient
@@ -123,7 +127,7 @@ class _Worker:
         return TaskDone(request.draw, measured, begun_s - request.sent_s, time.monotonic())
 
     def close(self) -> None:
-        """End what the replica has started: this process ends only after its children."""
+        """End the child processes of the replica."""
         self._replica.close()
 
     def _check(self) -> None:
@@ -131,22 +135,22 @@ class _Worker:
             raise Interrupted
 
     def _sleep(self, seconds: float) -> None:
-        """Wait; a message can only be the nudge of an interrupt, or the end."""
+        """Sleep until the time is over or a message arrives, which cancels the task or ends the process."""
         if self._connection.poll(seconds):
             raise Interrupted
 
 
 class _Evaluator:
-    def __init__(self, assignment: Assignment, task: WorkerSpec) -> None:
-        cluster = task.cluster
-        self._memory = assignment.memory
+    def __init__(self, arguments: ProcessArguments, spec: WorkerSpec) -> None:
+        cluster = spec.cluster
+        self._memory = arguments.memory
         device = device_of(cluster.device, cluster.n)
-        self._replica = Replica(task.job, task.seed, cluster.n, device=device)
+        self._replica = Replica(spec.job, spec.seed, cluster.n, device=device)
 
     def answer(self, request: ComputeTask | EvaluateTask) -> EvaluationDone:
         assert isinstance(request, EvaluateTask)
-        version = self._memory.version(self._replica.layout, request.place)
+        version = self._memory.version(self._replica.layout, request.slot)
         return EvaluationDone(request.version, self._replica.evaluate(version))
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: there are no child processes."""

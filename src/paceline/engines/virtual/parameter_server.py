@@ -131,8 +131,8 @@ class VirtualEngine(TimingEngine):
 
     def _compute_gradient(self, worker: int, draw: int, minibatch: Minibatch | None, version: int) -> GradientStats:
         self._server.flush()  # of what lies in the one place for a gradient
-        if self._replica.prepares_ahead:
-            self._replica.expect(self._coming())
+        if self._replica.prefetches:
+            self._replica.prefetch(self._coming())
         try:
             return self._replica.gradient(worker, draw, minibatch, self._versions[version], self._gradient)
         except Exception as error:

@@ -206,7 +206,7 @@ def _serve(
     surroundings.apply()
     torch.set_num_threads(threads)
     try:
-        task: GridSpec = parcel.open()
+        task: GridSpec = parcel.load()
     except UsageError as error:
         connection.send(RunFailed(str(error), is_usage=True))
         return

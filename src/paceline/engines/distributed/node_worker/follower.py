@@ -62,8 +62,8 @@ class NodeFollower:
         uses_nccl = cluster.has_gpu_each(torch.cuda.device_count())
         self._team = NodeGroup(cluster.place, cluster.team_size, lambda: False, uses_nccl=uses_nccl)
         device = device_of(cluster.device, cluster.ranks.local_rank)
-        settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "slices": cluster.slices}
-        self._replica = Replica(job, seed, cluster.n, check=self._team.check, team=self._team, **settings)
+        settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "shards": cluster.slices}
+        self._replica = Replica(job, seed, cluster.n, group=self._team, **settings)
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
         self._requests: queue.SimpleQueue[RemoteTask | Ended | SystemExit | ConnectionLost] = queue.SimpleQueue()

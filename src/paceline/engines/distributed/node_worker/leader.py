@@ -195,7 +195,7 @@ class LeadingReplica(Replica):
     """
 
     def __init__(self, job: Job, seed: int, n: int, *, leader: NodeLeader, **settings: Any) -> None:
-        super().__init__(job, seed, n, check=leader.team.check, team=leader.team, **settings)
+        super().__init__(job, seed, n, group=leader.team, **settings)
         self._leader = leader
 
     def gradient(

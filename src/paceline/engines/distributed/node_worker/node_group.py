@@ -34,7 +34,7 @@ class NodeGroup(GradientGroup):
     """
 
     def __init__(self, place: int, size: int, is_unwanted: Callable[[], bool], *, uses_nccl: bool = False) -> None:
-        self.place = place
+        self.local_rank = place
         self.size = size
         self._is_unwanted = is_unwanted
         self._uses_nccl = uses_nccl
@@ -71,7 +71,7 @@ class NodeGroup(GradientGroup):
         with self._tearing():
             self._collective.wait([self._collective.broadcast(version.memory)])
 
-    def add_up(self, gradient: FlatBuffers, part: PartialGradient) -> PartialGradient:
+    def all_reduce(self, gradient: FlatBuffers, part: PartialGradient) -> PartialGradient:
         """Make of the gradient of this process that of all of them, and return what was measured of the whole."""
         ours = part.samples
         samples, loss, mean_square, microbatches = self._agree(

@@ -116,13 +116,14 @@ class WorkerProcess:
         device = device_of(cluster.device, cluster.ranks.local_rank)
         is_worker = self._worker < cluster.n
         self.leader = NodeLeader(cluster, self._is_unwanted, self._leave, self._break_up)
-        settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "slices": cluster.slices}
+        settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "shards": cluster.slices}
         self._replica: Replica
         if self.leader.team.size > 1:
             self._replica = LeadingReplica(job, seed, cluster.n, leader=self.leader, **settings)
         else:
             check = self._check if is_worker else None
-            self._replica = Replica(job, seed, cluster.n, check=check, accumulated=self._accumulated, **settings)
+            self._replica = Replica(job, seed, cluster.n, check=check, **settings)
+            self._replica.on_gradient_ready = self._accumulated
         faults = tuple(cluster.faults)
         self._task_runner = TaskRunner(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
         self._version = self._replica.layout.allocate()

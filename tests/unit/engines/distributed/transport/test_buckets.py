@@ -96,7 +96,8 @@ reentrant, without = (partial(checkpoint, use_reentrant=kind) for kind in (True,
 def test_every_kind_of_backward_pass_sends_its_gradient(call, wire, microbatches, monkeypatch):
     monkeypatch.setattr(wires, "cut", partial(cut, piece_nbytes=512))
     job = tiny_job(model=partial(Looped, call), data=dataset(dtype=torch.float32), microbatches=microbatches)
-    replica = Replica(job, 1, 1, accumulated=lambda parameter: departure.accumulated(parameter))
+    replica = Replica(job, 1, 1)
+    replica.on_gradient_ready = lambda parameter: departure.accumulated(parameter)
     plain = Replica(job, 1, 1)
     layout = replica.layout
     version, gradient, expected = layout.allocate(), layout.allocate(), layout.allocate()

@@ -1,0 +1,88 @@
+"""Autograd hooks that write the gradients of a model into flat buffers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from paceline.errors import UsageError
+from paceline.server.flat_buffers import FlatBuffers
+
+
+class GradientWriter:
+    """Writer of gradients: autograd accumulates in views of flat buffers.
+
+    Args:
+        job: name of the job, for errors.
+        parameters: trainable parameters, in the order of the flat buffers.
+
+    Attributes:
+        on_ready: called with the index of each parameter after autograd has added to its gradient; None for no call.
+    """
+
+    def __init__(self, job: str, parameters: Sequence[nn.Parameter]) -> None:
+        self.on_ready: Callable[[int], None] | None = None
+        self._job = job
+        self._parameters = parameters
+        for i, parameter in enumerate(parameters):
+            parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), i))
+
+    @contextmanager
+    def writing(self, gradient: FlatBuffers) -> Iterator[None]:
+        """Write all gradients of this context into `gradient`; parameters without a gradient get zeros."""
+        stale, gradient.written = gradient.written, set()
+        self._gradient = gradient
+        for parameter in self._parameters:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for i in stale - gradient.written:  # no cost for parameters that are never used
+                gradient.parameters[i].zero_()
+
+    def check_written(self) -> None:
+        """Check that the loss depends on the model.
+
+        Raises:
+            UsageError: no parameter has a gradient.
+        """
+        if not self._gradient.written:
+            raise UsageError(
+                f"job {self._job}: the loss does not depend on the model: after backward() none of its "
+                f"{len(self._parameters)} trainable parameters has a gradient; compute the loss from the output of "
+                "the model that step(model, batch) receives"
+            )
+
+    def _write(self, i: int) -> None:
+        parameter, view, written = self._parameters[i], self._gradient.parameters[i], self._gradient.written
+        if parameter.grad is not view:
+            assert parameter.grad is not None
+            self._check(parameter.grad, is_first=i not in written)
+            view.copy_(parameter.grad)  # cheaper than zeros to which autograd adds
+            parameter.grad = view
+            written.add(i)
+        if self.on_ready is not None:
+            self.on_ready(i)
+
+    def _check(self, gradient: Tensor, *, is_first: bool) -> None:
+        if not is_first:
+            raise UsageError(f"job {self._job}: step() replaced the gradients; do not call zero_grad() in it")
+        if gradient.is_sparse:
+            raise UsageError(
+                f"job {self._job}: the model makes sparse gradients, which do not fit in a flat vector; "
+                "use sparse=False"
+            )
+
+
+def _hook(writer: weakref.ref[GradientWriter], parameter: int) -> Callable[[Tensor], None]:
+    """Return a hook with a weak reference: the garbage collector does not see cycles through autograd."""
+
+    def write(_: Tensor) -> None:
+        ours = writer()
+        if ours is not None:
+            ours._write(parameter)
+
+    return write
