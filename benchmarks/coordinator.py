@@ -83,7 +83,7 @@ def arrivals(name: str, n: int, events: int) -> list[Event]:
 
 
 def replay(name: str, n: int, recorded: list[Event], events: int) -> float:
-    """Hand recorded events to a new coordinator: no heap, no draws, nobody carries the commands out."""
+    """Hand recorded events to a new coordinator: no heap, no draws, no engine that carries the commands out."""
     coordinator = make_coordinator(name, n, events)
     coordinator.begin()
     begun = process_time()

@@ -199,7 +199,7 @@ def make_model(dtype: torch.dtype) -> nn.Module:
 
 def distributed(args: argparse.Namespace, wire: str) -> list[dict[str, Any]]:
     """Compare runs of which this process is rank 0, and others that it starts are the workers."""
-    ports = free_ports(len(args.protocols))  # one each: nobody can meet the server of another run
+    ports = free_ports(len(args.protocols))  # one each, so that no rank connects to the server of another run
     settings = {"wire": wire, "ports": ports, "updates": args.updates, "protocols": args.protocols}
     with ranks(settings):
         return [

@@ -15,7 +15,7 @@ STRAGGLER = pl.ShiftedExponential(shift_s=0.03, mean_s=0.03)
 
 
 def main(runs: Path = RUNS, loss: float = 0.2) -> None:
-    rmtree(runs, ignore_errors=True)  # a finished comparison would not be run again
+    rmtree(runs, ignore_errors=True)  # otherwise finished runs would not be repeated
     slowness = pl.Cluster(4, timing=[HEALTHY, HEALTHY, HEALTHY, STRAGGLER])
     console = Console()
     with ProgressBars(console) as display:

@@ -6,7 +6,8 @@
 #SBATCH --requeue
 #SBATCH --signal=TERM@60
 
-# Rank 0 is the first task. --no-kill keeps the job when a node fails, --requeue starts it again when rank 0's does.
+# Rank 0 is the first task. --no-kill keeps the job running when a node fails. --requeue restarts the job when rank 0's
+# node fails.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 PACELINE_TOKEN=$(openssl rand -hex 16)
 export MASTER_ADDR PACELINE_TOKEN MASTER_PORT=29500

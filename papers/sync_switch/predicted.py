@@ -47,7 +47,7 @@ class Workers:
     def bsp_update_s(self) -> float:
         """Return the seconds of an update of BSP, on average.
 
-        With nobody slow it is shift + mean H_n. With one straggler it is that for a share of the time, and the mean
+        Without stragglers it is shift + mean H_n. With one straggler it is that for a share of the time, and the mean
         of the largest of one slow round trip and n - 1 others for the rest: updates a second add up, and those that
         cross from one into the other are not looked at.
         """
