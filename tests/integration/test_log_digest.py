@@ -113,7 +113,7 @@ class At(pl.Callback):
 
 
 def gone(run, do, **options):
-    with pytest.raises(FolderGoneError, match=r"was deleted, moved or unmounted while the run went on") as error:
+    with pytest.raises(FolderGoneError, match=r"was deleted, moved or unmounted during the run") as error:
         train(run, callbacks=[At(5, do)], **options)
     return error.value.kept
 

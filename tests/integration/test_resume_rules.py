@@ -135,7 +135,7 @@ def test_a_run_that_is_still_going_is_left_alone(options, tmp_path):
     class Meddle(pl.Callback):
         def on_update(self, update):
             if update.version == 3:
-                with pytest.raises(pl.UsageError, match=r"another run is going on in .*run; wait for its end"):
+                with pytest.raises(pl.UsageError, match=r"another run is writing to .*run; wait for its end"):
                     train(tmp_path / "run", **options)
 
     result = train(tmp_path / "run", callbacks=[Meddle()])
@@ -286,7 +286,7 @@ def test_a_folder_without_log_and_checkpoint_begins_again(tmp_path):
 
 def test_overwriting_spares_what_is_no_run(tmp_path):
     (tmp_path / "mine" / CHECKPOINTS).mkdir(parents=True)
-    with pytest.raises(pl.UsageError, match="holds something else than a run"):
+    with pytest.raises(pl.UsageError, match="contains other files than a run"):
         train(tmp_path / "mine", overwrite=True)
     assert (tmp_path / "mine" / CHECKPOINTS).exists()
 

@@ -1,1 +1,1 @@
-"""What happens in a run: counted, written down, read back."""
+"""Records of a run: counting, writing and reading them."""

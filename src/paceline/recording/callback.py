@@ -1,20 +1,22 @@
-"""The one extension point: what a run tells while it goes on."""
+"""Callback: the extension point that gets each record of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from paceline.core.records import DecisionMade, GradientArrived, Record, RunEnded, UpdateMade, VersionEvaluated
+from paceline.errors import RunError
 
 
 class Callback:
-    """Override what you want to hear of; every method gets one record.
+    """Base class of callbacks; override the methods of the records you need.
 
-    A callback may raise: the run then stops and the error reaches the caller.
+    An exception in a callback stops the run and reaches the caller.
     """
 
     def on_record(self, record: Record) -> None:
-        """Hear everything; by default it is passed on to the methods below."""
+        """Process any record; by default, call the method below for its type."""
         match record:
             case UpdateMade():
                 self.on_update(record)
@@ -28,30 +30,36 @@ class Callback:
                 self.on_end(record)
 
     def on_resume(self, records: Iterable[Record]) -> None:
-        """Hear what had happened before a run that goes on from a checkpoint."""
+        """Process the earlier records of a resumed run."""
 
     def on_update(self, update: UpdateMade) -> None:
-        """Hear of an update."""
+        """Process an update."""
 
     def on_arrival(self, arrival: GradientArrived) -> None:
-        """Hear of a gradient that arrived, used or dropped."""
+        """Process a gradient that arrived, used or dropped."""
 
     def on_evaluate(self, evaluation: VersionEvaluated) -> None:
-        """Hear of an evaluation."""
+        """Process an evaluation."""
 
     def on_switch(self, decision: DecisionMade) -> None:
-        """Hear that another protocol is in force."""
+        """Process a switch of the protocol."""
 
     def on_end(self, end: RunEnded) -> None:
-        """Hear that the run is over."""
+        """Process the end of the run."""
+
+
+def write_error(path: Path, error: Exception) -> RunError:
+    """Return the error of a callback that cannot write a file during the run."""
+    reason = getattr(error, "strerror", None) or error
+    return RunError(f"cannot write {path}: {reason}; the run stopped, and the files written before are kept")
 
 
 class Memory(Callback):
-    """Keeps every record of a run that is not written down."""
+    """Callback that keeps all records in memory."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
 
     def on_record(self, record: Record) -> None:
-        """Keep it."""
+        """Keep a record."""
         self.records.append(record)

@@ -1,4 +1,4 @@
-"""One writer a folder."""
+"""Lock of a folder, for a single writer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from paceline.errors import UsageError
 
 
 class FolderLock:
-    """Keeps others out of a folder until it is released or this process ends.
+    """Exclusive lock of a folder, held until `release` or the end of the process.
 
     Args:
-        path: of the folder, which must exist.
-        what: that is going on in it, for the message to others.
+        path: folder, which must exist.
+        what: name of the activity in the folder, for the error of other processes.
 
     Raises:
-        UsageError: somebody else is at work there.
+        UsageError: another process holds the lock.
         OSError: the folder cannot be opened.
     """
 
@@ -27,8 +27,8 @@ class FolderLock:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self.release()
-            raise UsageError(f"{what} is going on in {path}; wait for its end, or give another folder") from error
+            raise UsageError(f"{what} is writing to {path}; wait for its end, or give another folder") from error
 
     def release(self) -> None:
-        """Let others work in the folder."""
+        """Release the lock."""
         os.close(self._descriptor)

@@ -1,4 +1,4 @@
-"""A run's folder: what was run, what happened, what was learned."""
+"""Folder of a run: its configuration, its event log, its checkpoints and its model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from paceline.core.records import Record
 from paceline.errors import PacelineWarning, RunError, UsageError
-from paceline.recording.callback import Callback
+from paceline.recording.callback import Callback, write_error
 from paceline.recording.event_log import EventLog, Prefix, read_records
 from paceline.recording.history import History
 from paceline.recording.lock import FolderLock
@@ -46,12 +46,12 @@ CHECKPOINTS = "checkpoints"
 REPORT = "report.html"
 TIMELINE = "timeline.json"
 TENSORBOARD = "tensorboard"
-MOST_ENTRIES = 20_000  # files that are looked at below a folder
-MOST_ERROR_BYTES = 1 << 24  # of a traceback
+MOST_ENTRIES = 20_000  # largest number of files to search below a folder
+MOST_ERROR_BYTES = 1 << 24  # largest traceback that is read
 
 
 class FolderGoneError(RunError):
-    """The folder of a run is gone while the run goes on; `kept` is the folder that has its state now."""
+    """The folder of a run disappeared during the run; `kept` is the new folder with its state."""
 
     def __init__(self, message: str, kept: Path) -> None:
         super().__init__(message)
@@ -59,17 +59,17 @@ class FolderGoneError(RunError):
 
 
 class RunFolder(Callback):
-    """Writes a run down while it goes on.
+    """Writer of the folder of a run.
 
     Args:
-        path: of the folder.
-        configuration: what was asked for; versions are added.
-        overwrite: whether the files of an earlier run in this folder may be replaced.
-        keep: how much of the log of a run that is resumed is kept; None for a new run.
+        path: folder of the run.
+        configuration: configuration of the run, to which the versions of the packages are added.
+        overwrite: whether to replace an earlier run in this folder.
+        keep: part of the log that a resumed run keeps; None for a new run.
 
     Raises:
-        UsageError: the folder exists, and is neither to be replaced nor resumed.
-        RunError: while running, when nothing more can be written.
+        UsageError: the folder exists, and may be neither replaced nor resumed.
+        RunError: a file cannot be written during the run.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RunFolder(Callback):
         self.path = path
         self._configuration = {**configuration, "versions": versions()}
         self._log: EventLog | None = None
-        self._rescued: Path | None = None  # the folder that is gone
+        self._rescued: Path | None = None  # the folder that disappeared
         self._lock = FolderLock(path, "another run") if keep is not None else None
         self._keep = keep
         if os.path.lexists(path) and keep is None:
@@ -93,38 +93,38 @@ class RunFolder(Callback):
         if not overwrite:
             raise UsageError(f"{self.path} exists already; give another folder, or overwrite=True")
         if not self.path.is_dir():
-            raise UsageError(f"{self.path} is no folder; give another name")
+            raise UsageError(f"{self.path} is not a folder; give another name")
         names = {entry.name for entry in self.path.iterdir() if not entry.name.startswith(UNFINISHED)}
         if names and RUN not in names:
-            raise UsageError(f"{self.path} holds something else than a run; give another folder")
+            raise UsageError(f"{self.path} contains other files than a run; give another folder")
 
     @property
     def history(self) -> History:
-        """What is written down."""
+        """Records of the log."""
         return History(lambda: read_records(self.path / EVENTS))
 
     def on_record(self, record: Record) -> None:
-        """Write one line; the first one makes the folder, so that a run that never began leaves none."""
+        """Append a record to the log; the first record creates the folder, so a run that never started leaves none."""
         try:
             if self._log is None:
                 self._log = self._begin()
             self._log.write(record)
         except OSError as error:
-            raise self._cannot_write(EVENTS, error) from error
+            raise write_error(self.path / EVENTS, error) from error
 
     def settle(self) -> Prefix:
-        """Wait until the log is on the disk and return its length and digest."""
+        """Flush the log to the disk and return its length and digest."""
         try:
             return self._log.settle() if self._log is not None else self._keep or Prefix(0, sha256())
         except OSError as error:
-            raise self._cannot_write(EVENTS, error) from error
+            raise write_error(self.path / EVENTS, error) from error
 
     def _begin(self) -> EventLog:
         self.path.mkdir(parents=True, exist_ok=True)
         if self._keep is None:
             self._lock = FolderLock(self.path, "another run")
             self._clear()
-        (self.path / ERROR).unlink(missing_ok=True)  # of the run before this one, or before it was resumed
+        (self.path / ERROR).unlink(missing_ok=True)  # left by an earlier run, or by this one before it was resumed
         self._write_configuration(self.path)
         return EventLog(self.path / EVENTS, self._keep)
 
@@ -133,7 +133,7 @@ class RunFolder(Callback):
         replace_file(path / RUN, f"{text}\n".encode())
 
     def _clear(self) -> None:
-        """Take away what an earlier run has left in this folder and this one might not write."""
+        """Remove the files of an earlier run that this run may not replace."""
         for name in (MODEL, REPORT, TIMELINE):
             (self.path / name).unlink(missing_ok=True)
         for folder in (self.path / CHECKPOINTS, self.path / TENSORBOARD):
@@ -142,7 +142,7 @@ class RunFolder(Callback):
                 shutil.rmtree(folder)
 
     def save_model(self, tensors: Mapping[str, Any]) -> None:
-        """Write the parameters and buffers that were learned, if the run has begun."""
+        """Write the parameters and buffers of the model, if the run has started."""
         from safetensors import SafetensorError
         from safetensors.torch import save
 
@@ -155,18 +155,18 @@ class RunFolder(Callback):
                 warnings.warn(f"{self._gone()}; the model is in {path}", PacelineWarning, stacklevel=2)
             replace_file(self.path / MODEL, data)
         except (OSError, SafetensorError) as error:
-            raise self._cannot_write(MODEL, error) from error
+            raise write_error(self.path / MODEL, error) from error
 
     @property
     def is_gone(self) -> bool:
-        """Whether the folder, or the log in it, is no longer where the run has put it."""
+        """Whether the folder, or the log in it, was deleted or moved."""
         return self._rescued is None and self._log is not None and self._log.is_gone
 
     def rescue(self, save: Callable[[Path, Prefix], object] = lambda path, log: None) -> Path:
-        """Write the run to a new folder: beside the one that is gone, else here, else among temporary files.
+        """Copy the run to a new folder: beside the old one, else in the working directory, else among temporary files.
 
         Args:
-            save: writes a checkpoint into the new folder, for a log of that length and digest.
+            save: function that writes a checkpoint to a folder, for a log of that length and digest.
 
         Raises:
             RunError: no new folder can be written.
@@ -183,41 +183,35 @@ class RunFolder(Callback):
                 continue
             self._rescued, self.path = self.path, path
             return path
-        raise RunError(f"{self._gone()}; the run stopped, and its state can be written nowhere: {reason}")
+        raise RunError(f"{self._gone()}; the run stopped, and its state cannot be saved elsewhere: {reason}")
 
     def gone_error(self, version: int) -> FolderGoneError:
-        """Return the error that says where the run was rescued to."""
+        """Return the error that names the new folder of the run."""
         return FolderGoneError(
-            f"{self._gone()}; the run stopped at update {version}, and is in {self.path} now: "
-            f"resume={str(self.path)!r} goes on with it",
+            f"{self._gone()}; the run stopped at update {version} and is now in {self.path}; "
+            f"to resume it, give resume={str(self.path)!r}",
             self.path,
         )
 
     def _gone(self) -> str:
-        return f"the folder {self._rescued or self.path} was deleted, moved or unmounted while the run went on"
+        return f"the folder {self._rescued or self.path} was deleted, moved or unmounted during the run"
 
     def close(self) -> None:
-        """End the log."""
+        """Close the log and release the folder."""
         try:
             if self._log is not None:
                 self._log.close()
         except OSError as error:
-            raise self._cannot_write(EVENTS, error) from error
+            raise write_error(self.path / EVENTS, error) from error
         finally:
             if self._lock is not None:
                 self._lock.release()
 
-    def _cannot_write(self, name: str, error: Exception) -> RunError:
-        reason = getattr(error, "strerror", None) or error
-        return RunError(
-            f"cannot write {self.path / name}: {reason}; the run stopped, and what was written before is kept"
-        )
-
 
 def _free_places(gone: Path) -> Iterator[Path]:
-    """Yield a name for a new folder in each place that is still there."""
+    """Yield an unused name in each parent folder that still exists."""
     places = []
-    with suppress(OSError):  # of a working directory that is gone, too
+    with suppress(OSError):  # the working directory may be gone too
         places += [gone.absolute().parent, Path.cwd()]
     for place in dict.fromkeys([*places, Path(tempfile.gettempdir())]):
         names = (place / f"{gone.name or 'run'}-rescued-{number}" for number in count(1))
@@ -225,17 +219,17 @@ def _free_places(gone: Path) -> Iterator[Path]:
 
 
 class SavedRun:
-    """A run as its folder tells of it, whether it has ended or is still going.
+    """Reader of the folder of a run, finished or still running.
 
     Args:
-        path: of the folder.
+        path: folder of the run.
 
     Attributes:
-        configuration: what was run, as `run.json` has it.
-        history: what happened.
+        configuration: content of `run.json`.
+        history: records of the log.
 
     Raises:
-        UsageError: there is no run in this folder.
+        UsageError: the folder has no run.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -243,12 +237,12 @@ class SavedRun:
         try:
             self.configuration = configuration(read_json(self.path / RUN), str(self.path / RUN))
         except (OSError, ContentError) as error:
-            raise UsageError(self._what_it_is(error)) from error
+            raise UsageError(self._describe_problem(error)) from error
         self.history = History(lambda: read_records(self.path / EVENTS))
 
     @property
     def error(self) -> str | None:
-        """First line of the error that ended a run of a comparison or a search; None if it did not crash."""
+        """First line of the error that ended a run of a comparison or a search; None without a crash."""
         try:
             return first_line(read_bytes(self.path / ERROR, MOST_ERROR_BYTES).decode())
         except FileNotFoundError:
@@ -257,7 +251,7 @@ class SavedRun:
             return f"the error is unknown: cannot read {self.path / ERROR} ({error})"
 
     def records_until(self, places_bytes: Sequence[int]) -> list[int]:
-        """Return how many records the log has before each of these bytes."""
+        """Return the number of records in the log before each of these byte offsets."""
         if not places_bytes:
             return []
         try:
@@ -267,7 +261,7 @@ class SavedRun:
             raise RunError(f"cannot read {self.path / EVENTS}: {getattr(error, 'strerror', None) or error}") from error
         return [bisect_right(ends_bytes, place) for place in places_bytes]
 
-    def _what_it_is(self, error: Exception) -> str:
+    def _describe_problem(self, error: Exception) -> str:
         if not os.path.exists(self.path):
             return f"there is no folder {self.path}; expected the folder of a run, as given with out="
         if isinstance(error, NotADirectoryError):
@@ -285,7 +279,7 @@ def run_folders(above: Path) -> list[Path]:
     """Return the folders of runs below a folder, in order; links to folders are not followed.
 
     Raises:
-        UsageError: there are too many files to look at.
+        UsageError: there are too many files to search.
     """
     found, waiting, left = [], [above], MOST_ENTRIES
     while waiting:
@@ -293,7 +287,7 @@ def run_folders(above: Path) -> list[Path]:
         try:
             entries = list(islice(os.scandir(folder), left + 1))
         except OSError:
-            continue  # of another user, or gone meanwhile
+            continue  # unreadable, or deleted meanwhile
         left -= len(entries)
         if left < 0:
             raise UsageError(f"{above} has more than {MOST_ENTRIES} files below it; name the folder of a run")
@@ -305,13 +299,13 @@ def run_folders(above: Path) -> list[Path]:
 
 @cache
 def versions() -> dict[str, str]:
-    """Return the versions that a run depends on."""
+    """Return the versions of Python and of the packages that results depend on."""
     packages = {name: version(name) for name in ("paceline", "torch", "numpy")}
     return {"python": platform.python_version(), **packages}
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: what is not a number becomes null."""
+    """Return a value for JSON: NaN and infinity become null."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, Mapping):

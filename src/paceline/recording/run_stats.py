@@ -1,4 +1,4 @@
-"""The figures of one run, counted from its records in one pass."""
+"""Summary statistics of one run, from its records in one pass."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from paceline.recording.history import Totals, mean_loss
 
 @dataclass(frozen=True)
 class RunStats:
-    """What a run comes to.
+    """Summary statistics of a run.
 
     Attributes:
-        stopped_by: which condition ended the run; None while it has not ended.
-        reason: the same in a sentence.
-        time_s: seconds of the run's clock until the version that met the stop was made.
-        worker_s: worker-seconds that workers were there until then.
-        updates: made.
-        used: gradients that were accepted, for an update that was made or was still open at the end.
-        dropped: gradients that arrived and were not used.
-        interrupted: pieces of work that were abandoned.
-        samples_applied: in the used gradients.
-        samples_dropped: in the dropped ones and in abandoned work.
-        mean_k: gradients per update.
-        mean_staleness: over the used gradients.
-        max_staleness: of a used gradient.
-        idle_share: worker time spent waiting for work, of all worker time.
-        loss: mean training loss of the last max(n, 10) used gradients, as `Stop` looks at it.
-        metrics: of the latest evaluation; empty without any.
+        stopped_by: condition that ended the run; None for a run without an end.
+        reason: reason for the end as a sentence.
+        time_s: time on the run's clock, in seconds, of the version that met the stop condition.
+        worker_s: worker-seconds of all live workers until then.
+        updates: number of updates.
+        used: number of accepted gradients, those of an unfinished update included.
+        dropped: number of gradients that arrived and were not used.
+        interrupted: number of interrupted tasks.
+        samples_applied: number of samples in the used gradients.
+        samples_dropped: number of samples in dropped gradients and interrupted tasks.
+        mean_k: mean number of gradients per update.
+        mean_staleness: mean staleness of the used gradients, in versions.
+        max_staleness: largest staleness of a used gradient, in versions.
+        idle_share: share of worker time spent idle, 0 to 1.
+        loss: mean training loss of the last max(n, 10) used gradients, as in `Stop`.
+        metrics: metrics of the latest evaluation; empty without one.
     """
 
     stopped_by: Outcome | None = None
@@ -69,43 +69,45 @@ class RunStats:
         return self.updates / self.time_s if self.time_s else nan
 
     def reached(self, stop: Stop) -> bool:
-        """Return whether the run came to the target of the stop, or to its end if the stop has no target."""
+        """Return whether the run reached the target of the stop, or its end if the stop has no target."""
         if stop.targets:
             return self.stopped_by in TARGETS
         return self.stopped_by not in (None, Outcome.INTERRUPTED) and not self.failed
 
     @property
     def failed(self) -> bool:
-        """Whether the run could not go on."""
+        """Whether the run failed."""
         return self.stopped_by is not None and self.stopped_by.is_failure
 
     @property
     def diverged(self) -> bool:
-        """Whether the run ended because its training diverged."""
+        """Whether the run ended because training diverged."""
         return self.stopped_by is not None and self.stopped_by.is_divergence
 
     def plain(self) -> dict[str, Any]:
-        """Return the figures by name."""
+        """Return the statistics by name."""
         return asdict(self)
 
 
 def count(records: Iterable[Record]) -> RunStats:
-    """Return the figures of a run.
+    """Return the statistics of a run.
 
     Args:
-        records: of the run, from the first to the last, as a `History` gives them.
+        records: all records of the run in order, as in a `History`.
     """
     counter = _Counter()
     for record in records:
         counter.take(record)
-    return counter.figures()
+    return counter.stats()
 
 
 class _Counter:
+    """Accumulator of the statistics."""
+
     def __init__(self) -> None:
         self._totals = Totals()
         self._losses: deque[float] = deque(maxlen=LEAST_LOSS_WINDOW)
-        self._live_s = array("d")  # when version 1, 2, ... was made
+        self._live_s = array("d")  # worker-seconds at versions 1, 2, ...
         self._evaluations: deque[VersionEvaluated] = deque(maxlen=2)
         self._end: RunEnded | None = None
         self._now_s = 0.0
@@ -126,7 +128,7 @@ class _Counter:
             case RunEnded():
                 self._end = record
 
-    def figures(self) -> RunStats:
+    def stats(self) -> RunStats:
         totals = self._totals
         time_s, worker_s = self._reached()
         return RunStats(
@@ -149,10 +151,10 @@ class _Counter:
         )
 
     def _reached(self) -> tuple[float, float]:
-        """Return when the version was made that met the stop, and the worker-seconds until then."""
+        """Return the time of the version that met the stop condition, and the worker-seconds until then."""
         if self._end is None:
             return self._now_s, self._live_s[-1] if self._live_s else 0.0
         if self._end.outcome not in TARGETS or self._end.outcome is Outcome.LOSS:
             return self._end.now_s, self._end.live_s
-        reaching = self._evaluations[0]  # a run closes with one more measurement, that of its last version
+        reaching = self._evaluations[0]  # the last evaluation is that of the final version
         return reaching.published_s, self._live_s[reaching.version - 1] if reaching.version else 0.0

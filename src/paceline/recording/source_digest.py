@@ -1,4 +1,4 @@
-"""Which code a run is made of: digests of paceline's source and of the files that define the parts of a job."""
+"""Digests of the source code of a run: of paceline and of the files that define the parts of a job."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from types import ModuleType
 from typing import NamedTuple
 
 DIGITS = 12
-DEEPEST = 3  # parts of parts, as the transform of a data set that a subset is taken of
-SHORT = 20  # a collection whose members are looked at
+DEEPEST = 3  # levels of nested parts, as the transform of the data set of a subset
+SHORT = 20  # length of the longest collection whose members are searched
 MAIN = ("__main__", "__mp_main__")
 KNOWN_BY_VERSION = sys.stdlib_module_names | {"numpy", "paceline", "torch"}
 
 
 def code_of(parts: Iterable[object]) -> dict[str, str]:
-    """Return a digest of paceline's source, and by module one of every file that defines one of these parts.
+    """Return the digest of paceline's source, and of each file that defines one of these parts, by module.
 
-    Files that cannot be read (typed at a prompt, compiled alone) are left out, and so is what a version tells.
+    Files without readable source and packages known by their version are left out.
 
     Args:
-        parts: functions, types and objects, also within partial functions, short collections and each other.
+        parts: functions, types and objects; nested parts, partial functions and short collections are searched too.
     """
     modules = {name for part in parts for name in _modules(part, DEEPEST)}
     digests = {_name(module): _digest(module) for name in sorted(modules) if (module := sys.modules.get(name))}
@@ -36,12 +36,10 @@ def code_of(parts: Iterable[object]) -> dict[str, str]:
 
 
 def main_module_of(parts: Iterable[object]) -> str:
-    """Return the name of the script, or the kind of session, that defines one of these parts; empty without any.
-
-    Such a part cannot be imported from elsewhere.
+    """Return the script or the kind of session that defines one of these parts; empty if all can be imported.
 
     Args:
-        parts: as for `code_of`.
+        parts: functions, types and objects, as for `code_of`.
     """
     if not any(name in MAIN for part in parts for name in _modules(part, DEEPEST)):
         return ""
@@ -56,20 +54,20 @@ def _of_paceline() -> str:
 
 
 class CodeFile(NamedTuple):
-    """A file that an import executes, with the digest of its content."""
+    """File that an import executes, with the digest of its content."""
 
     path: Path
     digest: str
 
 
 def code_behind(module: str) -> dict[str, CodeFile]:
-    """Return the files that importing a module executes, its packages' first, by module; nothing is executed.
+    """Return the files that importing a module executes, by module and packages first, without executing them.
 
-    Modules without a file (namespace packages, built-in ones) are left out, and so are those behind one that is not
-    found. `importlib.util.find_spec` would execute the packages.
+    Modules without a file (namespace packages, built-in modules) are left out; the search ends at a module that is not
+    found. `importlib.util.find_spec` is no alternative: it executes the packages.
 
     Args:
-        module: with dots, as it is imported.
+        module: dotted name of the module.
     """
     found: dict[str, CodeFile] = {}
     first, *others = module.split(".")
@@ -92,7 +90,7 @@ def _top_level(name: str) -> ModuleSpec | None:
 
 
 def _within(package: ModuleSpec, name: str) -> ModuleSpec | None:
-    """Return where a module of a package lies, as the import system would look for it."""
+    """Return the spec of a module in a package, by the rules of the import system; None if it is not found."""
     portions: list[str] = []
     for folder in package.submodule_search_locations or ():
         finder = get_importer(folder)
@@ -110,7 +108,7 @@ def _digest_of_file(spec: ModuleSpec) -> str:
     try:
         content = Path(spec.origin).read_bytes()
     except OSError:
-        get_data = getattr(spec.loader, "get_data", None)  # as of a zip archive
+        get_data = getattr(spec.loader, "get_data", None)  # the loader of a zip archive has it
         try:
             content = get_data(spec.origin) if get_data else b""
         except OSError:
@@ -119,7 +117,7 @@ def _digest_of_file(spec: ModuleSpec) -> str:
 
 
 def digest_of_package(folder: Traversable) -> str:
-    """Return a digest of the Python files in a folder, on the disk or in an archive, and of what they are called."""
+    """Return a digest of the names and contents of the Python files in a folder, on the disk or in an archive."""
     digest = sha256()
     for name, content in sorted(_sources(folder)):
         digest.update(f"{name} {len(content)}\n".encode() + content)
@@ -135,7 +133,7 @@ def _sources(folder: Traversable, within: str = "") -> Iterator[tuple[str, bytes
 
 
 def _modules(part: object, depth: int) -> Iterator[str]:
-    """Yield the modules that define a part, and the parts that it has in turn."""
+    """Yield the modules that define a part and its nested parts."""
     name = getattr(part, "__module__", None)
     if isinstance(name, str) and name.partition(".")[0] not in KNOWN_BY_VERSION:
         yield name
@@ -156,7 +154,7 @@ def _parts(part: object) -> Iterable[object]:
 
 
 def _name(module: ModuleType) -> str:
-    """Return what a module is called, the same in every process."""
+    """Return a name of a module that is the same in every process."""
     return Path(module.__file__ or "").name if module.__name__ in MAIN else module.__name__
 
 
@@ -167,12 +165,12 @@ def _digest(module: ModuleType) -> str | None:
 
 def _content(module: ModuleType) -> bytes | None:
     path = getattr(module, "__file__", None)
-    if path is None or path.endswith(".pyc"):  # which tells of more than its source
+    if path is None or path.endswith(".pyc"):  # compiled code contains more than the source
         return None
     try:
         return Path(path).read_bytes()
     except OSError:
-        get_data = getattr(module.__loader__, "get_data", None)  # as of a zip archive
+        get_data = getattr(module.__loader__, "get_data", None)  # the loader of a zip archive has it
     try:
         content: bytes | None = get_data(path) if get_data else None
     except OSError:

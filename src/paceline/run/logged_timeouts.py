@@ -1,4 +1,4 @@
-"""Timeouts on silent workers as a log shows them: a run is replayed by the rule that it had, not by today's."""
+"""Failure detector of a replay: it reproduces the timeouts in the log of an older run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from paceline.coordinator.worker_table import WorkerState
 from paceline.core.records import DecisionMade, GradientArrived, Record, RunEnded, TimerRang
 
 KIND = "worker_timeout"
-OF_TODAY = "median round trip"
+CURRENT_RULE = "median round trip"
 
 
 class LoggedFailureDetector(FailureDetector):
-    """Loses a worker at the very timer at which the log lost it.
+    """Failure detector that declares workers lost at the timers at which the log has them lost.
 
     Args:
-        history: of the run.
+        history: records of the run.
     """
 
     observes = True
@@ -31,47 +31,47 @@ class LoggedFailureDetector(FailureDetector):
         self._change = ""
 
     def read(self, record: Record) -> None:
-        """Take in the next record of the log, before its event is handled."""
+        """Process the next record of the log, before the coordinator handles its event."""
         if isinstance(record, TimerRang):
             self._due = self._lost.popleft()
         elif isinstance(record, DecisionMade) and record.kind == KIND:
             self._change = record.reason
 
     def observe(self, worker: int, round_trip_s: float) -> str:
-        """Return the change of the timeout that the log has at this arrival."""
+        """Return the change of the timeout in the log at this arrival."""
         change, self._change = self._change, ""
         return change
 
     def is_due(self, now: float) -> bool:
-        """Return whether the log has lost workers at this timer."""
+        """Return whether the log has workers lost at this timer."""
         return bool(self._due)
 
     def expired(self, in_flight: Mapping[int, WorkerState], now: float) -> dict[int, str]:
-        """Return these workers, and why in the words of the log."""
+        """Return the workers that the log has lost at this timer, with the reason in the log."""
         return self._due
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the log is read from its beginning to its end."""
+        """Return no state: a replay reads the log from start to end."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Stay at this place of the log."""
+        """Ignore the state."""
 
 
 def is_needed(history: Iterable[Record], rules: Mapping[str, Any]) -> bool:
-    """Return whether timeouts of the run, or of one that it goes on from, followed another rule than today's."""
+    """Return whether the run used another rule for timeouts than the current one."""
     if "derives_timeout" not in rules:
         return True
     for record in history:  # the timeout is recorded at the first round trip
         if isinstance(record, DecisionMade) and record.kind == KIND:
-            return OF_TODAY not in record.reason
+            return CURRENT_RULE not in record.reason
         if isinstance(record, GradientArrived) and record.now_s > record.started_s:
             return False
     return False
 
 
 def _lost_at_timers(history: Iterable[Record]) -> Iterator[dict[int, str]]:
-    """Yield the workers that were lost at each timer, with the timeout in words."""
+    """Yield the workers lost at each timer, with the timeout as text."""
     lost: dict[int, str] | None = None
     for record in history:
         if isinstance(record, TimerRang | GradientArrived | RunEnded) and lost is not None:

@@ -1,4 +1,4 @@
-"""A run's own arrivals once more through a coordinator, to see whether it decides the same."""
+"""Deterministic replay: the logged events of a run through a coordinator, with a check of every decision."""
 
 from __future__ import annotations
 
@@ -63,12 +63,13 @@ FROM_OUTSIDE = {Outcome.INTERRUPTED, Outcome.NO_WORKERS, Outcome.FAILED}
 
 @dataclass(frozen=True, repr=False)
 class Replay(Representation):
-    """What a replay has shown.
+    """Result of a replay.
 
     Attributes:
-        updates: made in the log.
-        decisions: in the log: updates, what was used and dropped, interrupts, changes of protocol, quorum, membership.
-        difference: where log and replay first differ, in words; empty if nowhere.
+        updates: number of updates in the log.
+        decisions: number of decisions in the log: updates, used and dropped gradients, interrupts, and changes of
+            protocol, quorum and membership.
+        difference: first difference between log and replay, as text; empty without any.
     """
 
     updates: int
@@ -77,7 +78,7 @@ class Replay(Representation):
 
     @property
     def is_same(self) -> bool:
-        """Whether every decision was the same."""
+        """Whether the replay reproduced every decision."""
         return not self.difference
 
     def _facts(self) -> Mapping[str, object]:
@@ -87,18 +88,17 @@ class Replay(Representation):
 
 @checked_types
 def replay(run: str | Path, protocol: Protocol | Phase | Plan | None = None) -> Replay:
-    """Feed a run's own events to a coordinator and compare what it decides with what was decided.
+    """Replay the logged events of a run and compare the decisions of the coordinator with those in the log.
 
-    The events are those of the log, with their times, losses and norms. Minibatches are numbers here, and no
-    gradient is computed.
+    The events have the times, losses and norms of the log; no gradient is computed.
 
     Args:
         run: folder of the run.
-        protocol: that the run had, or its plan; needed only if it had controllers.
+        protocol: protocol or plan of the run; needed only if it had controllers.
 
     Raises:
-        UsageError: there is no run, or it cannot be replayed.
-        RunError: its log cannot be read.
+        UsageError: the folder has no run, or the run cannot be replayed.
+        RunError: the log cannot be read.
     """
     saved = SavedRun(run)
     with believed(saved.path):
@@ -106,31 +106,31 @@ def replay(run: str | Path, protocol: Protocol | Phase | Plan | None = None) -> 
 
 
 def _replayed(saved: SavedRun, protocol: Protocol | Phase | Plan | None) -> Replay:
-    _refuse_changes(saved.path, saved.history.of(RunResumed))
+    _check_unchanged(saved.path, saved.history.of(RunResumed))
     plan = plan_of(saved.configuration["plan"]) if protocol is None else _checked(protocol, saved)
     found = _compared(saved, plan, _stops(saved))
     if found.difference and "stops_before" not in saved.configuration:
-        again = _compared(saved, plan, _stops_that_let_go_on(saved))
+        again = _compared(saved, plan, _lenient_stops(saved))
         return again if again.is_same else found
     return found
 
 
 class _Stops(NamedTuple):
-    """Which stop is in force where in a log.
+    """Stop conditions of a log in order.
 
     Attributes:
-        rules: one after the other; `RunResumed` and the places below bring the next one into force.
-        places: numbers of the records before which a run went on under another stop without a restart.
-        goes_on: whether it had ended there.
+        rules: stop conditions; the next one applies from each `RunResumed` and from each place below.
+        places: numbers of the records before which a run was resumed with another stop and without a restart.
+        ended_before: whether the run had ended at those places.
     """
 
     rules: list[StopRule]
     places: Counter[int]
-    goes_on: bool = True
+    ended_before: bool = True
 
 
 def _stops(saved: SavedRun) -> _Stops:
-    """Return the stops in `run.json` and in the records of restarts."""
+    """Return the stops in `run.json` and in the records of resumed runs."""
     without_restart = saved.configuration.get("stops_before", [])
     places = saved.records_until([log_bytes for _, log_bytes in without_restart])
     found = [(place, stop) for place, (stop, _) in zip(places, without_restart, strict=True)]
@@ -141,39 +141,39 @@ def _stops(saved: SavedRun) -> _Stops:
     return _Stops([StopRule.parse(stop) for stop in (*in_order, saved.configuration["stop"])], Counter(places))
 
 
-def _stops_that_let_go_on(saved: SavedRun) -> _Stops:
-    """Return stops of which the last one is in force for the last event only.
+def _lenient_stops(saved: SavedRun) -> _Stops:
+    """Return stops of which the last one applies to the last event only.
 
-    Older runs have no record of a stop that came into force without a restart. One that is further away changes nothing
-    before; one that had been passed ends the run at once, so that only its last event can show it.
+    Older logs have no record of a stop that was changed without a restart. A later stop changes no decision before it;
+    a stop that is met already ends the run at once, so only the last event can show it.
     """
     stops = _stops(saved)
     last = max((number for number, record in enumerate(saved.history) if _event(record)), default=0)
-    return _Stops([*stops.rules[:-1], StopRule(updates=NEVER), stops.rules[-1]], Counter([last]), goes_on=False)
+    return _Stops([*stops.rules[:-1], StopRule(updates=NEVER), stops.rules[-1]], Counter([last]), ended_before=False)
 
 
 def _compared(saved: SavedRun, plan: Plan, stops: _Stops) -> Replay:
-    """Compare log and replay under these stops."""
-    replayed = _Replayed(plan, stops, saved)
+    """Compare the log with a replay under these stops."""
+    replayer = _Replayer(plan, stops, saved)
     updates = decisions = 0
     for number, (record, after) in enumerate(pairwise(chain(saved.history, [None]))):
         assert record is not None
         if number in stops.places:
-            replayed.change_stop(stops.places[number], goes_on=stops.goes_on)
+            replayer.change_stop(stops.places[number], ended_before=stops.ended_before)
         if isinstance(record, VersionEvaluated) and isinstance(after, RunEnded):
-            continue  # of the last version, when all was decided
+            continue  # evaluation of the final version, after the last decision
         updates += isinstance(record, UpdateMade)
         decisions += isinstance(record, DECISIONS)
-        difference = replayed.difference(record)
+        difference = replayer.difference(record)
         if difference:
             break
     else:
-        difference = replayed.left_over()
+        difference = replayer.missed_decision()
     return Replay(updates, decisions, f"after {updates} updates: {difference}" if difference else "")
 
 
-class _Replayed:
-    """A coordinator with its books, beside a log that is read."""
+class _Replayer:
+    """Coordinator and recorder that follow a log record by record."""
 
     def __init__(self, plan: Plan, stops: _Stops, saved: SavedRun) -> None:
         configuration = saved.configuration
@@ -186,11 +186,11 @@ class _Replayed:
         self._memory = Memory()
         n, batch_size = configuration["workers"], configuration["batch_size"]
         self._recorder = Recorder(n, batch_size, "", lambda: 0.0, [self._memory])
-        self._logged: deque[Record] = deque()  # read, and not yet compared
-        self._end = ""  # why the coordinator ended the run
+        self._logged: deque[Record] = deque()  # records not compared yet
+        self._end = ""  # reason for which the coordinator ended the run
 
     def difference(self, record: Record) -> str:
-        """Take in the next record of the log; return what is not the same in the replay, if anything."""
+        """Process the next record of the log; return the difference to the replay as text, empty if none."""
         if self._failure_detector is not None:
             self._failure_detector.read(record)
         if isinstance(record, RunEnded):
@@ -199,25 +199,25 @@ class _Replayed:
         self._logged.append(record)
         found = self._compared()
         if not found and self._logged and self._feed(record):
-            found = self._compared() or self.left_over()
+            found = self._compared() or self.missed_decision()
         return found
 
-    def change_stop(self, times: int, *, goes_on: bool) -> None:
-        """Take over the next stop, as a resumed run does, or the next ones if each ended the run at once."""
+    def change_stop(self, times: int, *, ended_before: bool) -> None:
+        """Apply the next stop as a resumed run does, several times if each stop ended the run at once."""
         for _ in range(times):
-            self._take_over()
-            if goes_on:
+            self._replace_coordinator()
+            if ended_before:
                 commands = self._coordinator.begin(self._now)
                 self._recorder.observe(self._now, None, commands)
                 self._end = _reason_of_end(commands)
 
-    def left_over(self) -> str:
-        """Return which decision of the log the replay has not made, if any."""
+    def missed_decision(self) -> str:
+        """Return the first decision that the log has and the replay has not, as text; empty if none."""
         missed = next((record for record in self._logged if isinstance(record, DECISIONS)), None)
         return f"the log has {missed}, the replay has not" if missed else ""
 
     def _compared(self) -> str:
-        """Compare what was read and what was made, as far as there are both."""
+        """Compare the logged records with the replayed ones, as far as both exist."""
         made = self._memory.records
         while self._logged and made:
             ours, theirs = self._logged.popleft(), made.pop(0)
@@ -226,18 +226,18 @@ class _Replayed:
         return ""
 
     def _compared_end(self, record: RunEnded) -> str:
-        if _in_the_singular(record.reason) == self._end or (not self._end and record.outcome in FROM_OUTSIDE):
-            return self.left_over()
+        if _with_singular(record.reason) == self._end or (not self._end and record.outcome in FROM_OUTSIDE):
+            return self.missed_decision()
         return f"the log ends because {record.reason}, the replay {f'because {self._end}' if self._end else 'goes on'}"
 
     def _feed(self, record: Record) -> bool:
-        """Hand in the event that the record tells of; return whether it is one."""
+        """Pass the event of a record to the coordinator; return whether the record has one."""
         match record:
             case RunStarted():
                 self._recorder.observe(record.now_s, None, self._coordinator.begin(record.now_s))
                 return True
             case RunResumed():
-                self._take_over()
+                self._replace_coordinator()
         event = _event(record)
         if event is None or (self._coordinator.stopped and not isinstance(event, Restarted)):
             return False
@@ -246,8 +246,8 @@ class _Replayed:
         self._end = _reason_of_end(commands)
         return True
 
-    def _take_over(self) -> None:
-        """Go on with a coordinator that has the next stop."""
+    def _replace_coordinator(self) -> None:
+        """Continue with a new coordinator that has the next stop and the state of the old one."""
         state = self._coordinator.state_dict()
         self._coordinator = self._next_coordinator()
         self._coordinator.load_state_dict(state)
@@ -270,7 +270,7 @@ def _checked(given: Protocol | Phase | Plan, saved: SavedRun) -> Plan:
 
 
 def _event(record: Record) -> Event | None:
-    """Return the event that this record tells of; None for one that tells of a decision."""
+    """Return the event that caused a record; None for the record of a decision."""
     match record:
         case GradientArrived():
             return Arrival(
@@ -305,13 +305,13 @@ def _event(record: Record) -> Event | None:
     return None
 
 
-def _in_the_singular(reason: str) -> str:
-    """Return the reason of an older log as it is written now: those logs have the plural after 1."""
+def _with_singular(reason: str) -> str:
+    """Return the reason of an older log, which has plurals after 1, in today's form."""
     return re.sub(r"\b1 (update|gradient|epoch|second)s\b", r"1 \1", reason).replace("1 second have", "1 second has")
 
 
 def _comparable(record: Record) -> bytes:
-    """Return a record without what no coordinator knows; as text, because nan is not equal to itself."""
+    """Return a record without the fields unknown to a coordinator; as text, because nan is not equal to itself."""
     if isinstance(record, UpdateMade):
         record = replace(record, learning_rate=0.0)
     elif isinstance(record, RunStarted):
@@ -319,10 +319,10 @@ def _comparable(record: Record) -> bytes:
     return to_line(record)
 
 
-def _refuse_changes(path: Path, resumed: Sequence[RunResumed]) -> None:
+def _check_unchanged(path: Path, resumed: Sequence[RunResumed]) -> None:
     for record in resumed:
         if record.changes:
             raise UsageError(
-                f"{path} was resumed with changes at update {record.version} ({record.changes}); only a run under "
-                "one plan on one cluster can be replayed"
+                f"{path} was resumed with changes at update {record.version} ({record.changes}); only runs with "
+                "one plan and one cluster can be replayed"
             )

@@ -1,4 +1,4 @@
-"""A run as a timeline in Chrome's trace format, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+"""Timeline of a run in Chrome's trace format, for Perfetto (ui.perfetto.dev) and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -24,32 +24,31 @@ from paceline.core.records import (
     WorkInterrupted,
     WorkUnfinished,
 )
-from paceline.errors import RunError
-from paceline.recording.callback import Callback
+from paceline.recording.callback import Callback, write_error
 from paceline.utils.argument_types import checked_types
 from paceline.utils.files import create_file, open_to_extend
 
-SERVER = 0  # its track; worker w has track w + 1
-HELD = 100  # pieces of abandoned work of a worker that may yet arrive
+SERVER = 0  # track of the server; worker w has track w + 1
+HELD = 100  # interrupted tasks kept per worker, whose gradients may still arrive
 MICROSECONDS = 1e6
 
 Trace = dict[str, Any]
-Abandoned = WorkInterrupted | WorkUnfinished
+Unused = WorkInterrupted | WorkUnfinished
 
 
 @checked_types
 class PerfettoTrace(Callback):
-    """Writes one track a worker, with its work; one of the server, with its updates; and k and the loss over time.
+    """Callback that writes a timeline: tracks of the workers' tasks and of the server's updates, and k and the loss.
 
-    Work that was given to a worker while it was still busy with what had been interrupted begins after that.
-    The file is written as the run goes on. One that a crash cut short can be opened too: Chrome's format allows
-    that the closing bracket is missing. That of a run that has ended is whole JSON.
+    A task assigned while the worker is still busy with an interrupted one starts after it. The file is written during
+    the run. After a crash it can still be opened, because Chrome's format does not need the closing bracket; after the
+    end of a run it is complete JSON.
 
     Args:
-        path: of the file; one that is there already is replaced when the run begins.
+        path: file to write; an existing one is replaced at the start of the run.
 
     Raises:
-        RunError: while running, when nothing more can be written.
+        RunError: the file cannot be written during the run.
 
     Source: Google, "Trace Event Format", the JSON array format.
     """
@@ -60,24 +59,22 @@ class PerfettoTrace(Callback):
         self._has_written = False
         self._named: set[int] = set()
         self._busy_until_s: dict[int, float] = defaultdict(float)
-        self._abandoned: dict[int, list[Abandoned]] = defaultdict(list)
+        self._held: dict[int, list[Unused]] = defaultdict(list)
 
     def on_resume(self, records: Iterable[Record]) -> None:
-        """Write the file anew with what had happened before."""
+        """Write the earlier records to a new file."""
         for record in records:
             if not isinstance(record, RunEnded):
                 self.on_record(record)
 
     def on_record(self, record: Record) -> None:
-        """Write what is known for certain."""
+        """Write the events that later records cannot change."""
         self._waiting += self._traces(record)
         try:
             if isinstance(record, UpdateMade | RunEnded):
                 self._write_out(end=b"\n]\n" if isinstance(record, RunEnded) else b"")
         except OSError as error:
-            raise RunError(
-                f"cannot write {self._path}: {error.strerror}; the run stopped, and what was written before is kept"
-            ) from error
+            raise write_error(self._path, error) from error
 
     def _traces(self, record: Record) -> Iterator[Trace]:
         match record:
@@ -104,30 +101,30 @@ class PerfettoTrace(Callback):
             case WorkerLost():
                 yield _instant(record, record.worker + 1, "lost", reason=record.reason)
             case RunEnded():
-                for work in chain.from_iterable(self._abandoned.values()):
-                    yield from self._given_up(work)
+                for work in chain.from_iterable(self._held.values()):
+                    yield from self._interrupted(work)
                 yield _instant(record, SERVER, "end", outcome=record.outcome, reason=record.reason)
 
-    def _hold(self, work: Abandoned) -> Iterator[Trace]:
-        """Wait with abandoned work: its gradient may cross the interrupt and arrive all the same."""
-        held = self._abandoned[work.worker]
+    def _hold(self, work: Unused) -> Iterator[Trace]:
+        """Keep an interrupted task: its gradient may have been sent before the interrupt and still arrive."""
+        held = self._held[work.worker]
         held.append(work)
         if len(held) > HELD:
-            yield from self._given_up(held.pop(0))
+            yield from self._interrupted(held.pop(0))
 
     def _settle(self, arrival: GradientArrived) -> Iterator[Trace]:
-        """Write the abandoned work that will not arrive any more, since a worker's gradients come in order."""
-        held = self._abandoned[arrival.worker]
+        """Write the interrupted tasks before this arrival, whose gradients will not arrive: they arrive in order."""
+        held = self._held[arrival.worker]
         for work in held:
             if work.draw < arrival.draw:
-                yield from self._given_up(work)
+                yield from self._interrupted(work)
         held[:] = [work for work in held if work.draw > arrival.draw]
 
-    def _given_up(self, work: Abandoned) -> Iterator[Trace]:
+    def _interrupted(self, work: Unused) -> Iterator[Trace]:
         name = "interrupted" if isinstance(work, WorkInterrupted) else "unfinished"
         return self._work(work, name, {"draw": work.draw, "version": work.version})
 
-    def _work(self, work: Abandoned | GradientArrived, name: str, args: Trace) -> Iterator[Trace]:
+    def _work(self, work: Unused | GradientArrived, name: str, args: Trace) -> Iterator[Trace]:
         yield from self._name(work.worker + 1)
         start_s = max(work.started_s, self._busy_until_s[work.worker])
         self._busy_until_s[work.worker] = max(start_s, work.now_s)
@@ -142,7 +139,7 @@ class PerfettoTrace(Callback):
             yield _metadata("thread_sort_index", track, sort_index=track)
 
     def _write_out(self, end: bytes) -> None:
-        """Write whole events in one go, so that a crash leaves no half of one."""
+        """Write complete events in one call, so that a crash leaves no partial event."""
         if not self._has_written:
             self._path.parent.mkdir(parents=True, exist_ok=True)
         lines = b",\n".join(map(orjson.dumps, self._waiting))
@@ -165,11 +162,11 @@ def _outcome(arrival: GradientArrived) -> tuple[str, Trace]:
     return name, args
 
 
-def _parts(arrival: GradientArrived, begun_s: float) -> Iterator[Trace]:
-    """Yield the parts of a round trip that are known, which ends with the arrival."""
+def _parts(arrival: GradientArrived, begin_s: float) -> Iterator[Trace]:
+    """Yield the measured parts of a round trip, the last one first."""
     end_s = arrival.now_s
     for name, seconds in (("push", arrival.push_s), ("compute", arrival.compute_s), ("pull", arrival.pull_s)):
-        start_s = max(begun_s, end_s - seconds)
+        start_s = max(begin_s, end_s - seconds)
         if start_s < end_s:
             yield _complete(arrival.worker + 1, name, "part", start_s, end_s, {})
         end_s = start_s

@@ -1,4 +1,4 @@
-"""Progress line of one run: redrawn on a terminal and in a notebook, a plain line now and then elsewhere."""
+"""Progress line of one run: redrawn on a terminal and in a notebook, printed every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ TERMINAL_S = 0.2
 NOTEBOOK_S = 0.5
 PLAIN_LINE_S = 5.0
 GAP = "  "
-LEAST_S = 1.0  # of observation, for an estimate of what is left
+LEAST_S = 1.0  # shortest observation for an estimate of the remaining time
 LONGEST_TITLE = 24
 
-Field = tuple[int, str]  # rank and text; the higher the rank, the sooner it is left out where a line is too long
+Field = tuple[int, str]  # rank and text; a line that is too long drops the highest ranks first
 
 
 @contextmanager
 def shown(
     progress: bool | None, title: str, stop: Stop, workload: float | None, workers: int
 ) -> Iterator[list[Callback]]:
-    """Yield the progress line of a run, or no callback where nothing is to be shown.
+    """Yield the progress line of a run as a list of callbacks, empty if it is not shown.
 
     Args:
-        progress: whether to show it; None for on a terminal and in a notebook only.
-        title: name of what runs.
-        stop: of the run.
-        workload: gradients of the whole run, None if the stop does not fix them.
-        workers: that the run begins with.
+        progress: whether to show the line; None for only on a terminal and in a notebook.
+        title: name of the run.
+        stop: stop conditions of the run.
+        workload: number of gradients in the whole run, None if the stop does not fix it.
+        workers: number of workers at the start.
     """
     console = stderr_console()
     if not is_shown(progress, console):
@@ -69,44 +69,44 @@ def stderr_console() -> Console:
 
 
 def is_shown(progress: bool | None, console: Console) -> bool:
-    """Return whether progress is shown: as it was asked for, else on a terminal and in a notebook."""
+    """Return whether progress is shown: as requested, else on a terminal and in a notebook."""
     return (console.is_jupyter or console.file.isatty()) if progress is None else progress
 
 
 class Surface(Protocol):
-    """A place where one line is drawn again and again.
+    """Output that shows the current progress line.
 
     Attributes:
         interval_s: seconds between two drawings.
-        width: characters that a line may have, None for no limit.
+        width: largest number of characters in a line, None for no limit.
     """
 
     interval_s: float
 
     @property
     def width(self) -> int | None:
-        """Characters that a line may have."""
+        """Largest number of characters in a line."""
 
     def draw(self, line: str) -> None:
-        """Draw the line, in place of the one before where that is possible."""
+        """Draw the line, if possible in place of the previous one."""
 
     def end(self) -> None:
-        """Leave the last line standing."""
+        """Keep the last line and release the output."""
 
 
 class Terminal:
-    """Redraws the line in place."""
+    """Terminal that redraws the line in place."""
 
     interval_s = TERMINAL_S
 
     def __init__(self, console: Console) -> None:
-        # What the script prints goes above the line, unless it goes to a file.
+        # The output of the script goes above the line, unless it is redirected to a file.
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
         self._live.start()
 
     @property
     def width(self) -> int | None:
-        """Characters of the terminal."""
+        """Width of the terminal."""
         return self._live.console.width
 
     def draw(self, line: str) -> None:
@@ -114,12 +114,12 @@ class Terminal:
         self._live.update(Text(line, overflow="ellipsis", no_wrap=True), refresh=True)
 
     def end(self) -> None:
-        """Leave the last line standing."""
+        """Keep the last line and release the output."""
         self._live.stop()
 
 
 class Notebook:
-    """Updates one output of the cell; `IPython.display` alone is needed."""
+    """Notebook cell whose output is updated; needs only `IPython.display`."""
 
     interval_s = NOTEBOOK_S
     width = 100
@@ -138,11 +138,11 @@ class Notebook:
             self._handle.update(content, raw=True)
 
     def end(self) -> None:
-        """Leave the output as it is."""
+        """Do nothing: the output stays."""
 
 
 class Plain:
-    """Prints a line now and then."""
+    """File or pipe that gets a new line every few seconds."""
 
     interval_s = PLAIN_LINE_S
     width = None
@@ -155,18 +155,18 @@ class Plain:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def end(self) -> None:
-        """Leave everything as it is."""
+        """Do nothing."""
 
 
 class ProgressLine(Callback):
-    """Shows time, updates, loss, metrics, quorum, live workers and an estimate of what is left of one run.
+    """Callback that shows time, updates, loss, metrics, quorum, live workers and the estimated remaining time.
 
     Args:
-        title: name of what runs.
-        stop: of the run; targets are shown beside their values.
-        console: where to draw.
-        workload: gradients of the whole run, None if the stop does not fix them.
-        workers: that the run begins with; none are shown before some are known.
+        title: name of the run.
+        stop: stop conditions; targets are shown beside their values.
+        console: console to draw on.
+        workload: number of gradients in the whole run, None if the stop does not fix it.
+        workers: number of workers at the start, 0 if unknown.
     """
 
     def __init__(
@@ -180,19 +180,19 @@ class ProgressLine(Callback):
         self._most_workers = workers
         self._update: UpdateMade | None = None
         self._drawn_s = time.monotonic()
-        self._began: tuple[float, float] | None = None  # when the first update was made, and how far it was
-        self._takes = {
+        self._first: tuple[float, float] | None = None  # time and progress of the first update
+        self._handlers = {
             UpdateMade: self.on_update,
             VersionEvaluated: self.on_evaluate,
             RunEnded: self.on_end,
-            RunStarted: self._enlist,
-            RunResumed: self._enlist,
+            RunStarted: self._start,
+            RunResumed: self._start,
             WorkerJoined: self._join,
             WorkerLost: self._lose,
         }
 
     def __enter__(self) -> Self:
-        """Begin to draw."""
+        """Start drawing."""
         self._surface = _surface(self._console)
         if not isinstance(self._surface, Plain):
             self._surface.draw(f"{self._title}{GAP}starting")
@@ -201,36 +201,36 @@ class ProgressLine(Callback):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        """Leave the last line standing."""
+        """Keep the last line and release the output."""
         if self._surface is not None:
             self._surface.end()
 
     def on_record(self, record: Record) -> None:
-        """Take in what the line shows, and pass over all else at once."""
-        take: Any = self._takes.get(type(record))
-        if take is not None:
-            take(record)
+        """Process the records that change the line."""
+        handle: Any = self._handlers.get(type(record))
+        if handle is not None:
+            handle(record)
 
     def on_update(self, update: UpdateMade) -> None:
-        """Redraw, not too often."""
+        """Redraw the line after each interval."""
         self._update = update
         self._share.take_update(update)
         now_s = time.monotonic()
-        if self._began is None:
-            self._began = now_s, self._share.share(update)
+        if self._first is None:
+            self._first = now_s, self._share.share(update)
         if self._surface is not None and now_s - self._drawn_s >= self._surface.interval_s:
             made = counted(update.version, "update")
             self._draw([(4, f"{update.now_s:.1f} s"), (0, made)], [*self._quorum(update), *self._left(update, now_s)])
 
     def on_evaluate(self, evaluation: VersionEvaluated) -> None:
-        """Keep the metrics for the next drawing."""
+        """Store the metrics for the next drawing."""
         self._share.take_metrics(evaluation.metrics)
 
     def on_end(self, end: RunEnded) -> None:
-        """Draw why the run ended, with its last figures."""
+        """Draw the reason for the end with the last metrics."""
         self._draw([(4, f"{end.now_s:.1f} s"), (0, end.reason)], [])
 
-    def _enlist(self, record: RunStarted | RunResumed) -> None:
+    def _start(self, record: RunStarted | RunResumed) -> None:
         self._live = set(range(record.workers))
         self._most_workers = max(self._most_workers, record.workers)
 
@@ -249,17 +249,17 @@ class ProgressLine(Callback):
         return [(2, f"k {update.k}, {workers}")]
 
     def _left(self, update: UpdateMade, now_s: float) -> list[Field]:
-        """Return the time to the end at the speed so far."""
-        if self._began is None:
+        """Return the estimated remaining time."""
+        if self._first is None:
             return []
-        began_s, began_at = self._began
+        first_s, first_share = self._first
         share = self._share.share(update)
-        if now_s - began_s < LEAST_S or share <= began_at:
+        if now_s - first_s < LEAST_S or share <= first_share:
             return []
-        return [(1, f"~{duration((now_s - began_s) * (1 - share) / (share - began_at))} left")]
+        return [(1, f"~{duration((now_s - first_s) * (1 - share) / (share - first_share))} left")]
 
     def _draw(self, before: Sequence[Field], after: Sequence[Field]) -> None:
-        """Draw loss and metrics between two groups of fields, with their targets if there is room."""
+        """Draw loss and metrics between two groups of fields, with their targets if they fit."""
         self._drawn_s = time.monotonic()
         surface = self._surface
         if surface is None:
@@ -282,7 +282,7 @@ class ProgressLine(Callback):
 
 
 def fitted(fields: Sequence[Field], width: int | None) -> str:
-    """Return the texts in one line, without those of the highest ranks where it would be wider than `width`.
+    """Join the texts to one line; drop those of the highest ranks until it fits `width`.
 
     >>> fitted([(0, "bsp"), (2, "loss 0.5"), (1, "3 s")], 10)
     'bsp  3 s'
@@ -299,7 +299,7 @@ def _joined(fields: Sequence[Field]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a rounded time.
+    """Return a time as rounded text.
 
     >>> duration(8.3), duration(100), duration(9000)
     ('8 s', '2 min', '2.5 h')

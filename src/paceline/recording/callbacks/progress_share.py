@@ -1,4 +1,4 @@
-"""How far a run has come: smoothed loss, latest metrics, and the share of the way to its nearest stop condition."""
+"""Progress of a run: smoothed loss, latest metrics, and the share of the nearest stop condition."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class ProgressShare:
     """Progress of a run towards the first of its stop conditions, from its updates and evaluations.
 
     Args:
-        stop: of the run.
-        workload: gradients of the whole run, None if the stop does not fix them.
+        stop: stop conditions of the run.
+        workload: number of gradients in the whole run, None if the stop does not fix it.
 
     Attributes:
-        loss: exponential mean of the updates' training losses, None before the first known one.
-        metrics: of the latest evaluation.
+        loss: exponential mean of the training losses, None before the first update.
+        metrics: metrics of the latest evaluation.
     """
 
     def __init__(self, stop: Stop, workload: float | None) -> None:
@@ -33,7 +33,7 @@ class ProgressShare:
         self._first: Mapping[str, float] = {}
 
     def take_update(self, update: UpdateMade) -> None:
-        """Take in an update."""
+        """Add an update."""
         if update.loss == update.loss:
             before = update.loss if self.loss is None else self.loss
             self.loss = SMOOTHING * before + (1 - SMOOTHING) * update.loss
@@ -41,12 +41,12 @@ class ProgressShare:
                 self._first_loss = self.loss
 
     def take_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Take in an evaluation."""
+        """Add the metrics of an evaluation."""
         self.metrics = metrics
         self._first = self._first or metrics
 
     def share(self, update: UpdateMade) -> float:
-        """Return how far the run has come at this update, 0 to 1, by the condition that is nearest."""
+        """Return the progress at this update, 0 to 1, by the nearest stop condition."""
         stop = self._stop
         shares = [
             update.version / stop.updates if stop.updates else 0.0,
@@ -62,7 +62,7 @@ class ProgressShare:
         """Return loss and metrics as short texts, those with a target first.
 
         Args:
-            targets: whether the targets are in the texts.
+            targets: whether to include the targets.
         """
         names = sorted(self.metrics, key=lambda name: (name not in self._targets, name == "loss"))
         bounds = {name: target.value for name, target in self._targets.items()} if targets else {}

@@ -1,4 +1,4 @@
-"""A run as scalars for TensorBoard."""
+"""Scalars of a run for TensorBoard."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.records import Record, RunEnded, UpdateMade, VersionEvaluated
-from paceline.errors import RunError, UsageError
-from paceline.recording.callback import Callback
+from paceline.errors import UsageError
+from paceline.recording.callback import Callback, write_error
 from paceline.recording.history import Totals
 from paceline.utils.argument_types import checked_types
 from paceline.utils.files import refuse_link
@@ -19,14 +19,16 @@ FLUSH_S = 5
 
 @checked_types
 class TensorBoard(Callback):
-    """Writes what an update and an evaluation tell, with the version as step and the run's seconds as wall time.
+    """Callback that writes updates and evaluations as TensorBoard scalars.
+
+    The step is the version, the wall time is the time on the run's clock.
 
     Args:
-        folder: of the event files, which are replaced when a run begins, and continued when one is resumed.
+        folder: folder of the event files; a new run replaces them, a resumed run continues them.
 
     Raises:
         UsageError: tensorboard is not installed.
-        RunError: while running, when nothing more can be written.
+        RunError: the event file cannot be written during the run.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -40,7 +42,7 @@ class TensorBoard(Callback):
         self._totals = Totals()
 
     def on_resume(self, records: Iterable[Record]) -> None:
-        """Hide what was written after the last evaluation, and write again what of it still holds."""
+        """Purge the scalars after the last evaluation, and write those of the kept updates again."""
         again: list[tuple[int, float, dict[str, float]]] = []
         evaluated = 0
         for record in records:
@@ -56,7 +58,7 @@ class TensorBoard(Callback):
             self._guarded(self._scalars, *update)
 
     def on_record(self, record: Record) -> None:
-        """Count, and write the scalars of the updates and evaluations."""
+        """Write the scalars of an update or an evaluation."""
         self._totals.count(record)
         self._guarded(self._write, record)
 
@@ -97,6 +99,4 @@ class TensorBoard(Callback):
         try:
             write(*arguments)
         except OSError as error:
-            raise RunError(
-                f"cannot write {self._folder}: {error.strerror}; the run stopped, and what was written before is kept"
-            ) from error
+            raise write_error(self._folder, error) from error
