@@ -93,7 +93,8 @@ def test_what_a_version_tells_of_or_nobody_can_read_does_not_count(module):
 def test_the_script_itself_is_called_by_its_file(monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
     in_script = type("InScript", (), {"__module__": "__main__"})
-    assert code_of([in_script])[Path(__file__).name] == code_of([test_the_script_itself_is_called_by_its_file])[__name__]
+    script = code_of([in_script])[Path(__file__).name]
+    assert script == code_of([test_the_script_itself_is_called_by_its_file])[__name__]
 
 
 @pytest.mark.parametrize("change", ["text", "name", "none"])
