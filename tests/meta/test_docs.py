@@ -45,3 +45,15 @@ def test_every_path_that_a_page_names_exists():
         for place in re.findall(r"`([\w/.]+(?:\.py|/))`", page.read_text(encoding="utf-8"))
         if not (ROOT / "src/paceline" / place).exists() and not (ROOT / place).exists()
     ] == []
+
+
+def test_decisions_are_numbered_short_and_in_the_index():
+    records = pages("docs/decisions/0*.md")
+    texts = [record.read_text(encoding="utf-8") for record in records]
+    assert [record.name[:4] for record in records] == [f"{number:04}" for number in range(1, len(records) + 1)]
+    assert {tuple(re.findall(r"^## (.*)$", text, re.MULTILINE)) for text in texts} == {
+        ("Context", "Decision", "Consequences")
+    }
+    assert max(len(text.splitlines()) for text in texts) < 40
+    index = (ROOT / "docs/decisions/README.md").read_text(encoding="utf-8")
+    assert re.findall(r"\((0.*)\)", index) == [record.name for record in records]
