@@ -201,7 +201,7 @@ def test_a_loss_that_is_missing_in_an_older_log_is_found_out(tmp_path):
 def test_with_a_controller(tmp_path):
     simulated(WALK, out=tmp_path / "run")
     assert pl.replay(tmp_path / "run", protocol=WALK).difference == ""
-    with pytest.raises(pl.UsageError, match=r"controller that its text cannot make again \(RandomWalk\(3, 4\)\)"):
+    with pytest.raises(pl.UsageError, match=r"part that cannot be made from run.json \(RandomWalk\)"):
         pl.replay(tmp_path / "run")
     with pytest.raises(pl.UsageError, match="expected the same plan"):
         pl.replay(tmp_path / "run", protocol=pl.bsp())

@@ -20,7 +20,7 @@ from paceline.checkpoint.codec import Tensors, decode, encode
 from paceline.errors import PacelineWarning, RunError, UsageError
 from paceline.utils.files import ContentError, parse_json, read_bytes, refuse_link, replace_file
 
-SCHEMA = 1
+SCHEMA = 2
 STATE = "state.json"
 TENSORS = "tensors.safetensors"
 SUMS = "SHA256SUMS"
@@ -169,8 +169,8 @@ def _decoded(path: Path, files: Mapping[str, bytes]) -> dict[str, Any]:
     content = parse_json(files[STATE], DEEPEST)
     if content["schema"] != SCHEMA:
         raise UsageError(
-            f"the checkpoint {path} has schema {content['schema']}, this paceline reads schema {SCHEMA}; resume with "
-            "the version that run.json names"
+            f"the checkpoint {path} has schema {content['schema']}, this version reads schema {SCHEMA}; resume the run "
+            "with the paceline version in its run.json, or start a new run"
         )
     state = decode(content["state"], safetensors.torch.load(files[TENSORS]))
     return {**state}

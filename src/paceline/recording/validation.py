@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from paceline.core.records import Record, RunResumed, RunStarted, UpdateMade
 from paceline.errors import PacelineError, UsageError
+from paceline.recording.schema import upgrade
 from paceline.utils.files import ContentError
 from paceline.utils.wording import in_one_line
 
@@ -141,6 +142,7 @@ def _is_extent(value: object) -> bool:
 
 
 CONFIGURATION: Mapping[str, tuple[Check, str]] = {
+    "schema": (is_whole, "a whole number"),
     "job": (is_text, "text"),
     "protocol": (is_text, "text"),
     "cluster": (is_text, "text"),
@@ -193,6 +195,10 @@ def configuration(content: object, source: str) -> Configuration:
     if not isinstance(content, dict):
         raise ContentError(f"it holds a {type(content).__name__}, expected a mapping")
     _check_entries(content, CONFIGURATION, "")
+    try:
+        content = upgrade(content)
+    except _OF_CONTENT as error:
+        raise ContentError(f"its plan is not what a run writes ({type(error).__name__}: {error})") from error
     if "rules" in content:
         _check_entries(content["rules"], RULES, "rules ")
         content = {**content, "rules": Configuration(content["rules"], f"{source}, rules,")}

@@ -1,4 +1,4 @@
-"""A coordinator from what `run.json` says, so that a run that is replayed goes by the rules that it went by."""
+"""Coordinator of a run from its plan and the rules in `run.json`."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.coordinator.coordinator import Coordinator
-from paceline.coordinator.failure_detector import FailureDetector
+from paceline.coordinator.failure_detector import FailureDetector, RoundTripFailureDetector
 from paceline.coordinator.minibatch_sampler import MinibatchSampler
 from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.policies.learning_rate import LRScaling, ScheduleCurve
 from paceline.protocols.protocol import Plan
-from paceline.run.plan_json import failure_detector_of
 
 
 def make_coordinator(
     plan: Plan, stop: Stop, rules: Mapping[str, Any], failure_detector: FailureDetector | None = None
 ) -> Coordinator:
-    """Return the coordinator that goes by these rules.
+    """Return the coordinator of a run.
 
     Args:
-        plan: already checked.
-        stop: when to end.
-        rules: workers, per_epoch, minibatches, learning_rate, schedule, worker_timeout_s,
+        plan: phases of protocols, already checked.
+        stop: conditions that end the run.
+        rules: entries of `run.json`: workers, per_epoch, minibatches, learning_rate, schedule, worker_timeout_s,
             derives_timeout, evaluate_every and measure_steps.
-        failure_detector: timeout on silent workers in place of that of the rules.
+        failure_detector: timeout on silent workers; None for the one in the rules.
     """
     every = rules["evaluate_every"]
-    schedule = rules.get("schedule")  # runs did not say before
+    schedule = rules.get("schedule")  # missing in early runs
     return Coordinator(
         plan,
         workers=rules["workers"],
@@ -37,9 +36,9 @@ def make_coordinator(
         minibatches=_minibatches(rules["minibatches"], stop) if rules["minibatches"] else None,
         learning_rate=LRScaling(**rules["learning_rate"]),
         schedule=ScheduleCurve(**schedule) if schedule else None,
-        failure_detector=failure_detector or failure_detector_of(rules),
+        failure_detector=failure_detector or _failure_detector(rules),
         evaluate_every=Duration(**every) if every else None,
-        measure_steps=rules.get("measure_steps", False),  # nor this
+        measure_steps=rules.get("measure_steps", False),
     )
 
 
@@ -47,3 +46,7 @@ def _minibatches(dealing: Mapping[str, Any], stop: Stop) -> MinibatchSampler:
     per_run = (stop.epochs or 0) * (dealing["per_epoch"] or 0)
     whole = int(per_run) if per_run and float(per_run).is_integer() else None
     return MinibatchSampler(**dealing, per_run=whole)
+
+
+def _failure_detector(rules: Mapping[str, Any]) -> FailureDetector:
+    return RoundTripFailureDetector() if rules.get("derives_timeout") else FailureDetector(rules["worker_timeout_s"])

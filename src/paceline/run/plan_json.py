@@ -1,110 +1,124 @@
-"""A coordinator from what `run.json` says, so that a run that is replayed goes by the rules that it went by."""
+"""Plans as JSON data, for `run.json` and for the comparison of two runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
-from paceline.catalogue.modifiers import ADDITIONS
 from paceline.checkpoint.codec import Json, decode, encode
-from paceline.coordinator.failure_detector import FailureDetector, RoundTripFailureDetector
 from paceline.core.duration import Duration
 from paceline.errors import UsageError
 from paceline.policies.compensation.base import Compensator
+from paceline.policies.compensation.delay import DCASGD, DCS3GD
+from paceline.policies.compensation.step_scale import StalenessLR, StalenessWeight
 from paceline.policies.controllers.adasync import AdaSync
 from paceline.policies.controllers.base import Controller
 from paceline.policies.controllers.dbw import BDBW, DBW
-from paceline.policies.controllers.fixed_quorum import FixedQuorum
+from paceline.policies.controllers.fixed_quorum import FixedQuorum, ScheduledQuorum
 from paceline.policies.controllers.idle_workers import IdleWorkers
+from paceline.policies.controllers.straggler_policies import Elastic, Greedy, Stragglers
 from paceline.protocols.allreduce import AllReduceConfig
-from paceline.protocols.momentum import KEEP, Momentum
-from paceline.protocols.protocol import Phase, Plan
-from paceline.utils.spec_parser import bind, parse_call
+from paceline.protocols.momentum import Momentum
+from paceline.protocols.protocol import Phase, Plan, Protocol
 
+Part = Controller[Any] | Compensator
 
-def failure_detector_of(rules: Mapping[str, Any]) -> FailureDetector:
-    """Return the timeout on silent workers as the rules give it."""
-    return RoundTripFailureDetector() if rules.get("derives_timeout") else FailureDetector(rules["worker_timeout_s"])
+# Names in `run.json`: a class may be renamed, its name here may not.
+_KINDS: Mapping[str, type[Part]] = {
+    "AdaSync": AdaSync,
+    "BDBW": BDBW,
+    "DBW": DBW,
+    "FixedQuorum": FixedQuorum,
+    "IdleWorkers": IdleWorkers,
+    "ScheduledQuorum": ScheduledQuorum,
+    "dc_asgd": DCASGD,
+    "dc_s3gd": DCS3GD,
+    "elastic": Elastic,
+    "greedy": Greedy,
+    "staleness_lr": StalenessLR,
+    "staleness_weight": StalenessWeight,
+    "stragglers": Stragglers,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def plan_as_json(plan: Plan) -> Json:
-    """Return a plan as JSON can hold it; of the controllers, how they show themselves."""
-    phases = [
-        {
-            "protocol": phase.protocol,
-            "end": [phase.end.unit, phase.end.amount] if phase.end else None,
-            "controllers": [repr(controller) for controller in phase.controllers],
-            "name": phase.name,
-            "compensators": [repr(compensator) for compensator in phase.compensators],
-            "momentum": phase.momentum.rule,
-            "reduction": _reduction_as_json(phase.reduction),
-        }
-        for phase in plan.phases
-    ]
-    return encode(phases, {})
+    """Return a plan as JSON: a list of phases, every part of which is a mapping of its knobs."""
+    return encode([_phase_as_data(phase) for phase in plan.phases], {})
 
 
 def plan_of(phases: Sequence[Json]) -> Plan:
-    """Return the plan that `plan_as_json` made this of.
+    """Return the plan of such JSON.
 
     Raises:
-        UsageError: it had a controller or a compensator that is not paceline's own, and of which JSON holds a name
-            only.
+        UsageError: the plan has a controller or a compensator that is not part of paceline.
     """
-    return Plan(
-        tuple(
-            Phase(
-                phase["protocol"],
-                tuple(_controller(text) for text in phase["controllers"]),
-                Duration(*phase["end"]) if phase["end"] else None,
-                phase.get("name", ""),  # plans had none before
-                tuple(_compensator(text) for text in phase.get("compensators", ())),  # nor these
-                Momentum(phase.get("momentum", KEEP.rule)),  # nor this
-                _reduction(phase.get("reduction")),  # nor this
-            )
-            for phase in decode(list(phases), {})
-        )
+    return Plan(tuple(_phase(phase) for phase in decode(list(phases), {})))
+
+
+def _phase_as_data(phase: Phase) -> dict[str, Any]:
+    allreduce = phase.reduction
+    if allreduce is not None:
+        correction = _part_as_data(allreduce.correction) if allreduce.correction else None
+    return {
+        "protocol": _knobs(phase.protocol),
+        "controllers": [_part_as_data(each) for each in phase.controllers],
+        "compensators": [_part_as_data(each) for each in phase.compensators],
+        "momentum": _knobs(phase.momentum),
+        "allreduce": {**_knobs(allreduce), "correction": correction} if allreduce is not None else None,
+        "end": _knobs(phase.end) if phase.end is not None else None,
+        "name": phase.name,
+    }
+
+
+def _phase(data: Mapping[str, Any]) -> Phase:
+    allreduce = data["allreduce"]
+    if allreduce is not None and allreduce["correction"] is not None:
+        allreduce = {**allreduce, "correction": _part(allreduce["correction"])}
+    return Phase(
+        Protocol(**data["protocol"]),
+        controllers=tuple(_part(each) for each in data["controllers"]),  # type: ignore[misc]  # checked by Phase
+        end=Duration(**data["end"]) if data["end"] is not None else None,
+        name=data["name"],
+        compensators=tuple(_part(each) for each in data["compensators"]),  # type: ignore[misc]  # checked by Phase
+        momentum=Momentum(**data["momentum"]),
+        reduction=AllReduceConfig(**allreduce) if allreduce is not None else None,
     )
 
 
-def _reduction_as_json(reduction: AllReduceConfig | None) -> dict[str, Any] | None:
-    if reduction is None:
-        return None
-    return {**vars(reduction), "correction": repr(reduction.correction) if reduction.correction else None}
+def _part_as_data(part: Part) -> dict[str, Any]:
+    return {"name": _NAMES.get(type(part)) or type(part).__qualname__, **_knobs(part)}
 
 
-def _reduction(given: Mapping[str, Any] | None) -> AllReduceConfig | None:
-    if given is None:
-        return None
-    correction = given["correction"]
-    return AllReduceConfig(**{**given, "correction": _compensator(correction) if correction else None})
+def _part(data: Mapping[str, Any]) -> Part:
+    """Return a controller or a compensator.
 
-
-def _compensator(text: str) -> Compensator:
-    made = _made_again("compensator", text, ADDITIONS)
-    assert isinstance(made, Compensator)
-    return made
-
-
-def _controller(text: str) -> Controller[Any]:
-    made = _made_again("controller", text, {**_CONTROLLERS, **ADDITIONS})
-    assert isinstance(made, Controller)
-    return made
-
-
-def _made_again(part: str, text: str, factories: Mapping[str, Callable[..., object]]) -> object:
+    Raises:
+        UsageError: it is not part of paceline, or a knob is a function, of which JSON has only the name.
+    """
+    knobs = dict(data)
+    name = knobs.pop("name")
     try:
-        return bind(parse_call(text), factories)
-    except UsageError:
-        raise _cannot_make_again(part, text) from None
+        return _KINDS[name](**knobs)
+    except (KeyError, TypeError, UsageError):
+        raise UsageError(
+            f"the plan has a part that cannot be made from run.json ({name}); give the plan: "
+            "pl.replay(run, protocol=...)"
+        ) from None
 
 
-def _cannot_make_again(part: str, text: str) -> UsageError:
-    return UsageError(
-        f"the plan has a {part} that its text cannot make again ({text}); give the plan: pl.replay(run, protocol=...)"
-    )
+def _knobs(part: object) -> dict[str, Any]:
+    names = [field.name for field in fields(part) if field.init] if is_dataclass(part) else list(vars(part))
+    return {name: _plain(getattr(part, name)) for name in names}
 
 
-_CONTROLLERS: dict[str, Callable[..., Controller[Any]]] = {
-    kind.__name__: kind for kind in (AdaSync, BDBW, DBW, FixedQuorum, IdleWorkers)
-}
+def _plain(value: Any) -> Any:
+    """Return a knob as plain data; of a function or an object, its name, the same in every process."""
+    if value is None or isinstance(value, bool | int | float | str | Protocol):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set):
+        return type(value)(_plain(each) for each in value)
+    return getattr(value, "__qualname__", None) or repr(value)

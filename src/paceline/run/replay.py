@@ -49,6 +49,7 @@ from paceline.recording.callback import Memory
 from paceline.recording.event_log import to_line
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import SavedRun
+from paceline.recording.schema import reworded
 from paceline.recording.validation import believed
 from paceline.run.coordinator_factory import make_coordinator
 from paceline.run.logged_timeouts import LoggedFailureDetector, is_needed
@@ -94,7 +95,7 @@ def replay(run: str | Path, protocol: Protocol | Phase | Plan | None = None) -> 
 
     Args:
         run: folder of the run.
-        protocol: protocol or plan of the run; needed only if it had controllers.
+        protocol: protocol or plan of the run; needed only if it has a controller or a function of the user.
 
     Raises:
         UsageError: the folder has no run, or the run cannot be replayed.
@@ -196,7 +197,7 @@ class _Replayer:
         if isinstance(record, RunEnded):
             return self._compared_end(record)
         self._now = record.now_s
-        self._logged.append(record)
+        self._logged.append(_reworded(record))
         found = self._compared()
         if not found and self._logged and self._feed(record):
             found = self._compared() or self.missed_decision()
@@ -308,6 +309,10 @@ def _event(record: Record) -> Event | None:
 def _with_singular(reason: str) -> str:
     """Return the reason of an older log, which has plurals after 1, in today's form."""
     return re.sub(r"\b1 (update|gradient|epoch|second)s\b", r"1 \1", reason).replace("1 second have", "1 second has")
+
+
+def _reworded(record: Record) -> Record:
+    return replace(record, reason=reworded(record.reason)) if isinstance(record, DecisionMade | UpdateMade) else record
 
 
 def _comparable(record: Record) -> bytes:

@@ -37,6 +37,7 @@ from paceline.protocols.momentum import KEEP
 from paceline.recording.callback import Callback
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import versions
+from paceline.recording.schema import SCHEMA
 from paceline.recording.source_digest import code_of, main_module_of
 from paceline.run.config import RunConfig
 from paceline.run.coordinator_factory import make_coordinator
@@ -95,6 +96,7 @@ class Session:
         """Configuration of the run in the form of `run.json`."""
         setting, job = self.setting, self.setting.job
         return {
+            "schema": SCHEMA,
             "job": job.name,
             "main_module": main_module_of(vars(job).values()),
             "protocol": str(setting.checked_plan),

@@ -149,10 +149,10 @@ def test_the_sums_are_those_of_sha256sum(tmp_path):
 
 
 def test_another_schema_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.checkpoint.store.SCHEMA", 2)
+    monkeypatch.setattr("paceline.checkpoint.store.SCHEMA", 3)
     checkpoints = store(tmp_path)
     monkeypatch.undo()
-    with pytest.raises(pl.UsageError, match="has schema 2, this paceline reads schema 1"):
+    with pytest.raises(pl.UsageError, match="has schema 3, this version reads schema 2"):
         checkpoints.load()
 
 

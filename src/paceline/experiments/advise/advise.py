@@ -173,7 +173,7 @@ class _Recorded:
 
 def _check(saved: SavedRun, updates: Sequence[ObservedUpdate]) -> None:
     recorded = saved.configuration["protocol"]
-    if any(each.get("reduction") and each["reduction"]["sums"] == "updates" for each in saved.configuration["plan"]):
+    if any(each["allreduce"] and each["allreduce"]["sums"] == "updates" for each in saved.configuration["plan"]):
         raise UsageError(
             f"{saved.path}: the workers of {recorded} step for themselves, each at its own parameters, so that its "
             "gradients do not tell of one step for all; record a run of all_reduce or bsp, with measure_steps=True"
