@@ -28,6 +28,12 @@ def test_the_programs_of_the_readme_run(code, capsys):
     assert capsys.readouterr().out
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_the_programs_of_the_pages_run(page):
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(code, page.name, "exec"), {"__name__": "__main__"})
+
+
 @pytest.mark.parametrize("block", blocks("sh"))
 def test_the_commands_of_the_readme_run(block, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The programs of examples/, README.md and docs/, and one with own parts, pass `mypy --strict` as they stand."""
+"""The programs of examples/, the README, CONTRIBUTING and docs/, and one with own parts, pass `mypy --strict`."""
 
 import re
 import runpy
@@ -10,7 +10,7 @@ import pytest
 from paths import ROOT, SUPPORT
 
 OWN_PARTS = SUPPORT / "own_parts.py"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks():
