@@ -1,6 +1,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# The many processes that tests start would each compile the source anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-docs test-slow explore lint types browser clean
 
 demo: .venv/installed

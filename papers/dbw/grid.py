@@ -78,7 +78,7 @@ def told(result: pl.Result) -> Line:
     }
 
 
-REASONS = {"begin": "all workers", "best": "expects", "rose": "more than", "no gain": "no k promises"}
+REASONS = {"begin": "all workers", "best": "expects", "rose": "more than", "no gain": "no k has"}
 
 
 def reasons(history: pl.History) -> Line:

@@ -24,12 +24,17 @@ DISTRIBUTIONS = {
 }
 
 each_protocol = pytest.mark.parametrize("protocol", [protocol for _, protocol, _ in ALL], ids=str)
-each_law = pytest.mark.parametrize("law", DISTRIBUTIONS)
 
 
 def made(protocol, law, updates=UPDATES):
     watch = Watch(coordinator(protocol, N, worker_timeout_s=1e9), N, [knobs_of(protocol)])
     return run(watch, DISTRIBUTIONS[law], updates)  # and the watch checks every command
+
+
+@pytest.fixture(scope="module", params=[protocol for _, protocol, _ in ALL], ids=str)
+def watches(request):
+    """Return a protocol, and what was watched of a run of it with each distribution of compute times."""
+    return request.param, [made(request.param, law) for law in DISTRIBUTIONS]
 
 
 def knobs_of(protocol):
@@ -73,40 +78,35 @@ def test_a_protocol_is_read_back_from_its_name(protocol):
     assert parse_plan(str(protocol)) == as_plan(protocol)
 
 
-@each_law
-@each_protocol
-def test_updates_are_made_one_version_at_a_time(protocol, law):
-    versions = [update.version for update in made(protocol, law).updates]
-    assert versions == list(range(1, UPDATES + 1))
+def test_updates_are_made_one_version_at_a_time(watches):
+    for watch in watches[1]:
+        assert [update.version for update in watch.updates] == list(range(1, UPDATES + 1))
 
 
-@each_law
-@each_protocol
-def test_every_update_has_its_quorum(protocol, law):
-    watch = made(protocol, law)
-    for update, quorum in zip(watch.updates, quorums(watch, protocol), strict=False):
-        assert len(update.gradients) == quorum
-        if knobs_of(protocol).refill == "update":
-            assert len({accepted.worker for accepted in update.gradients}) == quorum
+def test_every_update_has_its_quorum(watches):
+    protocol, watched = watches
+    for watch in watched:
+        for update, quorum in zip(watch.updates, quorums(watch, protocol), strict=False):
+            assert len(update.gradients) == quorum
+            if knobs_of(protocol).refill == "update":
+                assert len({accepted.worker for accepted in update.gradients}) == quorum
 
 
-@each_law
-@each_protocol
-def test_accepted_gradients_enter_one_update_each_in_order_and_within_the_bound(protocol, law):
-    watch = made(protocol, law)
-    applied = [accepted for update in all_commands(watch, Apply) for accepted in update.gradients]
-    accepted = all_commands(watch, Accept)
-    assert applied == accepted[: len(applied)]
-    assert len({(a.worker, a.draw) for a in accepted}) == len(accepted)
-    assert max(a.staleness for a in accepted) <= knobs_of(protocol).max_staleness
+def test_accepted_gradients_enter_one_update_each_in_order_and_within_the_bound(watches):
+    protocol, watched = watches
+    for watch in watched:
+        applied = [accepted for update in all_commands(watch, Apply) for accepted in update.gradients]
+        accepted = all_commands(watch, Accept)
+        assert applied == accepted[: len(applied)]
+        assert len({(a.worker, a.draw) for a in accepted}) == len(accepted)
+        assert max(a.staleness for a in accepted) <= knobs_of(protocol).max_staleness
 
 
-@each_law
-@each_protocol
-def test_work_is_interrupted_where_the_protocol_says_so_and_nowhere_else(protocol, law):
-    watch = made(protocol, law)
-    is_expected = knobs_of(protocol).on_update == "interrupt" and min(quorums(watch, protocol)) < N
-    assert bool(all_commands(watch, Interrupt)) == is_expected
+def test_work_is_interrupted_where_the_protocol_says_so_and_nowhere_else(watches):
+    protocol, watched = watches
+    for law, watch in zip(DISTRIBUTIONS, watched, strict=True):
+        is_expected = knobs_of(protocol).on_update == "interrupt" and min(quorums(watch, protocol)) < N
+        assert bool(all_commands(watch, Interrupt)) == is_expected, law
 
 
 @each_protocol

@@ -30,6 +30,7 @@ def lost(end):
     return [(record.worker, record.reason) for record in end.of(WorkerLost)]
 
 
+@pytest.mark.processes
 def test_a_run_over_two_hosts():
     enough = EndWhen(_both_have_done_much)
     with (

@@ -15,6 +15,7 @@ def flat(parameters):
     return torch.cat([tensor.reshape(-1) for tensor in parameters.values()])
 
 
+@pytest.mark.processes
 def test_bf16_on_the_wire_is_training_with_rounded_numbers_and_replays(tmp_path):
     job = single_job()
     stop = f"updates={UPDATES}"

@@ -14,11 +14,11 @@ from arrival_replay import ArrivalReplay
 from end_when import FOREVER
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.records import GradientArrived, StepMeasured, WorkerLost, WorkInterrupted
-from paceline.engines import distributed
-from paceline.engines.distributed import ParameterServerEngine
+from paceline.engines.distributed import DistributedServerEngine
 from paceline.engines.distributed.parameter_server.remote_worker import RemoteWorker
 from paceline.engines.distributed.parameter_server.shard_channel import ShardChannel
 from paceline.protocols.protocol import as_plan
+from paceline.run import session
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.replica import Replica
@@ -36,6 +36,7 @@ def flat(parameters):
     return torch.cat([tensor.reshape(-1).double() for tensor in parameters.values()])
 
 
+@pytest.mark.processes
 def test_bsp_on_three_slices_is_bsp_of_the_simulation_and_every_rank_has_its_model():
     job = tiny_job(model=batch_norm_net, clip_norm=0.5)
     ends = run(4, job, {"slices": 3}, protocol="bsp", stop="updates=20", measure_steps=True)
@@ -55,7 +56,7 @@ def events(monkeypatch):
     """Return the events of the run whose rank 0 is this process."""
     heard = []
 
-    class Noting(ParameterServerEngine):
+    class Noting(DistributedServerEngine):
         def run(self, coordinator, observe=None, first=None):
             def note(now, event, commands):
                 if event is not None:
@@ -64,7 +65,7 @@ def events(monkeypatch):
 
             return super().run(coordinator, note, first)
 
-    monkeypatch.setattr(distributed, "ParameterServerEngine", Noting)
+    monkeypatch.setattr(session, "DistributedServerEngine", Noting)
     return heard
 
 
@@ -145,31 +146,32 @@ def halves_job(samples, **settings):
 def hang_between_parts(part, draw):
     """Let this worker hang when a part of a gradient, and nothing else of it, has been sent."""
 
-    def send_remaining(self, done):
-        if done.draw != draw or self.parameters.start == part:
-            original(self, done)
-        if done.draw == draw and self.parameters.start == part:
+    def hand_in(self, finished):
+        if finished.draw != draw or self.parameters.start == part:
+            original(self, finished)
+        if finished.draw == draw and self.parameters.start == part:
             hang()
 
-    original = ShardChannel.send_remaining
-    ShardChannel.send_remaining = send_remaining
+    original = ShardChannel.hand_in
+    ShardChannel.hand_in = hand_in
 
 
-@pytest.mark.parametrize(("part", "method"), [(0, "on_task_done"), (1, "on_part_received")])
-def test_a_worker_that_dies_between_two_parts_of_a_gradient_is_lost_with_it(part, method, monkeypatch):
+@pytest.mark.processes
+@pytest.mark.parametrize(("part", "told"), [(0, "finished"), pytest.param(1, "came", marks=pytest.mark.slow)])
+def test_a_worker_that_dies_between_two_parts_of_a_gradient_is_lost_with_it(part, told, monkeypatch):
     samples, epochs = 8 * BATCH, 3
     train = halves_job(samples)
 
     def kill_when_a_part_has_come(self, first, second):
         whole = original(self, first, second)
-        draw = first.draw if method == "on_task_done" else second
+        draw = first.draw if told == "finished" else second
         if (self.worker, draw) == (0, 4):
             assert whole is None
             job.processes[1].kill()
         return whole
 
-    original = getattr(RemoteWorker, method)
-    monkeypatch.setattr(RemoteWorker, method, kill_when_a_part_has_come)
+    original = getattr(RemoteWorker, told)
+    monkeypatch.setattr(RemoteWorker, told, kill_when_a_part_has_come)
     with ranks(3, train, {"slices": 2}, protocol="bsp", stop=f"epochs={epochs}") as job:
         job.start_slices()
         job.start(1, prepare=partial(hang_between_parts, part, draw=4))
@@ -202,6 +204,7 @@ def test_every_sample_is_applied_exactly_once_though_workers_are_killed_and_come
     assert times_applied(model) == [epochs] * samples
 
 
+@pytest.mark.processes
 def test_the_death_of_a_server_ends_the_run_of_everybody():
     with ranks(3, tiny_job(), {"slices": 2}, protocol="asp", stop=FOREVER) as job:
         job.start_all()
@@ -232,14 +235,8 @@ def stand_still():
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-@pytest.mark.parametrize(
-    ("how", "protocol"),
-    [
-        (stand_still, "bsp"),
-        pytest.param(hang, "asp", marks=pytest.mark.slow),
-        pytest.param(stand_still, "k_async(k=2)", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "protocol"), [(stand_still, "bsp"), (hang, "asp"), (stand_still, "k_async(k=2)")])
 def test_a_server_that_falls_silent_ends_the_run_of_everybody(how, protocol):
     settings = {"protocol": protocol, "stop": FOREVER, "worker_timeout_s": 1.0}
     with ranks(3, tiny_job(), {"slices": 2}, **settings) as job:
@@ -310,7 +307,7 @@ def test_a_server_that_does_not_come_is_missed():
     with ranks(2, tiny_job(), {"slices": 2, "start_timeout_s": 2.0}, protocol="bsp", stop="updates=3") as job:
         job.start(0)
         job.start(1)
-        with pytest.raises(pl.RunError, match=r"the server of slice 1 did not join within start_timeout_s=2"):
+        with pytest.raises(pl.RunError, match=r"the server of slice 1 did not come within start_timeout_s = 2 s"):
             job.end(0)
 
 
@@ -323,6 +320,7 @@ def test_more_slices_than_tensors_are_refused_by_everybody():
                 job.end(name)
 
 
+@pytest.mark.slow
 def test_ranks_with_other_slices_stop_with_the_difference():
     with ranks(2, tiny_job(), protocol="bsp", stop="updates=5") as job:
         job.start(0)

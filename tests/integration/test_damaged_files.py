@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from hashlib import sha256
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -87,8 +88,7 @@ READERS = {
 CASES = [(file, command) for file, commands in READERS.items() for command in commands]
 
 
-def replace_by(path, what):
-    path.unlink()
+def make_absurd(path, what):
     match what:
         case "endless":
             path.symlink_to("/dev/zero")
@@ -137,15 +137,31 @@ def assert_refused(status, said, took_s):
     assert took_s < LIMIT_S
 
 
-@pytest.mark.parametrize("absurd", ABSURD)
-@pytest.mark.parametrize(("file", "command"), CASES, ids=[f"{file}-{command[0]}" for file, command in CASES])
-def test_absurd_files_are_refused_in_one_line(file, command, absurd, paceline, tmp_path):
+def refused(paceline, file, absurd, command):
+    """Put absurd content into a file, check that a command refuses it, and put the file back."""
     if (file, absurd) == (f"run/{EVENTS}", "empty"):
-        pytest.skip("the log of a run that has only begun")
+        return  # the log of a run that has only begun
+    path = Path(file)
+    kept = path.rename("kept")
     content = ABSURD[absurd]
     is_log = file.endswith(EVENTS) and isinstance(content, bytes)
-    replace_by(tmp_path / file, content + b"\n" if is_log else content)  # the last line may always be cut short
+    make_absurd(path, content + b"\n" if is_log else content)  # the last line may always be cut short
     assert_refused(*paceline(*command))
+    path.rmdir() if absurd == "folder" else path.unlink()
+    kept.rename(path)
+
+
+@pytest.mark.parametrize("file", READERS)
+def test_absurd_files_are_refused_in_one_line(file, paceline):
+    for absurd, command in zip(ABSURD, cycle(READERS[file])):
+        refused(paceline, file, absurd, command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "command"), CASES, ids=[f"{file}-{command[0]}" for file, command in CASES])
+def test_absurd_files_are_refused_by_every_command(file, command, paceline):
+    for absurd in ABSURD:
+        refused(paceline, file, absurd, command)
 
 
 START = '{"event":"run_started","now_s":0.0,"workers":3,"memory":""}\n'
@@ -154,6 +170,7 @@ UPDATE = (
     '{"event":"update_made","now_s":%s,"version":%s,"k":1,"workload":1,"samples":8,"loss":1.0,"learning_rate":0.1,'
     '"staleness":0.0,"max_staleness":0,"reason":"","busy_s":1.0,"live_s":1.0}\n'
 )
+READ_LOGS = ["report", "replay", "trace", "advise"]
 LOGS = {
     "too many workers": START.replace("3", "1000000000"),
     "no workers": START.replace("3", "0"),
@@ -177,13 +194,23 @@ LOGS = {
 }
 
 
-@pytest.mark.parametrize("log", LOGS)
-@pytest.mark.parametrize("command", ["report", "replay", "trace", "advise"])
-def test_logs_that_no_run_writes_are_refused_with_their_line(command, log, paceline, tmp_path):
-    (tmp_path / "run" / EVENTS).write_text(LOGS[log])
+def refused_with_its_line(paceline, command, log):
+    Path("run", EVENTS).write_text(LOGS[log])
     status, said, took_s = paceline(command, "run", *(["--overwrite"] if command == "trace" else []))
     assert_refused(status, said, took_s)
     assert f"{EVENTS}, line {LOGS[log].count(chr(10))} " in said
+
+
+def test_logs_that_no_run_writes_are_refused_with_their_line(paceline):
+    for log, command in zip(LOGS, cycle(READ_LOGS)):
+        refused_with_its_line(paceline, command, log)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", READ_LOGS)
+def test_every_command_refuses_logs_that_no_run_writes(command, paceline):
+    for log in LOGS:
+        refused_with_its_line(paceline, command, log)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,9 @@ def final_losses(job, seed):
     return [evaluate(job, model, seed)["loss"] for model in (bsp(job, seed), plain_gpt(job, seed, UPDATES))]
 
 
-@pytest.mark.parametrize(("model", "bar"), [(GPT, 1e-5), (double_gpt, 1e-12)], ids=["float32", "float64"])
+@pytest.mark.parametrize(
+    ("model", "bar"), [pytest.param(GPT, 1e-5, marks=pytest.mark.slow), (double_gpt, 1e-12)], ids=["float32", "float64"]
+)
 def test_the_parameters_are_those_of_the_loop(model, bar):
     job = gpt_job(UPDATES, model=model)
     ours, theirs, begun = (

@@ -69,6 +69,7 @@ def assert_gone(processes):
     assert alive == []
 
 
+@pytest.mark.processes
 def test_kill_9_of_the_parent_leaves_no_process(running):
     process, descendants, log = running
     process.kill()
@@ -79,6 +80,7 @@ def test_kill_9_of_the_parent_leaves_no_process(running):
     assert events[-1]["event"] != "run_ended"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_ends_the_run_cleanly_with_what_was_learned(running, number):
     process, descendants, log = running

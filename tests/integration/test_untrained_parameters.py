@@ -40,7 +40,7 @@ def other_optimizer(parameters):
 
 NO_GRADIENT = "job tiny: the loss has no gradient .*, so nothing would be trained; compute it from the model's output"
 NOT_OF_THE_MODEL = "job tiny: the loss does not depend on the model: .* none of its 4 trainable parameters .*; compute"
-NOT_HELD = "job tiny: the optimizer holds none of the model's 4 trainable parameters.*; make it from the parameters"
+NOT_HELD = "job tiny: the optimizer holds none of the model's 4 trainable parameters.*; build it from the parameters"
 REFUSED = {
     "a detached loss": ({"loss": None, "step": detached}, NO_GRADIENT),
     "a loss under no_grad": ({"loss": None, "step": without_grad}, NO_GRADIENT),
@@ -65,6 +65,7 @@ def test_local_processes_refuse_it_too(case):
         pl.train(tiny_job(**changes), protocol="bsp", cluster=pl.LocalCluster(1), stop="updates=3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["bsp", "all_reduce"])
 def test_ranks_refuse_it_too(protocol):
     changes, message = REFUSED["a loss of another parameter"]

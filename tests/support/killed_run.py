@@ -18,7 +18,7 @@ def train(**options):
     job = tiny_job(
         model=batch_norm_net,
         optimizer=partial(torch.optim.Adam, lr=0.01),
-        scheduler=partial(torch.optim.lr_scheduler.MultiStepLR, milestones=[30, 90]),
+        scheduler=partial(torch.optim.lr_scheduler.MultiStepLR, milestones=[15, 45]),
         sampling="epoch",
         sharding="partitioned",
         batch_size=4,
@@ -26,12 +26,12 @@ def train(**options):
         eval_data=dataset(),
     )
     straggling = pl.Transient(mean_on_s=3, mean_off_s=5, slowdown=4)
-    walk = pl.k_batch_async(k=1).controlled_by(RandomWalk(3, N)).until(epochs=4)
+    walk = pl.k_batch_async(k=1).controlled_by(RandomWalk(3, N)).until(epochs=2)
     return pl.train(
         job,
-        protocol=pl.k_sync(k=2).until(epochs=2) >> walk >> pl.k_batch_async(k=3),
+        protocol=pl.k_sync(k=2).until(epochs=1) >> walk >> pl.k_batch_async(k=3),
         cluster=pl.Cluster(N, timing=pl.Exponential(1.0), transient=straggling),
-        stop="epochs=6",
+        stop="epochs=3",
         seed=11,
         evaluate_every="epochs=1",
         checkpoint_every="updates=4",

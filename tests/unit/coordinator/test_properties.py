@@ -185,7 +185,7 @@ def test_the_same_events_are_answered_by_the_same_commands(data, n, steps):
     assert one.commands == other.commands
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(data=st.data(), n=workers, steps=happenings)
 def test_the_coordinator_does_what_the_design_page_says(data, n, steps):
     plan, known = data.draw(plans(n, units=("updates",)))

@@ -133,6 +133,7 @@ def check_stopped(result, metric):
     assert result.reason == f"{name} {value} of version {reaching.version} reached the target {bound:g}"
 
 
+@pytest.mark.slow
 def test_a_metric_stops_real_ranks_without_a_server():
     asked = settings(FIRST["nll"], protocol="all_reduce")
     end, other = run_ranks(2, token_job(), **asked)

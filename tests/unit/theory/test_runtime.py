@@ -68,8 +68,8 @@ def test_all_reduce_of_gradients_is_synchronous_with_its_sum_in_every_round_trip
     theory = expected(pl.all_reduce(), cluster)
     assert (theory.kind, theory.source) == ("exact", "Lemma 3")
     assert theory.seconds_per_update == pytest.approx(761 / 280 + 2 * (P - 1) * 0.25)
-    assert pl.simulate("all_reduce", cluster, updates=20_000).seconds_per_update == pytest.approx(
-        theory.seconds_per_update, rel=0.01
+    assert pl.simulate("all_reduce", cluster, updates=5_000).seconds_per_update == pytest.approx(
+        theory.seconds_per_update, rel=0.02
     )
 
 
@@ -361,10 +361,10 @@ def test_the_survival_function_is_the_inverse_of_the_quantile_function(law):
     [(pl.backup, 1, 2), (pl.backup, 3, 8), (pl.backup, 7, 8), (pl.pull, 1, 2), (pl.pull, 3, 8), (pl.pull, 7, 3)],
 )
 def test_workers_that_finish_stale_work(make, k, n):
-    theory, mean, error = z_of(make(k), EXPONENTIAL, n, gradients=60_000)
+    theory, mean, error = z_of(make(k), EXPONENTIAL, n, gradients=20_000)
     assert (theory.kind, theory.source) == ("exact", "Markov")
     assert abs(mean - theory.seconds_per_update) < 4.5 * error
-    assert error < 0.01 * theory.seconds_per_update
+    assert error < 0.02 * theory.seconds_per_update
     assert seconds(make(k), pl.Exponential(3.0), n) == pytest.approx(3 * theory.seconds_per_update)
 
 

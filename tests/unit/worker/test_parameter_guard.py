@@ -133,6 +133,7 @@ def test_a_callback_that_changes_the_servers_model_is_found_out(change):
     MADE.clear()
 
 
+@pytest.mark.processes
 def test_ranks_that_change_nothing_are_not_disturbed_and_those_that_do_are_told_of():
     [end, *_] = run(2, tiny_job(model=batch_norm_net), DEBUG, protocol="bsp", stop="updates=9")
     assert end.stopped_by == "updates"

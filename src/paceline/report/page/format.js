@@ -1,18 +1,18 @@
-// Formatting of numbers.
+// Numbers as people read them.
 
-/** Format a number with at most that many significant digits, as 1,234 or 0.0123. */
+/** A number with at most that many significant digits, as 1,234 or 0.0123. */
 export function short(value, digits = 4) {
-  if (value === null || !Number.isFinite(value)) return "unknown";
+  if (value === null || !Number.isFinite(value)) return "not known";
   if (value !== 0 && Math.abs(value) < 1e-4) return value.toExponential(digits - 1);
   return value.toLocaleString("en", { maximumSignificantDigits: digits });
 }
 
-/** Format a time in seconds. */
+/** A time in seconds. */
 export function seconds(value, digits = 4) {
   return `${short(value, digits)} s`;
 }
 
-/** Return the index of the last element of an ascending array that is at most the value, -1 without one. */
+/** The index of the last element that is at most the value, -1 if none is; the elements ascend. */
 export function lastAtMost(sorted, value, begin = 0, end = sorted.length) {
   let low = begin;
   let high = end;

@@ -1,4 +1,4 @@
-"""Queue from threads to the engine that a selector can wait for."""
+"""What threads have to say to the engine, in a queue that a selector can wait for."""
 
 from __future__ import annotations
 
@@ -8,52 +8,52 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
-Item = TypeVar("Item", contravariant=True)
+Told = TypeVar("Told", contravariant=True)
 
 
-class EventSink(Protocol[Item]):
-    """Destination of events from any thread."""
+class EventSink(Protocol[Told]):
+    """Where something can be told, from any thread."""
 
-    def put(self, item: Item, /) -> None:
-        """Add an event."""
+    def put(self, item: Told, /) -> None:
+        """Add something."""
 
 
 class EventQueue(Generic[T]):
-    """Queue with a file descriptor that is readable while the queue holds an event."""
+    """A queue with a file descriptor that is readable while something is in it."""
 
     def __init__(self) -> None:
-        self._items: deque[T] = deque()
+        self._waiting: deque[T] = deque()
         self._reader, self._writer = os.pipe()
 
     def fileno(self) -> int:
-        """Return the file descriptor to wait for."""
+        """Return what to wait for."""
         return self._reader
 
     def put(self, item: T) -> None:
-        """Add an event; thread-safe."""
-        self._items.append(item)
+        """Add something, from any thread."""
+        self._waiting.append(item)
         os.write(self._writer, b"x")
 
     def get(self) -> T:
-        """Remove and return the oldest event; wait for one if the queue is empty."""
+        """Take what has waited longest, or wait for something."""
         os.read(self._reader, 1)
-        return self._items.popleft()
+        return self._waiting.popleft()
 
-    def get_first(self, is_wanted: Callable[[T], bool]) -> T:
-        """Remove and return the first event that is wanted, or wait for it; all others stay in their order."""
-        others: list[T] = []
+    def take(self, is_wanted: Callable[[T], bool]) -> T:
+        """Take the first one that is wanted, or wait for it; all others stay as they are."""
+        passed: list[T] = []
         while not is_wanted(item := self.get()):
-            others.append(item)
-        self._items.extendleft(reversed(others))
-        os.write(self._writer, b"x" * len(others))
+            passed.append(item)
+        self._waiting.extendleft(reversed(passed))
+        os.write(self._writer, b"x" * len(passed))
         return item
 
     @property
     def is_empty(self) -> bool:
-        """Whether the queue holds no event."""
-        return not self._items
+        """Whether nothing waits."""
+        return not self._waiting
 
     def close(self) -> None:
-        """Close the descriptors; no thread may put anything afterwards."""
+        """Let go of the descriptors, when no thread is left that puts anything."""
         os.close(self._reader)
         os.close(self._writer)

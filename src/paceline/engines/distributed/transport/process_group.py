@@ -1,4 +1,4 @@
-"""Abortable collectives: sums and broadcasts that end for all processes when one of them leaves."""
+"""Sums and broadcasts among processes, which end for all of them when one of them leaves."""
 
 from __future__ import annotations
 
@@ -13,222 +13,222 @@ from torch import Tensor
 
 from paceline.engines.distributed.transport.connection import (
     CONNECT_TIMEOUT,
-    NO_TIMEOUT,
+    FOREVER,
     ConnectionLost,
-    disconnect_pair,
     dist,
-    gloo_group,
-    post_probe,
-    raising_connection_lost,
+    end_pair,
+    expect_nothing,
+    gloo,
+    saying_when_broken,
 )
 
-GPU_POLL_S = 0.0005
-ABORT_POLL_S = 0.05  # longest time until a waiting thread notices that the group was aborted
-PROBE_INTERVAL_S = 5.0  # between checks that all processes are still connected
-CLOSE_TIMEOUT_S = 1.0  # a gloo thread that has not ended by then never will
+LOOK_AGAIN_S = 0.0005  # at a GPU
+NOTICE_S = 0.05  # until whoever waits sees that the group has been left
+PROBE_S = 5.0  # between looks whether everybody is still connected
+STUCK_S = 1.0  # after which a thread of gloo's that has not ended never will
 
 
 class PendingCollective(NamedTuple):
-    """Collective operation in progress.
+    """What is under way.
 
     Attributes:
-        work: handle of torch.
-        on_gpu: whether NCCL carries it out.
-        begun_s: start on the monotonic clock, in seconds.
+        work: torch's.
+        on_gpu: whether NCCL does it.
+        at_s: when it was begun, on the monotonic clock.
     """
 
     work: Any
     on_gpu: bool
-    begun_s: float
+    at_s: float
 
 
 class AbortableGroup:
-    """Process group, on gloo and perhaps NCCL too, in which all processes call the same collectives in the same order.
+    """A process group, or two, in which everybody does the same in the same order.
 
-    gloo does not report the end of a connection to a process that has received or sent part of a message: its thread
-    waits on, and so does the destruction of the group. So a process that waits here also polls the connections, and
-    a group is destroyed in a thread of its own.
+    Of the end of a connection gloo tells nobody who has received or sent a part of a message: its thread waits on, and
+    so does whoever takes the group apart. So those who wait here look for themselves, and a group is taken apart in a
+    thread of its own.
 
     Args:
-        rank: rank of this process, from 0.
-        size: number of processes.
-        threads: gloo threads that carry out the operations.
+        place: of this process, from 0.
+        size: processes.
+        threads: of gloo's, which work on what is begun.
 
     Attributes:
-        is_aborted: whether no operation can be started or awaited any more.
-        is_complete: whether all operations have been started, so that other processes may leave.
+        is_broken: whether nothing can be begun or waited for any more.
+        is_over: whether the others may leave, one after another: everything has been begun, and comes to its end.
     """
 
-    def __init__(self, rank: int, size: int, threads: int = 1) -> None:
-        self._rank = rank
+    def __init__(self, place: int, size: int, threads: int = 1) -> None:
+        self._place = place
         self._size = size
         self._threads = threads
-        self._peers = [peer for peer in range(size) if peer != rank]
+        self._others = [other for other in range(size) if other != place]
         self._gloo: Any = None
         self._nccl: Any = None
-        self._closing = threading.Lock()
+        self._leaving = threading.Lock()
         self._probed_s = 0.0
-        self.is_aborted = False
-        self.is_complete = False
+        self.is_broken = False
+        self.is_over = False
 
     def connect(self, store: Any, device: Any, timeout: timedelta = CONNECT_TIMEOUT) -> None:
-        """Connect all processes of the group.
+        """Meet the others.
 
         Args:
-            store: store in which only the processes of the group meet.
-            device: gloo device on the address of this host.
-            timeout: longest wait for each action of another process.
+            store: where only they are.
+            device: of gloo, on the address of this host.
+            timeout: of each thing that another process has to do for it.
 
         Raises:
-            RuntimeError: a process did not connect.
-            ConnectionLost: this process has aborted the group meanwhile.
+            RuntimeError: somebody did not come.
+            Broken: this process has left meanwhile.
         """
         self._check()
-        self._gloo = gloo_group(store, self._rank, self._size, device, timeout=timeout, threads=self._threads)
-        if self.is_aborted:
-            self.abort()
+        self._gloo = gloo(store, self._place, self._size, device, timeout=timeout, threads=self._threads)
+        if self.is_broken:
+            self.break_off()
         self._check()
 
     def connect_gpus(self, store: Any) -> None:
-        """Use NCCL for tensors on GPUs, of which each process has a different one.
+        """Let NCCL do what is done to vectors on GPUs, of which each process has a different one.
 
         Raises:
-            RuntimeError: NCCL cannot connect.
+            RuntimeError: it cannot.
         """
-        self._nccl = dist.ProcessGroupNCCL(store, self._rank, self._size, dist.ProcessGroupNCCL.Options())
+        self._nccl = dist.ProcessGroupNCCL(store, self._place, self._size, dist.ProcessGroupNCCL.Options())
 
     def all_reduce(self, tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> PendingCollective:
-        """Start to replace the tensors of all processes by their sum, or by the result of another operation.
+        """Begin to make of everybody's tensor their sum, or what else the operation makes of them.
 
         Raises:
-            ConnectionLost: a process has left.
+            Broken: somebody has left.
         """
         self._check()
         options = dist.AllreduceOptions()
-        options.timeout = NO_TIMEOUT
+        options.timeout = FOREVER
         options.reduceOp = operation
         on_gpu = self._nccl is not None and tensor.is_cuda
-        with raising_connection_lost():
+        with saying_when_broken():
             work = (self._nccl if on_gpu else self._gloo).allreduce([tensor], options)
         return PendingCollective(work, on_gpu, time.monotonic())
 
     def broadcast(self, tensor: Tensor) -> PendingCollective:
-        """Start to copy the tensor of rank 0 of the group, which is on no GPU, to all others.
+        """Begin to make the first process's tensor, which is on no GPU, everybody's.
 
         Raises:
-            ConnectionLost: a process has left.
+            Broken: somebody has left.
         """
         self._check()
         options = dist.BroadcastOptions()
         options.rootRank = 0
-        options.timeout = NO_TIMEOUT
-        with raising_connection_lost():
+        options.timeout = FOREVER
+        with saying_when_broken():
             return PendingCollective(self._gloo.broadcast([tensor], options), False, time.monotonic())
 
-    def all_to_all(self, rows: Tensor, timeout: timedelta) -> Tensor:
-        """Send row j to process j and return the rows that arrive, within a time limit.
+    def exchange(self, ours: Tensor, timeout: timedelta) -> Tensor:
+        """Send each process its row, and return those that came from each, within some time.
 
         Raises:
-            ConnectionLost: a process has left, or is too slow.
+            Broken: somebody has left, or is too slow.
         """
         self._check()
         options = dist.AllToAllOptions()
         options.timeout = timeout
-        received = rows.new_zeros(rows.shape)
-        with raising_connection_lost():
-            self._gloo.alltoall_base(received, rows, [], [], options).wait(timeout)
-        return received
+        theirs = ours.new_zeros(ours.shape)
+        with saying_when_broken():
+            self._gloo.alltoall_base(theirs, ours, [], [], options).wait(timeout)
+        return theirs
 
-    def wait(self, pending: list[PendingCollective], timeout_s: float = inf) -> bool:
-        """Wait for operations; return whether all are complete before the timeout.
+    def wait(self, begun: list[PendingCollective], timeout_s: float = inf) -> bool:
+        """Wait until everything that was begun is there; return whether it is.
 
         Raises:
-            ConnectionLost: a process has left.
+            Broken: somebody has left.
         """
         deadline_s = time.monotonic() + timeout_s
-        return all(self._wait_for(each, deadline_s) for each in pending)
+        return all(self._wait_for(each, deadline_s) for each in begun)
 
-    def abort_locally(self) -> None:
-        """End all waiting in this process; the peers do not notice. Thread-safe."""
-        self.is_aborted = True
+    def give_up(self) -> None:
+        """Let nobody wait here any more, and the others hear nothing of it; from any thread."""
+        self.is_broken = True
 
-    def abort(self) -> None:
-        """End all waiting here and at the peers now. Thread-safe."""
-        self.is_aborted = True
-        with self._closing:
+    def break_off(self) -> None:
+        """Leave, so that whoever waits here or at another process hears of it at once; from any thread."""
+        self.is_broken = True
+        with self._leaving:
             if self._nccl is not None:
                 with suppress(RuntimeError):
                     self._nccl.abort()
             if self._gloo is not None:
-                for peer in self._peers:
-                    disconnect_pair(self._gloo, peer)
+                for other in self._others:
+                    end_pair(self._gloo, other)
 
-    def close(self) -> None:
-        """Destroy the group; the tensors of its operations may not be in use any more."""
-        with self._closing:
+    def let_go(self) -> None:
+        """Take the group apart, when nothing is done any more to what was to be summed."""
+        with self._leaving:
             groups = [self._nccl, self._gloo]
             self._nccl = self._gloo = None
-        destroying = threading.Thread(target=groups.clear, daemon=True)  # gloo waits for its threads here
-        destroying.start()
-        destroying.join(CLOSE_TIMEOUT_S)
+        taking_apart = threading.Thread(target=groups.clear, daemon=True)  # where gloo waits for its threads
+        taking_apart.start()
+        taking_apart.join(STUCK_S)
 
     def _check(self) -> None:
-        if self.is_aborted:
-            raise ConnectionLost("the group was aborted")
+        if self.is_broken:
+            raise ConnectionLost("somebody has left")
 
-    def _wait_for(self, pending: PendingCollective, deadline_s: float) -> bool:
-        while not pending.work.is_completed():
+    def _wait_for(self, begun: PendingCollective, deadline_s: float) -> bool:
+        while not begun.work.is_completed():
             self._check()
             now_s = time.monotonic()
-            if now_s > max(pending.begun_s, self._probed_s) + PROBE_INTERVAL_S:
+            if now_s > max(begun.at_s, self._probed_s) + PROBE_S:
                 self._probe()
                 self._probed_s = now_s
             if now_s > deadline_s:
                 return False
-            _poll(pending, min(ABORT_POLL_S, max(0.001, deadline_s - now_s)))
-        with raising_connection_lost():
-            pending.work.wait(NO_TIMEOUT)  # returns at once: it raises errors, and makes the stream wait for NCCL
+            _look(begun, min(NOTICE_S, max(0.001, deadline_s - now_s)))
+        with saying_when_broken():
+            begun.work.wait(FOREVER)  # which it has been: what has gone wrong is told, and a stream waits for NCCL's
         return True
 
     def _probe(self) -> None:
-        """Check that all processes are still connected: gloo refuses a receive from one that is not."""
-        with raising_connection_lost():
-            for peer in [] if self.is_complete else self._peers:
-                post_probe(self._gloo, peer)
+        """See whether everybody is still connected: gloo refuses to expect something from who is not."""
+        with saying_when_broken():
+            for other in [] if self.is_over else self._others:
+                expect_nothing(self._gloo, other)
 
 
-def _poll(pending: PendingCollective, for_s: float) -> None:
-    if pending.on_gpu:
-        time.sleep(GPU_POLL_S)  # waiting for NCCL's work would only queue it on the stream
+def _look(begun: PendingCollective, for_s: float) -> None:
+    if begun.on_gpu:
+        time.sleep(LOOK_AGAIN_S)  # its wait is one for a GPU that nobody wakes
         return
-    with suppress(RuntimeError):  # `_wait_for` raises it
-        pending.work.wait(timedelta(seconds=for_s))
+    with suppress(RuntimeError):  # whatever it is, the work tells it again
+        begun.work.wait(timedelta(seconds=for_s))
 
 
 class CompletionTimer:
-    """Measures when the last of some operations was complete.
+    """Notes when the last of some sums was there.
 
-    gloo reports that in a thread of its own. NCCL reports only that its work is queued on the GPU, so for its
-    operations the end of the process's wait counts.
+    gloo says so in a thread of its own. NCCL says only that its work is in the queue of the GPU, so of its sums nothing
+    is known but when the process had waited for them.
 
     Args:
-        pending: result of `ElasticGroup.begin_sum`; an empty sum is complete at once.
+        begun: what `Ring.begin_sum` has returned; of nothing the sum is there at once.
     """
 
-    def __init__(self, pending: list[PendingCollective]) -> None:
+    def __init__(self, begun: list[PendingCollective]) -> None:
         self._lock = threading.Lock()
-        self._left = len(pending)
+        self._left = len(begun)
         self._last_s = time.monotonic()
-        for each in pending:
+        for each in begun:
             if not each.on_gpu:
-                each.work.get_future().add_done_callback(self._on_done)
+                each.work.get_future().add_done_callback(self._note)
 
-    def completed_s(self, waited_s: float) -> float:
-        """Return the completion time on the monotonic clock; if unknown, the given end of the process's wait."""
+    def at_s(self, waited_s: float) -> float:
+        """Return the moment on the monotonic clock; where it is not known, the one when they had been waited for."""
         with self._lock:
             return waited_s if self._left else min(waited_s, self._last_s)
 
-    def _on_done(self, future: Any) -> None:
+    def _note(self, future: Any) -> None:
         now_s = time.monotonic()
         with self._lock:
             self._left -= 1
