@@ -306,5 +306,5 @@ def test_arguments_of_the_wrong_kind_are_refused(given):
 
 def test_a_simulation_that_cannot_go_on_says_so():
     cluster = pl.Cluster(1, faults=[pl.Fault(0, 3)])
-    with pytest.raises(pl.RunError, match="after 2 of 9 updates: no live worker will ever deliver"):
+    with pytest.raises(pl.RunError, match="after 2 of 9 updates: no live worker will deliver another gradient"):
         pl.simulate("asp", cluster, updates=9)

@@ -53,7 +53,7 @@ NO_TORCH = range(FLOORS.index("jobs"))
 # Both lists may only shrink.
 LONG_FILES = {"coordinator/coordinator", "engines/distributed/allreduce/engine"}
 LONG_CLASSES = {"AllReduceEngine", "Coordinator", "DistributedServerEngine", "MembershipServer"}
-MANY_ARGUMENTS = {"coordinator/coordinator.__init__", "worker/replica.__init__"}
+MANY_ARGUMENTS = {"coordinator/coordinator.__init__"}
 FILE_LINES, CLASS_LINES, FUNCTION_LINES, ARGUMENTS = 400, 300, 60, 8
 WORDS = re.compile(r"\b(?:whoever|nobody|somebody|everybody)\b", re.IGNORECASE)
 # Files in which the words are still to be replaced: to be empty.
@@ -92,11 +92,6 @@ WITH_WORDS = {
     "src/paceline/engines/distributed/transport/messages.py",
     "src/paceline/engines/distributed/transport/process_group.py",
     "src/paceline/engines/signals.py",
-    "src/paceline/engines/virtual/allreduce.py",
-    "src/paceline/engines/virtual/allreduce_timing.py",
-    "src/paceline/engines/virtual/vectorized/lockstep.py",
-    "src/paceline/engines/virtual/vectorized/renewal.py",
-    "src/paceline/engines/virtual/vectorized/rounds.py",
     "src/paceline/engines/wall_clock.py",
     "src/paceline/experiments/advise/advise.py",
     "src/paceline/experiments/runner/folder.py",
@@ -104,7 +99,6 @@ WITH_WORDS = {
     "src/paceline/policies/controllers/idle_workers.py",
     "src/paceline/policies/controllers/straggler_policies.py",
     "src/paceline/policies/estimators/update_time.py",
-    "src/paceline/processes/shared_memory.py",
     "src/paceline/protocols/protocol.py",
     "src/paceline/recording/event_log.py",
     "src/paceline/recording/lock.py",
@@ -113,8 +107,6 @@ WITH_WORDS = {
     "src/paceline/theory/assumptions.py",
     "src/paceline/theory/runtime.py",
     "src/paceline/theory/staleness.py",
-    "src/paceline/worker/allreduce.py",
-    "src/paceline/worker/replica.py",
 }
 
 

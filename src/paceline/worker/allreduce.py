@@ -1,4 +1,4 @@
-"""What a worker without a server does, whatever carries what it hands in to the others."""
+"""All-reduce algorithms of a worker without a server, independent of how payloads are communicated."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from paceline.server.parameter_server import ParameterServer
 
 
 class Contribution(NamedTuple):
-    """What a worker says of what it has handed in.
+    """Outcome of a worker's contribution to a sum.
 
     Attributes:
-        finite: whether there is something; else zeros, and a share of 0.
-        compensations: what was done to the gradient.
+        finite: whether the gradient is finite; if not, the payload is zero and its share is 0.
+        compensations: compensations applied to the gradient.
     """
 
     finite: bool
@@ -28,7 +28,7 @@ class Contribution(NamedTuple):
 
 
 class AllReduceAlgorithm(ABC):
-    """A worker's optimizer and parameters, and nothing that communicates.
+    """Optimizer and parameters of a worker; communication is left to the engine.
 
     In every iteration a gradient is computed at `weights` into `gradient`, then `contribute` writes `payload`. Payloads
     and shares are summed over the workers; `apply_sum` then moves every worker's `average` by the same amount. Every
@@ -36,7 +36,7 @@ class AllReduceAlgorithm(ABC):
 
     Args:
         server: optimizer, schedule and clipping of this worker; its state is the average.
-        layout: of the model.
+        layout: layout of the model.
     """
 
     def __init__(self, server: ParameterServer, layout: FlatLayout) -> None:
@@ -45,118 +45,120 @@ class AllReduceAlgorithm(ABC):
 
     @property
     def average(self) -> FlatBuffers:
-        """Parameters and buffers that are the same at every worker."""
+        """Parameters and buffers that all workers have in common."""
         return self.server.state
 
     @property
     @abstractmethod
     def weights(self) -> FlatBuffers:
-        """Where the next gradient is to be computed."""
+        """Weights at which the next gradient is computed."""
 
     @property
     @abstractmethod
     def payload(self) -> FlatBuffers:
-        """What is summed over the workers: floats and integers added, booleans where any is true."""
+        """Buffers that are summed over the workers: numbers are added, booleans combined by `or`."""
 
     @abstractmethod
     def contribute(self, squared_norm: float, share: float, update: Apply) -> Contribution:
-        """Make the payload of the gradient.
+        """Write the payload of the gradient.
 
         Args:
-            squared_norm: of the gradient, which is finite.
-            share: the samples of its minibatch in whole minibatches, > 0; weights the payload.
-            update: what the coming update will say, if everybody takes part.
+            squared_norm: squared norm of the gradient, finite.
+            share: samples of the gradient over the batch size, > 0; the weight of the payload.
+            update: next update, if all workers contribute.
         """
 
     @abstractmethod
     def apply_sum(self, total: FlatBuffers, shares: float, update: Apply, *, adopts: bool) -> Step | None:
-        """Move the average by what all have handed in; return the step, if it is to be measured.
+        """Move the average by the sum of the payloads; return the measured step, if there is one.
 
         Args:
             total: sum of the payloads; may be changed.
             shares: sum of the shares, > 0.
-            update: that is made.
-            adopts: whether this worker goes on from the average; else it only knows it.
+            update: update of this sum.
+            adopts: whether this worker continues from the average.
         """
 
     @abstractmethod
     def advance(self, update: Apply) -> None:
-        """Take note of an update that is made, before its sum is taken over, if there is one."""
+        """Advance the schedule by an update, before `apply_sum` if there is a sum."""
 
     def skip(self) -> None:
-        """Hand in nothing, and go on with the others; what this worker has not handed in before is lost."""
+        """Contribute zeros; steps of this worker since the last sum are lost."""
         self.payload.memory.zero_()
 
     @abstractmethod
     def reset_to_average(self) -> None:
-        """Forget where this worker has gone by itself."""
+        """Set the weights of this worker to the average."""
 
     def restore_from(self, state: Mapping[str, Any], *, keeps_state: bool) -> None:
-        """Go on from the average of another worker, whose server has this state.
+        """Continue from the average of another worker.
 
         Args:
-            state: of the server.
-            keeps_state: whether this worker has taken part so far, and so has something to remember besides.
+            state: state of that worker's server.
+            keeps_state: whether this worker has contributed before, and keeps the optimizer state that is its own.
         """
         self.server.load_state_dict(state)
         self.reset_to_average()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the worker's optimizer and parameters."""
+        """Return the optimizer and the parameters."""
         return {"server": self.server.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state."""
+        """Restore such a state."""
         self.server.load_state_dict(state["server"])
 
 
 class GradientAveraging(AllReduceAlgorithm):
-    """Steps with the mean of all gradients; the payload is the gradient, and the weights are the average."""
+    """Gradient averaging: all workers step with the mean of their gradients; weights and average are the same."""
 
     @property
     def weights(self) -> FlatBuffers:
-        """The average."""
+        """Average."""
         return self.average
 
     @property
     def payload(self) -> FlatBuffers:
-        """The gradient."""
+        """Gradient."""
         return self.gradient
 
     def contribute(self, squared_norm: float, share: float, update: Apply) -> Contribution:
-        """Weight the gradient."""
+        """Multiply the gradient by its share."""
         _scale(self.gradient, share)
         return Contribution(finite=True)
 
     def apply_sum(self, total: FlatBuffers, shares: float, update: Apply, *, adopts: bool) -> Step | None:
-        """Make the same step as everybody else."""
+        """Make the same step as all other workers."""
         _scale(total, 1 / shares)
-        total.written.update(range(len(total.parameters)))  # by others, where this worker has not
+        total.written.update(range(len(total.parameters)))  # other workers may have gradients where this one has none
         self.server.enqueue(total, samples=1)
         return self.server.apply(update)
 
     def advance(self, update: Apply) -> None:
-        """Leave it to the step, which everybody makes."""
+        """Do nothing: `apply_sum` advances the schedule."""
 
     def reset_to_average(self) -> None:
-        """Stay there, as ever."""
+        """Do nothing: the weights are the average."""
 
 
 class UpdateAveraging(AllReduceAlgorithm):
-    """Steps for itself, and hands in by how much; what it then goes on from are its own weights, until it adopts.
+    """Update averaging: each worker steps its own weights, and the steps are averaged.
 
     With w the average, w_i the weights and U the step of the optimizer,
 
         D_i = w - w_i,   g_i += lambda_i g_i g_i D_i,   delta_i = U(g_i) at w,   w_i = w + delta_i
 
-    if sum and gradients overlap, and else delta_i = U(g_i) at w_i, w_i += delta_i. The optimizer is any of torch's:
-    delta_i is the difference that it makes, so that weight decay is that of the weights it steps from, and momentum is
-    each worker's own.
+    if sums overlap gradients; otherwise delta_i = U(g_i) at w_i, w_i += delta_i. Any optimizer of torch can be used:
+    delta_i is the difference that it makes, so weight decay is that of the weights it steps from, and each worker has
+    its own momentum.
 
-    A distance that is no more than rounding counts as none: eq. (17) would make it a fifth of the gradient.
+    A distance within rounding counts as zero: eq. (17) would turn it into a fifth of the gradient.
 
     Args:
-        reduction: whether sums overlap, and the correction.
+        server: optimizer, schedule and clipping of this worker; its state is the average.
+        layout: layout of the model.
+        reduction: whether sums overlap gradients, and the correction.
 
     Source: Rigazzi, "DC-S3GD", 2019, Algorithm 1 and eq. (7) to (12); Stich, "Local SGD", 2019.
     """
@@ -172,16 +174,16 @@ class UpdateAveraging(AllReduceAlgorithm):
 
     @property
     def weights(self) -> FlatBuffers:
-        """The worker's own."""
+        """Weights of this worker."""
         return self._weights
 
     @property
     def payload(self) -> FlatBuffers:
-        """The worker's own step, or as many as there were since the last sum."""
+        """Steps of this worker since the last sum."""
         return self._payload
 
     def contribute(self, squared_norm: float, share: float, update: Apply) -> Contribution:
-        """Correct the gradient, and step."""
+        """Correct the gradient, and step the weights of this worker."""
         compensations: tuple[Compensation, ...] = ()
         finite = True
         if self._corrections and self._is_apart():
@@ -196,7 +198,7 @@ class UpdateAveraging(AllReduceAlgorithm):
         return Contribution(finite, compensations)
 
     def apply_sum(self, total: FlatBuffers, shares: float, update: Apply, *, adopts: bool) -> Step | None:
-        """Move the average by the mean of the steps."""
+        """Move the average by the mean of the steps; no step is measured."""
         for average, step in _pairs(self.average, total):
             if average.dtype == torch.bool:
                 average.logical_or_(step)
@@ -204,39 +206,42 @@ class UpdateAveraging(AllReduceAlgorithm):
                 average.add_(step, alpha=1 / shares)
             else:
                 average.add_(step)
-        if adopts and not self._overlaps:  # else the worker is on its way already
+        if adopts and not self._overlaps:  # else its next gradient is under way
             self.reset_to_average()
         return None
 
     def advance(self, update: Apply) -> None:
-        """Let the schedule go on, which the worker's own step leaves where it is."""
+        """Advance the schedule: the step of a single worker does not."""
         self.server.advance(update)
 
     def skip(self) -> None:
-        """Hand in nothing, and go on from the average, or from where this worker is until the next sum."""
+        """Contribute zeros; continue from the average if sums overlap, else from the own weights until the next sum."""
         if self._overlaps:
             self.reset_to_average()
-        self._take_counts_back()
+        self._restore_counts()
         super().skip()
 
     def reset_to_average(self) -> None:
-        """Forget where this worker has gone by itself."""
+        """Set the weights of this worker to the average."""
         self._weights.copy_(self.average)
         self._counts = _integers(self.average)
 
     def restore_from(self, state: Mapping[str, Any], *, keeps_state: bool) -> None:
-        """Keep the momentum, which is each worker's own: the mean of many is less noisy than any of them."""
+        """Continue from another worker's average, with the own momentum if this worker has contributed before.
+
+        The momentum of one worker is not the mean over workers, which is less noisy.
+        """
         if keeps_state:
             own = self.server.optimizer.state_dict()["state"]
             state = {**state, "optimizer": {**state["optimizer"], "state": own}}
         super().restore_from(state, keeps_state=keeps_state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the worker's own weights, too."""
+        """Return the state, with the weights of this worker."""
         return {**super().state_dict(), "weights": self._weights.memory.clone(), "counts": self._counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state."""
+        """Restore such a state."""
         super().load_state_dict(state)
         copy_checked(self._weights.memory, state["weights"])
         self._counts = list(state["counts"])
@@ -251,7 +256,7 @@ class UpdateAveraging(AllReduceAlgorithm):
         self.server.rebind_storage(average)
 
     def _write_payload(self, share: float) -> None:
-        self._take_counts_back()
+        self._restore_counts()
         for step, weights, average in _pairs(self._payload, self._weights, self.average):
             if step.dtype == torch.bool:
                 step.copy_(weights)
@@ -259,8 +264,8 @@ class UpdateAveraging(AllReduceAlgorithm):
                 torch.sub(weights, average, out=step)
         _scale(self._payload, share)
 
-    def _take_counts_back(self) -> None:
-        """Let the average be without what an evaluation between two sums had counted: it is told of once more."""
+    def _restore_counts(self) -> None:
+        """Undo changes of integer buffers since the last sum: the next sum contains them."""
         for flat, counted in zip(_integer_buffers(self.average), self._counts, strict=True):
             flat.copy_(counted)
 
@@ -269,14 +274,14 @@ class UpdateAveraging(AllReduceAlgorithm):
 
 
 def make_algorithm(reduction: AllReduceConfig, server: ParameterServer, layout: FlatLayout) -> AllReduceAlgorithm:
-    """Return a worker of this kind."""
+    """Return the algorithm of an all-reduce configuration."""
     if reduction.sums == "gradients":
         return GradientAveraging(server, layout)
     return UpdateAveraging(server, layout, reduction)
 
 
 def add_payload(total: FlatBuffers, payload: FlatBuffers, *, is_first: bool) -> None:
-    """Add what one more worker has handed in to the sum, or begin the sum with it."""
+    """Add a payload to the sum, or begin the sum with it."""
     if is_first:
         total.copy_(payload)
         return
@@ -288,7 +293,7 @@ def add_payload(total: FlatBuffers, payload: FlatBuffers, *, is_first: bool) -> 
 
 
 def _are_apart(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Return whether two vectors differ by more than rounding in some part; mostly the first one tells already."""
+    """Return whether two vectors differ by more than rounding in some block; the first block mostly decides."""
     eps = torch.finfo(first.dtype).eps
     return any(_norm(a.sub(b)) > eps * _norm(a) for a, b in zip(first.split(BLOCK), second.split(BLOCK), strict=True))
 
@@ -314,7 +319,7 @@ def _is_a_mean(flat: torch.Tensor) -> bool:
 
 
 def _scale(vectors: FlatBuffers, factor: float) -> None:
-    """Multiply what is a mean, and not a count."""
+    """Multiply all means; integer and boolean buffers stay."""
     if factor == 1.0:
         return
     for flat in [*vectors.flat_parameters, *vectors.flat_buffers]:

@@ -86,11 +86,11 @@ class BackgroundLoader:
         """Return the batch of a worker's draw, as `MinibatchLoader.batch`."""
         return self._fetched(UpcomingMinibatch(worker, draw, minibatch), 0, 1)
 
-    def share(self, worker: int, draw: int, minibatch: Minibatch | None, place: int, size: int) -> Batch | None:
+    def share(self, worker: int, draw: int, minibatch: Minibatch | None, rank: int, size: int) -> Batch | None:
         """Return the share of one of several processes in that batch, as `MinibatchLoader.share`."""
-        if place >= self._job.batch_size:
+        if rank >= self._job.batch_size:
             return None
-        return self._fetched(UpcomingMinibatch(worker, draw, minibatch), place, size)
+        return self._fetched(UpcomingMinibatch(worker, draw, minibatch), rank, size)
 
     def close(self) -> None:
         """End all background processes."""
@@ -104,10 +104,10 @@ class BackgroundLoader:
             self._spec.close()
             self._spec = None
 
-    def _fetched(self, upcoming: UpcomingMinibatch, place: int, size: int) -> Batch:
-        future = self._ahead.pop((upcoming, place, size), None) or self._submit(upcoming, place, size)
+    def _fetched(self, upcoming: UpcomingMinibatch, rank: int, size: int) -> Batch:
+        future = self._ahead.pop((upcoming, rank, size), None) or self._submit(upcoming, rank, size)
         self._forecast.observe(upcoming)
-        self._prepare_ahead(place, size)
+        self._prepare_ahead(rank, size)
         try:
             answer = future.result()
         except BrokenProcessPool as error:
@@ -120,7 +120,7 @@ class BackgroundLoader:
             answer.states.restore()
         return answer.batch
 
-    def _prepare_ahead(self, place: int, size: int) -> None:
+    def _prepare_ahead(self, rank: int, size: int) -> None:
         """Submit the minibatches that are forecast next, and cancel those that no longer are."""
         forecast = self._forecast.next(2 * self._capacity, self._known)
         self._known = ()
@@ -131,17 +131,17 @@ class BackgroundLoader:
                 self._ahead.pop(key).cancel()
         limit = 2 * self._capacity + self._forecast.workers
         for upcoming in forecast[: self._capacity]:
-            key = (upcoming, place, size)
+            key = (upcoming, rank, size)
             if key not in self._ahead and len(self._ahead) < limit:
-                self._ahead[key] = self._submit(upcoming, place, size)
+                self._ahead[key] = self._submit(upcoming, rank, size)
 
-    def _submit(self, upcoming: UpcomingMinibatch, place: int, size: int) -> Future[_Prepared | _Failed]:
+    def _submit(self, upcoming: UpcomingMinibatch, rank: int, size: int) -> Future[_Prepared | _Failed]:
         worker, draw, minibatch = upcoming
         indices, keys = None, [worker, draw]
         if not self._job.is_iterable:
             indices = self._loader.indices(worker, draw, minibatch)
             if size > 1:
-                indices, keys = share_of(indices, place, size), [worker, draw, place]
+                indices, keys = share_of(indices, rank, size), [worker, draw, rank]
         request = _Request(derived_seed(self._seed, "gradient", *keys), worker, draw, indices)
         number = self._process_for(worker)
         try:

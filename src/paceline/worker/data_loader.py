@@ -1,4 +1,4 @@
-"""From the number of a minibatch to its samples: the same ones in every process and under every timing."""
+"""Data loading: from the number of a minibatch to its samples, the same in every process and under every timing."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ WHOLE = Minibatch(0, None, None)
 
 
 class MinibatchLoader:
-    """Makes the batch that a worker is to use for a draw.
+    """Loader of the batch of each draw.
 
     Args:
-        job: with the data and how to sample them.
-        seed: of the run.
-        n: workers of the run.
+        job: job with the data and their sampling.
+        seed: seed of the run, >= 0.
+        n: workers of the run, >= 1.
     """
 
     def __init__(self, job: Job, seed: int, n: int) -> None:
@@ -43,7 +43,7 @@ class MinibatchLoader:
         self._shard = lru_cache(maxsize=shards)(self._samples_of_shard)
 
     def batch(self, worker: int, draw: int, minibatch: Minibatch | None) -> Batch:
-        """Return the batch of this worker's draw; a numbered minibatch is the same for every worker."""
+        """Return the batch of a worker's draw; a numbered minibatch is the same for every worker."""
         if self._job.is_iterable:
             reader = self._streams.get(worker)
             if reader is None or reader.position >= draw:
@@ -51,23 +51,21 @@ class MinibatchLoader:
             return reader.batch(draw)
         return fetch(self._job, self.indices(worker, draw, minibatch))
 
-    def share(self, worker: int, draw: int, minibatch: Minibatch | None, place: int, size: int) -> Batch | None:
-        """Return what one of several processes takes of that batch of map-style data, None if nothing is left for it.
-
-        The first of them take a sample more where it does not come out even.
+    def share(self, worker: int, draw: int, minibatch: Minibatch | None, rank: int, size: int) -> Batch | None:
+        """Return the share of one of several processes in a batch of map-style data, None for an empty share.
 
         Args:
-            worker: that all of them are.
-            draw: of its work.
-            minibatch: which one, as in `batch`.
-            place: of the process, 0 <= place < size.
-            size: processes.
+            worker: number of the worker, >= 0.
+            draw: number of the worker's draw, >= 1.
+            minibatch: minibatch of the draw, as in `batch`.
+            rank: rank of the process, 0 <= rank < size.
+            size: number of processes, >= 1.
         """
-        chosen = share_of(self.indices(worker, draw, minibatch), place, size)
+        chosen = share_of(self.indices(worker, draw, minibatch), rank, size)
         return fetch(self._job, chosen) if len(chosen) else None
 
     def indices(self, worker: int, draw: int, minibatch: Minibatch | None) -> NDArray[np.int64]:
-        """Return the samples of map-style data in the batch of this worker's draw."""
+        """Return the indices of the samples in the batch of a worker's draw, for map-style data."""
         minibatch = minibatch or WHOLE
         size = self._job.batch_size
         if minibatch.epoch is not None and minibatch.number is not None:
@@ -93,13 +91,13 @@ class MinibatchLoader:
         return shuffled[shard * per_shard : (shard + 1) * per_shard]
 
 
-def share_of(indices: NDArray[np.int64], place: int, size: int) -> NDArray[np.int64]:
-    """Return the part of a batch of one of several processes; the first ones take a sample more."""
-    return np.array_split(indices, size)[place]
+def share_of(indices: NDArray[np.int64], rank: int, size: int) -> NDArray[np.int64]:
+    """Return the share of a batch for one of several processes; shares differ by at most one sample."""
+    return np.array_split(indices, size)[rank]
 
 
 def fetch(job: Job, indices: NDArray[np.int64], data: Dataset[Any] | None = None) -> Batch:
-    """Return the batch of these samples of map-style data, the job's training data unless others are given."""
+    """Return the batch of these samples of map-style data, by default the job's training data."""
     data = job.dataset if data is None else data
     index = torch.from_numpy(np.ascontiguousarray(indices))
     if job.collate is None:
@@ -113,7 +111,7 @@ def fetch(job: Job, indices: NDArray[np.int64], data: Dataset[Any] | None = None
 
 
 def eval_batches(job: Job) -> Iterator[Batch]:
-    """Go through the evaluation data once, in batches of the job's `eval_batch_size`; the last one may be smaller."""
+    """Yield the evaluation data once, in batches of `eval_batch_size`; the last batch may be smaller."""
     data, size = job.eval_dataset, job.eval_batch_size or job.batch_size
     assert data is not None
     if isinstance(data, IterableDataset):
@@ -136,7 +134,7 @@ def batch_len(batch: Batch) -> int:
 
 
 def part_of(batch: Batch, start: int, end: int) -> Batch:
-    """Return some samples of a batch: a slice of each of its tensors, along the first dimension."""
+    """Return a range of samples of a batch, sliced from the first dimension of each of its tensors."""
     return pytree.tree_map_only(Tensor, itemgetter(slice(start, end)), batch)
 
 
@@ -152,10 +150,10 @@ def _tensors(batch: Batch) -> Iterator[Tensor]:
 
 
 class _Stream:
-    """Reader of iterable data for one worker: draw d is its d-th batch, used or not.
+    """Reader of iterable data for one worker: draw d is its d-th batch.
 
-    A batch that is only passed over is read with the random numbers of its own draw, so that what comes after it does
-    not depend on which batches were used.
+    A skipped batch is read with the random numbers of its own draw, so later batches do not depend on which batches
+    were used.
     """
 
     def __init__(self, job: Job, worker: int, n: int, seed: int) -> None:
@@ -163,7 +161,7 @@ class _Stream:
         self._job = job
         self._worker = worker
         self._seed = seed
-        self._samples = islice(_endless(job, seed), worker % n, None, n)
+        self._samples = islice(_repeat(job, seed), worker % n, None, n)
 
     def batch(self, draw: int) -> Batch:
         while self.position < draw - 1:
@@ -176,14 +174,14 @@ class _Stream:
         return next(_batched(self._job, self._samples, self._job.batch_size))
 
 
-def _endless(job: Job, seed: int) -> Iterator[Any]:
-    """Read iterable data over and over, each time in an order that all workers have in common."""
+def _repeat(job: Job, seed: int) -> Iterator[Any]:
+    """Yield the samples of iterable data endlessly, in each epoch in the same order for all workers."""
     for epoch in count():
         with seeded(derived_seed(seed, "iterable", epoch)):
             samples = iter(job.data)
             first = next(samples, None)
         if first is None:
-            raise RunError(f"job {job.name}: the iterable data gave no sample; expected at least a batch")
+            raise RunError(f"job {job.name}: the iterable data gave no sample; expected at least one batch")
         yield first
         yield from samples
 

@@ -1,4 +1,4 @@
-"""A worker's model: turns a version and a minibatch into a gradient."""
+"""Evaluation of a model: mean loss and metrics over the evaluation data."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def evaluate(job: Job, model: nn.Module, seed: int, batches: int | None = None) 
     """Return the mean loss and the mean of every metric over the evaluation data, in evaluation mode.
 
     Args:
-        job: what to evaluate.
-        model: with the parameters to be evaluated.
-        seed: of the run.
-        batches: how many of the first ones are evaluated; all if not given.
+        job: job with the evaluation data.
+        model: model to evaluate.
+        seed: seed of the run, >= 0.
+        batches: number of batches, from the first one; None for all.
 
     Raises:
-        UsageError: a metric is no number, or has no text as its name.
+        UsageError: a metric is not a number, or its name is not text.
         RunError: there are no evaluation data.
     """
     try:
@@ -48,13 +48,13 @@ def _evaluated(job: Job, model: nn.Module, seed: int, batches: int | None) -> di
             averages.add({"loss": loss, **metrics}, batch_len(batch))
     means = averages.means()
     if not means:
-        raise RunError(f"job {job.name}: the evaluation data are empty; expected at least a sample")
+        raise RunError(f"job {job.name}: the evaluation data are empty; expected at least one sample")
     return means
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and every module back into its own afterwards."""
+    """Put a model into evaluation mode, and restore the mode of every module afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""A loss that grows with its minibatch, found out before a controller compares losses."""
+"""Detection of a loss that grows with the size of its minibatch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from paceline.worker.evaluation import evaluating
 from paceline.worker.seeding import seeded
 from paceline.worker.torch_utils import to_device
 
-NEAR = 1e-3  # relative
+TOLERANCE = 1e-3  # relative
 
 
 def warn_of_summed_loss(job: Job, model: nn.Module) -> None:
-    """Warn if the loss of a minibatch is the sum of those of its halves, and not their mean.
+    """Warn if the loss of a minibatch is the sum, not the mean, of the losses of its halves.
 
-    The losses and gradients of minibatches of different sizes cannot be compared then. Data that can only be read in
-    sequence are not looked at.
+    Losses and gradients of minibatches of different sizes cannot be compared then. Iterable data are not checked.
     """
     if job.is_iterable:
         return
@@ -34,19 +33,19 @@ def warn_of_summed_loss(job: Job, model: nn.Module) -> None:
     with evaluating(model), torch.no_grad():
         [whole] = _losses(job, model, [range(size)])
         first, second = _losses(job, model, [range(half), range(half, size)])
-    is_sum = np.isclose(whole, first + second, rtol=NEAR)
-    is_mean = np.isclose(whole, (half * first + (size - half) * second) / size, rtol=NEAR)
+    is_sum = np.isclose(whole, first + second, rtol=TOLERANCE)
+    is_mean = np.isclose(whole, (half * first + (size - half) * second) / size, rtol=TOLERANCE)
     if is_sum and not is_mean:
         warnings.warn(
-            f"job {job.name}: the loss of a minibatch is the sum of its samples' losses, so that minibatches of "
-            "different sizes cannot be compared, which the chosen protocol does; reduce it with .mean()",
+            f"job {job.name}: the loss of a minibatch is the sum of its samples' losses, but the chosen protocol "
+            "compares minibatches of different sizes; reduce the loss with .mean()",
             PacelineWarning,
             stacklevel=2,
         )
 
 
 def _losses(job: Job, model: nn.Module, minibatches: Sequence[range]) -> list[float]:
-    """Return the losses of minibatches that are collated as always: a batch need not be one that can be cut."""
+    """Return the losses of minibatches, each collated by itself: a batch may not be divisible."""
     device = next(model.parameters()).device
-    with seeded(0, device):  # so that samples which are augmented come out the same, whatever they are grouped into
+    with seeded(0, device):  # the same augmentation for each grouping of the samples
         return [float(job.loss_of(model, to_device(fetch(job, np.array(each)), device))[0]) for each in minibatches]

@@ -1,4 +1,4 @@
-"""Debug mode: whether parameters are what they should be, and who has changed them if they are not."""
+"""Debug mode: detection of parameters that were changed outside the optimizer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from paceline.errors import UsageError
 from paceline.worker.allreduce import AllReduceAlgorithm
 
-WHAT_TO_DO = "leave the parameters to the job's optimizer: no assignment, clamping or step of one's own"
+REMEDY = "only the job's optimizer may change parameters: do not assign, clamp or step them yourself"
 
 
 def checksum(tensor: Tensor) -> int:
-    """Return the CRC-32 of a tensor's bytes: one that was changed keeps it with probability 2^-32.
+    """Return the CRC-32 of a tensor's bytes; a change goes undetected with probability 2^-32.
 
     >>> import torch
     >>> checksum(torch.zeros(3)) == checksum(torch.tensor([0.0, 0.0, 1e-45]))
@@ -27,10 +27,10 @@ def checksum(tensor: Tensor) -> int:
 
 
 class ParameterGuard:
-    """Notices when tensors change, or when others are put in their place.
+    """Guard that detects changed or replaced tensors, by checksum and address.
 
     Args:
-        tensors: gives them by name, as they are now.
+        tensors: function that yields the current tensors by name.
     """
 
     def __init__(self, tensors: Callable[[], Iterator[tuple[str, Tensor]]]) -> None:
@@ -39,12 +39,12 @@ class ParameterGuard:
 
     @classmethod
     def for_parameters(cls, model: nn.Module) -> ParameterGuard:
-        """Return one on the parameters of a model, frozen ones too."""
+        """Return a guard for the parameters of a model, including frozen ones."""
         return cls(model.named_parameters)
 
     @classmethod
     def for_model(cls, model: nn.Module) -> ParameterGuard:
-        """Return one on the parameters and buffers of a model."""
+        """Return a guard for the parameters and buffers of a model."""
 
         def tensors() -> Iterator[tuple[str, Tensor]]:
             yield from model.named_parameters()
@@ -53,61 +53,61 @@ class ParameterGuard:
         return cls(tensors)
 
     @classmethod
-    def for_algorithm(cls, worker: AllReduceAlgorithm) -> ParameterGuard:
-        """Return one on everything that a worker without a server has learned."""
+    def for_algorithm(cls, algorithm: AllReduceAlgorithm) -> ParameterGuard:
+        """Return a guard for the model and the weights of an all-reduce worker."""
 
         def tensors() -> Iterator[tuple[str, Tensor]]:
-            model = worker.server.model
+            model = algorithm.server.model
             yield from model.named_parameters()
             yield from model.named_buffers()
-            if worker.weights is not worker.average:
+            if algorithm.weights is not algorithm.average:
                 names = [f"{name} (its own)" for name, parameter in model.named_parameters() if parameter.requires_grad]
-                yield from zip(names, worker.weights.parameters, strict=True)
+                yield from zip(names, algorithm.weights.parameters, strict=True)
 
         return cls(tensors)
 
     def snapshot(self) -> None:
-        """Let the tensors be right as they are."""
+        """Record the current tensors as correct."""
         self._marks = {name: _mark(tensor) for name, tensor in self._tensors()}
 
     def check(self, who: str, when: str) -> None:
-        """Refuse tensors that have changed since.
+        """Check that no tensor has changed since the last snapshot.
 
         Args:
-            who: has them.
-            when: since when it was to leave them alone.
+            who: owner of the tensors, for the error.
+            when: time of the change, for the error.
 
         Raises:
-            UsageError: they have changed.
+            UsageError: a tensor has changed.
         """
         now = {name: _mark(tensor) for name, tensor in self._tensors()}
         changed = [name for name in {**self._marks, **now} if self._marks.get(name) != now.get(name)]
         if changed:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            raise UsageError(f"{', '.join(changed[:3])}{more} changed on {who} {when}; {WHAT_TO_DO}")
+            raise UsageError(f"{', '.join(changed[:3])}{more} changed on {who} {when}; {REMEDY}")
 
     @contextmanager
     def unchanged(self, who: str, when: str) -> Iterator[None]:
-        """Refuse changes inside of this context."""
+        """Check that no tensor changes inside this context."""
         self.snapshot()
         yield
         self.check(who, when)
 
 
-def check_version(travelling: Tensor, expected: int | None, who: str, when: str) -> None:
-    """Refuse a version that is not what the server has sent.
+def check_version(received: Tensor, expected: int | None, who: str, when: str) -> None:
+    """Check a received version against the checksum of the server.
 
     Args:
-        travelling: the version as it travels.
-        expected: its checksum at the server; None where nothing is checked.
-        who: has received it.
-        when: it is about to be used.
+        received: version as it was received.
+        expected: checksum of the sent version, None for no check.
+        who: receiver, for the error.
+        when: time of the check, for the error.
 
     Raises:
-        UsageError: it is another one.
+        UsageError: the versions differ.
     """
-    if expected is not None and checksum(travelling) != expected:
-        raise UsageError(f"the parameters on {who} differ from the server's {when}; {WHAT_TO_DO}")
+    if expected is not None and checksum(received) != expected:
+        raise UsageError(f"the parameters on {who} differ from the server's {when}; {REMEDY}")
 
 
 def _mark(tensor: Tensor) -> tuple[int, int]:

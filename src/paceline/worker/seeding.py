@@ -1,4 +1,4 @@
-"""Seeding of every global random generator for one piece of work."""
+"""Seeding of all global random generators for one draw."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _CPU = torch.device("cpu")
 
 @contextmanager
 def seeded(seed: int, device: torch.device = _CPU) -> Iterator[None]:
-    """Seed every global generator that a data set or a layer may use, and leave the caller's as they were."""
+    """Seed the global generators of Python, NumPy and torch in this context, and restore their states afterwards."""
     states: Mapping[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
     is_cuda = device.type == "cuda"
     with torch.random.fork_rng([device] if is_cuda else []):
-        # Without a device, the general function notes the stack for each kind of device that there might yet be.
+        # Without CUDA, `torch.manual_seed` would record a stack trace for each kind of device that is not initialised.
         (torch if is_cuda else torch.default_generator).manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
@@ -31,7 +31,7 @@ def seeded(seed: int, device: torch.device = _CPU) -> Iterator[None]:
 
 
 class RandomStates:
-    """States of the global generators of Python, NumPy and torch on the CPU, as they are now."""
+    """Snapshot of the states of the global generators of Python, NumPy and torch on the CPU."""
 
     def __init__(self) -> None:
         self.python = random.getstate()
@@ -47,7 +47,7 @@ class RandomStates:
             and torch.equal(self.torch, other.torch)
         )
 
-    __hash__ = None  # type: ignore[assignment]  # states have no fixed value to hash
+    __hash__ = None  # type: ignore[assignment]  # not hashable
 
     def restore(self) -> None:
         """Set the generators to these states."""

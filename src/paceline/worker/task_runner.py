@@ -1,4 +1,4 @@
-"""What a worker does with a piece of work, wherever it runs: be as slow as asked for, fail by script, compute."""
+"""Task runner of real workers: injected slowness, scripted faults, and the gradient."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from paceline.worker.torch_utils import usable_device
 
 
 class TaskRunner:
-    """A worker's replica with its injected slowness and its scripted faults.
+    """Runner of a worker's tasks, with injected slowness and scripted faults.
 
     Args:
-        replica: computes the gradients.
-        worker: its number.
-        slowness: round trips of which the compute time is slept, if any.
-        faults: of every worker.
-        sleep: waits for so many seconds; it raises `Interrupted` when the work is to be abandoned.
+        replica: replica that computes the gradients.
+        worker: number of the worker, >= 0.
+        slowness: simulated cluster whose compute times are slept, None for no slowness.
+        seed: seed of the run, >= 0.
+        faults: scripted faults of all workers.
+        sleep: function that waits for a number of seconds, and raises `Interrupted` if the task is cancelled.
     """
 
     def __init__(
@@ -50,20 +51,20 @@ class TaskRunner:
         """Compute a gradient as `Replica.gradient` does.
 
         Args:
-            draw: which piece of the worker's work.
-            minibatch: which samples.
-            run_s: seconds since the run began, by which slowness may change.
-            version: to compute at.
-            gradient: to write into.
+            draw: number of the worker's draw, >= 1.
+            minibatch: minibatch of the draw, None if the worker samples it.
+            run_s: seconds since the start of the run; slowness may depend on them.
+            version: version at which to compute.
+            gradient: flat buffers for the gradient.
 
         Raises:
-            Interrupted: the work is to be abandoned.
+            Interrupted: the task is cancelled.
         """
-        begun_s = time.monotonic()
+        start_s = time.monotonic()
         self._inject_fault(draw)
         if self._slowness is not None:
             self._sleep(self._slowness.times(self._worker, draw, run_s).compute_s)
-        slept_s = time.monotonic() - begun_s
+        slept_s = time.monotonic() - start_s
         measured = self._replica.gradient(self._worker, draw, minibatch, version, gradient)
         finite = measured.finite and self._faults.get(draw) != "not_finite"
         return measured._replace(compute_s=measured.compute_s + slept_s, finite=finite)
@@ -79,10 +80,10 @@ class TaskRunner:
 
 
 def device_of(kind: str, number: int) -> str:
-    """Return the device of the worker of that number on its machine.
+    """Return the device of the worker with this number on its machine.
 
     Raises:
-        UsageError: there is none.
+        UsageError: this machine has no such device.
     """
     if kind == "cpu":
         return "cpu"
@@ -90,7 +91,7 @@ def device_of(kind: str, number: int) -> str:
     return f"cuda:{number % torch.cuda.device_count()}"
 
 
-def pin(vectors: FlatBuffers) -> None:
-    """Lock the pages of vectors, so that the GPU reads and writes them directly."""
-    memory = vectors.memory
+def pin(flat: FlatBuffers) -> None:
+    """Lock the pages of flat buffers, so that the GPU reads and writes them directly."""
+    memory = flat.memory
     torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))

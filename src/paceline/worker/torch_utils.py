@@ -1,4 +1,4 @@
-"""A worker's model: turns a version and a minibatch into a gradient."""
+"""Devices, and the model as every process builds it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from paceline.utils.user_code import note_place
 
 
 def usable_device(device: str) -> str:
-    """Return the device, or refuse one that this machine does not have."""
+    """Return the device.
+
+    Raises:
+        UsageError: this machine has no such device.
+    """
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("device='cuda', but this machine has no GPU that torch can use; give device='cpu'")
     return device
 
 
 def build_model(job: Job, seed: int) -> nn.Module:
-    """Return the job's model as every process of the run builds it."""
+    """Return the job's model, with the same parameters in every process of the run."""
     try:
         return job.build_model(derived_seed(seed, "model"))
     except Exception as error:

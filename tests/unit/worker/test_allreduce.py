@@ -421,7 +421,7 @@ def test_a_trace_is_refused_where_it_knows_nothing_of_what_is_sent(tmp_path):
     assert (with_server.has_server, without.has_server) == (True, False)
     with pytest.raises(
         pl.UsageError,
-        match=r"the times of the sums .*, and asp takes those of the pulls and pushes .*: give such a trace",
+        match=r"the times of the sums .*, but asp needs those of the pulls and pushes .*: give such a trace",
     ):
         pl.simulate("asp", pl.Cluster(N, without), updates=9)
     with pytest.raises(
@@ -576,7 +576,7 @@ def momentum_of(worker):
             lambda: pl.train(
                 tiny_job(), protocol="s3gd", cluster="4*exp(mean=1)", stop="updates=1", measure_steps=True
             ),
-            "no step belongs to an update",
+            "an update has no single step",
         ),
     ],
 )

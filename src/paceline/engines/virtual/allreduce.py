@@ -1,4 +1,4 @@
-"""Workers without a server in virtual seconds: each iteration ends for all of them at once, when the sum is made."""
+"""All-reduce engine in virtual time, with real gradients."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from paceline.worker.replica import Replica
 
 
 class VirtualAllReduce(AllReduceTiming):
-    """Simulates the times and computes the gradients, each at its worker's own parameters.
+    """Simulated all-reduce with real gradients, each computed at the weights of its worker.
 
     Args:
         cluster: workers and their times.
-        seed: of the run.
-        reduction: what is summed, and when.
-        replica: computes every worker's gradients and the evaluations.
-        workers: by number; the same one again and again where they never differ.
+        seed: seed of the run, >= 0.
+        reduction: payload and schedule of the sums.
+        replica: replica that computes all gradients and evaluations.
+        workers: algorithm of each worker; the same object for all where their weights never differ.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class VirtualAllReduce(AllReduceTiming):
         self._total = replica.layout.allocate(workers[0].server.device)
         self._shares = 0.0
         self._work: dict[int, Compute] = {}
-        self._took_part: set[int] = set()  # in the open update
+        self._contributed: set[int] = set()  # to the open update
         self._expected: Apply | None = None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        """End what the replica has started."""
+        """End the background processes of the replica."""
         self._replica.close()
         super().__exit__(kind, error, where)
 
     def compute(self, command: Compute) -> None:
-        """Remember the work; who has just come goes on from the average."""
+        """Store the task; a worker that has joined again continues from the average."""
         if command.worker in self._lost:
             self._lost.remove(command.worker)
             self._workers[command.worker].reset_to_average()
@@ -63,18 +63,18 @@ class VirtualAllReduce(AllReduceTiming):
         super().compute(command)
 
     def accept(self, command: Accept) -> None:
-        """Add what the worker has handed in."""
+        """Add the payload of the worker."""
         super().accept(command)
         add_payload(self._total, self._workers[command.worker].payload, is_first=not self._shares)
         self._shares += self._share(command.samples)
 
     def apply(self, command: Apply) -> None:
-        """Let everybody take over the sum."""
+        """Apply the sum in every worker."""
         super().apply(command)
         adopts = self._reduction.communicates(self._iteration)
-        for worker in [worker for number, worker in enumerate(self._workers) if number not in self._took_part]:
+        for worker in [worker for number, worker in enumerate(self._workers) if number not in self._contributed]:
             worker.skip()
-        self._took_part.clear()
+        self._contributed.clear()
         for worker in self._distinct:
             worker.advance(command)
         steps = [worker.apply_sum(self._total, self._shares, command, adopts=adopts) for worker in self._distinct]
@@ -82,32 +82,32 @@ class VirtualAllReduce(AllReduceTiming):
         self.report_step(command, steps[0])
 
     def evaluate(self, command: Evaluate) -> None:
-        """Measure the average at once; the run's clock does not notice."""
+        """Evaluate the average, in zero virtual time."""
         metrics = self._replica.evaluate(self._workers[0].average)
         self._at(self.now, Evaluated(self.now, command.version, metrics))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what every worker has, and what they have handed in, too."""
+        """Return the state, with that of every worker and the open sum."""
         return {
             **super().state_dict(),
             "workers": [worker.state_dict() for worker in self._distinct],
             "total": self._total.memory.clone() if self._shares else None,
             "work": dict(self._work),
-            **snapshot(self, ("_shares", "_expected", "_took_part")),
+            **snapshot(self, ("_shares", "_expected", "_contributed")),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state of the same cluster."""
+        """Restore such a state of the same cluster."""
         super().load_state_dict(state)
         for worker, saved in zip(self._distinct, state["workers"], strict=True):
             worker.load_state_dict(saved)
         if state["total"] is not None:
             copy_checked(self._total.memory, state["total"])
         self._work = dict(state["work"])
-        restore(self, ("_shares", "_expected", "_took_part"), state)
+        restore(self, ("_shares", "_expected", "_contributed"), state)
 
     def resume_at(self, version: int, now: float) -> None:
-        """Begin at this time with what the first worker's server holds as this version."""
+        """Start at this time, with the parameters of the first worker's server as this version."""
         super().resume_at(version, now)
         for worker in self._distinct:
             if worker is not self._workers[0]:
@@ -119,19 +119,19 @@ class VirtualAllReduce(AllReduceTiming):
         super()._end_iteration(ends_s)
 
     def _arrival(self, worker: int, draw: int) -> Arrival:
-        work, ours = self._work.pop(worker), self._workers[worker]
-        self._took_part.add(worker)
+        work, algorithm = self._work.pop(worker), self._workers[worker]
+        self._contributed.add(worker)
         try:
-            measured = self._replica.gradient(worker, draw, work.minibatch, ours.weights, ours.gradient)
+            measured = self._replica.gradient(worker, draw, work.minibatch, algorithm.weights, algorithm.gradient)
         except Exception as error:
             note_place(error, f"after update {work.version}")
             raise
         assert self._expected is not None
         contribution = Contribution(finite=False)
         if measured.finite and self._fault(worker) is None:
-            contribution = ours.contribute(measured.squared_norm, self._share(measured.samples), self._expected)
+            contribution = algorithm.contribute(measured.squared_norm, self._share(measured.samples), self._expected)
         else:
-            ours.skip()
+            algorithm.skip()
         arrival = super()._arrival(worker, draw)
         return arrival._replace(
             loss=measured.loss,

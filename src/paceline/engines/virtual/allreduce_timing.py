@@ -1,4 +1,4 @@
-"""Workers without a server in virtual seconds: each iteration ends for all of them at once, when the sum is made."""
+"""All-reduce timing in virtual time, without gradients."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from paceline.utils.state_dict import restore, snapshot
 
 
 class AllReduceTiming(TimingEngine):
-    """Simulates when iterations end, without computing anything.
+    """Simulation of the times of all-reduce iterations.
 
-    With f_i when worker i has its gradient, and t the seconds of an all-reduce, an iteration ends at max(f_i) + t, and
-    everybody goes on from there. If sums overlap gradients, a worker hands in at h_i = max(f_i, end of the iteration
-    before) and goes on from there, and the iteration ends at max(h_i) + t. Without a sum it ends at max(f_i), and each
-    goes on from max(f_i, end of the iteration before): nobody is further ahead than an iteration.
+    Worker i has its gradient at f_i; an all-reduce takes t seconds. An iteration ends at max(f_i) + t, and all workers
+    continue from there. If sums overlap gradients, worker i contributes at h_i = max(f_i, end of the previous
+    iteration) and continues from there; the iteration ends at max(h_i) + t. An iteration without a sum ends at
+    max(f_i), and worker i continues from max(f_i, end of the previous iteration): no worker is more than one iteration
+    ahead.
 
-    All gradients of an iteration arrive when it ends, in the order of the workers, newcomers first: of a sum nobody has
-    a part before all is there. What a worker computed is in `compute_s`; what it waited for the sum before, though
-    every gradient was there, in `pull_s`; and what is left of the round trip it waited for others. The sum itself, t,
-    is in `sum_s`, hidden or not, for a trace.
+    All gradients of an iteration arrive when it ends, ordered by worker, joining workers first. In an arrival,
+    `compute_s` is the compute time, `pull_s` the exposed part of the previous sum, and the rest of the round trip was
+    spent waiting for other workers. `sum_s` is t, exposed or not, for traces.
 
     Args:
-        cluster: workers and their times; the network's are those of the all-reduce, and there is no server.
-        seed: of the run.
-        reduction: what is summed, and when.
-        payload_bytes: of the parameters.
+        cluster: workers and their times; the network's times are those of the all-reduce, and there is no server.
+        seed: seed of the run, >= 0.
+        reduction: payload and schedule of the sums.
+        payload_bytes: bytes of the parameters, >= 0.
 
     Source: Rigazzi, "DC-S3GD", 2019, eq. (13) and (14), where all f_i are the same.
     """
@@ -44,14 +44,14 @@ class AllReduceTiming(TimingEngine):
         self._reduction = reduction
         self._network = cluster.network
         self._payload_bytes = payload_bytes
-        self._free_s = [inf] * cluster.n  # from when each worker may compute; inf for when it is given work
+        self._free_s = [inf] * cluster.n  # from when each worker may compute; inf: from its next task
         self._lost: set[int] = set()
-        self._finished_s: dict[int, float] = {}  # when each worker has its gradient, inf for never
+        self._finished_s: dict[int, float] = {}  # when each worker has its gradient; inf: never
         self._compute_s = [0.0] * cluster.n
-        self._recorded_sum_s = [0.0] * cluster.n  # by a trace
+        self._recorded_sum_s = [0.0] * cluster.n  # from a trace
         self._arriving: deque[int] = deque()
         self._awaited: list[int] = []
-        self._awaited_since_s = 0.0  # these and nobody else
+        self._awaited_since_s = 0.0  # since when these are awaited
         self._iteration = 0
         self._summed_s = 0.0
         self._sum_s = 0.0
@@ -59,15 +59,15 @@ class AllReduceTiming(TimingEngine):
         self._sum_before_s = 0.0
 
     def compute(self, command: Compute) -> None:
-        """Begin when the worker was free, which may be some time ago."""
+        """Start the task when the worker became free, which may be in the past."""
         worker, _, draw, _ = command
         self.pulls += 1
         self._current[worker] = draw
         self._started_s[worker] = self.now
-        begun_s = min(self._free_s[worker], self.now)
-        self._compute_s[worker] = self._round_trips.times(worker, draw, begun_s).compute_s
-        self._recorded_sum_s[worker] = self._round_trips.sum_s(worker, draw, begun_s)
-        finished_s = begun_s + self._compute_s[worker]
+        start_s = min(self._free_s[worker], self.now)
+        self._compute_s[worker] = self._round_trips.times(worker, draw, start_s).compute_s
+        self._recorded_sum_s[worker] = self._round_trips.sum_s(worker, draw, start_s)
+        finished_s = start_s + self._compute_s[worker]
         fault = self._fault(worker)
         if fault is not None and fault.kind != "not_finite":
             self._sequence += 1
@@ -75,7 +75,7 @@ class AllReduceTiming(TimingEngine):
         self._finished_s[worker] = inf if fault is not None and fault.kind == "hang" else finished_s
 
     def next_event(self) -> Event:
-        """Return the next gradient of an iteration that has ended, or what comes before the next end."""
+        """Return the next gradient of an ended iteration, or the next event before an iteration ends."""
         while not self._arriving:
             if self.fired and (lost := self._lost_by_hanging()):
                 return lost
@@ -87,15 +87,15 @@ class AllReduceTiming(TimingEngine):
             elif ends_s < inf:
                 self._end_iteration(ends_s)
             else:
-                return AbortRun(self.now, Outcome.NO_WORKERS, "no live worker will ever deliver a gradient again")
+                return AbortRun(self.now, Outcome.NO_WORKERS, "no live worker will deliver another gradient")
         return self._arrived(self._arriving.popleft())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the workers are doing, too."""
+        """Return the state, with the tasks of the workers."""
         return {**super().state_dict(), **snapshot(self, _SAVED), "arriving": list(self._arriving)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state of the same cluster."""
+        """Restore such a state of the same cluster."""
         super().load_state_dict(state)
         restore(self, _SAVED, state)
         self._arriving = deque(state["arriving"])
@@ -104,24 +104,24 @@ class AllReduceTiming(TimingEngine):
         return self._faults.get((worker, self._current[worker]))
 
     def _ends_s(self) -> float:
-        """Return when the iteration ends, as far as it is known; inf if nobody is awaited."""
+        """Return when the iteration ends, as known so far; inf if no worker is awaited."""
         awaited = [w for w in sorted(self._finished_s) if self._coordinator.would_accept(w, self._current[w])]
         if awaited != self._awaited:
             self._awaited, self._awaited_since_s = awaited, self.now
-        coming = self._coming()
+        coming = self._arriving_workers()
         if not coming:
             return inf
         last_s = max(self._awaited_since_s, *(self._finished_s[worker] for worker in coming))
         is_summed = self._reduction.communicates(self._iteration + 1) and len(coming) == len(awaited)
-        self._sum_s = self._seconds_of_sum(coming) if is_summed else 0.0
+        self._sum_s = self._sum_duration_s(coming) if is_summed else 0.0
         return last_s + self._sum_s
 
-    def _seconds_of_sum(self, workers: list[int]) -> float:
+    def _sum_duration_s(self, workers: list[int]) -> float:
         recorded_s = max(self._recorded_sum_s[worker] for worker in workers)
         return self._network.all_reduce_s(len(workers), self._payload_bytes) + recorded_s
 
-    def _coming(self) -> list[int]:
-        """Return who is awaited and does not hang; while somebody does, the gradients of the others arrive unsummed."""
+    def _arriving_workers(self) -> list[int]:
+        """Return the awaited workers that do not hang; while one hangs, gradients arrive without a sum."""
         return [worker for worker in self._awaited if self._finished_s[worker] < inf]
 
     def _earliest(self) -> Event | None:
@@ -139,7 +139,7 @@ class AllReduceTiming(TimingEngine):
 
     def _end_iteration(self, ends_s: float) -> None:
         self._iteration += 1
-        overlaps, before_s, coming = self._reduction.overlaps, self._summed_s, self._coming()
+        overlaps, before_s, coming = self._reduction.overlaps, self._summed_s, self._arriving_workers()
         hidden_s = max(self._finished_s[worker] for worker in coming) if overlaps else -inf
         self._exposed_s = min(self._sum_before_s, max(0.0, before_s - hidden_s))
         self._sum_before_s = self._sum_s
@@ -150,7 +150,7 @@ class AllReduceTiming(TimingEngine):
             if len(coming) < len(self._awaited):
                 self._free_s[worker] = inf
         self._summed_s = self.now = ends_s
-        newcomers = self._coordinator.joining  # for whom no update waits, once the others are in it
+        newcomers = self._coordinator.joining  # an update that all others have contributed to does not wait for them
         self._arriving.extend(sorted(coming, key=lambda worker: worker not in newcomers))
         self._awaited = []
 

@@ -1,4 +1,4 @@
-"""Discrete events in virtual seconds: the timing alone, or with real gradients at the right version."""
+"""Parameter-server engine in virtual time, with real gradients."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from paceline.worker.replica import GradientStats, Replica
 
 
 class VirtualEngine(TimingEngine):
-    """Simulates the times and computes the gradients: each at its version, and only if it will be accepted.
+    """Simulated parameter server with real gradients, each computed at its version and only if it will be accepted.
 
     Args:
         cluster: workers and their times.
-        seed: of the run.
-        replica: computes every worker's gradients and the evaluations.
-        server: owns the parameters.
+        seed: seed of the run, >= 0.
+        replica: replica that computes all gradients and evaluations.
+        server: owner of the parameters.
     """
 
     def __init__(self, cluster: Cluster, seed: int, replica: Replica, server: ParameterServer) -> None:
@@ -39,32 +39,32 @@ class VirtualEngine(TimingEngine):
         self._gradient = replica.layout.allocate(device)
         self._work: dict[int, Compute] = {}
         self._times: dict[int, RoundTrip] = {}
-        self._duration_s = self._remembered_duration_s
+        self._duration_s = self._stored_duration_s
         server.publish(self._versions.publish(0))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        """End what the replica has started."""
+        """End the background processes of the replica."""
         self._replica.close()
         super().__exit__(kind, error, where)
 
     def compute(self, command: Compute) -> None:
         """Keep the version until the gradient arrives."""
-        silent = self._work.pop(command.worker, None)
-        if silent is not None:  # declared lost, and joined again without a word about its old work
-            self._versions.release(silent.version)
+        old = self._work.pop(command.worker, None)
+        if old is not None:  # the worker was declared lost and has joined again
+            self._versions.release(old.version)
         self._versions.acquire(command.version)
         self._work[command.worker] = command
         super().compute(command)
 
     def interrupt(self, command: Interrupt) -> None:
-        """Forget the work and let its version go."""
+        """Drop the task and release its version."""
         super().interrupt(command)
         self._versions.release(self._work.pop(command.worker).version)
 
     def accept(self, command: Accept) -> None:
-        """Take the gradient that was computed for the arrival."""
+        """Enqueue the gradient of the latest arrival."""
         self._server.enqueue(self._gradient, command.samples, command.step_scale)
 
     def apply(self, command: Apply) -> None:
@@ -75,12 +75,12 @@ class VirtualEngine(TimingEngine):
         self._server.publish(self._versions.publish(command.version))
 
     def evaluate(self, command: Evaluate) -> None:
-        """Measure the version at once; the run's clock does not notice."""
+        """Evaluate the version, in zero virtual time."""
         metrics = self._replica.evaluate(self._versions[command.version])
         self._at(self.now, Evaluated(self.now, command.version, metrics))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the versions that workers compute on, too."""
+        """Return the state, with the versions in use."""
         return {
             **super().state_dict(),
             "versions": self._versions.state_dict(),
@@ -89,14 +89,14 @@ class VirtualEngine(TimingEngine):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state of the same cluster."""
+        """Restore such a state of the same cluster."""
         super().load_state_dict(state)
         self._versions.load_state_dict(state["versions"])
         self._work = dict(state["work"])
         self._times = dict(state["times"])
 
     def resume_at(self, version: int, now: float) -> None:
-        """Begin at this time with what the server holds as this version."""
+        """Start at this time, with the parameters of the server as this version."""
         super().resume_at(version, now)
         self._server.publish(self._versions.publish(version))
 
@@ -130,21 +130,21 @@ class VirtualEngine(TimingEngine):
         return arrival
 
     def _compute_gradient(self, worker: int, draw: int, minibatch: Minibatch | None, version: int) -> GradientStats:
-        self._server.flush()  # of what lies in the one place for a gradient
+        self._server.flush()  # the next gradient overwrites the only gradient buffer
         if self._replica.prefetches:
-            self._replica.prefetch(self._coming())
+            self._replica.prefetch(self._in_flight())
         try:
             return self._replica.gradient(worker, draw, minibatch, self._versions[version], self._gradient)
         except Exception as error:
             note_place(error, f"after update {version}")
             raise
 
-    def _coming(self) -> Iterator[UpcomingMinibatch]:
-        """Yield the work that is under way, in the order of its arrivals."""
+    def _in_flight(self) -> Iterator[UpcomingMinibatch]:
+        """Yield the tasks in flight, in the order of their arrivals."""
         for _, _, worker, draw in sorted(self._heap, key=itemgetter(0, 1)):
             if worker != NOT_A_WORKER and self._current[worker] == draw and worker in self._work:
                 yield UpcomingMinibatch(worker, draw, self._work[worker].minibatch)
 
-    def _remembered_duration_s(self, worker: int, draw: int, start_s: float) -> float:
+    def _stored_duration_s(self, worker: int, draw: int, start_s: float) -> float:
         self._times[worker] = times = self._round_trips.times(worker, draw, start_s)
         return times.total_s

@@ -1,4 +1,4 @@
-"""Discrete events in virtual seconds: the timing alone, or with real gradients at the right version."""
+"""Discrete-event simulation of a parameter server's timing, without gradients."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ NOT_A_WORKER = -1
 
 
 class TimingEngine(Engine):
-    """Simulates when things happen, without computing anything.
+    """Discrete-event engine for times alone.
 
-    `now` is the parameter server's clock: an arrival is handled when the server is free.
+    `now` is the clock of the parameter server: an arrival is handled when the server is free.
 
     Args:
         cluster: workers and their times.
-        seed: of the run.
-        payload_bytes: of the parameters, and of a gradient.
+        seed: seed of the run, >= 0.
+        payload_bytes: bytes of the parameters, and of a gradient, >= 0.
 
     Attributes:
-        pulls: pieces of work that were given.
+        pulls: number of tasks.
+        fired: scripted faults that have occurred.
     """
 
     def __init__(self, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
@@ -56,9 +57,9 @@ class TimingEngine(Engine):
         self._update_s = cluster.server.update_s
         self._heap: list[tuple[float, int, int, Any]] = []
         self._sequence = 0
-        self._current = [0] * cluster.n  # the draw each worker is computing
+        self._current = [0] * cluster.n  # draw that each worker is computing, 0 for none
         self._started_s = [0.0] * cluster.n
-        self._busy_s = 0.0  # of work that has ended
+        self._busy_s = 0.0  # of ended tasks
         self._useful_s = 0.0
         self.pulls = 0
         self._arrivals = 0
@@ -68,21 +69,21 @@ class TimingEngine(Engine):
 
     @property
     def wasted_s(self) -> float:
-        """Worker-seconds of work that ended without being of use: dropped, interrupted or lost."""
+        """Worker-seconds of ended tasks without use: dropped, interrupted or lost."""
         return self._busy_s - self._useful_s
 
     @property
     def pushes(self) -> int:
-        """Gradients that arrived."""
+        """Number of arrivals."""
         return self._arrivals
 
     def next_event(self) -> Event:
-        """Return the earliest event that still counts."""
+        """Return the earliest event that was not cancelled."""
         while True:
             if self.fired and (lost := self._lost_by_hanging()):
                 return lost
             if not self._heap:
-                return AbortRun(self.now, Outcome.NO_WORKERS, "no live worker will ever deliver a gradient again")
+                return AbortRun(self.now, Outcome.NO_WORKERS, "no live worker will deliver another gradient")
             at_s, _, worker, what = heappop(self._heap)
             if worker == NOT_A_WORKER:
                 if at_s > self.now:
@@ -100,7 +101,7 @@ class TimingEngine(Engine):
                 return arrived
 
     def compute(self, command: Compute) -> None:
-        """Let the gradient arrive after a round trip."""
+        """Schedule the arrival of the gradient after a round trip."""
         worker, _, draw, _ = command
         self.pulls += 1
         self._current[worker] = draw
@@ -110,19 +111,19 @@ class TimingEngine(Engine):
         heappush(self._heap, (at_s, self._sequence, worker, draw))
 
     def interrupt(self, command: Interrupt) -> None:
-        """Forget the arrival that was to come."""
+        """Cancel the arrival."""
         self._totals.interrupted += 1
         self._finish(command.worker)
 
     def replace(self, command: RestartWorker) -> None:
-        """Keep it: the times belong to the worker's number, so another one would be as slow."""
+        """Do nothing: times belong to the number of a worker, so another process would be as slow."""
 
     def accept(self, command: Accept) -> None:
-        """Count its work as useful; the rest is left to `apply`."""
+        """Count the task as useful."""
         self._useful_s += self.now - self._started_s[command.worker]
 
     def apply(self, command: Apply) -> None:
-        """Count what the update is made of, and let the server be busy for its time."""
+        """Count the gradients of the update, and advance the clock by the server's time."""
         totals = self._totals
         totals.updates += 1
         for gradient in command.gradients:
@@ -130,18 +131,18 @@ class TimingEngine(Engine):
         self.now += self._update_s
 
     def evaluate(self, command: Evaluate) -> None:
-        """Nothing to measure."""
+        """Do nothing: there are no parameters."""
 
     def wake(self, command: SetTimer) -> None:
-        """Send a timer at that moment."""
+        """Schedule a timer."""
         self._at(command.at_s, Timer(command.at_s))
 
     def resume_at(self, version: int, now: float) -> None:
-        """Begin at this time."""
+        """Start at this time."""
         self.now = now
 
     def totals(self) -> Totals:
-        """Return what happened so far; a sample stands for a gradient."""
+        """Return the totals so far, with one sample per gradient."""
         totals = self._totals
         totals.used = totals.applied = totals.samples_used = totals.staleness.total()
         totals.dropped = self._arrivals - totals.used
@@ -152,12 +153,12 @@ class TimingEngine(Engine):
         return totals
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the clock, the events that are to come and what the workers are doing."""
+        """Return the clock, the pending events and the tasks of the workers."""
         totals = vars(self._totals) | {"staleness": Counter(self._totals.staleness)}
         return {"totals": totals, **snapshot(self, _SAVED)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state of the same cluster."""
+        """Restore such a state of the same cluster."""
         self._totals = Totals(**state["totals"])
         restore(self, _SAVED, state)
 
@@ -185,19 +186,19 @@ class TimingEngine(Engine):
         return self._lose(fault, f"scripted fault at draw {fault.draw}")
 
     def _lost_by_hanging(self) -> Lost | None:
-        """Return the loss of a worker that hangs if no other worker computes and no timeout would ever find it."""
+        """Return the loss of a hanging worker if no other worker computes and no timeout would detect it."""
         if self._coordinator.worker_timeout_s < inf or (self._heap and self._heap[0][0] <= self.now):
             return None
         hanging = {f.worker: f for f in self.fired if f.kind == "hang" and self._current[f.worker] == f.draw}
         if not hanging or any(draw and worker not in hanging for worker, draw in enumerate(self._current)):
             return None
         fault = next(iter(hanging.values()))
-        return self._lose(fault, f"scripted fault: hangs since draw {fault.draw}, and no other worker computes")
+        return self._lose(fault, f"scripted fault: hangs since draw {fault.draw}, while no other worker computes")
 
     def _lose(self, fault: Fault, reason: str) -> Lost:
         self._finish(fault.worker)
         return Lost(self.now, fault.worker, reason)
 
 
-# The part of the state that a checkpoint can hold as it is; pulls and useful seconds are for `simulate`, without any.
+# State that is saved unchanged; pulls and useful seconds are not saved: only `simulate` uses them.
 _SAVED = ("now", "_heap", "_sequence", "_current", "_started_s", "_busy_s", "_arrivals", "fired")

@@ -1,4 +1,4 @@
-"""Timing simulation of very many workers at once: arrays over workers instead of an event at a time.
+"""Vectorized timing simulation: arrays over workers instead of single events.
 
-It makes the same updates at the same times, to the last bit, as the coordinator does with the `TimingEngine`.
+Updates and their times are bit-identical to those of the coordinator with the `TimingEngine`.
 """

@@ -1,4 +1,4 @@
-"""What a timing simulation counts."""
+"""Counts of a vectorized timing simulation."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from paceline.engines.virtual.vectorized.sampling import Ints
 from paceline.recording.history import Totals
 
 Observer = Callable[[float, Ints], None]
-"""Hears the time of each update, and the staleness of its gradients in the order of their arrival."""
+"""Callback with the time of each update, and the staleness of its gradients in the order of their arrival."""
 
 
 class VectorizedAccounting:
-    """Counts of a simulation of n workers.
+    """Counts of a simulation.
+
+    Args:
+        workers: number of workers, >= 1.
 
     Attributes:
-        now: seconds of the server's clock, the update included.
-        pulls: pieces of work that were given.
-        pushes: gradients that arrived.
-        idle_s: worker-seconds without work.
-        wasted_s: worker-seconds of work that was dropped or interrupted.
+        now: virtual seconds at the end of the latest update.
+        updates: number of updates.
+        pulls: number of tasks.
+        pushes: number of arrivals.
+        interrupted: number of interrupted tasks.
+        idle_s: worker-seconds without a task.
+        wasted_s: worker-seconds of dropped and interrupted tasks.
     """
 
     def __init__(self, workers: int) -> None:
@@ -37,17 +42,17 @@ class VectorizedAccounting:
         self._staleness = np.zeros(1, np.int64)
 
     def use(self, staleness: Ints) -> None:
-        """Count gradients that updates were made of."""
+        """Count used gradients by their staleness."""
         counts = np.bincount(staleness, minlength=len(self._staleness))
         counts[: len(self._staleness)] += self._staleness
         self._staleness = counts
 
     def use_fresh(self, gradients: int) -> None:
-        """Count gradients without staleness."""
+        """Count used gradients of staleness 0."""
         self._staleness[0] += gradients
 
     def totals(self) -> Totals:
-        """Return the counts as a run's; a sample stands for a gradient."""
+        """Return the totals, with one sample per gradient."""
         used = int(self._staleness.sum())
         dropped = self.pushes - used
         worker_s = self._workers * self.now

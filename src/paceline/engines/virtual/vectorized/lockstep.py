@@ -1,4 +1,4 @@
-"""All workers begin together at every update: whoever has not delivered by then is interrupted."""
+"""Lockstep simulation: all workers start anew at every update, and late ones are interrupted."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from paceline.protocols.protocol import Protocol
 
 
 class Lockstep:
-    """Simulates synchronous rounds: an update takes the k-th smallest of n round trips.
+    """Simulation of synchronous rounds: an update takes the k-th smallest of n round trips.
 
-    ``round = min over sets of k workers of the max of their round trips``, and rounding keeps that order, so that the
-    end of a round is that of its k-th round trip to the last bit.
+    ``round = min over sets of k workers of the max of their round trips``. Rounding keeps that order, so the end of a
+    round is bit-identical to that of its k-th round trip.
 
     Args:
-        protocol: that gives everybody new work with every update.
-        cluster: whose times do not depend on the moment, and whose server takes no time for a gradient.
-        seed: of the run.
-        payload_bytes: of the parameters, and of a gradient.
+        protocol: protocol that gives every worker a new task with every update.
+        cluster: cluster with times independent of the virtual time, and no server time per gradient.
+        seed: seed of the run, >= 0.
+        payload_bytes: bytes of the parameters, and of a gradient, >= 0.
     """
 
     def __init__(self, protocol: Protocol, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
@@ -32,28 +32,28 @@ class Lockstep:
 
     @staticmethod
     def takes(protocol: Protocol, cluster: Cluster) -> bool:
-        """Return whether every worker begins anew with every update."""
+        """Return whether every worker starts anew with every update."""
         is_full = protocol.quorum in ("all", cluster.n)
         is_fresh = protocol.max_staleness == 0 and protocol.on_update == "interrupt"
         return protocol.refill == "update" and (is_full or is_fresh)
 
     def run(self, updates: int, observe: Observer | None = None) -> None:
-        """Make so many updates."""
+        """Simulate this number of updates."""
         accounting, k, late = self.accounting, self._quorum, self._n - self._quorum
         fresh = np.zeros(k, np.int64)
         for update in range(updates):
             if update % TILE == 0:
                 block_s = self._sampler.block_s(update // TILE)
-            begun_s = accounting.now
+            start_s = accounting.now
             trips_s = block_s[update % TILE]
             trips_s.partition(k - 1)
             trips_s = trips_s[:k]
             round_s = float(trips_s[-1])
-            closed_s = begun_s + round_s
+            closed_s = start_s + round_s
             accounting.now = closed_s + self._update_s
-            accounting.idle_s += k * (accounting.now - begun_s) - float(trips_s.sum())
+            accounting.idle_s += k * (accounting.now - start_s) - float(trips_s.sum())
             if update + 1 < updates:
-                accounting.wasted_s += late * (accounting.now - begun_s)
+                accounting.wasted_s += late * (accounting.now - start_s)
             if observe is not None:
                 observe(accounting.now, fresh)
         accounting.updates = updates

@@ -1,4 +1,4 @@
-"""An update at a time: who arrives until its quorum is reached, and who is given work then."""
+"""Round-by-round simulation: the arrivals of one update at a time."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from paceline.protocols.protocol import Protocol
 
 @dataclass
 class Pool:
-    """Arrivals that may belong to an update: the next one of each worker, and those that would follow.
+    """Arrivals that may belong to an update: the next one of each worker, and its successors.
 
     Attributes:
-        worker: of each arrival.
-        due_s: when it is at the server.
-        begun_s: when its work began.
-        parent: index of the worker's arrival before in this pool, or -1.
-        accepted: whether it is, not being too stale.
-        draw: that the worker computed, counted from 0.
+        worker: worker of each arrival.
+        due_s: virtual second of the arrival.
+        start_s: virtual second at which the task started.
+        parent: index of the worker's previous arrival in this pool, or -1.
+        accepted: whether the gradient is fresh enough.
+        draw: draw of the worker, counted from 0.
     """
 
     worker: Ints
     due_s: Floats
-    begun_s: Floats
+    start_s: Floats
     parent: Ints
     accepted: NDArray[np.bool_]
     draw: Ints
 
     @staticmethod
     def of(waves: list[Pool]) -> Pool:
-        """Return one pool of several, in this order."""
+        """Return the concatenation of several pools."""
         if len(waves) == 1:
             return waves[0]
         return Pool(*(np.concatenate(parts) for parts in zip(*(vars(wave).values() for wave in waves), strict=True)))
 
 
 class Rounds:
-    """Simulates a protocol update by update, in time that grows with the workers and the arrivals of an update.
+    """Simulation of a protocol update by update; the cost grows with the workers and the arrivals of an update.
 
-    Of the next arrivals of all workers, the K-th accepted one bounds the update from above. Whoever is given work
-    again before that bound may arrive once more and lower it, and so on until nobody is left.
+    The K-th accepted one of all workers' next arrivals is an upper bound on the time of the update. Workers with a new
+    task before that bound may arrive again and lower it; this repeats until no such worker is left.
 
     Args:
-        protocol: without a bound on the lead.
-        cluster: whose times do not depend on the moment, and whose server takes no time for a gradient.
-        seed: of the run.
-        payload_bytes: of the parameters, and of a gradient.
+        protocol: protocol without a bound on the lead.
+        cluster: cluster with times independent of the virtual time, and no server time per gradient.
+        seed: seed of the run, >= 0.
+        payload_bytes: bytes of the parameters, and of a gradient, >= 0.
     """
 
     def __init__(self, protocol: Protocol, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
@@ -66,33 +66,33 @@ class Rounds:
         self._drops = protocol.max_staleness < inf and not self._interrupts
         self._update_s = cluster.server.update_s
         self._sampler = RoundTripSampler(cluster, seed, payload_bytes)
-        # What each worker is computing.
+        # Task of each worker.
         self._due_s = np.full(n, inf)
-        self._begun_s = np.zeros(n)
+        self._start_s = np.zeros(n)
         self._on_version = np.zeros(n, np.int64)
         self._sequence = np.arange(n)
-        self._next_sequence = n  # above all numbers that were given
+        self._next_sequence = n  # larger than all sequence numbers in use
         self._draw = np.full(n, -1)
         self._version = 0
-        self._free_s = 0.0  # when the server is done with the latest update
+        self._free_s = 0.0  # when the server has finished the latest update
 
     def run(self, updates: int, observe: Observer | None = None) -> None:
-        """Make so many updates."""
+        """Simulate this number of updates."""
         self._give(np.arange(len(self._due_s)))
         for version in range(1, updates + 1):
             pool, bound_s = self._candidates()
             arrived = self._until_quorum(pool, bound_s)
             ended_s = np.maximum(pool.due_s[arrived], self._free_s)
-            staleness = self._take(pool, arrived, ended_s)
-            self._go_on(pool, arrived)
+            staleness = self._count(pool, arrived, ended_s)
+            self._advance_tasks(pool, arrived)
             self._update(pool, arrived, ended_s, is_last=version == updates)
             if observe is not None:
                 observe(self._free_s, staleness)
 
-    # --- who arrives ------------------------------------------------------------------------------------------
+    # --- arrivals ---------------------------------------------------------------------------------------------
 
     def _candidates(self) -> tuple[Pool, float]:
-        """Return all that can arrive until the quorum is reached, and a bound on when that is."""
+        """Return all candidates for the quorum, and an upper bound on its time."""
         due_s = self._due_s
         if self._drops:
             is_fresh = self._on_version >= self._version - self._max_staleness
@@ -107,7 +107,7 @@ class Rounds:
             Pool(
                 worker,
                 due_s[worker],
-                self._begun_s[worker],
+                self._start_s[worker],
                 np.full(len(worker), -1),
                 accepted,
                 self._draw[worker],
@@ -131,9 +131,9 @@ class Rounds:
     def _following(self, wave: Pool, parents: Ints, before: int) -> Pool:
         """Return the next arrivals of the same workers."""
         worker, draw = wave.worker[parents], wave.draw[parents] + 1
-        begun_s = np.maximum(wave.due_s[parents], self._free_s)
-        due_s = begun_s + self._sampler.durations_s(worker, draw)
-        return Pool(worker, due_s, begun_s, parents + before, np.ones(len(worker), bool), draw)
+        start_s = np.maximum(wave.due_s[parents], self._free_s)
+        due_s = start_s + self._sampler.durations_s(worker, draw)
+        return Pool(worker, due_s, start_s, parents + before, np.ones(len(worker), bool), draw)
 
     def _kth(self, times_s: Floats) -> float:
         """Return the time at which the quorum is reached."""
@@ -142,7 +142,7 @@ class Rounds:
         return float(np.partition(times_s, self._quorum - 1)[self._quorum - 1])
 
     def _until_quorum(self, pool: Pool, bound_s: float) -> Ints:
-        """Return the arrivals, in order, up to the one that completes the quorum."""
+        """Return the arrivals in order, up to the one that completes the quorum."""
         early = (pool.due_s <= bound_s).nonzero()[0]
         order = event_order(early, pool.due_s, pool.parent, self._sequence[pool.worker])
         counts = pool.accepted[order]
@@ -151,47 +151,47 @@ class Rounds:
             counts &= (parent < 0) | ~pool.accepted[parent]
         return order[: counts.nonzero()[0][self._quorum - 1] + 1]
 
-    # --- what becomes of it -----------------------------------------------------------------------------------
+    # --- gradients and updates ---------------------------------------------------------------------------------
 
-    def _take(self, pool: Pool, arrived: Ints, ended_s: Floats) -> Ints:
-        """Count gradients as used or dropped, and return the staleness of those used."""
+    def _count(self, pool: Pool, arrived: Ints, ended_s: Floats) -> Ints:
+        """Count gradients as used or dropped, and return the staleness of the used ones."""
         used = arrived
         if self._drops:
             is_used = pool.accepted[arrived]
             used, dropped = arrived[is_used], arrived[~is_used]
-            self.accounting.wasted_s += float((ended_s[~is_used] - pool.begun_s[dropped]).sum())
+            self.accounting.wasted_s += float((ended_s[~is_used] - pool.start_s[dropped]).sum())
         staleness = self._version - self._on_version[pool.worker[used]]
         staleness[pool.parent[used] >= 0] = 0
         self.accounting.use(staleness)
         self.accounting.pushes += len(arrived)
         return staleness
 
-    def _go_on(self, pool: Pool, arrived: Ints) -> None:
-        """Note what those compute who were given work before the update, and who waits for it."""
+    def _advance_tasks(self, pool: Pool, arrived: Ints) -> None:
+        """Record the tasks that workers received before the update, and the workers that wait for it."""
         waiting = self._waiting(pool, arrived)
         self._draw[pool.worker[waiting]] = pool.draw[waiting]
         self.accounting.pulls += len(arrived) - len(waiting)
         if pool.parent[-1] < 0:
-            return  # nobody could be given any
+            return  # no worker has received one
         rank = np.full(len(pool.worker), -1)
         rank[arrived] = np.arange(len(arrived))
-        rank[arrived[-1]] = -1  # what may follow is not begun before the update
+        rank[arrived[-1]] = -1  # its next task starts after the update
         after = (pool.parent >= 0).nonzero()[0]
-        flying = after[(rank[after] < 0) & (rank[pool.parent[after]] >= 0)]
-        worker = pool.worker[flying]
-        self._due_s[worker] = pool.due_s[flying]
-        self._begun_s[worker] = pool.begun_s[flying]
-        self._draw[worker] = pool.draw[flying]
+        in_flight = after[(rank[after] < 0) & (rank[pool.parent[after]] >= 0)]
+        worker = pool.worker[in_flight]
+        self._due_s[worker] = pool.due_s[in_flight]
+        self._start_s[worker] = pool.start_s[in_flight]
+        self._draw[worker] = pool.draw[in_flight]
         self._on_version[worker] = self._version
-        self._sequence[worker] = self._next_sequence + rank[pool.parent[flying]]
+        self._sequence[worker] = self._next_sequence + rank[pool.parent[in_flight]]
         self._next_sequence += len(arrived)
 
     def _waiting(self, pool: Pool, arrived: Ints) -> Ints:
-        """Return the arrivals whose workers are given work with the update, in order."""
+        """Return the arrivals whose workers receive a task with the update, in order."""
         return arrived[-1:] if self._on_arrival else arrived[pool.accepted[arrived]]
 
     def _update(self, pool: Pool, arrived: Ints, ended_s: Floats, is_last: bool) -> None:
-        """Make the update, and give work to those who waited for it or are interrupted."""
+        """Make the update, and give tasks to the waiting and the interrupted workers."""
         accounting = self.accounting
         self._version += 1
         self._free_s = accounting.now = float(ended_s[-1]) + self._update_s
@@ -207,17 +207,17 @@ class Rounds:
         self._give(np.concatenate([waiting, stale]))
 
     def _interrupted(self) -> Ints:
-        """Interrupt work that could no longer be accepted, and return whose it was."""
+        """Interrupt tasks that are too stale to be accepted, and return their workers."""
         stale = np.flatnonzero(self._on_version < self._version - self._max_staleness)
         self.accounting.interrupted += len(stale)
-        self.accounting.wasted_s += float((self._free_s - self._begun_s[stale]).sum())
+        self.accounting.wasted_s += float((self._free_s - self._start_s[stale]).sum())
         return stale
 
-    # --- giving work ------------------------------------------------------------------------------------------
+    # --- tasks ------------------------------------------------------------------------------------------------
 
     def _number(self, waiting: Ints, stale: Ints) -> None:
-        """Give the next numbers to the work of those who waited, then to that of the interrupted, in their order."""
-        if len(waiting) + len(stale) == len(self._sequence):  # everybody: those behind keep their order without sorting
+        """Assign sequence numbers to the tasks of waiting workers, then to those of interrupted ones."""
+        if len(waiting) + len(stale) == len(self._sequence):  # all workers: no sorting needed
             self._sequence += len(waiting)
             self._sequence[waiting] = np.arange(len(waiting))
             self._next_sequence += len(waiting)
@@ -227,9 +227,9 @@ class Rounds:
         self._next_sequence += len(again)
 
     def _give(self, workers: Ints) -> None:
-        """Give work on the newest version, now."""
+        """Give these workers a task at the newest version."""
         self._draw[workers] += 1
-        self._begun_s[workers] = self._free_s
+        self._start_s[workers] = self._free_s
         self._on_version[workers] = self._version
         self._due_s[workers] = self._free_s + self._sampler.durations_s(workers, self._draw[workers])
         self.accounting.pulls += len(workers)

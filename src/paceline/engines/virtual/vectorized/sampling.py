@@ -1,4 +1,4 @@
-"""Compute times of many workers at once: the same numbers that `RoundTrips` gives one by one."""
+"""Vectorized sampling of round-trip times: the same numbers as `RoundTrips`, for many workers at once."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 SHIFT, LAST = TILE.bit_length() - 1, TILE - 1
-# Tiles that are kept for 64 workers. They are seldom further apart, and if they are, it only costs time; tiles of all
-# workers together are kept up to a number that takes 128 MiB, or the least for each.
-LEAST_KEPT, MOST_KEPT, ALL_KEPT = 4, 32, 4096
-# The quantile of one uniform does not depend on those beside it; other laws are asked row by row, as by `RoundTrips`.
+# Cached tiles per group of 64 workers, and in total (128 MiB). Workers are seldom further apart; if they are, tiles are
+# computed again.
+MIN_CACHED, MAX_CACHED, MAX_CACHED_TOTAL = 4, 32, 4096
+# The quantile of one uniform number does not depend on its neighbours; other distributions are evaluated row by row, as
+# in `RoundTrips`.
 ELEMENTWISE = (Deterministic, Empirical, Exponential, Gamma, LogNormal, Pareto, ShiftedExponential, Uniform)
 
 
 class RoundTripSampler:
-    """Round-trip times by (worker, draw), in tiles of 64 workers by 64 draws.
+    """Sampler of round-trip times by (worker, draw), in tiles of 64 workers by 64 draws.
 
     Args:
-        cluster: with laws, and without anything that makes times depend on the moment.
-        seed: of the run.
-        payload_bytes: of the parameters, and of a gradient.
+        cluster: cluster with distributions, and with times independent of the virtual time.
+        seed: seed of the run, >= 0.
+        payload_bytes: bytes of the parameters, and of a gradient, >= 0.
     """
 
     def __init__(self, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
@@ -48,15 +49,15 @@ class RoundTripSampler:
         self._seed = seed
         self._network_s = cluster.network.pull_s(payload_bytes) + cluster.network.push_s(payload_bytes)
         groups = -(-cluster.n // TILE)
-        self._kept = min(MOST_KEPT, max(LEAST_KEPT, ALL_KEPT // groups))
-        self._tile_in = np.full(groups * self._kept, -1)  # which tile is kept in each place
-        self._kept_s = np.empty((groups * self._kept * TILE, TILE))
-        self._row_is_of = np.full(cluster.n, -1)  # the tile that a worker's row is from
+        self._cached = min(MAX_CACHED, max(MIN_CACHED, MAX_CACHED_TOTAL // groups))
+        self._cached_tile = np.full(groups * self._cached, -1)  # tile in each slot of the cache
+        self._cache_s = np.empty((groups * self._cached * TILE, TILE))
+        self._row_is_of = np.full(cluster.n, -1)  # tile of each worker's row
         self._rows_s = np.empty((cluster.n, TILE))
         self._flat_s = self._rows_s.reshape(-1)
 
     def durations_s(self, workers: Ints, draws: Ints) -> Floats:
-        """Return the round trips of these draws of different workers; draws count from 0."""
+        """Return the round trips of these draws of distinct workers; draws count from 0."""
         tiles = draws >> SHIFT
         missing = (tiles != self._row_is_of.take(workers)).nonzero()[0]
         if len(missing):
@@ -65,7 +66,7 @@ class RoundTripSampler:
         return found
 
     def block_s(self, tile: int) -> Floats:
-        """Return the round trips of all workers at draws 64 * tile and the 63 after: array [draw, worker]."""
+        """Return the round trips of all workers at the 64 draws from 64 * tile: array [draw, worker]."""
         n = self._cluster.n
         block_s = np.empty((TILE, n))
         for first in range(0, n, TILE):
@@ -73,11 +74,11 @@ class RoundTripSampler:
         return block_s
 
     def rows_s(self, workers: Ints, tiles: Ints) -> Floats:
-        """Return the round trips of different workers at the draws of a tile each: array [worker, draw]."""
+        """Return the round trips of distinct workers at the draws of one tile each: array [worker, draw]."""
         groups = workers >> SHIFT
-        places = groups * self._kept + tiles % self._kept
-        missing = (self._tile_in[places] != tiles).nonzero()[0]
-        rows_s: Floats = self._kept_s.take((places << SHIFT) + (workers & LAST), axis=0)
+        slots = groups * self._cached + tiles % self._cached
+        missing = (self._cached_tile[slots] != tiles).nonzero()[0]
+        rows_s: Floats = self._cache_s.take((slots << SHIFT) + (workers & LAST), axis=0)
         if len(missing):
             missing = missing[np.lexsort((tiles[missing], groups[missing]))]
             group, tile = groups[missing], tiles[missing]
@@ -92,15 +93,15 @@ class RoundTripSampler:
         self._row_is_of[workers] = tiles
 
     def _tile(self, group: int, tile: int) -> Floats:
-        """Make a tile, and keep it for those of its workers that ask later."""
-        place = group * self._kept + tile % self._kept
+        """Compute a tile and cache it for its other workers."""
+        slot = group * self._cached + tile % self._cached
         times_s = self._times_s(group, tile)
-        self._tile_in[place] = tile
-        self._kept_s[place << SHIFT : (place << SHIFT) + len(times_s)] = times_s
+        self._cached_tile[slot] = tile
+        self._cache_s[slot << SHIFT : (slot << SHIFT) + len(times_s)] = times_s
         return times_s
 
     def _times_s(self, group: int, tile: int) -> Floats:
-        """Return the round trips of 64 workers by 64 draws."""
+        """Return the round trips of a tile."""
         cluster, first = self._cluster, group * TILE
         u = stream(self._seed, "compute time", group, tile).random((TILE, TILE))[: cluster.n - first]
         if isinstance(cluster.timing, ELEMENTWISE):
@@ -118,10 +119,10 @@ def event_order(among: Ints, times_s: Floats, parents: Ints, sequence: Ints) -> 
     """Return indices of arrivals in the order of (time, sequence number).
 
     Args:
-        among: which arrivals; with any of them, its parent.
-        times_s: of each arrival.
-        parents: index of the worker's arrival before, at which this work was given; -1 if that was earlier.
-        sequence: number of the work in the order in which it was given; looked at where there is no parent.
+        among: indices of the arrivals to sort; parents of arrivals in it are in it too.
+        times_s: virtual second of each arrival.
+        parents: index of the worker's previous arrival, at which it received this task; -1 if that was earlier.
+        sequence: sequence number of the task; used for arrivals without a parent.
 
     >>> event_order(np.arange(3), np.array([2.0, 1.0, 2.0]), np.array([1, -1, -1]), np.array([0, 0, 1]))
     array([1, 2, 0])
@@ -135,15 +136,15 @@ def event_order(among: Ints, times_s: Floats, parents: Ints, sequence: Ints) -> 
 
 
 def _ranks(times_s: Floats, parents: Ints, sequence: Ints) -> Ints:
-    """Return the rank of each arrival, however many are at the same time.
+    """Return the rank of each arrival, with ties resolved.
 
-    Work given at an arrival has a larger number than all work given before, and numbers of such work are in the
-    order of those arrivals. So an arrival is placed by its time, its parent's time, the time of the parent of
-    that one and so on: compared by doubling the length of these lists, as the suffixes of a text are sorted.
+    A task received at an arrival has a larger number than all earlier tasks, and such numbers are in the order of
+    those arrivals. So an arrival is ranked by its time, its parent's time, the time of that one's parent and so on.
+    These lists are compared by prefix doubling, as in the sorting of suffixes.
     """
     roots = np.flatnonzero(parents < 0)
     count = len(roots)
-    # In front stand nodes for work given earlier, the parents of the roots, in the order of that work.
+    # The first nodes stand for earlier tasks, the parents of the roots, in the order of those tasks.
     up = np.concatenate([np.arange(count), parents + count])
     up[count + roots[np.argsort(sequence[roots])]] = np.arange(count)
     ranks = np.concatenate([np.arange(count), count + np.unique(times_s, return_inverse=True)[1]])

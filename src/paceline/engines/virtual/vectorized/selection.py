@@ -1,4 +1,4 @@
-"""Which simulations a fleet takes, and how."""
+"""Selection of a vectorized simulation for a plan and a cluster."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from paceline.protocols.protocol import Plan
 
 VectorizedSimulation = Lockstep | Renewal | Rounds
 
-# Below these the coordinator is as fast, by measurement (exponential times; processor seconds an update).
+# Below these the coordinator is as fast, by measurement (exponential times; processor seconds per update).
 RENEWAL_WORKERS = 16
-WINDOW_WORK = 32
-WINDOW_SHARE = 1 / 128
+ROUND_TASKS = 32
+ROUND_TASKS_PER_WORKER = 1 / 128
 
 
 def vectorized_simulation(
     plan: Plan, cluster: Cluster, *, seed: int = 0, payload_bytes: float = 0
 ) -> VectorizedSimulation | None:
-    """Return a simulation of all workers at once if there is one that gains by it, or None.
+    """Return a vectorized simulation if there is one that is faster than the coordinator, or None.
 
     Args:
-        plan: checked.
-        cluster: simulated.
-        seed: of the run.
-        payload_bytes: of the parameters, and of a gradient.
+        plan: checked plan.
+        cluster: simulated cluster.
+        seed: seed of the run, >= 0.
+        payload_bytes: bytes of the parameters, and of a gradient, >= 0.
     """
     if not is_exact(plan, cluster):
         return None
@@ -37,11 +37,10 @@ def vectorized_simulation(
 
 
 def is_exact(plan: Plan, cluster: Cluster) -> bool:
-    """Return whether a fleet makes the very updates of the coordinator.
+    """Return whether a vectorized simulation makes the same updates as the coordinator.
 
-    It does for one protocol, without controllers or a bound on the lead, on workers that stay and whose times do not
-    depend on the moment. Each gradient that takes the server's time delays those behind it, one after the other:
-    that, traces, slowdowns and failures are left to the coordinator.
+    It does for one protocol without controllers and without a bound on the lead, on workers that are never lost, with
+    times independent of the virtual time. Server time per gradient, traces, slowdowns and faults need the coordinator.
     """
     [first, *others] = plan.phases
     is_fixed = not (others or first.controllers or first.reduction) and first.protocol.max_lead == inf
@@ -57,7 +56,7 @@ def _kind(plan: Plan, cluster: Cluster) -> type[VectorizedSimulation]:
 
 
 def _gains(kind: type[VectorizedSimulation], plan: Plan, cluster: Cluster) -> bool:
-    """Return whether the coordinator would be slower: it pays for each piece of work, a window for all workers, too."""
+    """Return whether the coordinator would be slower: its cost is per task, that of a round also per worker."""
     if kind is Lockstep:
         return True
     n, protocol = cluster.n, plan.phases[0].protocol
@@ -65,4 +64,4 @@ def _gains(kind: type[VectorizedSimulation], plan: Plan, cluster: Cluster) -> bo
         return n >= RENEWAL_WORKERS
     all_begin_anew = protocol.max_staleness == 0 and protocol.on_update == "interrupt"
     work = n if all_begin_anew or protocol.quorum == "all" else protocol.quorum
-    return work >= WINDOW_WORK + WINDOW_SHARE * n
+    return work >= ROUND_TASKS + ROUND_TASKS_PER_WORKER * n
