@@ -425,7 +425,7 @@ def test_a_trace_is_refused_where_it_knows_nothing_of_what_is_sent(tmp_path):
     ):
         pl.simulate("asp", pl.Cluster(N, without), updates=9)
     with pytest.raises(
-        pl.UsageError, match=r"the times of the pulls and pushes .*, and dc_s3gd takes those of the sums"
+        pl.UsageError, match=r"the times of the pulls and pushes .*, but dc_s3gd needs those of the sums"
     ):
         pl.simulate("dc_s3gd", pl.Cluster(N, with_server), updates=9)
     network = pl.Network(latency_s=0.25)
