@@ -227,8 +227,8 @@ def dc_s3gd(lambda0: float = 0.2) -> Phase:
     return _serverless(AllReduceConfig("updates", overlaps=True, correction=correction), name)
 
 
-def _serverless(reduction: AllReduceConfig, name: str) -> Phase:
-    return Phase(replace(bsp(), name=name), reduction=reduction)
+def _serverless(allreduce: AllReduceConfig, name: str) -> Phase:
+    return Phase(replace(bsp(), name=name), allreduce=allreduce)
 
 
 CONTROLLED = ("backup", "k_sync", "pull", "k_batch_sync", "k_async", "k_batch_async")

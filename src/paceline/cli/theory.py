@@ -66,7 +66,7 @@ def theory(
         bounded = [
             row.protocol
             for row, plan in zip(rows, plans, strict=True)
-            if row.has_theory and plan.reduction is None  # an all-reduce sum also takes time
+            if row.has_theory and plan.allreduce is None  # an all-reduce sum also takes time
         ]
         curves = _curves(bounded, workers, given, eta, seconds)
     if out is not None and curves is not None:

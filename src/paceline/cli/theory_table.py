@@ -104,7 +104,7 @@ def _simulated(plan: Plan, cluster: Cluster, updates: int, seed: int, why: str) 
     simulated = simulate(plan, cluster, updates=updates, seed=seed)
     totals, seconds = simulated.totals, simulated.seconds_per_update
     fresh = totals.staleness[0] / totals.used
-    steps_apart = plan.reduction is not None and plan.reduction.sums == "updates"
+    steps_apart = plan.allreduce is not None and plan.allreduce.sums == "updates"
     stale = None if steps_apart else Staleness(totals.mean_staleness, fresh, fresh)
     protocol = plan.phases[0].protocol
     return TheoryRow(

@@ -58,7 +58,7 @@ class LocalCluster:
     def check_plan(self, plan: Plan) -> None:
         """Raise a UsageError for slowness with unknown times, and for a plan without a server."""
         check_no_censored_sleep(self.slowness)
-        if plan.reduction is not None:
+        if plan.allreduce is not None:
             raise UsageError(
                 f"{plan} has no server, but the workers of {self} have one; start {self.n} ranks with "
                 f"torchrun --nproc-per-node {self.n} and give cluster='torchrun', or give a simulated cluster such as "

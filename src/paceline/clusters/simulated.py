@@ -128,11 +128,11 @@ class Cluster:
     def _check_communication(self, plan: Plan) -> None:
         if not isinstance(self.timing, Trace) or self.network != Network():
             return
-        if self.timing.has_server != (plan.reduction is None):
+        if self.timing.has_server != (plan.allreduce is None):
             sent = ("the sums of a run without a server", "the pulls and pushes of a run with a server")
             raise UsageError(
                 f"{self.timing.source} has the times of {sent[self.timing.has_server]}, but {plan} needs those of "
-                f"{sent[plan.reduction is None]}: give such a trace, a distribution such as exp(mean=1), or also a "
+                f"{sent[plan.allreduce is None]}: give such a trace, a distribution such as exp(mean=1), or also a "
                 'network (in a cluster file: timing = "trace:FILE" and [network])'
             )
 

@@ -130,7 +130,7 @@ class Torchrun:
         Raises:
             UsageError: the plan cannot run on them.
         """
-        if plan.reduction is None:
+        if plan.allreduce is None:
             fitted = replace(self, worker_at_server=self.worker_at_server or False)
             if self.elastic:
                 raise UsageError(
@@ -247,7 +247,7 @@ class Torchrun:
 
     def check_plan(self, plan: Plan) -> None:
         """Refuse slices where there is no server, and slowness of which a trace does not tell the length."""
-        if self.slices > 1 and plan.reduction is not None:
+        if self.slices > 1 and plan.allreduce is not None:
             raise UsageError(
                 f"slices={self.slices}: {plan} has no server whose parameters could be shared out; leave slices out"
             )

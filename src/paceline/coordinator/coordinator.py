@@ -94,7 +94,7 @@ class Coordinator:
             self._scaling,
             self._monitor,
             self._evaluations,
-            has_server=plan.reduction is None,
+            has_server=plan.allreduce is None,
         )
         self._timer_set_s = stop.seconds  # end of the run for which a timer was asked for
 

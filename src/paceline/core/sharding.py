@@ -43,7 +43,7 @@ class ShardPeers:
         """Let each of them go on from its part of the state of all."""
 
 
-def boundaries(sizes: Sequence[int], slices: int) -> list[int]:
+def shard_boundaries(sizes: Sequence[int], slices: int) -> list[int]:
     """Return where tensors of these sizes are cut, so that the largest slice is as small as it can be.
 
     Args:
@@ -56,7 +56,7 @@ def boundaries(sizes: Sequence[int], slices: int) -> list[int]:
     Raises:
         UsageError: there are fewer tensors than slices.
 
-    >>> boundaries([4, 1, 1, 1, 5], 2)
+    >>> shard_boundaries([4, 1, 1, 1, 5], 2)
     [0, 3, 5]
     """
     if slices > len(sizes):
@@ -87,7 +87,7 @@ def _filled(sizes: Sequence[int], capacity: int) -> list[int]:
     return starts
 
 
-def joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_shards(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the state of one server of the whole, of the states of those of its slices.
 
     Args:

@@ -134,7 +134,7 @@ class Stop:
     def targets(self) -> list[str]:
         """The targets of training in words, such as ``loss 0.2``; the other conditions limit its time."""
         loss = [f"loss {self.loss:g}"] if self.loss is not None else []
-        return loss + [target.in_words for target in self.evaluated]
+        return loss + [target.description for target in self.evaluated]
 
     def workload(self, per_epoch: float | None) -> float | None:
         """Return the gradients of the whole run if these conditions fix them.

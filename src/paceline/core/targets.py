@@ -47,7 +47,7 @@ class Target(NamedTuple):
         return _OUTCOMES.get(self.metric, Outcome.METRIC)
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """Short description for tables and sentences."""
         match self.metric, self.comparison:
             case "loss", "<=":

@@ -125,7 +125,7 @@ class Phase:
         name: for people; said in full if not given.
         compensators: what is done about stale gradients.
         momentum: how much of the optimizer's own it goes on with.
-        reduction: how the workers come to the same parameters where there is no server; None for a server.
+        allreduce: how the workers come to the same parameters where there is no server; None for a server.
 
     Compensators, controllers and a momentum are added with a plus.
 
@@ -141,7 +141,7 @@ class Phase:
     name: str = ""
     compensators: tuple[Compensator, ...] = ()
     momentum: Momentum = KEEP
-    reduction: AllReduceConfig | None = None
+    allreduce: AllReduceConfig | None = None
 
     def until(
         self,
@@ -173,12 +173,12 @@ class Phase:
 
     def added_to(self, phase: Phase) -> Phase:
         """Return the phase with the correction of this one, as in `pl.asp() + pl.dc_s3gd()`."""
-        if self.reduction is None or self.reduction.correction is None:
+        if self.allreduce is None or self.allreduce.correction is None:
             raise UsageError(
                 f"{self} cannot be added to {phase}: it is a protocol of its own; expected a compensator, a controller "
                 "or a momentum, such as pl.staleness_lr(C=0.01)"
             )
-        return self.reduction.correction.added_to(phase)
+        return self.allreduce.correction.added_to(phase)
 
     def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
         return as_plan(self) >> other
@@ -241,16 +241,16 @@ class Plan:
                     phase.controllers,
                     phase.compensators,
                     phase.momentum,
-                    phase.reduction,
+                    phase.allreduce,
                 )
                 for phase in self.phases
             ]
         )
 
     @property
-    def reduction(self) -> AllReduceConfig | None:
+    def allreduce(self) -> AllReduceConfig | None:
         """How workers without a server come to the same parameters; None for a plan with a server."""
-        return self.phases[0].reduction
+        return self.phases[0].allreduce
 
     def checked(
         self,
@@ -355,7 +355,7 @@ def _check_compensators(phase: Phase) -> None:
 
 
 def _check_serverless(phase: Phase, phases: int) -> None:
-    if phase.reduction is None:
+    if phase.allreduce is None:
         return
     if phases > 1:
         raise UsageError(

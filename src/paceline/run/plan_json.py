@@ -58,7 +58,7 @@ def plan_of(phases: Sequence[Json]) -> Plan:
 
 
 def _phase_as_data(phase: Phase) -> dict[str, Any]:
-    allreduce = phase.reduction
+    allreduce = phase.allreduce
     if allreduce is not None:
         correction = _part_as_data(allreduce.correction) if allreduce.correction else None
     return {
@@ -83,7 +83,7 @@ def _phase(data: Mapping[str, Any]) -> Phase:
         name=data["name"],
         compensators=tuple(_part(each) for each in data["compensators"]),  # type: ignore[misc]  # checked by Phase
         momentum=Momentum(**data["momentum"]),
-        reduction=AllReduceConfig(**allreduce) if allreduce is not None else None,
+        allreduce=AllReduceConfig(**allreduce) if allreduce is not None else None,
     )
 
 

@@ -117,7 +117,7 @@ class Resumption:
     def _elastic_advice(self, workers: int) -> str:
         """Return the advice to make the cluster elastic, if only the number of ranks has changed."""
         setting = self._session.setting
-        if not isinstance(setting.cluster, Torchrun) or not setting.plan.reduction or setting.cluster.n == workers:
+        if not isinstance(setting.cluster, Torchrun) or not setting.plan.allreduce or setting.cluster.n == workers:
             return ""
         return ", or use torchrun(elastic=true) from the start"
 

@@ -68,7 +68,7 @@ class Session:
         self.model = build_model(job, setting.seed)
         if isinstance(cluster, Cluster):
             self.model = self.model.to(usable_device(cluster.device))
-        elif isinstance(cluster, Torchrun) and setting.plan.reduction is not None:
+        elif isinstance(cluster, Torchrun) and setting.plan.allreduce is not None:
             check_summable(self.model)
             self.model = self.model.to(device_of(cluster.device, cluster.ranks.local_rank))
         check_reported(job, self.model, setting.seed, setting.stop)
@@ -83,7 +83,7 @@ class Session:
             warn_of_parameters_left_out(job, self.server.optimizer, self.model)
             self.server.watch_gradients()
         self._step_scale = self._check_step_scale()
-        if setting.measure_steps and setting.plan.reduction and setting.plan.reduction.sums == "updates":
+        if setting.measure_steps and setting.plan.allreduce and setting.plan.allreduce.sums == "updates":
             raise UsageError(
                 f"measure_steps: each worker of {setting.plan} applies its own steps, so an update has no single "
                 "step; remove measure_steps, or use all_reduce"
@@ -118,7 +118,7 @@ class Session:
     @property
     def _sharing(self) -> int:
         """Number of workers whose versions and gradients this process stores."""
-        is_one_of_many = isinstance(self.setting.cluster, Torchrun) and self.setting.plan.reduction is not None
+        is_one_of_many = isinstance(self.setting.cluster, Torchrun) and self.setting.plan.allreduce is not None
         return 1 if is_one_of_many else self.setting.cluster.n
 
     def _check_step_scale(self) -> str:
@@ -141,26 +141,26 @@ class Session:
         if isinstance(cluster, Torchrun):
             return self._engine_of_ranks(cluster)
         replica = Replica(job, seed, cluster.n, device=cluster.device)
-        reduction = self.setting.plan.reduction
-        if reduction is not None:
-            return VirtualAllReduce(cluster, seed, reduction, replica, self._workers(reduction, cluster.n))
+        allreduce = self.setting.plan.allreduce
+        if allreduce is not None:
+            return VirtualAllReduce(cluster, seed, allreduce, replica, self._workers(allreduce, cluster.n))
         return VirtualEngine(cluster, seed, replica, self.server)
 
     def _engine_of_ranks(self, cluster: Torchrun) -> Engine:
-        job, seed, reduction = self.setting.job, self.setting.seed, self.setting.plan.reduction
+        job, seed, allreduce = self.setting.job, self.setting.seed, self.setting.plan.allreduce
         agreed = agreement(self.setting, self.model)
-        if reduction is None:
+        if allreduce is None:
             return DistributedServerEngine(job, cluster, self.server, self.layout, self.slices, agreed)
         replica = Replica(job, seed, cluster.n, device=self.server.device, debug=cluster.debug)
-        worker = make_algorithm(reduction, self.server, self.layout)
-        return AllReduceEngine(cluster, seed, reduction, replica, worker, agreed)
+        worker = make_algorithm(allreduce, self.server, self.layout)
+        return AllReduceEngine(cluster, seed, allreduce, replica, worker, agreed)
 
-    def _workers(self, reduction: AllReduceConfig, n: int) -> list[AllReduceAlgorithm]:
+    def _workers(self, allreduce: AllReduceConfig, n: int) -> list[AllReduceAlgorithm]:
         """Return the all-reduce algorithms of n simulated workers, the first with the parameters of this session."""
-        first = make_algorithm(reduction, self.server, self.layout)
-        if reduction.sums == "gradients":
+        first = make_algorithm(allreduce, self.server, self.layout)
+        if allreduce.sums == "gradients":
             return [first] * n  # all hold equal parameters
-        return [first, *(make_algorithm(reduction, self._another_server(), self.layout) for _ in range(n - 1))]
+        return [first, *(make_algorithm(allreduce, self._another_server(), self.layout) for _ in range(n - 1))]
 
     def _another_server(self) -> ParameterServer:
         job, seed = self.setting.job, self.setting.seed
@@ -222,7 +222,7 @@ def _serve_once(setting: RunConfig) -> tuple[nn.Module, dict[str, Any]]:
     job, cluster = setting.job, setting.cluster
     assert isinstance(cluster, Torchrun)
     setting.check()
-    if setting.plan.reduction is not None:
+    if setting.plan.allreduce is not None:
         return _take_part(setting)
     model = build_model(job, setting.seed)
     if cluster.slice is not None:

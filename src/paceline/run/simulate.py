@@ -179,8 +179,8 @@ def _simulate_by_events(
 ) -> Simulated:
     coordinator = Coordinator(plan, workers=cluster.n, stop=stop, failure_detector=failure_detector)
     timing = (
-        AllReduceTiming(cluster, seed, plan.reduction, payload_bytes)
-        if plan.reduction
+        AllReduceTiming(cluster, seed, plan.allreduce, payload_bytes)
+        if plan.allreduce
         else TimingEngine(cluster, seed, payload_bytes)
     )
     with timing as engine, _collector_paused():

@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from paceline.core.sharding import boundaries
+from paceline.core.sharding import shard_boundaries
 from paceline.jobs.job import trainable
 
 ALIGNMENT_BYTES = 64
@@ -72,7 +72,7 @@ class FlatLayout:
     def __init__(self, model: nn.Module, shards: int = 1, only: int | None = None) -> None:
         parameters, buffers = trainable(model), list(model.buffers())
         count = len(parameters)
-        spans = list(pairwise(boundaries([tensor.nbytes for tensor in [*parameters, *buffers]], shards)))
+        spans = list(pairwise(shard_boundaries([tensor.nbytes for tensor in [*parameters, *buffers]], shards)))
         if only is not None:
             spans = [spans[only]]
         (first, _), (_, last) = spans[0], spans[-1]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.events import Apply, Compensation, Step
-from paceline.core.sharding import FullVector, ShardPeers, joined
+from paceline.core.sharding import FullVector, ShardPeers, merge_shards
 from paceline.jobs.job import Job, trainable
 from paceline.policies.compensation.base import BLOCK, Compensator, StaleGradient, squared_norm
 from paceline.server.accumulator import GradientAccumulator, clip
@@ -241,7 +241,7 @@ class ParameterServer:
         own, others = self.shard_state(), self._peers.states()
         for state in others:
             self._copy_into_model(state["model"])
-        return {**joined([own, *others]), "model": self._tensors()}
+        return {**merge_shards([own, *others]), "model": self._tensors()}
 
     def gather_shards(self) -> None:
         """Copy the current parameters and buffers of the other shards into this server's model."""

@@ -232,7 +232,7 @@ def protocol_family(protocol: Protocol | Phase | Plan, n: int) -> ProtocolFamily
 
 
 def _check_reduction(plan: Plan) -> None:
-    if plan.reduction is not None and plan.reduction.sums != "gradients":
+    if plan.allreduce is not None and plan.allreduce.sums != "gradients":
         raise NoTheoryError(f"{plan}, whose workers take steps of their own")
 
 

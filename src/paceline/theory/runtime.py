@@ -98,7 +98,7 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
     is computed, for K up to 256.
     """
     known, n = protocol_family(protocol, cluster.n), cluster.n
-    distribution = round_trip(cluster, payload_bytes, has_server=as_plan(protocol).reduction is None)
+    distribution = round_trip(cluster, payload_bytes, has_server=as_plan(protocol).allreduce is None)
     return _RUNTIMES[known.name](distribution, known.k, n)
 
 

@@ -158,15 +158,15 @@ class UpdateAveraging(AllReduceAlgorithm):
     Args:
         server: optimizer, schedule and clipping of this worker; its state is the average.
         layout: layout of the model.
-        reduction: whether sums overlap gradients, and the correction.
+        allreduce: whether sums overlap gradients, and the correction.
 
     Source: Rigazzi, "DC-S3GD", 2019, Algorithm 1 and eq. (7) to (12); Stich, "Local SGD", 2019.
     """
 
-    def __init__(self, server: ParameterServer, layout: FlatLayout, reduction: AllReduceConfig) -> None:
+    def __init__(self, server: ParameterServer, layout: FlatLayout, allreduce: AllReduceConfig) -> None:
         super().__init__(server, layout)
-        self._overlaps = reduction.overlaps
-        self._corrections = (reduction.correction,) if reduction.correction else ()
+        self._overlaps = allreduce.overlaps
+        self._corrections = (allreduce.correction,) if allreduce.correction else ()
         self._weights = layout.allocate(server.device)
         self._weights.copy_(server.state)
         self._payload = layout.allocate(server.device)
@@ -273,11 +273,11 @@ class UpdateAveraging(AllReduceAlgorithm):
         return any(map(_are_apart, self.average.flat_parameters, self._weights.flat_parameters))
 
 
-def make_algorithm(reduction: AllReduceConfig, server: ParameterServer, layout: FlatLayout) -> AllReduceAlgorithm:
+def make_algorithm(allreduce: AllReduceConfig, server: ParameterServer, layout: FlatLayout) -> AllReduceAlgorithm:
     """Return the algorithm of an all-reduce configuration."""
-    if reduction.sums == "gradients":
+    if allreduce.sums == "gradients":
         return GradientAveraging(server, layout)
-    return UpdateAveraging(server, layout, reduction)
+    return UpdateAveraging(server, layout, allreduce)
 
 
 def add_payload(total: FlatBuffers, payload: FlatBuffers, *, is_first: bool) -> None:

@@ -17,7 +17,7 @@ import paceline as pl
 from odd_parts import OPTIMIZERS, Odd
 from paceline.catalogue.modifiers import dc_asgd, staleness_lr, staleness_weight
 from paceline.core.events import Accept, Apply, Step
-from paceline.core.sharding import ShardPeers, boundaries, joined
+from paceline.core.sharding import ShardPeers, merge_shards, shard_boundaries
 from paceline.jobs.job import trainable
 from paceline.policies.compensation.delay import DCS3GD
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
@@ -39,7 +39,7 @@ def test_the_largest_slice_is_as_small_as_it_can_be(sizes, data):
     def largest(cut):
         return max(sum(sizes[start:end]) for start, end in pairwise(cut))
 
-    cut = boundaries(sizes, slices)
+    cut = shard_boundaries(sizes, slices)
     assert cut == sorted(set(cut))
     assert (cut[0], cut[-1], len(cut)) == (0, len(sizes), slices + 1)
     every = ([0, *between, len(sizes)] for between in combinations(range(1, len(sizes)), slices - 1))
@@ -241,7 +241,7 @@ def test_a_run_goes_on_with_another_number_of_slices(optimizer, before, after, s
     for together in (unbroken, first):
         train(together, before, compensators)
         together.all(open_an_update(together))
-    saved = joined([server.shard_state() for server in first.servers])
+    saved = merge_shards([server.shard_state() for server in first.servers])
     assert close(saved["model"], unbroken.tensors(), rounding(Odd))
     parameters = first.servers[0].model.named_parameters()
     frozen = {name: tensor.detach() for name, tensor in parameters if not tensor.requires_grad}  # no server owns these

@@ -173,7 +173,7 @@ def test_a_worker_alone_is_plain_sgd(protocol):
 def test_updates_without_overlap_and_correction_are_plain_sgd():
     job = tiny_job(optimizer=decaying)
     plain = plain_loop(job, 3, N, ITERATIONS)
-    blocking = replace(pl.bsp().until(0.5), end=None, reduction=pl.AllReduceConfig("updates"))
+    blocking = replace(pl.bsp().until(0.5), end=None, allreduce=pl.AllReduceConfig("updates"))
     ours = trained(blocking, job)
     assert largest_relative_difference(parameters_of(ours.model), parameters_of(plain)) < 1e-12
 
@@ -273,7 +273,7 @@ def test_who_has_no_work_goes_on_from_the_average():
     model = build_model(tiny_job(model=Counting), 3)
     layout = FlatLayout(model)
     server = ParameterServer(tiny_job(), model, layout, per_epoch=None)
-    worker = make_algorithm(parse_plan("s3gd").reduction, server, layout)
+    worker = make_algorithm(parse_plan("s3gd").allreduce, server, layout)
     worker.gradient.memory.zero_()
     worker.gradient.flat_parameters[0].fill_(1.0)
     worker.contribute(1.0, 1.0, update_of(1))
@@ -308,7 +308,7 @@ def halving(optimizer):
 SAT_OUT = (1, 6)
 
 
-def literally(job, reduction, updates):
+def literally(job, allreduce, updates):
     """Return the average where worker 1 sits out the iteration 6, each step at the rate of the workload of all."""
     loader, at = MinibatchLoader(job, 3, N), build_model(job, 3)
     average = parameters_of(at)
@@ -317,17 +317,17 @@ def literally(job, reduction, updates):
         rate, present = RATE * 0.5 ** (workload // 7), [i for i in range(N) if (i, draw) != SAT_OUT]
         for i in range(N):
             if i not in present:
-                own[i] = average if reduction.overlaps else own[i]
+                own[i] = average if allreduce.overlaps else own[i]
                 continue
             nn.utils.vector_to_parameters(own[i].clone(), at.parameters())
             inputs, target = loader.batch(i, draw, None)
             [*gradient] = torch.autograd.grad(job.loss(at(inputs), target), at.parameters())
             velocity[i] = MOMENTUM * velocity[i] + nn.utils.parameters_to_vector(gradient)
-            own[i] = (average if reduction.overlaps else own[i]) - rate * velocity[i]
+            own[i] = (average if allreduce.overlaps else own[i]) - rate * velocity[i]
         workload += len(present)
-        if reduction.communicates(draw) or draw == updates:
+        if allreduce.communicates(draw) or draw == updates:
             average = torch.stack([own[i] for i in present]).mean(0)
-            own = own if reduction.overlaps else [average] * N
+            own = own if allreduce.overlaps else [average] * N
     return average
 
 
@@ -335,7 +335,7 @@ def literally(job, reduction, updates):
 def test_a_worker_that_sits_out_stays_at_the_workload_of_all(protocol):
     job = tiny_job(optimizer=sgd(RATE, MOMENTUM), scheduler=halving, schedule_unit="gradient")
     ours = trained(protocol, job, updates=11, faults=[pl.Fault(*SAT_OUT, "not_finite")])
-    theirs = literally(job, parse_plan(protocol).reduction, updates=11)
+    theirs = literally(job, parse_plan(protocol).allreduce, updates=11)
     assert largest_relative_difference(parameters_of(ours.model), theirs) < 1e-12
 
 
@@ -381,8 +381,8 @@ def test_iterations_of_unlike_workers_end_when_they_should(protocol):
     cluster = pl.Cluster(n, pl.Exponential(1.0), speed=[1, 2, 1, 1, 0.3], network=pl.Network(latency_s=sum_s / 8))
     trips = cluster.round_trips(seed=0)
     compute_s = [[trips.times(worker, t, 0.0).compute_s for worker in range(n)] for t in range(1, updates + 1)]
-    reduction = parse_plan(protocol).reduction
-    ends_s = ends_literally(compute_s, sum_s, reduction.overlaps, reduction.period)
+    allreduce = parse_plan(protocol).allreduce
+    ends_s = ends_literally(compute_s, sum_s, allreduce.overlaps, allreduce.period)
     run = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop=pl.Stop(updates=updates))
     assert [record.now_s for record in run.history.of(pl.UpdateMade)] == pytest.approx(ends_s)
     assert pl.simulate(protocol, cluster, updates=updates).time_s == pytest.approx(ends_s[-1])
@@ -517,12 +517,12 @@ def test_an_iteration_of_which_nothing_is_finite_is_made_once_more(protocol):
 
 @pytest.mark.parametrize(("protocol", "keeps"), [("all_reduce", False), ("s3gd", True), ("local_sgd(H=3)", True)])
 def test_who_goes_on_from_another_average_keeps_a_momentum_that_is_its_own(protocol, keeps):
-    job, reduction = tiny_job(optimizer=sgd(RATE, MOMENTUM)), parse_plan(protocol).reduction
+    job, allreduce = tiny_job(optimizer=sgd(RATE, MOMENTUM)), parse_plan(protocol).allreduce
     workers = []
     for value in (1.0, 2.0, 3.0):
         model = build_model(job, 3)
         layout = FlatLayout(model)
-        worker = make_algorithm(reduction, ParameterServer(job, model, layout, per_epoch=None), layout)
+        worker = make_algorithm(allreduce, ParameterServer(job, model, layout, per_epoch=None), layout)
         worker.gradient.memory.zero_()
         worker.gradient.flat_parameters[0].fill_(value)
         worker.contribute(1.0, 1.0, update_of(1))
@@ -587,6 +587,6 @@ def test_what_cannot_work_is_refused_with_what_to_type(call, says):
 
 def test_dc_s3gd_after_a_plus_is_its_correction_alone():
     phase = pl.asp() + pl.dc_s3gd(lambda0=0.3)
-    assert phase.reduction is None
+    assert phase.allreduce is None
     assert phase.compensators == (DCS3GD(0.3),)
     assert parse_plan(str(phase)) == pl.Plan((phase,))

@@ -23,7 +23,7 @@ class VirtualAllReduce(AllReduceTiming):
     Args:
         cluster: workers and their times.
         seed: seed of the run, >= 0.
-        reduction: payload and schedule of the sums.
+        allreduce: payload and schedule of the sums.
         replica: replica that computes all gradients and evaluations.
         workers: algorithm of each worker; the same object for all where their weights never differ.
     """
@@ -32,11 +32,11 @@ class VirtualAllReduce(AllReduceTiming):
         self,
         cluster: Cluster,
         seed: int,
-        reduction: AllReduceConfig,
+        allreduce: AllReduceConfig,
         replica: Replica,
         workers: Sequence[AllReduceAlgorithm],
     ) -> None:
-        super().__init__(cluster, seed, reduction, payload_bytes=replica.layout.gradient_nbytes)
+        super().__init__(cluster, seed, allreduce, payload_bytes=replica.layout.gradient_nbytes)
         self._replica = replica
         self._workers = workers
         self._distinct = list({id(worker): worker for worker in workers}.values())
@@ -71,7 +71,7 @@ class VirtualAllReduce(AllReduceTiming):
     def apply(self, command: Apply) -> None:
         """Apply the sum in every worker."""
         super().apply(command)
-        adopts = self._reduction.communicates(self._iteration)
+        adopts = self._allreduce.communicates(self._iteration)
         for worker in [worker for number, worker in enumerate(self._workers) if number not in self._contributed]:
             worker.skip()
         self._contributed.clear()

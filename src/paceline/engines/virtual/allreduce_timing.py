@@ -32,16 +32,16 @@ class AllReduceTiming(TimingEngine):
     Args:
         cluster: workers and their times; the network's times are those of the all-reduce, and there is no server.
         seed: seed of the run, >= 0.
-        reduction: payload and schedule of the sums.
+        allreduce: payload and schedule of the sums.
         payload_bytes: bytes of the parameters, >= 0.
 
     Source: Rigazzi, "DC-S3GD", 2019, eq. (13) and (14), where all f_i are the same.
     """
 
-    def __init__(self, cluster: Cluster, seed: int, reduction: AllReduceConfig, payload_bytes: float = 0) -> None:
+    def __init__(self, cluster: Cluster, seed: int, allreduce: AllReduceConfig, payload_bytes: float = 0) -> None:
         super().__init__(cluster, seed, payload_bytes)
         self._update_s = self._gradient_s = 0.0
-        self._reduction = reduction
+        self._allreduce = allreduce
         self._network = cluster.network
         self._payload_bytes = payload_bytes
         self._free_s = [inf] * cluster.n  # from when each worker may compute; inf: from its next task
@@ -112,7 +112,7 @@ class AllReduceTiming(TimingEngine):
         if not coming:
             return inf
         last_s = max(self._awaited_since_s, *(self._finished_s[worker] for worker in coming))
-        is_summed = self._reduction.communicates(self._iteration + 1) and len(coming) == len(awaited)
+        is_summed = self._allreduce.communicates(self._iteration + 1) and len(coming) == len(awaited)
         self._sum_s = self._sum_duration_s(coming) if is_summed else 0.0
         return last_s + self._sum_s
 
@@ -139,11 +139,11 @@ class AllReduceTiming(TimingEngine):
 
     def _end_iteration(self, ends_s: float) -> None:
         self._iteration += 1
-        overlaps, before_s, coming = self._reduction.overlaps, self._summed_s, self._arriving_workers()
+        overlaps, before_s, coming = self._allreduce.overlaps, self._summed_s, self._arriving_workers()
         hidden_s = max(self._finished_s[worker] for worker in coming) if overlaps else -inf
         self._exposed_s = min(self._sum_before_s, max(0.0, before_s - hidden_s))
         self._sum_before_s = self._sum_s
-        communicates = self._reduction.communicates(self._iteration)
+        communicates = self._allreduce.communicates(self._iteration)
         for worker in coming:
             finished_s = self._finished_s.pop(worker)
             self._free_s[worker] = ends_s if communicates and not overlaps else max(finished_s, before_s)

@@ -231,7 +231,7 @@ def _plan(given: str | Protocol | Phase) -> Plan:
 
 
 def _steps_apart(plan: Plan) -> bool:
-    return plan.reduction is not None and plan.reduction.sums == "updates"
+    return plan.allreduce is not None and plan.allreduce.sums == "updates"
 
 
 def _predict(plan: Plan, cluster: Cluster, recorded: _Recorded | None, fifth: int | None, seed: int) -> Prediction:

@@ -48,7 +48,7 @@ from paceline.worker.replica import Replica
 class AllReduceEngine(Engine):
     """Trains with all other ranks, of which each runs the same coordinator on the same events.
 
-    An iteration: gradient; hand in; begin the sum; compute the next gradient meanwhile, if the reduction lets it;
+    An iteration: gradient; hand in; begin the sum; compute the next gradient meanwhile, if the allreduce lets it;
     hear what everybody has told of theirs; wait for the sum. Then all gradients arrive, in the order of the workers,
     newcomers first.
 
@@ -60,7 +60,7 @@ class AllReduceEngine(Engine):
     Args:
         cluster: of which this process is a rank.
         seed: of the run.
-        reduction: what is summed, and when.
+        allreduce: what is summed, and when.
         replica: computes this rank's gradients, and at rank 0 the evaluations.
         worker: steps.
         agreement: what all ranks have to agree on.
@@ -70,14 +70,14 @@ class AllReduceEngine(Engine):
         self,
         cluster: Torchrun,
         seed: int,
-        reduction: AllReduceConfig,
+        allreduce: AllReduceConfig,
         replica: Replica,
         worker: AllReduceAlgorithm,
         agreement: dict[str, Any],
     ) -> None:
         super().__init__()
         self._cluster = cluster
-        self._reduction = reduction
+        self._allreduce = allreduce
         self._replica = replica
         self._worker = worker
         self._number = cluster.worker
@@ -98,7 +98,7 @@ class AllReduceEngine(Engine):
         self._is_to_reform = False
         self._waited_s = 0.0
         self._sum_s = self._left_over_s = 0.0
-        self._pace = OverheadEstimator(reduction, now=0.0)
+        self._pace = OverheadEstimator(allreduce, now=0.0)
         self._common_s = 0.0  # of the newest events
         self._begun_s = 0.0
         self._free_s = 0.0  # since when this rank has nothing to wait for
@@ -170,7 +170,7 @@ class AllReduceEngine(Engine):
         self._behind = command
         self.is_settled = False
         self._worker.advance(command)
-        if self._reduction.communicates(self._iteration):
+        if self._allreduce.communicates(self._iteration):
             self._take_over(adopts=True)
         self._tell_time()
 
@@ -209,12 +209,12 @@ class AllReduceEngine(Engine):
         self._leave_on_sigterm()
         hand = self._part.hand_in(self._work.get(self._number), self.now, self._coordinator.expected_update())
         compute_s = hand.compute_s + time.monotonic() - self._free_s
-        communicates = self._reduction.communicates(self._iteration + 1)
+        communicates = self._allreduce.communicates(self._iteration + 1)
         begun = self._circle.begin_sum(self._worker.payload) if communicates else []
         summed = CompletionTimer(begun)
         hand = hand._replace(generation=self._circle.generation, compute_s=compute_s)
         self._circle.hand_in(hand._replace(waited_s=self._waited_s, leaves=self._leaves))
-        if self._reduction.overlaps or not communicates:
+        if self._allreduce.overlaps or not communicates:
             next_work = self._coordinator.expected_work().get(self._number)
             if next_work is not None:
                 self._part.compute_ahead(next_work, self.now)
@@ -269,7 +269,7 @@ class AllReduceEngine(Engine):
     def _arrival(self, worker: int, hand: StepReport, now: float, pull_s: float) -> Arrival:
         work = self._work.pop(worker)
         assert work.draw == hand.draw, "every rank decides alike"
-        correction = self._reduction.correction
+        correction = self._allreduce.correction
         is_corrected = correction is not None and not isnan(hand.factor)
         return Arrival(
             now=now,
@@ -379,7 +379,7 @@ class AllReduceEngine(Engine):
         self._iteration = 0
         self._waited_s = 0.0
         self._free_s = time.monotonic()
-        self._pace = OverheadEstimator(self._reduction, self._elapsed_s())
+        self._pace = OverheadEstimator(self._allreduce, self._elapsed_s())
         self._is_to_reform = False
         return events
 

@@ -27,7 +27,7 @@ class OverheadEstimator:
         left over = max(0, m - max(b_i + c_i, s))
 
     Args:
-        reduction: what is summed, and when.
+        allreduce: what is summed, and when.
         now: seconds since the run began.
 
     Example:
@@ -40,8 +40,8 @@ class OverheadEstimator:
         0.0
     """
 
-    def __init__(self, reduction: AllReduceConfig, now: float) -> None:
-        self._overlaps = reduction.overlaps
+    def __init__(self, allreduce: AllReduceConfig, now: float) -> None:
+        self._overlaps = allreduce.overlaps
         self._begun_s: dict[int, float] = {}
         self._free_s = now  # whoever has not begun
         self._summed_s = -inf

@@ -43,7 +43,7 @@ def is_exact(plan: Plan, cluster: Cluster) -> bool:
     times independent of the virtual time. Server time per gradient, traces, slowdowns and faults need the coordinator.
     """
     [first, *others] = plan.phases
-    is_fixed = not (others or first.controllers or first.reduction) and first.protocol.max_lead == inf
+    is_fixed = not (others or first.controllers or first.allreduce) and first.protocol.max_lead == inf
     is_steady = not (cluster.slowdowns or cluster.transient or cluster.faults or isinstance(cluster.timing, Trace))
     return is_fixed and is_steady and cluster.server.gradient_s == 0
 
