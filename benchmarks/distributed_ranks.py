@@ -116,7 +116,7 @@ def warm_up(updates: int) -> int:
 def train_resnet(settings: dict[str, Any]) -> float:
     """Return the seconds from an update to the next, in a worker's process those of its replica for a gradient."""
     if not settings["in_pieces"]:
-        patch("paceline.engines.distributed.transport.wire_format.cut", as_a_whole).start()
+        patch("paceline.engines.distributed.transport.wire_format.make_buckets", as_a_whole).start()
     watch = Stopwatch()
     watch.time(Replica, "gradient")
     images = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -136,7 +136,7 @@ def train_resnet(settings: dict[str, Any]) -> float:
     return (times_s[-1] - times_s[0]) / updates
 
 
-def as_a_whole(gradient_nbytes: int, nbytes: int, piece_nbytes: int = 0) -> list[Bucket]:
+def as_a_whole(gradient_nbytes: int, nbytes: int, bucket_nbytes: int = 0) -> list[Bucket]:
     return [Bucket(0, nbytes)]
 
 

@@ -337,7 +337,7 @@ def test_ranks_that_do_not_agree_or_have_another_token():
 def test_a_rank_that_does_not_come_is_named():
     with ranks(3, tiny_job(), {"start_timeout_s": 1.0}, protocol="dc_s3gd", stop="updates=5") as job:
         job.start(0)
-        with pytest.raises(pl.RunError, match=r"worker 1, 2 did not come within start_timeout_s = 1 s"):
+        with pytest.raises(pl.RunError, match=r"worker 1, 2 did not join within start_timeout_s=1"):
             job.end(0)
 
 

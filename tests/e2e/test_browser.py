@@ -271,9 +271,9 @@ def test_dark_and_light_follow_the_system_and_the_button(open_page, folder, tmp_
         assert picture(dark, chart) != picture(light, chart)
     for page, other in ((dark, light_paper), (light, dark_paper)):
         own = page.evaluate(paper)
-        page.get_by_role("button", name="Dark or light").click()
+        page.get_by_role("button", name="Dark/light").click()
         assert page.evaluate(paper) == other
-        page.get_by_role("button", name="Dark or light").click()
+        page.get_by_role("button", name="Dark/light").click()
         assert page.evaluate(paper) == own
 
 
@@ -354,4 +354,4 @@ def test_a_worker_without_any_finished_work_has_a_row_of_round_trips(open_page, 
     for _ in range(3):
         page.keyboard.press("ArrowDown")
     assert "worker 2: median at least 1." in said(page)
-    assert "no piece of its work was finished" in said(page)
+    assert "no task finished" in said(page)

@@ -5,9 +5,9 @@ import torch
 
 from end_when import EndWhen
 from paceline.core.records import GradientArrived
-from paceline.engines.distributed.transport.buckets import PIECE_BYTES
+from paceline.engines.distributed.transport.buckets import BUCKET_BYTES
 from paceline.engines.distributed.transport.connection import Connection
-from paceline.engines.distributed.transport.messages import GradientStarted, RemoteTaskCancelled
+from paceline.engines.distributed.transport.headers import GradientStarted, RemoteTaskCancelled
 from paceline.worker.replica import Replica
 from pausing_job import large_job, sgd_over
 from ranks import run
@@ -18,13 +18,13 @@ from tiny_jobs import tiny_job
 def heard(monkeypatch):
     """Return what rank 0 hears, which is this process."""
     messages = []
-    receive = Connection.receive
+    receive = Connection.recv
 
     def noted(self):
         messages.append(receive(self))
         return messages[-1]
 
-    monkeypatch.setattr(Connection, "receive", noted)
+    monkeypatch.setattr(Connection, "recv", noted)
     return messages
 
 
@@ -32,7 +32,7 @@ def heard(monkeypatch):
 @pytest.mark.parametrize(("protocol", "n"), [pytest.param("bsp", 1, marks=pytest.mark.slow), ("k_sync(k=1)", 2)])
 def test_every_gradient_is_that_of_its_minibatch(protocol, n, heard):
     def is_enough(seen):
-        is_interrupted = any(isinstance(message, RemoteTaskCancelled) and message.gone for message in heard)
+        is_interrupted = any(isinstance(message, RemoteTaskCancelled) and message.sent for message in heard)
         return seen.updates >= 12 and (n == 1 or is_interrupted)
 
     job = large_job()
@@ -48,4 +48,4 @@ def test_every_gradient_is_that_of_its_minibatch(protocol, n, heard):
 def test_a_short_gradient_goes_at_once(heard):
     run(2, tiny_job(), protocol="bsp", stop="updates=5")
     assert not any(isinstance(message, GradientStarted) for message in heard)
-    assert Replica(tiny_job(), 1, 1).layout.nbytes < PIECE_BYTES
+    assert Replica(tiny_job(), 1, 1).layout.nbytes < BUCKET_BYTES

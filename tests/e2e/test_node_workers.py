@@ -20,7 +20,7 @@ from hosts import Cut, hosts, need_hosts, ranks_on_hosts
 from paceline.core.events import Minibatch
 from paceline.core.records import DecisionMade, GradientArrived, WorkInterrupted
 from paceline.engines.distributed.node_worker.node_group import NodeGroup, NodeGroupLost
-from paceline.engines.distributed.transport.connection import dist, gloo
+from paceline.engines.distributed.transport.connection import dist, gloo_group
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.gradient_variance import variance
 from paceline.worker.replica import Interrupted, PartialGradient, Replica
@@ -201,7 +201,7 @@ def test_a_version_goes_round():
     def act(team):
         version = layout.allocate()
         version.memory.fill_(7 + team.local_rank)
-        team.hand_round(version)
+        team.broadcast(version)
         return int(version.memory.min())
 
     assert together(3, act) == [7, 7, 7]
@@ -214,9 +214,9 @@ def test_who_is_slow_is_waited_for():
         return outcome(team.check)
 
     def connecting(*what, **settings):
-        return gloo(*what, **{**settings, "timeout": timedelta(seconds=1)})
+        return gloo_group(*what, **{**settings, "timeout": timedelta(seconds=1)})
 
-    with patch("paceline.engines.distributed.transport.process_group.gloo", connecting):
+    with patch("paceline.engines.distributed.transport.process_group.gloo_group", connecting):
         assert together(2, act) == [None, None]
 
 
@@ -392,7 +392,7 @@ def test_a_group_that_is_not_complete_says_who_is_missing():
     with ranks(4, tiny_job(), {**NODE, "start_timeout_s": 5.0}, protocol="bsp", stop="updates=5") as job:
         job.start(0)
         job.start(1)
-        with pytest.raises(pl.RunError, match=r"processes 1, 2 of worker 0 did not come within start_timeout_s = 5 s"):
+        with pytest.raises(pl.RunError, match=r"processes 1, 2 of worker 0 did not join within start_timeout_s=5"):
             job.end(1)
         with pytest.raises(pl.RunError, match=r"worker 0 did not come"):
             job.end(0)

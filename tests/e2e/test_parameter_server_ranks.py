@@ -13,7 +13,7 @@ import paceline as pl
 from catalogue_table import TABLE
 from end_when import FOREVER, EndWhen
 from paceline.core.records import GradientArrived, WorkerJoined, WorkerLost, WorkInterrupted
-from paceline.engines.distributed import DistributedServerEngine
+from paceline.engines.distributed import ParameterServerEngine
 from paceline.engines.distributed.allreduce.membership import MembershipServer
 from ranks import flat, free_port, lost, ranks, run, used_by
 from this_process import wait_until, what_is_open
@@ -128,7 +128,7 @@ def test_a_rank_with_another_token_is_turned_away_and_the_right_one_is_waited_fo
             job.end(1)
         job.start(1)
         assert job.end(0).stopped_by == "updates"
-        assert "rejected a connection: it does not know the token" in job.said(0)
+        assert "rejected a connection: wrong token" in job.said(0)
 
 
 @pytest.mark.slow
@@ -171,8 +171,8 @@ def wait_long_at_the_start():
         original(self)
         self._cluster = asked
 
-    original = DistributedServerEngine._start
-    DistributedServerEngine._start = start
+    original = ParameterServerEngine._start
+    ParameterServerEngine._start = start
 
 
 @pytest.mark.slow
@@ -228,10 +228,10 @@ def test_a_loss_that_is_no_scalar_stops_every_rank_with_one_line():
 def test_a_port_in_use_and_a_rank_that_does_not_come():
     with ranks(2, tiny_job(), {"start_timeout_s": 1.0}, protocol="bsp", stop="updates=3") as job:
         job.start(0)
-        with pytest.raises(pl.RunError, match=r"worker 0 did not come within start_timeout_s = 1 s"):
+        with pytest.raises(pl.RunError, match=r"worker 0 did not join within start_timeout_s=1"):
             job.end(0)
         job.start(1)
-        with pytest.raises(pl.RunError, match=r"rank 0 could not be reached at 127.0.0.1:\d+ for start_timeout_s = 1"):
+        with pytest.raises(pl.RunError, match=r"rank 0 could not be reached at 127.0.0.1:\d+ within start_timeout_s=1"):
             job.end(1)
     with ranks(2, tiny_job(), {"address": f"127.0.0.1:{free_port()}"}, protocol="bsp", stop=FOREVER) as job:
         job.start_all()
@@ -283,7 +283,7 @@ def test_rank_0_leaves_nothing_behind_when_the_run_fails():
     before = what_is_open()
     with (
         ranks(2, tiny_job(), {"start_timeout_s": 0.5}, protocol="bsp", stop="updates=2") as job,
-        pytest.raises(pl.RunError, match="worker 0 did not come"),
+        pytest.raises(pl.RunError, match="worker 0 did not join"),
     ):
         job.serve()
     assert what_is_open() == before
@@ -293,29 +293,29 @@ def test_rank_0_leaves_nothing_behind_when_the_run_fails():
 @pytest.mark.parametrize(
     ("protocol", "part", "name"),
     [
-        ("asp", DistributedServerEngine, "_take_leave"),
+        ("asp", ParameterServerEngine, "_send_end"),
         pytest.param("all_reduce", MembershipServer, "close", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("is_let_in", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_a_worker_that_comes_back_as_the_run_ends_leaves_with_status_0(protocol, part, name, is_let_in, monkeypatch):
+@pytest.mark.parametrize("is_admitted", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_a_worker_that_comes_back_as_the_run_ends_leaves_with_status_0(protocol, part, name, is_admitted, monkeypatch):
     end_run = getattr(part, name)
 
-    def come_back_first(self, end):
-        door = self._door if protocol == "asp" else self._gate
-        if is_let_in:  # before rank 0 says that the run is over
-            come_back(door)
-            wait_until(lambda: not door._entering)
-            end_run(self, end)
+    def come_back_first(self, *arguments):
+        acceptor = self._acceptor
+        if is_admitted:  # before rank 0 sends the end of the run
+            come_back(acceptor)
+            wait_until(lambda: not acceptor._undecided)
+            end_run(self, *arguments)
         else:
-            announce = door.announce_end
-            monkeypatch.setattr(door, "announce_end", lambda told: (announce(told), come_back(None)))
-            end_run(self, end)
+            announce = acceptor.announce_end
+            monkeypatch.setattr(acceptor, "announce_end", lambda end: (announce(end), come_back(None)))
+            end_run(self, *arguments)
 
-    def come_back(door):
+    def come_back(acceptor):
         job.start(1)
-        if door is not None:
-            wait_until(lambda: len(door._threads) > 2)
+        if acceptor is not None:
+            wait_until(lambda: len(acceptor._threads) > 2)
         else:
             wait_until(lambda: "the run has ended already" in job.said(1))
 

@@ -14,11 +14,11 @@ from arrival_replay import ArrivalReplay
 from end_when import FOREVER
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.records import GradientArrived, StepMeasured, WorkerLost, WorkInterrupted
-from paceline.engines.distributed import DistributedServerEngine
+from paceline.engines import distributed
+from paceline.engines.distributed import ParameterServerEngine
 from paceline.engines.distributed.parameter_server.remote_worker import RemoteWorker
 from paceline.engines.distributed.parameter_server.shard_channel import ShardChannel
 from paceline.protocols.protocol import as_plan
-from paceline.run import session
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.replica import Replica
@@ -56,7 +56,7 @@ def events(monkeypatch):
     """Return the events of the run whose rank 0 is this process."""
     heard = []
 
-    class Noting(DistributedServerEngine):
+    class Noting(ParameterServerEngine):
         def run(self, coordinator, observe=None, first=None):
             def note(now, event, commands):
                 if event is not None:
@@ -65,7 +65,7 @@ def events(monkeypatch):
 
             return super().run(coordinator, note, first)
 
-    monkeypatch.setattr(session, "DistributedServerEngine", Noting)
+    monkeypatch.setattr(distributed, "ParameterServerEngine", Noting)
     return heard
 
 
@@ -146,32 +146,34 @@ def halves_job(samples, **settings):
 def hang_between_parts(part, draw):
     """Let this worker hang when a part of a gradient, and nothing else of it, has been sent."""
 
-    def hand_in(self, finished):
-        if finished.draw != draw or self.parameters.start == part:
-            original(self, finished)
-        if finished.draw == draw and self.parameters.start == part:
+    def send_remaining(self, done):
+        if done.draw != draw or self.parameters.start == part:
+            original(self, done)
+        if done.draw == draw and self.parameters.start == part:
             hang()
 
-    original = ShardChannel.hand_in
-    ShardChannel.hand_in = hand_in
+    original = ShardChannel.send_remaining
+    ShardChannel.send_remaining = send_remaining
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("part", "told"), [(0, "finished"), pytest.param(1, "came", marks=pytest.mark.slow)])
-def test_a_worker_that_dies_between_two_parts_of_a_gradient_is_lost_with_it(part, told, monkeypatch):
+@pytest.mark.parametrize(
+    ("part", "method"), [(0, "on_task_done"), pytest.param(1, "on_part_received", marks=pytest.mark.slow)]
+)
+def test_a_worker_that_dies_between_two_parts_of_a_gradient_is_lost_with_it(part, method, monkeypatch):
     samples, epochs = 8 * BATCH, 3
     train = halves_job(samples)
 
     def kill_when_a_part_has_come(self, first, second):
         whole = original(self, first, second)
-        draw = first.draw if told == "finished" else second
+        draw = first.draw if method == "on_task_done" else second
         if (self.worker, draw) == (0, 4):
             assert whole is None
             job.processes[1].kill()
         return whole
 
-    original = getattr(RemoteWorker, told)
-    monkeypatch.setattr(RemoteWorker, told, kill_when_a_part_has_come)
+    original = getattr(RemoteWorker, method)
+    monkeypatch.setattr(RemoteWorker, method, kill_when_a_part_has_come)
     with ranks(3, train, {"slices": 2}, protocol="bsp", stop=f"epochs={epochs}") as job:
         job.start_slices()
         job.start(1, prepare=partial(hang_between_parts, part, draw=4))
@@ -307,7 +309,7 @@ def test_a_server_that_does_not_come_is_missed():
     with ranks(2, tiny_job(), {"slices": 2, "start_timeout_s": 2.0}, protocol="bsp", stop="updates=3") as job:
         job.start(0)
         job.start(1)
-        with pytest.raises(pl.RunError, match=r"the server of slice 1 did not come within start_timeout_s = 2 s"):
+        with pytest.raises(pl.RunError, match=r"the server of slice 1 did not join within start_timeout_s=2"):
             job.end(0)
 
 

@@ -17,7 +17,7 @@ import torch
 
 import paceline as pl
 from paceline.core.records import DecisionMade, GradientArrived, WorkerLost
-from paceline.run import session
+from paceline.engines import distributed
 
 PRELOAD = ["paceline.engines.local.worker_process", "paceline.run.train"]
 LIMIT_S = 60
@@ -195,7 +195,7 @@ def _rank(environment, job, torchrun, settings, said, connection, prepare):
     if prepare is not None:
         prepare()
     try:
-        with patch.object(session, "SidecarProcess", NotHere):
+        with patch.object(distributed, "SidecarProcess", NotHere):
             end = pl.train(job, cluster=pl.Torchrun(**torchrun), **settings)
         records = end.history.records
         told = (end, records)
@@ -217,7 +217,7 @@ class NotHere:
     def kill(self):
         pass
 
-    def end(self):
+    def stop(self):
         pass
 
 

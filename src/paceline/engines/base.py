@@ -1,4 +1,4 @@
-"""What every engine does: carry commands out, report events. Nothing that decides lives here."""
+"""Engine interface: carries out the commands of a coordinator and reports events to it."""
 
 from __future__ import annotations
 
@@ -35,29 +35,34 @@ Observer = Callable[[float, Event | None, Sequence[Command]], None]
 
 
 class Engine(ABC):
-    """Moves data and time for one run.
+    """Engine of one run: moves data and time, and makes no decisions.
 
-    A subclass carries out each command and hands in events in the order of their times, a `Timer` no earlier
-    than it was asked for.
+    A subclass carries out each command and returns events in the order of their times. A `Timer` comes no earlier than
+    the time of its command.
+
+    Attributes:
+        now: seconds since the run began.
+        is_settled: whether the server has the newest version, so that the run can be saved.
+        signals: signals that were caught.
     """
 
     now: float = 0.0
-    is_settled = True  # the server has the newest version; else it is not to be saved now
+    is_settled = True
 
     def __init__(self) -> None:
         self.signals = Signals()
-        self._applied: UpdateApplied | None = None  # to be told before anything else
-        self._is_ready = True  # else nothing is carried out: a signal came before all workers were there
+        self._applied: UpdateApplied | None = None  # the next event, if there is one
+        self._is_ready = True  # False after a signal before all workers were ready: no command is carried out
 
     def __enter__(self) -> Self:
-        """Get ready to run."""
+        """Start to handle signals."""
         self.signals.install()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        """Let go of whatever the run needed."""
+        """Release all resources of the run."""
         self.signals.remove()
 
     def abort_by_signal(self) -> AbortRun:
@@ -65,13 +70,13 @@ class Engine(ABC):
         return AbortRun(self.now, Outcome.INTERRUPTED, f"interrupted by {self.signals.caught}")
 
     def report_step(self, command: Apply, step: Step | None) -> None:
-        """Let the step of an update be the next event, if it was measured."""
+        """Make the step of an update the next event, if it was measured."""
         if step is not None:
             self._applied = UpdateApplied(self.now, command.version, step)
 
     @abstractmethod
     def resume_at(self, version: int, now: float) -> None:
-        """Begin at this time, before `__enter__`, with what the server holds as this version."""
+        """Start from what the server holds as this version, at this time; call it before `__enter__`."""
 
     @abstractmethod
     def next_event(self) -> Event:
@@ -79,19 +84,19 @@ class Engine(ABC):
 
     @abstractmethod
     def compute(self, command: Compute) -> None:
-        """Give a worker work."""
+        """Give a worker a task."""
 
     @abstractmethod
     def interrupt(self, command: Interrupt) -> None:
-        """Let a worker abandon its work."""
+        """Cancel the task of a worker."""
 
     @abstractmethod
     def replace(self, command: RestartWorker) -> None:
-        """Give a worker up and start another one in its place, where that can be done; else it stays."""
+        """Replace a worker by a new one, if the engine can start workers; else keep it."""
 
     @abstractmethod
     def accept(self, command: Accept) -> None:
-        """Add the gradient that has just arrived."""
+        """Add the gradient that has just arrived to the pending update."""
 
     @abstractmethod
     def apply(self, command: Apply) -> None:
@@ -99,19 +104,19 @@ class Engine(ABC):
 
     @abstractmethod
     def evaluate(self, command: Evaluate) -> None:
-        """Measure a version; an `Evaluated` will tell."""
+        """Start to evaluate a version; an `Evaluated` event follows."""
 
     @abstractmethod
     def wake(self, command: SetTimer) -> None:
-        """Send a `Timer` at that moment."""
+        """Set a timer; a `Timer` event follows at its time."""
 
     def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> EndRun:
-        """Run to the end and return what ended it.
+        """Run to the end and return the last command.
 
         Args:
-            coordinator: decides.
-            observe: sees the time, each event and the commands that answered it, once they are carried out.
-            first: an event that comes before all others, instead of the beginning.
+            coordinator: coordinator of the run.
+            observe: callback with the time, each event and its commands, after they have been carried out.
+            first: first event; None begins the run.
         """
         carry_out: dict[type[Any], Callable[[Any], None]] = {
             Compute: self.compute,
@@ -127,7 +132,7 @@ class Engine(ABC):
         commands = coordinator.begin(self.now) if first is None else coordinator.handle(first)
         while True:
             for command in commands:
-                action = carry_out.get(type(command))  # the others are for the record
+                action = carry_out.get(type(command))  # other commands are only recorded
                 if action is not None and self._is_ready:
                     action(command)
             if observe is not None:
@@ -153,17 +158,17 @@ def compensated(
     then: FlatBuffers,
     gradient: FlatBuffers,
 ) -> Arrival:
-    """Let the compensators act on a gradient if it will be accepted; return its arrival with what they did.
+    """Compensate a gradient for its staleness if it will be accepted; return its arrival with the compensations.
 
-    A correction that overflows makes a gradient that is not finite, and will be dropped as any other.
+    A correction that overflows makes the gradient non-finite, so that it is dropped.
 
     Args:
-        arrival: about to be told.
-        coordinator: knows the compensators, and what will be accepted.
-        server: holds the parameters of now.
-        version: that the gradient was computed at.
-        then: the parameters of that version.
-        gradient: may be changed.
+        arrival: arrival, not yet reported.
+        coordinator: coordinator with the compensators of the phase.
+        server: server with the current parameters.
+        version: version at which the gradient was computed.
+        then: parameters of that version.
+        gradient: gradient; changed in place.
     """
     if not will_be_compensated(arrival, coordinator):
         return arrival
@@ -176,5 +181,5 @@ def compensated(
 
 
 def will_be_compensated(arrival: Arrival, coordinator: Coordinator) -> bool:
-    """Return whether there are compensators now, and a gradient for them that will be accepted."""
+    """Return whether there are compensators, and the gradient is finite and will be accepted."""
     return bool(coordinator.compensators) and arrival.finite and coordinator.would_accept(arrival.worker, arrival.draw)

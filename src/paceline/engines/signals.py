@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as something that an engine can look at and wait for, and a worker can leave by."""
+"""Handlers of Ctrl-C and SIGTERM: for engines, for processes that start up, and for workers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 
 class Signals:
-    """Remembers the first signal; the second one acts as usual.
+    """Record of the first signal; the second one acts as usual.
 
     Attributes:
-        caught: the name of the signal, empty before there is one.
-        reader: file descriptor that becomes readable with it.
+        caught: name of the signal, empty before the first one.
+        reader: file descriptor that becomes readable with the signal.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Signals:
         self._previous: dict[int, Any] = {}
 
     def install(self) -> None:
-        """Begin to listen, in the main thread, which alone may; take over a SIGTERM that was held."""
+        """Install the handlers if this is the main thread; take over a SIGTERM that was held."""
         self.reader, self._writer = os.pipe()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -34,7 +34,7 @@ class Signals:
                 self._catch(signal.SIGTERM, None)
 
     def remove(self) -> None:
-        """Put the previous handlers back."""
+        """Restore the previous handlers."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
@@ -47,27 +47,27 @@ class Signals:
         os.write(self._writer, b"x")
 
 
-class _Early:
-    """SIGTERM before an engine listens: the first one is held, the second one acts as usual."""
+class _EarlySigterm:
+    """SIGTERM before an engine has installed its handlers: the first is held, the second acts as usual."""
 
     def __init__(self) -> None:
         self.is_caught = False
         self._previous: Any = None
 
     def begin(self) -> bool:
-        """Begin to hold; return whether this call has begun it."""
+        """Start to hold SIGTERM; return whether this call has started it."""
         if self._previous is not None or threading.current_thread() is not threading.main_thread():
             return False
         self._previous = signal.signal(signal.SIGTERM, self._catch) or signal.SIG_DFL
         return True
 
     def end(self) -> None:
-        """Let SIGTERM act as usual again, also the one that was held."""
+        """Stop to hold SIGTERM, and send the one that was held."""
         if self._previous is None:
             return
         if signal.getsignal(signal.SIGTERM) == self._catch:
             signal.signal(signal.SIGTERM, self._previous)
-        previous, self._previous = self._previous, None  # only now: until here the handler needs it
+        previous, self._previous = self._previous, None  # last, because the handler needs it
         if self.is_caught:
             self.is_caught = False
             signal.signal(signal.SIGTERM, previous)
@@ -78,18 +78,18 @@ class _Early:
         self.is_caught = True
 
 
-_early = _Early()
+_early = _EarlySigterm()
 
 
 @contextmanager
 def holding_sigterm(*, acts_at_end: bool = True) -> Iterator[None]:
-    """Hold a SIGTERM that comes before an engine listens, as while torch is imported or a model is built.
+    """Hold a SIGTERM that comes before an engine handles it, as while torch is imported or a model is built.
 
     The next engine takes it over, so that its run is saved and ends as interrupted.
 
     Args:
-        acts_at_end: whether SIGTERM acts as usual at the end if no engine has taken it over; not needed where the
-            process ends then anyway.
+        acts_at_end: whether a SIGTERM that no engine has taken over is sent at the end; False where the process
+            exits anyway.
     """
     has_begun = _early.begin()
     try:
@@ -101,31 +101,31 @@ def holding_sigterm(*, acts_at_end: bool = True) -> Iterator[None]:
 
 
 def release_sigterm() -> None:
-    """Let SIGTERM act as usual from now on, also one that was held."""
+    """Stop to hold SIGTERM, and send the one that was held."""
     _early.end()
 
 
 def is_sigterm_held() -> bool:
-    """Return whether a SIGTERM was held that no engine has taken over."""
+    """Return whether a SIGTERM is held that no engine has taken over."""
     return _early.is_caught
 
 
 @contextmanager
 def leaving_on_sigterm(leave: Callable[[], None]) -> Iterator[None]:
-    """Call something at the first SIGTERM, the second one acts as usual; leave Ctrl-C to rank 0, which ends everybody.
+    """Call a function at the first SIGTERM; the second one acts as usual. Ignore Ctrl-C: rank 0 ends all processes.
 
     Args:
-        leave: may be called between any two instructions of the main thread.
+        leave: function, which is called between any two instructions of the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def heard(number: int, frame: object) -> None:
+    def on_sigterm(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         leave()
 
-    before = signal.signal(signal.SIGTERM, heard), signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.signal(signal.SIGTERM, on_sigterm), signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Loss, metrics and quorum against time, updates and workload: a line a protocol, a band over its seeds."""
+"""Curves of loss, metrics and quorum against time, updates and workload: mean and band over the seeds."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from paceline.report.run_data import Column, RunData
 
 AXES = {"time": "seconds", "updates": "updates", "workload": "workload (accepted gradients)"}
-SWITCHES = ("protocol", "resumed")  # kinds of marks
-GRID = 240  # points of a line that is a mean
-MOST_POINTS = 2_000  # of the line of a single run; above, it is drawn on the grid
+SWITCHES = ("protocol", "resumed")  # kinds of marks drawn as vertical lines
+GRID = 240  # points of a mean curve
+MOST_POINTS = 2_000  # points of the curve of a single run; a longer one is drawn on the grid
 
 
 @dataclass(frozen=True)
 class CurveLine:
-    """A line with the smallest and largest value over the runs it is the mean of.
+    """Mean curve with the smallest and largest value over its runs.
 
     Attributes:
-        steps: whether a value holds from the point before until its own.
+        steps: whether a value holds from the previous point to its own.
     """
 
     x: Column
@@ -33,10 +33,12 @@ class CurveLine:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone.
+    """Runs that differ only in their seed.
 
     Attributes:
-        lines: by axis and panel, of those that the runs have.
+        label: name of the group in the report.
+        runs: data of the runs.
+        lines: curves by axis and panel, for each panel that the runs have.
     """
 
     label: str
@@ -45,7 +47,7 @@ class Group:
 
 
 def groups(runs: Sequence[RunData]) -> list[Group]:
-    """Put together the runs of one protocol on one cluster, and draw their lines."""
+    """Group the runs by protocol and cluster, and compute their curves."""
     found: dict[tuple[str, Any], list[RunData]] = {}
     for run in runs:
         found.setdefault((run.protocol, run.run.configuration.get("cluster")), []).append(run)
@@ -61,9 +63,9 @@ def groups(runs: Sequence[RunData]) -> list[Group]:
 
 
 def panels(groups: Sequence[Group]) -> dict[str, str]:
-    """Return the panels of some groups with their titles: training loss, a panel a metric, quorum.
+    """Return the panels of these groups with their titles: training loss, each metric, quorum.
 
-    Metrics that a stop of a run asks for come first, the evaluation loss comes last.
+    Metrics with a target come first, the evaluation loss comes last.
     """
     runs = [run for group in groups for run in group.runs]
     asked = [target.metric for run in runs for target in run.evaluated]
@@ -73,7 +75,7 @@ def panels(groups: Sequence[Group]) -> dict[str, str]:
 
 
 def metric_panel(name: str) -> str:
-    """Return the panel of a metric, which no other panel is called."""
+    """Return the unique name of the panel of a metric."""
     return name if name == "accuracy" else f"metric {name}"
 
 
@@ -83,9 +85,9 @@ def metric_title(name: str) -> str:
 
 
 def smooth_loss(run: RunData) -> Column:
-    """Return at each update the mean loss of the last gradients, as many as `Stop(loss=)` looks at.
+    """Return the mean loss of the last gradients at each update, over the window of `Stop(loss=)`.
 
-    Losses that are not finite are left out; where no other is, the mean is nan.
+    Losses that are not finite are left out; without a finite loss the mean is nan.
     """
     known = np.isfinite(run.losses)
     sums = np.append(0.0, np.cumsum(np.where(known, run.losses, 0.0)))
@@ -98,14 +100,14 @@ def smooth_loss(run: RunData) -> Column:
 
 
 def band(lines: Sequence[tuple[Column, Column]], steps: bool = False) -> CurveLine | None:
-    """Return mean, minimum and maximum of some lines on a common grid, as far as all of them go.
+    """Return mean, minimum and maximum of some curves on the range of x that all of them have.
 
     Args:
-        lines: x in ascending order and y; points that are not finite are left out.
-        steps: whether y holds from the point before until its own; straight from point to point otherwise.
+        lines: pairs of x, in ascending order, and y; points that are not finite are left out.
+        steps: whether y holds from the previous point to its own; otherwise it is linear between points.
 
     Returns:
-        None if there is nothing that they have in common.
+        the mean curve, None if the curves have no common range.
     """
     finite = [(x[np.isfinite(y)], y[np.isfinite(y)]) for x, y in lines]
     if not all(len(x) for x, _ in finite):
@@ -122,16 +124,16 @@ def band(lines: Sequence[tuple[Column, Column]], steps: bool = False) -> CurveLi
 
 
 def switches(run: RunData) -> list[dict[str, Any]]:
-    """Return where on each axis another protocol came into force or the run was resumed, and why."""
+    """Return the place of each protocol switch and resumption on each axis, with the reason."""
     workload = np.append(0, run.updates["workload"])
     return [
         {"time": mark.time_s, "updates": mark.updates, "workload": int(workload[mark.updates]), "reason": mark.reason}
-        for mark in [mark for mark in run.marks if mark.kind in SWITCHES][1:]  # the run begins with the first
+        for mark in [mark for mark in run.marks if mark.kind in SWITCHES][1:]  # the first one is the start of the run
     ]
 
 
 def _on_grid(x: Column, y: Column, grid: Column) -> Column:
-    """Return means of y around the grid points, or between points where they lie further apart than the grid."""
+    """Return means of y around the grid points; interpolate where the points are sparser than the grid."""
     if len(x) < 2 * len(grid) or grid[0] == grid[-1]:
         return np.interp(grid, x, y)
     edges = np.append(grid, grid[-1]) - (grid[1] - grid[0]) / 2

@@ -1,4 +1,4 @@
-"""The figures of the page as PNG and SVG."""
+"""Figures of the report as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from paceline.report.worker_stats import (
 )
 from paceline.utils.files import replace_file
 
-COLOURS = ("#0072b2", "#d55e00", "#00805c", "#b0508a", "#8a6d00", "#404852")  # as on the page
+COLOURS = ("#0072b2", "#d55e00", "#00805c", "#b0508a", "#8a6d00", "#404852")  # equal to those in style.css
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (8, 2)))
 FATE_COLOURS = dict(zip((*FATES, IDLE), ("#0072b2", "#d55e00", "#e6b800", "#8a7a90", "#e6e8ec"), strict=True))
 FATE_COLOURS |= dict(zip(ACTIVITIES, ("#0072b2", "#b0508a", "#e6e8ec"), strict=True))
@@ -40,20 +40,20 @@ UPPER_QUARTILE = QUANTILES.index(75)
 
 
 def figure_class() -> Any:
-    """Return the figures of matplotlib.
+    """Return the class of matplotlib's figures.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UsageError(f"figures need matplotlib ({error}); type pip install 'paceline[figures]'") from error
+        raise UsageError(f"figures need matplotlib ({error}); run: pip install 'paceline[figures]'") from error
     return Figure
 
 
 def write_figures(runs: Sequence[RunData], groups: Sequence[Group], folder: Path) -> None:
-    """Write every figure; of several runs, the figures of each have its number and label in their names.
+    """Write all figures; the file names of several runs have their number and label.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -83,7 +83,7 @@ def write_figures(runs: Sequence[RunData], groups: Sequence[Group], folder: Path
 
 
 def draw_progress(figure: Any, groups: Sequence[Group], axis: str) -> None:
-    """Draw loss, metrics and quorum under one another."""
+    """Draw loss, metrics and quorum in one column of panels."""
     titles = panels(groups)
     names = [name for name in titles if any(name in group.lines[axis] for group in groups)] or ["loss"]
     figure.set_size_inches(WIDTH_IN, 1.0 + 2.1 * len(names))
@@ -108,7 +108,7 @@ def draw_progress(figure: Any, groups: Sequence[Group], axis: str) -> None:
 
 
 def draw_shares(figure: Any, runs: Sequence[RunData], measure: Callable[[RunData], dict[str, Any]], title: str) -> None:
-    """Draw a stacked bar a run."""
+    """Draw one stacked bar per run."""
     figure.set_size_inches(WIDTH_IN, 1.4 + 0.4 * len(runs))
     axes = figure.subplots()
     table = [measure(run) for run in runs]
@@ -124,7 +124,7 @@ def draw_shares(figure: Any, runs: Sequence[RunData], measure: Callable[[RunData
 
 
 def draw_timeline(figure: Any, run: RunData) -> None:
-    """Draw a row a worker; in each slice of time the fates stand on one another, as high as their shares.
+    """Draw one row per worker, with the shares of the fates stacked in each slice of time.
 
     The ticks at the top are updates.
     """
@@ -148,9 +148,9 @@ def draw_timeline(figure: Any, run: RunData) -> None:
 
 
 def draw_round_trips(figure: Any, run: RunData) -> None:
-    """Draw a box a worker: quartiles in the box, 5 to 95 % on the line, a ring at the longest.
+    """Draw one box per worker: quartiles as box, 5 to 95 % as line, the longest time as ring.
 
-    A triangle in place of the ring, and a hollow box, say that the times are at least these.
+    A triangle in place of the ring and a hollow box mark lower bounds of the times.
     """
     figure.set_size_inches(WIDTH_IN, 1.3 + max(1.5, 0.16 * run.workers))
     axes = figure.subplots()
@@ -182,12 +182,12 @@ def draw_heat_map(figure: Any, run: RunData) -> None:
 
 
 def draw_staleness(figure: Any, run: RunData) -> None:
-    """Draw how many used gradients had which staleness."""
+    """Draw a histogram of the staleness of the used gradients."""
     axes = figure.subplots()
     counts = staleness(run)
     axes.bar(counts["staleness"], counts["gradients"], color=COLOURS[0])
     axes.set(xlabel="staleness in versions", ylabel="used gradients")
-    axes.set_xlim(-0.6, max([7, *counts["staleness"]]) + 0.6)  # a single bar does not become a wall
+    axes.set_xlim(-0.6, max([7, *counts["staleness"]]) + 0.6)  # keeps a single bar narrow
     axes.xaxis.get_major_locator().set_params(integer=True)
 
 
@@ -208,5 +208,5 @@ def _slug(label: str) -> str:
 
 
 def _plain(label: str) -> str:
-    """Keep matplotlib from reading a name as mathematics, or from leaving it out of the legend."""
+    """Escape a label: matplotlib reads $ as mathematics and drops a leading underscore from the legend."""
     return label.replace("$", r"\$") if not label.startswith("_") else f" {label}"

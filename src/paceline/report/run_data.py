@@ -1,4 +1,4 @@
-"""A run's event log as arrays: the pieces of work, the updates, the decisions."""
+"""Event log of a run as arrays: tasks, updates and decisions."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from paceline.recording.run_folder import SavedRun
 from paceline.recording.run_stats import RunStats, count
 
 FATES = ("used", "dropped", "interrupted", "unfinished")
-STILL_GOING = "still going, or ended without a word"
+NO_END = "running, or killed"
 Column = NDArray[Any]
 Spans = list[tuple[float, float]]
 
 _WHAT = ("worker", "draw", "version", "start_s", "end_s", "staleness", "ending", "samples")
 _WORK = (*_WHAT, "round_trip_s", "compute_s", "network_s")
 _UPDATE = ("time_s", "k", "workload", "gradients", "reason", "quorum_reason")
-NO_STALENESS = -1  # of work that never arrived
+NO_STALENESS = -1  # value of a task whose gradient never arrived
 NO_REASON = -1
 
 
 class RunEndingData(NamedTuple):
-    """How a piece of work ended: one of `FATES`, and why."""
+    """End of a task: one of `FATES`, with the reason."""
 
     fate: str
     reason: str
 
 
 class Mark(NamedTuple):
-    """Something that was decided or happened to the whole run, and how many updates there were."""
+    """Decision or event of the whole run, with the number of updates until then."""
 
     time_s: float
     updates: int
@@ -60,19 +60,22 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class RunData:
-    """What one run did.
+    """Data of one run for the report.
 
     Attributes:
-        label: the run's name in the report.
-        work: a row a piece of work, by worker and then by time; those of one worker do not overlap.
-        workers: all that ever were there.
-        live: when each worker was there.
-        updates: a row an update; `gradients` counts the used ones that had arrived by then.
-        losses: of the used gradients, in the order of their arrival.
-        endings: what the column `ending` of the work numbers.
-        reasons: what the columns of reasons of the updates number.
-        figures: what the run comes to.
-        end_s: time of the last record.
+        label: name of the run in the report.
+        run: reader of the folder of the run.
+        work: columns of the tasks, by worker and then by time; the tasks of one worker do not overlap.
+        workers: number of workers that were ever live.
+        live: intervals of time in which each worker was live, in seconds.
+        updates: columns of the updates; `gradients` counts the used gradients until then.
+        losses: losses of the used gradients in the order of their arrival.
+        evaluations: records of the evaluations.
+        marks: decisions and events of the whole run.
+        endings: ends of tasks, numbered by the column `ending` of `work`.
+        reasons: reasons, numbered by the columns of reasons of `updates`.
+        stats: summary statistics.
+        end_s: time of the last record in seconds.
     """
 
     label: str
@@ -86,62 +89,62 @@ class RunData:
     marks: list[Mark]
     endings: list[RunEndingData]
     reasons: list[str]
-    figures: RunStats
+    stats: RunStats
     end_s: float
 
     @property
     def fates(self) -> Column:
-        """Number of the fate of each piece of work."""
+        """Index in `FATES` of each task."""
         numbers = np.array([FATES.index(ending.fate) for ending in self.endings], dtype=int)
         return numbers[self.work["ending"]] if len(self.endings) else np.zeros(0, dtype=int)
 
     @property
     def protocol(self) -> str:
-        """What was run."""
+        """Text of the plan."""
         return str(self.run.configuration.get("protocol", "?"))
 
     @property
     def seed(self) -> Any:
-        """Of everything that was drawn."""
+        """Seed of the run."""
         return self.run.configuration.get("seed", "?")
 
     @property
     def stop(self) -> Stop | None:
-        """Conditions that end the run, if its folder has them."""
+        """Stop conditions of the run, None if its folder has none."""
         text = self.run.configuration.get("stop")
         return Stop.parse(text) if isinstance(text, str) else None
 
     @property
     def evaluated(self) -> tuple[Target, ...]:
-        """Targets of the stop on metrics of an evaluation."""
+        """Targets of the stop on metrics of evaluations."""
         return self.stop.evaluated if self.stop else ()
 
     @property
     def outcome(self) -> str:
-        """In a word, or that there is none."""
+        """Outcome as a word, or the error, or that the log has no end."""
         if self.has_ended:
-            return str(self.figures.stopped_by)
-        return f"failed: {self.run.error}" if self.run.error else STILL_GOING
+            return str(self.stats.stopped_by)
+        return f"failed: {self.run.error}" if self.run.error else NO_END
 
     @property
     def has_ended(self) -> bool:
-        """Whether the log says how the run ended."""
-        return self.figures.stopped_by is not None
+        """Whether the log has the end of the run."""
+        return self.stats.stopped_by is not None
 
     @property
     def loss_window(self) -> int:
-        """Gradients that `Stop(loss=)` takes the mean of."""
+        """Number of gradients in the mean loss of `Stop(loss=)`."""
         return max(int(self.run.configuration.get("workers", 1)), LEAST_LOSS_WINDOW)
 
 
 def read_run(run: SavedRun, label: str) -> RunData:
-    """Read a run's event log once, from the first line to the last.
+    """Read the event log of a run in one pass.
 
     Raises:
         RunError: the log cannot be read.
     """
     reader = _Reader()
-    figures = count(reader.heard(run.history))
+    stats = count(reader.read(run.history))
     work = _sorted_work(reader.work_table())
     return RunData(
         label=label,
@@ -155,13 +158,13 @@ def read_run(run: SavedRun, label: str) -> RunData:
         marks=reader.marks,
         endings=list(reader.endings),
         reasons=list(reader.reasons),
-        figures=figures,
+        stats=stats,
         end_s=reader.now_s,
     )
 
 
 class _Reader:
-    """Takes in records one by one."""
+    """Accumulator of the records of a run."""
 
     def __init__(self) -> None:
         self.work = array("d")  # rows of _WORK, one after the other
@@ -176,9 +179,9 @@ class _Reader:
         self._updates = 0
         self._quorum_reason = NO_REASON
 
-    def heard(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Take in the records of a run on their way to somebody else."""
-        take: dict[type[Any], Callable[[Any], None]] = {
+    def read(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Add the records of a run and yield them unchanged."""
+        add: dict[type[Any], Callable[[Any], None]] = {
             RunStarted: self._started,
             RunResumed: self._resumed,
             GradientArrived: self._arrived,
@@ -193,16 +196,16 @@ class _Reader:
         }
         for record in records:
             self.now_s = record.now_s
-            if (method := take.get(type(record))) is not None:
+            if (method := add.get(type(record))) is not None:
                 method(record)
             yield record
 
     def work_table(self) -> dict[str, Column]:
-        """Return a column a field of the work, in the order of the log."""
+        """Return the columns of the tasks in the order of the log."""
         return _columns(self.work, _WORK)
 
     def spans(self, work: dict[str, Column]) -> list[Spans]:
-        """Return when each worker was there; without the end of the run, until its last work that is known."""
+        """Return the intervals in which each worker was live, up to its last task where the log has no end."""
         return [
             [(begin_s, self._last_s(work, worker, begin_s) if end_s == inf else end_s) for begin_s, end_s in spans]
             for worker, spans in sorted(self.live.items())
@@ -219,7 +222,7 @@ class _Reader:
     def _resumed(self, record: RunResumed) -> None:
         self._mark(record.now_s, "resumed", f"resumed at version {record.version}. {record.changes}".strip())
         for worker in range(record.workers):
-            self._come(worker, record.now_s)
+            self._join(worker, record.now_s)
         for worker in range(record.workers, len(self.live)):
             self._leave(worker, record.now_s)
 
@@ -235,10 +238,10 @@ class _Reader:
         )
 
     def _interrupted(self, record: WorkInterrupted) -> None:
-        self._never_arrived(record, self._ending("interrupted", "an update made it useless"), record.samples)
+        self._never_arrived(record, self._ending("interrupted", "no longer needed after an update"), record.samples)
 
     def _unfinished(self, record: WorkUnfinished) -> None:
-        self._never_arrived(record, self._ending("unfinished", "its worker was lost, or the run ended"), 0)
+        self._never_arrived(record, self._ending("unfinished", "worker lost, or end of the run"), 0)
 
     def _never_arrived(self, record: WorkInterrupted | WorkUnfinished, ending: int, samples: int) -> None:
         where = (record.worker, record.draw, record.version, record.started_s, record.now_s)
@@ -251,7 +254,7 @@ class _Reader:
         self.updates.extend((record.now_s, *counts, reason, self._quorum_reason))
 
     def _decided(self, record: DecisionMade) -> None:
-        if record.kind == "quorum":  # one an update or more: they are shown with the updates
+        if record.kind == "quorum":  # these decisions are shown with the updates
             self._quorum_reason = self.reasons.setdefault(record.reason, len(self.reasons))
             return
         if record.kind == "protocol":
@@ -259,22 +262,22 @@ class _Reader:
         self._mark(record.now_s, record.kind, record.reason)
 
     def _joined(self, record: WorkerJoined) -> None:
-        if record.late_return and self.live.get(record.worker):  # it was there all the time
+        if record.late_return and self.live.get(record.worker):  # the worker was live all the time
             begin_s, _ = self.live[record.worker].pop()
             self.live[record.worker].append((begin_s, inf))
-        self._come(record.worker, record.now_s)
-        self._mark(record.now_s, "joined", f"worker {record.worker} {'is back' if record.late_return else 'joined'}")
+        self._join(record.worker, record.now_s)
+        self._mark(record.now_s, "joined", f"worker {record.worker} {'returned' if record.late_return else 'joined'}")
 
     def _lost(self, record: WorkerLost) -> None:
         self._leave(record.worker, record.now_s)
-        if not record.silent:  # otherwise the decision says so
+        if not record.silent:  # the decision on a silent worker has its own mark
             self._mark(record.now_s, "lost", f"worker {record.worker}: {record.reason}")
 
     def _ended(self, record: RunEnded) -> None:
         for worker in self.live:
             self._leave(worker, record.now_s)
 
-    def _come(self, worker: int, now_s: float) -> None:
+    def _join(self, worker: int, now_s: float) -> None:
         spans = self.live.setdefault(worker, [])
         if not spans or spans[-1][1] < inf:
             spans.append((now_s, inf))
@@ -292,7 +295,7 @@ class _Reader:
 
 
 def _columns(rows: array[float], names: Sequence[str]) -> dict[str, Column]:
-    """Return the columns of rows that lie one after the other: seconds, and otherwise whole numbers."""
+    """Split concatenated rows into columns: float for seconds, int for all others."""
     table = np.array(rows).reshape(-1, len(names))
     return {
         name: table[:, i].copy() if name.endswith("_s") else table[:, i].astype(np.int64)
@@ -301,10 +304,10 @@ def _columns(rows: array[float], names: Sequence[str]) -> dict[str, Column]:
 
 
 def _sorted_work(work: dict[str, Column]) -> dict[str, Column]:
-    """Order the work by worker and draw, and leave one piece a draw.
+    """Order the tasks by worker and draw, with one task per draw.
 
-    A gradient that arrived although its work had been given up tells the truth about it, so the later record
-    counts; and it ends no later than the worker's next work begins.
+    Of two records of one draw the later one counts: a gradient that arrived after its task was interrupted. A task ends
+    at the start of the worker's next task at the latest.
     """
     order = np.lexsort((np.arange(len(work["worker"])), work["draw"], work["worker"]))
     work = {name: column[order] for name, column in work.items()}

@@ -1,4 +1,4 @@
-"""Workers whose work took much longer than that of the others, or was of no use, in a sentence each."""
+"""Sentences on stragglers: workers that were much slower than the others, or contributed nothing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 from paceline.report.run_data import FATES, RunData
 from paceline.report.worker_stats import QUANTILES, RoundTripStats, round_trips
 
-LEAST_TOLD = 1.05  # times the median round trip, below which a worker is not called slower
-SLOW = 2.0  # times the median round trip, from which on a worker is a straggler
-LEAST_FINISHED = 3  # of each of the others on average, before a worker that contributed nothing is one
-LEAST_SEEN = 3  # pieces of work of a slow worker
+LEAST_SLOWER = 1.05  # smallest ratio to the median round trip that counts as slower
+SLOW = 2.0  # smallest ratio to the median round trip of a straggler
+LEAST_FINISHED = 3  # mean gradients of the other workers before one without any counts as a straggler
+LEAST_SEEN = 3  # smallest number of tasks of a slow worker
 MOST_NAMED = 4
 MEDIAN = QUANTILES.index(50)
 
@@ -22,7 +22,7 @@ def stragglers(run: RunData) -> list[str]:
     """Return a sentence for each straggler of a run, the slowest first.
 
     A straggler has a median round trip of at least twice the median over the workers, or contributed nothing while the
-    others contributed. Where most of its work was interrupted or unfinished, its median is at least what was seen.
+    others contributed. If most of its tasks were interrupted or unfinished, its median is a lower bound.
     """
     rows = round_trips(run)
     if run.workers < 2 or not any(rows):
@@ -53,10 +53,10 @@ def _typical_s(rows: Sequence[RoundTripStats | None]) -> float:
 
 
 def _slower(row: RoundTripStats, typical_s: float) -> str:
-    """Say how much slower a worker was than the median over the workers, as far as it was seen."""
+    """Return how much slower a worker was than the median over the workers, or a lower bound."""
     seen_s = row.quantiles_s[MEDIAN]
     ratio, is_known = seen_s / typical_s, row.known > MEDIAN
-    if ratio >= LEAST_TOLD:
+    if ratio >= LEAST_SLOWER:
         return f"was {'' if is_known else 'at least '}{ratio:.1f} x slower than the median"
     if is_known:
         return "was not slower than the median"

@@ -1,4 +1,4 @@
-"""The report in words and numbers: a headline, a row a run."""
+"""Summary of the runs: the headline, and the row of each run."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from paceline.utils.wording import counted
 
 
 def row(run: RunData) -> dict[str, Any]:
-    """Return what the table says of a run; numbers that are not known are None."""
-    figures = run.figures
-    has_updates = figures.updates > 0
+    """Return the cells of a run by column; unknown numbers are None."""
+    stats = run.stats
+    has_updates = stats.updates > 0
     return {
         "protocol": run.protocol,
         "seed": run.seed,
         "outcome": run.outcome,
-        "seconds": figures.time_s,
-        "updates": figures.updates,
-        "mean k": figures.mean_k if has_updates else None,
-        "used": figures.used,
-        "dropped": figures.dropped,
-        "interrupted": figures.interrupted,
-        "mean staleness": figures.mean_staleness if has_updates else None,
-        "idle": max(0.0, figures.idle_share) if isfinite(figures.idle_share) else None,
-        "final loss": known(figures.loss),
-        "accuracy": known(figures.metrics.get("accuracy", nan)),
-        **{metric_title(name): known(value) for name, value in figures.metrics.items() if name != "accuracy"},
+        "seconds": stats.time_s,
+        "updates": stats.updates,
+        "mean k": stats.mean_k if has_updates else None,
+        "used": stats.used,
+        "dropped": stats.dropped,
+        "interrupted": stats.interrupted,
+        "mean staleness": stats.mean_staleness if has_updates else None,
+        "idle": max(0.0, stats.idle_share) if isfinite(stats.idle_share) else None,
+        "final loss": known(stats.loss),
+        "accuracy": known(stats.metrics.get("accuracy", nan)),
+        **{metric_title(name): known(value) for name, value in stats.metrics.items() if name != "accuracy"},
     }
 
 
@@ -42,34 +42,34 @@ def known(value: float) -> float | None:
 
 
 def headline(groups: Sequence[Group]) -> str:
-    """Say in a sentence what came out: who was first at the target, or where the runs got to."""
+    """Return the result as a sentence: the fastest protocol to the target, or the final values."""
     runs = [run for group in groups for run in group.runs]
     job = runs[0].run.configuration.get("job", "?")
-    if not any(run.figures.updates for run in runs):
-        return f"{job}: no update was made, so there is nothing to show yet"
+    if not any(run.stats.updates for run in runs):
+        return f"{job}: no update yet"
     if len(runs) == 1:
         return f"{job} with {runs[0].protocol}: {_arrived_at(runs[0])}"
-    if len(groups) > 1 and all(run.figures.stopped_by in TARGETS for run in runs):
+    if len(groups) > 1 and all(run.stats.stopped_by in TARGETS for run in runs):
         return f"{job}: {_race(groups)}"
     return f"{job}: {counted(len(runs), 'run')} of {counted(len(groups), 'protocol')}{_best(groups)}"
 
 
 def _arrived_at(run: RunData) -> str:
-    figures = run.figures
-    outcome = figures.reason if run.has_ended else f"{run.outcome}, with {counted(figures.updates, 'update')}"
-    parts = [f"{outcome} after {number(figures.time_s)} s"]
-    loss = known(figures.loss)
+    stats = run.stats
+    outcome = stats.reason if run.has_ended else f"{run.outcome}, with {counted(stats.updates, 'update')}"
+    parts = [f"{outcome} after {number(stats.time_s)} s"]
+    loss = known(stats.loss)
     parts += [f"loss {number(loss)}"] if loss is not None else []
     asked = [target.metric for target in run.evaluated]
     for name in [*asked, *({"accuracy"} - {*asked})]:
-        value = known(figures.metrics.get(name, nan))
+        value = known(stats.metrics.get(name, nan))
         shown = f"{value:.1%}" if value is not None and name == "accuracy" else value is not None and number(value)
         parts += [f"{metric_title(name)} {shown}"] if shown else []
     return ", ".join(parts)
 
 
 def _race(groups: Sequence[Group]) -> str:
-    times = sorted((mean(run.figures.time_s for run in group.runs), group.label) for group in groups)
+    times = sorted((mean(run.stats.time_s for run in group.runs), group.label) for group in groups)
     (best_s, winner), *others = times
     behind = ", ".join(f"{time_s / best_s:.1f} x faster than {label}" for time_s, label in others if best_s > 0)
     mean_of = " on average" if any(len(group.runs) > 1 for group in groups) else ""
@@ -79,11 +79,11 @@ def _race(groups: Sequence[Group]) -> str:
 
 
 def _best(groups: Sequence[Group]) -> str:
-    """Return which group ended with the best mean of the metric of the stop, or of the training loss without any."""
+    """Return the group with the best final mean of the target metric, or of the training loss without a target."""
     target = _common_target(groups)
     means = []
     for group in groups:
-        finals = [run.figures.metrics.get(target.metric, nan) if target else run.figures.loss for run in group.runs]
+        finals = [run.stats.metrics.get(target.metric, nan) if target else run.stats.loss for run in group.runs]
         means += [(mean(finals), group.label)] if all(map(isfinite, finals)) else []
     if not means:
         return ""
@@ -95,7 +95,7 @@ def _best(groups: Sequence[Group]) -> str:
 
 
 def _common_target(groups: Sequence[Group]) -> Target | None:
-    """Return the first target on a metric that the stops of all runs ask for."""
+    """Return the first target on a metric that all runs have a target for."""
     asked = [run.evaluated for group in groups for run in group.runs]
     common = [target for target in asked[0] if all(target.metric in {each.metric for each in one} for one in asked)]
     return common[0] if common else None

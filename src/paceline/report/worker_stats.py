@@ -1,4 +1,4 @@
-"""Where the workers' time and samples went, how long their work took, and how stale their gradients were."""
+"""Statistics of the workers: time and samples by fate, round-trip times, staleness."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ ACTIVITIES = ("computing", "communicating", "waiting")
 
 
 def worker_seconds(run: RunData) -> dict[str, float]:
-    """Return the worker-seconds by what became of the work, and those without any.
+    """Return the worker-seconds by fate of the task, and the idle ones.
 
-    Their sum is the time that workers were there.
+    Their sum is the live time of all workers.
     """
     spent_s = np.bincount(run.fates, weights=run.work["end_s"] - run.work["start_s"], minlength=len(FATES))
     idle_s = max(0.0, live_seconds(run) - float(spent_s.sum()))
@@ -27,11 +27,10 @@ def worker_seconds(run: RunData) -> dict[str, float]:
 
 
 def activities(run: RunData) -> dict[str, float]:
-    """Return the worker-seconds spent computing, communicating and waiting, whatever became of the work.
+    """Return the worker-seconds spent computing, communicating and waiting, for tasks of any fate.
 
-    Work that never arrived counts as computing. Without a server, communicating is what a worker waited for a sum when
-    all was handed in: what computing has hidden of it does not count. The sum of all three is the time that workers
-    were there.
+    A task without a gradient counts as computing. Under all-reduce, communicating is the time of the sum that is not
+    hidden behind computing. The sum of all three is the live time of all workers.
     """
     work = run.work
     never_arrived = np.isnan(work["compute_s"])
@@ -43,31 +42,30 @@ def activities(run: RunData) -> dict[str, float]:
 
 
 def live_seconds(run: RunData) -> float:
-    """Return the worker-seconds that workers were there."""
+    """Return the live time of all workers, in worker-seconds."""
     return sum(end_s - begin_s for spans in run.live for begin_s, end_s in spans)
 
 
 def samples(run: RunData) -> dict[str, int]:
-    """Return the samples by what became of the work on them; of unfinished work nothing is known."""
+    """Return the number of samples by fate of the task; unfinished tasks are left out."""
     counts = np.bincount(run.fates, weights=run.work["samples"], minlength=len(FATES))
     return {fate: int(count) for fate, count in zip(FATES, counts, strict=True) if fate != "unfinished"}
 
 
 def staleness(run: RunData) -> dict[str, list[int]]:
-    """Return how many used gradients had which staleness, in its order."""
+    """Return the histogram of the staleness of the used gradients."""
     used = run.work["staleness"][run.fates == FATES.index("used")]
     found, counts = np.unique(used, return_counts=True)
     return {"staleness": found.tolist(), "gradients": counts.tolist()}
 
 
 class RoundTripStats(NamedTuple):
-    """How long the work of one worker took.
+    """Round-trip times of one worker.
 
     Attributes:
-        quantiles_s: `QUANTILES` of its round-trip times, seconds.
-        known: number of these that are known. Each later one is at least the longest time seen, because so much of the
-            work was interrupted or unfinished.
-        finished: pieces of work that arrived.
+        quantiles_s: `QUANTILES` of the round-trip times, in seconds.
+        known: number of known quantiles; the later ones are lower bounds, because tasks were interrupted or unfinished.
+        finished: number of tasks whose gradient arrived.
     """
 
     quantiles_s: list[float]
@@ -76,10 +74,9 @@ class RoundTripStats(NamedTuple):
 
 
 def round_trips(run: RunData) -> list[RoundTripStats | None]:
-    """Return the round-trip times of each worker, None for one that did no work.
+    """Return the round-trip times of each worker, None for a worker without tasks.
 
-    Work that never arrived took longer than was seen of it: it is censored, and the quantiles are those of the
-    Kaplan-Meier estimate.
+    The time of a task without a gradient is censored; the quantiles are those of the Kaplan-Meier estimate.
 
     Source: Kaplan and Meier, "Nonparametric estimation from incomplete observations", 1958.
     """
@@ -96,7 +93,7 @@ def _round_trips(seen_s: Column, finished: Column) -> RoundTripStats | None:
     count = int(finished.sum())
     if count == len(seen_s):
         return RoundTripStats(np.percentile(seen_s, QUANTILES).tolist(), len(QUANTILES), count)
-    order = np.lexsort((~finished, seen_s))  # of equal times the finished work comes first
+    order = np.lexsort((~finished, seen_s))  # at equal times finished tasks come first
     at_risk = np.arange(len(seen_s), 0, -1)
     ended_by = 1 - np.cumprod(1 - finished[order] / at_risk)
     ranks = np.searchsorted(ended_by, np.array(QUANTILES) / 100 - ROUNDING)
@@ -106,9 +103,9 @@ def _round_trips(seen_s: Column, finished: Column) -> RoundTripStats | None:
 
 
 def heat_map(run: RunData) -> dict[str, Any]:
-    """Return the mean compute time of each worker in equal slices of time, nan where nothing arrived.
+    """Return the mean compute time of each worker in equal slices of time, nan without an arrival.
 
-    The times are of the computation alone, so a worker that waits for others does not look slow.
+    Waiting is left out, so a worker that waits for others does not look slow.
     """
     measured = run.work["compute_s"] > 0
     compute_s, worker = run.work["compute_s"][measured], run.work["worker"][measured]
@@ -124,10 +121,10 @@ def heat_map(run: RunData) -> dict[str, Any]:
 
 
 def coverage(run: RunData, columns: int) -> Column:
-    """Return the share of each slice of time that each worker spent on work of each fate.
+    """Return the share of each slice of time that each worker spent on tasks of each fate.
 
     Returns:
-        shares in [0, 1], shaped workers x fates x columns.
+        shares in [0, 1] of shape workers x fates x columns.
     """
     edges_s = np.linspace(0, run.end_s, columns + 1)
     shares = np.zeros((run.workers, len(FATES), columns))
@@ -144,7 +141,7 @@ def coverage(run: RunData, columns: int) -> Column:
 
 
 def _covered(begin_s: Column, end_s: Column, until_s: Column) -> Column:
-    """Return how much of the time until each moment lies within intervals, which are in order."""
+    """Return the total length of the ordered intervals before each moment."""
     if not len(begin_s):
         return np.zeros_like(until_s)
     knots = np.stack([begin_s, end_s], axis=1).ravel()
@@ -154,5 +151,5 @@ def _covered(begin_s: Column, end_s: Column, until_s: Column) -> Column:
 
 
 def _bounds(worker: Column, workers: int) -> Column:
-    """Return where in the ordered work each worker's part begins, and where the last one ends."""
+    """Return the index of the first task of each worker in the ordered tasks, and the number of tasks."""
     return np.searchsorted(worker, np.arange(workers + 1))

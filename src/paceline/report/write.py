@@ -1,4 +1,4 @@
-"""From folders of runs to the files of a report."""
+"""Report of runs: from their folders to one HTML file."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ from paceline.utils.files import replace_file, write_out
 KEYS = ("job", "batch_size", "parameters", "identity")
 
 
-def refuse_different_jobs(runs: Sequence[SavedRun]) -> None:
-    """Refuse runs of different jobs.
-
-    Protocols, clusters, seeds and stops may differ: they are what is compared.
+def check_same_job(runs: Sequence[SavedRun]) -> None:
+    """Check that all runs trained the same job; protocols, clusters, seeds and stops may differ.
 
     Raises:
-        UsageError: two runs differ in their job; says in what.
+        UsageError: two runs have different jobs; the message names the difference.
     """
     for other in runs[1:]:
         first = runs[0]
@@ -42,22 +40,22 @@ def _job(run: SavedRun) -> dict[str, Any]:
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None, figures: Path | None = None) -> Path:
-    """Write the report of some runs of one job as one HTML file.
+    """Write the report of runs of one job as one HTML file.
 
     Args:
-        folders: of runs, or folders that have folders of runs below them.
-        out: the file; report.html in the folder if only one is given, or else here.
-        figures: folder to write every figure to, as PNG and SVG; not written without it.
+        folders: folders of runs, or their parent folders.
+        out: file to write; by default report.html, in the folder if only one is given, else in the working directory.
+        figures: folder to write each figure to as PNG and SVG; None to write no figures.
 
     Returns:
-        The file that was written.
+        the file that was written.
 
     Raises:
-        UsageError: a folder holds no run, the runs are of different jobs, or figures cannot be drawn.
-        RunError: a log cannot be read, or the report not be written.
+        UsageError: a folder has no run, the runs have different jobs, or matplotlib is not installed.
+        RunError: a log cannot be read, or a file cannot be written.
     """
     if figures is not None:
-        figure_class()  # before anything takes time
+        figure_class()  # fail before the long part
     runs = read_runs(folders)
     with believed(" and ".join(map(str, folders))):
         drawn = groups(runs)
@@ -74,9 +72,9 @@ def write_report(folders: Sequence[Path], out: Path | None = None, figures: Path
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunData]:
-    """Read all runs in and below some folders."""
+    """Read all runs in and below these folders."""
     runs = [SavedRun(path) for folder in folders for path in _run_folders(folder)]
-    refuse_different_jobs(runs)
+    check_same_job(runs)
     found = []
     for run, label in zip(runs, _labels(runs), strict=True):
         with believed(run.path):
@@ -90,11 +88,11 @@ def _run_folders(folder: Path) -> Iterator[Path]:
         return
     below = run_folders(folder)
     if not below:
-        raise UsageError(f"{folder} is not the folder of a run, nor are there any below it; expected one with {RUN}")
+        raise UsageError(f"{folder} is not the folder of a run and has none below it; expected a folder with {RUN}")
     yield from below
 
 
 def _labels(runs: Sequence[SavedRun]) -> list[str]:
-    """Name the runs by what tells them apart: protocol, seed, and folder where that is not enough."""
+    """Return distinct names of the runs: protocol and seed, and the folder where these are equal."""
     names = [f"{run.configuration.get('protocol', '?')}, seed {run.configuration.get('seed', '?')}" for run in runs]
     return [name if names.count(name) == 1 else f"{name} ({run.path})" for name, run in zip(names, runs, strict=True)]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import psutil
@@ -17,16 +16,16 @@ from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.torchrun import Torchrun
 from paceline.engines.base import Engine
-from paceline.engines.distributed import DistributedServerEngine
-from paceline.engines.distributed.allreduce.elastic_group import check_summable
-from paceline.engines.distributed.allreduce.engine import AllReduceEngine
-from paceline.engines.distributed.node_worker import follower
-from paceline.engines.distributed.parameter_server import worker_process as member
-from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
-from paceline.engines.distributed.parameter_server.shard_server import serve_slice
-from paceline.engines.distributed.rendezvous.handshake import WORLD_SIZE, RunOver
-from paceline.engines.distributed.rendezvous.rendezvous import LOOK_AGAIN_S
-from paceline.engines.distributed.rendezvous.sidecar import SidecarProcess
+from paceline.engines.distributed import (
+    WORLD_SIZE,
+    AllReduceEngine,
+    End,
+    Rank,
+    ShardClients,
+    check_summable,
+    make_engine,
+    serve_rank,
+)
 from paceline.engines.local import LocalEngine
 from paceline.engines.virtual.allreduce import VirtualAllReduce
 from paceline.engines.virtual.parameter_server import VirtualEngine
@@ -139,21 +138,12 @@ class Session:
         if isinstance(cluster, LocalCluster):
             return LocalEngine(job, cluster, seed, self.server, self.layout)
         if isinstance(cluster, Torchrun):
-            return self._engine_of_ranks(cluster)
+            return make_engine(rank_of(self.setting, cluster), self.server, self.layout, self.slices)
         replica = Replica(job, seed, cluster.n, device=cluster.device)
         allreduce = self.setting.plan.allreduce
         if allreduce is not None:
             return VirtualAllReduce(cluster, seed, allreduce, replica, self._workers(allreduce, cluster.n))
         return VirtualEngine(cluster, seed, replica, self.server)
-
-    def _engine_of_ranks(self, cluster: Torchrun) -> Engine:
-        job, seed, allreduce = self.setting.job, self.setting.seed, self.setting.plan.allreduce
-        agreed = agreement(self.setting, self.model)
-        if allreduce is None:
-            return DistributedServerEngine(job, cluster, self.server, self.layout, self.slices, agreed)
-        replica = Replica(job, seed, cluster.n, device=self.server.device, debug=cluster.debug)
-        worker = make_algorithm(allreduce, self.server, self.layout)
-        return AllReduceEngine(cluster, seed, allreduce, replica, worker, agreed)
 
     def _workers(self, allreduce: AllReduceConfig, n: int) -> list[AllReduceAlgorithm]:
         """Return the all-reduce algorithms of n simulated workers, the first with the parameters of this session."""
@@ -172,10 +162,10 @@ class Session:
         return evaluate(self.setting.job, self.model, self.setting.seed) if self.setting.evaluations else {}
 
 
-def agreement(setting: RunConfig, model: nn.Module) -> dict[str, Any]:
-    """Return what all processes of a distributed run have to agree on, as JSON gives it back."""
+def job_spec(setting: RunConfig, model: nn.Module) -> dict[str, Any]:
+    """Return the settings that must be equal on all processes of a distributed run, as plain JSON data."""
     assert isinstance(setting.cluster, Torchrun)
-    agreed = {
+    spec = {
         WORLD_SIZE: setting.cluster.ranks.world_size,
         "seed": setting.seed,
         "workers": setting.cluster.workers,
@@ -190,64 +180,31 @@ def agreement(setting: RunConfig, model: nn.Module) -> dict[str, Any]:
         "versions": versions(),
         "code of": code_of([*vars(setting.job).values(), *{type(layer) for layer in model.modules()}]),
     }
-    given_back: dict[str, Any] = json.loads(json.dumps(agreed))
-    return given_back
+    plain: dict[str, Any] = json.loads(json.dumps(spec))
+    return plain
 
 
-_has_served = False  # whether this process took part in a run before
+def rank_of(setting: RunConfig, cluster: Torchrun) -> Rank:
+    """Return the settings of a process of a distributed run."""
+    make_job_spec = partial(job_spec, setting)
+    return Rank(setting.job, cluster, setting.seed, setting.checked_plan, setting.per_epoch, make_job_spec)
 
 
-def serve(setting: RunConfig) -> tuple[nn.Module, dict[str, Any]]:
-    """Be a worker of rank 0 until its run ends; return the trained model, and what rank 0 says of the end.
+def serve(setting: RunConfig) -> tuple[nn.Module, End]:
+    """Take part in the run of rank 0 until it ends; return the trained model, and why the run ended.
 
     Raises:
-        UsageError: rank 0 was asked for something else, or for what cannot work.
+        UsageError: rank 0 has other settings, or the job cannot work.
         RunError: the run has failed.
-        RunOver: the run ended before this process took part.
+        RunFinished: the run ended before this process took part.
     """
-    global _has_served
-    while True:
-        try:
-            served = _serve_once(setting)
-        except RunOver:
-            if not _has_served:
-                raise
-            time.sleep(LOOK_AGAIN_S)  # it was the run before this one, whose end rank 0 has not left behind yet
-        else:
-            _has_served = True
-            return served
-
-
-def _serve_once(setting: RunConfig) -> tuple[nn.Module, dict[str, Any]]:
-    job, cluster = setting.job, setting.cluster
-    assert isinstance(cluster, Torchrun)
+    assert isinstance(setting.cluster, Torchrun)
     setting.check()
-    if setting.plan.allreduce is not None:
-        return _take_part(setting)
-    model = build_model(job, setting.seed)
-    if cluster.slice is not None:
-        compensators = [each for phase in setting.checked_plan.phases for each in phase.compensators]
-        agreed = agreement(setting, model)
-        return model, serve_slice(job, cluster, setting.seed, setting.per_epoch, compensators, agreed)
-    assistants = [SidecarProcess(cluster.n + number) for number in cluster.slices_here]
-    take_part = follower.follow if cluster.place else member.serve
-    ended = take_part(job, cluster, setting.seed, agreement(setting, model))
-    for assistant in assistants:
-        if "error" in ended.end:
-            assistant.kill()  # it may be what hangs, and nobody but this process is to wait for it
-        assistant.end()
-    with torch.no_grad():
-        for ours, theirs in zip(
-            [*trainable(model), *model.buffers()],
-            [*ended.parameters.parameters, *ended.parameters.buffers],
-            strict=True,
-        ):
-            ours.copy_(theirs)
-    return model, ended.end
+    return serve_rank(rank_of(setting, setting.cluster), partial(_train, setting))
 
 
-def _take_part(setting: RunConfig) -> tuple[nn.Module, dict[str, Any]]:
-    """Train with the other ranks, of which rank 0 alone writes and tells."""
+def _train(setting: RunConfig) -> tuple[nn.Module, End]:
+    """Train with the other ranks, of which only rank 0 writes a run folder."""
     session = Session(setting)
     engine = session.engine()
     assert isinstance(engine, AllReduceEngine)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -21,8 +20,7 @@ from paceline.core.events import Command, Event, Outcome
 from paceline.core.events import EndRun as EndCommand
 from paceline.core.stop import Stop
 from paceline.engines.base import Engine
-from paceline.engines.distributed.rendezvous.handshake import RunOver
-from paceline.engines.distributed.rendezvous.rendezvous import is_restart
+from paceline.engines.distributed import End, RunFinished, is_restart
 from paceline.engines.signals import holding_sigterm, release_sigterm
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
@@ -175,21 +173,21 @@ def _is_restarted(cluster: Cluster | LocalCluster | Torchrun, out: Path) -> bool
 def _serve(setting: RunConfig) -> Result:
     try:
         model, end = serve(setting)
-    except RunOver as over:
-        _raise_error(over.end)
-        LOG.warning("the run has ended already (%s): this process exits", over)
-        raise SystemExit(130 if over.end["outcome"] == Outcome.INTERRUPTED else 0) from None
+    except RunFinished as finished:
+        _raise_error(finished.end)
+        LOG.warning("the run has ended already (%s): this process exits", finished)
+        raise SystemExit(130 if finished.end.outcome == Outcome.INTERRUPTED else 0) from None
     _raise_error(end)
     assert isinstance(setting.cluster, Torchrun)
     if setting.cluster.ranks.assistant is not None:
         raise SystemExit(0)  # what comes after the training is for rank 0 itself to do
-    return Result(model, History(list), end["time_s"], Outcome(end["outcome"]), end["reason"])
+    return Result(model, History(list), end.time_s, Outcome(end.outcome), end.reason)
 
 
-def _raise_error(end: Mapping[str, Any]) -> None:
+def _raise_error(end: End) -> None:
     """Raise the error that ended the run of rank 0, if one has."""
-    if "error" in end:
-        raise (UsageError if end["is_usage"] else RunError)(f"rank 0: {end['error']}")
+    if end.has_failed:
+        raise (UsageError if end.is_usage else RunError)(f"rank 0: {end.reason}")
 
 
 def _run(

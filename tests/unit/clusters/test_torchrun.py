@@ -12,7 +12,7 @@ from paceline.cli import main
 from paceline.cli.saved_options import SavedOptions
 from paceline.clusters.parser import parse_cluster
 from paceline.core.events import Accept, Apply
-from paceline.engines.distributed.transport.messages import (
+from paceline.engines.distributed.transport.headers import (
     KINDS,
     ApplyUpdate,
     RemoteTask,
@@ -260,19 +260,19 @@ def test_measurements_come_over_the_wire_as_they_were(numbers, samples, finite):
     np.testing.assert_equal(tuple(decode(encode(finished))), tuple(finished))
 
 
-def test_a_slice_is_told_all_that_an_update_says_in_numbers():
+def test_a_shard_server_receives_all_numbers_of_an_update():
     told = {field: number for number, field in enumerate(Apply._fields, start=2)}
     update = Apply(**{**told, "gradients": (Accept(0, 0, 0, 1),) * 3, "reason": "", "measure": True})
-    again = decode(encode(ApplyUpdate.of(update, elsewhere=True)))
-    assert again.elsewhere
+    again = decode(encode(ApplyUpdate.of(update, rebinds=True)))
+    assert again.rebinds
     assert again.update == update
 
 
-def test_numbers_that_are_no_message_are_refused():
+def test_a_header_of_an_unknown_kind_is_rejected():
     for kind in (-1.0, float(len(KINDS)), 0.5, float("nan")):
         numbers = encode(RemoteTask(1, 1, True, 0.0, None, None, None))
         numbers[0] = kind
-        with pytest.raises(ValueError, match="a message of kind"):
+        with pytest.raises(ValueError, match="header of unknown kind"):
             decode(numbers)
 
 

@@ -35,7 +35,7 @@ def test_the_loss_is_the_mean_of_as_many_gradients_as_the_stop_looks_at(tmp_path
 def test_the_final_loss_is_the_one_that_reached_the_target(tmp_path):
     saved = train_run(tmp_path / "run", "bsp", stop="loss=1.0")
     run = read_run(saved, "")
-    assert run.figures.reason.startswith(f"mean loss {smooth_loss(run)[-1]:.6g} reached")
+    assert run.stats.reason.startswith(f"mean loss {smooth_loss(run)[-1]:.6g} reached")
 
 
 def test_losses_that_are_not_finite_are_left_out_of_the_mean(tmp_path):

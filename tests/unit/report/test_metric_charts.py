@@ -65,22 +65,22 @@ def test_names_of_metrics_are_escaped():
 
 def test_the_headline_goes_by_what_the_stop_asks_for(tmp_path):
     runs = runs_of(tmp_path, ["bsp", "asp"])
-    assert all(run.figures.stopped_by == "metric" for run in runs)
+    assert all(run.stats.stopped_by == "metric" for run in runs)
     assert re.search(r"reached nll <= 1\.88 first, in", headline(groups(runs)))
     single = headline(groups(runs[:1]))
-    assert f"nll {runs[0].figures.metrics['nll']:.4g}" in single
+    assert f"nll {runs[0].stats.metrics['nll']:.4g}" in single
     late = runs_of(tmp_path / "late", ["bsp", "asp"], stop="nll<=0.1,updates=6")
-    lowest = min(late, key=lambda run: run.figures.metrics["nll"])
+    lowest = min(late, key=lambda run: run.stats.metrics["nll"])
     assert f"{lowest.protocol} ended with the lowest mean nll" in headline(groups(late))
     higher = runs_of(tmp_path / "higher", ["bsp", "asp"], stop="nll>=9,updates=6")
-    highest = max(higher, key=lambda run: run.figures.metrics["nll"])
+    highest = max(higher, key=lambda run: run.stats.metrics["nll"])
     assert f"{highest.protocol} ended with the highest mean nll" in headline(groups(higher))
 
 
 def test_the_rows_have_every_metric(tmp_path):
     [run] = runs_of(tmp_path, ["bsp"])
     cells = row(run)
-    for name, value in run.figures.metrics.items():
+    for name, value in run.stats.metrics.items():
         assert cells["evaluation loss" if name == "loss" else name] == value
 
 

@@ -16,7 +16,7 @@ from paceline.core.records import (
 )
 from paceline.errors import PacelineWarning
 from paceline.recording.run_folder import SavedRun
-from paceline.report.run_data import FATES, STILL_GOING, read_run
+from paceline.report.run_data import FATES, NO_END, read_run
 from paceline.report.worker_stats import activities, coverage, heat_map, round_trips, samples, staleness, worker_seconds
 from written_runs import arrival, begun, ended, exponential, small_job, train_run, two_updates, update, write_run
 
@@ -197,7 +197,7 @@ def test_a_lost_worker_is_not_idle_while_it_is_away(tmp_path):
 
 def test_a_run_that_is_still_going_is_read_as_far_as_it_got(tmp_path):
     run = read_run(write_run(tmp_path / "run", two_updates()[:-1]), "")
-    assert run.outcome == STILL_GOING
+    assert run.outcome == NO_END
     assert run.live == [[(0.0, 4.0)], [(0.0, 3.0)]]  # nothing is known of a worker after its last work
     assert worker_seconds(run) == {"used": 6.0, "dropped": 0.0, "interrupted": 0.0, "unfinished": 0.0, "idle": 1.0}
 
@@ -208,7 +208,7 @@ def test_a_line_that_is_cut_short_is_left_out_with_a_warning(tmp_path):
     log.write_bytes(log.read_bytes()[:-9])
     with pytest.warns(PacelineWarning, match="cut short"):
         run = read_run(saved, "")
-    assert run.figures.updates == 2
+    assert run.stats.updates == 2
 
 
 def test_a_run_without_any_record_is_empty(tmp_path):
@@ -251,7 +251,7 @@ def test_the_quorum_decision_in_force_is_kept_with_each_update(tmp_path):
 def test_the_time_is_that_of_the_result(tmp_path, stop):
     result = pl.train(small_job(), protocol="asp", cluster=exponential(), stop=stop, out=tmp_path / "run")
     run = read_run(SavedRun(tmp_path / "run"), "")
-    assert run.figures.time_s == result.time_s
+    assert run.stats.time_s == result.time_s
     assert run.outcome == result.stopped_by
 
 
@@ -262,4 +262,4 @@ def test_a_target_accuracy_is_timed_by_the_version_that_reached_it(tmp_path):
         VersionEvaluated(4.0, 2, 4.0, {"accuracy": 0.8}),
         RunEnded(4.0, Outcome.ACCURACY, "accuracy reached", 6.0, 8.0),
     ]
-    assert read_run(write_run(tmp_path / "run", records), "").figures.time_s == 2.0
+    assert read_run(write_run(tmp_path / "run", records), "").stats.time_s == 2.0

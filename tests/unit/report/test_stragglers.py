@@ -67,8 +67,8 @@ def test_sections_without_content_are_left_out(tmp_path):
     empty = read_run(write_run(tmp_path / "empty", [begun()]), "")
     text = page([empty], groups([empty]))
     assert "Samples applied and dropped" not in text
-    assert "Where the worker-seconds went" not in text
-    assert "nothing yet" not in text
+    assert "Use of worker time" not in text
+    assert "no data yet" not in text
     whole = read_run(write_run(tmp_path / "whole", two_updates()), "")
     assert "Samples applied and dropped" in page([whole], groups([whole]))
 

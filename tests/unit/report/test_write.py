@@ -10,7 +10,7 @@ from paceline.errors import UsageError
 from paceline.recording.run_folder import SavedRun
 from paceline.report import figures as drawings
 from paceline.report.curves import groups
-from paceline.report.write import read_runs, refuse_different_jobs, write_report
+from paceline.report.write import check_same_job, read_runs, write_report
 from written_runs import two_updates, write_run
 
 
@@ -92,14 +92,14 @@ def test_a_different_identity_is_refused(tmp_path):
         for optimizer in ("sgd", "adam")
     ]
     with pytest.raises(UsageError, match="identity optimizer = 'sgd' and 'adam'"):
-        refuse_different_jobs(runs)
+        check_same_job(runs)
 
 
 def test_what_is_compared_may_differ(tmp_path):
     write_run(tmp_path / "one", two_updates())
     changes = {"protocol": "asp", "cluster": "another", "seed": 5, "workers": 3, "stop": "Stop(updates=9)"}
     write_run(tmp_path / "two", two_updates(), **changes)
-    refuse_different_jobs([SavedRun(tmp_path / "one"), SavedRun(tmp_path / "two")])
+    check_same_job([SavedRun(tmp_path / "one"), SavedRun(tmp_path / "two")])
 
 
 def test_an_old_configuration_without_some_keys_is_read(tmp_path):

@@ -1,5 +1,136 @@
-"""Worker processes on any number of hosts: one of gloo's pairs for each, so that a dead one breaks its own."""
+"""Distributed engines: the processes of a job that torchrun has started, on any number of hosts."""
 
-from paceline.engines.distributed.parameter_server.engine import DistributedServerEngine
+from __future__ import annotations
 
-__all__ = ["DistributedServerEngine"]
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.clusters.torchrun import Torchrun
+from paceline.engines.distributed.allreduce.elastic_group import check_summable
+from paceline.engines.distributed.allreduce.engine import AllReduceEngine
+from paceline.engines.distributed.node_worker.follower import follow
+from paceline.engines.distributed.parameter_server.engine import ParameterServerEngine
+from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
+from paceline.engines.distributed.parameter_server.shard_server import serve_shard
+from paceline.engines.distributed.parameter_server.worker_process import serve
+from paceline.engines.distributed.rendezvous.handshake import WORLD_SIZE, RunFinished
+from paceline.engines.distributed.rendezvous.rendezvous import POLL_S, is_restart
+from paceline.engines.distributed.rendezvous.sidecar import SidecarProcess
+from paceline.engines.distributed.transport.messages import End
+from paceline.jobs.job import Job, trainable
+from paceline.protocols.protocol import Plan
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.server.parameter_server import ParameterServer
+from paceline.worker.allreduce import make_algorithm
+from paceline.worker.replica import Replica
+from paceline.worker.torch_utils import build_model
+
+__all__ = [
+    "WORLD_SIZE",
+    "AllReduceEngine",
+    "End",
+    "ParameterServerEngine",
+    "Rank",
+    "RunFinished",
+    "ShardClients",
+    "check_summable",
+    "is_restart",
+    "make_engine",
+    "serve_rank",
+]
+
+_has_served = False  # whether this process has taken part in an earlier run
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Settings of a run, as one of its processes needs them.
+
+    Args:
+        job: job to train.
+        cluster: launch settings of this process.
+        seed: seed of the run, >= 0.
+        plan: protocol of each phase.
+        per_epoch: gradients per epoch; None for data without a length.
+        make_job_spec: returns, given the model, the settings that must be equal on all processes.
+    """
+
+    job: Job
+    cluster: Torchrun
+    seed: int
+    plan: Plan
+    per_epoch: float | None
+    make_job_spec: Callable[[nn.Module], dict[str, Any]]
+
+
+def make_engine(
+    rank: Rank, server: ParameterServer, layout: FlatLayout, shards: ShardClients
+) -> ParameterServerEngine | AllReduceEngine:
+    """Return the engine of rank 0 under a protocol with a server, or of any rank under one without.
+
+    Args:
+        rank: settings of this process.
+        server: server of the parameters, or of their first shard.
+        layout: layout of what the server holds.
+        shards: clients of the servers of the other shards.
+    """
+    job, cluster, seed, allreduce = rank.job, rank.cluster, rank.seed, rank.plan.allreduce
+    job_spec = rank.make_job_spec(server.model)
+    if allreduce is None:
+        return ParameterServerEngine(job, cluster, server, layout, shards, job_spec)
+    replica = Replica(job, seed, cluster.n, device=server.device, debug=cluster.debug)
+    return AllReduceEngine(cluster, seed, allreduce, replica, make_algorithm(allreduce, server, layout), job_spec)
+
+
+def serve_rank(rank: Rank, train: Callable[[], tuple[nn.Module, End]]) -> tuple[nn.Module, End]:
+    """Take part in the run of rank 0 until it ends; return the trained model, and why the run ended.
+
+    Args:
+        rank: settings of this process, which is not rank 0.
+        train: runs the engine of this process under a protocol without a server.
+
+    Raises:
+        UsageError: rank 0 has other settings, or the job cannot work.
+        RunError: the run has failed.
+        RunFinished: the run ended before this process took part.
+    """
+    global _has_served
+    while True:
+        try:
+            result = _serve_shard_or_worker(rank) if rank.plan.allreduce is None else train()
+        except RunFinished:
+            if not _has_served:
+                raise
+            time.sleep(POLL_S)  # the notice of the previous run, which rank 0 has not removed yet
+        else:
+            _has_served = True
+            return result
+
+
+def _serve_shard_or_worker(rank: Rank) -> tuple[nn.Module, End]:
+    job, cluster, seed = rank.job, rank.cluster, rank.seed
+    model = build_model(job, seed)
+    job_spec = rank.make_job_spec(model)
+    if cluster.slice is not None:
+        compensators = [each for phase in rank.plan.phases for each in phase.compensators]
+        return model, serve_shard(job, cluster, seed, rank.per_epoch, compensators, job_spec)
+    sidecars = [SidecarProcess(cluster.n + shard) for shard in cluster.slices_here]
+    final = (follow if cluster.place else serve)(job, cluster, seed, job_spec)
+    for sidecar in sidecars:
+        if final.end.has_failed:
+            sidecar.kill()  # it may be the process that hangs, and only this process waits for it
+        sidecar.stop()
+    _load(model, final.parameters)
+    return model, final.end
+
+
+def _load(model: nn.Module, final: FlatBuffers) -> None:
+    with torch.no_grad():
+        tensors = zip([*trainable(model), *model.buffers()], [*final.parameters, *final.buffers], strict=True)
+        for ours, theirs in tensors:
+            ours.copy_(theirs)

@@ -35,7 +35,7 @@ from paceline.engines.local.messages import (
     WakeUp,
     WorkerReady,
 )
-from paceline.engines.wall_clock import Peer, WallClockEngine
+from paceline.engines.worker_pool import PoolWorker, WorkerPoolEngine
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
 from paceline.processes.child_process import Launcher, ProcessSettings, describe_exit
@@ -57,7 +57,7 @@ class _RemoteTracebackError(Exception):
     """Traceback of an exception in a worker process, as the cause of the RunError that it leads to."""
 
 
-class _Peer(Peer):
+class _Peer(PoolWorker):
     """Process of the run, with its pipe."""
 
     def __init__(self, process: ForkServerProcess, connection: Connection) -> None:
@@ -72,7 +72,7 @@ class _Peer(Peer):
             self.connection.send(message)
 
 
-class LocalEngine(WallClockEngine[_Peer]):
+class LocalEngine(WorkerPoolEngine[_Peer]):
     """Engine with one process per worker and one for evaluation, in shared memory.
 
     Args:
@@ -107,7 +107,7 @@ class LocalEngine(WallClockEngine[_Peer]):
         self._error: RunError | None = None  # to be raised once all events are handled
         self._spec: SharedPickle | None = None
 
-    def _start(self) -> None:
+    def _start_workers(self) -> None:
         self._spec = self._pack()
         try:
             for worker in range(self._cluster.n):
@@ -168,9 +168,9 @@ class LocalEngine(WallClockEngine[_Peer]):
             case TaskDone():
                 self._respawns[worker] = 0
                 push_s = now + self._begun_s - reply.sent_s  # at most until the arrival
-                self._arrived(worker, reply.draw, reply.measured, pull_s=reply.pull_s, push_s=push_s)
+                self._on_gradient(worker, reply.draw, reply.measured, pull_s=reply.pull_s, push_s=push_s)
             case TaskCancelled():
-                self._next(peer)
+                self._on_idle(peer)
             case WorkerReady():
                 peer.is_ready = True
                 self._events.append(Joined(now, worker))
@@ -208,7 +208,7 @@ class LocalEngine(WallClockEngine[_Peer]):
         reason = self._reap(peer)
         if worker == self._cluster.n:
             raise RunError(f"the evaluation process ended: {reason}")
-        self._lost(worker, peer, reason)
+        self._on_lost(worker, peer, reason)
         if self._cluster.respawn and self._respawns[worker] < RESPAWNS_WITHOUT_A_GRADIENT:
             self._respawns[worker] += 1
             self._failed.discard(worker)

@@ -1,13 +1,13 @@
-// What every chart does: draw sharply at its size, follow pointer and keys with a cursor, say what it is on.
+// Base class of the charts: drawing at device resolution, a cursor by pointer and keys, and its description.
 
 import { clamp } from "./format.js";
 import { ink } from "./ink.js";
 
 export const FONT = "12px system-ui, sans-serif";
-const TALLEST = 4000; // pixels, of the rows of a chart
+const TALLEST = 4000; // pixels, largest height of all rows
 const said = document.getElementById("said");
 
-/** A chart draws with `paint(pen)`, moves its cursor with `point(x, y)` and `step(event)`, and says `lines()`. */
+/** Subclasses define `paint(pen)`, the cursor moves `point(x, y)` and `step(event)`, and its description `lines()`. */
 export class Chart {
   constructor(host, label) {
     this.host = host;
@@ -64,7 +64,7 @@ export class Chart {
     said.textContent = this.lines().join(". ");
   }
 
-  /** Redraw, and show at the cursor what it is on. */
+  /** Redraw, and show the description at the cursor. */
   show() {
     const lines = this.cursor === null ? [] : this.lines();
     this.tip.hidden = lines.length === 0;
@@ -99,7 +99,7 @@ export class Chart {
   }
 }
 
-/** Ticks, their numbers and a title under the area. */
+/** Draw ticks with numbers and a title below the area. */
 export function drawXAxis(pen, area, scale, title, write) {
   pen.strokeStyle = ink("line");
   pen.fillStyle = ink("soft");
@@ -115,7 +115,7 @@ export function drawXAxis(pen, area, scale, title, write) {
   line(pen, area.left, area.bottom, area.right, area.bottom);
 }
 
-/** Ticks with lines across the area and their numbers left of it. */
+/** Draw ticks with lines across the area and numbers on its left. */
 export function drawYAxis(pen, area, scale, write) {
   pen.strokeStyle = ink("line", 0.6);
   pen.fillStyle = ink("soft");
@@ -127,7 +127,7 @@ export function drawYAxis(pen, area, scale, write) {
   }
 }
 
-/** The height of a worker's row: comfortable for a few, and a chart that still fits for thousands. */
+/** Return the height of the row of a worker, smaller for many workers. */
 export function heightOfRow(rows, room) {
   const height = clamp(room / rows, Math.min(9, TALLEST / rows), 30);
   return height > 2 ? Math.round(height) : height;
@@ -140,7 +140,7 @@ export function line(pen, x0, y0, x1, y1) {
   pen.stroke();
 }
 
-/** Leave out a chart without content, with the heading, the controls and the caption of its part of the page. */
+/** Hide the part of the page of a chart without content. */
 export function leaveOut(host, isLeftOut = true) {
   const part = host.closest(".part");
   part.hidden = isLeftOut;

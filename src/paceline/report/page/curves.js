@@ -1,13 +1,13 @@
-// Loss, metrics and quorum against one axis, which they share with the cursor.
+// Charts of loss, metrics and quorum with a common axis and cursor.
 
 import { Chart, drawXAxis, drawYAxis, leaveOut, line } from "./chart.js";
 import { clamp, lastAtMost, seconds, short } from "./format.js";
 import { dash, ink, lineSample, seriesInk } from "./ink.js";
 import { linear, logarithmic } from "./scale.js";
 
-const KEY_STEPS = 240; // of the arrow keys over the whole axis
+const KEY_STEPS = 240; // steps of the arrow keys on the whole axis
 
-/** The panels; `updates[i]` are the unpacked updates of run i once they are there. */
+/** Panels of all curves; `updates[i]` are the unpacked updates of run i once they are loaded. */
 export class Curves {
   constructor(data, updates) {
     Object.assign(this, { groups: data.groups, runs: data.runs, titles: data.axes, updates, axis: "time", logLoss: false, x: null });
@@ -57,14 +57,14 @@ export class Curves {
     return Math.max(...lines.map((one) => one.x[one.x.length - 1])) || 1;
   }
 
-  /** Where on the axis an update lies. */
+  /** Return the position of an update on the axis. */
   xOf(run, update) {
     if (this.axis === "updates") return update + 1;
     const { time, workload } = this.updates[run];
     return this.axis === "time" ? time[update] * this.runs[run].quantum_s : workload[update];
   }
 
-  /** The update that was being made at x, or null. */
+  /** Return the update at x, or null. */
   updateAt(run, x) {
     const columns = this.updates[run];
     if (!columns || !columns.k.length) return null;
@@ -142,7 +142,7 @@ class Panel extends Chart {
     pen.lineWidth = 1;
   }
 
-  /** Where another protocol came into force, or the run was resumed, with the reason beside it. */
+  /** Draw protocol switches and resumptions with their reasons. */
   paintMarks(pen, area) {
     for (const { group, index } of this.drawn) {
       for (const mark of this.curves.runs[group.runs[0]].switches) {
@@ -192,7 +192,7 @@ class Panel extends Chart {
     return true;
   }
 
-  /** From update to update while there is a single run with few of them, else in small steps. */
+  /** Move by one update for a single run with few updates, else by a small step. */
   next(x, direction, factor) {
     const { curves } = this;
     const single = curves.runs.length === 1 && curves.updates[0];
@@ -221,7 +221,7 @@ class Panel extends Chart {
     return [`${group.label}: ${short(mean)}${spread}`];
   }
 
-  /** The update at the cursor: of how many gradients, and why. */
+  /** Describe the update at the cursor: number of gradients and reason. */
   decision({ group }) {
     const run = group.runs[0];
     const update = this.curves.updateAt(run, this.cursor);
@@ -238,7 +238,7 @@ class Panel extends Chart {
   }
 }
 
-/** What a line says at x, null where there is none. */
+/** Return the value of a line at x, null outside of it. */
 function valueAt(one, which, x) {
   const last = one.x.length - 1;
   if (x > one.x[last] * (1 + 1e-9) || (!one.steps && x < one.x[0])) return null;

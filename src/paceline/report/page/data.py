@@ -1,4 +1,4 @@
-"""What the page draws, as JSON."""
+"""Data of the page as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.report.worker_stats import heat_map, round_trips, staleness
 
 
 def page_json(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
-    """Return the figures' data as JSON that cannot end the script element that it stands in."""
+    """Return the data of the charts as JSON without "<", so that it cannot end its script element."""
     content = {
         "axes": AXES,
         "panels": panels(groups),
@@ -65,7 +65,7 @@ def _run(run: RunData) -> dict[str, Any]:
 
 
 def _rounded(values: Any) -> Any:
-    """Leave six significant digits: more than a screen can show."""
+    """Round to six significant digits, more than a screen shows."""
     if isinstance(values, float):
         return float(f"{values:.6g}")
     with np.errstate(divide="ignore", invalid="ignore"):

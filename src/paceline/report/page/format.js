@@ -1,18 +1,18 @@
-// Numbers as people read them.
+// Formatting of numbers.
 
-/** A number with at most that many significant digits, as 1,234 or 0.0123. */
+/** Format a number with at most that many significant digits, as 1,234 or 0.0123. */
 export function short(value, digits = 4) {
-  if (value === null || !Number.isFinite(value)) return "not known";
+  if (value === null || !Number.isFinite(value)) return "unknown";
   if (value !== 0 && Math.abs(value) < 1e-4) return value.toExponential(digits - 1);
   return value.toLocaleString("en", { maximumSignificantDigits: digits });
 }
 
-/** A time in seconds. */
+/** Format a time in seconds. */
 export function seconds(value, digits = 4) {
   return `${short(value, digits)} s`;
 }
 
-/** The index of the last element that is at most the value, -1 if none is; the elements ascend. */
+/** Return the index of the last element of an ascending array that is at most the value, -1 without one. */
 export function lastAtMost(sorted, value, begin = 0, end = sorted.length) {
   let low = begin;
   let high = end;

@@ -1,4 +1,4 @@
-// Worker by time: the further along the colour key, the longer its computations took.
+// Heat map of the mean compute time by worker and time.
 
 import { Chart, drawXAxis, heightOfRow } from "./chart.js";
 import { clamp, seconds, short } from "./format.js";
@@ -6,7 +6,7 @@ import { ink, rgb } from "./ink.js";
 import { linear } from "./scale.js";
 import { paintRowNames } from "./strips.js";
 
-const KEY_HEIGHT = 34; // of the colour key above the map
+const KEY_HEIGHT = 34; // pixels of the colour key above the map
 
 export class HeatMap extends Chart {
   constructor(host, run) {
@@ -85,7 +85,7 @@ export class HeatMap extends Chart {
     const { worker, column } = this.cursor;
     const value = this.cells[worker][column];
     const [from, to] = [column, column + 1].map((edge) => (edge * this.end) / this.columns);
-    return [`worker ${worker}, ${short(from)} to ${seconds(to)}`, value === null ? "nothing arrived" : `${seconds(value)} a minibatch`];
+    return [`worker ${worker}, ${short(from)} to ${seconds(to)}`, value === null ? "no gradient arrived" : `${seconds(value)} per minibatch`];
   }
 }
 

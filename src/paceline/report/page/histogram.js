@@ -1,4 +1,4 @@
-// How many used gradients had which staleness.
+// Histogram of the staleness of the used gradients.
 
 import { Chart, drawXAxis, drawYAxis } from "./chart.js";
 import { clamp, short } from "./format.js";
@@ -20,7 +20,7 @@ export class Histogram extends Chart {
 
   paint(pen) {
     const { area } = this;
-    const count = Math.max(this.bars.length, 8); // a few bars do not become walls
+    const count = Math.max(this.bars.length, 8); // keeps a few bars narrow
     this.scale = linear(0, count, area.left, area.right);
     const yScale = linear(0, Math.max(...this.bars) * 1.08, area.bottom, area.top);
     drawYAxis(pen, area, yScale, (tick) => short(tick, 3));

@@ -1,4 +1,4 @@
-// Puts the charts on the page.
+// Construction of the charts of the page.
 
 import { leaveOut } from "./chart.js";
 import { Curves } from "./curves.js";
@@ -23,7 +23,7 @@ function toggleTheme() {
   document.dispatchEvent(new Event("themechange"));
 }
 
-/** A line of one run is its own smallest and largest. */
+/** Set the band of a line of one run, which is the line itself. */
 function fillBands(groups) {
   for (const group of groups) {
     for (const line of Object.values(group.lines).flatMap((panels) => Object.values(panels))) {
@@ -47,10 +47,10 @@ async function showRun(data, updates, index) {
   show("heat", run.heat.mean_s.flat().some((value) => value !== null), (host) => new HeatMap(host, run));
   show("staleness", run.staleness.staleness.length, (host) => new Histogram(host, run));
   const work = await unpackWork(run);
-  if (shownRun !== index) return; // another one was chosen meanwhile
+  if (shownRun !== index) return; // another run was selected meanwhile
   timeline = null;
   show("timeline", work.draw.length, (host) => { timeline = new Timeline(host, run, work, updates[index], data.fates); });
-  document.documentElement.dataset.shown = index; // that all is there
+  document.documentElement.dataset.shown = index; // for tests: the run is drawn
 }
 
 function show(id, isThere, make) {
@@ -72,4 +72,4 @@ async function start() {
   await showRun(data, updates, 0);
 }
 
-requestAnimationFrame(() => setTimeout(start)); // once the page is painted
+requestAnimationFrame(() => setTimeout(start)); // after the first paint of the page

@@ -1,4 +1,4 @@
-"""Millions of numbers in a page: small steps as bytes of one significance after the other, deflated."""
+"""Compression of long columns for the page: differences, split into byte planes, deflated."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 
 from paceline.report.run_data import Column, RunData
 
-RESOLUTION = 2**28  # quanta in the time of a run
+RESOLUTION = 2**28  # time steps in a run
 
 
 def packed(columns: Mapping[str, Column]) -> dict[str, Any]:
-    """Return whole numbers below 2**31 as text that the page unpacks.
+    """Return columns of whole numbers below 2**31 as text that the page unpacks.
 
-    A column lies in four planes: the lowest bytes of all its numbers, then the second ones, and so on. Where
-    numbers are small or alike the higher planes compress to nothing.
+    A column has four planes: the lowest bytes of all its numbers, then the second ones, and so on. The higher planes
+    of small or equal numbers compress to almost nothing.
     """
     planes = [_planes(column) for column in columns.values()]
     return {
@@ -28,7 +28,7 @@ def packed(columns: Mapping[str, Column]) -> dict[str, Any]:
 
 
 def packed_work(run: RunData) -> dict[str, Any]:
-    """Return every piece of work: for each worker in turn, its idle and busy quanta and what became of it."""
+    """Return all tasks by worker, with the idle time before each one and its duration in time steps."""
     worker, first = run.work["worker"], np.searchsorted(run.work["worker"], np.arange(run.workers + 1))
     start, end = quanta(run, run.work["start_s"]), quanta(run, run.work["end_s"])
     previous_end = np.append(0, end)[: len(end)]
@@ -46,7 +46,7 @@ def packed_work(run: RunData) -> dict[str, Any]:
 
 
 def packed_updates(run: RunData) -> dict[str, Any]:
-    """Return every update: when, of how many gradients, and why."""
+    """Return all updates with time, quorum, workload and reasons."""
     columns = {
         "time": steps(quanta(run, run.updates["time_s"])),
         "k": run.updates["k"],
@@ -58,18 +58,18 @@ def packed_updates(run: RunData) -> dict[str, Any]:
 
 
 def quantum_s(run: RunData) -> float:
-    """Return the smallest difference in time that the page knows."""
+    """Return the time step of the page, in seconds."""
     return run.end_s / RESOLUTION or 1.0
 
 
 def quanta(run: RunData, times_s: Column) -> Column:
-    """Return times in quanta."""
+    """Return times in time steps."""
     whole: Column = np.rint(times_s / quantum_s(run)).astype(np.int64)
     return whole
 
 
 def steps(column: Column) -> Column:
-    """Return the differences between neighbours, the first from zero."""
+    """Return the differences between neighbours, the first one to zero."""
     return np.diff(column, prepend=0)
 
 

@@ -1,4 +1,4 @@
-"""One HTML file that holds everything: style, script and data."""
+"""HTML page of the report, with style, script and data in one file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.report.page.data import page_json
 from paceline.report.run_data import RunData
 from paceline.report.summary_table import headline
 
-# Each uses only those before it.
+# In the order of their imports.
 SCRIPTS = (
     *("format", "scale", "ink", "unpack", "work", "chart"),
     *("curves", "timeline", "strips", "heat", "histogram", "main"),
@@ -21,7 +21,7 @@ SCRIPTS = (
 
 
 def page(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
-    """Return the report of some runs as HTML that asks nothing of any network."""
+    """Return the report of these runs as HTML that needs no network."""
     several = any(len(group.runs) > 1 for group in groups)
     sentence = headline(groups)
     parts = {
@@ -46,7 +46,7 @@ def page(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
 
 
 def script() -> str:
-    """Return the modules of the page as one: their imports are not needed then, nor their exports."""
+    """Return the modules of the page as one script, without imports and exports."""
     joined = "\n".join(_source(f"{name}.js") for name in SCRIPTS)
     return re.sub(r"^export ", "", re.sub(r"^import .*\n", "", joined, flags=re.MULTILINE), flags=re.MULTILINE)
 
@@ -54,10 +54,10 @@ def script() -> str:
 def _caption(runs: Sequence[RunData], several: bool) -> str:
     windows = sorted({run.loss_window for run in runs})
     gradients = " or ".join(map(str, windows))
-    text = f"The loss is the mean of the last {gradients} gradients, as Stop(loss=) takes it."
+    text = f"The loss is the mean over the last {gradients} gradients, as in Stop(loss=)."
     if several:
-        text += " Lines are means over the runs of a protocol, bands go from their smallest to their largest value,"
-        text += " as far as all of them got."
+        text += " Lines are means over the runs of a protocol, bands go from the smallest to the largest value;"
+        text += " both end with the shortest run."
     return text
 
 

@@ -1,4 +1,4 @@
-"""The parts of the page that need no drawing: tables, bars, legends. Everything from the user is escaped."""
+"""Static parts of the page: tables, bars and legends. All text from the user is escaped."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from paceline.report.worker_stats import ACTIVITIES, IDLE, activities, samples, 
 TEXT_COLUMNS = {"protocol", "outcome"}
 SHARES = {"idle", "accuracy"}
 MOST_DECISIONS = 500
-LEAST_SHARE = 0.0005  # that a bar shows
+LEAST_SHARE = 0.0005  # smallest share shown in a bar
 
 
 def run_table(runs: Sequence[RunData]) -> str:
-    """Return a table with a row a run."""
+    """Return a table with one row per run."""
     rows = [row(run) for run in runs]
     names = dict.fromkeys(name for cells in rows for name in cells)
     rows = [{name: cells.get(name) for name in names} for cells in rows]
@@ -35,7 +35,7 @@ def run_table(runs: Sequence[RunData]) -> str:
 
 
 def metric_charts(groups: Sequence[Group]) -> str:
-    """Return the places for a chart of each metric that was evaluated."""
+    """Return the containers of the charts, one per evaluated metric."""
     charts = [(name, title) for name, title in panels(groups).items() if name not in {"loss", "k"}]
     return "\n".join(
         f"<div class='part'><h3>{escape(title[:1].upper() + title[1:])}</h3>"
@@ -45,31 +45,29 @@ def metric_charts(groups: Sequence[Group]) -> str:
 
 
 def notices(runs: Sequence[RunData]) -> str:
-    """Say which runs are not over, or have made nothing yet."""
+    """Return notices on runs without an end or without updates."""
     texts = [
-        f"{run.label}: {run.outcome}. What its workers {'were' if run.run.error else 'are'} computing is not known."
+        f"{run.label}: {run.outcome}. Unfinished tasks of its workers are not shown."
         for run in runs
         if not run.has_ended
     ]
-    texts += [
-        f"{run.label}: no update was made, there is nothing to show yet." for run in runs if not run.figures.updates
-    ]
+    texts += [f"{run.label}: no update yet." for run in runs if not run.stats.updates]
     return "".join(f"<p class='notice'>{escape(text)}</p>" for text in texts)
 
 
 def configuration(runs: Sequence[RunData]) -> str:
-    """Return all that was run, folded away."""
+    """Return the configuration of each run, collapsed."""
     tables = [(run.label, _pairs({"folder": run.run.path, **run.run.configuration})) for run in runs]
-    return _folded("Configuration", tables)
+    return _collapsed("Configuration", tables)
 
 
 def decisions(runs: Sequence[RunData]) -> str:
-    """Return what was decided in each run besides quorums, folded away."""
-    return _folded("Decisions", [(run.label, _marks(run)) for run in runs if run.marks])
+    """Return the decisions of each run except quorums, collapsed."""
+    return _collapsed("Decisions", [(run.label, _marks(run)) for run in runs if run.marks])
 
 
-def _folded(title: str, tables: Sequence[tuple[str, str]]) -> str:
-    """Return tables under one title; several of them have their own titles below it."""
+def _collapsed(title: str, tables: Sequence[tuple[str, str]]) -> str:
+    """Return collapsed tables under one title; each of several tables has its own title too."""
     boxes = [f"<div class='scroll'><table class='configuration'>{table}</table></div>" for _, table in tables]
     if not tables:
         return ""
@@ -83,7 +81,7 @@ def _details(summary: str, content: str) -> str:
 
 
 def straggler_sentences(runs: Sequence[RunData]) -> str:
-    """Return a paragraph a run that names its stragglers."""
+    """Return one paragraph per run on its stragglers."""
     found = [(run.label, stragglers(run)) for run in runs]
     named = [(label, sentences) for label, sentences in found if sentences]
     texts = [f"{f'{label}: ' if len(runs) > 1 else ''}{'; '.join(sentences)}." for label, sentences in named]
@@ -91,24 +89,24 @@ def straggler_sentences(runs: Sequence[RunData]) -> str:
 
 
 def seconds_section(runs: Sequence[RunData]) -> str:
-    """Return the bars of the worker-seconds, by what became of the work and by what the workers did."""
+    """Return the bars of the worker-seconds by fate and by activity."""
     by_fate = [(run.label, worker_seconds(run)) for run in runs]
     by_activity = [(run.label, activities(run)) for run in runs]
     if not any(sum(parts.values()) for _, parts in by_fate):
         return ""
     return _section(
         "seconds-title",
-        "Where the worker-seconds went",
+        "Use of worker time",
         fate_legend((*FATES, IDLE)) + _bars(by_fate, "worker-seconds"),
         "<h3>Computing, communicating, waiting</h3>",
         fate_legend(ACTIVITIES) + _bars(by_activity, "worker-seconds"),
-        "<p class='caption'>Communicating is what a worker waits for the network alone; without a server, what of the "
-        "sum its computing has not hidden.</p>",
+        "<p class='caption'>Communicating is the time that a worker waits for the network. Under all-reduce it is the "
+        "part of the sum that is not hidden behind computing.</p>",
     )
 
 
 def samples_section(runs: Sequence[RunData]) -> str:
-    """Return a bar a run with the shares of the samples."""
+    """Return one bar per run with the shares of the samples."""
     rows = [(run.label, samples(run)) for run in runs]
     if not any(sum(parts.values()) for _, parts in rows):
         return ""
@@ -121,13 +119,13 @@ def _section(name: str, title: str, *content: str) -> str:
 
 
 def fate_legend(fates: Sequence[str] = (*FATES, IDLE)) -> str:
-    """Return what the colours and textures of work mean."""
+    """Return the legend of the colours and textures of tasks."""
     entries = "".join(f"<span><i class='swatch {fate}'></i>{fate}</span>" for fate in fates)
     return f"<div class='legend'>{entries}</div>"
 
 
 def run_options(runs: Sequence[RunData]) -> str:
-    """Return the entries of the choice of a run."""
+    """Return the options of the selection of a run."""
     return "".join(f"<option>{escape(run.label)}</option>" for run in runs)
 
 
@@ -138,15 +136,15 @@ def _bars(rows: Sequence[tuple[str, Mapping[str, float]]], unit: str) -> str:
 def _bar(label: str, parts: Mapping[str, float], unit: str) -> str:
     total = sum(parts.values())
     if not total:
-        return f"<div class='label'>{escape(label)}</div><div><small>nothing yet</small></div>"
+        return f"<div class='label'>{escape(label)}</div><div><small>no data yet</small></div>"
     shares = {name: value / total for name, value in parts.items() if value / total >= LEAST_SHARE}
     pieces = "".join(
         f"<i class='{name}' style='width:{share:.3%}' title='{name} {share:.1%}'></i>" for name, share in shares.items()
     )
-    said = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+    text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
     return (
         f"<div class='label'>{escape(label)}</div>"
-        f"<div><div class='bar' aria-hidden='true'>{pieces}</div><small>{said} of {number(total)} {unit}</small></div>"
+        f"<div><div class='bar' aria-hidden='true'>{pieces}</div><small>{text} of {number(total)} {unit}</small></div>"
     )
 
 

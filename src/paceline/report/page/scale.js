@@ -1,4 +1,4 @@
-// From values to pixels, and which values to write at an axis.
+// Scales from values to pixels, and ticks of axes.
 
 /** A scale with `at(value)` in pixels, `value(pixel)`, and `ticks(most)`. */
 export function linear(low, high, begin, end) {
@@ -11,7 +11,7 @@ export function linear(low, high, begin, end) {
   };
 }
 
-/** The same for positive values, in equal steps of their logarithm. */
+/** A logarithmic scale for positive values. */
 export function logarithmic(low, high, begin, end) {
   const inner = linear(Math.log10(low), Math.log10(high), begin, end);
   return {
@@ -22,7 +22,7 @@ export function logarithmic(low, high, begin, end) {
   };
 }
 
-/** A step of 1, 2 or 5 times a power of ten that gives at most that many ticks. */
+/** Return a step of 1, 2 or 5 times a power of ten with at most that many ticks. */
 export function niceStep(span, most) {
   const rough = span / Math.max(1, most);
   const power = 10 ** Math.floor(Math.log10(rough));

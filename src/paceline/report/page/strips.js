@@ -1,11 +1,11 @@
-// The distribution of each worker's round-trip times, a row a worker.
+// Distribution of the round-trip times, one row per worker.
 
 import { Chart, drawXAxis, heightOfRow, line } from "./chart.js";
 import { clamp, seconds, short } from "./format.js";
 import { ink } from "./ink.js";
 import { linear, logarithmic } from "./scale.js";
 
-const WIDE = 30; // times the median: a longest time beyond it is drawn on a logarithmic axis
+const WIDE = 30; // ratio of longest time to median above which the axis is logarithmic
 
 export class Strips extends Chart {
   constructor(host, run) {
@@ -30,7 +30,7 @@ export class Strips extends Chart {
     if (this.cursor !== null) frameRow(pen, area, this.cursor, this.rowHeight);
   }
 
-  /** Known quantiles are drawn full. Where the median is not known, a dashed line leads to the longest time seen. */
+  /** Draw known quantiles solid, and a dashed line to the longest time if the median is unknown. */
   paintStrip(pen, { quantiles_s: [least, lower, median, upper, most, longest], known }, y) {
     const at = this.scale.at;
     const half = Math.max(2, this.rowHeight * 0.3);
@@ -86,7 +86,7 @@ export class Strips extends Chart {
     const lines = [`worker ${this.cursor}: median ${time(2)}`];
     if (known > 1) lines.push(`half between ${short(s[1])} and ${time(3)}`, `5 to 95 %: ${short(s[0])} to ${time(4)}`);
     lines.push(`longest ${time(5)}`);
-    return finished ? lines : [...lines, "no piece of its work was finished"];
+    return finished ? lines : [...lines, "no task finished"];
   }
 }
 
@@ -103,7 +103,7 @@ function paintArrow(pen, x, y, size) {
   pen.lineWidth = 1;
 }
 
-/** Write the workers' numbers left of their rows. */
+/** Draw the numbers of the workers on the left of their rows. */
 export function paintRowNames(pen, area, rows, rowHeight) {
   const every = Math.ceil(14 / rowHeight);
   Object.assign(pen, { fillStyle: ink("soft"), textAlign: "right", textBaseline: "middle" });

@@ -1,4 +1,4 @@
-// A row a worker: what it was computing, what became of that, and when the updates were made.
+// Timeline: one row per worker with its tasks and their fates, and the updates.
 
 import { Chart, drawXAxis, heightOfRow, line } from "./chart.js";
 import { clamp, lastAtMost, seconds, short } from "./format.js";
@@ -7,14 +7,14 @@ import { linear } from "./scale.js";
 import { coverage, within } from "./work.js";
 
 const LEAST_UPDATE_GAP = 9; // pixels between update lines, on average
-const TICK = 9; // pixels, of an update above the workers
-const LEAST_PIECE = 7; // pixels a piece of work, on average, to draw where one ends and the next begins
+const TICK = 9; // pixels, length of the tick of an update above the workers
+const LEAST_PIECE = 7; // mean pixels per task from which on borders between tasks are drawn
 const ZOOM = 1.6;
-const NARROWEST = 1e-6; // of the run
+const NARROWEST = 1e-6; // share of the run in the deepest zoom
 
 export class Timeline extends Chart {
   constructor(host, run, work, updates, fates) {
-    super(host, `timeline of ${run.workers} workers; arrow keys go from work to work, plus and minus zoom, Shift and arrows pan`);
+    super(host, `timeline of ${run.workers} workers; arrow keys go from task to task, plus and minus zoom, Shift and arrows pan`);
     Object.assign(this, { run, work, fates, fateOf: run.endings.map(([fate]) => fates.indexOf(fate)) });
     this.updates = Float64Array.from(updates.time, (quanta) => quanta * run.quantum_s);
     this.view = { from: 0, to: run.end_s || 1 };
@@ -42,7 +42,7 @@ export class Timeline extends Chart {
     this.zoom(event.deltaY < 0 ? ZOOM : 1 / ZOOM, this.scale.value(event.offsetX));
   }
 
-  /** Show a part of the run: what the buttons do. */
+  /** Show a part of the run, for the buttons. */
   look(how) {
     const middle = (this.view.from + this.view.to) / 2;
     const span = this.view.to - this.view.from;
@@ -99,7 +99,7 @@ export class Timeline extends Chart {
     this.paintBorders(pen, area);
   }
 
-  /** Whether the worker was there, pixel by pixel. */
+  /** Return whether the worker was live, for each pixel. */
   presence(worker, width) {
     const there = new Uint8Array(width);
     const scale = width / (this.view.to - this.view.from);
@@ -121,7 +121,7 @@ export class Timeline extends Chart {
     }
   }
 
-  /** A tick an update above the workers, and where there is room on average, lines through them. */
+  /** Draw a tick per update above the workers, and a line where updates are far enough apart. */
   paintUpdates(pen, area) {
     const [begin, end] = [lastAtMost(this.updates, this.view.from) + 1, lastAtMost(this.updates, this.view.to) + 1];
     const hasRoom = (area.right - area.left) / Math.max(1, end - begin) >= LEAST_UPDATE_GAP;
@@ -130,7 +130,7 @@ export class Timeline extends Chart {
     pen.strokeStyle = ink("ink", hasRoom ? 0.45 : 0.75);
     for (let i = begin; i < end; i += 1) {
       const x = this.scale.at(this.updates[i]);
-      if (x - drawn < 0.5) continue; // ticks that nobody could tell apart
+      if (x - drawn < 0.5) continue; // ticks closer than half a pixel
       drawn = x;
       line(pen, x, area.top - TICK, x, bottom);
     }
@@ -192,7 +192,7 @@ export class Timeline extends Chart {
     return true;
   }
 
-  /** Move the cursor to the next piece of work, or to another worker. */
+  /** Move the cursor to the next task, or to another worker. */
   walk(key) {
     const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[key];
     if (!move) return false;
@@ -221,7 +221,7 @@ export class Timeline extends Chart {
     const { worker, time, piece } = this.cursor;
     if (piece === null) {
       const there = this.run.live[worker].some(([begin, end]) => time >= begin && time <= end);
-      return [`worker ${worker}: ${there ? "idle" : "not there, or nothing known"}`, `at ${seconds(time)}`];
+      return [`worker ${worker}: ${there ? "idle" : "not live, or unknown"}`, `at ${seconds(time)}`];
     }
     const { begin, end, draw, version, staleness, ending } = this.work;
     const [fate, reason] = this.run.endings[ending[piece]];
@@ -234,7 +234,7 @@ export class Timeline extends Chart {
   }
 }
 
-/** Fill a row of pixels: in each column the fates stand on one another, as high as their shares. */
+/** Fill a row of pixels with the stacked shares of the fates. */
 function paintRow(image, top, bottom, shares, there, palette, ratio) {
   for (let x = 0; x < image.width; x += 1) {
     let y = bottom;

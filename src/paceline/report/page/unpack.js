@@ -1,4 +1,4 @@
-// The columns of numbers that the page holds deflated.
+// Decompression of the columns of numbers.
 
 /** Inflate `packed` and return its columns, each an Int32Array, by name. */
 export async function unpack(packed) {
@@ -12,7 +12,7 @@ export async function unpack(packed) {
   return columns;
 }
 
-/** Replace steps by their sums, in place. */
+/** Replace differences by their sums, in place. */
 export function summed(column) {
   for (let i = 1; i < column.length; i += 1) column[i] += column[i - 1];
   return column;
@@ -26,7 +26,7 @@ async function inflate(text) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-/** Put together the four bytes of each number, which lie in one plane each. */
+/** Join the four bytes of each number from their planes. */
 function joined(planes, length) {
   const column = new Int32Array(length);
   for (let i = 0; i < length; i += 1) {

@@ -1,9 +1,9 @@
-// The pieces of work of one run, worker by worker, and how they cover stretches of time.
+// Tasks of one run by worker, and their shares of intervals of time.
 
 import { lastAtMost } from "./format.js";
 import { summed, unpack } from "./unpack.js";
 
-/** Unpack the work of a run: begin and end in seconds, draw, version, staleness, ending; `first` bounds workers. */
+/** Unpack the tasks of a run: begin and end in seconds, draw, version, staleness, ending; `first` is the first task of each worker. */
 export async function unpackWork(run) {
   const columns = await unpack(run.work);
   const count = columns.draw.length;
@@ -22,13 +22,13 @@ export async function unpackWork(run) {
   return { begin, end, first, staleness, ending, draw: summed(columns.draw), version: summed(columns.version) };
 }
 
-/** The pieces of a worker that are not over by `from` and have begun by `to`: the first one, and after the last. */
+/** Return the range of tasks of a worker that overlap the interval `from` to `to`: the first one, and the one after the last. */
 export function within(work, worker, from, to) {
   const [begin, end] = [work.first[worker], work.first[worker + 1]];
   return [Math.max(begin, lastAtMost(work.begin, from, begin, end)), lastAtMost(work.begin, to, begin, end) + 1];
 }
 
-/** The share of each pixel that a worker's pieces of work cover, a row of pixels a fate. */
+/** Return the share of each pixel that tasks of each fate cover, one row per fate. */
 export function coverage(work, worker, view, width, fateOf, fates) {
   const shares = Array.from({ length: fates }, () => new Float32Array(width));
   const scale = width / (view.to - view.from);

@@ -9,7 +9,7 @@ import pytest
 from paceline.core.records import DecisionMade, VersionEvaluated
 from paceline.report.curves import groups
 from paceline.report.page.page import SCRIPTS, page, script
-from paceline.report.run_data import STILL_GOING, read_run
+from paceline.report.run_data import NO_END, read_run
 from paceline.report.summary_table import headline, number, row
 from written_runs import begun, ended, train_run, two_updates, write_run
 
@@ -72,13 +72,13 @@ def test_what_a_user_wrote_is_only_ever_text(tmp_path):
 
 def test_a_run_that_is_still_going_says_so(tmp_path):
     text = page_of(write_run(tmp_path / "run", two_updates()[:-1]))
-    assert STILL_GOING in text.partition("<main>")[0]
-    assert STILL_GOING not in page_of(write_run(tmp_path / "whole", two_updates()))
+    assert NO_END in text.partition("<main>")[0]
+    assert NO_END not in page_of(write_run(tmp_path / "whole", two_updates()))
 
 
 def test_a_run_without_any_update_says_that_there_is_nothing_yet(tmp_path):
     text = page_of(write_run(tmp_path / "run", [begun()]))
-    assert "nothing to show yet" in text.partition("<main>")[0]
+    assert "no update yet" in text.partition("<main>")[0]
     assert data_of(text)["groups"][0]["lines"]["time"] == {}
 
 
@@ -104,7 +104,7 @@ def test_the_table_has_the_figures_of_the_run(tmp_path):
 def test_the_headline_names_the_winner_only_if_all_reached_the_target(tmp_path):
     stop = {"stop": "loss=5"}
     runs = [read_run(train_run(tmp_path / p, p, **stop), p) for p in ("bsp", "asp")]
-    times = {run.protocol: run.figures.time_s for run in runs}
+    times = {run.protocol: run.stats.time_s for run in runs}
     winner = min(times, key=times.get)
     assert f"{winner} reached loss 5 first" in headline(groups(runs))
     runs.append(read_run(train_run(tmp_path / "late", "pull(k=2)", updates=3), "late"))

@@ -1,4 +1,4 @@
-"""Processes that sum vectors up: a process group of all of them, which ends as a whole when somebody leaves it."""
+"""Elastic process group: sums vectors over its processes, and ends as a whole when one of them leaves."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from paceline.checkpoint.codec import decode, encode
 from paceline.engines.distributed.rendezvous.rendezvous import Endpoint
 from paceline.engines.distributed.transport.connection import (
     ConnectionLost,
-    bytes_of,
-    describe,
+    as_bytes,
     dist,
-    saying_when_broken,
-    summarize_value,
+    raising_connection_lost,
+    shorten,
 )
-from paceline.engines.distributed.transport.keepalive import end_when_silent, published, sockets
+from paceline.engines.distributed.transport.keepalive import open_sockets, published_addresses, set_keepalive_timeout
+from paceline.engines.distributed.transport.messages import describe
 from paceline.engines.distributed.transport.process_group import AbortableGroup, PendingCollective
 from paceline.errors import UsageError
 from paceline.server.flat_buffers import FlatBuffers
 
-BUCKET_BYTES = 1 << 24  # of a vector are summed at a time, while others wait or are under way
-ANYBODY_NEW_S = 0.02
-THREADS = 2  # which work on buckets
+CHUNK_BYTES = 1 << 24  # of a vector in one operation
+POLL_S = 0.02
+THREADS = 2  # of gloo
 GLOO_WAITS = 5  # times its timeout, for a connection
 SUMMABLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64} | {
     torch.bool,
@@ -40,188 +40,198 @@ SUMMABLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64} | {
 }  # and complex numbers, as two
 
 
+class MembershipChanged(Exception):  # noqa: N818  # no error
+    """The members of the group change; a new one has to be formed."""
+
+
 class Unreachable(ConnectionLost):
-    """Everybody has come, and two of them do not reach each other."""
+    """All members have come, but two of them cannot connect."""
 
 
 class MissingPeers(ConnectionLost):
-    """Somebody has not come in time.
+    """Some members have not come in time.
 
     Attributes:
-        places: of those who have not.
+        ranks: their ranks in the group.
     """
 
-    def __init__(self, places: list[int]) -> None:
-        super().__init__(f"nobody has come to place {', '.join(map(str, places))}")
-        self.places = places
+    def __init__(self, ranks: list[int]) -> None:
+        super().__init__(f"no process has come for rank {', '.join(map(str, ranks))} of the group")
+        self.ranks = ranks
 
 
 class ElasticGroup:
-    """Sums vectors over its processes, each of which gets the same sum, to the last bit.
+    """Process group that sums vectors; all processes get the same sum, to the last bit.
 
     Args:
-        key: that only these know; each proves to each that it does.
-        place: of this process among them, from 0.
-        size: how many they are.
-        uses_nccl: whether the vectors are on GPUs, a different one for each process; NCCL sums them then.
+        key: secret of the group; each member proves to each other one that it has it.
+        rank: rank of this process in the group, from 0.
+        size: number of processes.
+        uses_nccl: whether the vectors are on GPUs, a different one for each process, so that NCCL sums them.
 
     Attributes:
-        is_waiting: whether this process waits here for others.
+        is_waiting: whether this process waits for others in an operation.
     """
 
-    def __init__(self, key: str, place: int, size: int, *, uses_nccl: bool = False) -> None:
+    def __init__(self, key: str, rank: int, size: int, *, uses_nccl: bool = False) -> None:
         self._key = key
-        self._place = place
+        self._rank = rank
         self._size = size
         self._uses_nccl = uses_nccl
-        self._others = [other for other in range(size) if other != place]
-        self._collective = AbortableGroup(place, size, THREADS)
+        self._peers = [peer for peer in range(size) if peer != rank]
+        self._group = AbortableGroup(rank, size, THREADS)
         self.is_waiting = False
 
-    def connect(self, at: Endpoint, silence_s: float, timeout_s: float = inf) -> None:
-        """Wait until everybody is there, and connect.
+    def connect(self, endpoint: Endpoint, keepalive_timeout_s: float, timeout_s: float = inf) -> None:
+        """Wait until all members have come, and connect.
 
         Args:
-            at: where they find each other.
-            silence_s: seconds after which a host that does not answer any more is taken for gone, or out of reach.
-            timeout_s: for which the others are waited for.
+            endpoint: endpoint of the store in which they meet.
+            keepalive_timeout_s: seconds without any answer from a host after which its connections end, >= 1.
+            timeout_s: seconds to wait for the other members.
 
         Raises:
-            Absent: somebody did not come.
-            Apart: somebody is out of this process's reach.
-            Broken: somebody has left, or is a stranger.
+            MissingPeers: a member did not come.
+            Unreachable: this process cannot connect to a member.
+            ConnectionLost: a member has left, or does not have the key.
         """
-        if not self._others:
+        if not self._peers:
             return
-        with saying_when_broken():
-            store = dist.PrefixStore(f"ring/{self._digest('place').hex()}", at.client())
-            self._await_others(store, timeout_s)
-        before = sockets()
-        timeout = timedelta(seconds=silence_s / GLOO_WAITS)
+        with raising_connection_lost():
+            store = dist.PrefixStore(f"group/{self._digest('place').hex()}", endpoint.client())
+            self._await_peers(store, timeout_s)
+        before = open_sockets()
+        timeout = timedelta(seconds=keepalive_timeout_s / GLOO_WAITS)
         try:
-            self._collective.connect(store, at.device, timeout)
-            end_when_silent(before, silence_s, published(store, self._size))
+            self._group.connect(store, endpoint.device, timeout)
+            set_keepalive_timeout(before, keepalive_timeout_s, published_addresses(store, self._size))
             if self._uses_nccl:
-                self._collective.connect_gpus(dist.PrefixStore("nccl", store))
+                self._group.connect_gpus(dist.PrefixStore("nccl", store))
         except RuntimeError as error:
-            raise Unreachable(summarize_value(str(error))) from error
-        self._check_whole()
-        self._recognise_others(timedelta(seconds=2 * silence_s))  # others may still try to connect
+            raise Unreachable(shorten(str(error))) from error
+        self._check()
+        self._authenticate_peers(timedelta(seconds=2 * keepalive_timeout_s))  # others may still be connecting
 
-    def _await_others(self, store: Any, timeout_s: float) -> None:
-        """Wait until everybody has begun to connect, which may be long after this process."""
-        store.set(f"here/{self._place}", "here")
-        deadline = time.monotonic() + timeout_s
-        while not store.check([f"here/{other}" for other in self._others]):
-            self._check_whole()
-            if time.monotonic() > deadline:
-                raise MissingPeers([other for other in self._others if not store.check([f"here/{other}"])])
-            time.sleep(ANYBODY_NEW_S)
+    def _await_peers(self, store: Any, timeout_s: float) -> None:
+        """Wait until all members connect, which may be long after this process."""
+        store.set(_ready_key(self._rank), "ready")
+        deadline_s = time.monotonic() + timeout_s
+        while not store.check([_ready_key(peer) for peer in self._peers]):
+            self._check()
+            if time.monotonic() > deadline_s:
+                raise MissingPeers([peer for peer in self._peers if not store.check([_ready_key(peer)])])
+            time.sleep(POLL_S)
 
-    def _recognise_others(self, timeout: timedelta) -> None:
-        """Prove to everybody that this process knows the key, and see them prove it, as the store tells all it has."""
+    def _authenticate_peers(self, timeout: timedelta) -> None:
+        """Prove to all members that this process has the key, and check their proofs: the store is readable by all."""
         ours, expected = (torch.zeros(self._size, 32, dtype=torch.uint8) for _ in range(2))
-        for other in range(self._size):
-            ours[other] = torch.frombuffer(bytearray(self._digest(f"{self._place} to {other}")), dtype=torch.uint8)
-            expected[other] = torch.frombuffer(bytearray(self._digest(f"{other} to {self._place}")), dtype=torch.uint8)
-        if not torch.equal(self._collective.exchange(ours, timeout), expected):
-            self.break_off()
-            raise ConnectionLost("somebody in the ring does not know its key")
+        for peer in range(self._size):
+            ours[peer] = torch.frombuffer(bytearray(self._digest(f"{self._rank} to {peer}")), dtype=torch.uint8)
+            expected[peer] = torch.frombuffer(bytearray(self._digest(f"{peer} to {self._rank}")), dtype=torch.uint8)
+        if not torch.equal(self._group.all_to_all(ours, timeout), expected):
+            self.abort()
+            raise ConnectionLost("a process in the group does not have its key")
 
     def _digest(self, text: str) -> bytes:
         return hmac.digest(self._key.encode(), text.encode(), "sha256")
 
-    def _check_whole(self) -> None:
-        if self._collective.is_broken:
-            self.break_off()  # what has been connected meanwhile
-            raise ConnectionLost("somebody has left")
+    def _check(self) -> None:
+        if self._group.is_aborted:
+            self.abort()  # also the connections that were made meanwhile
+            raise ConnectionLost("the group was aborted")
 
     def begin_sum(self, vectors: FlatBuffers) -> list[PendingCollective]:
-        """Begin to sum vectors up where they lie, floats and integers by adding, booleans as true where any is.
+        """Start to sum vectors in place: floats and integers are added, booleans are true where any is.
 
         Returns:
-            what is to be waited for.
+            the operations to wait for.
 
         Raises:
-            Broken: somebody has left.
+            ConnectionLost: a member has left.
         """
-        if not self._others:
+        if not self._peers:
             return []
         return [
-            self._collective.all_reduce(piece, dist.ReduceOp.MAX if flat.dtype == torch.bool else dist.ReduceOp.SUM)
+            self._group.all_reduce(chunk, dist.ReduceOp.MAX if flat.dtype == torch.bool else dist.ReduceOp.SUM)
             for flat in [*vectors.flat_parameters, *vectors.flat_buffers]
-            for piece in _real(flat).split(max(1, BUCKET_BYTES // flat.itemsize))
+            for chunk in _summable_view(flat).split(max(1, CHUNK_BYTES // flat.itemsize))
         ]
 
-    def wait(self, begun: list[PendingCollective], timeout_s: float = inf) -> bool:
-        """Wait until sums are there; return whether they are.
+    def wait(self, pending: list[PendingCollective], timeout_s: float = inf) -> bool:
+        """Wait for operations; return whether all are complete before the timeout.
 
         Raises:
-            Broken: somebody has left.
+            ConnectionLost: a member has left.
         """
         self.is_waiting = True
         try:
-            return self._collective.wait(begun, timeout_s)
+            return self._group.wait(pending, timeout_s)
         finally:
             self.is_waiting = False
 
-    def spread(self, state: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the state that the first process gives; the others give None.
+    def broadcast_state(self, state: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the state of rank 0 of the group; the other members pass None.
 
         Raises:
-            Broken: somebody has left.
+            ConnectionLost: a member has left.
         """
         tensors: dict[str, Tensor] = {}
         value = encode(state, tensors)
-        forms = {name: describe(each) for name, each in tensors.items()}
-        value, forms = json.loads(self._spread_text(json.dumps([value, forms])))
+        described = {name: describe(each) for name, each in tensors.items()}
+        value, described = json.loads(self._broadcast_text(json.dumps([value, described])))
         if state is None:
-            tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, (dtype, shape) in forms.items()}
-        self._broadcast(*(bytes_of(each) for each in tensors.values() if each.numel()))
-        given: dict[str, Any] = decode(value, tensors)
-        return given
+            tensors = {
+                name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, (dtype, shape) in described.items()
+            }
+        self._broadcast(*(as_bytes(each) for each in tensors.values() if each.numel()))
+        decoded: dict[str, Any] = decode(value, tensors)
+        return decoded
 
-    def _spread_text(self, text: str) -> str:
+    def _broadcast_text(self, text: str) -> str:
         ours = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         size = torch.tensor(ours.shape)
         self._broadcast(size)
-        room = ours if ours.shape == (int(size),) else torch.zeros(int(size), dtype=torch.uint8)
-        self._broadcast(room)
-        return room.numpy().tobytes().decode()
+        content = ours if ours.shape == (int(size),) else torch.zeros(int(size), dtype=torch.uint8)
+        self._broadcast(content)
+        return content.numpy().tobytes().decode()
 
-    def break_off(self) -> None:
-        """Leave, so that whoever waits here or at another process hears of it at once; from any thread."""
-        self._collective.break_off()
+    def abort(self) -> None:
+        """End all waiting in the group, here and at the other members. Thread-safe."""
+        self._group.abort()
 
-    def give_up(self) -> None:
-        """Let nobody wait here any more, and the others hear nothing of it; from any thread."""
-        self._collective.give_up()
+    def abort_locally(self) -> None:
+        """End all waiting in this process; the other members do not notice. Thread-safe."""
+        self._group.abort_locally()
 
-    def end(self) -> None:
-        """Let the others leave, one after another, while the last sum comes to its end; from any thread."""
-        self._collective.is_over = True
+    def complete(self) -> None:
+        """Allow the other members to leave while the last sum completes. Thread-safe."""
+        self._group.is_complete = True
 
-    def let_go(self) -> None:
-        """Take the ring apart, when nothing is done any more to what was to be summed."""
-        self._collective.let_go()
+    def close(self) -> None:
+        """Destroy the group; the vectors of its sums may not be in use any more."""
+        self._group.close()
 
     def _broadcast(self, *tensors: Tensor) -> None:
-        if self._others:
-            self.wait([self._collective.broadcast(each) for each in tensors])
+        if self._peers:
+            self.wait([self._group.broadcast(each) for each in tensors])
 
 
-def _real(flat: Tensor) -> Tensor:
-    """Return a view of numbers that can be summed over a network."""
+def _ready_key(rank: int) -> str:
+    return f"ready/{rank}"
+
+
+def _summable_view(flat: Tensor) -> Tensor:
+    """Return a view of numbers that gloo and NCCL can sum."""
     if flat.is_complex():
         return torch.view_as_real(flat).view(-1)
     return flat.view(torch.uint8) if flat.dtype == torch.bool else flat
 
 
 def check_summable(model: nn.Module) -> None:
-    """Refuse a model of which something cannot be summed up.
+    """Refuse a model with numbers that cannot be summed.
 
     Raises:
-        UsageError: a parameter or a buffer has such numbers.
+        UsageError: a parameter or a buffer has an unsupported dtype.
     """
     trained = ((name, each) for name, each in model.named_parameters() if each.requires_grad)
     for name, each in [*trained, *model.named_buffers()]:

@@ -1,4 +1,4 @@
-"""A rank's own part in an iteration without a server: its gradient, and what it hands in of it."""
+"""Local step of an all-reduce iteration: the gradient of this rank, and its contribution to the sum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Apply, Compute
-from paceline.engines.distributed.allreduce.messages import StepReport
+from paceline.engines.distributed.transport.messages import StepReport
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.utils.user_code import note_place
 from paceline.worker.allreduce import AllReduceAlgorithm, Contribution
@@ -19,152 +19,158 @@ from paceline.worker.task_runner import TaskRunner
 
 
 class OverheadEstimator:
-    """Goes through the iterations as the simulation does, and sees what is left over.
+    """Estimator of an iteration's overhead: the time that is neither computation nor sum.
 
-    With b_i when worker i began, c_i the seconds that it computed, s when the sum before was there, where it overlaps
-    gradients (else -inf), and m when the last worker had handed in,
+    It follows the iterations as the simulation does. With b_i the start of worker i, c_i its seconds of computation, s
+    the completion of the previous sum if it overlaps gradients (else -inf), and m the arrival of the last report,
 
-        left over = max(0, m - max(b_i + c_i, s))
+        overhead = max(0, m - max_i(b_i + c_i, s))
 
     Args:
         allreduce: what is summed, and when.
         now: seconds since the run began.
 
     Example:
-        >>> pace = OverheadEstimator(AllReduceConfig("gradients"), now=0.0)
-        >>> pace.handed_in({0: 1.0, 1: 2.0}, at_s=2.5)
+        >>> estimator = OverheadEstimator(AllReduceConfig("gradients"), now=0.0)
+        >>> estimator.on_reports({0: 1.0, 1: 2.0}, at_s=2.5)
         0.5
-        >>> pace.summed(sum_s=0.5)
+        >>> estimator.on_sum(sum_s=0.5)
         0.5
-        >>> pace.handed_in({0: 2.0, 1: 1.0}, at_s=5.0)
+        >>> estimator.on_reports({0: 2.0, 1: 1.0}, at_s=5.0)
         0.0
     """
 
     def __init__(self, allreduce: AllReduceConfig, now: float) -> None:
         self._overlaps = allreduce.overlaps
         self._begun_s: dict[int, float] = {}
-        self._free_s = now  # whoever has not begun
+        self._free_s = now  # start of a worker that has not begun
         self._summed_s = -inf
-        self._left_s = 0.0
+        self._overhead_s = 0.0
 
-    def handed_in(self, compute_s: Mapping[int, float], at_s: float) -> float:
-        """Return the seconds that are left over when the last worker has handed in."""
+    def on_reports(self, compute_s: Mapping[int, float], at_s: float) -> float:
+        """Return the overhead in seconds when the last report has arrived.
+
+        Args:
+            compute_s: seconds of computation of each worker.
+            at_s: arrival of the last report, in seconds since the run began.
+        """
         begun_s = (self._begun_s.get(worker, self._free_s) + seconds for worker, seconds in compute_s.items())
         ready_s = {worker: max(each, self._summed_s) for worker, each in zip(compute_s, begun_s, strict=True)}
         last_s = max(ready_s.values(), default=at_s)
-        left_s = max(0.0, at_s - last_s)
-        self._begun_s = {worker: each + left_s for worker, each in ready_s.items()}
-        self._free_s = last_s + left_s  # not before the simulation is there, so that what it is late by is made up for
-        self._left_s = left_s
-        return left_s
+        overhead_s = max(0.0, at_s - last_s)
+        self._begun_s = {worker: each + overhead_s for worker, each in ready_s.items()}
+        self._free_s = last_s + overhead_s  # not earlier than the simulation, so that its delay is made up for
+        self._overhead_s = overhead_s
+        return overhead_s
 
-    def summed(self, sum_s: float) -> float:
-        """Take note of how long the sum has taken from then on; return it with what is left over and cannot hide."""
+    def on_sum(self, sum_s: float) -> float:
+        """Record the seconds that the sum has taken since then; return them with the overhead that it cannot hide."""
         if self._overlaps:
             self._summed_s = self._free_s + sum_s
-            return sum_s + self._left_s
+            return sum_s + self._overhead_s
         self._begun_s, self._free_s = {}, self._free_s + sum_s
         return sum_s
 
 
-class _Done(NamedTuple):
-    """A gradient that was computed, in so many seconds."""
+class _Prefetched(NamedTuple):
+    """Gradient that was computed ahead of its command, in so many seconds."""
 
-    work: Compute
-    measured: GradientStats
+    command: Compute
+    stats: GradientStats
     took_s: float
 
 
 class LocalStep:
-    """Computes this rank's gradients, where possible before they are asked for, and makes its payloads.
+    """Gradients of this rank, computed ahead where possible, and their contributions to the sum.
 
-    In debug mode nobody else may change what this rank has learned.
+    In debug mode it detects changes of the parameters by other code.
 
     Args:
-        cluster: of which this process is a rank.
-        seed: of the run.
-        replica: computes.
-        worker: steps.
+        cluster: launch settings of this process.
+        seed: seed of the run, >= 0.
+        replica: replica that computes the gradients.
+        algorithm: optimizer and parameters of this rank.
     """
 
-    def __init__(self, cluster: Torchrun, seed: int, replica: Replica, worker: AllReduceAlgorithm) -> None:
+    def __init__(self, cluster: Torchrun, seed: int, replica: Replica, algorithm: AllReduceAlgorithm) -> None:
         faults = tuple(cluster.faults)
         self._task_runner = TaskRunner(replica, cluster.worker, cluster.slowness, seed, faults, time.sleep)
         self._batch_size = replica.batch_size
-        self._worker = worker
-        self._done: _Done | None = None
+        self._algorithm = algorithm
+        self._prefetched: _Prefetched | None = None
         self._name = f"worker {cluster.worker}"
-        self._guard = ParameterGuard.for_algorithm(worker) if cluster.debug else None
-        self._has_last = ""  # done to what it has learned
+        self._guard = ParameterGuard.for_algorithm(algorithm) if cluster.debug else None
+        self._last_change = ""
 
-    def press(self, what: str) -> None:
-        """Take note that this rank itself has changed what it has learned.
+    def snapshot(self, change: str) -> None:
+        """Record that this rank itself has changed its parameters.
 
         Args:
-            what: it has done.
+            change: description of the change, in the past tense.
         """
         if self._guard is not None:
             self._guard.snapshot()
-            self._has_last = what
+            self._last_change = change
 
     def check(self) -> None:
-        """Refuse, in debug mode, what somebody else has changed.
+        """Detect, in debug mode, changes of the parameters by other code.
 
         Raises:
-            UsageError: somebody has.
+            UsageError: other code has changed them.
         """
         if self._guard is not None:
-            self._guard.check(self._name, f"after it {self._has_last}")
+            self._guard.check(self._name, f"after it {self._last_change}")
 
-    def hand_in(self, work: Compute | None, run_s: float, update: Apply) -> StepReport:
-        """Make the payload; return what is told of it, and as `compute_s` what was computed of it ahead.
+    def contribute(self, command: Compute | None, run_s: float, update: Apply) -> StepReport:
+        """Compute the gradient and write the contribution; return the report, with the seconds computed ahead.
 
         Args:
-            work: that this rank was given; None if others have the last minibatches.
+            command: task of this rank; None if the other ranks have the last minibatches.
             run_s: seconds since the run began.
-            update: what the coming update will say, if everybody takes part.
+            update: expected update, if all ranks contribute.
         """
-        if work is None:
-            self._worker.skip()
+        if command is None:
+            self._algorithm.skip()
             return StepReport()
-        measured, ahead_s = self._measured(work, run_s)
+        stats, ahead_s = self._gradient(command, run_s)
         self.check()
         contribution = Contribution(finite=False)
-        if measured.finite:
-            contribution = self._worker.contribute(measured.squared_norm, measured.samples / self._batch_size, update)
+        if stats.finite:
+            contribution = self._algorithm.contribute(stats.squared_norm, stats.samples / self._batch_size, update)
         else:
-            self._worker.skip()
-        self.press(f"handed in its draw {work.draw}")
+            self._algorithm.skip()
+        self.snapshot(f"contributed its draw {command.draw}")
         return StepReport(
-            draw=work.draw,
-            loss=measured.loss,
-            samples=measured.samples,
-            squared_norm=measured.squared_norm,
-            variance=measured.variance,
+            draw=command.draw,
+            loss=stats.loss,
+            samples=stats.samples,
+            squared_norm=stats.squared_norm,
+            variance=stats.variance,
             finite=contribution.finite,
             factor=contribution.compensations[0].factor if contribution.compensations else nan,
             compute_s=ahead_s,
         )
 
-    def compute_ahead(self, work: Compute, run_s: float) -> None:
-        """Compute what will be this rank's next work, if everything goes on as it has."""
-        self.forget()
+    def prefetch(self, command: Compute, run_s: float) -> None:
+        """Compute the gradient of the task that this rank will probably have next."""
+        self.discard_prefetched()
         begun_s = time.monotonic()
-        measured, _ = self._measured(work, run_s)
-        self._done = _Done(work, measured, time.monotonic() - begun_s)
+        stats, _ = self._gradient(command, run_s)
+        self._prefetched = _Prefetched(command, stats, time.monotonic() - begun_s)
 
-    def forget(self) -> None:
-        """Let what was computed ahead be of no use."""
-        self._done = None
+    def discard_prefetched(self) -> None:
+        """Discard the gradient that was computed ahead."""
+        self._prefetched = None
 
-    def _measured(self, work: Compute, run_s: float) -> tuple[GradientStats, float]:
-        """Return what is known of the gradient of this work, and in how many seconds it was computed ahead, if so."""
-        done, self._done = self._done, None
-        if done is not None and (done.work.draw, done.work.minibatch) == (work.draw, work.minibatch):
-            return done.measured, done.took_s
-        ours = self._worker
+    def _gradient(self, command: Compute, run_s: float) -> tuple[GradientStats, float]:
+        """Return the scalars of a task's gradient, and the seconds for which it was computed ahead."""
+        done, self._prefetched = self._prefetched, None
+        if done is not None and (done.command.draw, done.command.minibatch) == (command.draw, command.minibatch):
+            return done.stats, done.took_s
+        ours = self._algorithm
         try:
-            return self._task_runner.gradient(work.draw, work.minibatch, run_s, ours.weights, ours.gradient), 0.0
+            stats = self._task_runner.gradient(command.draw, command.minibatch, run_s, ours.weights, ours.gradient)
         except Exception as error:
-            note_place(error, f"after update {work.version}")
+            note_place(error, f"after update {command.version}")
             raise
+        return stats, 0.0

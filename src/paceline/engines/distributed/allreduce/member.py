@@ -1,272 +1,189 @@
-"""A rank other than 0 among workers without a server: its line to rank 0, and its place in the ring."""
+"""Membership client: every rank other than 0 in an all-reduce run."""
 
 from __future__ import annotations
 
-import os
 import queue
-import socket
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from paceline.clusters.torchrun import Torchrun
-from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, Unreachable
-from paceline.engines.distributed.allreduce.messages import MembershipChanged, RunFinished, StepReport, StepSummary
-from paceline.engines.distributed.rendezvous.handshake import apply_for
-from paceline.engines.distributed.rendezvous.rendezvous import enter, find
-from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
+from paceline.engines.distributed.allreduce.base import GroupMembership
+from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, MembershipChanged, Unreachable
+from paceline.engines.distributed.rendezvous.handshake import RunFinished
+from paceline.engines.distributed.rendezvous.rendezvous import find_rank_0
+from paceline.engines.distributed.rendezvous.session import ClientSession, describe_process, raising_run_error
+from paceline.engines.distributed.transport.connection import ConnectionLost, Message
+from paceline.engines.distributed.transport.messages import (
+    ControlMessage,
+    End,
+    FormGroup,
+    GroupBroken,
+    Hello,
+    MetricsMeasured,
+    Progress,
+    ProgressRequest,
+    StepReport,
+    StepSummary,
+)
 from paceline.engines.distributed.transport.process_group import PendingCollective
-from paceline.errors import RunError
-from paceline.server.flat_buffers import FlatBuffers
-from paceline.utils.user_code import failure_of
-
-LEAVE_S = 10.0
 
 
-class _Form(NamedTuple):
-    """A ring is to be formed."""
-
-    generation: int
-    place: int
-    size: int
-    key: str
-    uses_nccl: bool
-
-
-class _Metrics(NamedTuple):
-    """What rank 0 has measured."""
-
-    generation: int
-    metrics: dict[str, float]
-
-
-class MembershipClient:
-    """Does what `Head` says, as the engine of every other rank.
+class MembershipClient(GroupMembership):
+    """Counterpart of `MembershipServer` at every other rank: joins the groups that rank 0 forms.
 
     Args:
-        cluster: says where rank 0 is.
-        agreement: what it has to agree on.
+        cluster: launch settings of this process.
+        job_spec: settings that must be equal on all processes.
     """
 
-    def __init__(self, cluster: Torchrun, agreement: dict[str, Any]) -> None:
+    def __init__(self, cluster: Torchrun, job_spec: dict[str, Any]) -> None:
+        super().__init__()
         self._cluster = cluster
-        self._agreement = agreement
-        self._news: queue.SimpleQueue[StepSummary | _Form | _Metrics | Exception] = queue.SimpleQueue()
-        self._form: _Form | None = None
-        self._line: Connection | None = None
-        self._listener: threading.Thread | None = None
-        self._newest: float = 0  # generation that rank 0 has told of, inf when there will be none
-        self._steps = 0
-        self.generation = 0
-        self.ring: ElasticGroup | None = None
+        self._job_spec = job_spec
+        self._messages: queue.SimpleQueue[StepSummary | FormGroup | MetricsMeasured | Exception] = queue.SimpleQueue()
+        self._form: FormGroup | None = None
+        self._session: ClientSession | None = None
+        self._newest: float = 0  # newest generation that rank 0 has formed; inf when there will be no other
 
     def open(self) -> None:
-        """Go to rank 0 and be let in.
-
-        Raises:
-            UsageError: rank 0 wants something else.
-            RunError: there is no rank 0.
-        """
+        """Join rank 0."""
         cluster = self._cluster
-        self._rank_0 = find(cluster)
-        name = f"worker {cluster.worker} ({socket.gethostname()}, process {os.getpid()})"
-        try:
-            _, self._line = enter(self._rank_0, cluster)
-            hello = {"name": name, "worker": cluster.worker, "agreement": self._agreement}
-            apply_for(self._line, cluster.ranks.token, hello)
-        except ConnectionLost as error:
-            raise RunError(f"rank 0 is gone: {error}") from error
-        self._line.tell({"name": name, "has_own_gpu": cluster.has_gpu_each(torch.cuda.device_count())})
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self._rank_0 = find_rank_0(cluster)
+        has_own_gpu = cluster.has_gpu_each(torch.cuda.device_count())
+        name = describe_process(f"worker {cluster.worker}", cluster)
+        hello = Hello(name, cluster.worker, self._job_spec, has_own_gpu=has_own_gpu)
+        with raising_run_error():
+            self._session = ClientSession.connect(self._rank_0, cluster, hello)
+        self._session.listen(self._on_message, self._on_error)
 
     def form(self, make_state: object, timeout_s: float) -> dict[str, Any]:
-        """Take one's place in the next ring, and return the state to go on from.
-
-        Raises:
-            Over: there will be none.
-            RunError: rank 0 is gone.
-        """
+        """Join the next group, and return the state from which it starts."""
         while True:
             form = self._newest_form()
             self._steps = 0
             self.generation = form.generation
-            if self.ring is not None:
-                self.ring.break_off()
-                self.ring.let_go()
+            if self.group is not None:
+                self.group.abort()
+                self.group.close()
             try:
-                ring = self.ring = ElasticGroup(form.key, form.place, form.size, uses_nccl=form.uses_nccl)
-                if self._newest != form.generation:  # nobody may have broken off this ring
+                group = self.group = ElasticGroup(form.key, form.rank, form.size, uses_nccl=form.uses_nccl)
+                if self._newest != form.generation:  # `_abort_group` may have missed this group
                     continue
-                ring.connect(self._rank_0, self._cluster.silence_s)
-                return ring.spread(None)
+                group.connect(self._rank_0, self._cluster.silence_s)
+                return group.broadcast_state(None)
             except ConnectionLost as error:
-                self._tell_broken(error)
+                self._report_broken(error)
 
-    def begin_sum(self, vectors: FlatBuffers) -> list[PendingCollective]:
-        """Begin to sum vectors up where they lie; return what is to be waited for.
-
-        Raises:
-            Reform: others take part from here on.
-            Over: rank 0 has ended the run.
-            RunError: rank 0 is gone.
-        """
-        assert self.ring is not None
-        self._steps += 1
-        with self._reforming():
-            return self.ring.begin_sum(vectors)
-
-    def hand_in(self, hand: StepReport) -> None:
-        """Tell of this process's part in an iteration."""
-        assert self._line is not None
-        self._line.tell({"hand": list(hand)}, will_be_answered=True)
+    def report(self, report: StepReport) -> None:
+        """Send the report of this rank."""
+        self._send(report, will_be_answered=True)
         self._steps += 1
 
-    def table(self, timeout_s: float) -> StepSummary:
-        """Wait until everybody has told of an iteration; rank 0 sees to it that nobody is silent for too long.
-
-        Raises:
-            Reform: others take part from here on.
-            Over: rank 0 has ended the run.
-            RunError: rank 0 is gone.
-        """
+    def summary(self, timeout_s: float) -> StepSummary:
+        """Wait for the reports of all ranks."""
         while True:
-            news = self._next_news()
-            if isinstance(news, StepSummary) and news.generation == self.generation:
-                return news
+            message = self._next_message()
+            if isinstance(message, StepSummary) and message.generation == self.generation:
+                return message
 
-    def wait(self, begun: list[PendingCollective], timeout_s: float) -> None:
-        """Wait for sums; rank 0 sees to it that they do not take too long.
+    def wait(self, pending: list[PendingCollective], timeout_s: float) -> None:
+        """Wait for sums."""
+        assert self.group is not None
+        with self._raising_membership_changed():
+            self.group.wait(pending)
 
-        Raises:
-            Reform: others take part from here on.
-            Over: rank 0 has ended the run.
-            RunError: rank 0 is gone.
-        """
-        assert self.ring is not None
-        with self._reforming():
-            self.ring.wait(begun)
-
-    def metrics(self, measure: object) -> dict[str, float]:
-        """Wait for what rank 0 has measured.
-
-        Raises:
-            Reform: others take part from here on.
-            Over: rank 0 has ended the run.
-            RunError: rank 0 is gone.
-        """
+    def metrics(self, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Wait for the metrics that rank 0 has measured."""
         while True:
-            news = self._next_news()
-            if isinstance(news, _Metrics) and news.generation == self.generation:
-                return news.metrics
+            message = self._next_message()
+            if isinstance(message, MetricsMeasured) and message.generation == self.generation:
+                return message.metrics
 
     def is_over(self) -> bool:
-        """Wait until rank 0 has come to its end, too, or goes on from somewhere before.
-
-        Raises:
-            Over: it has.
-            RunError: it is gone.
-        """
+        """Wait until rank 0 has ended the run too, or forms a new group to continue."""
         self._form = self._newest_form()
         return False
 
     def leave(self, reason: str) -> None:
-        """Tell rank 0 that this process ends, and wait until it has heard it."""
-        self._tell({"leaves": reason})
-        assert self._listener is not None
-        self._listener.join(LEAVE_S)
+        """Leave the run alone, and wait until rank 0 closes the connection."""
+        assert self._session is not None
+        self._session.leave(reason)
 
-    def fail(self, error: BaseException) -> None:
-        """Tell rank 0 what has gone wrong here, and wait until it has heard it and ends the line."""
-        if self._listener is None or not self._listener.is_alive():
-            return
-        self._tell(failure_of(error))
-        self._listener.join(LEAVE_S)
-
-    def close(self, end: dict[str, Any]) -> None:
-        """Let go of rank 0."""
-        if self._line is not None:
-            self._line.close()
-        if self._listener is not None:
-            self._listener.join(LEAVE_S)
-        if self.ring is not None:
-            if "error" in end:
-                self.ring.break_off()
-            self.ring.let_go()
-        self._line = self.ring = None
+    def close(self, end: End, error: BaseException | None = None) -> None:
+        """Report the error to rank 0 if there is one, and close the connection and the group."""
+        if self._session is not None:
+            if isinstance(error, Exception):
+                self._session.fail(error)
+            self._session.close()
+            self._session = None
+        self._close_group(end)
 
     # --- inside -------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _reforming(self) -> Iterator[None]:
+    def _raising_membership_changed(self) -> Iterator[None]:
         try:
             yield
         except ConnectionLost as error:
-            self._tell_broken(error)
+            self._report_broken(error)
             self._form = self._newest_form()
             raise MembershipChanged from error
 
-    def _tell_broken(self, error: ConnectionLost) -> None:
-        is_apart = isinstance(error, Unreachable)
-        self._tell({"broken": str(error), "generation": self.generation, "is_apart": is_apart})
+    def _report_broken(self, error: ConnectionLost) -> None:
+        self._send(GroupBroken(self.generation, str(error), isinstance(error, Unreachable)))
 
-    def _tell(self, text: dict[str, Any]) -> None:
-        assert self._line is not None
-        self._line.tell(text)
+    def _send(self, message: ControlMessage, *, will_be_answered: bool = False) -> None:
+        assert self._session is not None
+        self._session.connection.send(message, will_be_answered=will_be_answered)
 
-    def _newest_form(self) -> _Form:
-        """Wait for a ring that is to be formed; of several, which came while this process was busy, the last one."""
-        while self._form is None or not self._news.empty():
+    def _newest_form(self) -> FormGroup:
+        """Wait for a group to join; of several that came while this process was busy, the last one."""
+        while self._form is None or not self._messages.empty():
             with suppress(MembershipChanged):
-                self._next_news()
+                self._next_message()
         form, self._form = self._form, None
         return form
 
-    def _next_news(self) -> StepSummary | _Metrics:
-        news = self._news.get()
-        if isinstance(news, Exception):
-            raise news
-        if isinstance(news, _Form):
-            self._form = news
+    def _next_message(self) -> StepSummary | MetricsMeasured:
+        message = self._messages.get()
+        if isinstance(message, Exception):
+            raise message
+        if isinstance(message, FormGroup):
+            self._form = message
             raise MembershipChanged
-        return news
+        return message
 
-    def _listen(self) -> None:
-        assert self._line is not None
-        line = self._line
-        try:
-            while True:
-                text = line.receive()
-                assert isinstance(text, dict)
-                match text:
-                    case {"table": _}:
-                        line.settle()
-                        self._news.put(StepSummary.from_json(text))
-                    case {"metrics": metrics, "generation": generation}:
-                        self._news.put(_Metrics(generation, metrics))
-                    case {"form": generation, "key": key, "place": place, "size": size, "uses_nccl": uses_nccl}:
-                        self._break_off(generation)
-                        self._news.put(_Form(generation, place, size, key, uses_nccl))
-                    case {"are you there": _}:
-                        is_summing = self.ring is not None and self.ring.is_waiting
-                        line.tell({"here": self.generation, "steps": self._steps, "is_summing": is_summing})
-                    case {"end": end}:
-                        if "error" in end:
-                            self._break_off(inf)
-                        elif self.ring is not None:
-                            self.ring.end()
-                        self._news.put(RunFinished(end))
-                        return
-        except Exception as error:
-            self._break_off(inf)
-            self._news.put(RunError(f"rank 0 is gone: {error}") if isinstance(error, ConnectionLost) else error)
+    def _on_message(self, message: Message) -> None:
+        match message:
+            case StepSummary():
+                assert self._session is not None
+                self._session.connection.release_sent()
+                self._messages.put(message)
+            case MetricsMeasured():
+                self._messages.put(message)
+            case FormGroup(generation):
+                self._abort_group(generation)
+                self._messages.put(message)
+            case ProgressRequest():
+                is_summing = self.group is not None and self.group.is_waiting
+                self._send(Progress(self.generation, self._steps, is_summing))
+            case End() as end:
+                if end.has_failed:
+                    self._abort_group(inf)
+                elif self.group is not None:
+                    self.group.complete()
+                self._messages.put(RunFinished(end))
 
-    def _break_off(self, newest: float) -> None:
-        """Let nobody wait for this process in a ring that is no more."""
+    def _on_error(self, error: Exception) -> None:
+        self._abort_group(inf)
+        self._messages.put(error)
+
+    def _abort_group(self, newest: float) -> None:
+        """Abort the group, which is out of date, so that no member waits for this process in it."""
         self._newest = newest
-        if self.ring is not None:
-            self.ring.break_off()
+        if self.group is not None:
+            self.group.abort()

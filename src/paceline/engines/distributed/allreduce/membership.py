@@ -1,12 +1,10 @@
-"""Rank 0 of workers without a server: who takes part, and what they have told of an iteration."""
+"""Membership server: rank 0 of an all-reduce run forms the groups and collects the reports of all ranks."""
 
 from __future__ import annotations
 
 import queue
 import secrets
-import select
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -15,259 +13,241 @@ import torch
 
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Event, Joined, Lost
-from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, MissingPeers, Unreachable
-from paceline.engines.distributed.allreduce.messages import MembershipChanged, StepReport, StepSummary
-from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, AcceptedPeer, Gate, News, PeerRejected
-from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous, call
-from paceline.engines.distributed.transport.connection import ConnectionLost
-from paceline.engines.distributed.transport.event_queue import EventQueue
+from paceline.engines.distributed.allreduce.base import GroupMembership, MakeState
+from paceline.engines.distributed.allreduce.elastic_group import (
+    ElasticGroup,
+    MembershipChanged,
+    MissingPeers,
+    Unreachable,
+)
+from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, AcceptedPeer, Acceptor, await_peers
+from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous, listen_as_rank_0
+from paceline.engines.distributed.transport.connection import ConnectionLost, Message
+from paceline.engines.distributed.transport.messages import (
+    ControlMessage,
+    End,
+    Failed,
+    FormGroup,
+    GroupBroken,
+    Leave,
+    MetricsMeasured,
+    Progress,
+    ProgressRequest,
+    StepReport,
+    StepSummary,
+)
 from paceline.engines.distributed.transport.process_group import PendingCollective
 from paceline.engines.signals import is_sigterm_held
 from paceline.errors import RunError, UsageError
-from paceline.server.flat_buffers import FlatBuffers
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
+POLL_S = 0.05
+ALTERNATIVES = "torchrun(elastic=true) continues without it, torchrun --max-restarts 3 from the last checkpoint in out="
 
-LOOK_AGAIN_S = 0.05
-MakeState = Callable[[list[Event]], dict[str, Any]]
 
-
-class _Changed(NamedTuple):
-    """Somebody of this generation is gone, has come, or cannot sum any more."""
+class _GroupChanged(NamedTuple):
+    """A member of this generation has left, has joined, or can no longer sum."""
 
     generation: int
     reason: str
 
 
-class MembershipServer:
-    """Gathers what every worker tells of an iteration, and forms the ring of those who take part.
+class MembershipServer(GroupMembership):
+    """Membership of the groups in which all ranks sum.
 
-    A table is closed in the thread that hears the last one, so that nobody waits until this process has computed.
+    A summary is completed in the thread that receives the last report, so that no rank waits for this process's
+    computation. Its methods `on_join` to `fail` are the callbacks of the acceptor, from the thread of each rank.
 
     Args:
-        cluster: where to listen, and who is to come.
-        agreement: what every process has to agree on.
-        clock: gives seconds since the run began.
+        cluster: launch settings of this process.
+        job_spec: settings that must be equal on all processes.
+        clock: returns the seconds since the run began.
     """
 
-    def __init__(self, cluster: Torchrun, agreement: dict[str, Any], clock: Callable[[], float]) -> None:
+    def __init__(self, cluster: Torchrun, job_spec: dict[str, Any], clock: Callable[[], float]) -> None:
+        super().__init__()
         self._cluster = cluster
-        self._agreement = agreement
+        self._job_spec = job_spec
         self._clock = clock
         self._lock = threading.Condition()
-        self._news: queue.SimpleQueue[StepSummary | _Changed] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[StepSummary | _GroupChanged] = queue.SimpleQueue()
         self._members: dict[int, AcceptedPeer] = {}
-        self._came: dict[int, AcceptedPeer] = {}
-        self._gone: dict[int, str] = {}
-        self._hands: dict[int, StepReport] = {}
-        self._answers: dict[int, bool] = {}  # who is there, and whether it is as far as the others
-        self._broken: dict[int, bool] = {}  # who can no longer sum in this generation, and whether it could never
+        self._joining: dict[int, AcceptedPeer] = {}
+        self._lost: dict[int, str] = {}
+        self._reports: dict[int, StepReport] = {}
+        self._progress: dict[int, bool] = {}  # members that have answered, and whether each has progressed
+        self._broken: dict[int, bool] = {}  # members that can no longer sum, and whether each was never connected
         self._reason = ""  # of the first of them
         self._failure: Exception | None = None
-        self._end: dict[str, Any] | None = None  # of the run
-        self._meeting: Rendezvous | None = None
-        self._told: EventQueue[News] | None = None  # of those who were turned away
-        self._gate: Gate | None = None
-        self._steps = 0
-        self.generation = 0
-        self.ring: ElasticGroup | None = None
+        self._end: End | None = None
+        self._rendezvous: Rendezvous | None = None
+        self._acceptor: Acceptor | None = None
 
-    # --- what the engine asks -----------------------------------------------------------------------------
+    # --- methods of the engine ----------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Wait until everybody has come.
-
-        Raises:
-            UsageError: somebody does not agree.
-            RunError: somebody has not come.
-        """
+        """Wait until all ranks have joined."""
         cluster = self._cluster
-        self._meeting = call(cluster)
-        told: EventQueue[News] = EventQueue()
-        self._told = told
-        rooms = [None] * cluster.n
-        self._gate = Gate(self, self._meeting, cluster.ranks.token, self._agreement, rooms, told)
-        deadline = time.monotonic() + cluster.start_timeout_s
-        while missing := [worker for worker in range(1, cluster.n) if worker not in self._came]:
-            self._check()
-            if is_sigterm_held():
-                raise KeyboardInterrupt  # there is no run yet that could be saved
-            if select.select([told], [], [], LOOK_AGAIN_S)[0] and isinstance(news := told.get(), PeerRejected):
-                raise UsageError(news.reason)
-            if time.monotonic() > deadline:
-                raise RunError(
-                    f"worker {', '.join(map(str, missing))} did not come within start_timeout_s = "
-                    f"{cluster.start_timeout_s:g} s: see what its rank says"
-                )
+        self._rendezvous = listen_as_rank_0(cluster)
+        self._acceptor = Acceptor(self._rendezvous, cluster.ranks.token, self._job_spec, [None] * cluster.n, self)
+        await_peers(self._missing, self._wait_for_join, cluster.start_timeout_s)
+
+    def _missing(self) -> str:
+        with self._lock:
+            missing = [str(worker) for worker in range(1, self._cluster.n) if worker not in self._joining]
+            if missing:
+                self._check()
+        return f"worker {', '.join(missing)}" if missing else ""
+
+    def _wait_for_join(self) -> None:
+        if is_sigterm_held():
+            raise KeyboardInterrupt  # there is no run yet that could be saved
+        with self._lock:
+            self._lock.wait(POLL_S)
 
     def form(self, make_state: MakeState, timeout_s: float) -> dict[str, Any]:
-        """Form a ring of those who are there, and give them the state to go on from, until one stays whole.
-
-        Args:
-            make_state: of the events that have led to it.
-            timeout_s: for which those are waited for who still compute.
-
-        Raises:
-            RunError: somebody is gone whom this run does not go on without.
-        """
+        """Form a group of all ranks and broadcast the state from which it starts, until a group stays complete."""
         events: list[Event] = []
-        assert self._meeting is not None
+        assert self._rendezvous is not None
         while True:
             events += self._next_generation()
-            ring, workers = self._begin_ring()
+            group, workers = self._announce_group()
             try:
-                ring.connect(self._meeting.place, self._cluster.silence_s, timeout_s)
-                return ring.spread(make_state(events))
+                group.connect(self._rendezvous.endpoint, self._cluster.silence_s, timeout_s)
+                return group.broadcast_state(make_state(events))
             except MissingPeers as error:
-                self._expel([workers[place] for place in error.places], timeout_s)
+                self._expel([workers[rank] for rank in error.ranks], timeout_s)
             except ConnectionLost as error:
-                self._note_broken(0, str(error), is_apart=isinstance(error, Unreachable))
+                self._on_broken(0, str(error), is_unreachable=isinstance(error, Unreachable))
 
-    def begin_sum(self, vectors: FlatBuffers) -> list[PendingCollective]:
-        """Begin to sum vectors up where they lie; return what is to be waited for.
-
-        Raises:
-            Reform: somebody is gone.
-        """
-        assert self.ring is not None
-        self._steps += 1
-        with self._reforming():
-            return self.ring.begin_sum(vectors)
-
-    def hand_in(self, hand: StepReport) -> None:
-        """Tell of this process's own part in an iteration."""
+    def report(self, report: StepReport) -> None:
+        """Add the report of rank 0."""
         with self._lock:
             self._steps += 1
-            self._take(0, hand)
+            self._add_report(0, report)
 
-    def table(self, timeout_s: float) -> StepSummary:
-        """Wait until everybody has told of an iteration, or is silent for too long.
-
-        Raises:
-            Reform: somebody is gone.
-        """
+    def summary(self, timeout_s: float) -> StepSummary:
+        """Wait for the reports of all ranks; expel ranks that are silent longer than the timeout."""
         while True:
             try:
-                news = self._news.get(timeout=timeout_s)
+                result = self._results.get(timeout=timeout_s)
             except queue.Empty:
                 self._expel_idle(timeout_s)
                 continue
-            if news.generation != self.generation:
+            if result.generation != self.generation:
                 continue
-            if isinstance(news, StepSummary):
-                return news
-            raise MembershipChanged(news.reason)
+            if isinstance(result, StepSummary):
+                return result
+            raise MembershipChanged(result.reason)
 
-    def wait(self, begun: list[PendingCollective], timeout_s: float) -> None:
-        """Wait for sums, however long they take; every so long, see whether everybody still takes part.
-
-        Raises:
-            Reform: somebody is gone.
-        """
-        assert self.ring is not None
-        with self._reforming():
-            while not self.ring.wait(begun, timeout_s):
+    def wait(self, pending: list[PendingCollective], timeout_s: float) -> None:
+        """Wait for sums; after each timeout, expel the ranks that do not take part."""
+        assert self.group is not None
+        with self._raising_membership_changed():
+            while not self.group.wait(pending, timeout_s):
                 self._expel_idle(timeout_s)
                 if self._broken:
                     raise MembershipChanged(self._reason)
 
     def metrics(self, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Measure, and tell everybody."""
+        """Measure, and send the metrics to all ranks."""
         measured = measure()
-        self._tell_all({"metrics": measured, "generation": self.generation})
+        self._send_all(MetricsMeasured(self.generation, measured))
         return measured
 
     def is_over(self) -> bool:
-        """Return whether the run is over, when this process has come to its end."""
+        """Return whether the run is over when rank 0 has reached its end."""
         self._check()
         return True
 
-    def close(self, end: dict[str, Any]) -> None:
-        """Tell everybody that and why the run is over, and let go of them when they have gone."""
-        if self._gate is not None:
-            self._gate.announce_end(end)
+    def close(self, end: End, error: BaseException | None = None) -> None:
+        """Send the end of the run to all ranks, wait until they have gone, and release all resources."""
+        if self._acceptor is not None:
+            self._acceptor.announce_end(end)
         with self._lock:
             self._end = end
-            members = [*self._members.values(), *self._came.values()]
+            peers = [*self._members.values(), *self._joining.values()]
             self._members.clear()
-            self._came.clear()
-        for member in members:
-            member.line.tell({"end": end})
-        if self._gate is not None:
-            self._gate.wait([member.ticket for member in members], GRACE_S)
-        if self._told is not None and (self._gate is None or self._gate.close()):
-            self._told.close()
-        if self.ring is not None:
-            if "error" in end:
-                self.ring.break_off()
-            self.ring.let_go()
-        self._gate = self._told = self._meeting = self.ring = None
+            self._joining.clear()
+        for peer in peers:
+            peer.connection.send(end)
+        if self._acceptor is not None:
+            self._acceptor.join([peer.peer_id for peer in peers], GRACE_S)
+            self._acceptor.close()
+        self._close_group(end)
+        self._acceptor = self._rendezvous = None
 
-    # --- what the threads tell that listen ----------------------------------------------------------------
+    # --- callbacks of the acceptor ------------------------------------------------------------------------
 
-    def enter(self, worker: int, member: AcceptedPeer) -> None:
-        """Let a process take part, from the next iteration on."""
+    def on_join(self, peer: AcceptedPeer) -> None:
+        """Let a rank take part from the next iteration on."""
         with self._lock:
             if self._end is not None:
-                member.line.tell({"end": self._end})
+                peer.connection.send(self._end)
                 return
             if self.generation and not self._cluster.elastic:
-                reason = "the run has begun; only torchrun(elastic=true) takes in who comes later"
-                member.line.tell({"end": {"error": reason, "is_usage": True}})
+                reason = "the run has begun; only torchrun(elastic=true) admits ranks later"
+                peer.connection.send(End("failed", reason, is_usage=True))
                 return
-            before = self._members.get(worker) or self._came.get(worker)
-            self._came[worker] = member
-        if before is not None:
-            self.leave(worker, before.ticket, "another process has come in its place")
+            previous = self._members.get(peer.worker) or self._joining.get(peer.worker)
+            self._joining[peer.worker] = peer
+            self._lock.notify_all()
+        if previous is not None:
+            self.on_leave(previous, "replaced by another process")
 
-    def hear(self, worker: int, ticket: int, text: dict[str, Any]) -> None:
-        """Take in what a worker says."""
-        match text:
-            case {"hand": numbers}:
-                hand = StepReport(*numbers)
-                with self._lock:
-                    if hand.generation == self.generation and worker in self._members:
-                        self._members[worker].line.settle()
-                        self._take(worker, hand)
-            case {"here": generation, "steps": steps, "is_summing": is_summing}:
-                with self._lock:
-                    if generation == self.generation:
-                        self._answers[worker] = steps >= self._steps or is_summing
-                        self._lock.notify_all()
-            case {"broken": reason, "generation": generation, "is_apart": is_apart}:
-                with self._lock:
-                    if generation == self.generation:
-                        self._note_broken(worker, reason, is_apart=is_apart)
-            case {"failed": message, "is_usage": is_usage}:
-                if is_usage:
-                    self.fail(UsageError(message))
-                else:
-                    LOG.error("worker %d failed: %s; its own log has the traceback", worker, message)
-                    self._dismiss(worker, ticket, message)
-            case {"leaves": reason}:
-                self._dismiss(worker, ticket, reason)
-
-    def leave(self, worker: int, ticket: int, reason: str) -> None:
-        """Note that a process is gone."""
+    def on_message(self, peer: AcceptedPeer, message: Message, at_s: float = 0.0, contents_s: float = 0.0) -> None:
+        """Handle a message of a rank."""
+        worker = peer.worker
         with self._lock:
-            for those in (self._members, self._came):
-                if worker in those and those[worker].ticket == ticket:
-                    name = those.pop(worker).name
-                    if those is self._members:
-                        self._gone[worker] = f"{name}: {reason}"
-                        self._news.put(_Changed(self.generation, reason))
-                        if self.ring is not None:
-                            self.ring.break_off()
+            match message:
+                case StepReport(generation):
+                    if generation == self.generation and worker in self._members:
+                        self._add_report(worker, message)
+                case Progress(generation, steps, is_summing):
+                    if generation == self.generation:
+                        self._progress[worker] = steps >= self._steps or is_summing
+                        self._lock.notify_all()
+                case GroupBroken(generation, reason, is_unreachable):
+                    if generation == self.generation:
+                        self._on_broken(worker, reason, is_unreachable=is_unreachable)
+        match message:
+            case Failed(reason, is_usage) as failed:
+                if is_usage:
+                    self.fail(failed.error)
+                else:
+                    LOG.error("worker %d failed: %s; its own log has the traceback", worker, reason)
+                    self._disconnect(peer, reason)
+            case Leave(reason):
+                self._disconnect(peer, reason)
+
+    def on_leave(self, peer: AcceptedPeer, reason: str) -> None:
+        """Handle the loss of a rank."""
+        with self._lock:
+            for peers in (self._members, self._joining):
+                if (known := peers.get(peer.worker)) is not None and known.peer_id == peer.peer_id:
+                    del peers[peer.worker]
+                    if peers is self._members:
+                        self._lost[peer.worker] = f"{known.name}: {reason}"
+                        self._results.put(_GroupChanged(self.generation, reason))
+                        if self.group is not None:
+                            self.group.abort()
             self._lock.notify_all()
 
+    def on_reject(self, reason: str) -> None:
+        """Handle a rank with another job: the run cannot begin, or continues without it."""
+        if self.generation:
+            LOG.warning("rejected a process: %s", reason)
+        else:
+            self.fail(UsageError(reason))
+
     def fail(self, error: Exception) -> None:
-        """Let the run end with this."""
+        """End the run with this error."""
         with self._lock:
             self._failure = self._failure or error
-            self._news.put(_Changed(self.generation, str(error)))
-            if self.ring is not None:
-                self.ring.break_off()
+            self._results.put(_GroupChanged(self.generation, str(error)))
+            if self.group is not None:
+                self.group.abort()
             self._lock.notify_all()
 
     # --- inside -------------------------------------------------------------------------------------------
@@ -277,7 +257,7 @@ class MembershipServer:
             raise self._failure
 
     @contextmanager
-    def _reforming(self) -> Iterator[None]:
+    def _raising_membership_changed(self) -> Iterator[None]:
         try:
             yield
         except ConnectionLost as error:
@@ -285,99 +265,99 @@ class MembershipServer:
                 self._reason = self._reason or f"worker 0: {error}"
             raise MembershipChanged(str(error)) from error
 
-    def _note_broken(self, worker: int, reason: str, *, is_apart: bool) -> None:
+    def _on_broken(self, worker: int, reason: str, *, is_unreachable: bool) -> None:
         with self._lock:
-            if worker or is_apart:
-                self._broken[worker] = is_apart
+            if worker or is_unreachable:
+                self._broken[worker] = is_unreachable
             self._reason = self._reason or f"worker {worker}: {reason}"
-            if self.ring is not None:
-                self.ring.give_up()  # others whom it does not concern would call themselves broken, too
-            self._news.put(_Changed(self.generation, self._reason))
+            if self.group is not None:
+                self.group.abort_locally()  # an abort would make other members report the group as broken too
+            self._results.put(_GroupChanged(self.generation, self._reason))
             self._lock.notify_all()
 
-    def _dismiss(self, worker: int, ticket: int, reason: str) -> None:
-        """End the line to a process that waits for that."""
-        assert self._gate is not None
-        self.leave(worker, ticket, reason)
-        self._gate.hang_up(ticket)
+    def _disconnect(self, peer: AcceptedPeer, reason: str) -> None:
+        """Disconnect a rank, which waits for that."""
+        assert self._acceptor is not None
+        self.on_leave(peer, reason)
+        self._acceptor.disconnect(peer.peer_id)
 
-    def _take(self, worker: int, hand: StepReport) -> None:
-        self._hands[worker] = hand
-        if self._gone or len(self._hands) <= len(self._members):
+    def _add_report(self, worker: int, report: StepReport) -> None:
+        self._reports[worker] = report
+        if self._lost or len(self._reports) <= len(self._members):
             return
-        hands = {each: self._hands[each] for each in sorted(self._hands)}
-        self._hands = {}
-        table = StepSummary(self.generation, self._clock(), bool(self._came), hands)
-        self._tell_all(table.as_json())
-        self._news.put(table)
+        reports = {each: self._reports[each] for each in sorted(self._reports)}
+        self._reports = {}
+        summary = StepSummary(self.generation, self._clock(), bool(self._joining), reports)
+        self._send_all(summary, will_be_answered=True)
+        self._results.put(summary)
 
-    def _tell_all(self, text: dict[str, Any]) -> None:
+    def _send_all(self, message: ControlMessage, *, will_be_answered: bool = False) -> None:
         with self._lock:
             for member in self._members.values():
-                member.line.tell(text, will_be_answered="table" in text)
+                member.connection.send(message, will_be_answered=will_be_answered)
 
     def _next_generation(self) -> list[Event]:
-        """Return who is gone and who has come since the last one; at the beginning, that is nothing to tell."""
-        self._await_who_is_gone()
+        """Start the next generation; return the losses and arrivals since the last one, none for the first."""
+        self._await_change()
         now = self._clock()
         with self._lock:
             self._check()
-            if self._gone and not self._cluster.elastic:
-                raise RunError(f"a worker is gone: {'; '.join(self._gone.values())}; {GO_ON}")
-            events: list[Event] = [Lost(now, worker, self._gone[worker]) for worker in sorted(self._gone)]
+            if self._lost and not self._cluster.elastic:
+                raise RunError(f"a worker is gone: {'; '.join(self._lost.values())}; {ALTERNATIVES}")
+            events: list[Event] = [Lost(now, worker, self._lost[worker]) for worker in sorted(self._lost)]
             if self.generation:
-                events += [Joined(now, worker) for worker in sorted(self._came)]
-            self._members |= self._came
-            self._came.clear()
-            self._gone.clear()
-            self._hands.clear()
+                events += [Joined(now, worker) for worker in sorted(self._joining)]
+            self._members |= self._joining
+            self._joining.clear()
+            self._lost.clear()
+            self._reports.clear()
             self._broken.clear()
             self._reason = ""
             self._steps = 0
             self.generation += 1
         return events
 
-    def _begin_ring(self) -> tuple[ElasticGroup, list[int]]:
-        """Tell everybody to come to a ring; return it, and who has which place."""
+    def _announce_group(self) -> tuple[ElasticGroup, list[int]]:
+        """Announce a new group to all members; return it, and the worker of each rank in it."""
         with self._lock:
             workers = [0, *sorted(self._members)]
             members = [self._members[worker] for worker in workers[1:]]
             uses_nccl = self._cluster.has_gpu_each(torch.cuda.device_count()) and all(m.has_own_gpu for m in members)
-            key = secrets.token_hex(32)  # whoever finds the store, but does not know the token, cannot take a place
-            form = {"form": self.generation, "key": key, "size": len(workers), "uses_nccl": uses_nccl}
-            for place, member in enumerate(members, start=1):
-                member.line.tell({**form, "place": place})
-            before, self.ring = self.ring, ElasticGroup(key, 0, len(workers), uses_nccl=uses_nccl)
-        if before is not None:
-            before.break_off()
-            before.let_go()
-        return self.ring, workers
+            key = secrets.token_hex(32)  # a process that finds the store but has no token cannot join the group
+            for rank, member in enumerate(members, start=1):
+                member.connection.send(FormGroup(self.generation, key, rank, len(workers), uses_nccl))
+            previous, self.group = self.group, ElasticGroup(key, 0, len(workers), uses_nccl=uses_nccl)
+        if previous is not None:
+            previous.abort()
+            previous.close()
+        return self.group, workers
 
-    def _await_who_is_gone(self) -> None:
-        """Wait a moment for the news of who it is whose end has broken the ring."""
-        if not self.generation or self._came:
+    def _await_change(self) -> None:
+        """Wait a moment for the report of the loss that has broken the group."""
+        if not self.generation or self._joining:
             return
         with self._lock:
-            is_known = self._lock.wait_for(lambda: self._gone or self._came or self._failure, GRACE_S)
+            is_known = self._lock.wait_for(lambda: self._lost or self._joining or self._failure, GRACE_S)
             if not is_known and (not self._cluster.elastic or any(self._broken.values())):
-                raise RunError(self._who_is_apart())
+                raise RunError(self._describe_unreachable())
 
-    def _who_is_apart(self) -> str:
-        apart = [worker for worker, is_apart in self._broken.items() if is_apart]
-        broken = [self._members[worker].name if worker else "worker 0" for worker in sorted(apart or self._broken)]
-        who = " and ".join(broken) if len(broken) == 2 else ", ".join(broken) or "workers"
+    def _describe_unreachable(self) -> str:
+        unreachable = [worker for worker, is_unreachable in self._broken.items() if is_unreachable]
+        workers = sorted(unreachable or self._broken)
+        names = [self._members[worker].name if worker else "worker 0" for worker in workers]
+        who = " and ".join(names) if len(names) == 2 else ", ".join(names) or "workers"
         return (
-            f"{who} do not reach each other, though they are there ({self._reason}): mend the link between their "
-            "hosts, or start them elsewhere; torchrun --max-restarts 3 goes on from the last checkpoint in out="
+            f"{who} do not reach each other, though they are running ({self._reason}): repair the link between their "
+            "hosts, or start them elsewhere; torchrun --max-restarts 3 continues from the last checkpoint in out="
         )
 
     def _expel_idle(self, timeout_s: float) -> None:
-        """Let go of whom everybody waits for, unless it waits for the network itself."""
+        """Expel the ranks for which all others wait, unless they wait for the network themselves."""
         with self._lock:
-            self._answers.clear()
-            self._tell_all({"are you there": self.generation})
-            self._lock.wait_for(lambda: self._answers.keys() >= self._members.keys(), GRACE_S)
-            idle = [worker for worker in self._members if not self._answers.get(worker, False)]
+            self._progress.clear()
+            self._send_all(ProgressRequest(self.generation))
+            self._lock.wait_for(lambda: self._progress.keys() >= self._members.keys(), GRACE_S)
+            idle = [worker for worker in self._members if not self._progress.get(worker, False)]
         self._expel(idle, timeout_s)
 
     def _expel(self, workers: list[int], timeout_s: float) -> None:
@@ -385,8 +365,5 @@ class MembershipServer:
             with self._lock:
                 member = self._members.get(worker)
             if member is not None:
-                self.leave(worker, member.ticket, f"silent for {timeout_s:g} s")
-                member.line.close()
-
-
-GO_ON = "torchrun(elastic=true) goes on without it, and torchrun --max-restarts 3 from the last checkpoint in out="
+                self.on_leave(member, f"silent for {timeout_s:g} s")
+                member.connection.close()

@@ -1,10 +1,8 @@
-"""What the other processes of a worker do: compute their share of each minibatch, for the first one of their host."""
+"""Follower of a node worker: computes its share of each minibatch for the leader of its host."""
 
 from __future__ import annotations
 
-import os
 import queue
-import socket
 import threading
 import time
 from contextlib import closing
@@ -13,166 +11,148 @@ from typing import Any
 import torch
 
 from paceline.clusters.torchrun import Torchrun
-from paceline.engines.distributed.node_worker.leader import LOOPBACK, team_key
+from paceline.engines.distributed.node_worker.leader import LOOPBACK, leader_key
 from paceline.engines.distributed.node_worker.node_group import NodeGroup, NodeGroupLost
-from paceline.engines.distributed.parameter_server.worker_process import LEAVE_S, Ended
-from paceline.engines.distributed.rendezvous.handshake import apply_for
-from paceline.engines.distributed.rendezvous.rendezvous import LOOK_AGAIN_S, Endpoint, enter, find, reach
-from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
-from paceline.engines.distributed.transport.messages import EndNotice, RemoteTask
+from paceline.engines.distributed.rendezvous.rendezvous import POLL_S, Endpoint, find_rank_0, reach
+from paceline.engines.distributed.rendezvous.session import (
+    ClientSession,
+    FinalState,
+    describe_process,
+    raising_run_error,
+)
+from paceline.engines.distributed.transport.connection import ConnectionLost, Message
+from paceline.engines.distributed.transport.headers import RemoteTask
+from paceline.engines.distributed.transport.messages import End, FormNodeGroup, Hello, Leave, Shutdown
 from paceline.engines.signals import leaving_on_sigterm
 from paceline.errors import RunError
 from paceline.jobs.job import Job
-from paceline.utils.user_code import failure_of, note_place
+from paceline.utils.user_code import note_place
 from paceline.worker.parameter_guard import check_version
 from paceline.worker.replica import Interrupted, Replica
 from paceline.worker.task_runner import device_of
 
+Request = RemoteTask | FinalState | SystemExit | Exception
 
-def follow(job: Job, cluster: Torchrun, seed: int, agreement: dict[str, Any]) -> Ended:
-    """Take part in the work of the first process of this host until the run ends.
+
+def follow(job: Job, cluster: Torchrun, seed: int, job_spec: dict[str, Any]) -> FinalState:
+    """Take part in the tasks of the leader of this host until the run ends.
 
     Args:
-        job: what to compute.
-        cluster: who computes.
-        seed: of the run.
-        agreement: what the first process has to agree on.
+        job: job to train.
+        cluster: launch settings of this process.
+        seed: seed of the run, >= 0.
+        job_spec: settings that must be equal on all processes.
 
     Raises:
-        UsageError: it does not agree, or the job cannot work.
-        RunError: it is gone, or the run has failed.
-        SystemExit: all processes of this worker were told to end.
+        UsageError: the leader rejects this process, or the job cannot work.
+        RunError: the leader is gone, or the run has failed.
+        SystemExit: all processes of this worker were asked to end.
     """
     torch.set_num_threads(cluster.worker_threads)
     follower = NodeFollower(job, cluster, seed)
     try:
-        with closing(follower.join(agreement)):
-            return follower.take_part()
-    except ConnectionLost as error:
-        raise RunError(f"the first process of worker {cluster.worker} is gone: {error}") from error
+        with raising_run_error(follower.leader_name), closing(follower.join(job_spec)):
+            return follower.run()
     finally:
         follower.close()
 
 
 class NodeFollower:
-    """Process of a node that computes its share of each minibatch, as the leader of the node assigns it."""
+    """Process of a node that computes its share of each minibatch."""
 
     def __init__(self, job: Job, cluster: Torchrun, seed: int) -> None:
         self._cluster = cluster
         uses_nccl = cluster.has_gpu_each(torch.cuda.device_count())
-        self._team = NodeGroup(cluster.place, cluster.team_size, lambda: False, uses_nccl=uses_nccl)
+        self._group = NodeGroup(cluster.place, cluster.team_size, lambda: False, uses_nccl=uses_nccl)
         device = device_of(cluster.device, cluster.ranks.local_rank)
         settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "shards": cluster.slices}
-        self._replica = Replica(job, seed, cluster.n, group=self._team, **settings)
+        self._replica = Replica(job, seed, cluster.n, group=self._group, **settings)
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
-        self._requests: queue.SimpleQueue[RemoteTask | Ended | SystemExit | ConnectionLost] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._name = f"process {cluster.place} of worker {cluster.worker}"
+        self.leader_name = f"the first process of worker {cluster.worker}"
 
-    def join(self, agreement: dict[str, Any]) -> Connection:
-        """Find the first process, be examined by it, and become one of the team.
+    def join(self, job_spec: dict[str, Any]) -> ClientSession:
+        """Find the leader of this host, and join its group.
 
         Raises:
-            UsageError: it wants something else, or has another token.
-            RunError: it does not come.
+            UsageError: the leader rejects this process.
+            RunError: the leader cannot be reached.
         """
-        deadline_s = time.monotonic() + self._cluster.start_timeout_s
-        place = self._cluster.place
-        where = f"rank {self._cluster.ranks.rank}, {socket.gethostname()}, process {os.getpid()}"
-        name = f"process {place} of worker {self._cluster.worker} ({where})"
-        hello = {"name": name, "worker": place, "agreement": agreement}
-        store = find(self._cluster).client()
+        timeout_s = self._cluster.start_timeout_s
+        deadline_s = time.monotonic() + timeout_s
+        hello = Hello(describe_process(self._name, self._cluster), self._cluster.place, job_spec)
+        store = find_rank_0(self._cluster).client()
         while time.monotonic() < deadline_s:
-            address = _told(store, team_key(self._cluster.worker))
-            if address is not None and (first := reach(address)):  # else it is that of an earlier one
+            address = _leader_address(store, leader_key(self._cluster.worker))
+            if address is not None and (endpoint := reach(address)):
                 try:
-                    return self._enter(first, hello)
-                except ConnectionLost:
+                    return self._join(endpoint, hello)
+                except ConnectionLost:  # the address is that of an earlier leader
                     pass
-            time.sleep(LOOK_AGAIN_S)
-        raise RunError(
-            f"the first process of worker {self._cluster.worker} could not be reached for start_timeout_s = "
-            f"{self._cluster.start_timeout_s:g} s: see what it says"
-        )
+            time.sleep(POLL_S)
+        raise RunError(f"{self.leader_name} could not be reached within start_timeout_s={timeout_s:g}: check its log")
 
     def close(self) -> None:
-        """Let go of the team."""
+        """Close the group."""
         self._replica.close()
-        self._team.close()
+        self._group.close()
 
-    def _enter(self, first: Endpoint, hello: dict[str, Any]) -> Connection:
-        _, line = enter(first, self._cluster)
-        apply_for(line, self._cluster.ranks.token, hello)
-        told = line.receive()
-        if not isinstance(told, dict) or "team" not in told:
-            raise ConnectionLost("what came is no key of a team")
-        self._team.connect(first.client(), told["team"], first.device)
-        self._line = line
-        return line
+    def _join(self, endpoint: Endpoint, hello: Hello) -> ClientSession:
+        session = self._session = ClientSession.connect(endpoint, self._cluster, hello, self.leader_name)
+        message = session.connection.recv()
+        if not isinstance(message, FormNodeGroup):
+            raise ConnectionLost(f"expected FormNodeGroup, received {type(message).__name__}")
+        self._group.connect(endpoint.client(), message.key, endpoint.device)
+        return session
 
-    def take_part(self) -> Ended:
-        """Compute this process's share of everything until the end."""
-        threading.Thread(target=self._listen, daemon=True).start()
-        with leaving_on_sigterm(self._ask_to_leave):
+    def run(self) -> FinalState:
+        """Compute this process's share of all minibatches until the end of the run."""
+        self._session.listen(self._on_message, self._on_error)
+        with leaving_on_sigterm(self._request_leave):
             while True:
                 match self._requests.get():
-                    case RemoteTask() as work:
-                        self._compute(work)
-                    case Ended() as ended:
-                        return ended
+                    case RemoteTask() as task:
+                        self._compute(task)
+                    case FinalState() as final:
+                        return final
                     case error:
                         raise error
 
-    def _compute(self, work: RemoteTask) -> None:
+    def _compute(self, task: RemoteTask) -> None:
         try:
-            if work.sends_version:
-                self._team.hand_round(self._version)
-            who = f"process {self._cluster.place} of worker {self._cluster.worker}"
-            check_version(self._version.memory, work.checksum, who, f"before its draw {work.draw}")
-            self._replica.gradient(self._cluster.worker, work.draw, work.minibatch, self._version, self._gradient)
+            if task.sends_version:
+                self._group.broadcast(self._version)
+            check_version(self._version.memory, task.checksum, self._name, f"before its draw {task.draw}")
+            self._replica.gradient(self._cluster.worker, task.draw, task.minibatch, self._version, self._gradient)
         except Interrupted:
             pass
         except NodeGroupLost as error:
             raise ConnectionLost(str(error)) from error
         except Exception as error:
-            note_place(error, f"after update {work.version}")
-            self._fail(error)
+            note_place(error, f"after update {task.version}")
+            self._session.fail(error)  # the leader reports it to rank 0
             raise
 
-    def _fail(self, error: Exception) -> None:
-        """Tell the first process, which tells rank 0, and wait until it has ended the line."""
-        self._line.tell(failure_of(error))
-        try:
-            while not isinstance(self._requests.get(timeout=LEAVE_S), ConnectionLost):
-                pass
-        except queue.Empty:
-            pass
+    def _on_message(self, message: Message) -> None:
+        match message:
+            case RemoteTask():
+                self._requests.put(message)
+            case End() as end:
+                self._requests.put(self._session.recv_final_state(end, self._replica.layout))
+            case Shutdown(status):
+                self._requests.put(SystemExit(status))
 
-    def _listen(self) -> None:
-        """Hear what the first process says while the main thread computes."""
-        try:
-            while True:
-                match self._line.receive():
-                    case RemoteTask() as work:
-                        self._requests.put(work)
-                    case EndNotice():
-                        last = self._replica.layout.allocate()
-                        self._line.receive_into(last.memory)
-                        text = self._line.receive()
-                        assert isinstance(text, dict)
-                        self._requests.put(Ended(last, text["end"]))
-                        return
-                    case {"leave": status}:
-                        self._requests.put(SystemExit(status))
-                        return
-        except ConnectionLost as error:
-            self._requests.put(error)
-            self._team.abort()
+    def _on_error(self, error: Exception) -> None:
+        self._requests.put(error)
+        self._group.abort()
 
-    def _ask_to_leave(self) -> None:
-        # A thread of its own: the main one may hold the line just now.
-        threading.Thread(target=self._line.tell, args=({"leaves": "SIGTERM"},), daemon=True).start()
+    def _request_leave(self) -> None:
+        # In a thread of its own: the main thread may hold the lock of the connection.
+        threading.Thread(target=self._session.connection.send, args=(Leave("SIGTERM"),), daemon=True).start()
 
 
-def _told(store: Any, key: str) -> tuple[str, int] | None:
-    """Return where the first process listens, as far as it has said."""
+def _leader_address(store: Any, key: str) -> tuple[str, int] | None:
+    """Return the address on which the leader listens, None if it is not published yet."""
     return (LOOPBACK, int(store.get(key))) if store.check([key]) else None

@@ -1,4 +1,4 @@
-"""The processes of one worker, on one host: what they agree on, and how they add up what each has computed."""
+"""Process group of the processes on one host that form one worker."""
 
 from __future__ import annotations
 
@@ -16,100 +16,102 @@ from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.replica import GradientGroup, Interrupted, PartialGradient
 
 
-class NodeGroupLost(RunError):  # noqa: N818  # as a line is broken
-    """A process of the team is gone, or does not take part any more; the others cannot go on without it."""
+class NodeGroupLost(RunError):  # noqa: N818  # like ConnectionLost
+    """A process of the node has left the group; the others cannot continue without it."""
 
 
 class NodeGroup(GradientGroup):
-    """A process group of a host, in which everything is done by everybody, in the same order.
+    """Process group of a node, in which all processes call the same methods in the same order.
 
-    With gradients g_1 ... g_m of the processes' shares, of s_1 ... s_m samples, that of the whole is
-    sum(s_j g_j) / sum(s_j). Floating-point buffers move likewise; others as those of the first process do.
+    With gradients g_1 ... g_m of the processes' shares, of s_1 ... s_m samples, the gradient of the whole minibatch is
+    sum(s_j g_j) / sum(s_j). Floating-point buffers are averaged likewise; other buffers are those of the leader.
 
     Args:
-        place: of this process, 0 for the one that the others follow.
-        size: processes.
-        is_unwanted: whether this process knows that the work is to be abandoned.
-        uses_nccl: whether each process has a GPU of its own, so that NCCL adds up the gradients; else gloo.
+        local_rank: rank of this process in the group; 0 for the leader.
+        size: number of processes.
+        is_cancelled: returns whether the task of this process was cancelled.
+        uses_nccl: whether each process has a GPU of its own, so that NCCL sums the gradients; else gloo does.
     """
 
-    def __init__(self, place: int, size: int, is_unwanted: Callable[[], bool], *, uses_nccl: bool = False) -> None:
-        self.local_rank = place
+    def __init__(
+        self, local_rank: int, size: int, is_cancelled: Callable[[], bool], *, uses_nccl: bool = False
+    ) -> None:
+        self.local_rank = local_rank
         self.size = size
-        self._is_unwanted = is_unwanted
+        self._is_cancelled = is_cancelled
         self._uses_nccl = uses_nccl
-        self._collective = AbortableGroup(place, size)
+        self._group = AbortableGroup(local_rank, size)
         self._sums = torch.zeros(5, dtype=torch.float64)
 
     def connect(self, store: Any, key: str, device: Any) -> None:
-        """Meet the others at a store, under a key that only they know.
+        """Connect all processes of the node.
 
         Args:
-            store: a client of its own.
-            key: of this team.
-            device: of gloo, on this host.
+            store: store in which they meet; a client of its own.
+            key: secret of the group.
+            device: gloo device on this host.
 
         Raises:
-            Torn: not all have come.
+            NodeGroupLost: a process did not connect.
         """
-        with self._tearing():
-            self._collective.connect(dist.PrefixStore(key, store), device)
+        with self._raising_group_lost():
+            self._group.connect(dist.PrefixStore(key, store), device)
             if self._uses_nccl:
-                self._collective.connect_gpus(dist.PrefixStore(f"{key}/nccl", store))
+                self._group.connect_gpus(dist.PrefixStore(f"{key}/nccl", store))
 
     def check(self) -> None:
-        """Let all of them abandon the work if one of them knows that it is to be abandoned.
+        """Cancel the task in all processes if it was cancelled in one.
 
         Raises:
-            Interrupted: it is, and every process hears so at the same microbatch.
-            Torn: one of them is gone.
+            Interrupted: the task was cancelled; all processes raise this at the same microbatch.
+            NodeGroupLost: a process is gone.
         """
-        self._agree(0.0, 0.0, 0.0, 0.0)
+        self._sum_scalars(0.0, 0.0, 0.0, 0.0)
 
-    def hand_round(self, version: FlatBuffers) -> None:
-        """Make the first process's version that of all."""
-        with self._tearing():
-            self._collective.wait([self._collective.broadcast(version.memory)])
+    def broadcast(self, version: FlatBuffers) -> None:
+        """Copy the leader's version to all processes."""
+        with self._raising_group_lost():
+            self._group.wait([self._group.broadcast(version.memory)])
 
     def all_reduce(self, gradient: FlatBuffers, part: PartialGradient) -> PartialGradient:
-        """Make of the gradient of this process that of all of them, and return what was measured of the whole."""
+        """Replace the gradient of this process by that of the whole minibatch, and return its scalars."""
         ours = part.samples
-        samples, loss, mean_square, microbatches = self._agree(
+        samples, loss, mean_square, microbatches = self._sum_scalars(
             ours, ours * part.loss, ours * part.mean_square, part.microbatches
         )
-        with self._tearing():
+        with self._raising_group_lost():
             for flat in [*gradient.flat_parameters, *gradient.flat_buffers]:
                 if flat.is_floating_point() or flat.is_complex():
                     _ = flat.mul_(ours / samples) if ours else flat.zero_()
-                    self._add_up(flat)
+                    self._sum(flat)
         gradient.written.update(range(len(gradient.parameters)))
         return PartialGradient(loss / samples, int(samples), mean_square / samples, int(microbatches))
 
     def abort(self) -> None:
-        """Let whoever waits for the others hear that the team is torn, here and there; any thread may call it."""
-        self._collective.break_off()
+        """End all waiting in the group, here and at the other processes. Thread-safe."""
+        self._group.abort()
 
     def close(self) -> None:
-        """Let go of the others, who are through or gone."""
-        self._collective.let_go()
+        """Destroy the group; the other processes have finished or are gone."""
+        self._group.close()
 
-    def _agree(self, *ours: float) -> list[float]:
-        """Return the sums of everybody's numbers, unless somebody knows better than to go on."""
+    def _sum_scalars(self, *ours: float) -> list[float]:
+        """Return the sums of the numbers of all processes, unless the task was cancelled in one."""
         sums: Tensor = self._sums
-        sums.copy_(torch.tensor([self._is_unwanted(), *ours], dtype=torch.float64))
-        with self._tearing():
-            self._add_up(sums)
-        is_unwanted, *rest = sums.tolist()
-        if is_unwanted:
+        sums.copy_(torch.tensor([self._is_cancelled(), *ours], dtype=torch.float64))
+        with self._raising_group_lost():
+            self._sum(sums)
+        is_cancelled, *rest = sums.tolist()
+        if is_cancelled:
             raise Interrupted
         return rest
 
-    def _add_up(self, tensor: Tensor) -> None:
-        """Make of everybody's tensor the sum of them, however long one of them takes."""
-        self._collective.wait([self._collective.all_reduce(tensor)])
+    def _sum(self, tensor: Tensor) -> None:
+        """Replace the tensors of all processes by their sum; wait as long as the slowest one takes."""
+        self._group.wait([self._group.all_reduce(tensor)])
 
     @contextmanager
-    def _tearing(self) -> Iterator[None]:
+    def _raising_group_lost(self) -> Iterator[None]:
         try:
             yield
         except (ConnectionLost, RuntimeError) as error:

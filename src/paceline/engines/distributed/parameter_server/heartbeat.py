@@ -1,56 +1,60 @@
-"""Notices servers of slices that are there, but do nothing any more: a process that hangs keeps its line."""
+"""Heartbeat monitor: detects shard servers that hang, whose connections stay open."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
 
-from paceline.engines.distributed.rendezvous.acceptor import Acceptor, News, PeerLost
+from paceline.engines.distributed.rendezvous.acceptor import Acceptor, PeerEvent, PeerLost
 from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.event_queue import EventSink
-from paceline.engines.distributed.transport.messages import Heartbeat
+from paceline.engines.distributed.transport.headers import Heartbeat
 
-LOOKS = 10  # a pause of this process is one of them, and never looks like the silence of others
+CHECKS = 10  # per timeout; a pause of this process counts as one check, and never as the silence of others
 
 
 class HeartbeatMonitor:
-    """Asks every server again and again whether it is alive, in a thread, since whoever works may wait for it.
+    """Heartbeat monitor for shard servers, in a thread, because the main thread may wait for a server.
 
-    One from which nothing has come is reported as gone, and its line ends.
+    A server that sends nothing within the timeout is reported as lost and disconnected.
 
     Args:
-        lines: to the servers, by ticket.
-        door: hears them.
-        inbox: where it is told.
-        patience_s: how long one may be silent; it may change.
+        connections: connections to the servers, by peer id.
+        acceptor: acceptor of these connections.
+        events: queue for the report.
+        timeout_s: returns the longest silence in seconds; it may change during the run.
     """
 
     def __init__(
-        self, lines: Mapping[int, Connection], door: Acceptor, inbox: EventSink[News], patience_s: Callable[[], float]
+        self,
+        connections: Mapping[int, Connection],
+        acceptor: Acceptor,
+        events: EventSink[PeerEvent],
+        timeout_s: Callable[[], float],
     ) -> None:
-        self._lines = lines
-        self._door = door
-        self._inbox = inbox
-        self._patience_s = patience_s
-        self._is_over = threading.Event()
+        self._connections = connections
+        self._acceptor = acceptor
+        self._events = events
+        self._timeout_s = timeout_s
+        self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        if lines:
+        if connections:
             self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more."""
-        self._is_over.set()
+        """Stop the thread."""
+        self._stopping.set()
         if self._thread is not None:
             self._thread.join()
 
     def _watch(self) -> None:
-        silent = dict.fromkeys(self._lines, 0)  # looks in a row without a word, by ticket
-        while not self._is_over.wait((patience_s := self._patience_s()) / LOOKS):
-            for ticket, line in self._lines.items():
-                silent[ticket] = 0 if self._door.has_spoken(ticket) else silent[ticket] + 1
-                if silent[ticket] > LOOKS:
-                    self._inbox.put(PeerLost(ticket, f"silent for {patience_s:.3g} s"))
-                    self._door.hang_up(ticket)
+        missed = dict.fromkeys(self._connections, 0)  # checks in a row without a message
+        while not self._stopping.wait((timeout_s := self._timeout_s()) / CHECKS):
+            for peer_id, connection in self._connections.items():
+                missed[peer_id] = 0 if self._acceptor.was_active(peer_id) else missed[peer_id] + 1
+                if missed[peer_id] > CHECKS:
+                    self._events.put(PeerLost(peer_id, f"silent for {timeout_s:.3g} s"))
+                    self._acceptor.disconnect(peer_id)
                     return
-                line.send(Heartbeat())
+                connection.send(Heartbeat())

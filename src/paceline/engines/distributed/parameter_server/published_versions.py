@@ -1,4 +1,4 @@
-"""Versions that are sent: the newest lies where the server keeps its parameters, and is copied only if it must be."""
+"""Published versions: the newest one is the server's own storage, and is copied only if a worker still reads it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from paceline.server.version_store import VersionStore
 
 
 class PublishedVersions(VersionStore):
-    """Versions of a server, and what travels of them.
+    """Versions of a server and their wire memory.
 
-    Under a protocol that waits for everybody no version is ever copied: all have left it when the next is made. Under
-    others a copy is made before there is an update to wait for it.
+    Under a protocol that waits for all workers no version is ever copied, because no worker reads it when the next one
+    is made. Under other protocols the copy is made while the server is idle.
 
     Args:
-        server: makes the versions.
-        layout: of the model.
-        wire: in which numbers they travel.
-        forgotten: is told of every version that nobody holds any more.
+        server: server that makes the versions.
+        layout: layout of the model.
+        wire: wire format.
+        on_release: callback for every version that is no longer read.
     """
 
     def __init__(
@@ -30,59 +30,59 @@ class PublishedVersions(VersionStore):
         server: ParameterServer,
         layout: FlatLayout,
         wire: WireFormat,
-        forgotten: Callable[[int], None] | None = None,
+        on_release: Callable[[int], None] | None = None,
     ) -> None:
         super().__init__(layout.allocate)
-        self._forgotten = forgotten
+        self._on_release = on_release
         self._server = server
         self._wire = wire
         self._packed: dict[int, Tensor] = {}
-        self._moves = False
-        self._ahead: FlatBuffers | None = None  # what the server holds, where it may go on
+        self._has_rebound = False
+        self._copied: FlatBuffers | None = None  # copy of what the server holds, for the next rebind
 
-    def take_over(self, version: int) -> None:
-        """Publish what the server holds, where it lies."""
-        self._moves = self._newest is not None and self._server.state is not self[self._newest]
-        if self._ahead is not None:  # of the version before, which nobody read any more
-            self._free.append(self._ahead)
-            self._ahead = None
+    def publish_storage(self, version: int) -> None:
+        """Publish the server's storage as this version."""
+        self._has_rebound = self._newest is not None and self._server.state is not self[self._newest]
+        if self._copied is not None:  # copy of the previous version, which was not needed
+            self._free.append(self._copied)
+            self._copied = None
         self.add(version, self._server.state)
 
     def release(self, version: int) -> None:
-        """Let a version go."""
+        """Release one reader's hold on a version."""
         super().release(version)
-        if self._forgotten is not None and version not in self._stored:
-            self._forgotten(version)
+        if self._on_release is not None and version not in self._stored:
+            self._on_release(version)
 
     def reserve(self) -> bool:
-        """Let the server go on elsewhere if somebody has still to read the newest version, or is being sent it."""
+        """Move the server to other storage if the newest version is still read or sent; return whether it has moved."""
         is_read = self.is_in_use(self.newest)
         if is_read:
             self.rebind()
         return is_read
 
     def rebind(self) -> None:
-        """Let the server go on in a place that nobody reads."""
-        self._server.rebind_storage(self._ahead or self._copied())
-        self._ahead = None
+        """Move the server to storage that no worker reads."""
+        self._server.rebind_storage(self._copied or self._copy())
+        self._copied = None
 
-    def get_ready(self) -> None:
-        """Copy what the server holds, if it had to go elsewhere for the last update, and so may have to once more."""
-        if self._moves and self._ahead is None:
-            self._ahead = self._copied()
+    def prepare_copy(self) -> None:
+        """Copy what the server holds ahead of time, if the previous update had to rebind."""
+        if self._has_rebound and self._copied is None:
+            self._copied = self._copy()
 
-    def _copied(self) -> FlatBuffers:
-        place = self.free_storage()
-        place.copy_(self._server.state)
-        return place
+    def _copy(self) -> FlatBuffers:
+        storage = self.free_storage()
+        storage.copy_(self._server.state)
+        return storage
 
-    def travelling(self, version: int) -> Tensor:
-        """Return what is sent of a version that somebody holds; it is packed once."""
+    def packed(self, version: int) -> Tensor:
+        """Return the wire memory of a version that is in use; each version is packed once."""
         if not self._wire.is_rounding:
             return self[version].memory
         if version not in self._packed:
             past = [each for each in self._packed if each not in self._stored]
-            room = self._packed.pop(past[0]) if past else self._wire.room(self[version])
-            self._wire.pack(self[version], room)
-            self._packed[version] = room
+            memory = self._packed.pop(past[0]) if past else self._wire.allocate(self[version])
+            self._wire.pack(self[version], memory)
+            self._packed[version] = memory
         return self._packed[version]

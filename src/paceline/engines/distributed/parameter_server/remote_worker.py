@@ -1,74 +1,75 @@
-"""A process that takes part, as rank 0 knows it."""
+"""State of a remote worker at rank 0."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from paceline.engines.distributed.rendezvous.acceptor import PeerMessage
-from paceline.engines.distributed.transport.connection import Connection
-from paceline.engines.distributed.transport.messages import RemoteTaskDone
-from paceline.engines.wall_clock import Peer
+from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerMessage
+from paceline.engines.distributed.transport.headers import RemoteTaskDone
+from paceline.engines.worker_pool import PoolWorker
 
 NO_VERSION = -1
 
 
-class Arriving(NamedTuple):
-    """A gradient of which the part of rank 0 has come.
+class ArrivingGradient(NamedTuple):
+    """Gradient of which at least the part of rank 0 has arrived.
 
     Attributes:
-        finished: what the worker says of it.
-        at_s: when it was there at the worker, on this host's monotonic clock.
-        contents_s: seconds until that part was here.
+        done: scalars from the worker.
+        at_s: moment at which the worker completed it, on this host's monotonic clock.
+        contents_s: seconds until the part of rank 0 had arrived.
     """
 
-    finished: RemoteTaskDone
+    done: RemoteTaskDone
     at_s: float
     contents_s: float
 
 
-class RemoteWorker(Peer):
-    """A worker, or the process that evaluates.
+class RemoteWorker(PoolWorker):
+    """Worker, or evaluator, in another process.
 
-    A gradient has arrived when its last part has, at whichever server: the one at rank 0 gets its scalars too, and the
-    others say what has come to them. So one of which a part is missing, because its worker has died, has not arrived.
+    A gradient has arrived when its last part has arrived at its server. Rank 0 also receives the scalars, and the
+    shard servers report the other parts to it. So a gradient of which a part is missing, because its worker has
+    ended, has not arrived.
 
     Args:
-        ticket: by which it is known.
-        worker: its number.
-        line: to it.
-        slices: the other servers than rank 0's, which have to know it before it can be given work.
+        peer: process of the worker.
+        shards: numbers of the shard servers, which have to admit the worker before it is given a task.
 
     Attributes:
-        strangers: those that do not know it yet.
-        holds: the version that it was sent last.
-        sent_s: when it was given its work.
+        peer_id: id of the process.
+        worker: number of the worker.
+        connection: connection to the process.
+        not_admitted_by: shard servers that have not admitted the worker yet.
+        newest_sent: newest version that was sent to the worker.
+        sent_s: when the worker was sent its task, on the monotonic clock.
     """
 
-    def __init__(self, ticket: int, worker: int, line: Connection, slices: Iterable[int]) -> None:
+    def __init__(self, peer: AcceptedPeer, shards: Iterable[int]) -> None:
         super().__init__()
-        self.ticket = ticket
-        self.worker = worker
-        self.line = line
-        self.strangers = set(slices)
-        self.holds = NO_VERSION
+        self.peer_id = peer.peer_id
+        self.worker = peer.worker
+        self.connection = peer.connection
+        self.not_admitted_by = set(shards)
+        self.newest_sent = NO_VERSION
         self.sent_s = 0.0
-        self._came = dict.fromkeys(self.strangers, 0)  # draw of the newest part, by slice
-        self._arriving: Arriving | None = None
+        self._received = dict.fromkeys(self.not_admitted_by, 0)  # draw of the newest part, by shard
+        self._arriving: ArrivingGradient | None = None
 
-    def finished(self, finished: RemoteTaskDone, heard: PeerMessage) -> Arriving | None:
-        """Take note that there are the scalars and the part of rank 0; return the gradient if it is whole."""
-        self._arriving = Arriving(finished, heard.at_s, heard.contents_s)
-        return self._whole()
+    def on_task_done(self, done: RemoteTaskDone, event: PeerMessage) -> ArrivingGradient | None:
+        """Record the scalars and the part of rank 0; return the gradient if it is complete."""
+        self._arriving = ArrivingGradient(done, event.at_s, event.contents_s)
+        return self._complete()
 
-    def came(self, number: int, draw: int) -> Arriving | None:
-        """Take note that a slice has its part; return the gradient if it is whole."""
-        self._came[number] = draw
-        return self._whole()
+    def on_part_received(self, shard: int, draw: int) -> ArrivingGradient | None:
+        """Record the part of a shard; return the gradient if it is complete."""
+        self._received[shard] = draw
+        return self._complete()
 
-    def _whole(self) -> Arriving | None:
+    def _complete(self) -> ArrivingGradient | None:
         arriving = self._arriving
-        if arriving is None or any(draw < arriving.finished.draw for draw in self._came.values()):
+        if arriving is None or any(draw < arriving.done.draw for draw in self._received.values()):
             return None
         self._arriving = None
         return arriving

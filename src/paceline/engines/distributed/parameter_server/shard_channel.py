@@ -1,4 +1,4 @@
-"""What a worker exchanges with the server of one slice: its part of versions and of gradients."""
+"""Channel of a worker to one shard server: the shard's part of versions and gradients."""
 
 from __future__ import annotations
 
@@ -6,101 +6,101 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from torch import Tensor
 
-from paceline.engines.distributed.transport.buckets import BucketSender, as_number
+from paceline.engines.distributed.transport.buckets import BucketSender, to_bitmask
 from paceline.engines.distributed.transport.connection import Connection
-from paceline.engines.distributed.transport.messages import GradientStarted, RemoteTaskCancelled, RemoteTaskDone
+from paceline.engines.distributed.transport.headers import GradientStarted, RemoteTaskCancelled, RemoteTaskDone
 from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.worker.replica import Replica
 
 
 class ShardChannel:
-    """A part of the version and of the gradient, and the line over which they come and go.
+    """One shard of the version and of the gradient, and the connection to its server.
 
     Args:
-        word: in which numbers they travel, a key of `wire.DTYPES`.
-        layout: of the slice.
-        version: of the slice.
-        gradient: of the slice.
+        dtype: dtype on the wire, a key of `wire_format.DTYPES`.
+        layout: layout of the shard.
+        version: the shard's part of the version.
+        gradient: the shard's part of the gradient.
 
     Attributes:
-        parameters: which of the model's trainable parameters the slice has.
-        line: to its server.
+        parameters: range of the model's trainable parameters in the shard.
+        connection: connection to the server.
     """
 
-    line: Connection
+    connection: Connection
 
-    def __init__(self, word: str, layout: FlatLayout, version: FlatBuffers, gradient: FlatBuffers) -> None:
-        wire = WireFormat(word, layout)
+    def __init__(self, dtype: str, layout: FlatLayout, version: FlatBuffers, gradient: FlatBuffers) -> None:
+        wire = WireFormat(dtype, layout)
         self.parameters = layout.parameters
-        self._arriving = WireBuffer(wire, version)
-        self._leaving = WireBuffer(wire, gradient)
-        self._departure = BucketSender(wire.pieces, wire.parameters, self._send_piece)
-        # Over a slow link gloo's send writes for as long as the socket takes more, and would hold up a backward pass.
+        self._version = WireBuffer(wire, version)
+        self._gradient = WireBuffer(wire, gradient)
+        self._buckets = BucketSender(wire.buckets, wire.parameters, self._send_bucket)
+        # gloo's send blocks while a slow link accepts more data, which would delay the backward pass.
         self._sender = ThreadPoolExecutor(max_workers=1)
         self._sent: list[Future[None]] = []
         self._draw = 0
         self._busy_s = 0.0
 
-    def use(self, line: Connection) -> None:
-        """Let versions come over this line from now on."""
-        self.line = line
-        line.make_rooms([self._arriving.memory])
+    def use(self, connection: Connection) -> None:
+        """Receive versions over this connection from now on."""
+        self.connection = connection
+        connection.post_buckets([self._version.memory])
 
-    def receive_version(self) -> None:
+    def recv_version(self) -> None:
         """Wait for the part of a version that follows a message."""
-        self.line.receive_pieces([0])
-        self._arriving.unpack()
+        self.connection.recv_buckets([0])
+        self._version.unpack()
 
-    def travelling(self) -> Tensor:
-        """Return the part of the version as it is now, in the form in which it has come."""
-        self._arriving.pack()
-        return self._arriving.memory
+    def packed_version(self) -> Tensor:
+        """Return the part of the version as it is now, in the wire format."""
+        self._version.pack()
+        return self._version.memory
 
     def close(self) -> None:
-        """Wait for the thread that sends, when the line is at its end."""
+        """Wait for the sending thread; the connection is closed by then."""
         self._sender.shutdown()
 
     def begin(self, draw: int) -> None:
-        """Get ready for another gradient."""
+        """Start a new gradient."""
         self._draw = draw
-        self._departure.begin()
+        self._buckets.begin()
 
-    def accumulated(self, parameter: int, busy_s: float) -> None:
-        """Take note that there is the gradient of a parameter, numbered in the model, and send what is complete."""
+    def on_accumulated(self, parameter: int, busy_s: float) -> None:
+        """Record the gradient of a parameter, by its number in the model, and send the buckets that are complete."""
         self._busy_s = busy_s
-        self._departure.accumulated(parameter - self.parameters.start)
+        self._buckets.on_accumulated(parameter - self.parameters.start)
 
-    def pack_rest(self) -> None:
-        """Get ready to go what of the gradient has not gone yet."""
+    def pack_remaining(self) -> None:
+        """Pack the buckets that have not been sent."""
         self._await_sender()
-        self._rest, self._again = self._departure.rest()
-        for number in [*self._rest, *self._again]:
-            self._leaving.pack(number)
+        self._remaining, self._resent = self._buckets.remaining()
+        for number in [*self._remaining, *self._resent]:
+            self._gradient.pack(number)
 
     def overflows(self, squared_norm: float) -> bool:
-        """Return whether packing a finite gradient has made some number of it infinite."""
-        return self._leaving.overflows(squared_norm)
+        """Return whether packing a finite gradient has made a number of it infinite."""
+        return self._gradient.overflows(squared_norm)
 
-    def hand_in(self, finished: RemoteTaskDone) -> None:
-        """Send what has been packed."""
-        ours = self._leaving.pieces
-        finished = finished._replace(again=as_number(self._again))
-        pieces = [(number, ours[number]) for number in self._rest]
-        again = [ours[number] for number in sorted(self._again)]
-        self.line.send(finished, again, pieces=pieces, will_be_answered=True)
+    def send_remaining(self, done: RemoteTaskDone) -> None:
+        """Send the packed buckets with the scalars of the gradient."""
+        ours = self._gradient.buckets
+        done = done._replace(resent=to_bitmask(self._resent))
+        buckets = [(number, ours[number]) for number in self._remaining]
+        resent = [ours[number] for number in sorted(self._resent)]
+        self.connection.send(done, resent, buckets=buckets, will_be_answered=True)
 
-    def abandon(self) -> None:
-        """Say that there will be no more of this gradient."""
+    def cancel(self) -> None:
+        """Report that the rest of this gradient will not come."""
         self._await_sender()
-        self.line.send(RemoteTaskCancelled(self._draw, as_number(self._departure.gone)), will_be_answered=True)
+        self.connection.send(RemoteTaskCancelled(self._draw, to_bitmask(self._buckets.sent)), will_be_answered=True)
 
-    def _send_piece(self, number: int) -> None:
-        """Send a piece of a gradient before there is all of it."""
-        if not self._departure.gone:
-            self.line.send(GradientStarted(self._draw, self._busy_s))
-        self._leaving.pack(number)
-        self._sent.append(self._sender.submit(self.line.send_piece, number, self._leaving.pieces[number]))
+    def _send_bucket(self, number: int) -> None:
+        """Send a bucket of a gradient that is not complete yet."""
+        if not self._buckets.sent:
+            self.connection.send(GradientStarted(self._draw, self._busy_s))
+        self._gradient.pack(number)
+        self._sent.append(self._sender.submit(self.connection.send_bucket, number, self._gradient.buckets[number]))
 
     def _await_sender(self) -> None:
         for each in self._sent:
@@ -108,15 +108,12 @@ class ShardChannel:
         self._sent.clear()
 
 
-def strands(replica: Replica, word: str, version: FlatBuffers, gradient: FlatBuffers) -> list[ShardChannel]:
-    """Return one for each slice of these vectors of a replica."""
-    places = replica.layout.shard_ranges
-    made = []
-    for number, place in enumerate(places):
-        part = FlatLayout(replica.model, len(places), only=number)
-        made.append(
-            ShardChannel(
-                word, part, FlatBuffers(part, version.memory[place]), FlatBuffers(part, gradient.memory[place])
-            )
-        )
-    return made
+def shard_channels(replica: Replica, dtype: str, version: FlatBuffers, gradient: FlatBuffers) -> list[ShardChannel]:
+    """Return a channel for each shard of these vectors of a replica."""
+    ranges = replica.layout.shard_ranges
+    channels = []
+    for number, each in enumerate(ranges):
+        layout = FlatLayout(replica.model, len(ranges), only=number)
+        parts = (FlatBuffers(layout, vectors.memory[each]) for vectors in (version, gradient))
+        channels.append(ShardChannel(dtype, layout, *parts))
+    return channels

@@ -1,7 +1,8 @@
-"""The servers of the other slices, as rank 0 knows them: it tells them what it does, and they do the same."""
+"""Clients of the shard servers at rank 0: forward its commands, and collect sums and states."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,182 +10,181 @@ from paceline.checkpoint.codec import decode, encode
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Apply, Arrival
 from paceline.core.sharding import ShardPeers
-from paceline.engines.distributed.rendezvous.acceptor import News, PeerLost, PeerMessage
-from paceline.engines.distributed.transport.connection import TENSORS, Connection
+from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerEvent, PeerLost, PeerMessage
+from paceline.engines.distributed.transport.connection import Connection, Message
 from paceline.engines.distributed.transport.event_queue import EventQueue
-from paceline.engines.distributed.transport.messages import ApplyUpdate, Command, Sums, Updated, sums_of
-from paceline.errors import RunError, UsageError
-
-Answer = Any
+from paceline.engines.distributed.transport.headers import (
+    ApplyUpdate,
+    PartialSums,
+    ShardCommand,
+    UpdateDone,
+    partial_sums,
+)
+from paceline.engines.distributed.transport.messages import (
+    CompensateGradient,
+    End,
+    Failed,
+    InitShard,
+    RequestShardState,
+    ShardAssigned,
+    ShardState,
+)
+from paceline.errors import RunError
 
 
 class ShardClients(ShardPeers):
-    """Slices 1 to m - 1, each with a server of its own that is told everything in the order in which rank 0 does it.
+    """Servers of shards 1 to m - 1, which repeat all commands of rank 0 in the same order.
 
-    They may be behind rank 0, but by no more than one update.
+    They may be behind rank 0 by at most one update.
 
     Args:
-        ranks: beside which they are, with rank 0 for the first.
+        ranks: ranks beside which the servers run, with rank 0 for the first shard.
 
     Attributes:
-        numbers: of the slices.
-        inbox: where their answers come.
+        numbers: numbers of the shards.
+        events: queue in which the messages of the servers arrive.
     """
 
-    inbox: EventQueue[News]
+    events: EventQueue[PeerEvent]
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.numbers = range(1, len(ranks))
         self._ranks = ranks
-        self._lines: dict[int, Connection] = {}  # by slice
-        self._numbers: dict[int, int] = {}  # slice, by ticket
-        self._busy: set[int] = set()  # those that have not yet made the update that was made here last
+        self._connections: dict[int, Connection] = {}  # by shard
+        self._numbers: dict[int, int] = {}  # shard, by peer id
+        self._busy: set[int] = set()  # shards that have not made the newest update yet
         self._loaded: Mapping[str, Any] | None = None
 
     @property
     def missing(self) -> list[int]:
-        """Whose server has not come."""
-        return [number for number in self.numbers if number not in self._lines]
+        """Shards whose server has not joined."""
+        return [number for number in self.numbers if number not in self._connections]
 
-    def number_of(self, ticket: int) -> int | None:
-        """Return the slice whose server holds this ticket, if one does."""
-        return self._numbers.get(ticket)
+    def number_of(self, peer_id: int) -> int | None:
+        """Return the shard of the server with this peer id, None for another process."""
+        return self._numbers.get(peer_id)
 
-    def enter(self, number: int, ticket: int, line: Connection) -> None:
-        """Let a server take part; one that is there already stays, and the other one is told to go."""
-        if number in self._lines:
-            line.tell({"end": {"reason": f"slice {number} has a server"}})
+    def on_join(self, number: int, peer: AcceptedPeer) -> None:
+        """Add the server of a shard; a second server for the same shard has to end."""
+        if number in self._connections:
+            peer.connection.send(End("", f"slice {number} already has a server"))
             return
-        line.tell({"owns": number})
-        self._lines[number] = line
-        self._numbers[ticket] = number
+        peer.connection.send(ShardAssigned(number))
+        self._connections[number] = peer.connection
+        self._numbers[peer.peer_id] = number
 
     @property
-    def tickets(self) -> list[int]:
-        """By which their servers are known."""
-        return list(self._numbers)
+    def connections(self) -> dict[int, Connection]:
+        """Connections to the servers, by peer id."""
+        peers = self._numbers.items()
+        return {peer_id: self._connections[number] for peer_id, number in peers if number in self._connections}
 
-    @property
-    def lines(self) -> dict[int, Connection]:
-        """To their servers, by ticket."""
-        return {ticket: self._lines[number] for ticket, number in self._numbers.items()}
+    # --- commands -----------------------------------------------------------------------------------------
 
-    # --- what they are told ------------------------------------------------------------------------------------------
-
-    def begin(self, version: int) -> None:
-        """Let everybody begin with this version, and with what was loaded."""
+    def init(self, version: int) -> None:
+        """Start all servers from this version, and from the state that was loaded."""
         tensors: dict[str, Any] = {}
-        state = encode(dict(self._loaded), tensors) if self._loaded is not None else None
+        state = json.dumps(encode(dict(self._loaded), tensors)) if self._loaded is not None else ""
         self._loaded = None
-        self.tell({"begin": version, "state": state}, tensors)
+        self.send(InitShard(state, tensors, version))
 
-    def send(self, command: Command) -> None:
-        """Tell everybody to do something."""
-        for line in self._lines.values():
-            line.send(command)
+    def send(self, message: ShardCommand | Message) -> None:
+        """Send a message to all servers."""
+        for connection in self._connections.values():
+            connection.send(message)
 
-    def tell(self, text: dict[str, Any], tensors: dict[str, Any] | None = None) -> None:
-        """Tell everybody something."""
-        for line in self._lines.values():
-            line.tell(text, tensors)
-
-    def apply(self, update: Apply, elsewhere: bool) -> None:
-        """Let everybody make an update, when they have made the one before.
+    def apply(self, update: Apply, rebinds: bool) -> None:
+        """Send an update to all servers when they have made the previous one.
 
         Args:
-            update: to make.
-            elsewhere: whether the version before is still read.
+            update: update to make.
+            rebinds: whether the previous version is still read.
         """
         for number in list(self._busy):
-            self.hear(number, self._await(number, lambda said: isinstance(said, Updated)))
-        command = ApplyUpdate.of(update, elsewhere)
-        for number, line in self._lines.items():
-            line.send(command, will_be_answered=True)
+            self.on_message(number, self._await(number, lambda message: isinstance(message, UpdateDone)))
+        command = ApplyUpdate.of(update, rebinds)
+        for number, connection in self._connections.items():
+            connection.send(command, will_be_answered=True)
             self._busy.add(number)
 
     def compensate(self, arrival: Arrival, coordinator: Coordinator, version: int) -> None:
-        """Let everybody compensate a gradient that was computed at this version."""
-        what = {
-            "compensate": [repr(each) for each in coordinator.compensators],
-            "worker": arrival.worker,
-            "version": version,
-            "staleness": coordinator.version - version,
-            "squared_norm": arrival.squared_norm,
-        }
-        self.tell(what)
+        """Compensate the parts of a gradient that was computed at this version."""
+        compensators = [repr(each) for each in coordinator.compensators]
+        staleness = coordinator.version - version
+        self.send(CompensateGradient(compensators, arrival.worker, version, staleness, arrival.squared_norm))
 
-    # --- what they say -----------------------------------------------------------------------------------------------
+    # --- answers ------------------------------------------------------------------------------------------
 
-    def hear(self, number: int, said: Answer) -> None:
-        """Take note of what a server has said of itself.
+    def on_message(self, number: int, message: Message) -> None:
+        """Handle a message of a server about itself.
 
         Raises:
-            UsageError: it cannot work with this job.
-            RunError: something went wrong there.
+            UsageError: the server cannot work with this job.
+            RunError: the server has failed.
         """
-        match said:
-            case Updated():
+        match message:
+            case UpdateDone():
                 self._busy.discard(number)
-            case {"failed": message, "is_usage": is_usage}:
+            case Failed(text, is_usage):
                 if is_usage:
-                    raise UsageError(message)
-                raise RunError(f"the server of slice {number} failed: {message}; its own log has the traceback")
+                    raise message.error
+                raise RunError(f"the server of slice {number} failed: {text}; its own log has the traceback")
 
-    def gone(self, number: int, reason: str) -> None:
-        """Give the run up: nobody else has these parameters.
+    def on_leave(self, number: int, reason: str) -> None:
+        """Fail the run: no other process has the parameters of this shard.
 
         Raises:
-            RunError: ever.
+            RunError: always.
         """
-        del self._lines[number]
+        del self._connections[number]
         raise RunError(
-            f"the server of slice {number}, beside rank {self._ranks[number]}, is gone: {reason}; nobody else has its "
-            "parameters, so see what its host says, start all ranks again, and go on with resume=, as torchrun "
+            f"the server of slice {number}, beside rank {self._ranks[number]}, is gone: {reason}; its parameters exist "
+            "nowhere else, so check the log of its host, start all ranks again, and continue with resume=, as torchrun "
             "does itself with --max-restarts and out="
         )
 
     def summed(self, shares: Sequence[float]) -> list[float]:
-        """Return the sums over all slices, and let everybody know them."""
-        theirs = [self._await(number, lambda said: isinstance(said, Sums)).values for number in self.numbers]
-        totals = [sum(each) for each in zip(shares, *theirs, strict=True)]
-        self.send(sums_of(totals))
+        """Return the sums over all shards, and send them to all servers."""
+        theirs = [self._await(number, lambda message: isinstance(message, PartialSums)) for number in self.numbers]
+        totals = [sum(each) for each in zip(shares, *(each.values for each in theirs), strict=True)]
+        self.send(partial_sums(totals))
         return totals
 
     def states(self) -> list[dict[str, Any]]:
-        """Ask each of them for its state."""
-        return self._asked("state")
+        """Return the state of each server."""
+        return self._request("state")
 
     def models(self) -> list[dict[str, Any]]:
-        """Ask each of them for its part of the model."""
-        return self._asked("model")
+        """Return each server's part of the model."""
+        return self._request("model")
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Keep a state for them to begin with."""
+        """Keep a state from which the servers start."""
         self._loaded = state if self.numbers else None
 
-    def _asked(self, what: str) -> list[dict[str, Any]]:
-        self.tell({"wants": what})
+    def _request(self, part: str) -> list[dict[str, Any]]:
+        self.send(RequestShardState(part))
         answers = [
-            self._await(number, lambda said: isinstance(said, dict) and said.get("given") == what)
+            self._await(number, lambda message: isinstance(message, ShardState) and message.part == part)
             for number in self.numbers
         ]
-        return [decode(answer["state"], answer[TENSORS]) for answer in answers]
+        return [decode(json.loads(answer.state), answer.tensors) for answer in answers]
 
-    def _await(self, number: int, is_answer: Callable[[Answer], bool]) -> Answer:
-        """Wait for an answer; whatever else is said in the meantime is heard later."""
-        [ticket] = [ticket for ticket, other in self._numbers.items() if other == number]
+    def _await(self, number: int, is_answer: Callable[[Message], bool]) -> Any:
+        """Wait for a server's answer; all other events stay in the queue."""
+        [peer_id] = [peer_id for peer_id, other in self._numbers.items() if other == number]
 
-        def is_wanted(news: News) -> bool:
-            if isinstance(news, PeerLost):
-                return news.ticket in self._numbers  # whichever it is, the run is over
-            if not isinstance(news, PeerMessage) or news.ticket != ticket:
+        def is_wanted(event: PeerEvent) -> bool:
+            if isinstance(event, PeerLost):
+                return event.peer_id in self._numbers  # the loss of any server ends the run
+            if not isinstance(event, PeerMessage) or event.peer_id != peer_id:
                 return False
-            return is_answer(news.message) or (isinstance(news.message, dict) and "failed" in news.message)
+            return is_answer(event.message) or isinstance(event.message, Failed)
 
-        news = self.inbox.take(is_wanted)
-        if isinstance(news, PeerLost):
-            self.gone(self._numbers[news.ticket], news.reason)
-        assert isinstance(news, PeerMessage)
-        if not is_answer(news.message):
-            self.hear(number, news.message)
-        return news.message
+        event = self.events.get_first(is_wanted)
+        if isinstance(event, PeerLost):
+            self.on_leave(self._numbers[event.peer_id], event.reason)
+        assert isinstance(event, PeerMessage)
+        if not is_answer(event.message):
+            self.on_message(number, event.message)
+        return event.message

@@ -1,10 +1,9 @@
-"""The server of a slice that is not at rank 0: a process that does with its part what rank 0 tells it."""
+"""Server of a shard other than the first: repeats the commands of rank 0 on its part of the vector."""
 
 from __future__ import annotations
 
-import os
+import json
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -18,242 +17,259 @@ from paceline.clusters.devices import cores
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.sharding import ShardPeers
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
-from paceline.engines.distributed.rendezvous.acceptor import Acceptor, News, PeerJoined, PeerLost, PeerMessage
-from paceline.engines.distributed.rendezvous.handshake import apply_for
-from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous, enter, find
-from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
+from paceline.engines.distributed.rendezvous.acceptor import (
+    GRACE_S,
+    AcceptedPeer,
+    Acceptor,
+    PeerEvent,
+    PeerJoined,
+    PeerLost,
+    PeerMessage,
+    QueueHandler,
+)
+from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous, find_rank_0
+from paceline.engines.distributed.rendezvous.session import ClientSession, describe_process, raising_run_error
+from paceline.engines.distributed.transport.connection import Connection, ConnectionLost, Message
 from paceline.engines.distributed.transport.event_queue import EventQueue
-from paceline.engines.distributed.transport.messages import (
+from paceline.engines.distributed.transport.headers import (
     AcceptGradient,
     ApplyUpdate,
+    AssignEvaluation,
     AssignTask,
-    Evaluating,
     GradientReceived,
     Heartbeat,
+    PartialSums,
     ReleaseVersion,
     RemoteEvaluateTask,
     RemoteTask,
     RemoteTaskDone,
-    Sums,
-    Updated,
-    sums_of,
+    UpdateDone,
+    partial_sums,
+)
+from paceline.engines.distributed.transport.messages import (
+    CompensateGradient,
+    DisconnectPeer,
+    End,
+    Failed,
+    Hello,
+    InitShard,
+    PeerAdmitted,
+    PeerDisconnected,
+    RequestShardState,
+    ShardState,
 )
 from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
 from paceline.errors import RunError
 from paceline.jobs.job import Job
 from paceline.policies.compensation.base import Compensator
-from paceline.server.flat_buffers import FlatLayout
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.utils.rank_logger import RankLogger
-from paceline.utils.user_code import failure_of
 from paceline.worker.torch_utils import build_model
 
 LOG = RankLogger(__name__)
+RANK_0 = 0  # peer id of rank 0; all others are counted from 1
 
-RANK_0 = 0  # as a ticket; all others are drawn from 1 on
 
-
-def serve_slice(
+def serve_shard(
     job: Job,
     cluster: Torchrun,
     seed: int,
     per_epoch: float | None,
     compensators: Iterable[Compensator],
-    agreement: dict[str, Any],
-) -> dict[str, Any]:
-    """Own a slice until the run of rank 0 ends, and return what rank 0 says of the end.
+    job_spec: dict[str, Any],
+) -> End:
+    """Serve a shard until the run of rank 0 ends; return the end.
 
     Args:
-        job: what to train.
-        cluster: which slice.
-        seed: of the run.
-        per_epoch: gradients of one epoch, if the data have a length.
-        compensators: that rank 0 may name.
-        agreement: what all processes have to agree on.
+        job: job to train.
+        cluster: launch settings of this process, with the number of the shard.
+        seed: seed of the run, >= 0.
+        per_epoch: gradients per epoch; None for data without a length.
+        compensators: compensators of the plan, which rank 0 names in its messages.
+        job_spec: settings that must be equal on all processes.
 
     Raises:
-        UsageError: rank 0 does not agree.
+        UsageError: rank 0 rejects this process.
         RunError: rank 0 is gone.
     """
     torch.set_num_threads(max(1, cores() // cluster.ranks.local_world_size))
     number = cluster.slice
     assert number is not None
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends everybody
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends all processes
     model = build_model(job, seed)
     layout = FlatLayout(model, cluster.slices, only=number)
-    inbox: EventQueue[News] = EventQueue()
-    name = f"the server of slice {number} (rank {cluster.ranks.rank}, {socket.gethostname()}, process {os.getpid()})"
-    try:
-        rank_0 = find(cluster)
-        _, line = enter(rank_0, cluster)
-        with closing(line):
-            apply_for(line, cluster.ranks.token, {"name": name, "worker": cluster.worker, "agreement": agreement})
-            match line.receive():
-                case {"end": end}:  # another process owns it: its rank was started again, and has started this one too
-                    return dict(end)
-            server = ParameterServer(job, model, layout, per_epoch, _RankZero(line, inbox), cluster.n)
+    hello = Hello(describe_process(f"the server of slice {number}", cluster), cluster.worker, job_spec)
+    with raising_run_error():
+        rank_0 = find_rank_0(cluster)
+        with closing(ClientSession.connect(rank_0, cluster, hello)) as session:
+            if isinstance(end := session.connection.recv(), End):
+                return end  # the shard has a server: its rank was restarted, and has started this one too
+            events: EventQueue[PeerEvent] = EventQueue()
+            peers = _RankZero(session.connection, events)
+            server = ParameterServer(job, model, layout, per_epoch, peers, cluster.n)
             server.watch_gradients()
-            wires = WireFormat(cluster.wire, layout), WireFormat("float32", layout)
-            rooms = [WireBuffer(wires[0], layout.allocate()) for _ in range(cluster.n)]
-            meeting = Rendezvous(rank_0._replace(slice=number), cluster.silence_s)
-            door = Acceptor(meeting, cluster.ranks.token, agreement, [*rooms, None], inbox)
-            threading.Thread(target=_listen, args=(line, inbox), daemon=True).start()
+            wire = WireFormat(cluster.wire, layout)
+            buffers = [WireBuffer(wire, layout.allocate()) for _ in range(cluster.n)]
+            rendezvous = Rendezvous(rank_0._replace(shard=number), cluster.silence_s)
+            acceptor = Acceptor(rendezvous, cluster.ranks.token, job_spec, [*buffers, None], QueueHandler(events))
+            session.listen(peers.on_message, peers.on_error)
             try:
-                return _SliceServer(server, layout, wires, rooms, list(compensators), line).run(inbox, door)
+                published = PublishedVersions(server, layout, wire)
+                gradients = [buffer.vectors for buffer in buffers]
+                named = {repr(each): each for each in compensators}
+                return _ShardServer(server, published, gradients, named, session.connection, acceptor).run(events)
             finally:
-                door.close()
-    except ConnectionLost as error:
-        raise RunError(f"rank 0 is gone: {error}") from error
+                acceptor.close()
 
 
 class _RankZero(ShardPeers):
-    """All other slices, through rank 0, which adds up."""
+    """All other shards, through rank 0, which computes the sums."""
 
-    def __init__(self, line: Connection, inbox: EventQueue[News]) -> None:
-        self._line = line
-        self._inbox = inbox
+    def __init__(self, connection: Connection, events: EventQueue[PeerEvent]) -> None:
+        self._connection = connection
+        self._events = events
+
+    def on_message(self, message: Message) -> None:
+        if isinstance(message, ApplyUpdate):
+            self._connection.release_sent()  # rank 0 has received the answer to the previous update
+        self._events.put(PeerMessage(RANK_0, message, time.monotonic(), 0.0))
+
+    def on_error(self, error: Exception) -> None:
+        self._events.put(PeerLost(RANK_0, str(error)))
 
     def summed(self, shares: Sequence[float]) -> list[float]:
-        self._line.send(sums_of(shares))
-        while _asks_for_a_word(news := self._inbox.take(_is_answer_or_end)):
-            self._line.send(Heartbeat())
-        if not isinstance(news, PeerMessage) or not isinstance(news.message, Sums):
+        self._connection.send(partial_sums(shares))
+        while _is_heartbeat(event := self._events.get_first(_is_answer_or_end)):
+            self._connection.send(Heartbeat())
+        if not isinstance(event, PeerMessage) or not isinstance(event.message, PartialSums):
             raise ConnectionLost("it has ended the run")
-        return news.message.values
+        return event.message.values
 
 
-def _asks_for_a_word(news: News) -> bool:
-    return isinstance(news, PeerMessage) and isinstance(news.message, Heartbeat)
+def _is_heartbeat(event: PeerEvent) -> bool:
+    return isinstance(event, PeerMessage) and isinstance(event.message, Heartbeat)
 
 
-def _is_answer_or_end(news: News) -> bool:
-    if isinstance(news, PeerMessage) and news.ticket == RANK_0:
-        return isinstance(news.message, Sums | Heartbeat) or (isinstance(news.message, dict) and "end" in news.message)
-    return isinstance(news, PeerLost) and news.ticket == RANK_0
+def _is_answer_or_end(event: PeerEvent) -> bool:
+    if isinstance(event, PeerMessage) and event.peer_id == RANK_0:
+        return isinstance(event.message, PartialSums | Heartbeat | End)
+    return isinstance(event, PeerLost) and event.peer_id == RANK_0
 
 
-def _listen(line: Connection, inbox: EventQueue[News]) -> None:
-    try:
-        while True:
-            message = line.receive()
-            if isinstance(message, ApplyUpdate):
-                line.settle()  # rank 0 has heard of the update before
-            inbox.put(PeerMessage(RANK_0, message, time.monotonic(), 0.0))
-    except ConnectionLost as error:
-        inbox.put(PeerLost(RANK_0, str(error)))
-
-
-class _SliceServer:
+class _ShardServer:
     def __init__(
         self,
         server: ParameterServer,
-        layout: FlatLayout,
-        wires: tuple[WireFormat, WireFormat],
-        rooms: list[WireBuffer],
-        compensators: list[Compensator],
+        published: PublishedVersions,
+        gradients: list[FlatBuffers],
+        compensators: dict[str, Compensator],
         rank_0: Connection,
+        acceptor: Acceptor,
     ) -> None:
         self._server = server
-        self._wires = wires  # of workers, and of the process that evaluates
-        self._published = PublishedVersions(server, layout, wires[0])
-        self._gradients = [room.vectors for room in rooms]
-        self._compensators = {repr(each): each for each in compensators}
+        self._published = published
+        self._gradients = gradients
+        self._compensators = compensators
         self._rank_0 = rank_0
-        self._members: dict[int, PeerJoined] = {}  # by ticket at rank 0
-        self._known: dict[int, int] = {}  # ticket at rank 0, by ticket here
+        self._acceptor = acceptor
+        self._peers: dict[int, AcceptedPeer] = {}  # by id at rank 0
+        self._rank_0_ids: dict[int, int] = {}  # by id here
 
-    def run(self, inbox: EventQueue[News], door: Acceptor) -> dict[str, Any]:
-        """Do what rank 0 says, in its order, until it says that the run is over."""
-        self._door = door
+    def run(self, events: EventQueue[PeerEvent]) -> End:
+        """Carry out the commands of rank 0, in its order, until the end of the run."""
         while True:
-            if inbox.is_empty:
+            if events.is_empty:
                 self._server.accumulate()  # while there is nothing else to do
-                self._published.get_ready()
-            match inbox.get():
-                case PeerMessage(ticket, {"end": end}) if ticket == RANK_0:
-                    return dict(end)
-                case PeerMessage(ticket, Heartbeat()) if ticket == RANK_0:
+                self._published.prepare_copy()
+            match events.get():
+                case PeerMessage(peer_id, End() as end) if peer_id == RANK_0:
+                    return end
+                case PeerMessage(peer_id, Heartbeat()) if peer_id == RANK_0:
                     self._rank_0.send(Heartbeat())
-                case PeerMessage(ticket, message) if ticket == RANK_0:
+                case PeerMessage(peer_id, message) if peer_id == RANK_0:
                     self._try(message)
-                case PeerLost(ticket, reason) if ticket == RANK_0:
-                    raise RunError(f"rank 0 is gone: {reason}")
-                case PeerJoined() as entered:
-                    self._enter(entered)
-                case PeerMessage(ticket, RemoteTaskDone(draw)) if ticket in self._known:
-                    self._rank_0.send(GradientReceived(self._known[ticket], draw))
-                case PeerLost(ticket, reason) if ticket in self._known:
-                    self._rank_0.tell({"parted": self._known[ticket], "reason": reason})
+                case PeerLost(peer_id, reason) if peer_id == RANK_0:
+                    raise RunError(reason)
+                case PeerJoined(peer):
+                    self._on_join(peer)
+                case PeerMessage(peer_id, RemoteTaskDone(draw)) if peer_id in self._rank_0_ids:
+                    self._rank_0.send(GradientReceived(self._rank_0_ids[peer_id], draw))
+                case PeerLost(peer_id, reason) if peer_id in self._rank_0_ids:
+                    self._rank_0.send(PeerDisconnected(self._rank_0_ids[peer_id], reason))
+                case Exception() as error:
+                    raise error
 
-    def _enter(self, entered: PeerJoined) -> None:
-        self._members[entered.ticket_at_rank_0] = entered
-        self._known[entered.ticket] = entered.ticket_at_rank_0
-        self._rank_0.tell({"admitted": entered.ticket_at_rank_0})
+    def _on_join(self, peer: AcceptedPeer) -> None:
+        self._peers[peer.rank_0_id] = peer
+        self._rank_0_ids[peer.peer_id] = peer.rank_0_id
+        self._rank_0.send(PeerAdmitted(peer.rank_0_id))
 
-    def _try(self, message: object) -> None:
+    def _try(self, message: Message) -> None:
         try:
-            self._obey(message)
+            self._carry_out(message)
         except (ConnectionLost, RunError):
             raise
         except Exception as error:
-            self._rank_0.tell(failure_of(error))
+            LOG.exception("the server of this slice failed")
+            self._rank_0.send(Failed.of(error))
 
-    def _obey(self, message: object) -> None:
+    def _carry_out(self, message: Message) -> None:
         match message:
-            case AssignTask(ticket, draw, version, sends_version):
-                self._server.flush()  # of the worker's gradient too: the next one comes to the same place
-                work = RemoteTask(draw, version, sends_version, 0.0, None, None, None)
-                self._send(ticket, work, self._published.travelling(version) if sends_version else None)
-            case Evaluating(ticket, version):
-                self._send(ticket, RemoteEvaluateTask(version), self._published[version].memory)
+            case AssignTask(peer_id, draw, version, sends_version):
+                self._server.flush()  # the worker's next gradient overwrites the previous one
+                task = RemoteTask(draw, version, sends_version, 0.0, None, None, None)
+                self._send(peer_id, task, self._published.packed(version) if sends_version else None)
+            case AssignEvaluation(peer_id, version):
+                self._send(peer_id, RemoteEvaluateTask(version), self._published[version].memory)
             case AcceptGradient(worker, samples, step_scale):
                 self._server.enqueue(self._gradients[worker], samples, step_scale)
             case ApplyUpdate():
                 self._apply(message)
             case ReleaseVersion(version):
                 self._published.release(version)
-            case {"compensate": by, "worker": worker, "version": version, "staleness": staleness, "squared_norm": norm}:
-                compensators = [self._compensators[each] for each in by]
-                self._server.compensate(
-                    compensators, self._gradients[worker], self._published[version], staleness, norm
-                )
-            case {"wants": what}:
-                state = self._server.shard_state()
-                self._tell_state(what, state if what == "state" else state["model"])
-            case {"dismiss": ticket}:
-                self._dismiss(ticket)
-            case {"begin": version, "state": state, "tensors": tensors}:
-                if state is not None:
-                    self._server.load_state_dict(decode(state, tensors))
-                self._take_over(version)
+            case CompensateGradient(names, worker, version, staleness, squared_norm):
+                compensators = [self._compensators[each] for each in names]
+                gradient, then = self._gradients[worker], self._published[version]
+                self._server.compensate(compensators, gradient, then, staleness, squared_norm)
+            case RequestShardState(part):
+                self._send_state(part)
+            case DisconnectPeer(peer_id):
+                self._disconnect(peer_id)
+            case InitShard(state, tensors, version):
+                if state:
+                    self._server.load_state_dict(decode(json.loads(state), tensors))
+                self._publish(version)
             case _:
                 LOG.error("unknown message from rank 0: %r", message)
 
     def _apply(self, command: ApplyUpdate) -> None:
-        if command.elsewhere:
+        if command.rebinds:
             self._published.rebind()
         self._server.apply(command.update)
-        self._take_over(command.version)
-        self._rank_0.send(Updated(command.version), will_be_answered=True)
+        self._publish(command.version)
+        self._rank_0.send(UpdateDone(command.version), will_be_answered=True)
 
-    def _take_over(self, version: int) -> None:
-        """Keep a version until rank 0 says that nobody reads it any more."""
-        self._published.take_over(version)
+    def _publish(self, version: int) -> None:
+        """Publish a version and keep it until rank 0 releases it."""
+        self._published.publish_storage(version)
         self._published.acquire(version)
 
-    def _send(self, ticket: int, message: RemoteTask | RemoteEvaluateTask, part: torch.Tensor | None) -> None:
-        member = self._members.get(ticket)
-        if member is not None:
-            pieces = [(0, part)] if part is not None else None
-            member.line.send(message, pieces=pieces, will_be_answered=True)
+    def _send(self, peer_id: int, message: RemoteTask | RemoteEvaluateTask, part: torch.Tensor | None) -> None:
+        peer = self._peers.get(peer_id)
+        if peer is not None:
+            buckets = [(0, part)] if part is not None else None
+            peer.connection.send(message, buckets=buckets, will_be_answered=True)
 
-    def _tell_state(self, what: str, state: dict[str, Any]) -> None:
-        tensors: dict[str, torch.Tensor] = {}  # copies: the next update is not waited for
-        self._rank_0.tell({"given": what, "state": encode(state, tensors)}, tensors)
+    def _send_state(self, part: str) -> None:
+        state = self._server.shard_state()
+        tensors: dict[str, Any] = {}  # copies, so that the next update need not wait
+        text = json.dumps(encode(state if part == "state" else state["model"], tensors))
+        self._rank_0.send(ShardState(text, tensors, part))
 
-    def _dismiss(self, ticket: int) -> None:
-        entered = self._members.pop(ticket, None)
-        if entered is not None:
-            del self._known[entered.ticket]
-            self._door.shut(entered.ticket)
+    def _disconnect(self, peer_id: int) -> None:
+        peer = self._peers.pop(peer_id, None)
+        if peer is not None:
+            del self._rank_0_ids[peer.peer_id]
+            self._acceptor.disconnect(peer.peer_id, GRACE_S)

@@ -1,68 +1,102 @@
-"""Lets processes in, and hears them from then on: a thread for each, which ends with its line."""
+"""Connection acceptor: authenticates each peer and runs one receive loop per connection."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
-from paceline.engines.distributed.rendezvous.handshake import JoinRejected, examine, notice_of_end
-from paceline.engines.distributed.rendezvous.rendezvous import LOOK_AGAIN_S, Rendezvous
-from paceline.engines.distributed.transport.buckets import from_number
-from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
+from paceline.engines.distributed.rendezvous.handshake import JoinRejected, authenticate_peer, sign_end
+from paceline.engines.distributed.rendezvous.rendezvous import POLL_S, Rendezvous
+from paceline.engines.distributed.transport.buckets import from_bitmask
+from paceline.engines.distributed.transport.connection import Connection, ConnectionLost, Message
 from paceline.engines.distributed.transport.event_queue import EventSink
-from paceline.engines.distributed.transport.messages import (
+from paceline.engines.distributed.transport.headers import (
     GradientStarted,
     Heartbeat,
-    Message,
     RemoteTaskCancelled,
     RemoteTaskDone,
-    Updated,
+    UpdateDone,
 )
+from paceline.engines.distributed.transport.messages import Accepted, End, EvaluationResult, StepReport
 from paceline.engines.distributed.transport.wire_format import WireBuffer
+from paceline.errors import RunError
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
 
-GRACE_S = 5.0  # for others to come to their end
+GRACE_S = 5.0  # for other processes to end
+ANSWERS = RemoteTaskDone | RemoteTaskCancelled | UpdateDone | EvaluationResult | StepReport
+
+
+class AcceptedPeer(NamedTuple):
+    """Process that takes part.
+
+    Attributes:
+        peer_id: id of the process at this server.
+        worker: number of the process, as in `Hello`.
+        connection: connection to it.
+        name: name in messages.
+        has_own_gpu: whether the process has a GPU that no other process uses.
+        rank_0_id: id of the process at rank 0.
+    """
+
+    peer_id: int
+    worker: int
+    connection: Connection
+    name: str = ""
+    has_own_gpu: bool = False
+    rank_0_id: int = 0
+
+
+class PeerHandler(Protocol):
+    """Receiver of an acceptor's callbacks, which come from the thread of the peer."""
+
+    def on_join(self, peer: AcceptedPeer) -> None:
+        """Handle a new peer."""
+
+    def on_message(self, peer: AcceptedPeer, message: Message, at_s: float, contents_s: float) -> None:
+        """Handle a message.
+
+        Args:
+            peer: sender.
+            message: message without its tensors, which have been received.
+            at_s: arrival on this host's monotonic clock; for a gradient whose buckets were sent early, the moment at
+                which the worker had completed it.
+            contents_s: seconds from then until all tensors of the message had arrived.
+        """
+
+    def on_leave(self, peer: AcceptedPeer, reason: str) -> None:
+        """Handle the end of a connection."""
+
+    def on_reject(self, reason: str) -> None:
+        """Handle a process of this job that may not take part."""
+
+    def fail(self, error: Exception) -> None:
+        """Handle an error in a receive loop, which has ended."""
 
 
 class PeerJoined(NamedTuple):
-    """A process may take part.
+    """A process takes part."""
 
-    Attributes:
-        ticket: by which it is known.
-        worker: its number.
-        line: to it.
-        ticket_at_rank_0: by which it is known there.
-    """
-
-    ticket: int
-    worker: int
-    line: Connection
-    ticket_at_rank_0: int
+    peer: AcceptedPeer
 
 
 class PeerMessage(NamedTuple):
-    """Somebody has said something.
+    """Message of a peer; see `PeerHandler.on_message`."""
 
-    Attributes:
-        at_s: on this host's monotonic clock, when the message came, or would have come if no piece had come before it.
-        contents_s: seconds until everything that belongs to it was there.
-    """
-
-    ticket: int
-    message: Message | dict[str, Any]
+    peer_id: int
+    message: Message
     at_s: float
     contents_s: float
 
 
 class PeerLost(NamedTuple):
-    """A line is at its end."""
+    """The connection to a peer has ended."""
 
-    ticket: int
+    peer_id: int
     reason: str
 
 
@@ -73,254 +107,245 @@ class PeerRejected(NamedTuple):
 
 
 class AllWorkersLost(NamedTuple):
-    """Some time ago the last worker was gone.
+    """The last worker was lost some time ago.
 
     Attributes:
-        joined: how many workers had come until then.
+        joined: number of workers that had joined until then.
     """
 
     joined: int
 
 
-News = PeerJoined | PeerMessage | PeerLost | PeerRejected | AllWorkersLost
+PeerEvent = PeerJoined | PeerMessage | PeerLost | PeerRejected | AllWorkersLost | Exception
+
+
+class QueueHandler:
+    """Handler that puts an event into a queue for each callback.
+
+    Args:
+        events: queue.
+    """
+
+    def __init__(self, events: EventSink[PeerEvent]) -> None:
+        self._events = events
+
+    def on_join(self, peer: AcceptedPeer) -> None:
+        """Queue `PeerJoined`."""
+        self._events.put(PeerJoined(peer))
+
+    def on_message(self, peer: AcceptedPeer, message: Message, at_s: float, contents_s: float) -> None:
+        """Queue `PeerMessage`."""
+        self._events.put(PeerMessage(peer.peer_id, message, at_s, contents_s))
+
+    def on_leave(self, peer: AcceptedPeer, reason: str) -> None:
+        """Queue `PeerLost`."""
+        self._events.put(PeerLost(peer.peer_id, reason))
+
+    def on_reject(self, reason: str) -> None:
+        """Queue `PeerRejected`."""
+        self._events.put(PeerRejected(reason))
+
+    def fail(self, error: Exception) -> None:
+        """Queue the error."""
+        self._events.put(error)
 
 
 class Acceptor:
-    """Waits for newcomers, examines them, and receives what those who may take part say.
+    """Server side of all connections: admits peers and calls a handler with their messages.
 
     Args:
-        meeting: where they come.
-        token: of the job.
-        agreement: what all processes have to agree on.
-        rooms: by number of the process, where a worker's gradients come in; None for others.
-        inbox: where everything is told.
+        rendezvous: source of new peers.
+        token: token of the job.
+        job_spec: settings that must be equal on all processes.
+        buffers: by number of the process, memory for a worker's gradients; None for other processes.
+        handler: receiver of the callbacks.
     """
 
     def __init__(
         self,
-        meeting: Rendezvous,
+        rendezvous: Rendezvous,
         token: str,
-        agreement: dict[str, Any],
-        rooms: Sequence[WireBuffer | None],
-        inbox: EventSink[News],
+        job_spec: dict[str, Any],
+        buffers: Sequence[WireBuffer | None],
+        handler: PeerHandler,
     ) -> None:
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._token = token
-        self._agreement = agreement
-        self._rooms = rooms
-        self._inbox = inbox
-        self._closing = threading.Event()
-        self._entrance = threading.Lock()
-        self._entering: set[int] = set()  # processes that were neither admitted nor refused yet
-        self._end: dict[str, Any] | None = None  # of the run, for processes that come later
-        self._spoken: set[int] = set()
-        self._lines: dict[int, Connection] = {}  # of those who are there, as their threads
+        self._job_spec = job_spec
+        self._buffers = buffers
+        self._handler = handler
+        self._stopping = threading.Event()
+        self._admission = threading.Lock()
+        self._undecided: set[int] = set()  # peers that were neither admitted nor rejected yet
+        self._end: End | None = None  # for processes that come after the run
+        self._active: set[int] = set()  # peers that have sent something since the last check
+        self._connections: dict[int, Connection] = {}
         self._threads: dict[int, threading.Thread] = {0: threading.Thread(target=self._watch, daemon=True)}
         self._threads[0].start()
 
-    def has_spoken(self, ticket: int) -> bool:
-        """Return whether something has come over a line since this was asked last."""
-        has_spoken = ticket in self._spoken
-        self._spoken.discard(ticket)
-        return has_spoken
+    def was_active(self, peer_id: int) -> bool:
+        """Return whether a peer has sent something since the previous call for it."""
+        was_active = peer_id in self._active
+        self._active.discard(peer_id)
+        return was_active
 
-    def hang_up(self, ticket: int) -> None:
-        """End a line; the thread that listens to it ends then."""
-        line = self._lines.get(ticket)
-        if line is not None:
-            line.close()
+    def disconnect(self, peer_id: int, timeout_s: float = 0.0) -> None:
+        """Close the connection to a peer, which ends its receive loop.
 
-    def shut(self, ticket: int) -> None:
-        """End a line and the thread that listens to it."""
-        self.hang_up(ticket)
-        self._join(ticket, GRACE_S)
+        Args:
+            peer_id: id of the peer.
+            timeout_s: seconds to wait for the end of the loop; 0 in a callback, which the loop itself makes.
+        """
+        connection = self._connections.get(peer_id)
+        if connection is not None:
+            connection.close()
+        if timeout_s:
+            self.join([peer_id], timeout_s)
 
-    def announce_end(self, end: dict[str, Any]) -> None:
-        """Send newcomers the end of the run from now on, instead of admitting them."""
-        with self._entrance:
+    def join(self, peer_ids: list[int], timeout_s: float) -> None:
+        """Wait until these peers have closed their connections, for some time."""
+        deadline_s = time.monotonic() + timeout_s
+        for peer_id in peer_ids:
+            if (thread := self._threads.get(peer_id)) is not None:
+                thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def announce_end(self, end: End) -> None:
+        """Send the end of the run to new peers from now on, instead of admitting them."""
+        with self._admission:
             self._end = end
         with suppress(RuntimeError):  # the store may be gone
-            self._meeting.announce_end(notice_of_end(end, self._token))
+            self._rendezvous.publish_end(sign_end(end, self._token))
 
     def close(self) -> bool:
-        """Let nobody in any more and end what is left; whether no thread is left that might speak."""
-        self._closing.set()
+        """Stop to admit peers and close all connections; return whether no thread is left."""
+        self._stopping.set()
         self._threads[0].join(GRACE_S)
         if self._end is not None:
-            self.wait(list(self._entering), GRACE_S)
-        for ticket in list(self._lines):
-            self.shut(ticket)
-        self.wait(list(self._threads), GRACE_S)
+            self.join(list(self._undecided), GRACE_S)
+        for peer_id in list(self._connections):
+            self.disconnect(peer_id, GRACE_S)
+        self.join(list(self._threads), GRACE_S)
         return not any(thread.is_alive() for thread in list(self._threads.values()))
 
-    def wait(self, tickets: list[int], timeout_s: float) -> None:
-        """Wait until these have ended their lines themselves, for some time."""
-        deadline_s = time.monotonic() + timeout_s
-        for ticket in tickets:
-            self._join(ticket, max(0.0, deadline_s - time.monotonic()))
-
-    def _join(self, ticket: int, timeout_s: float) -> None:
-        thread = self._threads.get(ticket)
-        if thread is not None:
-            thread.join(timeout_s)
-
     def _watch(self) -> None:
-        while not self._closing.wait(LOOK_AGAIN_S):
-            self._look()
-        self._look()
+        while not self._stopping.wait(POLL_S):
+            self._accept_new_peers()
+        self._accept_new_peers()
 
-    def _look(self) -> None:
-        for ticket in self._meeting.newcomers():
-            self._entering.add(ticket)
-            thread = threading.Thread(target=self._serve, args=(ticket,), daemon=True)
-            self._threads[ticket] = thread
+    def _accept_new_peers(self) -> None:
+        for peer_id in self._rendezvous.new_peers():
+            self._undecided.add(peer_id)
+            thread = threading.Thread(target=self._serve, args=(peer_id,), daemon=True)
+            self._threads[peer_id] = thread
             thread.start()
 
-    def _serve(self, ticket: int) -> None:
-        """Let a process in and hear it until it has gone; nothing is kept of it then."""
+    def _serve(self, peer_id: int) -> None:
+        """Serve a peer until its connection ends, and release everything that belongs to it."""
         try:
-            with suppress(ConnectionLost):  # it has not stayed
-                line = self._lines[ticket] = self._meeting.line(ticket)
-                self._receive(ticket, line)
+            with suppress(ConnectionLost):  # the peer has gone
+                connection = self._connections[peer_id] = self._rendezvous.accept(peer_id)
+                self._authenticate(peer_id, connection)
         finally:
-            self._entering.discard(ticket)
-            self._lines.pop(ticket, None)
-            del self._threads[ticket]
+            self._undecided.discard(peer_id)
+            self._connections.pop(peer_id, None)
+            del self._threads[peer_id]
 
-    def _receive(self, ticket: int, line: Connection) -> None:
+    def _authenticate(self, peer_id: int, connection: Connection) -> None:
         try:
-            hello = examine(line, self._token, self._agreement, len(self._rooms))
-            worker, ticket_at_rank_0 = int(hello["worker"]), int(hello.get("ticket", ticket))
-        except JoinRejected as refused:
-            self._turn_away(line, refused)
-        except (ConnectionLost, KeyError, TypeError, ValueError):
-            line.close()
+            hello = authenticate_peer(connection, self._token, self._job_spec, len(self._buffers))
+        except JoinRejected as rejected:
+            self._report_rejection(connection, rejected)
+        except (ConnectionLost, ValueError):
+            connection.close()
         else:
-            self._listen(PeerJoined(ticket, worker, line, ticket_at_rank_0))
+            rank_0_id = hello.peer_id or peer_id
+            self._run(AcceptedPeer(peer_id, hello.worker, connection, hello.name, hello.has_own_gpu, rank_0_id))
 
-    def _turn_away(self, line: Connection, refused: JoinRejected) -> None:
-        """Tell of somebody who may not take part, once it has heard so and has gone."""
+    def _report_rejection(self, connection: Connection, rejected: JoinRejected) -> None:
+        """Report a peer that may not take part, after it has received the reason and gone."""
         with suppress(ConnectionLost):
-            line.receive()
-        if refused.is_ours:
-            self._inbox.put(PeerRejected(str(refused)))
+            connection.recv()
+        if rejected.has_token:
+            self._handler.on_reject(str(rejected))
         else:
-            LOG.warning("rejected a connection: %s", refused)
+            LOG.warning("rejected a connection: %s", rejected)
 
-    def _welcome(self, entered: PeerJoined) -> bool:
-        """Admit a process, or send it the end of the run; return whether it takes part."""
-        with self._entrance:
+    def _run(self, peer: AcceptedPeer) -> None:
+        """Admit a peer and receive its messages until the connection ends."""
+        try:
+            buffer = self._buffers[peer.worker]
+            if buffer is not None:
+                peer.connection.post_buckets(buffer.buckets)
+            if self._admit(peer):
+                self._receive(peer, buffer)
+        except ConnectionLost as error:
+            self._handler.on_leave(peer, str(error))
+        except Exception as error:  # no thread receives from this peer any more, so the run may not wait for it
+            self._handler.fail(error)
+
+    def _admit(self, peer: AcceptedPeer) -> bool:
+        """Admit a peer, or send it the end of the run; return whether it takes part."""
+        with self._admission:
             end = self._end
             if end is None:
-                entered.line.tell({"welcome": True})
-                self._report(entered)
-                self._entering.discard(entered.ticket)
+                peer.connection.send(Accepted())
+                self._handler.on_join(peer)
+                self._undecided.discard(peer.peer_id)
                 return True
-        entered.line.tell({"end": end})
+        peer.connection.send(end)
         with suppress(ConnectionLost):
-            entered.line.receive()  # until it has gone
+            peer.connection.recv()  # until the peer has gone
         return False
 
-    def _report(self, entered: PeerJoined) -> None:
-        self._inbox.put(entered)
-
-    def _listen(self, entered: PeerJoined) -> None:
-        ticket, line = entered.ticket, entered.line
-        try:
-            room = self._rooms[entered.worker]
-            if room is not None:
-                line.make_rooms(room.pieces)
-            if not self._welcome(entered):
-                return
-            given_s = None  # when the worker had its work, if it has told before its gradient was there
-            while True:
-                message = line.receive()
-                at_s = time.monotonic()
-                self._spoken.add(ticket)
-                if isinstance(message, Heartbeat):
+    def _receive(self, peer: AcceptedPeer, buffer: WireBuffer | None) -> None:
+        task_s = None  # arrival of the task at the worker, if it has sent a first bucket
+        while True:
+            message = peer.connection.recv()
+            at_s = time.monotonic()
+            self._active.add(peer.peer_id)
+            match message:
+                case Heartbeat():
                     continue
-                if isinstance(message, GradientStarted):
-                    given_s = at_s - message.busy_s
+                case GradientStarted(_, busy_s):
+                    task_s = at_s - busy_s
                     continue
-                if isinstance(message, RemoteTaskDone) and given_s is not None:
-                    at_s = given_s + message.busy_s  # when it was there: its header has waited behind pieces
-                if isinstance(message, RemoteTaskDone | RemoteTaskCancelled | Updated) or "metrics" in message:
-                    if room is not None:
-                        _receive_pieces(line, room, message)
-                    line.settle()
-                    given_s = None
-                self._inbox.put(PeerMessage(ticket, message, at_s, time.monotonic() - at_s))
-        except ConnectionLost as error:
-            self._inbox.put(PeerLost(ticket, str(error)))
+                case RemoteTaskDone() if task_s is not None:
+                    at_s = task_s + message.busy_s  # the header itself has waited behind buckets
+            if isinstance(message, ANSWERS):
+                if buffer is not None:
+                    _receive_buckets(peer.connection, buffer, message)
+                peer.connection.release_sent()
+                task_s = None
+            self._handler.on_message(peer, message, at_s, time.monotonic() - at_s)
 
 
-def _receive_pieces(line: Connection, room: WireBuffer, message: object) -> None:
-    """Wait for what has come, or still comes, of the gradient that a message is about."""
+def _receive_buckets(connection: Connection, buffer: WireBuffer, message: Message) -> None:
+    """Wait for the buckets of the gradient to which a message belongs."""
     match message:
         case RemoteTaskDone():
-            line.receive_pieces(range(len(room.pieces)))
-            for number in range(len(room.pieces)):
-                room.unpack(number)
-            for number in from_number(message.again):
-                line.receive_into(room.pieces[number])
-                room.unpack(number)
+            connection.recv_buckets(range(len(buffer.buckets)))
+            for number in range(len(buffer.buckets)):
+                buffer.unpack(number)
+            for number in from_bitmask(message.resent):
+                connection.recv_into(buffer.buckets[number])
+                buffer.unpack(number)
         case RemoteTaskCancelled():
-            line.receive_early_pieces(from_number(message.gone))
+            connection.recv_early_buckets(from_bitmask(message.sent))
 
 
-class AcceptedPeer(NamedTuple):
-    """A process that takes part, or is about to."""
-
-    ticket: int
-    line: Connection
-    name: str
-    has_own_gpu: bool
-
-
-class Host(Protocol):
-    """Who is told of them, in a thread for each."""
-
-    def enter(self, worker: int, member: AcceptedPeer) -> None:
-        """Let a process take part."""
-
-    def hear(self, worker: int, ticket: int, text: dict[str, Any]) -> None:
-        """Take in what a worker says."""
-
-    def leave(self, worker: int, ticket: int, reason: str) -> None:
-        """Note that a process is gone."""
-
-    def fail(self, error: Exception) -> None:
-        """Let the run end with this."""
-
-
-class Gate(Acceptor):
-    """A door behind which everybody is listened to by the same host.
+def await_peers(missing: Callable[[], str], wait: Callable[[], None], timeout_s: float) -> None:
+    """Wait until all peers have joined.
 
     Args:
-        host: is told.
-        place: of the door, as in `Acceptor`.
+        missing: names of the peers that have not joined, empty if all have.
+        wait: waits for a moment and handles what happens meanwhile.
+        timeout_s: seconds until the wait fails.
+
+    Raises:
+        RunError: a peer did not join in time.
     """
-
-    def __init__(self, host: Host, *place: Any) -> None:
-        self._host = host
-        super().__init__(*place)
-
-    def _report(self, entered: PeerJoined) -> None:
-        """Report nothing yet: the host gets the report when the process has sent its name."""
-
-    def _listen(self, entered: PeerJoined) -> None:
-        ticket, worker, line, _ = entered
-        try:
-            if not self._welcome(entered):
-                return
-            hello = line.receive()
-            assert isinstance(hello, dict)
-            self._host.enter(worker, AcceptedPeer(ticket, line, str(hello["name"]), bool(hello["has_own_gpu"])))
-            while True:
-                text = line.receive()
-                assert isinstance(text, dict)
-                self._host.hear(worker, ticket, text)
-        except ConnectionLost as error:
-            self._host.leave(worker, ticket, str(error))
-        except Exception as error:  # nobody would hear this worker any more, and the run wait for it for ever
-            self._host.fail(error)
+    deadline_s = time.monotonic() + timeout_s
+    while named := missing():
+        if time.monotonic() > deadline_s:
+            raise RunError(f"{named} did not join within start_timeout_s={timeout_s:g}: check its log")
+        wait()

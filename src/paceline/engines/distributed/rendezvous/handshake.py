@@ -1,162 +1,169 @@
-"""Who may take part: whoever knows the token and wants to do the same as rank 0."""
+"""Mutual authentication by a shared token, and the check that all processes run the same job."""
 
 from __future__ import annotations
 
 import hmac
-import json
 import secrets
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import msgspec
 
 from paceline.clusters.launch_env import TO_JOIN
 from paceline.engines.distributed.transport.connection import Connection
+from paceline.engines.distributed.transport.messages import Accepted, Challenge, End, Hello, Proof, Rejected
 from paceline.errors import RunError, UsageError
 from paceline.utils.dict_diff import changes
 
-WRONG_TOKEN = "it does not know the token of this job"
-WORLD_SIZE = "WORLD_SIZE"  # in an agreement
+WRONG_TOKEN = "wrong token (set PACELINE_TOKEN to the same value on every host)"
+WORLD_SIZE = "WORLD_SIZE"  # key of a job_spec
 SAME_FOR_ALL = "give every rank the same command and code"
-SHOWN = 10  # differences that are told one by one
+MAX_DIFFERENCES = 10  # in a message
+M = TypeVar("M")
 
 
-class JoinRejected(Exception):  # noqa: N818  # what a stranger is told is no error of this run
-    """Somebody may not take part.
+class JoinRejected(Exception):  # noqa: N818  # no error of this run
+    """A process may not take part.
 
     Attributes:
-        is_ours: it knows the token, so that the whole job is to hear of it.
+        has_token: whether the process belongs to this job, so that the job must be configured differently.
     """
 
-    def __init__(self, reason: str, is_ours: bool) -> None:
+    def __init__(self, reason: str, has_token: bool) -> None:
         super().__init__(reason)
-        self.is_ours = is_ours
+        self.has_token = has_token
 
 
-class RunOver(Exception):  # noqa: N818  # no error: there is nothing left to do
-    """The run ended before this process took part.
+class RunFinished(Exception):  # noqa: N818  # every run finishes
+    """Rank 0 has ended the run.
 
     Attributes:
-        end: what rank 0 says of it.
+        end: outcome and reason.
     """
 
-    def __init__(self, end: dict[str, Any]) -> None:
-        super().__init__(str(end.get("error", end.get("reason"))))
+    def __init__(self, end: End) -> None:
+        super().__init__(end.reason)
         self.end = end
 
 
-def examine(line: Connection, token: str, agreement: dict[str, Any], processes: int) -> dict[str, Any]:
-    """Return what a newcomer says of itself, when it has proved that it knows the token and agrees with this process.
+class SignedEnd(msgspec.Struct, frozen=True):
+    """End of a run, as published in the store, where every process on the network can write."""
 
-    The newcomer then waits for its admission, or for the end of the run.
+    end: str
+    digest: str
 
-    Until it has, it may say no more than a few bytes; and it hears the same proof before it says more.
+
+def authenticate_peer(connection: Connection, token: str, job_spec: dict[str, Any], workers: int) -> Hello:
+    """Check that a peer has the token and the same job; return its introduction.
+
+    The peer then waits for `Accepted` or `End`. Before it has proved that it has the token it may send only short
+    messages, and this process sends it nothing about the job.
 
     Args:
-        line: to it; its next text is expected to be the answer.
-        token: of the job.
-        agreement: what all processes have to agree on.
-        processes: how many numbers there are.
+        connection: connection to the peer.
+        token: token of the job.
+        job_spec: settings that must be equal on all processes.
+        workers: numbers that a peer can have, from 0.
 
     Raises:
-        Refused: it may not take part.
-        ValueError: it does not say who it is.
+        JoinRejected: the peer may not take part.
+        ValueError: the peer sends another message than expected.
     """
-    challenge = secrets.token_hex(32)
-    line.tell({"challenge": challenge})
-    claim = line.receive()
-    if not isinstance(claim, dict) or not _is_proved(claim.get("proof"), token, "worker", challenge):
-        line.tell({"refused": WRONG_TOKEN})
-        raise JoinRejected(WRONG_TOKEN, is_ours=False)
-    line.trust()
-    line.tell({"proof": _proof(token, "server", str(claim.get("challenge")))})
-    hello = line.receive()
-    if not isinstance(hello, dict):
-        raise ValueError("it does not say who it is")
-    reason = _what_is_wrong(hello, agreement, processes)
+    nonce = secrets.token_hex(32)
+    connection.send(Challenge(nonce))
+    proof = connection.recv()
+    if not isinstance(proof, Proof) or not _is_signed(proof.digest, token, "worker", nonce):
+        connection.send(Rejected(WRONG_TOKEN))
+        raise JoinRejected(WRONG_TOKEN, has_token=False)
+    connection.lift_size_limit()
+    connection.send(Proof(_digest(token, "server", proof.nonce)))
+    hello = connection.recv()
+    if not isinstance(hello, Hello):
+        raise ValueError(f"expected Hello, received {type(hello).__name__}")
+    reason = _difference(hello, job_spec, workers)
     if reason:
-        line.tell({"refused": reason})
-        raise JoinRejected(reason, is_ours=True)
+        connection.send(Rejected(reason))
+        raise JoinRejected(reason, has_token=True)
     return hello
 
 
-def _what_is_wrong(hello: dict[str, Any], agreement: dict[str, Any], processes: int) -> str:
+def _difference(hello: Hello, job_spec: dict[str, Any], workers: int) -> str:
     """Return why a process of this job may not take part, empty if it may."""
-    found = _disagreements(agreement, hello["agreement"])
+    found = _changes(job_spec, hello.job_spec)
     if found:
-        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-        advice = TO_JOIN if agreement.get(WORLD_SIZE) != hello["agreement"].get(WORLD_SIZE) else ""
-        differing = f"{hello['name']} differs from rank 0: {'; '.join(found[:SHOWN])}{more}"
-        return f"{differing}: {advice or SAME_FOR_ALL}"
-    if hello["worker"] not in range(processes):
-        return f"{hello['name']}: there is no worker {hello['worker']}, only 0 to {processes - 1}; {TO_JOIN}"
+        more = f" and {len(found) - MAX_DIFFERENCES} more" if len(found) > MAX_DIFFERENCES else ""
+        advice = TO_JOIN if job_spec.get(WORLD_SIZE) != hello.job_spec.get(WORLD_SIZE) else SAME_FOR_ALL
+        return f"{hello.name} differs from rank 0: {'; '.join(found[:MAX_DIFFERENCES])}{more}: {advice}"
+    if hello.worker not in range(workers):
+        return f"{hello.name}: there is no worker {hello.worker}, only 0 to {workers - 1}; {TO_JOIN}"
     return ""
 
 
-def apply_for(line: Connection, token: str, hello: dict[str, Any]) -> None:
-    """Prove to rank 0 that this process knows the token, see it prove the same, and hear whether one may take part.
+def authenticate_self(connection: Connection, token: str, hello: Hello) -> None:
+    """Prove to a server that this process has the token, check that the server has it, and join.
 
     Args:
-        line: to rank 0.
-        token: of the job.
-        hello: what it is told then: name, worker, agreement.
+        connection: connection to the server.
+        token: token of the job.
+        hello: introduction of this process, sent after both proofs.
 
     Raises:
-        UsageError: one may not take part.
-        RunError: whoever answers there does not know the token either.
-        RunOver: the run has ended.
+        UsageError: the server rejects this process.
+        RunError: the server does not have the token.
+        RunFinished: the run has ended.
     """
-    asked = _receive(line)
-    challenge = secrets.token_hex(32)
-    line.tell({"proof": _proof(token, "worker", str(asked.get("challenge"))), "challenge": challenge})
-    answer = _receive(line)
-    if answer.get("refused") == WRONG_TOKEN:
-        raise UsageError("rank 0 has another token; set PACELINE_TOKEN to the same on every host")
-    if not _is_proved(answer.get("proof"), token, "server", challenge):
-        raise RunError("what answers in the place of rank 0 does not know the token of this job")
-    line.trust()
-    line.tell(hello)
-    answer = _receive(line)
-    if "refused" in answer:
-        raise UsageError(str(answer["refused"]))
-    if "end" in answer:
-        raise RunOver(answer["end"])
+    challenge = _expect(Challenge, connection.recv())
+    nonce = secrets.token_hex(32)
+    connection.send(Proof(_digest(token, "worker", challenge.nonce), nonce))
+    answer = connection.recv()
+    if isinstance(answer, Rejected):
+        raise UsageError("rank 0 has another token; set PACELINE_TOKEN to the same value on every host")
+    if not _is_signed(_expect(Proof, answer).digest, token, "server", nonce):
+        raise RunError("the process at the address of rank 0 does not have the token of this job")
+    connection.lift_size_limit()
+    connection.send(hello)
+    match connection.recv():
+        case Rejected(reason):
+            raise UsageError(reason)
+        case End() as end:
+            raise RunFinished(end)
+        case answer:
+            _expect(Accepted, answer)
 
 
-def notice_of_end(end: dict[str, Any], token: str) -> str:
-    """Return the end of a run as text, with a proof that its sender knows the token."""
-    text = json.dumps(end)
-    return json.dumps({"end": text, "proof": _proof(token, "end", text)})
+def sign_end(end: End, token: str) -> str:
+    """Return the end of a run as text, with a proof that its sender has the token."""
+    text = msgspec.json.encode(end).decode()
+    return msgspec.json.encode(SignedEnd(text, _digest(token, "end", text))).decode()
 
 
-def check_notice(notice: str, token: str) -> None:
-    """Read a text that may be a notice of the end.
+def check_signed_end(text: str, token: str) -> None:
+    """Read a text that may be the end of the run.
 
     Raises:
-        RunOver: it is one, by a process that knows the token.
+        RunFinished: the text is one, by a process that has the token.
     """
-    try:
-        told = json.loads(notice)
-        text, proof = told["end"], told["proof"]
-    except (ValueError, KeyError, TypeError):
-        return
-    if isinstance(text, str) and _is_proved(proof, token, "end", text):
-        raise RunOver(json.loads(text))
+    with suppress(msgspec.DecodeError):
+        signed = msgspec.json.decode(text, type=SignedEnd)
+        if _is_signed(signed.digest, token, "end", signed.end):
+            raise RunFinished(msgspec.json.decode(signed.end, type=End))
 
 
-def _disagreements(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """Return in words what is not the same; of plans that have other names, not their insides too."""
+def _changes(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """Return the differences; for plans with different names, only the names."""
     plain = [{name: value for name, value in each.items() if name != "plan"} for each in (ours, theirs)]
     return changes(*plain) or changes(ours, theirs)
 
 
-def _receive(line: Connection) -> dict[str, Any]:
-    text = line.receive()
-    if not isinstance(text, dict):
-        raise RunError("what answers in the place of rank 0 is no server of paceline")
-    return text
+def _expect(kind: type[M], message: object) -> M:
+    if not isinstance(message, kind):
+        raise RunError("the process at the address of rank 0 is no server of paceline")
+    return message
 
 
-def _proof(token: str, who: str, challenge: str) -> str:
-    return hmac.digest(token.encode(), f"{who} {challenge}".encode(), "sha256").hex()
+def _digest(token: str, role: str, nonce: str) -> str:
+    return hmac.digest(token.encode(), f"{role} {nonce}".encode(), "sha256").hex()
 
 
-def _is_proved(given: object, token: str, who: str, challenge: str) -> bool:
-    return isinstance(given, str) and hmac.compare_digest(given, _proof(token, who, challenge))
+def _is_signed(digest: str, token: str, role: str, nonce: str) -> bool:
+    return hmac.compare_digest(digest.encode(), _digest(token, role, nonce).encode())

@@ -1,4 +1,4 @@
-"""Processes that rank 0 starts beside itself, by its own command: a worker, and one that evaluates."""
+"""Sidecar processes that a rank starts with its own command: a worker, an evaluator or a shard server."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from contextlib import suppress
 from paceline.clusters.launch_env import ASSISTANT
 from paceline.errors import RunError
 
-GRACE_S = 5.0
+STOP_TIMEOUT_S = 5.0
 
 
 class SidecarProcess:
-    """The script of rank 0 once more, where `pl.train` serves as a worker and ends with the run.
+    """Second process of a rank's script, in which `pl.train` serves as a worker and returns with the run.
 
-    What it prints to its standard output is dropped: rank 0 says the same.
+    Its standard output is dropped, because the rank prints the same.
 
     Args:
-        worker: its number.
+        worker: number of the worker that the process is.
     """
 
     def __init__(self, worker: int) -> None:
@@ -29,18 +29,18 @@ class SidecarProcess:
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
     def check(self) -> None:
-        """Raise a RunError if it has ended before it took part."""
+        """Raise a RunError if the process has ended before it took part."""
         status = self._process.poll()
         if status is not None:
-            raise RunError(f"worker {self._worker}, beside rank 0, ended with status {status} before it took part")
+            raise RunError(f"worker {self._worker}, beside rank 0, exited with status {status} before it took part")
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """Send SIGKILL."""
         self._process.kill()
 
-    def end(self) -> None:
-        """Wait for its end, and make one if need be."""
+    def stop(self) -> None:
+        """Wait for the process to exit; kill it after a timeout."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(GRACE_S)
+            self._process.wait(STOP_TIMEOUT_S)
         self._process.kill()
         self._process.wait()

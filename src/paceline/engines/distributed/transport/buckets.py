@@ -1,4 +1,4 @@
-"""Pieces of what travels, so that a gradient begins to leave before its last layer has been reached."""
+"""Gradient buckets: ranges of a gradient that are sent while the backward pass still computes the others."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor
 
 from paceline.server.flat_buffers import ALIGNMENT_BYTES
 
-PIECE_BYTES = 1 << 21
-MOST = 48  # pieces: a set of them is a whole number that float64 holds
+BUCKET_BYTES = 1 << 21
+MAX_BUCKETS = 48  # a set of them is an integer that float64 holds
 
 
 class Bucket(NamedTuple):
-    """A contiguous range of the bytes that travel.
+    """Contiguous range of the bytes on the wire.
 
     Attributes:
         start: first byte.
-        stop: the one after the last.
+        stop: byte after the last one.
 
-    >>> Bucket(0, 100).common(Bucket(64, 128))
+    >>> Bucket(0, 100).intersection(Bucket(64, 128))
     Bucket(start=64, stop=100)
     """
 
@@ -29,89 +29,90 @@ class Bucket(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How many; none or fewer where two pieces have nothing in common."""
+        """Number of bytes; zero or negative for the intersection of two disjoint buckets."""
         return self.stop - self.start
 
-    def common(self, other: Bucket) -> Bucket:
-        """Return what two pieces have in common."""
+    def intersection(self, other: Bucket) -> Bucket:
+        """Return the bytes in both buckets."""
         return Bucket(max(self.start, other.start), min(self.stop, other.stop))
 
     def of(self, memory: Tensor) -> Tensor:
-        """Return these bytes of everything that travels, uint8 [nbytes]."""
+        """Return the bucket's part of the wire memory, uint8 [nbytes]."""
         return memory[self.start : self.stop]
 
 
-def cut(gradient_nbytes: int, nbytes: int, piece_nbytes: int = PIECE_BYTES) -> list[Bucket]:
-    """Return the pieces of a vector in the order in which a backward pass finishes them: from its end.
+def make_buckets(gradient_nbytes: int, nbytes: int, bucket_nbytes: int = BUCKET_BYTES) -> list[Bucket]:
+    """Return the buckets of a vector in the order in which a backward pass completes them: from its end.
 
-    Less than two pieces' worth goes as one. Otherwise the changes of the buffers, known last, are a piece of their own.
+    A vector of less than two buckets is one bucket. Otherwise the buffers, whose changes are known last, have a bucket
+    of their own.
 
     Args:
-        gradient_nbytes: of the gradient, where the buffers begin; a multiple of 64.
-        nbytes: of everything that travels.
-        piece_nbytes: of a piece, about; more if there would be too many.
+        gradient_nbytes: bytes of the gradient, after which the buffers begin; a multiple of 64.
+        nbytes: bytes of gradient and buffers.
+        bucket_nbytes: approximate bytes of a bucket; larger if there would be more than `MAX_BUCKETS`.
 
-    >>> cut(256, 300, piece_nbytes=100)
+    >>> make_buckets(256, 300, bucket_nbytes=100)
     [Bucket(start=128, stop=256), Bucket(start=0, stop=128), Bucket(start=256, stop=300)]
     """
-    count = min(MOST - 1, gradient_nbytes // piece_nbytes)
+    count = min(MAX_BUCKETS - 1, gradient_nbytes // bucket_nbytes)
     if count < 2:
         return [Bucket(0, nbytes)]
     words = gradient_nbytes // ALIGNMENT_BYTES
     ends = [words * i // count * ALIGNMENT_BYTES for i in range(count)] + [gradient_nbytes]
-    pieces = [Bucket(ends[i], ends[i + 1]) for i in reversed(range(count))]
-    return [*pieces, Bucket(gradient_nbytes, nbytes)] if nbytes > gradient_nbytes else pieces
+    buckets = [Bucket(ends[i], ends[i + 1]) for i in reversed(range(count))]
+    return [*buckets, Bucket(gradient_nbytes, nbytes)] if nbytes > gradient_nbytes else buckets
 
 
-def as_number(pieces: set[int]) -> int:
-    """Return a set of pieces as a number with a bit for each.
+def to_bitmask(buckets: set[int]) -> int:
+    """Return a set of bucket numbers as an integer with one bit for each.
 
-    >>> as_number({0, 3}), list(from_number(9))
+    >>> to_bitmask({0, 3}), list(from_bitmask(9))
     (9, [0, 3])
     """
-    return sum(1 << each for each in pieces)
+    return sum(1 << each for each in buckets)
 
 
-def from_number(number: int) -> Iterator[int]:
-    """Yield the pieces of a set."""
-    return (each for each in range(number.bit_length()) if number >> each & 1)
+def from_bitmask(mask: int) -> Iterator[int]:
+    """Yield the bucket numbers of a set."""
+    return (each for each in range(mask.bit_length()) if mask >> each & 1)
 
 
 class BucketSender:
-    """Sends the pieces of each gradient as soon as all parameters in them have been accumulated.
+    """Sender of the buckets of each gradient, each as soon as all its parameters have accumulated their gradients.
 
-    Most are accumulated once in a backward pass. Where one is accumulated again after its piece has gone (tied weights
-    in reentrant checkpoints), the piece goes a second time at the end, and from then on only at the end.
+    Most parameters accumulate once in a backward pass. If one accumulates again after its bucket was sent (tied
+    weights in reentrant checkpoints), the bucket is sent a second time at the end, and from then on only at the end.
 
     Args:
-        pieces: of what travels; one with something else than parameters in it holds none of them, or is the only one.
-        places: of each parameter in what travels.
-        send: packs and sends a piece, given its number.
+        buckets: buckets of the vector; one that also holds buffers holds no parameters, or is the only one.
+        ranges: range of each parameter in the vector.
+        send: function that packs and sends the bucket of a number.
 
     Attributes:
-        gone: the pieces that have been sent.
+        sent: numbers of the buckets that have been sent.
     """
 
-    def __init__(self, pieces: Sequence[Bucket], places: Sequence[Bucket], send: Callable[[int], None]) -> None:
-        touched = [[n for n, piece in enumerate(pieces) if piece.common(place).nbytes > 0] for place in places]
-        self._touched = touched  # pieces, by parameter
-        self._members = [sum(number in each for each in touched) for number in range(len(pieces))]
+    def __init__(self, buckets: Sequence[Bucket], ranges: Sequence[Bucket], send: Callable[[int], None]) -> None:
+        touched = [[n for n, bucket in enumerate(buckets) if bucket.intersection(each).nbytes > 0] for each in ranges]
+        self._touched = touched  # buckets, by parameter
+        self._members = [sum(number in each for each in touched) for number in range(len(buckets))]
         self._send = send
-        self._late = set() if len(pieces) > 1 else {0}  # only at the end
+        self._late = set() if len(buckets) > 1 else {0}  # sent only at the end
         self.begin()
 
     def begin(self) -> None:
-        """Get ready for another gradient."""
+        """Start a new gradient."""
         self._missing = list(self._members)
         self._accumulated: set[int] = set()
-        self._spoilt: set[int] = set()
-        self.gone: set[int] = set()
+        self._outdated: set[int] = set()
+        self.sent: set[int] = set()
 
-    def accumulated(self, parameter: int) -> None:
-        """Take note of a parameter, and send every piece that is complete with it."""
+    def on_accumulated(self, parameter: int) -> None:
+        """Record that a parameter has accumulated its gradient, and send each bucket that is now complete."""
         touched = self._touched[parameter]
         if parameter in self._accumulated:
-            self._spoilt |= self.gone.intersection(touched)
+            self._outdated |= self.sent.intersection(touched)
             self._late.update(touched)
             return
         self._accumulated.add(parameter)
@@ -119,8 +120,8 @@ class BucketSender:
             self._missing[number] -= 1
             if not self._missing[number] and number not in self._late:
                 self._send(number)
-                self.gone.add(number)
+                self.sent.add(number)
 
-    def rest(self) -> tuple[list[int], set[int]]:
-        """Return the pieces that are still to be sent, and those that are to be sent a second time."""
-        return [n for n in range(len(self._members)) if n not in self.gone], self._spoilt
+    def remaining(self) -> tuple[list[int], set[int]]:
+        """Return the buckets that have not been sent, and those that must be sent a second time."""
+        return [n for n in range(len(self._members)) if n not in self.sent], self._outdated

@@ -1,300 +1,301 @@
-"""A line between two processes: a process group of two, on gloo, so that its end concerns nobody else."""
+"""Connection between two processes: a gloo process group of two, so that its end affects no other process."""
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, distributed
 
-from paceline.engines.distributed.transport.keepalive import end_when_silent, published, sockets
-from paceline.engines.distributed.transport.messages import Message, Text, decode, encode, header
+from paceline.engines.distributed.transport import headers, messages
+from paceline.engines.distributed.transport.headers import ControlHeader, DataMessage
+from paceline.engines.distributed.transport.keepalive import open_sockets, published_addresses, set_keepalive_timeout
+from paceline.engines.distributed.transport.messages import ControlMessage, ControlStruct, StateMessage
 
 dist: Any = distributed  # it does not export the types of all its names
+Message = DataMessage | ControlMessage
 
 CONNECT_TIMEOUT = timedelta(seconds=20)
-FOREVER = timedelta(days=365)  # gloo closes a pair on which a receive has taken too long
-AT_ONCE = timedelta(milliseconds=1)
-HEADERS, CONTENTS, NOTHING, END_OF_CONTENTS, END_OF_PIECES = 1, 2, 3, 4, 5  # tags
-PIECES = 6  # and those after it, one for each
-TENSORS = "tensors"  # key of a text that has some beside it
-SHORT_BYTES = 1 << 10  # what may be said before anybody knows who says it
-LONG_BYTES = 1 << 26  # and afterwards
-AHEAD = 3  # messages expected: as many as an answer mostly has, and one more, so that somebody always waits
+NO_TIMEOUT = timedelta(days=365)  # gloo closes a pair on which a receive has timed out
+IMMEDIATELY = timedelta(milliseconds=1)
+HEADER_TAG, CONTENT_TAG, PROBE_TAG, END_OF_CONTENT_TAG, END_OF_BUCKETS_TAG = 1, 2, 3, 4, 5
+BUCKET_TAG = 6  # and the next ones, one for each bucket
+UNAUTHENTICATED_BYTES = 1 << 10  # longest control message of a peer that is not authenticated
+AUTHENTICATED_BYTES = 1 << 26
+POSTED_HEADERS = 3  # receives posted ahead: most answers are at most two messages, and one receive stays posted
 
 
-class ConnectionLost(Exception):  # noqa: N818  # a line ends with every run
-    """A line is at its end, or what came over it is no message."""
+class ConnectionLost(Exception):  # noqa: N818  # every connection ends with the run
+    """The connection has ended, or invalid data arrived over it."""
 
 
 @contextmanager
-def saying_when_broken() -> Iterator[None]:
-    """Raise Broken where gloo raises whatever it does."""
+def raising_connection_lost() -> Iterator[None]:
+    """Raise ConnectionLost where gloo raises any error."""
     try:
         yield
-    except RuntimeError as error:  # of whatever kind torch raises
-        raise ConnectionLost(summarize_value(str(error))) from error
+    except RuntimeError as error:  # torch raises several subclasses
+        raise ConnectionLost(shorten(str(error))) from error
 
 
-def gloo(store: Any, place: int, size: int, device: Any, timeout: timedelta = CONNECT_TIMEOUT, threads: int = 1) -> Any:
+def gloo_group(
+    store: Any, rank: int, size: int, device: Any, timeout: timedelta = CONNECT_TIMEOUT, threads: int = 1
+) -> Any:
     """Return a process group on gloo.
 
     Args:
-        store: where its processes find each other, and nobody else.
-        place: of this process, from 0.
-        size: how many they are.
-        device: of gloo, on the address of this host.
-        timeout: of each thing that another process has to do for it.
-        threads: that work on what is begun.
+        store: store in which exactly the processes of the group meet.
+        rank: rank of this process in the group, from 0.
+        size: number of processes.
+        device: gloo device on the address of this host.
+        timeout: longest wait for each action of another process.
+        threads: threads that carry out the operations.
 
     Raises:
-        RuntimeError: somebody did not come.
+        RuntimeError: a process did not connect.
     """
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timeout
     options._devices = [device]
     options._threads = threads
-    return dist.ProcessGroupGloo(store, place, size, options)
+    return dist.ProcessGroupGloo(store, rank, size, options)
 
 
-def end_pair(group: Any, other: int) -> None:
-    """End what connects two processes of a group at once, whoever waits on it, on both sides; from any thread."""
-    with suppress(RuntimeError):  # gloo ends a pair on which a wait has timed out, and in no other way
-        expect_nothing(group, other).wait(AT_ONCE)
+def disconnect_pair(group: Any, peer: int) -> None:
+    """Close the connection to one process of a group now; pending operations fail on both sides. Thread-safe."""
+    with suppress(RuntimeError):  # gloo closes a pair on which a wait has timed out, and in no other way
+        post_probe(group, peer).wait(IMMEDIATELY)
 
 
-def expect_nothing(group: Any, other: int) -> Any:
-    """Expect what never comes from another process of a group.
+def post_probe(group: Any, peer: int) -> Any:
+    """Post a receive that no process answers.
 
     Raises:
-        RuntimeError: the two are not connected any more.
+        RuntimeError: the two processes are no longer connected.
     """
-    return group.recv([torch.zeros(1)], other, NOTHING)
+    return group.recv([torch.zeros(1)], peer, PROBE_TAG)
 
 
 class Connection:
-    """Sends to and receives from one other process.
+    """Connection to one other process.
 
-    Any thread may send; one thread receives. What is sent stays as it is until the other side has answered.
+    Any thread may send; one thread receives. Memory that is sent must not change until the other side has answered.
 
-    Receives are posted before something is sent, for the answer, and when something has come only if nothing else is
-    expected. For gloo tells the other side of each, and if a thread is not quite through with sending there, gloo's own
-    turns in circles until it is, on a core that the first may need.
+    Receives are posted before something is sent, for its answer. After a message has arrived they are posted only
+    if no other receive is. gloo notifies the other side of each receive. If a thread is still sending there, the
+    gloo thread spins until it has finished, on a core that the sender may need.
 
-    Behind contents and pieces comes an end, of no bytes, which is waited for first. For of the end of the line gloo
-    tells nobody who has received a part of a message; and of nothing there is no part.
+    An empty message follows each content and each set of buckets, and is awaited first. gloo does not report the end
+    of a connection to a receiver that has part of a message; an empty message has no parts.
 
     Args:
-        store: where the two find each other, a client of its own.
-        key: that only these two use.
-        side: 0 for the server, 1 for the worker.
-        device: of gloo, on the address of this host.
-        silence_s: seconds after which a host that does not answer any more is taken for gone, and the line ends.
+        store: store in which the two processes meet; a client of its own.
+        key: key in the store that only these two use.
+        side: 0 for the server, 1 for the peer that connects to it.
+        device: gloo device on the address of this host.
+        keepalive_timeout_s: seconds without any answer from the other host after which the connection ends, >= 1.
 
     Raises:
-        Broken: the other one did not come.
+        ConnectionLost: the other process did not connect.
     """
 
-    def __init__(self, store: Any, key: str, side: int, device: Any, silence_s: float) -> None:
+    def __init__(self, store: Any, key: str, side: int, device: Any, keepalive_timeout_s: float) -> None:
         store = dist.PrefixStore(key, store)
-        before = sockets()
-        with saying_when_broken():
-            self._group = gloo(store, side, 2, device)
-            end_when_silent(before, silence_s, published(store, 2))
-        self._other = 1 - side
-        self._sending: list[tuple[Any, Tensor]] = []  # gloo neither waits for itself nor keeps the memory
-        self._answerable = 0  # of them, up to the last one that will be answered
-        self._lock = threading.Lock()
-        self._posting = threading.Lock()
-        self._headers: deque[tuple[Any, Tensor]] = deque()  # expected
-        self._rooms: list[Tensor] = []  # of pieces
-        self._arriving: list[Any] = []  # None where the room is not ready
-        self._end_of_pieces: Any = None
-        self._longest_text = SHORT_BYTES
+        before = open_sockets()
+        with raising_connection_lost():
+            self._group = gloo_group(store, side, 2, device)
+            set_keepalive_timeout(before, keepalive_timeout_s, published_addresses(store, 2))
+        self._peer = 1 - side
+        self._sending: list[tuple[Any, Tensor]] = []  # gloo does not keep the memory alive
+        self._answerable = 0  # how many of them the next answer confirms
+        self._send_lock = threading.Lock()
+        self._post_lock = threading.Lock()
+        self._posted_headers: deque[tuple[Any, Tensor]] = deque()
+        self._buffers: list[Tensor] = []  # of buckets
+        self._posted_buckets: list[Any] = []  # None where no receive is posted
+        self._end_of_buckets: Any = None
+        self._max_bytes = UNAUTHENTICATED_BYTES
 
-    def trust(self) -> None:
-        """Let long texts come, and such with tensors: it is known who says them."""
-        self._longest_text = LONG_BYTES
+    def lift_size_limit(self) -> None:
+        """Allow long control messages, and those with tensors: the peer is authenticated."""
+        self._max_bytes = AUTHENTICATED_BYTES
+
+    # --- sending ------------------------------------------------------------------------------------------
 
     def send(
         self,
         message: Message,
         contents: Sequence[Tensor] = (),
         *,
-        pieces: Sequence[tuple[int, Tensor]] | None = None,
+        buckets: Sequence[tuple[int, Tensor]] | None = None,
         will_be_answered: bool = False,
     ) -> None:
-        """Begin to send a message and what follows it; that the line is broken, the next receive tells.
+        """Start to send a message and the tensors that follow it; the next `recv` reports a lost connection.
 
         Args:
-            message: to send.
-            contents: that follow it.
-            pieces: the last ones that belong to it, numbered: their rooms are ready at the other side.
-            will_be_answered: whether there will be an answer, from which it is known that all of it has come.
+            message: message to send.
+            contents: tensors that follow it.
+            buckets: last numbered buckets that belong to it; the other side has posted receives for them.
+            will_be_answered: whether an answer will come, which confirms that everything has been received.
         """
-        with self._lock, suppress(RuntimeError):
-            self._get_ready()
-            self._begin(encode(message), HEADERS)
-            for number, piece in pieces or ():
-                self._begin(piece, PIECES + number)
-            if pieces is not None:
-                self._begin(_nothing(), END_OF_PIECES)
+        header: DataMessage
+        if isinstance(message, ControlStruct):
+            content, tensors = messages.encode(message)
+            header = ControlHeader(content.numel())
+            contents = [content, *(as_bytes(each) for each in tensors if each.numel()), *contents]
+        else:
+            header = message
+        with self._send_lock, suppress(RuntimeError):
+            self._post_receives()
+            self._start_send(headers.encode(header), HEADER_TAG)
+            for number, bucket in buckets or ():
+                self._start_send(bucket, BUCKET_TAG + number)
+            if buckets is not None:
+                self._start_send(_empty(), END_OF_BUCKETS_TAG)
             for each in contents:
-                self._begin(each, CONTENTS)
-                self._begin(_nothing(), END_OF_CONTENTS)
+                self._start_send(each, CONTENT_TAG)
+                self._start_send(_empty(), END_OF_CONTENT_TAG)
             if will_be_answered:
                 self._answerable = len(self._sending)
 
-    def send_piece(self, number: int, piece: Tensor) -> None:
-        """Begin to send a piece, to which a message that will be answered comes later."""
-        with self._lock, suppress(RuntimeError):
-            self._begin(piece, PIECES + number)
+    def send_bucket(self, number: int, bucket: Tensor) -> None:
+        """Start to send a bucket whose message, which will be answered, follows later."""
+        with self._send_lock, suppress(RuntimeError):
+            self._start_send(bucket, BUCKET_TAG + number)
 
-    def tell(
-        self, text: dict[str, Any], tensors: Mapping[str, Tensor] | None = None, *, will_be_answered: bool = False
-    ) -> None:
-        """Begin to send a text, with tensors by name if there are some."""
-        if tensors is not None:
-            text = {**text, TENSORS: {name: describe(tensor) for name, tensor in tensors.items()}}
-        content = torch.frombuffer(bytearray(json.dumps(text).encode()), dtype=torch.uint8)
-        beside = [bytes_of(tensor) for tensor in (tensors or {}).values() if tensor.numel()]
-        self.send(Text(content.numel()), [content, *beside], will_be_answered=will_be_answered)
+    def release_sent(self) -> None:
+        """Release the memory of everything up to the message whose answer has arrived.
 
-    def settle(self) -> None:
-        """Let go of everything up to the message whose answer has come.
-
-        A send that the other side has received is done; one that the end of the line has overtaken may be waited
-        for in vain, with gloo.
+        A send that the other side has received completes. Waiting for one that the end of the connection has
+        overtaken could take forever with gloo.
         """
-        with self._lock:
+        with self._send_lock:
             done, self._sending = self._sending[: self._answerable], self._sending[self._answerable :]
             self._answerable = 0
         for work, _ in done:
-            with saying_when_broken():
-                work.wait(FOREVER)
+            with raising_connection_lost():
+                work.wait(NO_TIMEOUT)
 
-    def receive(self) -> Message | dict[str, Any]:
-        """Wait for a message, or a text.
+    # --- receiving ----------------------------------------------------------------------------------------
+
+    def recv(self) -> Message:
+        """Wait for a message.
 
         Raises:
-            Broken: there will be none, or what came is none.
+            ConnectionLost: the connection has ended, or the message is invalid.
         """
-        with saying_when_broken():
-            with self._posting:
-                if not self._headers:
-                    self._expect_header()
-                arriving, numbers = self._headers.popleft()
-            arriving.wait(FOREVER)
+        with raising_connection_lost():
+            with self._post_lock:
+                if not self._posted_headers:
+                    self._post_header()
+                arriving, numbers = self._posted_headers.popleft()
+            arriving.wait(NO_TIMEOUT)
         try:
-            message = decode(numbers)
-            return self._text(message) if isinstance(message, Text) else message
+            header = headers.decode(numbers)
+            return self._recv_control(header) if isinstance(header, ControlHeader) else header
         except ValueError as error:
-            raise ConnectionLost(f"what came is no message: {error}") from error
+            raise ConnectionLost(f"invalid message: {error}") from error
 
-    def receive_into(self, contents: Tensor) -> None:
-        """Wait for what follows a message."""
-        with saying_when_broken():
-            arriving = self._group.recv([contents], self._other, CONTENTS)
-            self._group.recv([_nothing()], self._other, END_OF_CONTENTS).wait(FOREVER)
-            arriving.wait(FOREVER)
+    def recv_into(self, contents: Tensor) -> None:
+        """Wait for a tensor that follows a message."""
+        with raising_connection_lost():
+            arriving = self._group.recv([contents], self._peer, CONTENT_TAG)
+            self._group.recv([_empty()], self._peer, END_OF_CONTENT_TAG).wait(NO_TIMEOUT)
+            arriving.wait(NO_TIMEOUT)
 
-    def make_rooms(self, rooms: Sequence[Tensor]) -> None:
-        """Let numbered pieces come into this memory whenever the other side sends them: they wait for no answer then.
+    def post_buckets(self, buffers: Sequence[Tensor]) -> None:
+        """Post receives for numbered buckets into this memory, so that they need not wait for an answer.
 
-        It sends them only when their rooms are free, which it knows from what was said before.
+        The other side sends a bucket only when its buffer is free, which follows from earlier messages.
         """
-        with saying_when_broken(), self._posting:
-            self._rooms = list(rooms)
-            self._arriving = [None] * len(rooms)
-            self._expect_pieces()
+        with raising_connection_lost(), self._post_lock:
+            self._buffers = list(buffers)
+            self._posted_buckets = [None] * len(buffers)
+            self._post_missing_buckets()
 
-    def receive_pieces(self, numbers: Iterable[int]) -> None:
-        """Wait until the pieces of a message are in their rooms, which may be written again once something is sent."""
-        with saying_when_broken():
-            with self._posting:
-                if self._end_of_pieces is None:
-                    self._expect_pieces()
-                end, self._end_of_pieces = self._end_of_pieces, None
-            end.wait(FOREVER)
-        self.receive_early_pieces(numbers)
+    def recv_buckets(self, numbers: Iterable[int]) -> None:
+        """Wait until the buckets of a message are in their buffers, which are reused after the next `send`."""
+        with raising_connection_lost():
+            with self._post_lock:
+                if self._end_of_buckets is None:
+                    self._post_missing_buckets()
+                end, self._end_of_buckets = self._end_of_buckets, None
+            end.wait(NO_TIMEOUT)
+        self.recv_early_buckets(numbers)
 
-    def receive_early_pieces(self, numbers: Iterable[int]) -> None:
-        """Wait likewise for pieces that have come before a message; there may be others."""
+    def recv_early_buckets(self, numbers: Iterable[int]) -> None:
+        """Wait for buckets that were sent before their message; there may be others."""
         for number in numbers:
-            if number >= len(self._rooms):
-                raise ConnectionLost(f"there is no piece {number}")
-            with saying_when_broken():
-                with self._posting:
-                    arriving, self._arriving[number] = self._arriving[number] or self._expect(number), None
-                arriving.wait(FOREVER)
+            if number >= len(self._buffers):
+                raise ConnectionLost(f"invalid bucket {number}")
+            with raising_connection_lost():
+                with self._post_lock:
+                    arriving = self._posted_buckets[number] or self._post_bucket(number)
+                    self._posted_buckets[number] = None
+                arriving.wait(NO_TIMEOUT)
 
     def close(self) -> None:
-        """End the line at once, whoever waits on it, on both sides."""
-        end_pair(self._group, self._other)
+        """Close the connection now; pending operations fail on both sides."""
+        disconnect_pair(self._group, self._peer)
 
-    def _text(self, message: Text) -> dict[str, Any]:
-        if not 0 < message.nbytes <= self._longest_text:
-            raise ValueError(f"a text of {message.nbytes} bytes")
-        content = torch.zeros(message.nbytes, dtype=torch.uint8)
-        self.receive_into(content)
-        text = json.loads(content.numpy().tobytes())
-        if not isinstance(text, dict):
-            raise ValueError("a text that is no object")
-        if self._longest_text > SHORT_BYTES and TENSORS in text:
-            text[TENSORS] = {name: self._tensor(*described) for name, described in text[TENSORS].items()}
-        return text
+    def _recv_control(self, header: ControlHeader) -> ControlMessage:
+        if not 0 < header.nbytes <= self._max_bytes:
+            raise ValueError(f"control message of {header.nbytes} bytes")
+        content = torch.zeros(header.nbytes, dtype=torch.uint8)
+        self.recv_into(content)
+        message = messages.decode(content)
+        if isinstance(message, StateMessage):
+            if self._max_bytes == UNAUTHENTICATED_BYTES:
+                raise ValueError("tensors of an unauthenticated peer")
+            tensors = {name: self._recv_tensor(*described) for name, described in message.tensors.items()}
+            return msgspec.structs.replace(message, tensors=tensors)
+        return message
 
-    def _tensor(self, dtype: str, shape: list[int]) -> Tensor:
+    def _recv_tensor(self, dtype: str, shape: list[int]) -> Tensor:
         tensor = torch.zeros(shape, dtype=getattr(torch, dtype))
         if tensor.numel():
-            self.receive_into(bytes_of(tensor))
+            self.recv_into(as_bytes(tensor))
         return tensor
 
-    def _get_ready(self) -> None:
-        """Expect what the other side will say when it has heard what is sent now."""
-        with self._posting:
-            while len(self._headers) < AHEAD:
-                self._expect_header()
-            self._expect_pieces()
+    def _post_receives(self) -> None:
+        """Post the receives for the answer to what is sent now."""
+        with self._post_lock:
+            while len(self._posted_headers) < POSTED_HEADERS:
+                self._post_header()
+            self._post_missing_buckets()
 
-    def _expect_header(self) -> None:
-        numbers = header()
-        self._headers.append((self._group.recv([numbers], self._other, HEADERS), numbers))
+    def _post_header(self) -> None:
+        numbers = headers.empty_header()
+        self._posted_headers.append((self._group.recv([numbers], self._peer, HEADER_TAG), numbers))
 
-    def _expect_pieces(self) -> None:
-        """Expect every piece, and behind them their end."""
-        self._arriving = [each or self._expect(number) for number, each in enumerate(self._arriving)]
-        if self._rooms and self._end_of_pieces is None:
-            self._end_of_pieces = self._group.recv([_nothing()], self._other, END_OF_PIECES)
+    def _post_missing_buckets(self) -> None:
+        self._posted_buckets = [each or self._post_bucket(number) for number, each in enumerate(self._posted_buckets)]
+        if self._buffers and self._end_of_buckets is None:
+            self._end_of_buckets = self._group.recv([_empty()], self._peer, END_OF_BUCKETS_TAG)
 
-    def _expect(self, number: int) -> Any:
-        return self._group.recv([self._rooms[number]], self._other, PIECES + number)
+    def _post_bucket(self, number: int) -> Any:
+        return self._group.recv([self._buffers[number]], self._peer, BUCKET_TAG + number)
 
-    def _begin(self, contents: Tensor, tag: int) -> None:
-        self._sending.append((self._group.send([contents], self._other, tag), contents))
-
-
-def describe(tensor: Tensor) -> tuple[str, list[int]]:
-    """Return type and shape of a tensor, as JSON holds them."""
-    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+    def _start_send(self, contents: Tensor, tag: int) -> None:
+        self._sending.append((self._group.send([contents], self._peer, tag), contents))
 
 
-def _nothing() -> Tensor:
+def _empty() -> Tensor:
     return torch.empty(0, dtype=torch.uint8)
 
 
-def bytes_of(tensor: Tensor) -> Tensor:
+def as_bytes(tensor: Tensor) -> Tensor:
     """Return a contiguous tensor as its bytes."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def summarize_value(reason: str) -> str:
-    """Return what gloo says without where in its source it says so, and what else may help."""
-    said = reason.rpartition("] ")[2] if reason.startswith("[/") else reason
-    return said.partition(". This is")[0].partition("\n")[0]
+def shorten(reason: str) -> str:
+    """Return an error message of gloo without its source position and without advice."""
+    text = reason.rpartition("] ")[2] if reason.startswith("[/") else reason
+    return text.partition(". This is")[0].partition("\n")[0]

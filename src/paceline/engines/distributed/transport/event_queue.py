@@ -1,4 +1,4 @@
-"""What threads have to say to the engine, in a queue that a selector can wait for."""
+"""Queue from threads to the engine that a selector can wait for."""
 
 from __future__ import annotations
 
@@ -8,52 +8,52 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
-Told = TypeVar("Told", contravariant=True)
+Item = TypeVar("Item", contravariant=True)
 
 
-class EventSink(Protocol[Told]):
-    """Where something can be told, from any thread."""
+class EventSink(Protocol[Item]):
+    """Destination of events from any thread."""
 
-    def put(self, item: Told, /) -> None:
-        """Add something."""
+    def put(self, item: Item, /) -> None:
+        """Add an event."""
 
 
 class EventQueue(Generic[T]):
-    """A queue with a file descriptor that is readable while something is in it."""
+    """Queue with a file descriptor that is readable while the queue holds an event."""
 
     def __init__(self) -> None:
-        self._waiting: deque[T] = deque()
+        self._items: deque[T] = deque()
         self._reader, self._writer = os.pipe()
 
     def fileno(self) -> int:
-        """Return what to wait for."""
+        """Return the file descriptor to wait for."""
         return self._reader
 
     def put(self, item: T) -> None:
-        """Add something, from any thread."""
-        self._waiting.append(item)
+        """Add an event; thread-safe."""
+        self._items.append(item)
         os.write(self._writer, b"x")
 
     def get(self) -> T:
-        """Take what has waited longest, or wait for something."""
+        """Remove and return the oldest event; wait for one if the queue is empty."""
         os.read(self._reader, 1)
-        return self._waiting.popleft()
+        return self._items.popleft()
 
-    def take(self, is_wanted: Callable[[T], bool]) -> T:
-        """Take the first one that is wanted, or wait for it; all others stay as they are."""
-        passed: list[T] = []
+    def get_first(self, is_wanted: Callable[[T], bool]) -> T:
+        """Remove and return the first event that is wanted, or wait for it; all others stay in their order."""
+        others: list[T] = []
         while not is_wanted(item := self.get()):
-            passed.append(item)
-        self._waiting.extendleft(reversed(passed))
-        os.write(self._writer, b"x" * len(passed))
+            others.append(item)
+        self._items.extendleft(reversed(others))
+        os.write(self._writer, b"x" * len(others))
         return item
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
-        return not self._waiting
+        """Whether the queue holds no event."""
+        return not self._items
 
     def close(self) -> None:
-        """Let go of the descriptors, when no thread is left that puts anything."""
+        """Close the descriptors; no thread may put anything afterwards."""
         os.close(self._reader)
         os.close(self._writer)

@@ -1,285 +1,388 @@
-"""What server and workers say to each other: numbers in a header of fixed size, text as JSON, nothing pickled."""
+"""Control messages: typed structs that processes send each other beside parameters, gradients and sums."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import isnan, nan
-from typing import Any, NamedTuple, get_args, get_type_hints
+from math import nan
+from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
-from paceline.core.events import Accept, Apply, Minibatch
-from paceline.worker.replica import GradientStats
-
-NUMBERS = 16  # in a header
+from paceline.errors import RunError, UsageError
 
 
-class RemoteTask(NamedTuple):
-    """Compute the gradient of a minibatch at a version.
-
-    Attributes:
-        sends_version: whether the version follows; else the worker has it already.
-        run_s: seconds since the run began.
-        shard: of the minibatch; None where the worker draws for itself, and so the next two.
-        checksum: of the version as it travels, in debug mode.
-    """
-
-    draw: int
-    version: int
-    sends_version: bool
-    run_s: float
-    shard: int | None
-    epoch: int | None
-    number: int | None
-    checksum: int | None = None
-
-    @property
-    def minibatch(self) -> Minibatch | None:
-        """Which samples."""
-        return None if self.shard is None else Minibatch(self.shard, self.epoch, self.number)
+class ControlStruct(msgspec.Struct, frozen=True, tag=True):
+    """Base of all control messages; the class name is the tag on the wire."""
 
 
-class Interrupting(NamedTuple):
-    """Abandon your work up to this draw."""
-
-    draw: int
+# --- joining: see `rendezvous.handshake` ------------------------------------------------------------------
 
 
-class RemoteEvaluateTask(NamedTuple):
-    """Measure the version that follows."""
+class Challenge(ControlStruct, frozen=True):
+    """First message of a server: a random number that the peer has to sign with the token."""
 
-    version: int
+    nonce: str
 
 
-class GradientStarted(NamedTuple):
-    """The first piece of a gradient follows, while the others are still being computed.
+class Proof(ControlStruct, frozen=True):
+    """Signature of the other side's nonce, and a nonce for the other side to sign."""
+
+    digest: str
+    nonce: str = ""
+
+
+class Hello(ControlStruct, frozen=True):
+    """Introduction of a process that wants to join.
 
     Attributes:
-        busy_s: from the arrival of the work to this.
+        name: name of the process in messages, with rank, host and process id.
+        worker: number of the worker, of the shard server or, within a node, local rank.
+        job_spec: settings that must be equal on all processes.
+        peer_id: id of this process at rank 0, for servers of other shards; 0 when rank 0 is the receiver.
+        has_own_gpu: whether the process has a GPU that no other process uses.
     """
 
-    draw: int
-    busy_s: float
-
-
-class RemoteTaskDone(NamedTuple):
-    """The gradient of a draw; what of it has not come yet follows.
-
-    Attributes:
-        again: the pieces that come a second time, as a number with a bit for each.
-        busy_s: from the arrival of the work to this.
-        loss: and what comes after it, as in `GradientStats`.
-    """
-
-    draw: int
-    again: int
-    busy_s: float
-    loss: float
-    samples: int
-    squared_norm: float
-    variance: float
-    finite: bool
-    compute_s: float
-
-    @property
-    def measured(self) -> GradientStats:
-        """Scalars of the gradient."""
-        return GradientStats(*self[3:])
-
-
-class RemoteTaskCancelled(NamedTuple):
-    """The work was interrupted; its version is not read any more.
-
-    Attributes:
-        gone: the pieces of its gradient that had been sent, as a number with a bit for each.
-    """
-
-    draw: int
-    gone: int
-
-
-class EndNotice(NamedTuple):
-    """The run is over; the parameters follow, and then a text that says why."""
-
-    version: int
-
-
-class AssignTask(NamedTuple):
-    """Give a worker its work: the slice's part of it.
-
-    Attributes:
-        ticket: of the worker at rank 0.
-        sends_version: whether the worker is sent the version too.
-    """
-
-    ticket: int
-    draw: int
-    version: int
-    sends_version: bool
-
-
-class Evaluating(NamedTuple):
-    """Send the process that evaluates the slice's part of a version."""
-
-    ticket: int
-    version: int
-
-
-class AcceptGradient(NamedTuple):
-    """Take the gradient of a worker into the open update."""
-
+    name: str
     worker: int
-    samples: int
-    step_scale: float
+    job_spec: dict[str, Any]
+    peer_id: int = 0
+    has_own_gpu: bool = False
 
 
-class ApplyUpdate(NamedTuple):
-    """Make an update, as `Apply` says.
+class Accepted(ControlStruct, frozen=True):
+    """The process may take part."""
+
+
+class Rejected(ControlStruct, frozen=True):
+    """The process may not take part."""
+
+    reason: str
+
+
+# --- leaving, failing, ending -----------------------------------------------------------------------------
+
+
+class Leave(ControlStruct, frozen=True):
+    """The sender ends on purpose, for example after SIGTERM; it waits until the receiver closes the connection."""
+
+    reason: str
+
+
+class Failed(ControlStruct, frozen=True):
+    """The sender ends after an error.
 
     Attributes:
-        gradients: how many.
-        elsewhere: whether the version before is still read, so that the next one may not take its place.
-
-    >>> ApplyUpdate.of(Apply(7, (), 0.5, "enough"), elsewhere=True).update == Apply(7, (), 0.5, "")
-    True
+        message: one line; the sender logs the traceback.
+        is_usage: whether the user has to change something.
     """
 
-    version: int
-    gradients: int
-    lr_scale: float
-    measure: bool
-    step_scale: float
-    momentum_limit: float
-    weight_decay_scale: float
-    elsewhere: bool
+    message: str
+    is_usage: bool
 
     @classmethod
-    def of(cls, update: Apply, elsewhere: bool) -> ApplyUpdate:
-        """Return an update as it is told."""
-        numbers = {name: getattr(update, name) for name in _TOLD}
-        return cls(**numbers, gradients=len(update.gradients), elsewhere=elsewhere)
+    def of(cls, error: BaseException) -> Failed:
+        """Return the message about an exception.
+
+        >>> Failed.of(ValueError("no such class")).message
+        'ValueError: no such class'
+        """
+        is_usage = isinstance(error, UsageError)
+        return cls(str(error) if is_usage else f"{type(error).__name__}: {error}", is_usage)
 
     @property
-    def update(self) -> Apply:
-        """The update; of its gradients, only their number is told."""
-        numbers: dict[str, Any] = {name: getattr(self, name) for name in _TOLD}
-        return Apply(**numbers, gradients=(Accept(0, 0, 0, 1),) * self.gradients, reason="")
+    def error(self) -> UsageError | RunError:
+        """The error that this process raises because of it."""
+        return (UsageError if self.is_usage else RunError)(self.message)
 
 
-_TOLD = [name for name in Apply._fields if name not in {"gradients", "reason"}]
+class End(ControlStruct, frozen=True):
+    """The run is over.
+
+    Attributes:
+        outcome: value of an `Outcome`; "failed" after an error.
+        reason: why the run ended; the message of the error if it failed.
+        time_s: length of the run in seconds.
+        is_usage: whether the error is one that the user has to correct.
+        has_parameters: whether the final parameters and buffers follow.
+    """
+
+    outcome: str
+    reason: str
+    time_s: float = 0.0
+    is_usage: bool = False
+    has_parameters: bool = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error ended the run."""
+        return self.outcome == "failed"
+
+    def with_parameters(self) -> End:
+        """Return the message that the final parameters follow."""
+        return msgspec.structs.replace(self, has_parameters=True)
 
 
-class Updated(NamedTuple):
-    """The slice has made an update."""
+class Shutdown(ControlStruct, frozen=True):
+    """The processes of a node end with this exit status."""
+
+    status: int
+
+
+# --- parameter server -------------------------------------------------------------------------------------
+
+
+class EvaluationResult(ControlStruct, frozen=True):
+    """Metrics of a version."""
+
+    version: int
+    metrics: dict[str, float]
+
+
+class FormNodeGroup(ControlStruct, frozen=True):
+    """The processes of a node connect to each other under this key."""
+
+    key: str
+
+
+class ShardAssigned(ControlStruct, frozen=True):
+    """The receiver is the server of this shard."""
+
+    shard: int
+
+
+class StateMessage(ControlStruct, frozen=True):
+    """Base of messages with tensors: they follow the message, in the order of their names here.
+
+    Attributes:
+        state: JSON text of the state, in which tensors are names.
+        tensors: tensors by name.
+    """
+
+    state: str
+    tensors: dict[str, Any]
+
+
+class InitShard(StateMessage, frozen=True):
+    """A shard server starts from this version, with this state if there is one."""
 
     version: int
 
 
-class ReleaseVersion(NamedTuple):
-    """Nobody reads a version any more."""
+class ShardState(StateMessage, frozen=True):
+    """Answer to `RequestShardState`."""
 
+    part: str
+
+
+class RequestShardState(ControlStruct, frozen=True):
+    """The shard server sends its whole "state" or its part of the "model"."""
+
+    part: str
+
+
+class PeerAdmitted(ControlStruct, frozen=True):
+    """A worker has joined a shard server; `peer_id` is its id at rank 0."""
+
+    peer_id: int
+
+
+class PeerDisconnected(ControlStruct, frozen=True):
+    """A shard server has lost the connection to a worker; `peer_id` is its id at rank 0."""
+
+    peer_id: int
+    reason: str
+
+
+class DisconnectPeer(ControlStruct, frozen=True):
+    """The shard server closes its connection to a worker; `peer_id` is its id at rank 0."""
+
+    peer_id: int
+
+
+class CompensateGradient(ControlStruct, frozen=True):
+    """The shard server compensates its part of a gradient for its staleness.
+
+    Attributes:
+        compensators: their text forms, in the order in which they act.
+        worker: number of the worker whose gradient is compensated.
+        version: version at which the gradient was computed.
+        staleness: updates since that version.
+        squared_norm: squared norm of the whole gradient.
+    """
+
+    compensators: list[str]
+    worker: int
     version: int
+    staleness: int
+    squared_norm: float
 
 
-class Heartbeat(NamedTuple):
-    """Are you there, and the answer to it."""
+# --- all-reduce -------------------------------------------------------------------------------------------
 
 
-class GradientReceived(NamedTuple):
-    """The slice's part of a gradient is there.
-
-    Attributes:
-        ticket: of the worker at rank 0.
-    """
-
-    ticket: int
-    draw: int
-
-
-class Sums(NamedTuple):
-    """The shares of a slice in some sums over elements, or the sums over all slices.
+class FormGroup(ControlStruct, frozen=True):
+    """The receiver takes its rank in a new group.
 
     Attributes:
-        how_many: of the three are meant.
+        generation: number of the group, counted from 1.
+        key: secret of the group.
+        rank: rank of the receiver in the group.
+        size: processes in the group.
+        uses_nccl: whether NCCL sums; else gloo does.
     """
 
-    how_many: int
-    first: float
-    second: float
-    third: float
-
-    @property
-    def values(self) -> list[float]:
-        """The sums."""
-        return list(self[1 : 1 + self.how_many])
+    generation: int
+    key: str
+    rank: int
+    size: int
+    uses_nccl: bool
 
 
-def sums_of(values: Sequence[float]) -> Sums:
-    """Return up to three sums as a message.
+class GroupBroken(ControlStruct, frozen=True):
+    """The sender can no longer sum in its group.
 
-    >>> sums_of([1.5, 2.0]).values
-    [1.5, 2.0]
+    Attributes:
+        generation: number of the group.
+        reason: error of the sender.
+        is_unreachable: whether two members could never connect.
     """
-    return Sums(len(values), *values, *[0.0] * (3 - len(values)))
+
+    generation: int
+    reason: str
+    is_unreachable: bool
 
 
-class Text(NamedTuple):
-    """So many bytes of JSON follow."""
+class ProgressRequest(ControlStruct, frozen=True):
+    """The receiver reports how far it is in the group of this generation."""
 
-    nbytes: int
+    generation: int
 
 
-Command = AssignTask | Evaluating | AcceptGradient | ApplyUpdate | ReleaseVersion | Sums | Heartbeat
-Message = (
-    RemoteTask
-    | Interrupting
-    | RemoteEvaluateTask
-    | GradientStarted
-    | RemoteTaskDone
-    | RemoteTaskCancelled
-    | EndNotice
-    | Text
-    | Command
-    | Updated
-    | GradientReceived
+class Progress(ControlStruct, frozen=True):
+    """Answer to `ProgressRequest`.
+
+    Attributes:
+        generation: number of the sender's group.
+        steps: reports and sums that the sender has begun in this group.
+        is_summing: whether the sender waits for a sum.
+    """
+
+    generation: int
+    steps: int
+    is_summing: bool
+
+
+class StepReport(ControlStruct, frozen=True):
+    """Scalars of a worker's gradient in one iteration.
+
+    Attributes:
+        generation: number of the group.
+        draw: number of the worker's task; 0 if it had none.
+        loss: loss of the minibatch; this and the next fields as in `Arrival`.
+        samples: samples of the minibatch.
+        squared_norm: squared norm of the gradient.
+        variance: variance of the gradient.
+        finite: whether the gradient is finite.
+        factor: factor of the correction, nan for none.
+        compute_s: seconds for the gradient and for the operations on vectors.
+        waited_s: seconds that the worker waited for the previous sum after it had its own gradient.
+        interruption: why the worker ends the run; empty if it does not.
+    """
+
+    generation: int = 0
+    draw: int = 0
+    loss: float = nan
+    samples: int = 0
+    squared_norm: float = nan
+    variance: float = nan
+    finite: bool = False
+    factor: float = nan
+    compute_s: float = 0.0
+    waited_s: float = 0.0
+    interruption: str = ""
+
+
+class StepSummary(ControlStruct, frozen=True):
+    """Reports of all workers in one iteration.
+
+    Attributes:
+        generation: number of the group.
+        now: seconds since the run began, at rank 0, when the last report arrived.
+        reforms: whether a new group forms after this iteration.
+        reports: report of each worker, by its number.
+
+    >>> summary = StepSummary(1, 0.25, False, {0: StepReport(1), 2: StepReport(1, 7, 0.5, 8)})
+    >>> decode(encode(summary)[0]).reports[2].samples
+    8
+    """
+
+    generation: int
+    now: float
+    reforms: bool
+    reports: dict[int, StepReport]
+
+
+class MetricsMeasured(ControlStruct, frozen=True):
+    """Metrics that rank 0 has measured in the group of this generation."""
+
+    generation: int
+    metrics: dict[str, float]
+
+
+ControlMessage = (
+    Challenge
+    | Proof
+    | Hello
+    | Accepted
+    | Rejected
+    | Leave
+    | Failed
+    | End
+    | Shutdown
+    | EvaluationResult
+    | FormNodeGroup
+    | ShardAssigned
+    | InitShard
+    | ShardState
+    | RequestShardState
+    | PeerAdmitted
+    | PeerDisconnected
+    | DisconnectPeer
+    | CompensateGradient
+    | FormGroup
+    | GroupBroken
+    | ProgressRequest
+    | Progress
+    | StepReport
+    | StepSummary
+    | MetricsMeasured
 )
-KINDS: list[type[Any]] = [*get_args(Message)]
 
 
-def _optional(number: float) -> int | None:
-    return None if isnan(number) else int(number)
+def describe(tensor: Any) -> tuple[str, list[int]]:
+    """Return dtype and shape of a tensor, as they are sent."""
+    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
 
 
-_READ: dict[Any, Callable[[float], object]] = {int: int, float: float, bool: bool, int | None: _optional}
-_FIELDS = [[_READ[hint] for hint in get_type_hints(kind).values()] for kind in KINDS]
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=describe)
+_DECODER = msgspec.msgpack.Decoder(ControlMessage)
 
 
-def encode(message: Message) -> Tensor:
-    """Return a message as float64 [NUMBERS]; whole numbers are exact up to 2^53.
-
-    >>> decode(encode(RemoteTask(3, 7, True, 0.5, None, None, None)))
-    RemoteTask(draw=3, version=7, sends_version=True, run_s=0.5, shard=None, epoch=None, number=None, checksum=None)
-    """
-    numbers = [nan if value is None else float(value) for value in message]
-    padding = [0.0] * (NUMBERS - 1 - len(numbers))
-    return torch.tensor([KINDS.index(type(message)), *numbers, *padding], dtype=torch.float64)
+def encode(message: ControlMessage) -> tuple[Tensor, list[Tensor]]:
+    """Return a message as bytes, uint8 [nbytes], and the tensors that follow it."""
+    tensors = list(message.tensors.values()) if isinstance(message, StateMessage) else []
+    return torch.frombuffer(bytearray(_ENCODER.encode(message)), dtype=torch.uint8), tensors
 
 
-def header() -> Tensor:
-    """Return room for a message."""
-    return torch.zeros(NUMBERS, dtype=torch.float64)
-
-
-def decode(numbers: Tensor) -> Message:
-    """Return the message of such numbers.
+def decode(content: Tensor) -> ControlMessage:
+    """Return the message of such bytes; the tensors of a `StateMessage` are still (dtype, shape).
 
     Raises:
-        ValueError: they are none.
+        ValueError: the bytes are no message.
     """
-    kind, *values = numbers.tolist()
-    if kind not in range(len(KINDS)):
-        raise ValueError(f"a message of kind {kind}")
-    read = _FIELDS[int(kind)]
-    message: Message = KINDS[int(kind)](*[each(value) for each, value in zip(read, values, strict=False)])
+    try:
+        message: ControlMessage = _DECODER.decode(content.numpy().tobytes())
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from error
     return message

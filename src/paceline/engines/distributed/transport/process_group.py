@@ -1,4 +1,4 @@
-"""Sums and broadcasts among processes, which end for all of them when one of them leaves."""
+"""Abortable collectives: sums and broadcasts that end for all processes when one of them leaves."""
 
 from __future__ import annotations
 
@@ -13,222 +13,222 @@ from torch import Tensor
 
 from paceline.engines.distributed.transport.connection import (
     CONNECT_TIMEOUT,
-    FOREVER,
+    NO_TIMEOUT,
     ConnectionLost,
+    disconnect_pair,
     dist,
-    end_pair,
-    expect_nothing,
-    gloo,
-    saying_when_broken,
+    gloo_group,
+    post_probe,
+    raising_connection_lost,
 )
 
-LOOK_AGAIN_S = 0.0005  # at a GPU
-NOTICE_S = 0.05  # until whoever waits sees that the group has been left
-PROBE_S = 5.0  # between looks whether everybody is still connected
-STUCK_S = 1.0  # after which a thread of gloo's that has not ended never will
+GPU_POLL_S = 0.0005
+ABORT_POLL_S = 0.05  # longest time until a waiting thread notices that the group was aborted
+PROBE_INTERVAL_S = 5.0  # between checks that all processes are still connected
+CLOSE_TIMEOUT_S = 1.0  # a gloo thread that has not ended by then never will
 
 
 class PendingCollective(NamedTuple):
-    """What is under way.
+    """Collective operation in progress.
 
     Attributes:
-        work: torch's.
-        on_gpu: whether NCCL does it.
-        at_s: when it was begun, on the monotonic clock.
+        work: handle of torch.
+        on_gpu: whether NCCL carries it out.
+        begun_s: start on the monotonic clock, in seconds.
     """
 
     work: Any
     on_gpu: bool
-    at_s: float
+    begun_s: float
 
 
 class AbortableGroup:
-    """A process group, or two, in which everybody does the same in the same order.
+    """Process group, on gloo and perhaps NCCL too, in which all processes call the same collectives in the same order.
 
-    Of the end of a connection gloo tells nobody who has received or sent a part of a message: its thread waits on, and
-    so does whoever takes the group apart. So those who wait here look for themselves, and a group is taken apart in a
-    thread of its own.
+    gloo does not report the end of a connection to a process that has received or sent part of a message: its thread
+    waits on, and so does the destruction of the group. So a process that waits here also polls the connections, and
+    a group is destroyed in a thread of its own.
 
     Args:
-        place: of this process, from 0.
-        size: processes.
-        threads: of gloo's, which work on what is begun.
+        rank: rank of this process, from 0.
+        size: number of processes.
+        threads: gloo threads that carry out the operations.
 
     Attributes:
-        is_broken: whether nothing can be begun or waited for any more.
-        is_over: whether the others may leave, one after another: everything has been begun, and comes to its end.
+        is_aborted: whether no operation can be started or awaited any more.
+        is_complete: whether all operations have been started, so that other processes may leave.
     """
 
-    def __init__(self, place: int, size: int, threads: int = 1) -> None:
-        self._place = place
+    def __init__(self, rank: int, size: int, threads: int = 1) -> None:
+        self._rank = rank
         self._size = size
         self._threads = threads
-        self._others = [other for other in range(size) if other != place]
+        self._peers = [peer for peer in range(size) if peer != rank]
         self._gloo: Any = None
         self._nccl: Any = None
-        self._leaving = threading.Lock()
+        self._closing = threading.Lock()
         self._probed_s = 0.0
-        self.is_broken = False
-        self.is_over = False
+        self.is_aborted = False
+        self.is_complete = False
 
     def connect(self, store: Any, device: Any, timeout: timedelta = CONNECT_TIMEOUT) -> None:
-        """Meet the others.
+        """Connect all processes of the group.
 
         Args:
-            store: where only they are.
-            device: of gloo, on the address of this host.
-            timeout: of each thing that another process has to do for it.
+            store: store in which only the processes of the group meet.
+            device: gloo device on the address of this host.
+            timeout: longest wait for each action of another process.
 
         Raises:
-            RuntimeError: somebody did not come.
-            Broken: this process has left meanwhile.
+            RuntimeError: a process did not connect.
+            ConnectionLost: this process has aborted the group meanwhile.
         """
         self._check()
-        self._gloo = gloo(store, self._place, self._size, device, timeout=timeout, threads=self._threads)
-        if self.is_broken:
-            self.break_off()
+        self._gloo = gloo_group(store, self._rank, self._size, device, timeout=timeout, threads=self._threads)
+        if self.is_aborted:
+            self.abort()
         self._check()
 
     def connect_gpus(self, store: Any) -> None:
-        """Let NCCL do what is done to vectors on GPUs, of which each process has a different one.
+        """Use NCCL for tensors on GPUs, of which each process has a different one.
 
         Raises:
-            RuntimeError: it cannot.
+            RuntimeError: NCCL cannot connect.
         """
-        self._nccl = dist.ProcessGroupNCCL(store, self._place, self._size, dist.ProcessGroupNCCL.Options())
+        self._nccl = dist.ProcessGroupNCCL(store, self._rank, self._size, dist.ProcessGroupNCCL.Options())
 
     def all_reduce(self, tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> PendingCollective:
-        """Begin to make of everybody's tensor their sum, or what else the operation makes of them.
+        """Start to replace the tensors of all processes by their sum, or by the result of another operation.
 
         Raises:
-            Broken: somebody has left.
+            ConnectionLost: a process has left.
         """
         self._check()
         options = dist.AllreduceOptions()
-        options.timeout = FOREVER
+        options.timeout = NO_TIMEOUT
         options.reduceOp = operation
         on_gpu = self._nccl is not None and tensor.is_cuda
-        with saying_when_broken():
+        with raising_connection_lost():
             work = (self._nccl if on_gpu else self._gloo).allreduce([tensor], options)
         return PendingCollective(work, on_gpu, time.monotonic())
 
     def broadcast(self, tensor: Tensor) -> PendingCollective:
-        """Begin to make the first process's tensor, which is on no GPU, everybody's.
+        """Start to copy the tensor of rank 0 of the group, which is on no GPU, to all others.
 
         Raises:
-            Broken: somebody has left.
+            ConnectionLost: a process has left.
         """
         self._check()
         options = dist.BroadcastOptions()
         options.rootRank = 0
-        options.timeout = FOREVER
-        with saying_when_broken():
+        options.timeout = NO_TIMEOUT
+        with raising_connection_lost():
             return PendingCollective(self._gloo.broadcast([tensor], options), False, time.monotonic())
 
-    def exchange(self, ours: Tensor, timeout: timedelta) -> Tensor:
-        """Send each process its row, and return those that came from each, within some time.
+    def all_to_all(self, rows: Tensor, timeout: timedelta) -> Tensor:
+        """Send row j to process j and return the rows that arrive, within a time limit.
 
         Raises:
-            Broken: somebody has left, or is too slow.
+            ConnectionLost: a process has left, or is too slow.
         """
         self._check()
         options = dist.AllToAllOptions()
         options.timeout = timeout
-        theirs = ours.new_zeros(ours.shape)
-        with saying_when_broken():
-            self._gloo.alltoall_base(theirs, ours, [], [], options).wait(timeout)
-        return theirs
+        received = rows.new_zeros(rows.shape)
+        with raising_connection_lost():
+            self._gloo.alltoall_base(received, rows, [], [], options).wait(timeout)
+        return received
 
-    def wait(self, begun: list[PendingCollective], timeout_s: float = inf) -> bool:
-        """Wait until everything that was begun is there; return whether it is.
+    def wait(self, pending: list[PendingCollective], timeout_s: float = inf) -> bool:
+        """Wait for operations; return whether all are complete before the timeout.
 
         Raises:
-            Broken: somebody has left.
+            ConnectionLost: a process has left.
         """
         deadline_s = time.monotonic() + timeout_s
-        return all(self._wait_for(each, deadline_s) for each in begun)
+        return all(self._wait_for(each, deadline_s) for each in pending)
 
-    def give_up(self) -> None:
-        """Let nobody wait here any more, and the others hear nothing of it; from any thread."""
-        self.is_broken = True
+    def abort_locally(self) -> None:
+        """End all waiting in this process; the peers do not notice. Thread-safe."""
+        self.is_aborted = True
 
-    def break_off(self) -> None:
-        """Leave, so that whoever waits here or at another process hears of it at once; from any thread."""
-        self.is_broken = True
-        with self._leaving:
+    def abort(self) -> None:
+        """End all waiting here and at the peers now. Thread-safe."""
+        self.is_aborted = True
+        with self._closing:
             if self._nccl is not None:
                 with suppress(RuntimeError):
                     self._nccl.abort()
             if self._gloo is not None:
-                for other in self._others:
-                    end_pair(self._gloo, other)
+                for peer in self._peers:
+                    disconnect_pair(self._gloo, peer)
 
-    def let_go(self) -> None:
-        """Take the group apart, when nothing is done any more to what was to be summed."""
-        with self._leaving:
+    def close(self) -> None:
+        """Destroy the group; the tensors of its operations may not be in use any more."""
+        with self._closing:
             groups = [self._nccl, self._gloo]
             self._nccl = self._gloo = None
-        taking_apart = threading.Thread(target=groups.clear, daemon=True)  # where gloo waits for its threads
-        taking_apart.start()
-        taking_apart.join(STUCK_S)
+        destroying = threading.Thread(target=groups.clear, daemon=True)  # gloo waits for its threads here
+        destroying.start()
+        destroying.join(CLOSE_TIMEOUT_S)
 
     def _check(self) -> None:
-        if self.is_broken:
-            raise ConnectionLost("somebody has left")
+        if self.is_aborted:
+            raise ConnectionLost("the group was aborted")
 
-    def _wait_for(self, begun: PendingCollective, deadline_s: float) -> bool:
-        while not begun.work.is_completed():
+    def _wait_for(self, pending: PendingCollective, deadline_s: float) -> bool:
+        while not pending.work.is_completed():
             self._check()
             now_s = time.monotonic()
-            if now_s > max(begun.at_s, self._probed_s) + PROBE_S:
+            if now_s > max(pending.begun_s, self._probed_s) + PROBE_INTERVAL_S:
                 self._probe()
                 self._probed_s = now_s
             if now_s > deadline_s:
                 return False
-            _look(begun, min(NOTICE_S, max(0.001, deadline_s - now_s)))
-        with saying_when_broken():
-            begun.work.wait(FOREVER)  # which it has been: what has gone wrong is told, and a stream waits for NCCL's
+            _poll(pending, min(ABORT_POLL_S, max(0.001, deadline_s - now_s)))
+        with raising_connection_lost():
+            pending.work.wait(NO_TIMEOUT)  # returns at once: it raises errors, and makes the stream wait for NCCL
         return True
 
     def _probe(self) -> None:
-        """See whether everybody is still connected: gloo refuses to expect something from who is not."""
-        with saying_when_broken():
-            for other in [] if self.is_over else self._others:
-                expect_nothing(self._gloo, other)
+        """Check that all processes are still connected: gloo refuses a receive from one that is not."""
+        with raising_connection_lost():
+            for peer in [] if self.is_complete else self._peers:
+                post_probe(self._gloo, peer)
 
 
-def _look(begun: PendingCollective, for_s: float) -> None:
-    if begun.on_gpu:
-        time.sleep(LOOK_AGAIN_S)  # its wait is one for a GPU that nobody wakes
+def _poll(pending: PendingCollective, for_s: float) -> None:
+    if pending.on_gpu:
+        time.sleep(GPU_POLL_S)  # waiting for NCCL's work would only queue it on the stream
         return
-    with suppress(RuntimeError):  # whatever it is, the work tells it again
-        begun.work.wait(timedelta(seconds=for_s))
+    with suppress(RuntimeError):  # `_wait_for` raises it
+        pending.work.wait(timedelta(seconds=for_s))
 
 
 class CompletionTimer:
-    """Notes when the last of some sums was there.
+    """Measures when the last of some operations was complete.
 
-    gloo says so in a thread of its own. NCCL says only that its work is in the queue of the GPU, so of its sums nothing
-    is known but when the process had waited for them.
+    gloo reports that in a thread of its own. NCCL reports only that its work is queued on the GPU, so for its
+    operations the end of the process's wait counts.
 
     Args:
-        begun: what `Ring.begin_sum` has returned; of nothing the sum is there at once.
+        pending: result of `ElasticGroup.begin_sum`; an empty sum is complete at once.
     """
 
-    def __init__(self, begun: list[PendingCollective]) -> None:
+    def __init__(self, pending: list[PendingCollective]) -> None:
         self._lock = threading.Lock()
-        self._left = len(begun)
+        self._left = len(pending)
         self._last_s = time.monotonic()
-        for each in begun:
+        for each in pending:
             if not each.on_gpu:
-                each.work.get_future().add_done_callback(self._note)
+                each.work.get_future().add_done_callback(self._on_done)
 
-    def at_s(self, waited_s: float) -> float:
-        """Return the moment on the monotonic clock; where it is not known, the one when they had been waited for."""
+    def completed_s(self, waited_s: float) -> float:
+        """Return the completion time on the monotonic clock; if unknown, the given end of the process's wait."""
         with self._lock:
             return waited_s if self._left else min(waited_s, self._last_s)
 
-    def _note(self, future: Any) -> None:
+    def _on_done(self, future: Any) -> None:
         now_s = time.monotonic()
         with self._lock:
             self._left -= 1

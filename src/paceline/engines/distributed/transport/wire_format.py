@@ -1,4 +1,4 @@
-"""In which numbers parameters and gradients travel; both ends keep them in the job's own."""
+"""Wire format: the dtype in which parameters and gradients are sent; both ends compute in the job's own dtypes."""
 
 from __future__ import annotations
 
@@ -8,128 +8,130 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from paceline.engines.distributed.transport.buckets import Bucket, cut
+from paceline.engines.distributed.transport.buckets import Bucket, make_buckets
 from paceline.server.flat_buffers import ALIGNMENT_BYTES, FlatBuffers, FlatLayout
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float16": torch.float16}
 
 
 class WireFormat:
-    """Turns vectors into the bytes that travel, and back.
+    """Conversion of vectors to the bytes on the wire, and back.
 
-    Parameters of float32, or their gradient, are rounded to the nearest number of the wire's type, ties to even:
-    by at most 2^-9 of a value in bf16, and in float16 by 2^-12 of one from 6.1e-5 to 65504, or by 3e-8 of a smaller
-    one, while a larger one becomes infinite. What has another type goes as it is, and so do all buffers: they are
-    few bytes, and may count.
+    Parameters of float32, and their gradients, are rounded to the nearest number of the wire's dtype, ties to even:
+    by at most 2^-9 of a value in bf16. In float16 the error is at most 2^-12 of a value from 6.1e-5 to 65504, or 3e-8
+    of a smaller one; a larger value becomes infinite. Other dtypes are sent unchanged, and so are all buffers: they are
+    few bytes, and may be counters.
 
     Args:
-        word: a key of `DTYPES`.
-        layout: of the vectors.
+        dtype: key of `DTYPES`.
+        layout: layout of the vectors.
 
     Attributes:
-        is_rounding: whether anything is rounded; else a vector's own memory travels.
-        nbytes: that travel.
-        pieces: in which a gradient travels, in the order in which it is likely to be finished.
-        parameters: where in what travels each of them is.
+        is_rounding: whether any value is rounded; else a vector's own memory is sent.
+        nbytes: bytes on the wire.
+        buckets: buckets of a gradient, in the order in which a backward pass usually completes them.
+        parameters: range of each parameter on the wire.
 
     >>> layout = FlatLayout(torch.nn.Linear(1000, 1000))
     >>> layout.nbytes, WireFormat("bf16", layout).nbytes
     (4004032, 2002048)
     """
 
-    def __init__(self, word: str, layout: FlatLayout) -> None:
-        self._rounded_to = DTYPES[word]
+    def __init__(self, dtype: str, layout: FlatLayout) -> None:
+        self._rounded_to = DTYPES[dtype]
         probe = FlatBuffers(layout, torch.empty(layout.nbytes, dtype=torch.uint8))
         flats = [*probe.flat_parameters, *probe.flat_buffers]
-        self._dtypes = [self._travels_as(flat) for flat in probe.flat_parameters]
+        self._dtypes = [self._wire_dtype(flat) for flat in probe.flat_parameters]
         self._dtypes += [flat.dtype for flat in probe.flat_buffers]
         self.is_rounding = self._dtypes != [flat.dtype for flat in flats]
-        self._places = _placed([flat.numel() * dtype.itemsize for flat, dtype in zip(flats, self._dtypes, strict=True)])
-        self.nbytes = self._places[-1].stop
-        self.pieces = cut(self._places[len(probe.flat_parameters) - 1].stop, self.nbytes)
+        self._ranges = _aligned(
+            [flat.numel() * dtype.itemsize for flat, dtype in zip(flats, self._dtypes, strict=True)]
+        )
+        self.nbytes = self._ranges[-1].stop
+        self.buckets = make_buckets(self._ranges[len(probe.flat_parameters) - 1].stop, self.nbytes)
         self.parameters = self._parameters(probe)
 
-    def room(self, vectors: FlatBuffers) -> Tensor:
-        """Return memory for what travels of vectors, uint8 [nbytes]: their own if that will do."""
+    def allocate(self, vectors: FlatBuffers) -> Tensor:
+        """Return wire memory for vectors, uint8 [nbytes]: their own memory if nothing is rounded."""
         return torch.zeros(self.nbytes, dtype=torch.uint8) if self.is_rounding else vectors.memory
 
-    def pack(self, vectors: FlatBuffers, travelling: Tensor, piece: Bucket | None = None) -> None:
-        """Write vectors, or a piece of them, as they travel."""
-        for flat, place in self._pairs(vectors, travelling, piece):
-            place.copy_(flat)
+    def pack(self, vectors: FlatBuffers, memory: Tensor, bucket: Bucket | None = None) -> None:
+        """Convert vectors, or one bucket of them, to wire memory."""
+        for flat, target in self._pairs(vectors, memory, bucket):
+            target.copy_(flat)
 
-    def unpack(self, travelling: Tensor, vectors: FlatBuffers, piece: Bucket | None = None) -> None:
-        """Write what has travelled, or a piece of it, into vectors."""
-        for flat, place in self._pairs(vectors, travelling, piece):
-            flat.copy_(place)
+    def unpack(self, memory: Tensor, vectors: FlatBuffers, bucket: Bucket | None = None) -> None:
+        """Convert wire memory, or one bucket of it, to vectors."""
+        for flat, source in self._pairs(vectors, memory, bucket):
+            flat.copy_(source)
 
-    def overflows(self, travelling: Tensor, squared_norm: float) -> bool:
-        """Return whether some number of a finite gradient, given its squared norm, has become infinite."""
+    def overflows(self, memory: Tensor, squared_norm: float) -> bool:
+        """Return whether rounding has made a number of a finite gradient, given its squared norm, infinite."""
         if not self.is_rounding or squared_norm <= torch.finfo(self._rounded_to).max ** 2:
             return False
         numbers = [
-            place.of(travelling).view(dtype)
-            for place, dtype in zip(self._places, self._dtypes, strict=True)
+            each.of(memory).view(dtype)
+            for each, dtype in zip(self._ranges, self._dtypes, strict=True)
             if dtype == self._rounded_to
         ]
         return any(not bool(torch.isfinite(each).all()) for each in numbers)
 
-    def _travels_as(self, parameter: Tensor) -> torch.dtype:
+    def _wire_dtype(self, parameter: Tensor) -> torch.dtype:
         return self._rounded_to if parameter.dtype == torch.float32 else parameter.dtype
 
     def _parameters(self, probe: FlatBuffers) -> list[Bucket]:
-        starts = {flat.dtype: place.start for flat, place in zip(probe.flat_parameters, self._places, strict=False)}
-        places = []
+        starts = {flat.dtype: each.start for flat, each in zip(probe.flat_parameters, self._ranges, strict=False)}
+        ranges = []
         for view in probe.parameters:
             start = starts[view.dtype]
-            places.append(Bucket(start, start + view.numel() * self._travels_as(view).itemsize))
-            starts[view.dtype] = places[-1].stop
-        return places
+            ranges.append(Bucket(start, start + view.numel() * self._wire_dtype(view).itemsize))
+            starts[view.dtype] = ranges[-1].stop
+        return ranges
 
-    def _pairs(self, vectors: FlatBuffers, travelling: Tensor, piece: Bucket | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield what of each flat vector is in a piece, with where it is there; none where they are the same."""
+    def _pairs(self, vectors: FlatBuffers, memory: Tensor, bucket: Bucket | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each flat vector's part in a bucket, with the part's wire memory; nothing if both are the same."""
         if not self.is_rounding:
             return
         flats = [*vectors.flat_parameters, *vectors.flat_buffers]
-        for flat, place, dtype in zip(flats, self._places, self._dtypes, strict=True):
-            common = place.common(piece or place)
-            if common.nbytes > 0:
-                numbers = flat[(common.start - place.start) // dtype.itemsize :][: common.nbytes // dtype.itemsize]
-                yield numbers, common.of(travelling).view(dtype)[: numbers.numel()]
+        for flat, whole, dtype in zip(flats, self._ranges, self._dtypes, strict=True):
+            part = whole.intersection(bucket or whole)
+            if part.nbytes > 0:
+                numbers = flat[(part.start - whole.start) // dtype.itemsize :][: part.nbytes // dtype.itemsize]
+                yield numbers, part.of(memory).view(dtype)[: numbers.numel()]
 
 
-def _placed(sizes: list[int]) -> list[Bucket]:
+def _aligned(sizes: list[int]) -> list[Bucket]:
     starts = accumulate((-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes), initial=0)
     return [Bucket(*ends) for ends in pairwise(starts)]
 
 
 class WireBuffer:
-    """Vectors at one end of a line, and what of them comes or goes over it.
+    """Vectors at one end of a connection, and their wire memory.
 
     Args:
-        wire: in which numbers.
-        vectors: at this end.
+        wire: wire format.
+        vectors: vectors at this end.
 
     Attributes:
         vectors: as given.
-        memory: uint8 [bytes on the wire].
-        pieces: of it, as they travel if not all at once.
+        memory: wire memory, uint8 [nbytes].
+        buckets: views of the wire memory, one for each bucket.
     """
 
     def __init__(self, wire: WireFormat, vectors: FlatBuffers) -> None:
         self._wire = wire
         self.vectors = vectors
-        self.memory = wire.room(vectors)
-        self.pieces = [piece.of(self.memory) for piece in wire.pieces]
+        self.memory = wire.allocate(vectors)
+        self.buckets = [bucket.of(self.memory) for bucket in wire.buckets]
 
     def pack(self, number: int | None = None) -> None:
-        """Get the vectors, or a piece of them, ready to go."""
-        self._wire.pack(self.vectors, self.memory, None if number is None else self._wire.pieces[number])
+        """Convert the vectors, or one bucket of them, before they are sent."""
+        self._wire.pack(self.vectors, self.memory, None if number is None else self._wire.buckets[number])
 
     def unpack(self, number: int | None = None) -> None:
-        """Read the vectors, or a piece of them, that have come."""
-        self._wire.unpack(self.memory, self.vectors, None if number is None else self._wire.pieces[number])
+        """Convert the vectors, or one bucket of them, after they have been received."""
+        self._wire.unpack(self.memory, self.vectors, None if number is None else self._wire.buckets[number])
 
     def overflows(self, squared_norm: float) -> bool:
-        """Return whether packing a finite gradient has made some number of it infinite."""
+        """Return whether packing a finite gradient has made a number of it infinite."""
         return self._wire.overflows(self.memory, squared_norm)

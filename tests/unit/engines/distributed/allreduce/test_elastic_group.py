@@ -1,4 +1,4 @@
-"""Rings of workers without a server: who can take a place, and what ends the waiting of those who have one."""
+"""Elastic group: which processes can join, and what ends the waiting of its members."""
 
 import os
 import signal
@@ -13,15 +13,22 @@ from torch import nn
 
 import paceline as pl
 from paceline.core.records import WorkerLost
-from paceline.engines.distributed.allreduce import membership as head_module
-from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, MissingPeers
+from paceline.engines.distributed.allreduce import membership as membership_module
+from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, MembershipChanged, MissingPeers
 from paceline.engines.distributed.allreduce.member import MembershipClient
 from paceline.engines.distributed.allreduce.membership import MembershipServer
-from paceline.engines.distributed.allreduce.messages import MembershipChanged
-from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, Gate, PeerJoined
+from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, Acceptor
 from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous
-from paceline.engines.distributed.transport import process_group as collective
-from paceline.engines.distributed.transport.connection import ConnectionLost, dist, gloo
+from paceline.engines.distributed.rendezvous.session import ClientSession, failed_end
+from paceline.engines.distributed.transport import process_group as process_group_module
+from paceline.engines.distributed.transport.connection import ConnectionLost, dist, gloo_group
+from paceline.engines.distributed.transport.messages import (
+    FormGroup,
+    GroupBroken,
+    Leave,
+    StepReport,
+    StepSummary,
+)
 from paceline.engines.distributed.transport.process_group import AbortableGroup, PendingCollective
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from ranks import ranks
@@ -33,46 +40,46 @@ SIZE = 1_000_000  # numbers
 
 
 @pytest.fixture
-def meeting():
-    return Rendezvous.on("127.0.0.1", silence_s=5.0)
+def rendezvous():
+    return Rendezvous.listen("127.0.0.1", keepalive_timeout_s=5.0)
 
 
 def found(store):
-    """Return under what a ring meets at a store that tells all it has."""
-    while not (here := [key for key in store.list_keys() if key.endswith("/here/0")]):
+    """Return the key of a group in a store that lists all its keys."""
+    while not (here := [key for key in store.list_keys() if key.endswith("/ready/0")]):
         time.sleep(0.01)
-    return here[0].removeprefix("/").removesuffix("/here/0")
+    return here[0].removeprefix("/").removesuffix("/ready/0")
 
 
-def test_who_finds_the_ring_in_the_store_but_does_not_know_its_key_cannot_take_a_place(meeting):
-    thread, raised = in_thread(lambda: ElasticGroup("a secret", 0, 2).connect(meeting.place, 5.0))
-    store = dist.PrefixStore(found(meeting.place.client()), meeting.place.client())
-    store.set("here/1", "here")
-    stranger = gloo(store, 1, 2, meeting.place.device)
-    told = torch.zeros(2, 32, dtype=torch.uint8)
-    stranger.alltoall_base(told, torch.zeros_like(told), [], [])
+def test_a_process_that_finds_the_group_in_the_store_but_does_not_have_its_key_cannot_join(rendezvous):
+    thread, raised = in_thread(lambda: ElasticGroup("a secret", 0, 2).connect(rendezvous.endpoint, 5.0))
+    store = dist.PrefixStore(found(rendezvous.endpoint.client()), rendezvous.endpoint.client())
+    store.set("ready/1", "ready")
+    stranger = gloo_group(store, 1, 2, rendezvous.endpoint.device)
+    received = torch.zeros(2, 32, dtype=torch.uint8)
+    stranger.alltoall_base(received, torch.zeros_like(received), [], [])
     thread.join(10)
-    assert [str(error) for error in raised] == ["somebody in the ring does not know its key"]
+    assert [str(error) for error in raised] == ["a process in the group does not have its key"]
 
 
-def test_those_who_do_not_know_the_same_key_do_not_meet(meeting):
-    thread, _ = in_thread(lambda: ElasticGroup("a secret", 1, 2).connect(meeting.place, 5.0, timeout_s=0.5))
+def test_processes_with_different_keys_do_not_meet(rendezvous):
+    thread, _ = in_thread(lambda: ElasticGroup("a secret", 1, 2).connect(rendezvous.endpoint, 5.0, timeout_s=0.5))
     with pytest.raises(MissingPeers) as absent:
-        ElasticGroup("a guess", 0, 2).connect(meeting.place, 5.0, timeout_s=0.5)
-    assert absent.value.places == [1]
+        ElasticGroup("a guess", 0, 2).connect(rendezvous.endpoint, 5.0, timeout_s=0.5)
+    assert absent.value.ranks == [1]
     thread.join()
 
 
-def test_a_ring_can_be_left_while_others_are_waited_for(meeting):
-    ring = ElasticGroup("a secret", 0, 3)
-    thread, raised = in_thread(lambda: ring.connect(meeting.place, 5.0))
-    found(meeting.place.client())
-    ring.break_off()
+def test_a_group_can_be_aborted_while_others_are_awaited(rendezvous):
+    group = ElasticGroup("a secret", 0, 3)
+    thread, raised = in_thread(lambda: group.connect(rendezvous.endpoint, 5.0))
+    found(rendezvous.endpoint.client())
+    group.abort()
     thread.join(1.0)
-    assert [str(error) for error in raised] == ["somebody has left"]
+    assert [str(error) for error in raised] == ["the group was aborted"]
 
 
-# --- gloo does not tell everybody of the end of a connection --------------------------------------------------
+# --- gloo does not report the end of every connection ---------------------------------------------------------
 
 
 def some_vectors(memory=None):
@@ -81,38 +88,39 @@ def some_vectors(memory=None):
 
 
 @pytest.fixture
-def two_rings(meeting):
-    """Return the two ends of a ring."""
-    rings = [ElasticGroup("a secret", place, 2) for place in range(2)]
-    other, _ = in_thread(lambda: rings[1].connect(meeting.place, 5.0))
-    rings[0].connect(meeting.place, 5.0)
+def two_groups(rendezvous):
+    """Return the two members of a group."""
+    groups = [ElasticGroup("a secret", place, 2) for place in range(2)]
+    other, _ = in_thread(lambda: groups[1].connect(rendezvous.endpoint, 5.0))
+    groups[0].connect(rendezvous.endpoint, 5.0)
     other.join()
-    yield rings
-    for ring in rings:
-        ring.break_off()
+    yield groups
+    for group in groups:
+        group.abort()
 
 
-def test_whoever_waits_for_a_sum_hears_that_the_ring_is_left_though_gloo_waits_on(two_rings):
-    ours, _ = two_rings  # who is there, and never begins
+def test_a_local_abort_ends_the_wait_for_a_sum_though_gloo_waits_on(two_groups):
+    ours, _ = two_groups  # who is there, and never begins
     begun = ours.begin_sum(some_vectors())
     waiting, raised = in_thread(lambda: ours.wait(begun))
     assert not ours.wait(begun, timeout_s=0.1)
-    ours.give_up()
+    ours.abort_locally()
     waiting.join(1.0)
-    assert [str(error) for error in raised] == ["somebody has left"]
+    assert [str(error) for error in raised] == ["the group was aborted"]
     assert not any(each.work.is_completed() for each in begun)
     begun_s = time.monotonic()
-    ours.let_go()  # which does not wait for gloo for ever
-    assert time.monotonic() - begun_s < 2 * collective.STUCK_S
+    ours.close()  # which does not wait for gloo for ever
+    assert time.monotonic() - begun_s < 2 * process_group_module.CLOSE_TIMEOUT_S
 
 
-def test_who_cannot_sum_any_more_is_heard_by_rank_0_and_by_nobody_else(two_rings):
-    ours, theirs = two_rings
-    head = head_with(AcceptedPeer(1, Wire(), "worker 1", True))
-    head.ring = ours
+def test_a_broken_group_is_noticed_by_rank_0_only(two_groups):
+    ours, theirs = two_groups
+    member = peer(1, Wire())
+    server = server_with(member)
+    server.group = ours
     begun = ours.begin_sum(some_vectors())
-    waiting, raised = in_thread(lambda: head.wait(begun, 60.0))
-    head.hear(1, 1, {"broken": "the link is cut", "generation": 0, "is_apart": False})
+    waiting, raised = in_thread(lambda: server.wait(begun, 60.0))
+    server.on_message(member, GroupBroken(0, "the link is cut", False))
     waiting.join(5.0)
     assert [type(error) for error in raised] == [MembershipChanged]
     assert theirs.wait(theirs.begin_sum(some_vectors()), 5.0)  # the others would only repeat it
@@ -129,15 +137,15 @@ class Lost:
         raise RuntimeError("Operation timed out!")
 
 
-def test_whoever_waits_for_a_sum_sees_that_a_connection_has_ended_though_nobody_says_so(two_rings, monkeypatch):
-    monkeypatch.setattr(collective, "PROBE_S", 0.1)
-    ours, theirs = two_rings
+def test_the_wait_for_a_sum_ends_when_a_connection_has_ended_though_gloo_does_not_report_it(two_groups, monkeypatch):
+    monkeypatch.setattr(process_group_module, "PROBE_INTERVAL_S", 0.1)
+    ours, theirs = two_groups
     begun = [PendingCollective(Lost(), False, time.monotonic())]
     assert not ours.wait(begun, timeout_s=0.3)  # they are still connected
-    theirs.break_off()
+    theirs.abort()
     with pytest.raises(ConnectionLost, match="onnection"):
         ours.wait(begun, timeout_s=5.0)
-    ours.end()
+    ours.complete()
     assert not ours.wait(begun, timeout_s=0.3)  # who leaves now is through
 
 
@@ -152,12 +160,12 @@ def mean_square(given, _):
 def die_in_the_midst_of_the_third_sum():
     begin, begun = ElasticGroup.begin_sum, []
 
-    def begin_and_die(ring, vectors):
-        begun.append(ring)
+    def begin_and_die(group, vectors):
+        begun.append(group)
         if len(begun) < 3:
-            return begin(ring, vectors)
+            return begin(group, vectors)
         with suppress(ConnectionLost):  # where gloo's own thread sends, it ends the process
-            ring.wait(begin(ring, some_vectors(torn(SIZE))))
+            group.wait(begin(group, some_vectors(torn(SIZE))))
         os.kill(os.getpid(), signal.SIGKILL)
         return []
 
@@ -280,19 +288,19 @@ def test_a_second_rank_that_dies_while_the_ring_forms_costs_no_more_than_the_fir
 
 
 class Wire:
-    """A line that notes what is told, and over which comes what was given to it, and then nothing."""
+    """Connection that records what is sent, and from which the given messages are received, and then none."""
 
     def __init__(self, *coming):
-        self.told = []
+        self.sent = []
         self._coming = iter(coming)
 
-    def tell(self, text, **_):
-        self.told.append(text)
+    def send(self, message, **_):
+        self.sent.append(message)
 
-    def receive(self):
+    def recv(self):
         return next(self._coming, None) or threading.Event().wait()
 
-    def settle(self):
+    def release_sent(self):
         pass
 
     def close(self):
@@ -300,12 +308,12 @@ class Wire:
 
 
 class Torn:
-    """A ring that cannot be begun with."""
+    """Group in which no sum can be started."""
 
     def begin_sum(self, vectors):
         raise ConnectionLost("cut off")
 
-    def break_off(self):
+    def abort(self):
         pass
 
 
@@ -314,16 +322,20 @@ def cluster(**changes):
     return SimpleNamespace(**{**settings, "has_gpu_each": lambda gpus: True, **changes})
 
 
-def head_with(*members, **changes):
-    head = MembershipServer(cluster(**changes), {}, lambda: 0.0)
-    head._meeting = SimpleNamespace(place=None)
-    for worker, member in enumerate(members, start=1):
-        head.enter(worker, member)
-    return head
+def server_with(*members, **changes):
+    server = MembershipServer(cluster(**changes), {}, lambda: 0.0)
+    server._rendezvous = SimpleNamespace(endpoint=None)
+    for member in members:
+        server.on_join(member)
+    return server
+
+
+def peer(worker, connection, name="", has_own_gpu=True):
+    return AcceptedPeer(worker, worker, connection, name, has_own_gpu)
 
 
 class Formed(Exception):  # noqa: N818  # which ends a test
-    """Everybody has been told to form a ring."""
+    """A group was announced to all members."""
 
 
 @pytest.fixture
@@ -332,101 +344,109 @@ def stops_when_formed(monkeypatch):
         raise Formed
 
     monkeypatch.setattr(ElasticGroup, "connect", connect)
-    monkeypatch.setattr(head_module, "GRACE_S", 0.05)
+    monkeypatch.setattr(membership_module, "GRACE_S", 0.05)
 
 
-def test_somebody_who_leaves_while_others_are_told_to_form_a_ring_disturbs_nobody(stops_when_formed):
+def test_a_rank_that_leaves_while_a_group_is_announced_does_not_disturb_the_others(stops_when_formed):
     wires = [Wire(), Wire()]
-    head = head_with(
-        *(AcceptedPeer(number, wire, f"worker {number}", True) for number, wire in enumerate(wires, start=1))
-    )
-    tell = wires[0].tell
+    members = [peer(worker, wire, f"worker {worker}") for worker, wire in enumerate(wires, start=1)]
+    server = server_with(*members)
+    send = wires[0].send
 
-    def tell_while_the_other_one_leaves(text, **_):
-        thread, _ = in_thread(lambda: head.leave(2, 2, "gone"))
+    def send_while_the_other_one_leaves(message, **_):
+        thread, _ = in_thread(lambda: server.on_leave(members[1], "gone"))
         thread.join(0.1)
-        tell(text)
+        send(message)
 
-    wires[0].tell = tell_while_the_other_one_leaves
+    wires[0].send = send_while_the_other_one_leaves
     with pytest.raises(Formed):
-        head.form(lambda events: {}, 1.0)
-    assert [wire.told[0]["place"] for wire in wires] == [1, 2]
+        server.form(lambda events: {}, 1.0)
+    assert [wire.sent[0].rank for wire in wires] == [1, 2]
 
 
 @pytest.mark.parametrize("theirs", [[True, True], [True, False]])
 @pytest.mark.parametrize("ours", [True, False])
-def test_gpus_add_up_where_every_process_has_its_own_and_each_ring_has_another_key(theirs, ours, stops_when_formed):
+def test_nccl_sums_if_every_process_has_its_own_gpu_and_each_group_has_another_key(theirs, ours, stops_when_formed):
     wires = [Wire(), Wire()]
-    members = [
-        AcceptedPeer(number, wire, "", has) for number, (wire, has) in enumerate(zip(wires, theirs, strict=True))
-    ]
-    head = head_with(*members, elastic=True, has_gpu_each=lambda gpus: ours)
+    members = [peer(worker, wires[worker - 1], has_own_gpu=theirs[worker - 1]) for worker in (1, 2)]
+    server = server_with(*members, elastic=True, has_gpu_each=lambda gpus: ours)
     for _ in range(2):
         with pytest.raises(Formed):
-            head.form(lambda events: {}, 1.0)
-    told = [form for wire in wires for form in wire.told]
-    assert {form["uses_nccl"] for form in told} == {ours and all(theirs)}
-    assert {len(form["key"]) for form in told} == {64}
-    assert len({form["key"] for form in told}) == 2
+            server.form(lambda events: {}, 1.0)
+    sent = [form for wire in wires for form in wire.sent]
+    assert {form.uses_nccl for form in sent} == {ours and all(theirs)}
+    assert {len(form.key) for form in sent} == {64}
+    assert len({form.key for form in sent}) == 2
 
 
-def test_why_a_ring_has_broken_is_told(stops_when_formed):
-    head = head_with(AcceptedPeer(1, Wire(), "worker 1 (here)", True))
+def test_the_error_names_why_a_group_has_broken(stops_when_formed):
+    member = peer(1, Wire(), "worker 1 (here)")
+    server = server_with(member)
     with pytest.raises(Formed):
-        head.form(lambda events: {}, 1.0)
-    head.hear(1, 1, {"broken": "no such numbers", "generation": 1, "is_apart": False})
+        server.form(lambda events: {}, 1.0)
+    server.on_message(member, GroupBroken(1, "no such numbers", False))
     with pytest.raises(pl.RunError, match=r"worker 1 \(here\) .* \(worker 1: no such numbers\)"):
-        head.form(lambda events: {}, 1.0)
+        server.form(lambda events: {}, 1.0)
 
 
-def test_a_sum_that_cannot_be_begun_is_as_one_that_breaks():
-    head = head_with()
-    head.ring = Torn()
+def client_on(wire):
+    client = MembershipClient(cluster(), {})
+    client._session = ClientSession(wire)
+    client._session.listen(client._on_message, client._on_error)
+    return client
+
+
+def test_a_sum_that_cannot_be_started_breaks_the_group():
+    server = server_with()
+    server.group = Torn()
     with pytest.raises(MembershipChanged, match="cut off"):
-        head.begin_sum(None)
-    rank = MembershipClient(cluster(), {})
-    rank.ring, rank._line = Torn(), Wire({"form": 2, "key": "a secret", "place": 1, "size": 2, "uses_nccl": False})
-    in_thread(rank._listen)
+        server.begin_sum(None)
+    wire = Wire(FormGroup(2, "a secret", 1, 2, False))
+    client = client_on(wire)
+    client.group = Torn()
     with pytest.raises(MembershipChanged):
-        rank.begin_sum(None)
-    assert rank._line.told == [{"broken": "cut off", "generation": 0, "is_apart": False}]
+        client.begin_sum(None)
+    assert wire.sent == [GroupBroken(0, "cut off", False)]
 
 
-def test_what_goes_wrong_in_a_thread_that_listens_is_raised_where_it_is_waited_for():
-    rank = MembershipClient(cluster(), {})
-    rank._line = Wire({"table": "what is that?"})
-    in_thread(rank._listen)
-    thread, raised = in_thread(lambda: rank.table(1.0))
-    thread.join(5.0)
-    assert [type(error) for error in raised] == [KeyError]
+def fail(*_):
+    raise TypeError("unexpected")
 
 
-@pytest.mark.parametrize("text", [{"hand": ["too", "many", *range(20)]}, "no text"])
-def test_rank_0_raises_what_goes_wrong_while_it_hears_others(text, meeting):
-    head = head_with()
-    gate = Gate(head, meeting, "a secret", {}, [None], None)
-    head.generation = 1
-    gate._listen(PeerJoined(1, 1, Wire({"name": "worker 1", "has_own_gpu": False}, text), 1))
-    thread, raised = in_thread(lambda: head.table(1.0))
+def test_an_error_of_the_receiving_thread_is_raised_in_the_main_thread():
+    wire = Wire(StepSummary(0, 0.0, False, {}))
+    wire.release_sent = fail
+    with pytest.raises(TypeError, match="unexpected"):
+        client_on(wire).summary(1.0)
+
+
+@pytest.mark.parametrize("message", [StepReport(1), Leave("SIGTERM")])
+def test_an_error_in_a_callback_of_the_acceptor_ends_the_run(message, rendezvous, monkeypatch):
+    server = server_with()
+    monkeypatch.setattr(server, "on_message", fail)
+    acceptor = Acceptor(rendezvous, "a secret", {}, [None, None], server)
+    server.generation = 1
+    acceptor._run(peer(1, Wire(message)))
+    thread, raised = in_thread(lambda: server.summary(1.0))
     thread.join(5.0)
     assert [type(error) for error in raised] == [MembershipChanged]
-    with pytest.raises((TypeError, AssertionError)):
-        head.form(lambda events: {}, 1.0)
-    gate.close()
+    with pytest.raises(TypeError, match="unexpected"):
+        server.form(lambda events: {}, 1.0)
+    acceptor.close()
 
 
 def test_rank_0_that_cannot_open_leaves_nothing_behind(monkeypatch):
-    class NoGate:
+    class NoAcceptor:
         def __init__(self, *_):
             raise RuntimeError("no thread to be had")
 
-    monkeypatch.setattr(head_module, "Gate", NoGate)
-    monkeypatch.setattr(head_module, "call", lambda cluster: None)
+    monkeypatch.setattr(membership_module, "Acceptor", NoAcceptor)
+    monkeypatch.setattr(membership_module, "listen_as_rank_0", lambda cluster: None)
     before = what_is_open()
-    head = head_with(ranks=SimpleNamespace(token="a secret"))
+    server = server_with(ranks=SimpleNamespace(token="a secret"))
     with pytest.raises(RuntimeError, match="no thread"):
-        head.open()
-    head.close({})
+        server.open()
+    server.close(failed_end(RuntimeError()))
     assert what_is_open() == before
 
 

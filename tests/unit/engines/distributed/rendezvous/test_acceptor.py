@@ -1,4 +1,4 @@
-"""The door of rank 0: who may come in, and what is left of those who have gone."""
+"""Connection acceptor: which processes may join, and what is released when they have gone."""
 
 import os
 import socket
@@ -12,70 +12,76 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.engines.distributed.allreduce import elastic_group as rings
+from paceline.engines.distributed.allreduce import elastic_group as group_module
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup
-from paceline.engines.distributed.rendezvous import rendezvous as places
-from paceline.engines.distributed.rendezvous.acceptor import Acceptor, PeerJoined, PeerLost, PeerRejected
-from paceline.engines.distributed.rendezvous.handshake import RunOver, apply_for, notice_of_end
+from paceline.engines.distributed.rendezvous import rendezvous as rendezvous_module
+from paceline.engines.distributed.rendezvous.acceptor import (
+    Acceptor,
+    PeerJoined,
+    PeerLost,
+    PeerRejected,
+    QueueHandler,
+)
+from paceline.engines.distributed.rendezvous.handshake import RunFinished, authenticate_self, sign_end
 from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous
-from paceline.engines.distributed.transport import connection as lines
-from paceline.engines.distributed.transport import keepalive as silence
-from paceline.engines.distributed.transport.connection import SHORT_BYTES, Connection, ConnectionLost
+from paceline.engines.distributed.transport import connection as connection_module
+from paceline.engines.distributed.transport import keepalive
+from paceline.engines.distributed.transport.connection import UNAUTHENTICATED_BYTES, Connection, ConnectionLost
 from paceline.engines.distributed.transport.event_queue import EventQueue
-from paceline.engines.distributed.transport.messages import Text
+from paceline.engines.distributed.transport.headers import ControlHeader
+from paceline.engines.distributed.transport.messages import End, Hello, Proof
 
 TOKEN = "a secret"
 DEEP = {"layers": {f"layers_of_a_deep_network.{i}": "Linear(in_features=1, out_features=1)" for i in range(20_000)}}
 
 
 @contextmanager
-def door(agreement=None, processes=2):
-    """Yield a place with a door, and where is told who comes and goes."""
-    with whole_door(agreement, processes) as (made, place, inbox):
-        assert made is not None
-        yield place, inbox
+def accepting(job_spec=None, processes=2):
+    """Yield an endpoint with an acceptor, and the queue of its events."""
+    with acceptor_at(job_spec, processes) as (_, endpoint, events):
+        yield endpoint, events
 
 
 @contextmanager
-def whole_door(agreement=None, processes=2):
-    """Yield a door, too."""
-    meeting = Rendezvous.on("127.0.0.1", silence_s=60)
-    inbox = EventQueue()
-    made = Acceptor(meeting, TOKEN, agreement or {}, [None] * processes, inbox)
+def acceptor_at(job_spec=None, processes=2):
+    """Yield an acceptor, too."""
+    rendezvous = Rendezvous.listen("127.0.0.1", keepalive_timeout_s=60)
+    events = EventQueue()
+    acceptor = Acceptor(rendezvous, TOKEN, job_spec or {}, [None] * processes, QueueHandler(events))
     try:
-        yield made, meeting.place, inbox
+        yield acceptor, rendezvous.endpoint, events
     finally:
-        assert made.close()
-        inbox.close()
+        assert acceptor.close()
+        events.close()
 
 
-def line_to(place):
-    store = place.client()
-    ticket = int(store.add(places.TICKETS, 1))
-    store.set(places._here(ticket), "here")
-    return Connection(store, places._pair_key(ticket), 1, place.device, 60)
+def connect(endpoint):
+    store = endpoint.client()
+    peer_id = int(store.add(rendezvous_module.PEER_COUNT, 1))
+    store.set(rendezvous_module._ready_key(peer_id), "ready")
+    return Connection(store, rendezvous_module._connection_key(peer_id), 1, endpoint.device, 60)
 
 
-def hello(worker=0, agreement=None):
-    return {"name": "worker 0", "worker": worker, "agreement": agreement or {}}
+def hello(worker=0, job_spec=None):
+    return Hello("worker 0", worker, job_spec or {})
 
 
-def test_an_agreement_may_be_long():
-    with door(DEEP) as (place, inbox), closing(line_to(place)) as line:
-        apply_for(line, TOKEN, hello(agreement=DEEP))
-        assert isinstance(inbox.get(), PeerJoined)
+def test_a_job_spec_may_be_long():
+    with accepting(DEEP) as (endpoint, events), closing(connect(endpoint)) as connection:
+        authenticate_self(connection, TOKEN, hello(job_spec=DEEP))
+        assert isinstance(events.get(), PeerJoined)
 
 
-END = {"outcome": "updates", "reason": "5 updates made", "time_s": 1.0}
+END = End("updates", "5 updates made", 1.0)
 
 
-def test_a_process_at_the_door_is_told_that_the_run_is_over():
-    with whole_door() as (made, place, inbox), closing(line_to(place)) as line:
-        made.announce_end(END)
-        with pytest.raises(RunOver, match="5 updates made") as over:
-            apply_for(line, TOKEN, hello())
-        assert over.value.end == END
-        assert inbox.is_empty
+def test_a_process_that_joins_after_the_end_receives_the_end_of_the_run():
+    with acceptor_at() as (acceptor, endpoint, events), closing(connect(endpoint)) as connection:
+        acceptor.announce_end(END)
+        with pytest.raises(RunFinished, match="5 updates made") as finished:
+            authenticate_self(connection, TOKEN, hello())
+        assert finished.value.end == END
+        assert events.is_empty
 
 
 @pytest.fixture
@@ -88,66 +94,68 @@ def late(monkeypatch):
 
 
 def test_a_process_that_comes_later_reads_that_the_run_is_over(late):
-    with whole_door() as (made, place, _):
-        made.announce_end(END)
-        with pytest.raises(RunOver) as over:
-            places.enter(place, late)
-        assert over.value.end == END
-        assert int(place.client().add(places.TICKETS, 0)) == 0
+    with acceptor_at() as (acceptor, endpoint, _):
+        acceptor.announce_end(END)
+        with pytest.raises(RunFinished) as finished:
+            rendezvous_module.join(endpoint, late)
+        assert finished.value.end == END
+        assert int(endpoint.client().add(rendezvous_module.PEER_COUNT, 0)) == 0
 
 
-@pytest.mark.parametrize("notice", ["no JSON", "[]", "{}", notice_of_end(END, "another secret")])
-def test_a_notice_by_somebody_who_does_not_know_the_token_is_not_believed(notice, late):
-    with whole_door() as (_, place, _):
-        place.client().set(places.OVER, notice)
-        _, line = places.enter(place, late)
-        line.close()
+@pytest.mark.parametrize("notice", ["no JSON", "[]", "{}", sign_end(END, "another secret")])
+def test_an_end_that_is_signed_with_another_token_is_ignored(notice, late):
+    with acceptor_at() as (_, endpoint, _):
+        endpoint.client().set(rendezvous_module.ENDED, notice)
+        _, connection = rendezvous_module.join(endpoint, late)
+        connection.close()
 
 
-def test_a_long_difference_is_told_in_short():
-    with door(DEEP) as (place, inbox), closing(line_to(place)) as line:
+def test_a_long_difference_is_shortened():
+    with accepting(DEEP) as (endpoint, events), closing(connect(endpoint)) as connection:
         with pytest.raises(pl.UsageError, match="and 19990 more") as refused:
-            apply_for(line, TOKEN, hello(agreement={"layers": {}}))
+            authenticate_self(connection, TOKEN, hello(job_spec={"layers": {}}))
         assert len(str(refused.value)) < 1500
-        line.close()
-        assert inbox.get() == PeerRejected(str(refused.value))
+        connection.close()
+        assert events.get() == PeerRejected(str(refused.value))
 
 
-def test_nobody_may_say_much_before_it_has_proved_who_it_is():
-    with door() as (place, _), closing(line_to(place)) as line:
-        line.receive()
-        line.send(Text(SHORT_BYTES + 1), [torch.zeros(SHORT_BYTES + 1, dtype=torch.uint8)])
+def test_a_peer_that_is_not_authenticated_may_not_send_long_messages():
+    with accepting() as (endpoint, _), closing(connect(endpoint)) as connection:
+        connection.recv()
+        connection.send(
+            ControlHeader(UNAUTHENTICATED_BYTES + 1), [torch.zeros(UNAUTHENTICATED_BYTES + 1, dtype=torch.uint8)]
+        )
         with pytest.raises(ConnectionLost):
-            line.receive()
+            connection.recv()
 
 
-def test_nothing_is_told_to_somebody_who_does_not_know_the_token():
-    heard = []
-    with door(DEEP) as (place, _), closing(line_to(place)) as line:
-        line.tell = heard.append
-        asked = threading.Thread(target=_apply_in_vain, args=[line])
-        asked.start()
-        while not heard:
+def test_a_process_sends_nothing_about_the_job_before_the_server_has_proved_its_token():
+    sent = []
+    with accepting(DEEP) as (endpoint, _), closing(connect(endpoint)) as connection:
+        connection.send = sent.append
+        joining = threading.Thread(target=_join_in_vain, args=[connection])
+        joining.start()
+        while not sent:
             pass
-        assert heard[0].keys() == {"proof", "challenge"}
-        line.close()
-        asked.join()
+        assert [type(message) for message in sent] == [Proof]
+        connection.close()
+        joining.join()
 
 
-def _apply_in_vain(line):
+def _join_in_vain(connection):
     with pytest.raises(ConnectionLost):
-        apply_for(line, TOKEN, hello(agreement=DEEP))
+        authenticate_self(connection, TOKEN, hello(job_spec=DEEP))
 
 
 def test_nothing_is_left_of_a_process_that_has_gone():
     def come_and_go(times):
         for _ in range(times):
-            with closing(line_to(place)) as line:
-                apply_for(line, TOKEN, hello())
-                assert isinstance(inbox.get(), PeerJoined)
-            assert isinstance(inbox.get(), PeerLost)
+            with closing(connect(endpoint)) as connection:
+                authenticate_self(connection, TOKEN, hello())
+                assert isinstance(events.get(), PeerJoined)
+            assert isinstance(events.get(), PeerLost)
 
-    with door() as (place, inbox):
+    with accepting() as (endpoint, events):
         come_and_go(3)
         before = _open_files(), _threads()
         come_and_go(20)
@@ -164,46 +172,48 @@ def _threads():
     return psutil.Process().num_threads()
 
 
-def test_a_number_that_is_nobodys_is_refused_with_what_to_type():
-    with door() as (place, inbox), closing(line_to(place)) as line:
+def test_an_unknown_worker_number_is_rejected_with_what_to_type():
+    with accepting() as (endpoint, events), closing(connect(endpoint)) as connection:
         with pytest.raises(pl.UsageError, match=r"there is no worker 5, .*RANK") as refused:
-            apply_for(line, TOKEN, hello(worker=5))
-        line.close()
-        assert inbox.get() == PeerRejected(str(refused.value))
+            authenticate_self(connection, TOKEN, hello(worker=5))
+        connection.close()
+        assert events.get() == PeerRejected(str(refused.value))
 
 
-def test_another_number_of_processes_is_refused_with_what_to_type():
-    said = r"WORLD_SIZE 3, now 4; seed 1, now 2: to join a run, give the WORLD_SIZE that all others have and the RANK"
+def test_another_number_of_processes_is_rejected_with_what_to_type():
+    said = r"WORLD_SIZE 3, now 4; seed 1, now 2: to join a run, set the WORLD_SIZE of the other processes and the RANK"
     with (
-        door({"WORLD_SIZE": 3, "seed": 1}) as (place, _),
-        closing(line_to(place)) as line,
+        accepting({"WORLD_SIZE": 3, "seed": 1}) as (endpoint, _),
+        closing(connect(endpoint)) as connection,
         pytest.raises(pl.UsageError, match=said),
     ):
-        apply_for(line, TOKEN, hello(agreement={"WORLD_SIZE": 4, "seed": 2}))
+        authenticate_self(connection, TOKEN, hello(job_spec={"WORLD_SIZE": 4, "seed": 2}))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_only_the_connections_of_lines_and_rings_end_when_their_host_is_silent(host):
-    meeting = Rendezvous.on(host, silence_s=60)
+def test_only_the_connections_of_gloo_end_when_their_host_is_silent(host):
+    rendezvous = Rendezvous.listen(host, keepalive_timeout_s=60)
+    endpoint = rendezvous.endpoint
     with socket.create_server(("127.0.0.1", 0)) as listener:
         users = [socket.create_connection(listener.getsockname()), listener.accept()[0]]
-        clients = [meeting.place.client() for _ in range(2)]
-        with patch.object(lines, "sockets", set), patch.object(rings, "sockets", set):  # as if all of them were new
-            ours = _together(lambda side: Connection(clients[side], "key", side, meeting.place.device, 60), 2)
-            of_lines = _limited()
-            theirs = _together(lambda at: _ring(at, meeting.place), 3)
-        assert (len(of_lines), len(_limited())) == (2, 2 + 6)
+        clients = [endpoint.client() for _ in range(2)]
+        # As if all of them were new:
+        with patch.object(connection_module, "open_sockets", set), patch.object(group_module, "open_sockets", set):
+            ours = _together(lambda side: Connection(clients[side], "key", side, endpoint.device, 60), 2)
+            of_connections = _limited()
+            theirs = _together(lambda rank: _group(rank, endpoint), 3)
+        assert (len(of_connections), len(_limited())) == (2, 2 + 6)
         assert not {user.fileno() for user in users} & set(_limited())
         for each in [*ours, *theirs]:
-            (each.close if isinstance(each, Connection) else each.break_off)()
+            (each.close if isinstance(each, Connection) else each.abort)()
         for user in users:
             user.close()
 
 
-def _ring(at, place):
-    ring = ElasticGroup("a secret", at, 3)
-    ring.connect(place, 60)
-    return ring
+def _group(rank, endpoint):
+    group = ElasticGroup("a secret", rank, 3)
+    group.connect(endpoint, 60)
+    return group
 
 
 def _together(make, size):
@@ -214,7 +224,7 @@ def _together(make, size):
 def _limited():
     """Return the descriptors of connections that end when their host is silent."""
     found = []
-    for file in silence._open_files().values():
+    for file in keepalive._descriptors().values():
         with socket.socket(fileno=os.dup(file)) as connection:
             if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000:
                 found.append(file)

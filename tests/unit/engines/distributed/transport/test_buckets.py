@@ -10,7 +10,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from paceline.engines.distributed.transport import wire_format as wires
-from paceline.engines.distributed.transport.buckets import MOST, Bucket, BucketSender, as_number, cut, from_number
+from paceline.engines.distributed.transport.buckets import (
+    MAX_BUCKETS,
+    Bucket,
+    BucketSender,
+    from_bitmask,
+    make_buckets,
+    to_bitmask,
+)
 from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
 from paceline.server.flat_buffers import FlatLayout
 from paceline.worker.replica import Replica
@@ -22,16 +29,16 @@ WIDTH = 24
 @given(st.integers(0, 200), st.integers(0, 300), st.integers(64, 5000))
 def test_pieces_cover_every_byte_once(words, more, piece_nbytes):
     gradient_nbytes, nbytes = 64 * (words + 1), 64 * (words + 1) + more
-    pieces = cut(gradient_nbytes, nbytes, piece_nbytes)
+    pieces = make_buckets(gradient_nbytes, nbytes, piece_nbytes)
     assert [byte for piece in sorted(pieces) for byte in range(*piece)] == list(range(nbytes))
-    assert len(pieces) <= MOST
+    assert len(pieces) <= MAX_BUCKETS
     assert len(pieces) == 1 or gradient_nbytes in {piece.stop for piece in pieces}  # buffers are apart
     assert len({piece.start % 64 for piece in pieces}) == 1
 
 
-@given(st.sets(st.integers(0, MOST - 1)))
+@given(st.sets(st.integers(0, MAX_BUCKETS - 1)))
 def test_a_set_of_pieces_is_a_number_that_a_header_holds(pieces):
-    assert set(from_number(int(float(as_number(pieces))))) == pieces
+    assert set(from_bitmask(int(float(to_bitmask(pieces))))) == pieces
 
 
 @settings(deadline=None)
@@ -57,10 +64,10 @@ def test_the_other_side_ends_up_with_the_gradient_whatever_is_accumulated_when(d
         for parameter in data.draw(st.lists(st.integers(0, len(places) - 1), max_size=12)):
             for byte in range(*places[parameter]):
                 here[byte] += 1
-            departure.accumulated(parameter)
+            departure.on_accumulated(parameter)
         here[-1] = 7  # of the buffers
-        gone = set(departure.gone)
-        rest, again = departure.rest()
+        gone = set(departure.sent)
+        rest, again = departure.remaining()
         assert set(rest) == set(range(len(pieces))) - gone
         assert again <= gone
         for number in [*rest, *again]:
@@ -94,10 +101,10 @@ reentrant, without = (partial(checkpoint, use_reentrant=kind) for kind in (True,
 @pytest.mark.parametrize("wire", ["float32", "bf16"])
 @pytest.mark.parametrize("call", [None, without, reentrant], ids=["looped", "checkpointed", "reentrant"])
 def test_every_kind_of_backward_pass_sends_its_gradient(call, wire, microbatches, monkeypatch):
-    monkeypatch.setattr(wires, "cut", partial(cut, piece_nbytes=512))
+    monkeypatch.setattr(wires, "make_buckets", partial(make_buckets, bucket_nbytes=512))
     job = tiny_job(model=partial(Looped, call), data=dataset(dtype=torch.float32), microbatches=microbatches)
     replica = Replica(job, 1, 1)
-    replica.on_gradient_ready = lambda parameter: departure.accumulated(parameter)
+    replica.on_gradient_ready = lambda parameter: departure.on_accumulated(parameter)
     plain = Replica(job, 1, 1)
     layout = replica.layout
     version, gradient, expected = layout.allocate(), layout.allocate(), layout.allocate()
@@ -112,15 +119,15 @@ def test_every_kind_of_backward_pass_sends_its_gradient(call, wire, microbatches
 
     def send(number):
         leaving.pack(number)
-        there.pieces[number].copy_(leaving.pieces[number])
+        there.buckets[number].copy_(leaving.buckets[number])
 
-    departure = BucketSender(WireFormat(wire, layout).pieces, WireFormat(wire, layout).parameters, send)
+    departure = BucketSender(WireFormat(wire, layout).buckets, WireFormat(wire, layout).parameters, send)
     early, repeated = [], []
     for draw in (1, 2, 3):
         departure.begin()
         measured = replica.gradient(0, draw, None, version, gradient)
-        early.append(len(departure.gone))
-        rest, again = departure.rest()
+        early.append(len(departure.sent))
+        rest, again = departure.remaining()
         repeated.append(len(again))
         for number in [*rest, *again]:
             send(number)
@@ -136,8 +143,8 @@ def test_every_kind_of_backward_pass_sends_its_gradient(call, wire, microbatches
 @given(st.integers(0, 1 << 20), st.integers(0, 1 << 20))
 def test_what_two_pieces_have_in_common(start, stop):
     piece, other = Bucket(min(start, stop), max(start, stop)), Bucket(1000, 2000)
-    common = piece.common(other)
-    assert common == other.common(piece)
+    common = piece.intersection(other)
+    assert common == other.intersection(piece)
     assert max(0, common.nbytes) == len(range(max(piece.start, 1000), min(piece.stop, 2000)))
 
 
@@ -147,7 +154,7 @@ def test_parameters_lie_where_they_are_packed():
     vectors = layout.allocate()
     for number, view in enumerate(vectors.parameters):
         view.fill_(number + 1)
-    memory = wire.room(vectors)
+    memory = wire.allocate(vectors)
     wire.pack(vectors, memory)
     for number, place in enumerate(wire.parameters):
         assert set(place.of(memory).view(torch.bfloat16).tolist()) == {number + 1.0}

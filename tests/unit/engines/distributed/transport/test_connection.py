@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from paceline.engines.distributed.transport.connection import AHEAD, Connection, ConnectionLost
-from paceline.engines.distributed.transport.messages import (
-    Interrupting,
+from paceline.engines.distributed.transport.connection import POSTED_HEADERS, Connection, ConnectionLost
+from paceline.engines.distributed.transport.headers import (
+    CancelTask,
     RemoteTask,
     RemoteTaskCancelled,
     RemoteTaskDone,
@@ -41,7 +41,7 @@ class Recorded:
 
 @pytest.fixture
 def sides():
-    """Return the line of a server and that of a worker, each with rooms for two pieces."""
+    """Return the line of a server and that of a worker, each with buffers for two buckets."""
     store = dist.HashStore()
     with ThreadPoolExecutor() as pool:
         making = [pool.submit(line, store, side) for side in range(2)]
@@ -51,51 +51,53 @@ def sides():
     worker.close()
 
 
-def line(store, side, rooms=None):
-    made = Connection(store, "line", side, dist.ProcessGroupGloo.create_device(hostname="127.0.0.1"), silence_s=5.0)
-    made.make_rooms(rooms or [torch.zeros(1000), torch.zeros(1000)])
+def line(store, side, buffers=None):
+    made = Connection(
+        store, "line", side, dist.ProcessGroupGloo.create_device(hostname="127.0.0.1"), keepalive_timeout_s=5.0
+    )
+    made.post_buckets(buffers or [torch.zeros(1000), torch.zeros(1000)])
     made._group = Recorded(made._group)
     return made
 
 
-def test_who_has_received_posts_nothing_before_it_answers(sides):
+def test_a_receiver_posts_nothing_before_it_answers(sides):
     server, worker = sides
     worker.send(FINISHED)
     for draw in range(3):
         worker._group.done.clear()
-        server.send(WORK._replace(draw=draw), pieces=[(0, torch.full([1000], float(draw)))])
-        assert worker.receive() == WORK._replace(draw=draw)
-        worker.receive_pieces([0])
-        assert worker._rooms[0].tolist() == [draw] * 1000
-        server.send(Interrupting(draw))
-        assert worker.receive() == Interrupting(draw)
+        server.send(WORK._replace(draw=draw), buckets=[(0, torch.full([1000], float(draw)))])
+        assert worker.recv() == WORK._replace(draw=draw)
+        worker.recv_buckets([0])
+        assert worker._buffers[0].tolist() == [draw] * 1000
+        server.send(CancelTask(draw))
+        assert worker.recv() == CancelTask(draw)
         assert worker._group.done == []
         worker.send(RemoteTaskCancelled(draw, 0))
         assert worker._group.done == ["recv"] * 4 + ["send"], "two messages, a room and an end, before the answer"
 
 
-def test_a_piece_that_comes_twice_finds_its_room_twice(sides):
+def test_a_bucket_can_be_sent_twice(sides):
     server, worker = sides
     server.send(WORK)
-    worker.receive()
-    worker.send_piece(1, torch.full([1000], 1.0))
-    again = [torch.full([1000], 3.0)]
-    worker.send(FINISHED, again, pieces=[(0, torch.full([1000], 2.0))], will_be_answered=True)
-    assert server.receive() == FINISHED
-    server.receive_pieces(range(2))
-    assert [room.tolist() for room in server._rooms] == [[2.0] * 1000, [1.0] * 1000]
-    server.receive_into(server._rooms[1])
-    assert server._rooms[1].tolist() == [3.0] * 1000
+    worker.recv()
+    worker.send_bucket(1, torch.full([1000], 1.0))
+    resent = [torch.full([1000], 3.0)]
+    worker.send(FINISHED, resent, buckets=[(0, torch.full([1000], 2.0))], will_be_answered=True)
+    assert server.recv() == FINISHED
+    server.recv_buckets(range(2))
+    assert [room.tolist() for room in server._buffers] == [[2.0] * 1000, [1.0] * 1000]
+    server.recv_into(server._buffers[1])
+    assert server._buffers[1].tolist() == [3.0] * 1000
 
 
-@pytest.mark.parametrize("count", [1, AHEAD, 5 * AHEAD])
+@pytest.mark.parametrize("count", [1, POSTED_HEADERS, 5 * POSTED_HEADERS])
 def test_more_messages_than_are_expected_come_in_order_without_an_answer(sides, count):
     server, worker = sides
     worker.send(FINISHED)
-    assert server.receive() == FINISHED
+    assert server.recv() == FINISHED
     for draw in range(count):
-        server.send(Interrupting(draw))
-    assert [worker.receive().draw for _ in range(count)] == list(range(count))
+        server.send(CancelTask(draw))
+    assert [worker.recv().draw for _ in range(count)] == list(range(count))
 
 
 # --- somebody dies while it sends -----------------------------------------------------------------------------
@@ -107,23 +109,23 @@ def store_at(port, *, is_server):
 
 def die_while_sending(port, is_piece):
     worker = line(store_at(port, is_server=False), 1)
-    worker.receive()
+    worker.recv()
     content = torn(SIZE)
-    worker.send(FINISHED, [] if is_piece else [content], pieces=[(0, content)] if is_piece else None)
+    worker.send(FINISHED, [] if is_piece else [content], buckets=[(0, content)] if is_piece else None)
     with suppress(ConnectionLost):  # where gloo's own thread sends, it ends the process
-        worker.receive()
+        worker.recv()
 
 
 @pytest.mark.parametrize("is_piece", [True, False])
-def test_who_has_received_a_half_hears_that_the_other_half_will_not_come(is_piece):
+def test_a_receiver_of_half_a_message_notices_that_the_connection_has_ended(is_piece):
     port, room = free_port(), torch.zeros(SIZE)
     store = store_at(port, is_server=True)
     sender = context().Process(target=die_while_sending, args=(port, is_piece), daemon=True)
     sender.start()
     server = line(store, 0, [room])
     server.send(WORK)
-    assert server.receive() == FINISHED
-    waiting, raised = in_thread(lambda: server.receive_pieces([0]) if is_piece else server.receive_into(room))
+    assert server.recv() == FINISHED
+    waiting, raised = in_thread(lambda: server.recv_buckets([0]) if is_piece else server.recv_into(room))
     waiting.join(10.0)
     assert [type(error) for error in raised] == [ConnectionLost]
     assert (room[0], room[-1]) == (1, 0)

@@ -129,18 +129,18 @@ def test_a_server_that_moves_goes_on_as_one_that_stays(optimizer):
 def test_a_version_stays_while_it_is_held_and_only_then_is_it_copied(wire):
     server, layout, update = served(sgd(), measure=False)
     published = PublishedVersions(server, layout, WireFormat(wire, layout))
-    published.take_over(0)
+    published.publish_storage(0)
     places, held = [], []
     for version in range(1, 7):
         is_held = version in {2, 3}
         if is_held:
             published.acquire(version - 1)
-            travelling = published.travelling(version - 1)
+            travelling = published.packed(version - 1)
             held.append((travelling, travelling.clone()))
-        assert sum(torch.equal(published.travelling(version - 1), before) for _, before in held) == is_held
+        assert sum(torch.equal(published.packed(version - 1), before) for _, before in held) == is_held
         published.reserve()
         update()
-        published.take_over(version)
+        published.publish_storage(version)
         places.append(server.state)
         assert all(torch.equal(*pair) for pair in held)
     assert [places[i] is not places[i - 1] for i in range(1, 6)] == [True, True, False, False, False]
@@ -154,15 +154,15 @@ def test_a_copy_is_made_ahead_where_the_last_update_needed_one_and_never_used_la
     server, layout, update = served(sgd(momentum=0.9), measure=False)
     stayer, _, update_stayer = served(sgd(momentum=0.9), measure=False)
     published = PublishedVersions(server, layout, WireFormat("float32", layout))
-    published.take_over(0)
+    published.publish_storage(0)
     copies = []
     copy = FlatBuffers.copy_
     monkeypatch.setattr(FlatBuffers, "copy_", lambda self, other: copies.append(other) or copy(self, other))
     ahead, late = [], []
     for version, is_read in enumerate([False, True, True, False, False, True], 1):
         copies.clear()
-        published.get_ready()
-        published.get_ready()  # once is enough
+        published.prepare_copy()
+        published.prepare_copy()  # once is enough
         ahead.append(len(copies))
         if is_read:
             published.acquire(version - 1)
@@ -170,6 +170,6 @@ def test_a_copy_is_made_ahead_where_the_last_update_needed_one_and_never_used_la
         late.append(len(copies) - ahead[-1])
         update()
         update_stayer()
-        published.take_over(version)
+        published.publish_storage(version)
         assert torch.equal(server.state.memory, stayer.state.memory)
     assert (ahead, late) == ([0, 0, 1, 1, 0, 0], [0, 1, 0, 0, 0, 1])
