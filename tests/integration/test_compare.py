@@ -128,7 +128,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path, processes):
 )
 def test_another_question_in_the_same_folder_is_refused(tmp_path, change, words):
     compare(tmp_path)
-    with pytest.raises(pl.UsageError, match="holds another comparison") as refusal:
+    with pytest.raises(pl.UsageError, match="contains another comparison") as refusal:
         compare(tmp_path, **change)
     assert words in str(refusal.value)
     compare(tmp_path)  # and the folder is not locked
@@ -136,7 +136,7 @@ def test_another_question_in_the_same_folder_is_refused(tmp_path, change, words)
 
 def test_a_folder_with_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(pl.UsageError, match="holds something else"):
+    with pytest.raises(pl.UsageError, match="is not the folder of a comparison"):
         compare(tmp_path)
 
 
@@ -246,11 +246,11 @@ def test_a_process_that_is_killed_fails_its_run_only(tmp_path):
 
 REFUSED = [
     ({"protocols": "bsp, k_sync(k=5)"}, "give k <= 4"),
-    ({"protocols": "bsp, bsp"}, "bsp is compared with itself"),
-    ({"protocols": []}, "there are no protocols to compare"),
-    ({"seeds": 0}, "seeds = 0, expected how many"),
+    ({"protocols": "bsp, bsp"}, "bsp is given twice"),
+    ({"protocols": []}, "no protocols are given"),
+    ({"seeds": 0}, "seeds=0, expected their number"),
     ({"seeds": [1, 1]}, "different whole numbers"),
-    ({"processes": 0}, "processes = 0, expected a whole number >= 1"),
+    ({"processes": 0}, "processes=0, expected a whole number >= 1"),
     ({"processes": 2, "cluster": pl.LocalCluster(2)}, "runs on a local cluster take real time"),
     ({"job": "digits"}, "expected a pl.Job"),
     ({"stop": "accuracy=0.9"}, "no evaluation data"),
@@ -342,7 +342,7 @@ def test_differences_are_intervals_paired_by_seed():
     assert not any(each.is_seen for each in comparison.against_first(comparison.rows[2]))
     said = " ".join(comparison.text().split())
     assert "fast against bsp, 95 % intervals over 3 paired seeds: speed-up 2 to 2; training loss +0.00752" in said
-    assert "like against bsp, 95 % intervals over 3 paired seeds: speed-up: no difference to see (0.6" in said
+    assert "like against bsp, 95 % intervals over 3 paired seeds: speed-up: no significant difference (0.6" in said
     row = json.loads(comparison.to_json())["rows"][1]["against_first"]
     assert row["speed-up"]["is_seen"] is True
     assert row["training loss"]["pairs"] == 3
@@ -433,7 +433,7 @@ def test_without_a_folder_it_says_where_it_wrote(program):
 
 
 def test_nobody_wins_where_nothing_was_to_be_reached(tmp_path):
-    assert compare(tmp_path).verdict().startswith("The stop has no target, so no protocol won")
+    assert compare(tmp_path).verdict().startswith("The stop has no target, so there is no winner")
 
 
 def test_a_failure_is_status_1_after_the_table(program):

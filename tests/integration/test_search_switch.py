@@ -18,7 +18,7 @@ from paceline.experiments.runner.ending import is_finished
 from paceline.experiments.runner.progress import ProgressBars
 from paceline.experiments.switch_point.bisection import Bisection
 from paceline.experiments.switch_point.result import SwitchSearch
-from paceline.experiments.switch_point.trials import Trial, Trials
+from paceline.experiments.switch_point.trials import Trials, TrialSpec
 from paceline.recording.run_folder import EVENTS
 from paceline.recording.run_stats import count
 from tiny_jobs import dataset, sgd, tiny_job
@@ -89,7 +89,7 @@ def test_where_nothing_keeps_the_accuracy_the_first_protocol_stays(tmp_path):
     found = search(tmp_path, target=1.0, margin=0.0, runs=1, first_runs=1, then="k_async(k=2)", first="k_sync(k=2)")
     assert [trials.fraction for trials in found.tried] == [0.5, 0.75]
     assert (found.fraction, found.speed_up) == (1.0, 1.0)
-    assert "No switch kept the accuracy: stay with k_sync(k=2) to the end." in found.text()
+    assert "No switch point kept the accuracy: use k_sync(k=2) to the end." in found.text()
     plan = pl.sync_switch(timing=str(tmp_path / "timing.toml"))
     assert str(plan) == "k_sync(k=2)"
     assert len(found.alone.times_s) == 1
@@ -159,9 +159,9 @@ def test_without_a_folder_it_finds_what_waits_to_go_on(tmp_path, monkeypatch):
 
 
 def test_another_search_in_the_same_folder_is_refused(whole):
-    with pytest.raises(pl.UsageError, match=r"holds another search: margin 0.01, now 0.1; ask the same again"):
+    with pytest.raises(pl.UsageError, match=r"contains another search: margin 0.01, now 0.1; repeat the same call"):
         search(whole.folder, margin=0.1)
-    with pytest.raises(pl.UsageError, match="holds something else than a comparison"):
+    with pytest.raises(pl.UsageError, match="is not the folder of a comparison"):
         pl.compare(job(), protocols="bsp", cluster=CLUSTER, stop="epochs=1", out=whole.folder)
 
 
@@ -192,7 +192,7 @@ def records(folder):
 def test_where_the_first_protocol_diverges_that_is_said_and_nothing_is_stored(tmp_path):
     unstable = job(optimizer=sgd(lr=60.0, momentum=0.9))
     for _ in range(2):  # asked again, it says the same, and does nothing
-        with pytest.raises(pl.RunError, match=r"bsp alone diverged \(seed 0, 1\).*nothing is stored; lower"):
+        with pytest.raises(pl.RunError, match=r"bsp alone diverged \(seed 0, 1\).* no target accuracy; lower"):
             search(tmp_path, unstable, stop="epochs=20")
         names = {path.name for path in tmp_path.iterdir()}
         assert names == {"search.json", "bsp"}
@@ -231,21 +231,27 @@ def test_a_trial_that_raises_is_told_with_its_traceback(tmp_path):
 
 
 def test_a_run_without_workers_is_no_divergence(tmp_path):
-    with pytest.raises(pl.RunError, match=r"bsp, seed 0: no live worker.*; ask the same again with out="):
+    with pytest.raises(pl.RunError, match=r"bsp, seed 0: no live worker.*; repeat the same call with out="):
         search(tmp_path, cluster=pl.Cluster(1, faults=[pl.Fault(0, 3)]))
 
 
 REFUSED = [
-    ({"made": tiny_job()}, "has nothing to measure an accuracy on; give it eval_data"),
-    ({"made": job(loss=None, step=without_accuracy)}, "evaluation gives only loss; expected an accuracy as a share"),
-    ({"made": job(loss=None, step=in_percent)}, "evaluation gives an accuracy of 33; expected an accuracy as a share"),
+    ({"made": tiny_job()}, "has no data to measure an accuracy on; give it eval_data"),
+    (
+        {"made": job(loss=None, step=without_accuracy)},
+        "the evaluation returns only loss; expected an accuracy",
+    ),
+    (
+        {"made": job(loss=None, step=in_percent)},
+        "the evaluation returns an accuracy of 33; expected an accuracy",
+    ),
     ({"made": "digits"}, "expected a pl.Job"),
-    ({"stop": "updates=20"}, "stop updates=20 may end a run before its workload is done"),
+    ({"stop": "updates=20"}, "stop updates=20 may end a run before the end of its workload"),
     ({"stop": "epochs=2,seconds=9"}, "give gradients= or epochs="),
     ({"stop": "epochs=2,accuracy=0.9"}, "stop accuracy=0.9 may end a run"),
     ({"first": "bps"}, "'bps' is not known; did you mean 'bsp'?"),
     ({"first": "bsp@3%"}, "first = 'bsp@3%', expected the text of one protocol"),
-    ({"then": "bsp"}, "first and then are both bsp; expected two protocols"),
+    ({"then": "bsp"}, "first and then are both bsp; give two different protocols"),
     ({"then": "k_sync(k=5)"}, "give k <= 4"),
     ({"made": job(optimizer=sgd()), "then": "asp + momentum(rule=i/n)"}, "SGD has no momentum"),
     ({"target": 92.5}, "if this is percent, give 0.925"),
@@ -253,9 +259,9 @@ REFUSED = [
     ({"settings": 0}, "settings=0 is not a whole number in [1, inf)"),
     ({"runs": 0}, "runs=0 is not a whole number in [1, inf)"),
     ({"first_runs": -1}, "first_runs=-1 is not a whole number in [0, inf)"),
-    ({"first_runs": 0}, "first_runs = 0 and no target"),
+    ({"first_runs": 0}, "first_runs=0 and no target"),
     ({"seed": -1}, "seed=-1 is not a whole number in [0, inf)"),
-    ({"processes": 0}, "processes = 0, expected a whole number >= 1"),
+    ({"processes": 0}, "processes=0, expected a whole number >= 1"),
     ({"two_sided": "yes"}, "two_sided='yes', expected true or false"),
     ({"evaluate_every": "often"}, "is no point of a run"),
 ]
@@ -273,7 +279,7 @@ ALONE = Trials(1.0, (0.9, 0.92), (100.0, 120.0))
 
 
 def a_search(first="bsp", alone=ALONE, **changes):
-    trial = Trial(job(), CLUSTER, pl.Stop(epochs=2), first, "asp", None, None)
+    trial = TrialSpec(job(), CLUSTER, pl.Stop(epochs=2), first, "asp", None, None)
     bisection = Bisection(target=0.91, margin=0.01, settings=2, **changes)
     tried = (Trials(0.5, (0.92, 0.9), (50.0, 60.0)), Trials(0.25, (0.95, nan), (25.0, 5.0)))
     timing = SwitchTiming(0.5, first, "asp", FoundFor("timing.toml", "tiny", "75 parameters", 8, 4))
@@ -288,7 +294,7 @@ def test_the_table_says_what_was_tried():
     said = " ".join(a_search().text().split())
     assert "Found: bsp for 50% of the workload, then asp, 2.00 x faster than bsp alone." in said
     assert "All runs together took 360 s, as much as 3.27 runs of bsp alone." in said
-    assert "mean accuracy 0.9100 +- 0.01 to be kept" in " ".join(a_search(two_sided=True).text().split())
+    assert "target mean accuracy 0.9100 +- 0.01" in " ".join(a_search(two_sided=True).text().split())
 
 
 def test_without_runs_of_the_first_protocol_nothing_is_compared_with_them():
@@ -358,7 +364,7 @@ def test_the_command_line_prints_json(program):
 
 def test_a_first_protocol_that_diverges_is_status_1(program):
     status, _, err = program("searched_job:job(lr=1e30)")
-    assert (status, "nothing is stored" in err.splitlines()[-1]) == (1, True)
+    assert (status, "no target accuracy" in err.splitlines()[-1]) == (1, True)
 
 
 def test_what_makes_no_sense_is_status_2(program):

@@ -17,12 +17,12 @@ from torch.optim.lr_scheduler import StepLR
 import paceline as pl
 from paceline.catalogue.switch_timing import FoundFor, SwitchTiming
 from paceline.core.events import Outcome
-from paceline.experiments.advise.result import Advice, Seen
+from paceline.experiments.advise.result import Advice, GradientStats
 from paceline.experiments.comparison import ComparisonRow
 from paceline.experiments.lr_range_test.search import Knee, Knees
 from paceline.experiments.switch_point.bisection import Bisection
 from paceline.experiments.switch_point.result import SwitchSearch
-from paceline.experiments.switch_point.trials import Trial, Trials
+from paceline.experiments.switch_point.trials import Trials, TrialSpec
 from paceline.recording.history import History
 from paceline.recording.run_stats import RunStats
 from paceline.theory import Constants, tradeoff
@@ -67,7 +67,7 @@ def knees():
 
 
 def a_search():
-    trial = Trial(tiny_job(), CLUSTER, pl.Stop(epochs=2), "bsp", "asp", None, None)
+    trial = TrialSpec(tiny_job(), CLUSTER, pl.Stop(epochs=2), "bsp", "asp", None, None)
     timing = SwitchTiming(0.5, "bsp", "asp", FoundFor("timing.toml", "tiny", "75 parameters", 8, 4))
     tried = (Trials(0.5, (0.92, 0.9), (50.0, 60.0)),)
     return SwitchSearch(trial, Bisection(0.9, 0.01, 1), (0, 1), Path("runs"), tried[0], tried, timing)
@@ -75,7 +75,7 @@ def a_search():
 
 def advice():
     ranking = [pl.Prediction(name, 1.0, 8.0, 0.0, 9.0, 9.0, 8.0, 10.0, 5) for name in ("bsp", "asp")]
-    return Advice(ranking, Seen((1.0, 0.9), 20.0, 0.3))
+    return Advice(ranking, GradientStats((1.0, 0.9), 20.0, 0.3))
 
 
 def a_tradeoff():

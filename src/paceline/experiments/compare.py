@@ -1,4 +1,4 @@
-"""`compare`: the same job on the same cluster with several protocols, over several seeds."""
+"""`compare`: one job on one cluster with several protocols and seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.errors import UsageError
 from paceline.experiments.comparison import Comparison, ComparisonRow, FailedRunsError
 from paceline.experiments.runner.cell import GridSpec, RunSpec
 from paceline.experiments.runner.ending import is_finished
-from paceline.experiments.runner.folder import FolderKind, Question, cells_of, question
+from paceline.experiments.runner.folder import FolderKind, Request, cells_of, request
 from paceline.experiments.runner.pool import Display, Report, at_a_time, displayed, open_folder, run_cells
 from paceline.jobs.job import Job
 from paceline.processes.shared_pickle import refuse_while_unpickling
@@ -43,35 +43,38 @@ def compare(
     progress: bool | None = None,
     display: Display | None = None,
 ) -> Comparison:
-    """Train a job with every protocol and every seed, and return the table of what they took.
+    """Train a job with several protocols and seeds, and compare the runs.
 
-    A comparison that was interrupted goes on when the same is asked again: finished runs are not done again.
+    The same call resumes an interrupted comparison; finished runs are not repeated.
 
     Args:
-        job: what to train.
-        protocols: as for `train`, several; or their text, "bsp, k_sync(k=12), asp"; or by a name of your own.
-        cluster: as for `train`.
-        stop: as for `train`; the time to its loss or accuracy is what is compared.
-        seeds: as [0, 1, 2], or how many, from 0.
-        out: folder for all runs; runs/compare-JOB-1, -2, ... if not given, one that was interrupted first.
-        processes: runs at a time; one a core on a simulated cluster, and one on a `LocalCluster`, whose runs take
-            real time. With 1, they run in this process.
-        evaluate_every: as for `train`.
-        worker_timeout_s: as for `train`.
-        price: of a worker-hour, in any currency.
-        progress: whether to show how the runs are doing, on standard error; None for on a terminal and in a notebook
-            only.
-        display: shows it instead, as `ProgressBars` does.
+        job: job to train.
+        protocols: protocols as for `train`: a list, a text such as "bsp, k_sync(k=12), asp", or a mapping from names of
+            your choice.
+        cluster: cluster of every run, as for `train`.
+        stop: stop of every run, as for `train`; the time to its loss or accuracy is compared.
+        seeds: seeds as [0, 1, 2], each >= 0, or their number, >= 1, counted from 0.
+        out: folder for all runs. If not given, runs/compare-JOB-1, -2, ...: the first interrupted or unused one.
+        processes: number of parallel runs, >= 1; None for one per core on a simulated cluster, and for one on a
+            `LocalCluster`, whose runs take real time. With 1, the runs take place in this process.
+        evaluate_every: interval between evaluations, as for `train`.
+        worker_timeout_s: timeout of a silent worker in seconds, > 0, as for `train`.
+        price: price of a worker-hour in any currency, >= 0.
+        progress: whether to show the progress on standard error; None for on a terminal and in a notebook only.
+        display: display of the progress in place of `ProgressBars`.
+
+    Returns:
+        The comparison, which prints as a table.
 
     Raises:
-        UsageError: what was asked for cannot work, or the folder holds another comparison.
+        UsageError: an argument is invalid, or the folder contains another comparison.
         RunError: the folder cannot be written.
-        FailedRunsError: runs crashed. It is raised after all others are done and the table is saved; its `comparison`
-            is what would have been returned. The same call runs the crashed ones again. A run that missed the target
-            or diverged is a result, and raises nothing.
+        FailedRunsError: some runs crashed. It is raised after all other runs, when the table is saved, and has the
+            `comparison` as an attribute. The same call repeats the crashed runs. A run that missed the target or
+            diverged is a result, not a failure.
     """
     refuse_while_unpickling()
-    task = GridSpec(
+    grid = GridSpec(
         job=job,
         plans=_plans(protocols),
         cluster=without_torchrun(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "compare"),
@@ -79,26 +82,26 @@ def compare(
         evaluate_every=Duration.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every,
         worker_timeout_s=worker_timeout_s,
     )
-    task.check()
-    at_once = at_a_time(task.cluster, processes)
-    asked = question(
+    grid.check()
+    at_once = at_a_time(grid.cluster, processes)
+    given = request(
         job,
         _seeds(seeds),
-        protocols={name: str(plan) for name, plan in task.plans.items()},
-        cluster=str(task.cluster),
-        stop=str(task.stop),
-        evaluate_every=evaluate_every and str(task.evaluate_every),
+        protocols={name: str(plan) for name, plan in grid.plans.items()},
+        cluster=str(grid.cluster),
+        stop=str(grid.stop),
+        evaluate_every=evaluate_every and str(grid.evaluate_every),
         worker_timeout_s=worker_timeout_s,
     )
     with (
-        closing(open_folder(COMPARISON, out, "compare", job, asked)) as folder,
+        closing(open_folder(COMPARISON, out, "compare", job, given)) as folder,
         displayed(display, progress) as shown,
     ):
-        cells = _cells(folder.path, folder.question)
+        cells = _cells(folder.path, folder.request)
         shown.plan(len(cells), sum(is_finished(cell.folder) for cell in cells))
-        report = run_cells(task, cells, shown, at_once)
-        rows = [_row(name, [cell for cell in cells if cell.name == name], report) for name in task.plans]
-        comparison = Comparison(rows, task.stop, folder.path, price, report.interrupted)
+        report = run_cells(grid, cells, shown, at_once)
+        rows = [_row(name, [cell for cell in cells if cell.name == name], report) for name in grid.plans]
+        comparison = Comparison(rows, grid.stop, folder.path, price, report.interrupted)
         if not report.interrupted:
             folder.save({"table.txt": comparison.text().encode(), "table.json": comparison.to_json()})
         if comparison.failures and not report.interrupted:
@@ -106,15 +109,15 @@ def compare(
     return comparison
 
 
-def _cells(path: Path, asked: Question) -> list[RunSpec]:
-    return cells_of(path, asked["protocols"], asked["seeds"])
+def _cells(path: Path, given: Request) -> list[RunSpec]:
+    return cells_of(path, given["protocols"], given["seeds"])
 
 
-def _is_answered(path: Path, asked: Question) -> bool:
-    return all(is_finished(cell.folder) for cell in _cells(path, asked))
+def _is_complete(path: Path, given: Request) -> bool:
+    return all(is_finished(cell.folder) for cell in _cells(path, given))
 
 
-COMPARISON = FolderKind("comparison", "compare.json", _is_answered)
+COMPARISON = FolderKind("comparison", "compare.json", _is_complete)
 
 
 def _plans(protocols: str | Sequence[AnyProtocol] | Mapping[str, AnyProtocol]) -> dict[str, Plan]:
@@ -126,10 +129,10 @@ def _plans(protocols: str | Sequence[AnyProtocol] | Mapping[str, AnyProtocol]) -
     for protocol in protocols:
         name = protocol if isinstance(protocol, str) else str(as_plan(protocol))
         if name in plans:
-            raise UsageError(f"{name} is compared with itself; expected it once, or a mapping of names to protocols")
+            raise UsageError(f"{name} is given twice; give it once, or give a mapping of names to protocols")
         plans[name] = _plan(protocol)
     if not plans:
-        raise UsageError("there are no protocols to compare; give for example 'bsp, asp'")
+        raise UsageError("no protocols are given; give for example 'bsp, asp'")
     return plans
 
 
@@ -140,12 +143,12 @@ def _plan(protocol: AnyProtocol) -> Plan:
 def _seeds(seeds: int | Sequence[int]) -> list[int]:
     given = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not given or len(set(given)) < len(given) or min(given) < 0:
-        raise UsageError(f"seeds = {seeds!r}, expected how many, >= 1, or different whole numbers >= 0")
+        raise UsageError(f"seeds={seeds!r}, expected their number, >= 1, or different whole numbers >= 0")
     return given
 
 
 def _row(name: str, cells: Sequence[RunSpec], report: Report) -> ComparisonRow:
-    """Read the figures of what is finished from the logs."""
+    """Return the row of a protocol, with the statistics of its finished runs from their logs."""
     finished = [cell for cell in cells if is_finished(cell.folder)]
     return ComparisonRow(
         name,

@@ -1,4 +1,4 @@
-"""The table of a comparison, 80 columns wide: blocks one below the other, a row a protocol in each."""
+"""Result of a comparison: statistics, verdict and table, 80 columns wide, with one row per protocol."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from paceline.core.stop import Stop
 from paceline.errors import RunError
-from paceline.experiments.paired_differences import PairedDifference, differences, in_words
+from paceline.experiments.paired_differences import PairedDifference, difference_sentence, differences
 from paceline.experiments.runner.ending import Crash
 from paceline.recording.run_stats import RunStats
 from paceline.utils.representation import TableRepresentation
@@ -22,7 +22,7 @@ from paceline.utils.text_table import NONE, TextTable, number, paragraph, whole
 from paceline.utils.wording import counted, listed
 
 SECONDS_PER_HOUR = 3600
-TOLD_CRASHES = 4
+MOST_CRASHES = 4  # in an error message
 
 Status = Literal["reached", "missed", "diverged", "failed", "not finished"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -30,11 +30,14 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 
 @dataclass(frozen=True)
 class Spread:
-    """A number over several runs.
+    """Mean and range of a number over several runs.
 
     Attributes:
-        runs: how many of them have it.
-        of: how many there are.
+        mean: mean over the runs that have the number.
+        least: smallest value.
+        most: largest value.
+        runs: number of runs that have the number, >= 1.
+        of: number of all runs, >= 1.
     """
 
     mean: float
@@ -46,13 +49,13 @@ class Spread:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """The runs of one protocol.
+    """Runs of one protocol.
 
     Attributes:
-        protocol: as the user has written it.
-        runs: the figures of those that have ended, by seed.
-        crashes: why others crashed, by seed.
-        unfinished: seeds of the runs that have not ended, because the user ended the comparison.
+        protocol: name of the protocol as given by the user.
+        runs: statistics of the finished runs, by seed.
+        crashes: reasons of crashed runs, by seed.
+        unfinished: seeds of the runs that did not finish, because the user interrupted the comparison.
     """
 
     protocol: str
@@ -62,59 +65,59 @@ class ComparisonRow:
 
     @property
     def seeds(self) -> list[int]:
-        """All seeds, with figures or without."""
+        """All seeds, with statistics or without."""
         return sorted({*self.runs, *self.crashes, *self.unfinished})
 
     def status(self, seed: int, stop: Stop) -> Status:
-        """Return how the run of a seed came out."""
+        """Return the status of the run of a seed."""
         if seed in self.crashes:
             return "failed"
         if seed in self.unfinished:
             return "not finished"
-        figures = self.runs[seed]
-        return "reached" if figures.reached(stop) else "diverged" if figures.diverged else "missed"
+        stats = self.runs[seed]
+        return "reached" if stats.reached(stop) else "diverged" if stats.diverged else "missed"
 
     def with_status(self, status: Status, stop: Stop) -> list[int]:
-        """Return the seeds of the runs that came out so."""
+        """Return the seeds of the runs with a status."""
         return [seed for seed in self.seeds if self.status(seed, stop) == status]
 
     def shortfall(self, stop: Stop) -> str:
-        """Return what became of the runs that did not reach the target, as "missed it with seed 1"."""
-        told = []
+        """Return a text on the runs that did not reach the target, for example "missed it with seed 1"."""
+        parts = []
         for status in STATUSES[1:]:
             seeds = self.with_status(status, stop)
             if seeds:
                 with_seeds = "with every seed" if seeds == self.seeds else f"with {listed('seed', seeds)}"
-                told.append(f"{'missed it' if status == 'missed' else status} {with_seeds}")
-        return " and ".join(told)
+                parts.append(f"{'missed it' if status == 'missed' else status} {with_seeds}")
+        return " and ".join(parts)
 
     def reaching(self, stop: Stop) -> list[RunStats]:
-        """Return the figures of the runs that reached the target."""
-        return [figures for figures in self.runs.values() if figures.reached(stop)]
+        """Return the statistics of the runs that reached the target."""
+        return [stats for stats in self.runs.values() if stats.reached(stop)]
 
     def always_reaches(self, stop: Stop) -> bool:
-        """Return whether there is no seed at which the target was not reached."""
+        """Return whether the runs of all seeds reached the target."""
         return bool(self.runs) and len(self.reaching(stop)) == len(self.seeds)
 
     def numbers(self, number: Callable[[RunStats], float]) -> dict[int, float]:
-        """Return a number of each run that has ended, by seed; runs that diverged are left out."""
-        return {seed: number(figures) for seed, figures in self.runs.items() if not figures.diverged}
+        """Return a number of each finished run, by seed, without diverged runs."""
+        return {seed: number(stats) for seed, stats in self.runs.items() if not stats.diverged}
 
     def mean(self, number: Callable[[RunStats], float]) -> float | None:
-        """Return the mean of a number over all runs that have ended."""
+        """Return the mean of a number over all finished runs; None without any."""
         return mean(map(number, self.runs.values())) if self.runs else None
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison(TableRepresentation):
-    """Several protocols on the same job and cluster.
+    """Comparison of several protocols on one job and cluster.
 
     Attributes:
-        rows: a protocol each, in the order that was asked for.
-        stop: of every run.
-        folder: with a folder a run, and the table.
-        price: of a worker-hour, if one was given.
-        interrupted: whether the user ended it before all runs had ended.
+        rows: one row per protocol, in the given order.
+        stop: stop of every run.
+        folder: folder with the table and a folder per run.
+        price: price of a worker-hour, >= 0; None if not given.
+        interrupted: whether the user interrupted the comparison before all runs had ended.
     """
 
     rows: Sequence[ComparisonRow]
@@ -125,43 +128,43 @@ class Comparison(TableRepresentation):
 
     @property
     def goal(self) -> str:
-        """What the time is the time to, as "loss 0.2"."""
+        """Target of the runs, for example "loss 0.2"."""
         return self.stop.goal
 
     @property
     def failures(self) -> dict[str, Crash]:
-        """Why runs crashed, by protocol and seed; runs that missed the target or diverged are not among them."""
+        """Reasons of crashed runs, by protocol and seed; a run that missed the target or diverged has not crashed."""
         return {f"{row.protocol}, seed {seed}": crash for row in self.rows for seed, crash in row.crashes.items()}
 
     def over_reaching(self, row: ComparisonRow, number: Callable[[RunStats], float]) -> Spread | None:
-        """Return a number over those runs of a row that reached the target; None if none has."""
-        values = [number(figures) for figures in row.reaching(self.stop)]
+        """Return the spread of a number over the runs of a row that reached the target; None without any."""
+        values = [number(stats) for stats in row.reaching(self.stop)]
         if not values:
             return None
         return Spread(mean(values), min(values), max(values), len(values), len(row.seeds))
 
     def time_s(self, row: ComparisonRow) -> Spread | None:
-        """Return the seconds to the target."""
-        return self.over_reaching(row, lambda figures: figures.time_s)
+        """Return the spread of the seconds to the target."""
+        return self.over_reaching(row, lambda stats: stats.time_s)
 
     def worker_hours(self, row: ComparisonRow) -> Spread | None:
-        """Return the worker-hours to the target."""
-        return self.over_reaching(row, lambda figures: figures.worker_s / SECONDS_PER_HOUR)
+        """Return the spread of the worker-hours to the target."""
+        return self.over_reaching(row, lambda stats: stats.worker_s / SECONDS_PER_HOUR)
 
     def speed_up(self, row: ComparisonRow) -> float | None:
-        """Return how many times faster than the first protocol; None unless both reach the target at every seed."""
+        """Return the speed-up over the first protocol; None unless both reach the target at every seed."""
         first, this = self.time_s(self.rows[0]), self.time_s(row)
         fair = self.rows[0].always_reaches(self.stop) and row.always_reaches(self.stop)
         return first.mean / this.mean if fair and first and this and this.mean else None
 
     def against_first(self, row: ComparisonRow) -> list[PairedDifference]:
-        """Return how a protocol differs from the first one: 95 % intervals paired by seed, of two seeds or more."""
+        """Return the differences from the first protocol: 95 % intervals paired by seed, for two seeds or more."""
         return differences(self.rows[0], row, self.stop)
 
     def verdict(self) -> str:
-        """Say which protocol reached the target first, and by how much."""
+        """Return a sentence on which protocol reached the target first, and by how much."""
         if not self.stop.targets:
-            return "The stop has no target, so no protocol won; give loss=, eval_loss=, accuracy= or metric=."
+            return "The stop has no target, so there is no winner; give loss=, eval_loss=, accuracy= or metric=."
         always = [row for row in self.rows if row.always_reaches(self.stop)]
         times = sorted((spread.mean, row.protocol) for row in always if (spread := self.time_s(row)))
         if not times:
@@ -193,7 +196,7 @@ class Comparison(TableRepresentation):
         return notes(self)
 
     def to_json(self) -> bytes:
-        """Return all rows with every number of every run; what is not known, or not reached, is null."""
+        """Return all rows with every number of every run; an unknown number, or one that was not reached, is null."""
         import orjson
 
         content = {
@@ -222,43 +225,43 @@ class Comparison(TableRepresentation):
         }
 
     def _plain_run(self, row: ComparisonRow, seed: int) -> dict[str, Any]:
-        status, crash, figures = row.status(seed, self.stop), row.crashes.get(seed), row.runs.get(seed)
+        status, crash, stats = row.status(seed, self.stop), row.crashes.get(seed), row.runs.get(seed)
         reached = status == "reached"
-        told = {"seed": seed, "status": status, "reached": reached, "error": crash and crash.message}
-        if figures is None:
-            return {**told, "error_file": crash and crash.file and str(crash.file), "time_to_target_s": None}
-        worker_hours = figures.worker_s / SECONDS_PER_HOUR
+        common = {"seed": seed, "status": status, "reached": reached, "error": crash and crash.message}
+        if stats is None:
+            return {**common, "error_file": crash and crash.file and str(crash.file), "time_to_target_s": None}
+        worker_hours = stats.worker_s / SECONDS_PER_HOUR
         return {
-            **told,
-            "time_to_target_s": figures.time_s if reached else None,
+            **common,
+            "time_to_target_s": stats.time_s if reached else None,
             "worker_hours_to_target": worker_hours if reached else None,
             "cost_to_target": worker_hours * self.price if reached and self.price is not None else None,
-            **figures.plain(),
+            **stats.plain(),
         }
 
 
 class FailedRunsError(RunError):
-    """Runs of a comparison crashed; the others are done, and their results are in `comparison`."""
+    """Some runs of a comparison crashed; the results of the others are in `comparison`."""
 
     def __init__(self, comparison: Comparison) -> None:
         crashes = comparison.failures
         runs = sum(len(row.seeds) for row in comparison.rows)
-        told = [f"{run}: {crash}" for run, crash in list(crashes.items())[:TOLD_CRASHES]]
-        more = [f"and {len(crashes) - TOLD_CRASHES} more"] if len(crashes) > TOLD_CRASHES else []
+        listed_crashes = [f"{run}: {crash}" for run, crash in list(crashes.items())[:MOST_CRASHES]]
+        more = [f"and {len(crashes) - MOST_CRASHES} more"] if len(crashes) > MOST_CRASHES else []
         super().__init__(
-            f"{len(crashes)} of {counted(runs, 'run')} failed: {'; '.join([*told, *more])}; "
-            f"ask the same again with out={str(comparison.folder)!r} to run only these again"
+            f"{len(crashes)} of {counted(runs, 'run')} failed: {'; '.join([*listed_crashes, *more])}; "
+            f"repeat the same call with out={str(comparison.folder)!r} to run only these again"
         )
         self.comparison = comparison
 
 
-MOST_METRICS = 2  # of those that the stop asks for, in 80 columns
+MOST_METRICS = 2  # metrics of the stop that fit into 80 columns
 
 Cell = Callable[[ComparisonRow], str]
 
 
 def grids(comparison: Comparison) -> list[TextTable]:
-    """Return all blocks."""
+    """Return the blocks of the table."""
     blocks = (_to_target(comparison), _WORK, _samples(comparison))
     return [_block(columns, comparison.rows) for columns in blocks]
 
@@ -274,7 +277,7 @@ def table(comparison: Comparison) -> Group:
 
 
 def spread(given: Spread) -> str:
-    """Return the mean, the range, and of how many runs they are if it is not of all."""
+    """Return the mean, the range, and the number of runs if it is not that of all, as text."""
     among = "" if given.runs == given.of else f"{given.runs} of {given.of}: "
     around = "" if given.runs == 1 else f" ({number(given.least)} to {number(given.most)})"
     return f"{among}{number(given.mean)}{around}"
@@ -300,7 +303,7 @@ def _to_target(comparison: Comparison) -> Mapping[str, Cell]:
 
 
 def _without_time(row: ComparisonRow, stop: Stop) -> str:
-    """Return how the runs of a row came out of which none reached the target."""
+    """Return the statuses of the runs of a row of which none reached the target."""
     seeds: dict[Status, int] = {status: len(row.with_status(status, stop)) for status in STATUSES}
     found = {status: amount for status, amount in seeds.items() if amount}
     return next(iter(found)) if len(found) == 1 else ", ".join(f"{amount} {status}" for status, amount in found.items())
@@ -315,31 +318,31 @@ def _count(figure: Callable[[RunStats], float]) -> Cell:
 
 
 _WORK: Mapping[str, Cell] = {
-    "\nupdates": _count(lambda figures: figures.updates),
-    "mean\nk": _mean(lambda figures: figures.mean_k),
-    "gradients\nused": _count(lambda figures: figures.used),
-    "\ndropped": _count(lambda figures: figures.dropped),
-    "\ninterrupted": _count(lambda figures: figures.interrupted),
-    "idle\nshare": lambda row: _share(row.mean(lambda figures: figures.idle_share)),
+    "\nupdates": _count(lambda stats: stats.updates),
+    "mean\nk": _mean(lambda stats: stats.mean_k),
+    "gradients\nused": _count(lambda stats: stats.used),
+    "\ndropped": _count(lambda stats: stats.dropped),
+    "\ninterrupted": _count(lambda stats: stats.interrupted),
+    "idle\nshare": lambda row: _share(row.mean(lambda stats: stats.idle_share)),
 }
 
 
 def _samples(comparison: Comparison) -> Mapping[str, Cell]:
     columns: dict[str, Cell] = {
-        "samples\napplied": _count(lambda figures: figures.samples_applied),
-        "\ndropped": _count(lambda figures: figures.samples_dropped),
-        "staleness\nmean": _mean(lambda figures: figures.mean_staleness),
-        "\nmax": lambda row: str(max((figures.max_staleness for figures in row.runs.values()), default=NONE)),
-        "training\nloss": _mean(lambda figures: figures.loss),
+        "samples\napplied": _count(lambda stats: stats.samples_applied),
+        "\ndropped": _count(lambda stats: stats.samples_dropped),
+        "staleness\nmean": _mean(lambda stats: stats.mean_staleness),
+        "\nmax": lambda row: str(max((stats.max_staleness for stats in row.runs.values()), default=NONE)),
+        "training\nloss": _mean(lambda stats: stats.loss),
     }
-    if any("accuracy" in figures.metrics for row in comparison.rows for figures in row.runs.values()):
+    if any("accuracy" in stats.metrics for row in comparison.rows for stats in row.runs.values()):
         columns["test\naccuracy"] = _metric("accuracy")
-    asked = [target.metric for target in comparison.stop.evaluated if target.metric != "accuracy"]
-    return columns | {f"test\n{name}": _metric(name) for name in asked[:MOST_METRICS]}
+    metrics = [target.metric for target in comparison.stop.evaluated if target.metric != "accuracy"]
+    return columns | {f"test\n{name}": _metric(name) for name in metrics[:MOST_METRICS]}
 
 
 def _metric(name: str) -> Cell:
-    return _mean(lambda figures: figures.metrics.get(name, nan))
+    return _mean(lambda stats: stats.metrics.get(name, nan))
 
 
 def _share(value: float | None) -> str:
@@ -353,9 +356,9 @@ def _block(columns: Mapping[str, Cell], rows: Sequence[ComparisonRow]) -> TextTa
 
 
 def _shortfalls(row: ComparisonRow, stop: Stop) -> Iterator[str]:
-    """Yield a line for the runs that missed the target, one for those that diverged, one for the unfinished ones."""
-    told: tuple[Status, ...] = ("missed", "diverged", "not finished")
-    for status in told:
+    """Yield a line for the runs that missed the target, one for the diverged ones, and one for the unfinished ones."""
+    statuses: tuple[Status, ...] = ("missed", "diverged", "not finished")
+    for status in statuses:
         seeds = row.with_status(status, stop)
         if seeds:
             reasons = {row.runs[seed].reason for seed in seeds if seed in row.runs}
@@ -365,15 +368,15 @@ def _shortfalls(row: ComparisonRow, stop: Stop) -> Iterator[str]:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Return what has to be said of some runs, what the numbers are, and the verdict."""
+    """Return the notes below the table: runs without a result, the meaning of the numbers, and the verdict."""
     several = any(len(row.seeds) > 1 for row in comparison.rows)
-    told = [f"{run} failed: {crash}" for run, crash in comparison.failures.items()]
-    told += [line for row in comparison.rows for line in _shortfalls(row, comparison.stop)]
+    lines = [f"{run} failed: {crash}" for run, crash in comparison.failures.items()]
+    lines += [line for row in comparison.rows for line in _shortfalls(row, comparison.stop)]
     if several:
-        told.append(
+        lines.append(
             f"Times to {comparison.goal} and worker-hours: mean (least to most) over the runs that reached it. "
-            "All other numbers: mean over all runs to their end; max: of all."
+            "All other numbers: mean over all runs to their end; max: largest of all."
         )
-    against = [in_words(comparison.rows[0], row, comparison.stop) for row in comparison.rows[1:]]
-    told += [line for line in against if line]
-    return [*told, f"All runs and this table are in {comparison.folder}.", comparison.verdict()]
+    against = [difference_sentence(comparison.rows[0], row, comparison.stop) for row in comparison.rows[1:]]
+    lines += [line for line in against if line]
+    return [*lines, f"All runs and this table are in {comparison.folder}.", comparison.verdict()]

@@ -176,7 +176,7 @@ def test_a_wrong_value(paceline, changes, python, flag):
 
 
 def test_censored(paceline):
-    assert "type --cluster trace:FILE" in begun(paceline, "--censored", "km")[1]
+    assert "give --cluster trace:FILE" in begun(paceline, "--censored", "km")[1]
 
 
 def test_a_run_without_measured_steps(paceline, tmp_path):
@@ -221,8 +221,8 @@ def test_a_command_names_no_flag_that_it_lacks(paceline):
     assert begun(paceline, "--out", "run", protocol="k_sync(k=1)", stop="updates=30")[0] == 0
     assert paceline("trace", "run")[0] == 0
     asked = ("digits", "--cluster", "trace:trace.csv", "--stop", "updates=3")
-    assert "--censored km draws" in paceline("train", *asked, "--protocol", "bsp")[1]
-    assert 'censored="km" draws' in paceline("compare", *asked, "--protocols", "bsp")[1]
+    assert "give --censored km to draw" in paceline("train", *asked, "--protocol", "bsp")[1]
+    assert 'censored="km" to draw' in paceline("compare", *asked, "--protocols", "bsp")[1]
 
 
 def test_an_error_of_the_program_itself_is_not_hidden(monkeypatch):
@@ -271,7 +271,7 @@ def test_a_comparison_that_crashed_names_the_argument(tmp_path):
     def broken(output, target):
         raise ValueError("broken")
 
-    with pytest.raises(pl.RunError, match=r"ask the same again with out='.*cmp' to run only these again"):
+    with pytest.raises(pl.RunError, match=r"repeat the same call with out='.*cmp' to run only these again"):
         pl.compare(
             tiny_job(loss=broken),
             protocols="bsp",

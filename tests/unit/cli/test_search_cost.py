@@ -87,12 +87,12 @@ def test_the_best_run_alone_two_sides_and_a_given_target_change_what_is_found(pr
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "line 1: the column time_s is missing; expected a header with setting (a share) or bsp_percent"),
+        ("", "line 1: column time_s is missing; expected a header with setting (a share) or bsp_percent"),
         (HEADER, "runs.csv has no rows; expected a line for each run"),
-        (FILE.replace(",time_s", ",seconds"), "line 1: the column time_s is missing"),
-        (FILE.replace(",accuracy", ",score"), "line 1: the column accuracy is missing"),
-        (FILE.replace("bsp_percent", "bsp"), "line 1: the column setting or bsp_percent is missing"),
-        (FILE.replace("order", "setting"), "setting and bsp_percent both say"),
+        (FILE.replace(",time_s", ",seconds"), "line 1: column time_s is missing"),
+        (FILE.replace(",accuracy", ",score"), "line 1: column accuracy is missing"),
+        (FILE.replace("bsp_percent", "bsp"), "line 1: column setting or bsp_percent is missing"),
+        (FILE.replace("order", "setting"), "setting and bsp_percent both give"),
         (
             FILE.replace("0.93", "93.1"),
             "line 3, column accuracy: 93.1, expected a share from 0 to 1; divide percent by",
@@ -108,9 +108,9 @@ def test_the_best_run_alone_two_sides_and_a_given_target_change_what_is_found(pr
             "line 2, column setting: 100, expected a number from 0 to 1; name the column bsp_percent if these are",
         ),
         (FILE.replace("BSP,100,", "BSP,90,"), "no runs were recorded at 100%"),
-        (FILE.replace("0.93", "nan"), "a recorded BSP run has diverged (accuracy nan)"),
+        (FILE.replace("0.93", "nan"), "a recorded BSP run diverged (accuracy nan)"),
         (FILE + "\nshort,BSP", "line 7, column time_s: '' is not a number"),
-        ("setting,time_s,accuracy\n1,100,0,92", "runs.csv, line 2: more cells than the header has columns"),
+        ("setting,time_s,accuracy\n1,100,0,92", "runs.csv, line 2: more cells than columns in the header"),
     ],
 )
 def test_a_wrong_file_is_one_line_that_says_where(program, content, said):
@@ -125,14 +125,14 @@ def test_a_wrong_file_is_one_line_that_says_where(program, content, said):
     [
         (
             ("--settings", "3+1"),
-            "3 runs are asked for at 100%, and 2 are recorded; ask for fewer, or take all there are",
+            "the setting has 3 runs at 100%, but only 2 are recorded; give fewer, or use all recorded runs",
         ),
-        (("--settings", "5x5"), "'5x5' is no search setting"),
+        (("--settings", "5x5"), "'5x5' is not a search setting"),
         (("--ladder", "50"), "'50' is not a share of the workload, for example 25% or 0.25"),
         (("--ladder", "half"), "'half' is not a share of the workload"),
         (("--stand-in", "25%"), "--stand-in '25%', expected SHARE=SHARE"),
         (("--leave-out", "ASP"), "--leave-out 'ASP', expected COLUMN=VALUE,VALUE"),
-        (("--leave-out", "odrer=ASP"), "runs.csv has no column 'odrer' to leave rows out by; it has run, order"),
+        (("--leave-out", "odrer=ASP"), "runs.csv has no column 'odrer' for leave_out; it has run, order"),
         (("--leave-out", "order=BSP,BSP->ASP,ASP"), "runs.csv has no rows left"),
         (("--draws", "0"), "--draws 0 is not a whole number"),
     ],
@@ -149,4 +149,4 @@ def test_a_file_that_is_not_there_is_said(monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2
-    assert "cannot read the runs nowhere.csv" in capsys.readouterr().err
+    assert "cannot read the runs in nowhere.csv" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Which protocol and which K would have made a run's progress soonest, as its own gradients and round trips tell."""
+"""`advise`: rank protocols by the predicted time to the progress of a recorded run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.clusters.simulated import Cluster
 from paceline.clusters.timing import Trace
 from paceline.core.records import GradientArrived, StepMeasured, UpdateMade
 from paceline.errors import PacelineWarning, UsageError
-from paceline.experiments.advise.result import PARTS, Advice, Prediction, Seen
+from paceline.experiments.advise.result import PARTS, Advice, GradientStats, Prediction
 from paceline.policies.estimators.convergence import ObservedUpdate, estimate_noise, updates_needed
 from paceline.policies.estimators.gain import GainInput, variance_of
 from paceline.policies.learning_rate import LRScaling
@@ -41,28 +41,28 @@ def advise(
     cluster: str | Cluster | None = None,
     seed: int = 0,
 ) -> Advice:
-    """Rank protocols by the time in which they would lower the loss as a recorded run did.
+    """Rank protocols by the predicted time in which they lower the loss as much as a recorded run.
 
-    The seconds per update of each are simulated on the round trips of the run. The updates that it needs follow from
-    the gradients of the run (`estimators.descent`): the fewer and the staler the gradients of an update are, the higher
-    above its path their noise keeps the loss.
+    The seconds per update of each protocol are simulated with the round trips of the run. The number of updates follows
+    from the gradients of the run (`policies.estimators.convergence`): fewer or staler gradients per update leave the
+    loss higher.
 
     Args:
-        run: folder of a run that was recorded with `measure_steps=True`, with updates of at least two gradients or
-            with microbatches, because a single gradient does not tell its noise. Or a trace, or its file, which tells
+        run: folder of a run recorded with `measure_steps=True`, with at least two gradients per update or with
+            microbatches, because the noise of single gradients cannot be measured. Or a trace, or its file, which has
             times only.
-        protocols: to rank, with constant knobs; those of the papers with K = 1, 2, 4 ... n if none is given.
-        cluster: whose times to take instead of the run's.
-        seed: of the simulations.
+        protocols: protocols to rank, with constant knobs; those of the papers with K = 1, 2, 4 ... n if none is given.
+        cluster: simulated cluster whose times replace those of the run.
+        seed: seed of the simulations, >= 0.
 
     Raises:
-        UsageError: the run does not tell what is needed; with what to type instead.
+        UsageError: the run lacks the data that are needed; the message says how to record them.
     """
     with believed(getattr(run, "path", run)):
         trace, recorded = _read(run)
     given = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     if given is not None and not isinstance(given, Cluster):
-        raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster such as '16*exp(mean=1)'")
+        raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster, for example '16*exp(mean=1)'")
     if given is not None:
         _check_means(given)
     n = given.n if given else trace.workers
@@ -85,10 +85,10 @@ def _read(run: str | Path | SavedRun | Trace) -> tuple[Trace, _Recorded | None]:
 
 
 def read_run(saved: SavedRun) -> list[ObservedUpdate]:
-    """Return what each update of a run has told.
+    """Return the statistics of each update of a run.
 
     Raises:
-        UsageError: they do not tell of the noise of gradients, or too few do.
+        UsageError: too few updates have the data to estimate the noise of gradients.
     """
     rules = saved.configuration["rules"]
     updates = list(read_updates(saved.history, LRScaling(**rules["learning_rate"]), rules["workers"]))
@@ -97,32 +97,32 @@ def read_run(saved: SavedRun) -> list[ObservedUpdate]:
 
 
 def read_updates(history: History, rate: LRScaling, n: int) -> Iterator[ObservedUpdate]:
-    """Yield what each update of a run has told, of those whose step was measured.
+    """Yield the statistics of each update of a run with a measured step.
 
     Args:
-        history: of the run.
-        rate: by which its learning rate followed the quorum.
-        n: workers.
+        history: history of the run.
+        rate: rule by which the learning rate followed the quorum.
+        n: number of workers, >= 1.
     """
     used: list[GradientArrived] = []
     for record in history:
         if isinstance(record, GradientArrived) and record.used:
             used.append(record)
         elif isinstance(record, UpdateMade):
-            made_of, used = used, []
+            accepted, used = used, []
         elif isinstance(record, StepMeasured):
-            samples = sum(each.samples for each in made_of)
+            samples = sum(each.samples for each in accepted)
             loss, square, within, staleness = (
-                sum(each.samples * value(each) for each in made_of) / samples for value in _MEANS
+                sum(each.samples * value(each) for each in accepted) / samples for value in _MEANS
             )
-            k = len(made_of)
+            k = len(accepted)
             yield ObservedUpdate(
                 GainInput(k, loss, square, within, record.step), samples / k, staleness, rate.scale(k, n)
             )
 
 
 def default_protocols(n: int) -> list[str]:
-    """Return the protocols of the papers, with K = 1, 2, 4 ... n, as they are typed."""
+    """Return the texts of the protocols of the papers, with K = 1, 2, 4 ... n."""
     ks = sorted({*(2**i for i in range(n.bit_length()) if 2**i <= n), n})
     families = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
     some = [f"{family}(k={k})" for family in families for k in ks if k < n or "batch" in family]
@@ -138,7 +138,7 @@ _MEANS: Sequence[Callable[[GradientArrived], float]] = (
 
 
 class _Recorded:
-    """A run, and what its gradients were like in the whole and in each fifth."""
+    """Loss curve and gradient noise of a recorded run, as a whole and for each fifth."""
 
     def __init__(self, saved: SavedRun) -> None:
         self.rate = LRScaling(**saved.configuration["rules"]["learning_rate"])
@@ -150,8 +150,8 @@ class _Recorded:
         (_, before), *_, (_, after) = self.curve
         if not after < before:
             raise UsageError(
-                f"{saved.path}: its loss went from {before:.3g} to {after:.3g}, no progress to compare; record a run "
-                "that learns, with another learning rate, or longer"
+                f"{saved.path}: the loss went from {before:.3g} to {after:.3g}, which is no progress; record a run "
+                "with a falling loss: with another learning rate, or longer"
             )
         self.noise = estimate_noise(updates)
         self._noise_of = [estimate_noise(updates[first:after]) for first, after in pairwise(borders)]
@@ -159,13 +159,13 @@ class _Recorded:
         self._staleness = mean(each.staleness for each in updates)
         self._scale = mean(each.rate_scale for each in updates)
 
-    def seen(self) -> Seen:
-        """Return what there is to say of its gradients."""
+    def seen(self) -> GradientStats:
+        """Return the statistics of the gradients."""
         N, V = self.noise.squared_norm, self.noise.variance
-        return Seen((self.curve[0][1], self.curve[-1][1]), V / N if N else inf, self.noise.curvature)
+        return GradientStats((self.curve[0][1], self.curve[-1][1]), V / N if N else inf, self.noise.curvature)
 
     def updates_needed(self, k: float, staleness: float, rate_scale: float, fifth: int | None) -> float:
-        """Return the updates of another protocol to the loss at the end, by the noise of a fifth if one is given."""
+        """Return the updates that another protocol needs to the final loss, by the noise of a fifth or of all."""
         seen = (self.noise if fifth is None else self._noise_of[fifth]).stable_at(self._staleness, self._scale)
         shift = seen.excess(k, staleness, rate_scale) - seen.excess(self._k, self._staleness, self._scale)
         return updates_needed(self.curve, shift) * self._scale / rate_scale if shift < inf else inf
@@ -175,19 +175,19 @@ def _check(saved: SavedRun, updates: Sequence[ObservedUpdate]) -> None:
     recorded = saved.configuration["protocol"]
     if any(each["allreduce"] and each["allreduce"]["sums"] == "updates" for each in saved.configuration["plan"]):
         raise UsageError(
-            f"{saved.path}: the workers of {recorded} step for themselves, each at its own parameters, so that its "
-            "gradients do not tell of one step for all; record a run of all_reduce or bsp, with measure_steps=True"
+            f"{saved.path}: the workers of {recorded} take steps of their own, so its gradients do not belong to "
+            "common steps; record a run of all_reduce or bsp with measure_steps=True"
         )
     if len(updates) < LEAST_UPDATES:
         raise UsageError(
-            f"{saved.path} tells of {len(updates)} measured steps, expected at least {LEAST_UPDATES}; record it with "
-            "measure_steps=True, or longer"
+            f"{saved.path} has {len(updates)} measured steps, expected at least {LEAST_UPDATES}; record a run with "
+            "measure_steps=True, or a longer one"
         )
     if any(isinstance(each, GradientArrived) and each.compensations for each in saved.history):
-        raise UsageError(f"{saved.path}: compensators have changed its gradients; record a run without them")
+        raise UsageError(f"{saved.path}: compensators have changed the gradients; record a run without compensators")
     if sum(isfinite(variance_of(each.gradients)) for each in updates) < LEAST_UPDATES:
         raise UsageError(
-            f"{saved.path}: its updates of a single gradient do not tell how noisy one is; record a run of a "
+            f"{saved.path}: the noise cannot be estimated from updates of a single gradient; record a run of a "
             "protocol with k >= 2, or of a job with microbatches >= 2"
         )
 
@@ -199,12 +199,12 @@ def _check_means(cluster: Cluster) -> None:
     for distribution in distributions:
         if isinf(distribution.expectation_s):
             raise UsageError(
-                f"{distribution} has an infinite mean, of which no simulation tells; give a distribution with a mean"
+                f"{distribution} has an infinite mean, which cannot be simulated; give one with a finite mean"
             )
 
 
 def _without(trace: Trace, part: int | None) -> Trace:
-    """Return a trace without a fifth of each worker's rows."""
+    """Return a trace without the given fifth of each worker's rows; the whole trace for None."""
     if part is None:
         return trace
     kept = []
@@ -220,12 +220,12 @@ def _plan(given: str | Protocol | Phase) -> Plan:
     phase = plan.phases[0]
     if len(plan.phases) > 1 or phase.controllers or phase.compensators:
         raise UsageError(
-            f"{plan} changes while it runs, or compensates; expected protocols with constant knobs, as k_sync(k=4)"
+            f"{plan} has phases, controllers or compensators; give protocols with constant knobs, as k_sync(k=4)"
         )
     if _steps_apart(plan):
         raise UsageError(
-            f"{plan} lets its workers step for themselves, of which nobody knows how many steps it takes; expected "
-            "protocols whose gradients enter one step, as all_reduce or k_sync(k=4)"
+            f"the workers of {plan} take steps of their own, so its number of updates cannot be predicted; give "
+            "protocols with common steps, as all_reduce or k_sync(k=4)"
         )
     return plan
 
@@ -236,7 +236,7 @@ def _steps_apart(plan: Plan) -> bool:
 
 def _predict(plan: Plan, cluster: Cluster, recorded: _Recorded | None, fifth: int | None, seed: int) -> Prediction:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PacelineWarning)  # a trace may begin again
+        warnings.simplefilter("ignore", PacelineWarning)  # a trace may repeat
         simulated = simulate(plan, cluster, updates=UPDATES, seed=seed)
     k, staleness, update_s = simulated.totals.mean_k, simulated.totals.mean_staleness, simulated.seconds_per_update
     updates = nan

@@ -1,4 +1,4 @@
-"""What `advise` has found, as values and as a table."""
+"""Result of `advise`: ranked predictions, as values and as a table."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from paceline.utils.representation import TableRepresentation
 from paceline.utils.text_table import TextTable
 from paceline.utils.wording import counted
 
-PARTS = 5  # of a run: each predicts on its own, to see how sure a prediction is
+PARTS = 5  # parts of a run with a prediction each, for the uncertainty
 
 
 class Prediction(NamedTuple):
-    """What one protocol would have done with the progress of the run.
+    """Predicted time of one protocol to the progress of the run.
 
     Attributes:
-        protocol: as it would be typed.
-        seconds_per_update: simulated.
-        gradients_per_s: that enter updates, simulated.
-        staleness: mean of its gradients', simulated.
-        updates: that it would need; inf if it would not get there, nan if there are no gradients to tell.
-        seconds: both together, by which the protocols are ranked.
-        low_s: the least seconds of five predictions, each by the noise of a fifth of the run, and the times without it.
-        high_s: the most, likewise.
-        wins: in how many of them it is the best.
+        protocol: text of the protocol.
+        seconds_per_update: simulated seconds per update, > 0.
+        gradients_per_s: simulated gradients per second that enter updates.
+        staleness: simulated mean staleness of its gradients, versions.
+        updates: predicted number of updates; inf if it would not get there, nan without gradients.
+        seconds: predicted seconds, the product of both, by which protocols are ranked.
+        low_s: smallest of five predictions in seconds, each with the noise of one fifth of the run and the times of the
+            other four.
+        high_s: largest of the five predictions in seconds.
+        wins: number of the five predictions in which the protocol is best, 0 to 5.
     """
 
     protocol: str
@@ -41,13 +42,13 @@ class Prediction(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What the gradients of a run were like.
+class GradientStats:
+    """Statistics of the gradients of a run.
 
     Attributes:
-        loss: before and after the updates that were looked at.
-        noise: V / N, the variance of a gradient over the squared norm of the loss's own.
-        curvature: h, in the directions of the noise.
+        loss: losses before the first and after the last update.
+        noise: variance of a gradient over the squared norm of the gradient of the loss, V / N.
+        curvature: curvature h of the loss in the directions of the noise.
     """
 
     loss: tuple[float, float]
@@ -57,19 +58,19 @@ class Seen:
 
 @dataclass(frozen=True, repr=False)
 class Advice(TableRepresentation):
-    """Protocols from the soonest to the latest, and what the prediction rests on.
+    """Ranking of protocols by predicted time, with the statistics behind it.
 
     Attributes:
-        ranking: of all that were asked for; by seconds per update, if there are no gradients to tell more.
-        seen: None of a trace, which has no gradients.
+        ranking: predictions, the fastest first; for a trace by seconds per update.
+        seen: statistics of the gradients of the run; None for a trace, which has no gradients.
     """
 
     ranking: Sequence[Prediction]
-    seen: Seen | None
+    seen: GradientStats | None
 
     @property
     def best(self) -> Prediction:
-        """The one that would be there soonest."""
+        """Prediction of the fastest protocol."""
         return self.ranking[0]
 
     def _facts(self) -> Mapping[str, object]:
@@ -82,7 +83,7 @@ class Advice(TableRepresentation):
         return self.verdict()
 
     def verdict(self) -> list[str]:
-        """Return the best protocol, why, and how sure that is, in sentences."""
+        """Return sentences on the best protocol, the reason, and the uncertainty."""
         if self.seen is None:
             return self._verdict_of_times()
         before, after = self.seen.loss
@@ -92,30 +93,30 @@ class Advice(TableRepresentation):
         )
         best = self.best
         if not isfinite(best.seconds):
-            return [why, "None of them would make this progress at this learning rate; lower it."]
+            return [why, "No protocol would make this progress at this learning rate; lower the learning rate."]
         if not best.seconds:
-            return [why, f"{best.protocol} saves more noise than the run made progress; record a longer one."]
+            return [why, f"{best.protocol} gains more by less noise than the run made progress; record a longer run."]
         others = [each for each in self.ranking[1:] if isfinite(each.seconds)]
-        lead = f", {others[0].seconds / best.seconds:.2f} x sooner than {others[0].protocol}" if others else ""
+        lead = f", {others[0].seconds / best.seconds:.2f} x faster than {others[0].protocol}" if others else ""
         updates = counted(float(f"{best.updates:.3g}"), "update")
         return [
             why,
             f"{best.protocol}: {updates} of {best.seconds_per_update:.3g} s{lead}.",
-            f"It is the best in {best.wins} of {PARTS} predictions, each by the gradients of another fifth of the run.",
+            f"It is the best in {best.wins} of {PARTS} predictions, each from the gradients of one fifth of the run.",
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values; what is not a number as None."""
+        """Return plain values, with None for nan and inf."""
         ranking = [{name: _plain(value) for name, value in each._asdict().items()} for each in self.ranking]
         return {"ranking": ranking, "seen": self.seen and asdict(self.seen)}
 
     def _verdict_of_times(self) -> list[str]:
         most = max(self.ranking, key=lambda each: each.gradients_per_s)
         return [
-            "A trace tells times and no gradients, so how many updates each needs is unknown.",
-            f"Where the noise of gradients hardly matters: {self.best.protocol}, the shortest update.",
-            f"Where it is all that matters: {most.protocol}, {most.gradients_per_s:.3g} gradients/s.",
-            "Which it is, a run tells that was recorded with measure_steps=True.",
+            "A trace has times but no gradients, so the number of updates of each protocol is unknown.",
+            f"If gradients have little noise: {self.best.protocol}, the shortest update.",
+            f"If noise dominates: {most.protocol}, {most.gradients_per_s:.3g} gradients/s.",
+            "To find out, record a run with measure_steps=True.",
         ]
 
 

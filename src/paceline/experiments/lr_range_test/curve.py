@@ -1,4 +1,4 @@
-"""The learning-rate range test: which rates are tried, and what their losses say. Numbers in, numbers out."""
+"""Learning-rate range test: the rates of a run, and the knee of its loss curve, as pure functions."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Range:
-    """The learning rates of one run, one an update, each larger than the one before by the same factor.
+    """Learning rates of one range-test run, one per update, in a geometric sequence.
 
     rate(u) = lowest (highest / lowest)^((u - 1) / (updates - 1)) for the updates u = 1, 2, ...
 
     Args:
         lowest: rate of the first update, > 0.
-        highest: rate of the last one, > lowest.
-        updates: how many rates, >= 10.
+        highest: rate of the last update, > lowest.
+        updates: number of updates, >= 10.
 
     Raises:
-        UsageError: a number is out of its range.
+        UsageError: an argument is out of its range.
 
     Example:
         >>> [round(rate, 3) for rate in Range(0.001, 1.0, 10).rates[::3]]
         [0.001, 0.01, 0.1, 1.0]
 
     Source: Smith, "Cyclical learning rates for training neural networks", WACV 2017, Sect. 3.3.
-    Differs: his rates grow by the same summand; a factor gives small rates as many updates as large ones.
+    Differs: the rates of the paper grow linearly; a constant factor gives small rates as many updates as large ones.
     """
 
     lowest: float
@@ -52,28 +52,28 @@ class Range:
         check_range(f"[{LEAST_UPDATES}, inf)", Integral, updates=self.updates)
         if self.lowest >= self.highest:
             raise UsageError(
-                f"lowest = {self.lowest!r} and highest = {self.highest!r}; expected rates that rise, "
-                "as lowest=0.001, highest=1"
+                f"lowest={self.lowest!r} and highest={self.highest!r}; expected rising rates, "
+                "for example lowest=0.001, highest=1"
             )
 
     def rate(self, update: int) -> float:
-        """Return the rate of an update, counted from 1; after the last one it stays as it is."""
+        """Return the rate of an update, counted from 1; it is constant after the last one."""
         done = min(1.0, (update - 1) / (self.updates - 1))
         return self.lowest * exp(done * log(self.highest / self.lowest))
 
     @property
     def rates(self) -> list[float]:
-        """All rates, lowest first."""
+        """Rates of all updates, lowest first."""
         return [self.rate(update) for update in range(1, self.updates + 1)]
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What a curve says.
+class KneePoint:
+    """Knee of a loss curve.
 
     Attributes:
-        learning_rate: the knee.
-        is_bound: whether the curve has not risen at its end, so that the knee may lie higher.
+        learning_rate: learning rate at the knee.
+        is_bound: whether the curve never rises, so that the knee may lie higher.
     """
 
     learning_rate: float
@@ -81,17 +81,17 @@ class Reading:
 
 
 def averaged(runs: Sequence[Sequence[float]], points: int) -> list[float]:
-    """Return the mean curve of several runs of one range.
+    """Return the mean loss curve of several runs of one range.
 
-    A loss above the one that training began with only says that it has risen, and so does one that is not finite
-    or that a run that broke off never came to: all of them count as the loss at the beginning.
+    A loss above the initial loss, one that is not finite, and one that is missing because the run ended early all count
+    as the initial loss.
 
     Args:
-        runs: losses before the first update, after the first, after the second, ...; the first one finite.
-        points: updates in the range.
+        runs: losses of each run: the initial loss, which is finite, and the loss after each update.
+        points: number of updates in the range, >= 1.
 
     Returns:
-        The loss at the beginning, and after each update.
+        The mean initial loss, and the mean loss after each update.
 
     Example:
         >>> averaged([[2.0, 1.0, 9.0, 2.5], [2.0, 1.5]], points=3)
@@ -106,7 +106,7 @@ def averaged(runs: Sequence[Sequence[float]], points: int) -> list[float]:
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:
-    """Return the losses under a Gaussian window with a standard deviation of 2 % of them, and at least one.
+    """Return the losses smoothed by a Gaussian window with a standard deviation of 2 % of their number, at least 1.
 
     >>> smoothed([1.0, 1.0, 1.0])
     [1.0, 1.0, 1.0]
@@ -117,30 +117,30 @@ def smoothed(losses: Sequence[float]) -> list[float]:
     return [float(loss) for loss in weights @ np.asarray(losses) / weights.sum(axis=1)]
 
 
-def find_knee(rates: Sequence[float], losses: Sequence[float]) -> Reading:
-    """Return the knee of a curve: the rate at which the loss turns from falling to rising.
+def find_knee(rates: Sequence[float], losses: Sequence[float]) -> KneePoint:
+    """Return the knee of a loss curve: the rate at which the loss turns from falling to rising.
 
-    The knee is the rate of the lowest loss before the first rise that is larger than RISE of the whole fall, which
-    is the loss at the beginning less the lowest one. Smaller rises are noise. The curve beyond that rise is not
-    looked at, because a network that was thrown far away may learn once more, at a rate that means nothing.
+    The knee is the rate of the lowest loss before the first rise by more than RISE of the whole fall. The whole fall is
+    the initial loss minus the lowest one. Smaller rises are noise. The curve after that rise is ignored, because a
+    network far from its minimum may learn again at a rate that has no meaning.
 
     Args:
-        rates: rising.
-        losses: smoothed; the one at the beginning, then one after the update at each rate.
+        rates: rising learning rates, > 0.
+        losses: smoothed losses: the initial loss, then the loss after the update at each rate.
 
     Raises:
-        RunError: the loss has never fallen.
+        RunError: the loss never fell.
 
     Example:
         >>> find_knee([0.1, 0.2, 0.4, 0.8], [2.0, 1.5, 1.0, 1.9, 0.9])
-        Reading(learning_rate=0.2, is_bound=False)
+        KneePoint(learning_rate=0.2, is_bound=False)
 
-    Source: Smith 2017, Sect. 3.3: the rate at which accuracy "slows, becomes ragged, or starts to fall". DBW's knee
-    rule speaks of "the inflection points of a specific curve", and not of which.
+    Source: Smith 2017, Sect. 3.3: the rate at which accuracy "slows, becomes ragged, or starts to fall". The knee rule
+    of DBW is "the inflection points of a specific curve"; the paper does not name the curve.
 
-    Why this point: on MNIST with DBW's network (k_sync, n = 16, rates from 0.001 to 1), the steepest descent lies
-    near 0.03 for every k at B = 16, so it tells how fast the rate rises and not what the noise allows; the ends of
-    the lowest tenth of the curve do not grow with k either. The turn does:
+    Reason for this definition: on MNIST with DBW's network (k_sync, n = 16, rates from 0.001 to 1), the steepest
+    descent lies near 0.03 for every k at B = 16. So it depends on the growth of the rate, not on the noise. The ends of
+    the lowest tenth of the curve do not grow with k either. The turning point does:
 
     | B, updates, runs | k = 1 | 2 | 4 | 6 | 8 | 16 |
     | --- | --- | --- | --- | --- | --- | --- |
@@ -148,23 +148,23 @@ def find_knee(rates: Sequence[float], losses: Sequence[float]) -> Reading:
     | 128, 200, 3 (k = 16: 2) | 0.241 | | 0.249 | | | 0.329 |
     | 500, 100, 2 (k = 1: 3) | 0.285 | | 0.175 | | | 0.107 |
 
-    DBW arrived at 0.08 for B = 500, k = 16, and at a factor below 5 between k = 1 and 16 for B = 16. Training with a
-    constant rate agrees: at B = 16, k = 1, 0.09 reaches a lower loss in 400 updates than 0.045 and 0.18; at B = 16,
-    k = 16, 0.3 still trains, though it starts slower than 0.15; at B = 500, k = 16, the loss jumps at 0.16. One run
-    alone may be off by a factor of 2 (more at B = 500, k = 1). With 100 updates the noise of a small k has no time to
-    tell: all k have much the same knee at B = 16, and at B = 500 the knee falls with k; give 400 or more.
+    DBW reports 0.08 for B = 500, k = 16, and a factor below 5 between k = 1 and 16 for B = 16. Training with constant
+    rates agrees: at B = 16, k = 1, 0.09 reaches a lower loss in 400 updates than 0.045 and 0.18; at B = 16, k = 16, 0.3
+    still trains, but starts slower than 0.15; at B = 500, k = 16, the loss jumps at 0.16. A single run may be off by a
+    factor of 2 (more at B = 500, k = 1). 100 updates are too few for the noise of a small k to have an effect: all k
+    have nearly the same knee at B = 16, and at B = 500 the knee falls with k. Give 400 or more.
     """
     begin, *after = losses
     lowest = min(after)
     if lowest > begin or isclose(lowest, begin, rel_tol=1e-9):
         raise RunError(
-            f"the loss never fell below the {begin:.3g} it began with, at any rate from {rates[0]:g} to "
-            f"{rates[-1]:g}; give a smaller lowest rate, or more updates"
+            f"the loss never fell below its initial value {begin:.3g} at rates from {rates[0]:g} to {rates[-1]:g}; "
+            "give a smaller lowest rate, or more updates"
         )
     turn = 0
     for place, loss in enumerate(after):
         if loss < after[turn]:
             turn = place
         elif loss - after[turn] > RISE * (begin - lowest):
-            return Reading(rates[turn], is_bound=False)
-    return Reading(rates[turn], is_bound=True)
+            return KneePoint(rates[turn], is_bound=False)
+    return KneePoint(rates[turn], is_bound=True)

@@ -1,4 +1,4 @@
-"""`knee`: the learning rate for each quorum k, read from runs in which the rate rises with every update."""
+"""`knee`: the learning rate for each quorum k, by learning-rate range tests."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ Watch = Callable[[str, Stop], AbstractContextManager[Callback]]
 
 @dataclass(frozen=True, repr=False)
 class Knee(Representation):
-    """The learning rate for one quorum, and the curve that it was read from.
+    """Learning rate for one quorum, with its loss curve.
 
     Attributes:
-        k: gradients an update.
-        learning_rate: the knee.
-        is_bound: whether the loss has not risen up to the highest rate, so that the knee may lie higher.
-        rates: that were tried, in this order.
-        losses: after the update at each rate, the mean of the runs, smoothed.
+        k: number of gradients of an update, >= 1.
+        learning_rate: learning rate at the knee.
+        is_bound: whether the loss did not rise up to the highest rate, so that the knee may lie higher.
+        rates: learning rates of the test, rising.
+        losses: loss after the update at each rate, smoothed mean over the runs.
     """
 
     k: int
@@ -58,20 +58,20 @@ class Knee(Representation):
 
     @property
     def loss(self) -> float:
-        """The smoothed loss after the update at the knee's rate."""
+        """Smoothed loss after the update at the knee."""
         return self.losses[self.rates.index(self.learning_rate)]
 
 
 @dataclass(frozen=True, repr=False)
 class Knees(TableRepresentation):
-    """The learning rates for each quorum that was asked for.
+    """Learning rates for several quorums.
 
     Attributes:
-        job: its name.
-        protocol: its name, without k.
-        cluster: in words.
-        seeds: of the runs for each k.
-        knees: in the order of the k's that were asked for.
+        job: name of the job.
+        protocol: name of the protocol, without k.
+        cluster: text of the cluster.
+        seeds: seeds of the runs for each k.
+        knees: knee for each k, in the given order.
     """
 
     job: str
@@ -82,7 +82,7 @@ class Knees(TableRepresentation):
 
     @property
     def learning_rates(self) -> dict[int, float]:
-        """The learning rate for each k."""
+        """Learning rate by k."""
         return {knee.k: knee.learning_rate for knee in self.knees}
 
     def _facts(self) -> Mapping[str, object]:
@@ -94,13 +94,13 @@ class Knees(TableRepresentation):
 
     def _notes(self) -> list[str]:
         return [
-            f"k = {knee.k}: the loss has not risen up to the rate {knee.rates[-1]:.3g}, so the knee may lie higher."
+            f"k = {knee.k}: the loss did not rise up to the rate {knee.rates[-1]:.3g}, so the knee may lie higher."
             for knee in self.knees
             if knee.is_bound
         ]
 
     def to_json(self) -> bytes:
-        """Return everything, curves included."""
+        """Return all values as JSON, curves included."""
         import orjson
 
         return orjson.dumps(self, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
@@ -121,32 +121,33 @@ def knee(
     progress: bool | None = None,
     watch: Watch | None = None,
 ) -> Knees:
-    """Find the learning rate for each quorum k by the knee rule: the largest one at which training gets on.
+    """Find the learning rate for each quorum k by the knee rule: the largest rate at which training progresses.
 
-    For each k, the job is trained with a learning rate that rises with every update from `lowest` to `highest`
-    or until it diverges, and `find_knee` reads the curve of its loss.
+    For each k, the job is trained with a learning rate that rises with every update from `lowest` to `highest`, or
+    until training diverges. `find_knee` returns the knee of the loss curve.
 
-    The rates are those of the optimizer's first parameter group; the others keep their ratio to it. What is found
-    is the total rate of an update of k gradients, as with lr_rule="constant": the job's own lr_rule, lr_is,
-    scheduler and schedule are left out of the runs, and nothing is evaluated.
+    The rates are those of the optimizer's first parameter group; the other groups keep their ratios to it. The result
+    is the total rate of an update of k gradients, as with lr_rule="constant". The runs ignore lr_rule, lr_is, scheduler
+    and schedule of the job, and do not evaluate.
 
     Args:
-        job: what to train.
-        protocol: the name of one with a quorum k, as "k_sync".
-        k: a quorum, or several, as [1, 4, 8, 16].
-        cluster: as for `train`.
-        lowest: rate of the first update, > 0.
-        highest: rate of the last one, > lowest.
-        updates: of a run, >= 10. With few of them a small rate has no time to lower the loss, nor one that is only a
-            little too large to raise it.
-        seed: of the first run, >= 0; the next ones count on from it.
-        runs: for each k, >= 1; their mean curve is read.
-        progress: whether to show how each run is doing, as for `train`.
-        watch: shows it instead: gives the callback for a run, from the run's name and stop.
+        job: job to train.
+        protocol: name of a protocol with a quorum k, for example "k_sync".
+        k: quorum, >= 1, or several, for example [1, 4, 8, 16].
+        cluster: cluster of every run, as for `train`.
+        lowest: learning rate of the first update, > 0.
+        highest: learning rate of the last update, > lowest.
+        updates: number of updates of a run, >= 10. With few, small rates hardly lower the loss, and slightly too
+            large rates hardly raise it.
+        seed: seed of the first run, >= 0; each further run has the next seed.
+        runs: number of runs for each k, >= 1; the knee is that of their mean curve.
+        progress: whether to show the progress of each run, as for `train`.
+        watch: function from the name and the stop of a run to a context manager with a callback, which shows the
+            progress instead.
 
     Raises:
-        UsageError: what was asked for cannot work; nothing has run.
-        RunError: a run failed, and not because its rate was too large; or the loss never fell.
+        UsageError: an argument is invalid; nothing has run.
+        RunError: a run failed for another reason than a large rate, or the loss never fell.
 
     Example:
         >>> import paceline as pl
@@ -162,8 +163,8 @@ def knee(
     check_range("[0, inf)", Integral, seed=seed)
     check_range("[1, inf)", Integral, runs=runs)
     shows = progress if watch is None else False
-    tried = Range(lowest, highest, updates)
-    search = _Search(job, cluster, tried, range(seed, seed + runs), watch or _unwatched, shows)
+    rates = Range(lowest, highest, updates)
+    search = _Search(job, cluster, rates, range(seed, seed + runs), watch or _unwatched, shows)
     protocols = {each: _protocol(protocol, each, cluster) for each in _quorums(k)}
     knees = tuple(search.knee(made, each) for each, made in protocols.items())
     return Knees(job.name, protocol, str(cluster), tuple(search.seeds), knees)
@@ -176,22 +177,26 @@ def _unwatched(title: str, stop: Stop) -> AbstractContextManager[Callback]:
 def _quorums(k: int | Sequence[int]) -> list[int]:
     quorums = [k] if isinstance(k, int) else list(k)
     if not quorums or len(set(quorums)) < len(quorums):
-        raise UsageError(f"k = {k!r}, expected a quorum or several different ones, as k=[1, 4, 8]")
+        raise UsageError(f"k={k!r}, expected a quorum or several different ones, for example k=[1, 4, 8]")
     return quorums
 
 
 def _protocol(name: str, k: int, cluster: Cluster | LocalCluster) -> Protocol:
-    """Return the protocol of that name with that quorum, or refuse what has none or cannot run."""
+    """Return the protocol of a name with a quorum.
+
+    Raises:
+        UsageError: the name is unknown, the protocol has no quorum, or it cannot run on the cluster.
+    """
     with_k = [known for known, factory in CATALOGUE.items() if "k" in signature(factory).parameters]
     if not isinstance(name, str):
-        raise UsageError(f"protocol = {name!r}, expected the name of a protocol, as 'k_sync'")
+        raise UsageError(f"protocol={name!r}, expected the name of a protocol, for example 'k_sync'")
     call = parse_call(name)
     if call.name not in CATALOGUE:
         raise UsageError(f"{call.name!r} is not known{did_you_mean(call.name, with_k)}")
     if call.name not in with_k:
-        raise UsageError(f"{call.name!r} has no quorum k to find a rate for; give one of {', '.join(with_k)}")
+        raise UsageError(f"{call.name!r} has no quorum k; give one of {', '.join(with_k)}")
     if call.kwargs:
-        raise UsageError(f"{name!r} comes with knobs; give the name alone, {call.name!r}, and the k's beside it")
+        raise UsageError(f"{name!r} has knobs; give the name alone, {call.name!r}, and k as an argument")
     protocol = CATALOGUE[call.name](k)
     assert isinstance(protocol, Protocol)
     cluster.check_plan(as_plan(protocol).checked(cluster.n, total=None, per_epoch=None))
@@ -200,11 +205,11 @@ def _protocol(name: str, k: int, cluster: Cluster | LocalCluster) -> Protocol:
 
 @dataclass(frozen=True)
 class _Search:
-    """What is the same for every quorum."""
+    """Range tests of one job on one cluster, for any quorum."""
 
     job: Job
     cluster: Cluster | LocalCluster
-    tried: Range
+    rates: Range
     seeds: range
     watch: Watch
     progress: bool | None
@@ -212,25 +217,25 @@ class _Search:
     def knee(self, protocol: Protocol, k: int) -> Knee:
         """Return the knee of one quorum."""
         runs = [self._losses(protocol, k, seed) for seed in self.seeds]
-        losses = smoothed(averaged(runs, self.tried.updates))
+        losses = smoothed(averaged(runs, self.rates.updates))
         try:
-            reading = find_knee(self.tried.rates, losses)
+            point = find_knee(self.rates.rates, losses)
         except RunError as error:
             raise RunError(f"{protocol}: {error}") from error
-        return Knee(k, reading.learning_rate, reading.is_bound, tuple(self.tried.rates), tuple(losses[1:]))
+        return Knee(k, point.learning_rate, point.is_bound, tuple(self.rates.rates), tuple(losses[1:]))
 
     def _losses(self, protocol: Protocol, k: int, seed: int) -> list[float]:
-        """Return the loss before the first update of a run, after the first, after the second, ..."""
+        """Return the initial loss of a run and the loss after each update."""
         job = replace(
             self.job,
-            scheduler=partial(rising, tried=self.tried, k=k),
+            scheduler=partial(rising, rates=self.rates, k=k),
             schedule_unit="gradient",
             schedule=None,
             lr_rule="constant",
             lr_is="total",
             eval_data=None,
         )
-        stop = Stop(updates=self.tried.updates + 1)  # the last one shows the loss after the one before
+        stop = Stop(updates=self.rates.updates + 1)  # the last update measures the loss after the one before
         with self.watch(f"{protocol}  seed {seed}", stop) as callback:
             try:
                 result = train(
@@ -254,27 +259,27 @@ class _Search:
         columns = result.history.columns()
         if any(columns["k"] != k):
             raise RunError(
-                f"{protocol}, seed {seed}: an update was made of fewer than {k} gradients, because workers were lost; "
-                "start again on a cluster that keeps its workers"
+                f"{protocol}, seed {seed}: an update had fewer than {k} gradients, because workers were lost; "
+                "repeat the test on a cluster without lost workers"
             )
         return [float(loss) for loss in columns["loss"]]
 
 
 @dataclass(frozen=True)
 class _Factor:
-    """The learning rate after so many gradients, divided by the optimizer's own."""
+    """Function from a number of gradients to the learning rate, relative to that of the optimizer."""
 
-    tried: Range
+    rates: Range
     k: int
-    own: float
+    base: float
 
     def __call__(self, gradients: int) -> float:
-        return self.tried.rate(1 + gradients // self.k) / self.own
+        return self.rates.rate(1 + gradients // self.k) / self.base
 
 
-def rising(optimizer: torch.optim.Optimizer, tried: Range, k: int) -> LambdaLR:
-    """Return the scheduler that is stepped once a gradient and gives each update of k gradients a rate of its own."""
-    own = float(optimizer.param_groups[0]["lr"])
-    if not own > 0:
-        raise UsageError(f"the learning rate of the job's optimizer is {own:g}; expected one > 0, which is scaled")
-    return LambdaLR(optimizer, _Factor(tried, k, own))
+def rising(optimizer: torch.optim.Optimizer, rates: Range, k: int) -> LambdaLR:
+    """Return a scheduler for one step per gradient, with a learning rate for each update of k gradients."""
+    base = float(optimizer.param_groups[0]["lr"])
+    if not base > 0:
+        raise UsageError(f"the learning rate of the job's optimizer is {base:g}; give one > 0, which the test scales")
+    return LambdaLR(optimizer, _Factor(rates, k, base))

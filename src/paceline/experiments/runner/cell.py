@@ -1,4 +1,4 @@
-"""One cell of a comparison: a protocol, a seed, and the folder of their run."""
+"""One cell of a grid of runs: a protocol, a seed, and the folder of the run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from paceline.run.train import Result, train
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run to be made.
+    """Specification of one run.
 
     Attributes:
-        name: of the protocol, as the user has written it.
-        seed: of the run.
-        folder: of the run.
+        name: name of the protocol as given by the user.
+        seed: seed of the run, >= 0.
+        folder: folder of the run.
     """
 
     name: str
@@ -40,7 +40,7 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class GridSpec:
-    """What all cells have in common, and the plan of every protocol."""
+    """Common settings of all runs of a grid; the attributes are the arguments of `train`, with a plan per protocol."""
 
     job: Job
     plans: dict[str, Plan]
@@ -51,37 +51,41 @@ class GridSpec:
 
     @property
     def workload(self) -> float | None:
-        """Gradients of a whole run, if the stop fixes them."""
+        """Number of gradients of a whole run; None if the stop does not fix it."""
         plan = next(iter(self.plans.values()))
-        return self.stop.workload(self._setting(plan).per_epoch)
+        return self.stop.workload(self._config(plan).per_epoch)
 
     def check(self) -> None:
-        """Refuse a plan that cannot run, before anything does."""
-        for plan in self.plans.values():
-            setting = self._setting(plan)
-            setting.check()
-            Session(setting)  # which refuses what the job's model and optimizer cannot do
+        """Check every plan before the first run.
 
-    def _setting(self, plan: Plan) -> RunConfig:
+        Raises:
+            UsageError: a plan cannot run with these settings.
+        """
+        for plan in self.plans.values():
+            config = self._config(plan)
+            config.check()
+            Session(config)  # checks that the model and the optimizer of the job support the plan
+
+    def _config(self, plan: Plan) -> RunConfig:
         return RunConfig(self.job, plan, self.cluster, self.stop, 0, self.evaluate_every, self.worker_timeout_s)
 
 
-def run_cell(task: GridSpec, cell: RunSpec, callbacks: Sequence[Callback]) -> Result:
-    """Run a cell: from its last checkpoint if it was cut short, and from the beginning if it ended by a crash."""
+def run_cell(grid: GridSpec, cell: RunSpec, callbacks: Sequence[Callback]) -> Result:
+    """Train one cell: from its last checkpoint if it was interrupted, from the beginning if it crashed."""
     outcome = outcome_of(cell.folder)
     has_begun = (cell.folder / RUN).exists() and not (outcome is not None and outcome.is_crash)
     (cell.folder / ERROR).unlink(missing_ok=True)
     return train(
-        task.job,
-        protocol=task.plans[cell.name],
-        cluster=task.cluster,
-        stop=task.stop,
+        grid.job,
+        protocol=grid.plans[cell.name],
+        cluster=grid.cluster,
+        stop=grid.stop,
         seed=cell.seed,
         out=None if has_begun else cell.folder,
         overwrite=True,
         resume=cell.folder if has_begun else None,
         callbacks=callbacks,
-        evaluate_every=task.evaluate_every,
-        worker_timeout_s=task.worker_timeout_s,
-        progress=False,  # the comparison shows it
+        evaluate_every=grid.evaluate_every,
+        worker_timeout_s=grid.worker_timeout_s,
+        progress=False,  # the caller shows it
     )

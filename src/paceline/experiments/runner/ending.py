@@ -1,4 +1,4 @@
-"""How a run of a comparison or a search ended, read from its folder."""
+"""Outcome of a run of a comparison or a search, from its folder."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TAIL_BYTES = 1 << 16
 
 
 class Crash(NamedTuple):
-    """Why a run crashed.
+    """Reason of a crashed run.
 
     Attributes:
-        message: one line.
-        file: with the traceback, None if it could not be written.
+        message: reason in one line.
+        file: file with the traceback; None if it could not be written.
     """
 
     message: str
@@ -36,16 +36,16 @@ class Crash(NamedTuple):
 
 
 def is_finished(run: Path) -> bool:
-    """Return whether a run needs no further work: its log ends with an outcome, and neither an interrupt nor a crash.
+    """Return whether the log of a run ends with an outcome other than an interrupt or a crash.
 
-    A run that diverged is finished: repeating it would diverge again.
+    A run that diverged is finished, because it would diverge again.
     """
     outcome = outcome_of(run)
     return outcome is not None and outcome is not Outcome.INTERRUPTED and not outcome.is_crash
 
 
 def outcome_of(run: Path) -> Outcome | None:
-    """Return the outcome in the last line of a run's log, None if the log has no end."""
+    """Return the outcome in the last line of a run's log; None if the log is incomplete."""
     end = _last_line(run / EVENTS)
     if not end.startswith(b'{"event":"run_ended"'):
         return None
@@ -54,9 +54,9 @@ def outcome_of(run: Path) -> Outcome | None:
 
 
 def write_crash(run: Path, message: str, details: str) -> Crash:
-    """Write why a run crashed into its folder: the message in the first line, the traceback below it.
+    """Write the reason of a crash to the folder of the run: the message in the first line, then the traceback.
 
-    A traceback that cannot be written goes to standard error.
+    A traceback that cannot be written is logged.
     """
     crash = Crash(first_line(message), run / ERROR)
     try:
@@ -68,10 +68,10 @@ def write_crash(run: Path, message: str, details: str) -> Crash:
     return crash
 
 
-def in_words(stop: Stop, outcome: Outcome, reason: str) -> str:
-    """Return how a run without a crash ended: it reached its target, missed it or diverged.
+def describe_end(stop: Stop, outcome: Outcome, reason: str) -> str:
+    """Return a text on the end of a run without a crash: it reached its target, missed it, or diverged.
 
-    >>> in_words(Stop(loss=0.2, seconds=60), Outcome.SECONDS, "60 seconds have passed")
+    >>> describe_end(Stop(loss=0.2, seconds=60), Outcome.SECONDS, "60 seconds have passed")
     'missed loss 0.2: 60 seconds have passed'
     """
     if outcome.is_divergence:
@@ -81,7 +81,7 @@ def in_words(stop: Stop, outcome: Outcome, reason: str) -> str:
 
 
 def _last_line(path: Path) -> bytes:
-    """Return the last line, or nothing if it is cut short."""
+    """Return the last line of a file; empty if the line is incomplete or the file does not exist."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""The folder of a comparison or a search: what was asked, a folder a run, and the answer."""
+"""Folder of a comparison or a search: the request, a folder per run, and the result."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from paceline.recording.lock import FolderLock
 from paceline.utils.dict_diff import changes
 from paceline.utils.files import UNFINISHED, ContentError, read_json, replace_file
 
-Question = Mapping[str, Any]
+Request = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class FolderKind:
-    """What is asked in a folder.
+    """Kind of experiment in a folder.
 
     Attributes:
-        noun: for people.
-        question: name of the file with what was asked.
-        is_answered: tells from a folder and its question whether nothing is left to be done.
+        noun: name of the kind in messages.
+        request_file: name of the file with the request.
+        is_complete: function from a folder and its request to whether no run is left.
     """
 
     noun: str
-    question: str
-    is_answered: Callable[[Path, Question], bool]
+    request_file: str
+    is_complete: Callable[[Path, Request], bool]
 
 
 class RunsFolder:
-    """Holds the runs of one question, which may be asked again to go on where it was.
+    """Folder with the runs of one request; the same request resumes them.
 
     Args:
-        kind: of the question.
-        path: of the folder, which is made if it does not exist.
-        question: as JSON has it.
+        kind: kind of the experiment.
+        path: path of the folder, which is created if it does not exist.
+        request: request in JSON values.
 
     Raises:
-        UsageError: the folder holds the runs of another question, or somebody is at work there.
-        RunError: it cannot be written.
+        UsageError: the folder contains the runs of another request, or another process uses it.
+        RunError: the folder cannot be written.
     """
 
-    def __init__(self, kind: FolderKind, path: Path, question: Question) -> None:
+    def __init__(self, kind: FolderKind, path: Path, request: Request) -> None:
         self.path = path
-        self.question = question
+        self.request = request
         self._kind = kind
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -59,22 +59,22 @@ class RunsFolder:
         except OSError as error:
             raise RunError(f"cannot write {path}: {error.strerror or error}") from error
         try:
-            self._ask()
+            self._check_request()
         except BaseException:
             self.close()
             raise
 
     @classmethod
-    def free(cls, kind: FolderKind, name: str, question: Question) -> RunsFolder:
-        """Return the first of runs/NAME-1, NAME-2, ... that is free, or where this question waits to go on."""
+    def free(cls, kind: FolderKind, name: str, request: Request) -> RunsFolder:
+        """Return the first of runs/NAME-1, NAME-2, ... that is unused, or that has this request and is incomplete."""
         for number in count(1):
             path = Path("runs") / f"{name}-{number}"
-            if not path.exists() or (_asked(path, kind) == question and not kind.is_answered(path, question)):
-                return cls(kind, path, question)
+            if not path.exists() or (_saved_request(path, kind) == request and not kind.is_complete(path, request)):
+                return cls(kind, path, request)
         raise AssertionError
 
     def save(self, contents: Mapping[str, bytes]) -> None:
-        """Write the answer, as files by their names."""
+        """Write the files of the result, by name."""
         try:
             for name, content in contents.items():
                 replace_file(self.path / name, content)
@@ -82,46 +82,45 @@ class RunsFolder:
             raise RunError(f"cannot write in {self.path}: {error.strerror or error}") from error
 
     def close(self) -> None:
-        """Let others work in the folder."""
+        """Release the folder for other processes."""
         self._lock.release()
 
-    def _ask(self) -> None:
-        asked = _asked(self.path, self._kind)
+    def _check_request(self) -> None:
+        saved = _saved_request(self.path, self._kind)
         names = {entry.name for entry in self.path.iterdir() if not entry.name.startswith(UNFINISHED)}
-        has_begun = bool(names - {self._kind.question})
-        if asked == self.question:
-            self.question = asked  # its order gives the folders their names
-        elif not has_begun:
-            self._write_question()
-        elif asked is None:
-            raise UsageError(f"{self.path} holds something else than a {self._kind.noun}; give another with out=")
+        if saved == self.request:
+            self.request = saved  # the names of the folders depend on its order
+        elif not names - {self._kind.request_file}:
+            self._write_request()
+        elif saved is None:
+            raise UsageError(f"{self.path} is not the folder of a {self._kind.noun}; give another folder with out=")
         else:
             raise UsageError(
-                f"{self.path} holds another {self._kind.noun}: {'; '.join(changes(asked, self.question))}; "
-                "ask the same again to go on there, or give another folder with out="
+                f"{self.path} contains another {self._kind.noun}: {'; '.join(changes(saved, self.request))}; "
+                "repeat the same call to resume it, or give another folder with out="
             )
 
-    def _write_question(self) -> None:
-        path = self.path / self._kind.question
+    def _write_request(self) -> None:
+        path = self.path / self._kind.request_file
         try:
-            replace_file(path, f"{json.dumps(self.question, indent=2)}\n".encode())
+            replace_file(path, f"{json.dumps(self.request, indent=2)}\n".encode())
         except OSError as error:
             raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def question(job: Job, seeds: Sequence[int], **asked: object) -> Question:
-    """Return what is asked for in plain values, so that it can be told whether two ask for the same."""
-    return {"job": described(job), "seeds": list(seeds), **asked}
+def request(job: Job, seeds: Sequence[int], **arguments: object) -> Request:
+    """Return a request in plain values, for comparison with a saved one."""
+    return {"job": described(job), "seeds": list(seeds), **arguments}
 
 
 def cells_of(path: Path, names: Iterable[str], seeds: Iterable[int]) -> list[RunSpec]:
-    """Return a run for each name and seed, seed by seed, so that every name is seen early."""
+    """Return a run for each name and seed, ordered by seed, so that every name runs early."""
     slugs = slugs_of(names)
     return [RunSpec(name, seed, path / slug / f"seed-{seed}") for seed in seeds for name, slug in slugs.items()]
 
 
 def slugs_of(names: Iterable[str]) -> dict[str, str]:
-    """Return a name of a folder for each protocol.
+    """Return the folder name of each protocol.
 
     >>> slugs_of(["bsp@25% >> asp", "k_sync(k=12)", "k_sync(k='12')"])
     {'bsp@25% >> asp': 'bsp-25-asp', 'k_sync(k=12)': 'k_sync-k-12', "k_sync(k='12')": 'k_sync-k-12-2'}
@@ -134,7 +133,7 @@ def slugs_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def slug(name: str) -> str:
-    """Return a name of a file that still tells what it is of.
+    """Return a file name for a protocol or a job.
 
     >>> slug("k_sync(k=12)")
     'k_sync-k-12'
@@ -142,13 +141,13 @@ def slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.") or "unnamed"
 
 
-def _asked(path: Path, kind: FolderKind) -> Question | None:
+def _saved_request(path: Path, kind: FolderKind) -> Request | None:
     try:
-        asked: Question = read_json(path / kind.question)
-        if not isinstance(asked, dict):
-            raise ContentError(f"it holds {type(asked).__name__}")
+        saved: Request = read_json(path / kind.request_file)
+        if not isinstance(saved, dict):
+            raise ContentError(f"it contains {type(saved).__name__}")
     except FileNotFoundError:
         return None
     except (OSError, ContentError) as error:
-        raise UsageError(f"cannot read {path / kind.question} ({error}); give another folder with out=") from error
-    return asked
+        raise UsageError(f"cannot read {path / kind.request_file} ({error}); give another folder with out=") from error
+    return saved

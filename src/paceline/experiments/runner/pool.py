@@ -1,4 +1,4 @@
-"""Runs the cells of a comparison: one after the other in this process, or several at a time in processes."""
+"""Execution of a grid of runs: one after another in this process, or in parallel worker processes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
+from rich.console import Console
 
 from paceline.clusters.devices import cores
 from paceline.clusters.local import LocalCluster
@@ -23,9 +24,9 @@ from paceline.engines.local.engine import GRACE_S
 from paceline.engines.signals import Signals
 from paceline.errors import RunError, UsageError
 from paceline.experiments.runner.cell import GridSpec, RunSpec, run_cell
-from paceline.experiments.runner.ending import Crash, in_words, is_finished, write_crash
+from paceline.experiments.runner.ending import Crash, describe_end, is_finished, write_crash
 from paceline.experiments.runner.folder import FolderKind, RunsFolder, slug
-from paceline.experiments.runner.progress import News, ProgressBars, Reporter
+from paceline.experiments.runner.progress import ProgressBars, ProgressReporter, RunProgress
 from paceline.jobs.job import Job
 from paceline.processes.child_process import Launcher, ProcessSettings, describe_exit, init_child
 from paceline.processes.shared_pickle import SharedPickle
@@ -33,28 +34,28 @@ from paceline.processes.unpicklable import pickled
 from paceline.recording.callbacks.progress_line import is_shown, stderr_console
 from paceline.utils.user_code import report_of
 
-PRELOADED = [__name__, "torch._dynamo"]  # once for all: torch imports the latter with the first optimizer step
+PRELOADED = [__name__, "torch._dynamo"]  # in the fork server: torch imports the latter at the first optimizer step
 
 
 @runtime_checkable
 class Display(Protocol):
-    """Shows how the runs are doing, as `ProgressBars` does."""
+    """Display of the progress of several runs, such as `ProgressBars`."""
 
     def plan(self, cells: int, finished: int) -> None:
-        """Hear how many runs there are, and how many of them are finished already."""
+        """Set the number of runs, and how many of them have finished before."""
 
     def begin(self, cell: RunSpec) -> None:
-        """Hear that a run begins."""
+        """Show that a run begins."""
 
-    def show(self, cell: RunSpec, news: News) -> None:
-        """Hear how a run is doing."""
+    def show(self, cell: RunSpec, progress: RunProgress) -> None:
+        """Show the progress of a run."""
 
     def end(self, cell: RunSpec, time_s: float | None, reason: str) -> None:
-        """Hear that a run has ended."""
+        """Show that a run has ended; the time on its clock is None if it crashed."""
 
 
 class RunEnding(NamedTuple):
-    """A run has come to an end, or was told to stop."""
+    """End of a run without a crash, possibly by an interrupt."""
 
     time_s: float
     outcome: Outcome
@@ -62,7 +63,7 @@ class RunEnding(NamedTuple):
 
 
 class RunFailed(NamedTuple):
-    """A run has crashed: it raised an error, its process died, or no worker was left."""
+    """Crash of a run: an exception, the end of its process, or the loss of all workers."""
 
     message: str
     is_usage: bool = False
@@ -71,21 +72,21 @@ class RunFailed(NamedTuple):
 
 @dataclass
 class Report:
-    """What became of the runs, beside what their logs tell.
+    """Report on the runs, in addition to their logs.
 
     Attributes:
-        crashes: why runs crashed.
-        interrupted: whether the user has ended it all.
+        crashes: reasons of crashed runs, by run.
+        interrupted: whether the user interrupted the runs.
     """
 
     crashes: dict[RunSpec, Crash] = field(default_factory=dict)
     interrupted: bool = False
 
-    def take(self, cell: RunSpec, end: RunEnding | RunFailed, display: Display) -> None:
-        """Take in how a run has ended.
+    def add(self, cell: RunSpec, end: RunEnding | RunFailed, display: Display) -> None:
+        """Add the end of a run.
 
         Raises:
-            UsageError: the run cannot work as asked, so that the whole comparison cannot.
+            UsageError: an argument of the run is invalid, and so the whole comparison is.
         """
         if isinstance(end, RunEnding):
             display.end(cell, end.time_s, end.reason)
@@ -98,14 +99,14 @@ class Report:
         self.crashes[cell] = crash
 
 
-def run_here(task: GridSpec, cells: Sequence[RunSpec], display: Display) -> Report:
-    """Run the cells in this process, one after the other."""
+def run_here(grid: GridSpec, cells: Sequence[RunSpec], display: Display) -> Report:
+    """Run the cells in this process, one after another."""
     report = Report()
     try:
         for cell in cells:
             display.begin(cell)
-            reporter = Reporter(task.stop, task.workload, partial(display.show, cell))
-            report.take(cell, _attempt(task, cell, reporter), display)
+            reporter = ProgressReporter(grid.stop, grid.workload, partial(display.show, cell))
+            report.add(cell, _attempt(grid, cell, reporter), display)
             if report.interrupted:
                 break
     except KeyboardInterrupt:  # between two runs
@@ -114,44 +115,44 @@ def run_here(task: GridSpec, cells: Sequence[RunSpec], display: Display) -> Repo
 
 
 def run_in_processes(
-    task: GridSpec, cells: Sequence[RunSpec], display: Display, processes: int, threads: int
+    grid: GridSpec, cells: Sequence[RunSpec], display: Display, processes: int, threads: int
 ) -> Report:
-    """Run the cells in as many processes at a time, each with as many threads of torch."""
-    with _Pool(task, display, threads) as pool:
+    """Run the cells in parallel processes, each with a number of torch threads."""
+    with _Pool(grid, display, threads) as pool:
         waiting = deque(cells)
         try:
             while (waiting or pool.running) and not pool.signals.caught:
                 while waiting and len(pool.running) < processes:
                     pool.start(waiting.popleft())
-                pool.listen()
+                pool.wait()
         except RunError:
-            if not pool.signals.caught:  # which ends every process of a terminal
+            if not pool.signals.caught:  # a signal from a terminal ends every process
                 raise
     pool.report.interrupted |= bool(pool.signals.caught)
     return pool.report
 
 
-def _attempt(task: GridSpec, cell: RunSpec, reporter: Reporter) -> RunEnding | RunFailed:
+def _attempt(grid: GridSpec, cell: RunSpec, reporter: ProgressReporter) -> RunEnding | RunFailed:
     try:
-        result = run_cell(task, cell, [reporter])
+        result = run_cell(grid, cell, [reporter])
     except (UsageError, RunError) as error:
         return RunFailed(str(error), isinstance(error, UsageError), report_of(error))
-    except Exception as error:  # of the job: the other runs go on
+    except Exception as error:  # from the job: the other runs continue
         return RunFailed(f"{type(error).__name__}: {error}", details=report_of(error))
     if result.stopped_by.is_crash:
         return RunFailed(result.reason)
-    return RunEnding(result.time_s, result.stopped_by, in_words(task.stop, result.stopped_by, result.reason))
+    return RunEnding(result.time_s, result.stopped_by, describe_end(grid.stop, result.stopped_by, result.reason))
 
 
 class _Pool:
-    """The processes that are running, one a cell."""
+    """Pool of worker processes, one per running cell."""
 
-    def __init__(self, task: GridSpec, display: Display, threads: int) -> None:
+    def __init__(self, grid: GridSpec, display: Display, threads: int) -> None:
         self._display = display
         self._threads = threads
         self._launcher = Launcher(PRELOADED)
-        self._surroundings = ProcessSettings.capture()
-        self._parcel = _packed(task)
+        self._settings = ProcessSettings.capture()
+        self._shared = _shared_grid(grid)
         self.report = Report()
         self.signals = Signals()
         self.running: dict[Connection, tuple[RunSpec, ForkServerProcess]] = {}
@@ -164,22 +165,22 @@ class _Pool:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         for _, process in self.running.values():
-            process.terminate()  # which ends a run as Ctrl-C does: its log says so
+            process.terminate()  # ends the run like Ctrl-C, with an entry in its log
         for connection, (_, process) in self.running.items():
             process.join(GRACE_S)
             process.kill()
             connection.close()
-        self._parcel.close()
+        self._shared.close()
         self.signals.remove()
 
     def start(self, cell: RunSpec) -> None:
         ours, theirs = self._launcher.pipe(duplex=False)
         with closing(theirs):
-            process = self._launcher.start(_serve, self._parcel, cell, self._threads, self._surroundings, theirs)
+            process = self._launcher.start(_serve, self._shared, cell, self._threads, self._settings, theirs)
         self.running[ours] = cell, process
         self._display.begin(cell)
 
-    def listen(self) -> None:
+    def wait(self) -> None:
         for ready in wait([*self.running, self.signals.reader]):
             if isinstance(ready, Connection):
                 self._read(ready)
@@ -189,101 +190,85 @@ class _Pool:
         try:
             message = connection.recv()
         except (EOFError, OSError):
-            message = _death(process)
-        if isinstance(message, News):
+            message = _exit_failure(process)
+        if isinstance(message, RunProgress):
             self._display.show(cell, message)
             return
         del self.running[connection]
         connection.close()
         process.join()
-        self.report.take(cell, message, self._display)
+        self.report.add(cell, message, self._display)
 
 
 def _serve(
-    parcel: SharedPickle, cell: RunSpec, threads: int, surroundings: ProcessSettings, connection: Connection
+    shared: SharedPickle, cell: RunSpec, threads: int, settings: ProcessSettings, connection: Connection
 ) -> None:
     init_child()
-    surroundings.apply()
+    settings.apply()
     torch.set_num_threads(threads)
     try:
-        task: GridSpec = parcel.load()
+        grid: GridSpec = shared.load()
     except UsageError as error:
         connection.send(RunFailed(str(error), is_usage=True))
         return
-    except Exception as error:  # of an object that is made anew here, or of a module that it needs
+    except Exception as error:  # from unpickling an object, or from the import of its module
         connection.send(RunFailed(f"{type(error).__name__}: {error}", details=report_of(error)))
         return
-    connection.send(_attempt(task, cell, Reporter(task.stop, task.workload, connection.send)))
+    connection.send(_attempt(grid, cell, ProgressReporter(grid.stop, grid.workload, connection.send)))
 
 
-def _packed(task: GridSpec) -> SharedPickle:
-    plans = {f"protocol {name}": plan for name, plan in task.plans.items()}
-    parts = {**vars(task.job), **plans, "cluster": task.cluster}
-    return pickled(task, parts, f"job {task.job.name} cannot be sent to other processes", ", or give processes=1")
+def _shared_grid(grid: GridSpec) -> SharedPickle:
+    plans = {f"protocol {name}": plan for name, plan in grid.plans.items()}
+    parts = {**vars(grid.job), **plans, "cluster": grid.cluster}
+    return pickled(grid, parts, f"job {grid.job.name} cannot be sent to other processes", ", or give processes=1")
 
 
-def _death(process: ForkServerProcess) -> RunFailed:
+def _exit_failure(process: ForkServerProcess) -> RunFailed:
     process.join(GRACE_S)
     code = process.exitcode
     return RunFailed(f"its process {'was ' if code is not None and code < 0 else ''}{describe_exit(code)}")
 
 
-class Silent:
-    """A display that shows nothing."""
-
-    def plan(self, cells: int, finished: int) -> None:
-        """Hear how many runs there are, and how many of them are finished already."""
-
-    def begin(self, cell: RunSpec) -> None:
-        """Hear that a run begins."""
-
-    def show(self, cell: RunSpec, news: News) -> None:
-        """Hear how a run is doing."""
-
-    def end(self, cell: RunSpec, time_s: float | None, reason: str) -> None:
-        """Hear that a run has ended."""
-
-
 @contextmanager
 def displayed(display: Display | None, progress: bool | None) -> Iterator[Display]:
-    """Yield what shows the runs: a given display, else progress bars where progress is shown.
+    """Yield the display of the runs: a given one, progress bars, or none.
 
     Args:
-        display: given by the caller.
-        progress: as for `train`.
+        display: display of the caller; None for progress bars.
+        progress: whether to show progress bars; None for on a terminal and in a notebook only.
     """
     console = stderr_console()
     if display is not None or not is_shown(progress, console):
-        yield display or Silent()
+        yield display or ProgressBars(Console(quiet=True))
         return
     with ProgressBars(console) as bars:
         yield bars
 
 
-def run_cells(task: GridSpec, cells: Sequence[RunSpec], display: Display, processes: int) -> Report:
-    """Do the runs that are not finished, from where they were interrupted if they were."""
+def run_cells(grid: GridSpec, cells: Sequence[RunSpec], display: Display, processes: int) -> Report:
+    """Train the cells that are not finished; interrupted ones are resumed."""
     waiting = [cell for cell in cells if not is_finished(cell.folder)]
-    processes = min(processes, len(cells))  # not of those that wait: the last one is to be run as the first one was
+    processes = min(processes, len(cells))  # of all cells, so that the last one runs with the same threads as the first
     if processes > 1 and waiting:
-        return run_in_processes(task, waiting, display, processes, threads=max(1, cores() // processes))
-    return run_here(task, waiting, display)
+        return run_in_processes(grid, waiting, display, processes, threads=max(1, cores() // processes))
+    return run_here(grid, waiting, display)
 
 
 def at_a_time(cluster: Cluster | LocalCluster, given: int | None) -> int:
-    """Return how many processes do runs at a time on a cluster, None for as many as are good."""
+    """Return the number of parallel runs on a cluster: the given one, or the default for None."""
     if given is not None and given < 1:
-        raise UsageError(f"processes = {given}, expected a whole number >= 1")
+        raise UsageError(f"processes={given}, expected a whole number >= 1")
     if isinstance(cluster, LocalCluster):
         if given not in (None, 1):
-            raise UsageError(f"processes = {given}, but runs on a local cluster take real time; expected one at a time")
+            raise UsageError(f"processes={given}, but runs on a local cluster take real time; give processes=1")
         return 1
     return given or (cores() if cluster.device == "cpu" else 1)
 
 
 def open_folder(
-    kind: FolderKind, out: str | Path | None, name: str, job: Job, asked: Mapping[str, object]
+    kind: FolderKind, out: str | Path | None, name: str, job: Job, request: Mapping[str, object]
 ) -> RunsFolder:
-    """Return the folder of a question: the one that was given, or the first free one of runs/NAME-JOB-1, -2, ..."""
+    """Return the folder of a request: the given one, or the first free one of runs/NAME-JOB-1, -2, ..."""
     if out is not None:
-        return RunsFolder(kind, Path(out), asked)
-    return RunsFolder.free(kind, f"{name}-{slug(job.name)}", asked)
+        return RunsFolder(kind, Path(out), request)
+    return RunsFolder.free(kind, f"{name}-{slug(job.name)}", request)

@@ -1,4 +1,4 @@
-"""How the runs of a comparison are doing: small messages from wherever they run, drawn in one place."""
+"""Progress of the runs of a comparison: messages from the runs, and progress bars that show them."""
 
 from __future__ import annotations
 
@@ -19,61 +19,63 @@ from paceline.recording.callback import Callback
 from paceline.recording.callbacks.progress_share import ProgressShare
 from paceline.utils.wording import counted
 
-TELL_S = 0.2
+REPORT_S = 0.2
 PLAIN_LINES_S = 10.0
 
 
-class News(NamedTuple):
-    """How a run is doing.
+class RunProgress(NamedTuple):
+    """Progress of one run.
 
     Attributes:
-        share: of the way to its end, 0 to 1, by the condition that is nearest.
-        figures: loss and metrics, each a short text.
+        now_s: seconds on the clock of the run.
+        updates: number of updates so far.
+        share: share of the run that is done, 0 to 1, by the stop condition that is nearest.
+        metrics: loss and metrics, each as a short text.
     """
 
     now_s: float
     updates: int
     share: float
-    figures: Sequence[str]
+    metrics: Sequence[str]
 
     def __str__(self) -> str:
-        return "  ".join([f"{self.now_s:.1f} s", counted(self.updates, "update"), *self.figures])
+        return "  ".join([f"{self.now_s:.1f} s", counted(self.updates, "update"), *self.metrics])
 
 
-class Reporter(Callback):
-    """Tells the news of a run now and then.
+class ProgressReporter(Callback):
+    """Callback that sends the progress of a run at intervals.
 
     Args:
-        stop: of the run.
-        workload: gradients of the whole run, None if the stop does not fix them.
-        tell: is given the news.
+        stop: stop of the run.
+        workload: number of gradients of the whole run; None if the stop does not fix it.
+        send: function that receives the progress.
     """
 
-    def __init__(self, stop: Stop, workload: float | None, tell: Callable[[News], object]) -> None:
+    def __init__(self, stop: Stop, workload: float | None, send: Callable[[RunProgress], object]) -> None:
         self._share = ProgressShare(stop, workload)
-        self._tell = tell
-        self._told_s = time.monotonic()
+        self._send = send
+        self._sent_s = time.monotonic()
 
     def on_update(self, update: UpdateMade) -> None:
-        """Take in the loss, and send news if it is time to."""
+        """Record the loss, and send the progress if the interval has passed."""
         self._share.take_update(update)
-        if time.monotonic() - self._told_s >= TELL_S:
-            self._told_s = time.monotonic()
+        if time.monotonic() - self._sent_s >= REPORT_S:
+            self._sent_s = time.monotonic()
             share = self._share.share(update)
-            self._tell(News(update.now_s, update.version, share, self._share.figures(targets=False)))
+            self._send(RunProgress(update.now_s, update.version, share, self._share.figures(targets=False)))
 
     def on_evaluate(self, evaluation: VersionEvaluated) -> None:
-        """Take in the metrics."""
+        """Record the metrics."""
         self._share.take_metrics(evaluation.metrics)
 
 
 class ProgressBars:
-    """Draws a bar for each run that is going on, and leaves a line for each that has ended.
+    """Progress bars: a bar for each run in progress, and a line for each run that has ended.
 
-    On something that is not a terminal, it prints those lines, and the news every ten seconds.
+    On a console that is not a terminal, it prints these lines, and the progress every ten seconds.
 
     Args:
-        console: where to draw.
+        console: console to draw on.
     """
 
     def __init__(self, console: Console) -> None:
@@ -81,60 +83,60 @@ class ProgressBars:
         self._progress = Progress(
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             BarColumn(bar_width=14),
-            TextColumn("{task.fields[news]}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True)),
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
         self._bars: dict[RunSpec, TaskID] = {}
-        self._news: dict[RunSpec, News] = {}
+        self._latest: dict[RunSpec, RunProgress] = {}
         self._whole = TaskID(0)
         self._printed_s = time.monotonic()
 
     def __enter__(self) -> Self:
-        """Begin to draw."""
+        """Start drawing."""
         self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        """Leave the lines of what has ended."""
+        """Stop drawing; the lines of the runs that have ended remain."""
         self._progress.stop()
 
     def plan(self, cells: int, finished: int) -> None:
-        """Hear how many runs there are, and how many of them are finished already."""
-        self._whole = self._progress.add_task("all runs", total=cells, completed=finished, news="")
+        """Set the number of runs, and how many of them have finished before."""
+        self._whole = self._progress.add_task("all runs", total=cells, completed=finished, status="")
         self._count()
         if finished:
-            self._say(f"{finished} of {counted(cells, 'run')} {'is' if finished == 1 else 'are'} finished already")
+            self._print(f"{finished} of {counted(cells, 'run')} {'is' if finished == 1 else 'are'} finished already")
 
     def begin(self, cell: RunSpec) -> None:
-        """Hear that a run begins."""
-        self._bars[cell] = self._progress.add_task(escape(str(cell)), total=1.0, news="starting")
+        """Add the bar of a run that begins."""
+        self._bars[cell] = self._progress.add_task(escape(str(cell)), total=1.0, status="starting")
 
-    def show(self, cell: RunSpec, news: News) -> None:
-        """Hear how a run is doing."""
-        self._progress.update(self._bars[cell], completed=news.share, news=str(news))
-        self._news[cell] = news
+    def show(self, cell: RunSpec, progress: RunProgress) -> None:
+        """Update the bar of a run."""
+        self._progress.update(self._bars[cell], completed=progress.share, status=str(progress))
+        self._latest[cell] = progress
         if not self._console.is_terminal and time.monotonic() - self._printed_s >= PLAIN_LINES_S:
             self._printed_s = time.monotonic()
-            for each, latest in self._news.items():
-                self._say(f"{each}  {latest}")
+            for each, latest in self._latest.items():
+                self._print(f"{each}  {latest}")
 
     def end(self, cell: RunSpec, time_s: float | None, reason: str) -> None:
-        """Hear that a run has ended, at a time of its clock if it came to an end of its own."""
+        """Replace the bar of a run by a line; the time on its clock is None if it crashed."""
         self._progress.remove_task(self._bars.pop(cell))
-        self._news.pop(cell, None)
-        self._say(f"{cell}  {reason}" if time_s is None else f"{cell}  {time_s:.2f} s  {reason}")
+        self._latest.pop(cell, None)
+        self._print(f"{cell}  {reason}" if time_s is None else f"{cell}  {time_s:.2f} s  {reason}")
         self._progress.advance(self._whole)
         self._count()
 
     def _count(self) -> None:
         if self._console.is_terminal:
             whole = next(task for task in self._progress.tasks if task.id == self._whole)
-            self._progress.update(self._whole, news=f"{whole.completed:.0f} of {counted(whole.total or 0, 'run')}")
+            self._progress.update(self._whole, status=f"{whole.completed:.0f} of {counted(whole.total or 0, 'run')}")
 
-    def _say(self, text: str) -> None:
-        """Print a line, broken between words on a terminal and whole elsewhere."""
+    def _print(self, text: str) -> None:
+        """Print a line, wrapped between words on a terminal only."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)

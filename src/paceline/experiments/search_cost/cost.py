@@ -1,4 +1,4 @@
-"""`search_costs`: what a search for the switch point costs, and how surely it finds the right one."""
+"""`search_costs`: cost of a search for the switch point, and its probability of success."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ USUAL_RUNS = 5  # R of the paper
 
 @dataclass(frozen=True)
 class SearchSetting:
-    """How many runs a search makes.
+    """Number of runs of a search.
 
     Attributes:
-        bsp_runs: of BSP alone, whose mean accuracy is the target; 0 for a recurring job, whose target is known.
-        candidate_runs: of each switch point that is tried.
+        bsp_runs: number of runs of BSP alone, whose mean accuracy is the target, >= 0; 0 for a recurring job with a
+            known target.
+        candidate_runs: number of runs of each switch point, >= 1.
     """
 
     bsp_runs: int
@@ -49,26 +50,25 @@ class SearchSetting:
             runs = int(bsp), int(candidates)
         except ValueError:
             raise UsageError(
-                f"{text!r} is no search setting; type BSP runs + candidate runs, as 5+3, or 0+3 if the job recurs"
+                f"{text!r} is not a search setting; type BSP runs + candidate runs, as 5+3, or 0+3 for a recurring job"
             ) from None
         return cls(*runs)
 
 
 @dataclass(frozen=True)
 class SearchCost:
-    """What one search setting costs and finds.
+    """Cost and success of one search setting.
 
     Attributes:
-        setting: how many runs are made.
+        setting: number of runs of the search.
         cost: mean time of the search, in runs of BSP.
-        amortised: recurrences after which the switch has saved that; inf where it saves nothing.
-        effective: runs of BSP and of the switch points that ought to be accepted, by the runs of BSP that
-            the search takes the time of.
+        amortised: number of recurrences of the job after which the switch has saved the cost; inf if it saves nothing.
+        effective: number of runs of BSP and of correctly accepted switch points, divided by the cost.
         success: probability that the search finds the right switch point.
-        found: probability of each end, by share of BSP, from 1 (no switch) down the ladder.
-        draws: 0 if all draws were counted, else those that were simulated.
+        found: probability of each result, by share of BSP, from 1 (no switch) down the ladder.
+        draws: number of simulated searches; 0 if all draws were enumerated.
         cost_error: standard error of the cost; 0 if exact.
-        success_error: of the success; 0 if exact.
+        success_error: standard error of the success; 0 if exact.
     """
 
     setting: SearchSetting
@@ -84,14 +84,14 @@ class SearchCost:
 
 @dataclass(frozen=True)
 class Counting:
-    """How draws of the recorded runs are gone through.
+    """Options for the enumeration or simulation of draws of recorded runs.
 
     Args:
-        take_all: whether fewer recorded runs than a setting asks for are taken for as many; else they are refused.
-        exact_up_to: comparisons of a target with a draw of a rung, for all of which one setting's draws are counted one
-            by one; with more, searches are simulated.
-        draws: searches that are simulated then.
-        seed: of them.
+        take_all: whether a setting may have more runs than were recorded; the recorded ones then stand for them.
+        exact_up_to: largest number of comparisons of a target with a draw of a rung for which all draws of a setting
+            are enumerated, >= 0; with more, searches are simulated.
+        draws: number of simulated searches, >= 1.
+        seed: seed of the simulation, >= 0.
     """
 
     take_all: bool = False
@@ -104,18 +104,18 @@ class Counting:
         check_range("[1, inf)", Integral, draws=self.draws)
 
     def taken(self, rung: Rung, asked: int) -> int:
-        """Return how many of the recorded runs of a rung are drawn.
+        """Return the number of recorded runs of a rung that are drawn.
 
         Raises:
-            UsageError: there are fewer than asked for.
+            UsageError: fewer runs were recorded than the setting has.
         """
         recorded = len(rung.accuracies)
         if rung.stands_alone:
             return min(asked, 1)
         if asked > recorded and not self.take_all:
             raise UsageError(
-                f"{asked} runs are asked for at {percent(rung.fraction)}, and {recorded} are recorded; "
-                "ask for fewer, or take all there are with take_all=True"
+                f"the setting has {asked} runs at {percent(rung.fraction)}, but only {recorded} are recorded; "
+                "give fewer, or use all recorded runs with take_all=True"
             )
         return min(asked, recorded)
 
@@ -123,7 +123,7 @@ class Counting:
 def search_costs(
     search: RecordedSearch, settings: Sequence[SearchSetting] | None = None, counting: Counting | None = None
 ) -> list[SearchCost]:
-    """Return what each search setting costs, and how surely it finds the right switch point.
+    """Return the cost of each search setting, and the probability that it finds the right switch point.
 
     Runs are drawn from the recorded ones without replacement. With B runs of BSP and R of each rung, t_i
     the mean time of rung i over that of BSP, and P_i the probability that exactly the first i of m rungs are accepted,
@@ -131,16 +131,16 @@ def search_costs(
         cost = B + R sum_i P_i (t_1 + ... + t_min(i+1, m)),    amortised = cost / (1 - t_right),
         effective = (B + right R) / cost,                      success = P_right.
 
-    The cost is the mean over all ways that a search may go, while the runs that count as effective are those of the
-    right way. A search is charged with R runs of a rung also where fewer recorded ones stand for them.
+    The cost is the mean over all courses of a search, while the effective runs are those of the right course. A search
+    is charged with R runs of a rung also if fewer recorded ones stand for them.
 
     Args:
-        search: over which runs.
-        settings: (n, n) from 5 down, (1, n), and (0, n), as far as there are runs, if None.
-        counting: one by one, or simulated.
+        search: search over recorded runs.
+        settings: search settings; if None, (n, n) from 5 down, (1, n), and (0, n), as far as there are runs.
+        counting: options for enumeration or simulation.
 
     Raises:
-        UsageError: a setting asks for more runs than were recorded.
+        UsageError: a setting has more runs than were recorded.
 
     Example:
         >>> from paceline.experiments.search_cost.recorded_search import Rung
@@ -149,15 +149,15 @@ def search_costs(
         >>> cost.cost, cost.success
         (0.6, 0.5)
 
-    Source: Li et al. (Sync-Switch), ICDCS 2021, Sect. VI-C1, Tables II and IV. Differs: they simulate each setting
-    1,000 times; here all draws are counted where there are not too many.
+    Source: Li et al. (Sync-Switch), ICDCS 2021, Sect. VI-C1, Tables II and IV. Differs: the paper simulates each
+    setting 1,000 times; here all draws are enumerated unless there are too many.
     """
     counting = counting or Counting()
     return [_search_cost(search, each, counting) for each in settings or usual_settings(search, counting)]
 
 
 def usual_settings(search: RecordedSearch, counting: Counting) -> list[SearchSetting]:
-    """Return the settings of the paper's tables, as far as there are recorded runs."""
+    """Return the settings of the tables of the paper, as far as there are recorded runs."""
     rungs = [rung for rung in search.ladder if not rung.stands_alone]
     fewest = USUAL_RUNS if counting.take_all else min([USUAL_RUNS, *(len(rung.accuracies) for rung in rungs)])
     most = range(fewest, 0, -1)
@@ -192,9 +192,9 @@ def _search_cost(search: RecordedSearch, setting: SearchSetting, counting: Count
 
 
 def _counted(search: RecordedSearch, drawn: Sequence[int]) -> list[float]:
-    """Return the probability that exactly the first 0, 1, ... rungs are accepted, from all draws.
+    """Return the probability that exactly the first 0, 1, ... rungs are accepted, by enumeration of all draws.
 
-    Given the target, the rungs are independent.
+    The rungs are independent, given the target.
     """
     targets = Counter([search.known_target]) if drawn[0] == 0 else _means(search.bsp.accuracies, drawn[0])
     rungs = [_means(rung.accuracies, k) for rung, k in zip(search.ladder, drawn[1:], strict=True)]
@@ -211,12 +211,12 @@ def _counted(search: RecordedSearch, drawn: Sequence[int]) -> list[float]:
 
 
 def _means(accuracies: Sequence[float], k: int) -> Counter[float]:
-    """Return how many draws of k, without replacement, have each mean."""
+    """Return the number of draws of k, without replacement, by their mean."""
     return Counter(fmean(draw) for draw in combinations(accuracies, k))
 
 
 def _simulated(search: RecordedSearch, setting: SearchSetting, drawn: Sequence[int], counting: Counting) -> list[float]:
-    """Return the same from searches with drawn runs."""
+    """Return the same probabilities by simulation."""
     random = stream(counting.seed, "search cost", setting.bsp_runs, setting.candidate_runs)
 
     def means(rung: Rung, k: int) -> Iterator[float]:

@@ -1,4 +1,4 @@
-"""Recorded training runs by switch point, read from CSV: what the cost of a search is worked out from."""
+"""Recorded training runs by switch point, from CSV files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PERCENT, FRACTION = "bsp_percent", "setting"
 
 
 class RecordedRun(NamedTuple):
-    """One run that was trained to its end.
+    """One finished run.
 
     Attributes:
-        time_s: that it took, seconds, > 0.
-        accuracy: that it ended with, a share; nan if it has diverged.
+        time_s: duration in seconds, > 0.
+        accuracy: final accuracy as a share, in [0, 1]; nan if the run diverged.
     """
 
     time_s: float
@@ -31,28 +31,29 @@ Runs = Mapping[float, Sequence[RecordedRun]]
 
 
 def read_recorded_runs(file: str | Path, leave_out: Mapping[str, Sequence[str]] | None = None) -> Runs:
-    """Read recorded runs from a CSV file with a header: time_s, accuracy, and how much of a run was BSP.
+    """Read recorded runs from a CSV file with a header.
 
     Args:
-        file: with the column `setting`, a share of the workload (1 is BSP alone), or `bsp_percent`, the same in
-            percent; `time_s`; `accuracy`, a share, or nan for a run that has diverged. Other columns do not matter.
-        leave_out: rows to pass over, by column and the values that it has in them.
+        file: file with the columns `setting`, the share of the workload under BSP (1 is BSP alone), or `bsp_percent`,
+            the same in percent; `time_s`; and `accuracy`, a share, or nan for a run that diverged. Other columns are
+            ignored.
+        leave_out: rows to omit: for each column, its values in these rows.
 
     Returns:
-        The runs of each share of the workload that was trained with BSP, as they stand in the file.
+        The runs by share of the workload under BSP, in the order of the file.
 
     Raises:
-        UsageError: the file cannot be read, or is wrong; with the line and the column.
+        UsageError: the file cannot be read, or has an error; with the line and the column.
     """
     try:
-        with open_table(file, "utf-8-sig") as stream:  # spreadsheets begin with a mark
+        with open_table(file, "utf-8-sig") as stream:  # spreadsheets write a byte-order mark
             return _read(csv.DictReader(stream, skipinitialspace=True), str(file), leave_out or {})
     except (OSError, ContentError, csv.Error) as error:
-        raise UsageError(f"cannot read the runs {file}: {error}; give a CSV file") from error
+        raise UsageError(f"cannot read the runs in {file}: {error}; give a CSV file") from error
 
 
 def percent(fraction: float) -> str:
-    """Return a share of the workload as it is typed.
+    """Return a share of the workload as text in percent.
 
     >>> percent(0.0625)
     '6.25%'
@@ -61,7 +62,7 @@ def percent(fraction: float) -> str:
 
 
 def same_fraction(fraction: float) -> float:
-    """Return a share of the workload so that 33.3 % is the same share however it was written."""
+    """Return a share of the workload, rounded, so that 33.3 % and 0.333 are the same share."""
     return round(fraction, 9)
 
 
@@ -70,12 +71,12 @@ def _read(reader: csv.DictReader[str], file: str, leave_out: Mapping[str, Sequen
     which = _setting_column(columns, file)
     for column in leave_out:
         if column not in columns:
-            raise UsageError(f"{file} has no column {column!r} to leave rows out by; it has {', '.join(columns)}")
+            raise UsageError(f"{file} has no column {column!r} for leave_out; it has {', '.join(columns)}")
     runs = defaultdict(list)
     for cells in reader:
         if None in cells:
             raise UsageError(
-                f"{file}, line {reader.line_num}: more cells than the header has columns; correct the line, and write "
+                f"{file}, line {reader.line_num}: more cells than columns in the header; correct the line, and write "
                 "0.92, not 0,92"
             )
         if not any(cells[column] in values for column, values in leave_out.items()):
@@ -94,9 +95,9 @@ def _setting_column(columns: Sequence[str], file: str) -> str:
     expected = f"expected a header with {FRACTION} (a share) or {PERCENT}, time_s and accuracy"
     if missing or not which:
         column = missing[0] if missing else f"{FRACTION} or {PERCENT}"
-        raise UsageError(f"{file}, line 1: the column {column} is missing; {expected}")
+        raise UsageError(f"{file}, line 1: column {column} is missing; {expected}")
     if len(which) > 1:
-        raise UsageError(f"{file}, line 1: {FRACTION} and {PERCENT} both say how much is BSP; leave one of them out")
+        raise UsageError(f"{file}, line 1: {FRACTION} and {PERCENT} both give the share of BSP; remove one of them")
     return which[0]
 
 

@@ -1,4 +1,4 @@
-"""What a search for the switch point has brought: its table for people, and the file for later runs."""
+"""Result of a search for the switch point: its table, and the timing file for later runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tomli_w
 
 from paceline.catalogue.switch_timing import SwitchTiming
 from paceline.experiments.switch_point.bisection import Bisection
-from paceline.experiments.switch_point.trials import Trial, Trials
+from paceline.experiments.switch_point.trials import Trials, TrialSpec
 from paceline.utils.representation import TableRepresentation
 from paceline.utils.text_table import TextTable
 from paceline.utils.wording import counted
@@ -24,19 +24,19 @@ HEADER = "# Written by paceline's search for a switch point; used by the protoco
 
 @dataclass(frozen=True, repr=False)
 class SwitchSearch(TableRepresentation):
-    """A search for the moment at which one protocol gives way to another.
+    """Search for the time to switch from one protocol to another.
 
     Attributes:
-        trial: what its runs have in common.
-        bisection: the target, and what is accepted.
-        seeds: of the runs of each setting.
-        folder: with a folder a run, the table, and timing.toml.
-        alone: the runs of the first protocol alone; None without any.
-        tried: the settings, in the order in which they were tried.
-        timing: what was found; None while nothing is.
+        trial: common settings of the runs.
+        bisection: target and rule of acceptance.
+        seeds: seeds of the runs of each setting.
+        folder: folder with a folder per run, the table, and timing.toml.
+        alone: runs of the first protocol alone; None without any.
+        tried: settings in the order of the search.
+        timing: result; None before the end of the search.
     """
 
-    trial: Trial
+    trial: TrialSpec
     bisection: Bisection
     seeds: tuple[int, ...]
     folder: Path
@@ -46,27 +46,27 @@ class SwitchSearch(TableRepresentation):
 
     @property
     def next_fraction(self) -> float | None:
-        """What is to be tried next, None if nothing is."""
+        """Next fraction to try; None after the last setting."""
         return self.bisection.next_fraction([(each.fraction, each.accuracies) for each in self.tried])
 
     @property
     def smallest(self) -> float:
-        """The smallest share that has been accepted until now, 1 if none has."""
+        """Smallest share that was accepted so far; 1 if none was."""
         return self.bisection.found([(each.fraction, each.accuracies) for each in self.tried])
 
     @property
     def interrupted(self) -> bool:
-        """Whether the user has ended it."""
+        """Whether the user interrupted the search."""
         return self.timing is None
 
     @property
     def fraction(self) -> float | None:
-        """Share of the workload under the first protocol that was found, 1 for all of it."""
+        """Share of the workload under the first protocol, in (0, 1]; None before the end of the search."""
         return self.timing.fraction if self.timing else None
 
     @property
     def speed_up(self) -> float:
-        """How many times faster than the first protocol alone the plan that was found is; nan if not measured."""
+        """Speed-up of the resulting plan over the first protocol alone; nan if not measured."""
         found = next((each for each in self.tried if each.fraction == self.fraction), None)
         if self.fraction == 1:
             return 1.0
@@ -74,12 +74,12 @@ class SwitchSearch(TableRepresentation):
 
     @property
     def cost_s(self) -> float:
-        """Seconds of all runs together, those of the first protocol alone included."""
+        """Seconds of all runs together, including those of the first protocol alone."""
         return sum(sum(each.times_s) for each in self._all)
 
     @property
     def cost(self) -> float:
-        """The same in runs of the first protocol alone; nan if there were none."""
+        """Cost in runs of the first protocol alone; nan if there were none."""
         return self.cost_s / self.alone.mean_s if self.alone else nan
 
     @property
@@ -87,7 +87,7 @@ class SwitchSearch(TableRepresentation):
         return [*([self.alone] if self.alone else []), *self.tried]
 
     def relative_time(self, trials: Trials) -> float:
-        """Return the mean time of a setting as a multiple of that of the first protocol alone; nan if unknown."""
+        """Return the mean time of a setting relative to the first protocol alone; nan if unknown."""
         return trials.mean_s / self.alone.mean_s if self.alone else nan
 
     def is_accepted(self, trials: Trials) -> bool:
@@ -102,11 +102,11 @@ class SwitchSearch(TableRepresentation):
         if self.interrupted:
             return ""
         target, margin = self.bisection.target, f"{'+-' if self.bisection.two_sided else '-'} {self.bisection.margin:g}"
-        asked = f"mean accuracy {target:.4f} {margin} to be kept, {counted(len(self.seeds), 'run')} a switch"
-        return f"{self.trial.first}, then {self.trial.then}, on {self.trial.cluster}: {asked}."
+        rule = f"target mean accuracy {target:.4f} {margin}, {counted(len(self.seeds), 'run')} per switch point"
+        return f"{self.trial.first}, then {self.trial.then}, on {self.trial.cluster}: {rule}."
 
     def _grids(self) -> list[TextTable]:
-        """Return the table of what was tried; of a search that was interrupted there is none yet."""
+        """Return the table of the settings; empty if the search was interrupted."""
         return [] if self.interrupted else [TextTable(_HEADINGS, [self._row(each) for each in self._all], left=(1,))]
 
     def _notes(self) -> list[str]:
@@ -129,18 +129,18 @@ class SwitchSearch(TableRepresentation):
         if self.fraction is None:
             found = "The search was interrupted."
         elif self.fraction == 1:
-            found = f"No switch kept the accuracy: stay with {first} to the end."
+            found = f"No switch point kept the accuracy: use {first} to the end."
         return [found, f"All runs together took {_number(self.cost_s)} s{cost}."]
 
     def to_toml(self) -> str:
-        """Return the file that `sync_switch(timing=FILE)` reads, with every trial."""
+        """Return the content of the file for `sync_switch(timing=FILE)`, with every trial."""
         return HEADER + tomli_w.dumps(self.as_table())
 
     def as_table(self) -> dict[str, Any]:
-        """Return all that was asked and found in plain values; the accuracy of a run that diverged is nan."""
-        searched = self.bisection
-        asked = {"target": searched.target, "margin": searched.margin, "two_sided": searched.two_sided}
-        table = {**(self.timing.as_table() if self.timing else {}), **asked}
+        """Return the settings and results in plain values; the accuracy of a run that diverged is nan."""
+        rule = self.bisection
+        table = self.timing.as_table() if self.timing else {}
+        table |= {"target": rule.target, "margin": rule.margin, "two_sided": rule.two_sided}
         table |= {"cluster": str(self.trial.cluster), "stop": str(self.trial.stop), "seeds": list(self.seeds)}
         table |= {"cost_s": self.cost_s, "cost_in_first_runs": self.cost, "speed_up": self.speed_up}
         alone = {"first_alone": _plain(self.alone)} if self.alone else {}

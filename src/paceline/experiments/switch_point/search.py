@@ -1,4 +1,4 @@
-"""`search_switch`: when to leave one protocol for another, found by trial runs."""
+"""`search_switch`: search for the time to switch from one protocol to another, by trial runs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.errors import RunError, UsageError
 from paceline.experiments.runner.ending import is_finished
-from paceline.experiments.runner.folder import FolderKind, Question, question
+from paceline.experiments.runner.folder import FolderKind, Request, request
 from paceline.experiments.runner.pool import Display, at_a_time, displayed, open_folder
 from paceline.experiments.switch_point.bisection import Bisection
 from paceline.experiments.switch_point.result import SwitchSearch
-from paceline.experiments.switch_point.trials import Trial, Trials, Trying
+from paceline.experiments.switch_point.trials import TrialRunner, Trials, TrialSpec
 from paceline.jobs.job import Job
 from paceline.processes.shared_pickle import refuse_while_unpickling
 from paceline.run.train import AnyCluster
@@ -34,11 +34,11 @@ TIMING = "timing.toml"
 DIVERGED_AT = 10.0
 
 
-def _is_answered(path: Path, asked: Question) -> bool:
+def _is_complete(path: Path, given: Request) -> bool:
     return (path / TIMING).exists()
 
 
-SEARCH = FolderKind("search", "search.json", _is_answered)
+SEARCH = FolderKind("search", "search.json", _is_complete)
 
 
 @checked_types
@@ -63,46 +63,49 @@ def search_switch(
     progress: bool | None = None,
     display: Display | None = None,
 ) -> SwitchSearch:
-    """Find the smallest share of the workload after which one protocol may give way to a faster one.
+    """Find the smallest share of the workload under one protocol after which a faster one keeps the accuracy.
 
-    Without a target, the first protocol alone is run to its end, and the mean of its final accuracies is the target.
-    Then shares of the workload are tried by bisection, see `Bisection`: each by `runs` runs, and it is accepted if
-    their mean final accuracy is at least target - margin. A run's final accuracy is that of its last version.
+    Without a target, the first protocol runs alone to the end, and the mean of its final accuracies is the target.
+    Then shares of the workload are tried by bisection (`Bisection`), each with `runs` runs. A share is accepted if the
+    mean final accuracy is at least target - margin. The final accuracy of a run is that of its last version.
 
-    A run that diverges ends there and fails its setting; the other runs of the setting are done all the same, so that
-    nothing depends on which came first. It has diverged if gradients are not finite, or if its mean training loss
-    reaches `max_loss` of the stop: ten times the loss of the untrained model on `job.eval_data`, if none is given and
+    A run that diverges ends and fails its setting. The other runs of the setting still take place, so that the result
+    does not depend on their order. A run diverges if gradients are not finite, or if its mean training loss reaches
+    `max_loss` of the stop. If that is not given, it is ten times the loss of the untrained model on `job.eval_data`, if
     that loss is positive.
 
-    A search that was interrupted goes on when the same is asked again: finished runs are not done again.
+    The same call resumes an interrupted search; finished runs are not repeated.
 
     Args:
-        job: what to train; with `eval_data` on which an accuracy is measured.
-        cluster: as for `train`.
-        stop: fixes the workload, as "epochs=20" or "gradients=64000"; besides it may have a max_loss only, because
-            runs that end early tell nothing of the accuracy at the end.
-        first: the protocol to begin with, as it is typed, as "bsp" or "ssp(lead=2)".
-        then: the one to go on with.
-        target: accuracy to be kept, a share in (0, 1]; measured if not given.
-        margin: by which a mean may fall short of it, in [0, 1).
-        settings: shares that are tried, >= 1; the one that is found is at most 2^-settings too large.
-        runs: of each of them, >= 1.
-        first_runs: of the first protocol alone, which are also what times are compared with; as many as `runs` if not
-            given and there is no target, and none if there is one.
-        seed: of the first run of each setting, >= 0; the next ones count on from it.
-        two_sided: whether a mean above target + margin is refused as well, as the paper prints it.
-        out: folder for all runs and for timing.toml; runs/search-JOB-1, -2, ... if not given, one that was
-            interrupted first.
-        processes: runs at a time, as for `compare`; at most as many as a setting has.
-        evaluate_every: as for `train`; the last version is always evaluated.
-        worker_timeout_s: as for `train`.
-        progress: whether to show how the runs are doing, as for `compare`.
-        display: shows it instead, as `ProgressBars` does.
+        job: job to train, with `eval_data` for an accuracy.
+        cluster: cluster of every run, as for `train`.
+        stop: stop that fixes the workload, for example "epochs=20" or "gradients=64000". Apart from that it may only
+            have a max_loss, because the search compares accuracies at the end of runs.
+        first: text of the first protocol, for example "bsp" or "ssp(lead=2)".
+        then: text of the second protocol.
+        target: target accuracy, in (0, 1]; measured if not given.
+        margin: largest shortfall of the mean accuracy, in [0, 1).
+        settings: number of shares to try, >= 1; the result is at most 2^-settings too large.
+        runs: number of runs of each share, >= 1.
+        first_runs: number of runs of the first protocol alone, >= 0, which are also the reference for times. If not
+            given, `runs` without a target and 0 with one.
+        seed: seed of the first run of each setting, >= 0; each further run has the next seed.
+        two_sided: whether a mean above target + margin is also rejected, as in the printed algorithm.
+        out: folder for all runs and for timing.toml. If not given, runs/search-JOB-1, -2, ...: the first interrupted or
+            unused one.
+        processes: number of parallel runs, >= 1, as for `compare`; at most the runs of a setting.
+        evaluate_every: interval between evaluations, as for `train`; the last version is always evaluated.
+        worker_timeout_s: timeout of a silent worker in seconds, > 0, as for `train`.
+        progress: whether to show the progress, as for `compare`.
+        display: display of the progress in place of `ProgressBars`.
+
+    Returns:
+        The search, with the result and its table.
 
     Raises:
-        UsageError: what was asked for cannot work, or the folder holds another search.
-        RunError: a run of the first protocol alone diverged, so that there is nothing to be kept, or a run failed for
-            another reason; nothing is stored then but the runs.
+        UsageError: an argument is invalid, or the folder contains another search.
+        RunError: a run of the first protocol alone diverged, so that there is no target, or a run failed for another
+            reason; the runs are kept.
 
     Source: Li et al. (Sync-Switch), ICDCS 2021, Sect. IV-B1, Algorithm 1.
     """
@@ -115,11 +118,11 @@ def search_switch(
     bisection = Bisection(1.0 if target is None else target, margin, settings, two_sided)
     _check_stop(stop)
     every = Duration.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every
-    trial = Trial(job, cluster, stop, first, then, every, worker_timeout_s)
+    trial = TrialSpec(job, cluster, stop, first, then, every, worker_timeout_s)
     trial.check()
     at_once = at_a_time(cluster, processes)
     trial = replace(trial, stop=_ended_when_diverged(stop, job, cluster, seed))
-    asked = question(
+    given = request(
         job,
         range(seed, seed + runs),
         first=first,
@@ -134,39 +137,39 @@ def search_switch(
         evaluate_every=every and str(every),
         worker_timeout_s=worker_timeout_s,
     )
-    with closing(open_folder(SEARCH, out, "search", job, asked)) as folder, displayed(display, progress) as shown:
-        trying = Trying(trial, folder.path, shown, at_once)
-        trying.display.plan(of_first + settings * runs, sum(map(is_finished, folder.path.glob("*/seed-*"))))
+    with closing(open_folder(SEARCH, out, "search", job, given)) as folder, displayed(display, progress) as shown:
+        runner = TrialRunner(trial, folder.path, shown, at_once)
+        runner.display.plan(of_first + settings * runs, sum(map(is_finished, folder.path.glob("*/seed-*"))))
         nothing_yet = SwitchSearch(trial, bisection, tuple(range(seed, seed + runs)), folder.path)
-        search = _carried_out(nothing_yet, trying, range(seed, seed + of_first), measures=target is None)
+        search = _search(nothing_yet, runner, range(seed, seed + of_first), measures=target is None)
         if not search.interrupted:
             folder.save({TIMING: search.to_toml().encode(), "table.txt": search.text().encode()})
     return search
 
 
-def _carried_out(search: SwitchSearch, trying: Trying, first_seeds: range, measures: bool) -> SwitchSearch:
-    """Do what Algorithm 1 asks for, with the target measured or not; return what there is if the user ends it."""
+def _search(search: SwitchSearch, runner: TrialRunner, first_seeds: range, measures: bool) -> SwitchSearch:
+    """Return the search after Algorithm 1, or as far as it came if the user interrupted it."""
     if first_seeds:
-        alone = trying.trials(1.0, first_seeds)
+        alone = runner.trials(1.0, first_seeds)
         if alone is None:
             return search
-        _refuse_divergence(alone, first_seeds, trying.trial.first)
+        _refuse_divergence(alone, first_seeds, runner.trial.first)
         target = mean(alone.accuracies) if measures else search.bisection.target
         search = replace(search, alone=alone, bisection=replace(search.bisection, target=target))
     while (fraction := search.next_fraction) is not None:
-        trials = trying.trials(fraction, search.seeds)
+        trials = runner.trials(fraction, search.seeds)
         if trials is None:
             return search
         search = replace(search, tried=(*search.tried, trials))
-    return replace(search, timing=trying.trial.timing(search.smallest, trying.folder / TIMING, search.seeds[0]))
+    return replace(search, timing=runner.trial.timing(search.smallest, runner.folder / TIMING, search.seeds[0]))
 
 
 def _refuse_divergence(alone: Trials, seeds: range, first: str) -> None:
     diverged = [str(seed) for seed, accuracy in zip(seeds, alone.accuracies, strict=True) if isnan(accuracy)]
     if diverged:
         raise RunError(
-            f"{first} alone diverged (seed {', '.join(diverged)}), so there is no accuracy to be kept: nothing is "
-            "stored; lower the learning rate of the job or clip its gradients (clip_norm=), and search again"
+            f"{first} alone diverged (seed {', '.join(diverged)}), so there is no target accuracy; lower the learning "
+            "rate of the job or clip its gradients (clip_norm=), and search again"
         )
 
 
@@ -175,7 +178,7 @@ def _first_runs(given: int | None, runs: int, target: float | None) -> int:
         return runs if target is None else 0
     check_range("[0, inf)", Integral, first_runs=given)
     if given == 0 and target is None:
-        raise UsageError("first_runs = 0 and no target: expected the accuracy to be kept, or runs that measure it")
+        raise UsageError("first_runs=0 and no target: give the target accuracy, or runs that measure it")
     return given
 
 
@@ -183,21 +186,21 @@ def _check_stop(stop: Stop) -> None:
     early = [text for text in stop.conditions if text.partition("=")[0] not in {"gradients", "epochs", "max_loss"}]
     if early:
         raise UsageError(
-            f"stop {early[0]} may end a run before its workload is done; a search compares "
-            "runs at their end: give gradients= or epochs=, and max_loss= if you like"
+            f"stop {early[0]} may end a run before the end of its workload, where a search compares runs; give "
+            "gradients= or epochs=, and optionally max_loss="
         )
 
 
 def _ended_when_diverged(stop: Stop, job: Job, cluster: Cluster | LocalCluster, seed: int) -> Stop:
-    """Return the stop with a largest loss, from what the untrained model makes of the evaluation data."""
+    """Return the stop with a max_loss, from the loss of the untrained model on the evaluation data."""
     model = build_model(job, seed).to(usable_device(cluster.device))
     metrics = evaluate(job, model, seed)
     accuracy = metrics.get("accuracy")
     if accuracy is None or not 0 <= accuracy <= 1:
         got = f"only {', '.join(metrics)}" if accuracy is None else f"an accuracy of {accuracy:g}"
         raise UsageError(
-            f"job {job.name}: evaluation gives {got}; expected an accuracy as a share, returned from step as "
-            "(loss, {'accuracy': ...})"
+            f"job {job.name}: the evaluation returns {got}; expected an accuracy as a share: return "
+            "(loss, {'accuracy': ...}) from step"
         )
     if stop.max_loss is not None or not 0 < metrics["loss"] < inf:
         return stop

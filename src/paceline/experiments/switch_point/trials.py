@@ -1,4 +1,4 @@
-"""The runs by which a switch point is tried, and what they come to."""
+"""TrialSpec runs of a switch point, and their results."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from paceline.worker.torch_utils import build_model
 
 @dataclass(frozen=True)
 class Trials:
-    """The runs of one setting.
+    """Results of the runs of one setting.
 
     Attributes:
-        fraction: of the workload under the first protocol; 1 for the first one alone.
-        accuracies: at the end of each run, nan for one that has diverged.
-        times_s: seconds of each run's clock until its end.
+        fraction: share of the workload under the first protocol, in (0, 1]; 1 for the first protocol alone.
+        accuracies: final accuracy of each run, in [0, 1]; nan for a run that diverged.
+        times_s: duration of each run on its clock, in seconds.
     """
 
     fraction: float
@@ -43,19 +43,19 @@ class Trials:
 
     @property
     def diverged(self) -> int:
-        """How many runs have diverged."""
+        """Number of runs that diverged."""
         return sum(map(isnan, self.accuracies))
 
     @property
     def mean_s(self) -> float:
-        """Mean seconds of the runs that came to their end; nan without any."""
+        """Mean duration of the runs that did not diverge, in seconds; nan without any."""
         ended = [time_s for time_s, each in zip(self.times_s, self.accuracies, strict=True) if not isnan(each)]
         return mean(ended) if ended else nan
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What all runs of a search have in common; the attributes are the arguments of `search_switch`."""
+class TrialSpec:
+    """Common settings of all runs of a search; the attributes are the arguments of `search_switch`."""
 
     job: Job
     cluster: Cluster | LocalCluster
@@ -65,45 +65,49 @@ class Trial:
     evaluate_every: Duration | None
     worker_timeout_s: float | None
 
-    def task(self, fraction: float) -> GridSpec:
-        """Return what is run to try a fraction."""
+    def grid(self, fraction: float) -> GridSpec:
+        """Return the runs that try a fraction."""
         plan = switch_plan(fraction, self.first, self.then)
         plans = {self.name(fraction): plan}
         return GridSpec(self.job, plans, self.cluster, self.stop, self.evaluate_every, self.worker_timeout_s)
 
     def name(self, fraction: float) -> str:
-        """Return the plan as it would be typed."""
+        """Return the text of the plan."""
         return self.first if fraction == 1 else f"{self.first}@{100 * fraction:.12g}% >> {self.then}"
 
     def check(self) -> None:
-        """Refuse what cannot run."""
+        """Check the settings before the first run.
+
+        Raises:
+            UsageError: a setting is invalid.
+        """
         if self.job.eval_data is None:
-            raise UsageError(f"job {self.job.name} has nothing to measure an accuracy on; give it eval_data")
+            raise UsageError(f"job {self.job.name} has no data to measure an accuracy on; give it eval_data")
         if switch_plan(1.0, self.first, self.then) == switch_plan(1.0, self.then, self.first):
-            raise UsageError(f"first and then are both {self.first}; expected two protocols to switch between")
+            raise UsageError(f"first and then are both {self.first}; give two different protocols")
         for fraction in (1.0, 0.5):
-            self.task(fraction).check()
+            self.grid(fraction).check()
 
     def timing(self, fraction: float, file: Path, seed: int) -> SwitchTiming:
-        """Return what was found, with the runs that it is for."""
+        """Return the timing for a fraction, with the settings that it was found for."""
         model = model_in_short(build_model(self.job, seed))
         found_for = FoundFor(str(file), self.job.name, model, self.job.batch_size, self.cluster.n)
         return SwitchTiming(fraction, self.first, self.then, found_for)
 
 
 @dataclass(frozen=True)
-class Trying:
-    """Does the runs of a setting."""
+class TrialRunner:
+    """Runner of the trial runs of a search."""
 
-    trial: Trial
+    trial: TrialSpec
     folder: Path
     display: Display
     processes: int
 
     def trials(self, fraction: float, seeds: Sequence[int]) -> Trials | None:
-        """Return what the runs of a fraction came to; None if the user has ended them."""
+        """Return the results of the runs of a fraction; None if the user interrupted them."""
         cells = cells_of(self.folder, [self.trial.name(fraction)], seeds)
-        report = run_cells(self.trial.task(fraction), cells, self.display, self.processes)
+        report = run_cells(self.trial.grid(fraction), cells, self.display, self.processes)
         if report.interrupted:
             return None
         _refuse_crashes(report.crashes, len(cells), self.folder)
@@ -113,14 +117,14 @@ class Trying:
 
 def _refuse_crashes(crashes: Mapping[RunSpec, Crash], runs: int, folder: Path) -> None:
     if crashes:
-        told = "; ".join(f"{cell}: {crash}" for cell, crash in crashes.items())
+        reasons = "; ".join(f"{cell}: {crash}" for cell, crash in crashes.items())
         raise RunError(
-            f"{len(crashes)} of {counted(runs, 'run')} failed: {told}; "
-            f"ask the same again with out={str(folder)!r} to run only these again"
+            f"{len(crashes)} of {counted(runs, 'run')} failed: {reasons}; "
+            f"repeat the same call with out={str(folder)!r} to run only these again"
         )
 
 
 def _end(cell: RunSpec) -> tuple[float, float]:
-    """Return the final accuracy of a run, nan if it diverged, and its seconds."""
-    figures = count(SavedRun(cell.folder).history)
-    return nan if figures.diverged else figures.metrics["accuracy"], figures.time_s
+    """Return the final accuracy of a run, nan if it diverged, and its duration in seconds."""
+    stats = count(SavedRun(cell.folder).history)
+    return nan if stats.diverged else stats.metrics["accuracy"], stats.time_s

@@ -65,5 +65,5 @@ def test_stale_gradients_are_refused(tmp_path):
     pl.train(
         job, protocol="k_async(k=2)", cluster=pl.Cluster(4), stop="updates=40", out=tmp_path / "run", measure_steps=True
     )
-    with pytest.raises(pl.UsageError, match="record one of k_sync or bsp"):
+    with pytest.raises(pl.UsageError, match="record a run of k_sync or bsp"):
         pl.estimate_constants(tmp_path / "run")

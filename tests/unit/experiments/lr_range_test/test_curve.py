@@ -65,7 +65,7 @@ def test_a_curve_that_falls_to_its_end_gives_a_bound():
 
 
 def test_a_curve_that_never_falls_has_no_knee():
-    with pytest.raises(RunError, match=r"never fell below the 2 it began with, at any rate from 0.001 to 1; give a sm"):
+    with pytest.raises(RunError, match=r"never fell below its initial value 2 at rates from 0.001 to 1; give a sm"):
         find_knee(RANGE.rates, [2.0] * 101)
 
 
@@ -81,8 +81,8 @@ def test_the_rates_rise_by_the_same_factor_from_the_lowest_to_the_highest():
     [
         ({"lowest": 0.0}, r"lowest=0.0 is not a number in \(0, inf\)"),
         ({"highest": inf}, r"highest=inf is not a number in \(0, inf\)"),
-        ({"lowest": 1.0}, r"lowest = 1.0 and highest = 1.0; expected rates that rise, as lowest=0.001, highest=1"),
-        ({"lowest": 2.0}, r"lowest = 2.0 and highest = 1.0; expected rates that rise"),
+        ({"lowest": 1.0}, r"lowest=1.0 and highest=1.0; expected rising rates, for example lowest=0.001, highest=1"),
+        ({"lowest": 2.0}, r"lowest=2.0 and highest=1.0; expected rising rates"),
         ({"updates": 9}, r"updates=9 is not a whole number in \[10, inf\)"),
         ({"updates": 20.0}, r"updates=20.0 is not a whole number in \[10, inf\)"),
     ],

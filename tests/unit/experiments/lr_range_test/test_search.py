@@ -169,20 +169,20 @@ def test_a_search_is_its_job_in_json():
 # --- what is asked for wrongly ----------------------------------------------------------------------------
 
 WRONG = [
-    ({"k": []}, r"k = \[\], expected a quorum or several different ones, as k=\[1, 4, 8\]"),
-    ({"k": [2, 2]}, r"k = \[2, 2\], expected a quorum or several different ones"),
+    ({"k": []}, r"k=\[\], expected a quorum or several different ones, for example k=\[1, 4, 8\]"),
+    ({"k": [2, 2]}, r"k=\[2, 2\], expected a quorum or several different ones"),
     ({"k": [0]}, r"k_sync\(k=0\): quorum k = 0, expected a whole number >= 1"),
     ({"k": [1.5]}, r"k\[0\]=1.5, expected a whole number"),
     ({"k": [1, 5]}, r"k_sync\(k=5\): waits for k = 5 gradients of 4 workers .*; give k <= 4"),
-    ({"lowest": 1.0, "highest": 0.5}, "lowest = 1.0 and highest = 0.5; expected rates that rise"),
+    ({"lowest": 1.0, "highest": 0.5}, "lowest=1.0 and highest=0.5; expected rising rates"),
     ({"updates": 9}, r"updates=9 is not a whole number in \[10, inf\)"),
     ({"runs": 0}, r"runs=0 is not a whole number in \[1, inf\)"),
     ({"seed": -1}, r"seed=-1 is not a whole number in \[0, inf\)"),
     ({"protocol": "k_sink"}, "'k_sink' is not known; did you mean 'k_sync'"),
-    ({"protocol": "bsp"}, "'bsp' has no quorum k to find a rate for; give one of backup, k_sync, pull"),
-    ({"protocol": "asp"}, "'asp' has no quorum k to find a rate for"),
-    ({"protocol": "dbw"}, "'dbw' has no quorum k to find a rate for"),
-    ({"protocol": "k_sync(k=4)"}, r"'k_sync\(k=4\)' comes with knobs; give the name alone, 'k_sync', and the k's"),
+    ({"protocol": "bsp"}, "'bsp' has no quorum k; give one of backup, k_sync, pull"),
+    ({"protocol": "asp"}, "'asp' has no quorum k"),
+    ({"protocol": "dbw"}, "'dbw' has no quorum k"),
+    ({"protocol": "k_sync(k=4)"}, r"'k_sync\(k=4\)' has knobs; give the name alone, 'k_sync', and k"),
     ({"protocol": "bsp@50% >> asp"}, "cannot read"),
     ({"protocol": pl.k_sync}, "expected text; call it"),
     ({"job": "digits"}, "job='digits', expected a pl.Job"),
@@ -199,7 +199,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(asked, words):
 
 
 def test_a_rate_of_zero_cannot_be_scaled():
-    with pytest.raises(pl.UsageError, match="the learning rate of the job's optimizer is 0; expected one > 0"):
+    with pytest.raises(pl.UsageError, match="the learning rate of the job's optimizer is 0; give one > 0"):
         find(line(optimizer=sgd(lr=0.0)))
 
 
@@ -210,7 +210,7 @@ def test_a_range_whose_lowest_rate_is_too_large_says_so():
 
 def test_a_range_on_workers_that_are_lost_says_so():
     cluster = pl.Cluster(4, faults=[pl.Fault(0, 3)])
-    with pytest.raises(pl.RunError, match=r"k_sync\(k=4\), seed 0: an update was made of fewer than 4 gradients"):
+    with pytest.raises(pl.RunError, match=r"k_sync\(k=4\), seed 0: an update had fewer than 4 gradients"):
         find(cluster=cluster, updates=10)
     nobody = pl.Cluster(4, faults=[pl.Fault(worker, 3) for worker in range(4)])
     with pytest.raises(pl.RunError, match=r"k_sync\(k=4\), seed 0: .*worker"):
@@ -252,7 +252,7 @@ def test_the_command_line_prints_a_table_and_says_how_to_use_it(program):
 
 def test_the_command_line_says_when_the_range_was_too_short(program):
     _, out, _ = program("--highest", "0.01", k="1")
-    assert "k = 1: the loss has not risen up to the rate 0.01, so the knee may lie higher" in out
+    assert "k = 1: the loss did not rise up to the rate 0.01, so the knee may lie higher" in out
 
 
 def test_the_command_line_writes_json(program, tmp_path):
@@ -269,7 +269,7 @@ def test_the_command_line_writes_json(program, tmp_path):
     [
         ({"k": "1,x"}, "paceline: --k '1,x', expected whole numbers, for example --k 1,4,8,16\n"),
         ({"k": ""}, "paceline: --k '', expected whole numbers, for example --k 1,4,8,16\n"),
-        ({"protocol": "bsp"}, "paceline: 'bsp' has no quorum k to find a rate for"),
+        ({"protocol": "bsp"}, "paceline: 'bsp' has no quorum k"),
     ],
 )
 def test_the_command_line_refuses_in_one_line(program, options, words):

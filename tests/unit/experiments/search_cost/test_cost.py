@@ -181,8 +181,8 @@ def test_without_settings_those_of_the_paper_are_taken_as_far_as_there_are_runs(
 
 
 def test_fewer_runs_than_asked_for_are_refused_unless_all_are_to_be_taken():
-    for runs, where in (((0, 6), "25%, and 4"), ((6, 1), "100%, and 5")):
-        with pytest.raises(UsageError, match=f"6 runs are asked for at {where} are recorded; ask for fewer"):
+    for runs, where in (((0, 6), "25%, but only 4"), ((6, 1), "100%, but only 5")):
+        with pytest.raises(UsageError, match=f"has 6 runs at {where} are recorded; give fewer"):
             cost_of(MIXED, *runs, Counting())
         assert cost_of(MIXED, *runs).cost > 0
     assert cost_of(MIXED, 0, 4, Counting()).cost > 0  # the first rung's only run stands alone
@@ -207,13 +207,13 @@ def test_recorded_runs_stand_for_the_shares_of_the_ladder():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"ladder": [0.5, 0.25]}, "no runs were recorded at 25%; name another share that stands for it, of 100%, 50%"),
-        ({"ladder": [0.5], "stand_ins": {0.5: 0.3}}, "at 30%, which is to stand for 50%"),
+        ({"ladder": [0.5, 0.25]}, "no runs were recorded at 25%; give another stand-in, one of 100%, 50%"),
+        ({"ladder": [0.5], "stand_ins": {0.5: 0.3}}, "at 30%, the stand-in for 50%"),
         ({"ladder": [0.1, 0.5]}, "the ladder is 10%, 50%; expected falling shares"),
         ({"ladder": []}, "the ladder is nothing; expected falling shares"),
         ({"ladder": [1.0, 0.5]}, "expected falling shares below 100%"),
-        ({"ladder": [0.5], "best_alone": [0.1]}, "10% is not on the ladder; name one of 50%"),
-        ({"ladder": [0.5], "truth": 0.1}, "the truth is 10%, which the search never finds; give one of 100%, 50%"),
+        ({"ladder": [0.5], "best_alone": [0.1]}, "10% is not on the ladder; give one of 50%"),
+        ({"ladder": [0.5], "truth": 0.1}, "truth=10% is not on the ladder; give one of 100%, 50%"),
         ({"margin": 1.5}, "margin=1.5 is not a number in"),
         ({"target": 92}, "target=92 is not a number in"),
     ],
@@ -224,13 +224,13 @@ def test_a_search_that_cannot_be_is_refused(options, said):
 
 
 def test_a_bsp_run_that_diverged_gives_no_target():
-    with pytest.raises(UsageError, match="a recorded BSP run has diverged"):
+    with pytest.raises(UsageError, match="a recorded BSP run diverged"):
         recorded_search({**RUNS, 1.0: [RecordedRun(100.0, nan)]})
 
 
 @pytest.mark.parametrize("text", ["5", "a+b", "2.5+1", "5+5+5", ""])
 def test_a_setting_that_cannot_be_read_is_refused(text):
-    with pytest.raises(UsageError, match=r"is no search setting; type BSP runs \+ candidate runs"):
+    with pytest.raises(UsageError, match=r"is not a search setting; type BSP runs \+ candidate runs"):
         SearchSetting.parse(text)
 
 
