@@ -143,7 +143,7 @@ def test_a_folder_with_something_else_is_refused(tmp_path):
 def test_two_comparisons_at_a_time_in_a_folder_are_refused(tmp_path):
     class Nosy(Heard):
         def plan(self, cells, finished):
-            with pytest.raises(pl.UsageError, match="another comparison is going on"):
+            with pytest.raises(pl.UsageError, match="another comparison is writing to"):
                 compare(tmp_path)
             self.finished = -1
 
