@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import StepLR
 import paceline as pl
 from paceline.catalogue.switch_timing import FoundFor, SwitchTiming
 from paceline.core.events import Outcome
-from paceline.experiments.advise.result import Advice, GradientStats
+from paceline.experiments.advise.result import Advice, GradientSummary
 from paceline.experiments.comparison import ComparisonRow
 from paceline.experiments.lr_range_test.search import Knee, Knees
 from paceline.experiments.switch_point.bisection import Bisection
@@ -75,7 +75,7 @@ def a_search():
 
 def advice():
     ranking = [pl.Prediction(name, 1.0, 8.0, 0.0, 9.0, 9.0, 8.0, 10.0, 5) for name in ("bsp", "asp")]
-    return Advice(ranking, GradientStats((1.0, 0.9), 20.0, 0.3))
+    return Advice(ranking, GradientSummary((1.0, 0.9), 20.0, 0.3))
 
 
 def a_tradeoff():

@@ -18,7 +18,7 @@ from paceline.clusters.simulated import Cluster
 from paceline.clusters.timing import Trace
 from paceline.core.records import GradientArrived, StepMeasured, UpdateMade
 from paceline.errors import PacelineWarning, UsageError
-from paceline.experiments.advise.result import PARTS, Advice, GradientStats, Prediction
+from paceline.experiments.advise.result import PARTS, Advice, GradientSummary, Prediction
 from paceline.policies.estimators.convergence import ObservedUpdate, estimate_noise, updates_needed
 from paceline.policies.estimators.gain import GainInput, variance_of
 from paceline.policies.learning_rate import LRScaling
@@ -159,10 +159,10 @@ class _Recorded:
         self._staleness = mean(each.staleness for each in updates)
         self._scale = mean(each.rate_scale for each in updates)
 
-    def seen(self) -> GradientStats:
+    def seen(self) -> GradientSummary:
         """Return the statistics of the gradients."""
         N, V = self.noise.squared_norm, self.noise.variance
-        return GradientStats((self.curve[0][1], self.curve[-1][1]), V / N if N else inf, self.noise.curvature)
+        return GradientSummary((self.curve[0][1], self.curve[-1][1]), V / N if N else inf, self.noise.curvature)
 
     def updates_needed(self, k: float, staleness: float, rate_scale: float, fifth: int | None) -> float:
         """Return the updates that another protocol needs to the final loss, by the noise of a fifth or of all."""

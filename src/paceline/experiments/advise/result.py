@@ -42,7 +42,7 @@ class Prediction(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GradientStats:
+class GradientSummary:
     """Statistics of the gradients of a run.
 
     Attributes:
@@ -66,7 +66,7 @@ class Advice(TableRepresentation):
     """
 
     ranking: Sequence[Prediction]
-    seen: GradientStats | None
+    seen: GradientSummary | None
 
     @property
     def best(self) -> Prediction:

@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 import paceline as pl
 from paceline.cli import main
 from paceline.clusters.timing import Trace
-from paceline.experiments.advise.result import Advice, GradientStats
+from paceline.experiments.advise.result import Advice, GradientSummary
 
 CLUSTER = pl.Cluster(8, pl.ShiftedExponential(shift_s=0.3, mean_s=0.7))
 PROTOCOLS = ["bsp", "k_sync(k=2)", "k_sync(k=4)", "k_async(k=4)", "k_batch_async(k=8)", "asp"]
@@ -110,7 +110,7 @@ def test_the_table_fits_a_terminal(advice):
 def test_less_noise_than_the_run_made_progress_is_said():
     at_once = pl.Prediction("bsp", 1.0, 8.0, 0.0, 0.0, 0.0, 0.0, 0.0, 5)
     ranking = [at_once, at_once._replace(protocol="asp", updates=9.0, seconds=9.0)]
-    assert "bsp gains more by less noise" in Advice(ranking, GradientStats((1.0, 0.9), 20.0, 0.3)).text()
+    assert "bsp gains more by less noise" in Advice(ranking, GradientSummary((1.0, 0.9), 20.0, 0.3)).text()
 
 
 def paceline(*arguments):
