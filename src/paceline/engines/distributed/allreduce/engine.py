@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from math import inf, isnan
+from math import inf
 from typing import Any, Self
 
 import torch
@@ -16,8 +16,6 @@ from paceline.core.events import (
     AbortRun,
     Accept,
     Apply,
-    Arrival,
-    Compensation,
     Compute,
     EndRun,
     Evaluate,
@@ -31,12 +29,12 @@ from paceline.core.events import (
 from paceline.engines.base import Observer
 from paceline.engines.distributed.allreduce.base import GroupMembership
 from paceline.engines.distributed.allreduce.elastic_group import MembershipChanged
-from paceline.engines.distributed.allreduce.local_step import LocalStep, OverheadEstimator
+from paceline.engines.distributed.allreduce.local_step import LocalStep, StepTimes, arrival_of
 from paceline.engines.distributed.allreduce.member import MembershipClient
 from paceline.engines.distributed.allreduce.membership import MembershipServer
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
-from paceline.engines.distributed.transport.messages import End, StepReport, StepSummary
+from paceline.engines.distributed.transport.messages import End, StepSummary
 from paceline.engines.distributed.transport.process_group import CompletionTimer
 from paceline.engines.wall_clock import WallClockEngine
 from paceline.protocols.allreduce import AllReduceConfig
@@ -95,11 +93,8 @@ class AllReduceEngine(WallClockEngine):
         self._not_summed: Apply | None = None  # update since the last sum, which the average does not contain
         self._has_taken_part = False
         self._is_to_reform = False
-        self._waited_s = 0.0
-        self._sum_s = self._overhead_s = 0.0
-        self._overhead = OverheadEstimator(allreduce, now=0.0)
+        self._times = StepTimes(allreduce, now=0.0)
         self._common_s = 0.0  # time of the newest events
-        self._free_s = 0.0  # since when this rank has nothing to wait for
         self.end = End("", "")
 
     def __enter__(self) -> Self:
@@ -125,7 +120,7 @@ class AllReduceEngine(WallClockEngine):
                 self._finish()
                 if self._membership.is_over():
                     break
-                first = self._form()
+                first = self._first(self._membership.form(self._state, self._timeout_s))
         except RunFinished as finished:
             self.end = finished.end
             if not self._has_taken_part:
@@ -133,11 +128,6 @@ class AllReduceEngine(WallClockEngine):
             return EndRun(Outcome(self.end.outcome), self.end.reason)
         self.end = successful_end(last, self.now)
         return last
-
-    def resume_at(self, version: int, now: float) -> None:
-        """Start at this time from what the algorithm's server holds as this version."""
-        super().resume_at(version, now)
-        self._common_s = now
 
     # --- commands -----------------------------------------------------------------------------------------
 
@@ -194,23 +184,19 @@ class AllReduceEngine(WallClockEngine):
         return applied if applied is not None else self.next_event()
 
     def _iterate(self) -> None:
-        self._leave_on_sigterm()
+        if self._leaves_alone and isinstance(self._membership, MembershipClient):
+            self._membership.leave("SIGTERM")
+            raise SystemExit(self._cluster.leaving_status)
         report = self._local_step.contribute(
             self._tasks.get(self._number), self.now, self._coordinator.expected_update()
         )
-        compute_s = report.compute_s + time.monotonic() - self._free_s
+        compute_s = report.compute_s + self._times.busy_s
         communicates = self._allreduce.communicates(self._iteration + 1)
         pending = self._membership.begin_sum(self._algorithm.payload) if communicates else []
         completion = CompletionTimer(pending)
-        self._membership.report(
-            replace(
-                report,
-                generation=self._membership.generation,
-                compute_s=compute_s,
-                waited_s=self._waited_s,
-                interruption=self._interruption,
-            )
-        )
+        times = {"compute_s": compute_s, "waited_s": self._times.waited_s}
+        generation = self._membership.generation
+        self._membership.report(replace(report, generation=generation, interruption=self._interruption, **times))
         if self._allreduce.overlaps or not communicates:
             next_task = self._coordinator.expected_work().get(self._number)
             if next_task is not None:
@@ -218,26 +204,15 @@ class AllReduceEngine(WallClockEngine):
         since_s = time.monotonic()
         summary = self._membership.summary(self._timeout_s)
         self._membership.wait(pending, self._timeout_s)
-        self._free_s = time.monotonic()
-        self._waited_s = self._free_s - since_s if communicates else 0.0
-        self._record_times(summary, completion.completed_s(self._free_s) - self._begun_s if communicates else None)
+        self._times.on_step(summary, since_s)
+        if communicates:
+            self._times.on_sum(completion, begun_s=self._begun_s, reports_s=summary.now)
         self._iteration += 1
         self._add_events(summary)
 
-    def _record_times(self, summary: StepSummary, summed_s: float | None) -> None:
-        """Record the time of the sum, if there was one, and the overhead; only rank 0 uses them."""
-        compute_s = {worker: report.compute_s for worker, report in summary.reports.items() if report.draw}
-        self._overhead_s = self._overhead.on_reports(compute_s, summary.now)
-        self._sum_s = self._overhead.on_sum(max(0.0, summed_s - summary.now)) if summed_s is not None else 0.0
-
-    def _leave_on_sigterm(self) -> None:
-        """End this process alone, if the others continue without it (a spot instance's notice)."""
-        if self._leaves_alone and isinstance(self._membership, MembershipClient):
-            self._membership.leave("SIGTERM")
-            raise SystemExit(self._cluster.leaving_status)
-
     @property
     def _leaves_alone(self) -> bool:
+        """Whether this process ends alone, as after the notice of a spot instance, and the others continue."""
         return self._cluster.elastic and not self._is_rank_0 and self.signals.caught == "SIGTERM"
 
     @property
@@ -251,10 +226,14 @@ class AllReduceEngine(WallClockEngine):
         if self._is_rank_0:
             self.now = self._elapsed_s()  # the sum is complete
         now = self._common_s = summary.now
-        pull_s = min(report.waited_s for report in summary.reports.values())
-        arrivals = [
-            self._arrival(worker, report, now, pull_s) for worker, report in summary.reports.items() if report.draw
-        ]
+        common: dict[str, Any] = {"now": now, "pull_s": min(report.waited_s for report in summary.reports.values())}
+        if self._is_rank_0:
+            common |= {"sum_s": self._times.sum_s, "left_over_s": self._times.overhead_s}
+        arrivals = []
+        for worker, report in summary.reports.items():
+            if report.draw:
+                assert self._tasks.pop(worker).draw == report.draw, "all ranks make the same decisions"
+                arrivals.append(arrival_of(worker, report, self._allreduce)._replace(**common))
         joining = self._coordinator.joining  # no update waits for them, once the others are in it
         arrivals.sort(key=lambda arrival: arrival.worker not in joining)
         self._events.extend(arrivals)
@@ -263,29 +242,6 @@ class AllReduceEngine(WallClockEngine):
         if interruptions:
             self._events.append(AbortRun(now, Outcome.INTERRUPTED, interruptions[0]))
         self._is_to_reform = summary.reforms
-
-    def _arrival(self, worker: int, report: StepReport, now: float, pull_s: float) -> Arrival:
-        task = self._tasks.pop(worker)
-        assert task.draw == report.draw, "all ranks make the same decisions"
-        correction = self._allreduce.correction
-        is_corrected = correction is not None and not isnan(report.factor)
-        return Arrival(
-            now=now,
-            worker=worker,
-            draw=report.draw,
-            loss=report.loss,
-            samples=report.samples,
-            squared_norm=report.squared_norm,
-            finite=report.finite,
-            pull_s=pull_s,
-            compute_s=report.compute_s,
-            variance=report.variance,
-            compensations=(Compensation(correction.formula, report.factor),) if correction and is_corrected else (),
-            sum_s=self._sum_s if self._is_rank_0 else 0.0,
-            left_over_s=self._overhead_s if self._is_rank_0 else 0.0,
-        )
-
-    # --- sums ---------------------------------------------------------------------------------------------
 
     def _apply_sum(self, *, adopts: bool) -> None:
         """Move the average by the sum, which is in the payload's storage."""
@@ -310,7 +266,7 @@ class AllReduceEngine(WallClockEngine):
         metrics = self._membership.metrics(self._measure)
         self._events.append(Evaluated(self._common_s, command.version, metrics))
         self._evaluation = None
-        self._free_s = time.monotonic()
+        self._times.on_free()
 
     def _measure(self) -> dict[str, float]:
         begun_s = time.monotonic()
@@ -329,15 +285,13 @@ class AllReduceEngine(WallClockEngine):
 
     def _begin(self, events: list[Event]) -> Event | None:
         """Form the first group and start from the state of rank 0."""
+        self._common_s = self.now
 
         def make_state(changes: list[Event]) -> dict[str, Any]:
             self._events.clear()
             return self._state([*events, *changes])
 
         return self._first(self._membership.form(make_state, self._cluster.start_timeout_s))
-
-    def _form(self) -> Event | None:
-        return self._first(self._membership.form(self._state, self._timeout_s))
 
     def _first(self, state: Mapping[str, Any]) -> Event | None:
         self._events.extend(self._restore_from(state))
@@ -374,9 +328,7 @@ class AllReduceEngine(WallClockEngine):
         self._local_step.discard_prefetched()
         self.is_settled = True
         self._iteration = 0
-        self._waited_s = 0.0
-        self._free_s = time.monotonic()
-        self._overhead = OverheadEstimator(self._allreduce, self._elapsed_s())
+        self._times = StepTimes(self._allreduce, self._elapsed_s())
         self._is_to_reform = False
         return events
 

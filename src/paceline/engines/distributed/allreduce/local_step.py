@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from math import inf, nan
+from math import inf, isnan, nan
 from typing import NamedTuple
 
 from paceline.clusters.torchrun import Torchrun
-from paceline.core.events import Apply, Compute
-from paceline.engines.distributed.transport.messages import StepReport
+from paceline.core.events import Apply, Arrival, Compensation, Compute
+from paceline.engines.distributed.transport.messages import StepReport, StepSummary
+from paceline.engines.distributed.transport.process_group import CompletionTimer
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.utils.user_code import note_place
 from paceline.worker.allreduce import AllReduceAlgorithm, Contribution
@@ -70,6 +71,73 @@ class OverheadEstimator:
             return sum_s + self._overhead_s
         self._begun_s, self._free_s = {}, self._free_s + sum_s
         return sum_s
+
+
+class StepTimes:
+    """Times of the iterations of one rank.
+
+    Args:
+        allreduce: what is summed, and when.
+        now: seconds since the run began.
+
+    Attributes:
+        waited_s: seconds for which this rank waited for the newest sum; 0 in an iteration without one.
+        sum_s: seconds from the last report to the end of the newest sum; 0 in an iteration without one.
+        overhead_s: overhead of the newest iteration in seconds.
+    """
+
+    def __init__(self, allreduce: AllReduceConfig, now: float) -> None:
+        self._estimator = OverheadEstimator(allreduce, now)
+        self.waited_s = self.sum_s = self.overhead_s = 0.0
+        self.on_free()
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since this rank had to wait for no other one."""
+        return time.monotonic() - self._free_s
+
+    def on_free(self) -> None:
+        """Record that this rank has to wait for no other one from now on."""
+        self._free_s = time.monotonic()
+
+    def on_step(self, summary: StepSummary, since_s: float) -> None:
+        """Record an iteration, for which this rank waited from a moment on the monotonic clock until now."""
+        self.on_free()
+        self._since_s, self.waited_s, self.sum_s = since_s, 0.0, 0.0
+        compute_s = {worker: report.compute_s for worker, report in summary.reports.items() if report.draw}
+        self.overhead_s = self._estimator.on_reports(compute_s, summary.now)
+
+    def on_sum(self, completion: CompletionTimer, begun_s: float, reports_s: float) -> None:
+        """Record the sum of the newest iteration.
+
+        Args:
+            completion: timer of the sum.
+            begun_s: beginning of the run on the monotonic clock, in seconds.
+            reports_s: arrival of the last report, in seconds since the run began.
+        """
+        self.waited_s = self._free_s - self._since_s
+        summed_s = completion.completed_s(self._free_s) - begun_s
+        self.sum_s = self._estimator.on_sum(max(0.0, summed_s - reports_s))
+
+
+def arrival_of(worker: int, report: StepReport, allreduce: AllReduceConfig) -> Arrival:
+    """Return the arrival that a report is about, without the times that all arrivals of an iteration share."""
+    correction = allreduce.correction
+    is_corrected = correction is not None and not isnan(report.factor)
+    return Arrival(
+        now=0.0,
+        worker=worker,
+        draw=report.draw,
+        loss=report.loss,
+        samples=report.samples,
+        squared_norm=report.squared_norm,
+        finite=report.finite,
+        pull_s=0.0,
+        compute_s=report.compute_s,
+        variance=report.variance,
+        compensations=(Compensation(correction.formula, report.factor),) if correction and is_corrected else (),
+        sum_s=0.0,
+    )
 
 
 class _Prefetched(NamedTuple):

@@ -16,19 +16,8 @@ from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, M
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.rendezvous.rendezvous import find_rank_0
 from paceline.engines.distributed.rendezvous.session import ClientSession, describe_process, raising_run_error
+from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.connection import ConnectionLost, Message
-from paceline.engines.distributed.transport.messages import (
-    ControlMessage,
-    End,
-    FormGroup,
-    GroupBroken,
-    Hello,
-    MetricsMeasured,
-    Progress,
-    ProgressRequest,
-    StepReport,
-    StepSummary,
-)
 from paceline.engines.distributed.transport.process_group import PendingCollective
 
 
@@ -44,8 +33,10 @@ class MembershipClient(GroupMembership):
         super().__init__()
         self._cluster = cluster
         self._job_spec = job_spec
-        self._messages: queue.SimpleQueue[StepSummary | FormGroup | MetricsMeasured | Exception] = queue.SimpleQueue()
-        self._form: FormGroup | None = None
+        self._messages: queue.SimpleQueue[
+            messages.StepSummary | messages.FormGroup | messages.MetricsMeasured | Exception
+        ] = queue.SimpleQueue()
+        self._form: messages.FormGroup | None = None
         self._session: ClientSession | None = None
         self._newest: float = 0  # newest generation that rank 0 has formed; inf when there will be no other
 
@@ -55,7 +46,7 @@ class MembershipClient(GroupMembership):
         self._rank_0 = find_rank_0(cluster)
         has_own_gpu = cluster.has_gpu_each(torch.cuda.device_count())
         name = describe_process(f"worker {cluster.worker}", cluster)
-        hello = Hello(name, cluster.worker, self._job_spec, has_own_gpu=has_own_gpu)
+        hello = messages.Hello(name, cluster.worker, self._job_spec, has_own_gpu=has_own_gpu)
         with raising_run_error():
             self._session = ClientSession.connect(self._rank_0, cluster, hello)
         self._session.listen(self._on_message, self._on_error)
@@ -78,16 +69,16 @@ class MembershipClient(GroupMembership):
             except ConnectionLost as error:
                 self._report_broken(error)
 
-    def report(self, report: StepReport) -> None:
+    def report(self, report: messages.StepReport) -> None:
         """Send the report of this rank."""
         self._send(report, will_be_answered=True)
         self._steps += 1
 
-    def summary(self, timeout_s: float) -> StepSummary:
+    def summary(self, timeout_s: float) -> messages.StepSummary:
         """Wait for the reports of all ranks."""
         while True:
             message = self._next_message()
-            if isinstance(message, StepSummary) and message.generation == self.generation:
+            if isinstance(message, messages.StepSummary) and message.generation == self.generation:
                 return message
 
     def wait(self, pending: list[PendingCollective], timeout_s: float) -> None:
@@ -100,7 +91,7 @@ class MembershipClient(GroupMembership):
         """Wait for the metrics that rank 0 has measured."""
         while True:
             message = self._next_message()
-            if isinstance(message, MetricsMeasured) and message.generation == self.generation:
+            if isinstance(message, messages.MetricsMeasured) and message.generation == self.generation:
                 return message.metrics
 
     def is_over(self) -> bool:
@@ -113,7 +104,7 @@ class MembershipClient(GroupMembership):
         assert self._session is not None
         self._session.leave(reason)
 
-    def close(self, end: End, error: BaseException | None = None) -> None:
+    def close(self, end: messages.End, error: BaseException | None = None) -> None:
         """Report the error to rank 0 if there is one, and close the connection and the group."""
         if self._session is not None:
             if isinstance(error, Exception):
@@ -134,13 +125,13 @@ class MembershipClient(GroupMembership):
             raise MembershipChanged from error
 
     def _report_broken(self, error: ConnectionLost) -> None:
-        self._send(GroupBroken(self.generation, str(error), isinstance(error, Unreachable)))
+        self._send(messages.GroupBroken(self.generation, str(error), isinstance(error, Unreachable)))
 
-    def _send(self, message: ControlMessage, *, will_be_answered: bool = False) -> None:
+    def _send(self, message: messages.ControlMessage, *, will_be_answered: bool = False) -> None:
         assert self._session is not None
         self._session.connection.send(message, will_be_answered=will_be_answered)
 
-    def _newest_form(self) -> FormGroup:
+    def _newest_form(self) -> messages.FormGroup:
         """Wait for a group to join; of several that came while this process was busy, the last one."""
         while self._form is None or not self._messages.empty():
             with suppress(MembershipChanged):
@@ -148,30 +139,30 @@ class MembershipClient(GroupMembership):
         form, self._form = self._form, None
         return form
 
-    def _next_message(self) -> StepSummary | MetricsMeasured:
+    def _next_message(self) -> messages.StepSummary | messages.MetricsMeasured:
         message = self._messages.get()
         if isinstance(message, Exception):
             raise message
-        if isinstance(message, FormGroup):
+        if isinstance(message, messages.FormGroup):
             self._form = message
             raise MembershipChanged
         return message
 
     def _on_message(self, message: Message) -> None:
         match message:
-            case StepSummary():
+            case messages.StepSummary():
                 assert self._session is not None
                 self._session.connection.release_sent()
                 self._messages.put(message)
-            case MetricsMeasured():
+            case messages.MetricsMeasured():
                 self._messages.put(message)
-            case FormGroup(generation):
+            case messages.FormGroup(generation):
                 self._abort_group(generation)
                 self._messages.put(message)
-            case ProgressRequest():
+            case messages.ProgressRequest():
                 is_summing = self.group is not None and self.group.is_waiting
-                self._send(Progress(self.generation, self._steps, is_summing))
-            case End() as end:
+                self._send(messages.Progress(self.generation, self._steps, is_summing))
+            case messages.End() as end:
                 if end.has_failed:
                     self._abort_group(inf)
                 elif self.group is not None:

@@ -22,20 +22,8 @@ from paceline.engines.distributed.allreduce.elastic_group import (
 )
 from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, AcceptedPeer, Acceptor, await_peers
 from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous, listen_as_rank_0
+from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.connection import ConnectionLost, Message
-from paceline.engines.distributed.transport.messages import (
-    ControlMessage,
-    End,
-    Failed,
-    FormGroup,
-    GroupBroken,
-    Leave,
-    MetricsMeasured,
-    Progress,
-    ProgressRequest,
-    StepReport,
-    StepSummary,
-)
 from paceline.engines.distributed.transport.process_group import PendingCollective
 from paceline.engines.signals import is_sigterm_held
 from paceline.errors import RunError, UsageError
@@ -71,20 +59,18 @@ class MembershipServer(GroupMembership):
         self._job_spec = job_spec
         self._clock = clock
         self._lock = threading.Condition()
-        self._results: queue.SimpleQueue[StepSummary | _GroupChanged] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[messages.StepSummary | _GroupChanged] = queue.SimpleQueue()
         self._members: dict[int, AcceptedPeer] = {}
         self._joining: dict[int, AcceptedPeer] = {}
         self._lost: dict[int, str] = {}
-        self._reports: dict[int, StepReport] = {}
+        self._reports: dict[int, messages.StepReport] = {}
         self._progress: dict[int, bool] = {}  # members that have answered, and whether each has progressed
         self._broken: dict[int, bool] = {}  # members that can no longer sum, and whether each was never connected
         self._reason = ""  # of the first of them
         self._failure: Exception | None = None
-        self._end: End | None = None
+        self._end: messages.End | None = None
         self._rendezvous: Rendezvous | None = None
         self._acceptor: Acceptor | None = None
-
-    # --- methods of the engine ----------------------------------------------------------------------------
 
     def open(self) -> None:
         """Wait until all ranks have joined."""
@@ -121,13 +107,13 @@ class MembershipServer(GroupMembership):
             except ConnectionLost as error:
                 self._on_broken(0, str(error), is_unreachable=isinstance(error, Unreachable))
 
-    def report(self, report: StepReport) -> None:
+    def report(self, report: messages.StepReport) -> None:
         """Add the report of rank 0."""
         with self._lock:
             self._steps += 1
             self._add_report(0, report)
 
-    def summary(self, timeout_s: float) -> StepSummary:
+    def summary(self, timeout_s: float) -> messages.StepSummary:
         """Wait for the reports of all ranks; expel ranks that are silent longer than the timeout."""
         while True:
             try:
@@ -137,7 +123,7 @@ class MembershipServer(GroupMembership):
                 continue
             if result.generation != self.generation:
                 continue
-            if isinstance(result, StepSummary):
+            if isinstance(result, messages.StepSummary):
                 return result
             raise MembershipChanged(result.reason)
 
@@ -153,7 +139,7 @@ class MembershipServer(GroupMembership):
     def metrics(self, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Measure, and send the metrics to all ranks."""
         measured = measure()
-        self._send_all(MetricsMeasured(self.generation, measured))
+        self._send_all(messages.MetricsMeasured(self.generation, measured))
         return measured
 
     def is_over(self) -> bool:
@@ -161,7 +147,7 @@ class MembershipServer(GroupMembership):
         self._check()
         return True
 
-    def close(self, end: End, error: BaseException | None = None) -> None:
+    def close(self, end: messages.End, error: BaseException | None = None) -> None:
         """Send the end of the run to all ranks, wait until they have gone, and release all resources."""
         if self._acceptor is not None:
             self._acceptor.announce_end(end)
@@ -188,7 +174,7 @@ class MembershipServer(GroupMembership):
                 return
             if self.generation and not self._cluster.elastic:
                 reason = "the run has begun; only torchrun(elastic=true) admits ranks later"
-                peer.connection.send(End("failed", reason, is_usage=True))
+                peer.connection.send(messages.End("failed", reason, is_usage=True))
                 return
             previous = self._members.get(peer.worker) or self._joining.get(peer.worker)
             self._joining[peer.worker] = peer
@@ -201,24 +187,24 @@ class MembershipServer(GroupMembership):
         worker = peer.worker
         with self._lock:
             match message:
-                case StepReport(generation):
+                case messages.StepReport(generation):
                     if generation == self.generation and worker in self._members:
                         self._add_report(worker, message)
-                case Progress(generation, steps, is_summing):
+                case messages.Progress(generation, steps, is_summing):
                     if generation == self.generation:
                         self._progress[worker] = steps >= self._steps or is_summing
                         self._lock.notify_all()
-                case GroupBroken(generation, reason, is_unreachable):
+                case messages.GroupBroken(generation, reason, is_unreachable):
                     if generation == self.generation:
                         self._on_broken(worker, reason, is_unreachable=is_unreachable)
         match message:
-            case Failed(reason, is_usage) as failed:
+            case messages.Failed(reason, is_usage) as failed:
                 if is_usage:
                     self.fail(failed.error)
                 else:
                     LOG.error("worker %d failed: %s; its own log has the traceback", worker, reason)
                     self._disconnect(peer, reason)
-            case Leave(reason):
+            case messages.Leave(reason):
                 self._disconnect(peer, reason)
 
     def on_leave(self, peer: AcceptedPeer, reason: str) -> None:
@@ -250,8 +236,6 @@ class MembershipServer(GroupMembership):
                 self.group.abort()
             self._lock.notify_all()
 
-    # --- inside -------------------------------------------------------------------------------------------
-
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -281,17 +265,17 @@ class MembershipServer(GroupMembership):
         self.on_leave(peer, reason)
         self._acceptor.disconnect(peer.peer_id)
 
-    def _add_report(self, worker: int, report: StepReport) -> None:
+    def _add_report(self, worker: int, report: messages.StepReport) -> None:
         self._reports[worker] = report
         if self._lost or len(self._reports) <= len(self._members):
             return
         reports = {each: self._reports[each] for each in sorted(self._reports)}
         self._reports = {}
-        summary = StepSummary(self.generation, self._clock(), bool(self._joining), reports)
+        summary = messages.StepSummary(self.generation, self._clock(), bool(self._joining), reports)
         self._send_all(summary, will_be_answered=True)
         self._results.put(summary)
 
-    def _send_all(self, message: ControlMessage, *, will_be_answered: bool = False) -> None:
+    def _send_all(self, message: messages.ControlMessage, *, will_be_answered: bool = False) -> None:
         with self._lock:
             for member in self._members.values():
                 member.connection.send(message, will_be_answered=will_be_answered)
@@ -325,7 +309,7 @@ class MembershipServer(GroupMembership):
             uses_nccl = self._cluster.has_gpu_each(torch.cuda.device_count()) and all(m.has_own_gpu for m in members)
             key = secrets.token_hex(32)  # a process that finds the store but has no token cannot join the group
             for rank, member in enumerate(members, start=1):
-                member.connection.send(FormGroup(self.generation, key, rank, len(workers), uses_nccl))
+                member.connection.send(messages.FormGroup(self.generation, key, rank, len(workers), uses_nccl))
             previous, self.group = self.group, ElasticGroup(key, 0, len(workers), uses_nccl=uses_nccl)
         if previous is not None:
             previous.abort()
@@ -339,23 +323,13 @@ class MembershipServer(GroupMembership):
         with self._lock:
             is_known = self._lock.wait_for(lambda: self._lost or self._joining or self._failure, GRACE_S)
             if not is_known and (not self._cluster.elastic or any(self._broken.values())):
-                raise RunError(self._describe_unreachable())
-
-    def _describe_unreachable(self) -> str:
-        unreachable = [worker for worker, is_unreachable in self._broken.items() if is_unreachable]
-        workers = sorted(unreachable or self._broken)
-        names = [self._members[worker].name if worker else "worker 0" for worker in workers]
-        who = " and ".join(names) if len(names) == 2 else ", ".join(names) or "workers"
-        return (
-            f"{who} do not reach each other, though they are running ({self._reason}): repair the link between their "
-            "hosts, or start them elsewhere; torchrun --max-restarts 3 continues from the last checkpoint in out="
-        )
+                raise RunError(_describe_unreachable(self._broken, self._members, self._reason))
 
     def _expel_idle(self, timeout_s: float) -> None:
         """Expel the ranks for which all others wait, unless they wait for the network themselves."""
         with self._lock:
             self._progress.clear()
-            self._send_all(ProgressRequest(self.generation))
+            self._send_all(messages.ProgressRequest(self.generation))
             self._lock.wait_for(lambda: self._progress.keys() >= self._members.keys(), GRACE_S)
             idle = [worker for worker in self._members if not self._progress.get(worker, False)]
         self._expel(idle, timeout_s)
@@ -367,3 +341,13 @@ class MembershipServer(GroupMembership):
             if member is not None:
                 self.on_leave(member, f"silent for {timeout_s:g} s")
                 member.connection.close()
+
+
+def _describe_unreachable(broken: dict[int, bool], members: dict[int, AcceptedPeer], reason: str) -> str:
+    unreachable = [worker for worker, is_unreachable in broken.items() if is_unreachable]
+    names = [members[worker].name if worker else "worker 0" for worker in sorted(unreachable or broken)]
+    who = " and ".join(names) if len(names) == 2 else ", ".join(names) or "workers"
+    return (
+        f"{who} do not reach each other, though they are running ({reason}): repair the link between their "
+        "hosts, or start them elsewhere; torchrun --max-restarts 3 continues from the last checkpoint in out="
+    )

@@ -20,9 +20,9 @@ from paceline.engines.distributed.rendezvous.session import (
     describe_process,
     raising_run_error,
 )
+from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.connection import ConnectionLost, Message
 from paceline.engines.distributed.transport.headers import RemoteTask
-from paceline.engines.distributed.transport.messages import End, FormNodeGroup, Hello, Leave, Shutdown
 from paceline.engines.signals import leaving_on_sigterm
 from paceline.errors import RunError
 from paceline.jobs.job import Job
@@ -82,7 +82,7 @@ class NodeFollower:
         """
         timeout_s = self._cluster.start_timeout_s
         deadline_s = time.monotonic() + timeout_s
-        hello = Hello(describe_process(self._name, self._cluster), self._cluster.place, job_spec)
+        hello = messages.Hello(describe_process(self._name, self._cluster), self._cluster.place, job_spec)
         store = find_rank_0(self._cluster).client()
         while time.monotonic() < deadline_s:
             address = _leader_address(store, leader_key(self._cluster.worker))
@@ -99,10 +99,10 @@ class NodeFollower:
         self._replica.close()
         self._group.close()
 
-    def _join(self, endpoint: Endpoint, hello: Hello) -> ClientSession:
+    def _join(self, endpoint: Endpoint, hello: messages.Hello) -> ClientSession:
         session = self._session = ClientSession.connect(endpoint, self._cluster, hello, self.leader_name)
         message = session.connection.recv()
-        if not isinstance(message, FormNodeGroup):
+        if not isinstance(message, messages.FormNodeGroup):
             raise ConnectionLost(f"expected FormNodeGroup, received {type(message).__name__}")
         self._group.connect(endpoint.client(), message.key, endpoint.device)
         return session
@@ -139,9 +139,9 @@ class NodeFollower:
         match message:
             case RemoteTask():
                 self._requests.put(message)
-            case End() as end:
+            case messages.End() as end:
                 self._requests.put(self._session.recv_final_state(end, self._replica.layout))
-            case Shutdown(status):
+            case messages.Shutdown(status):
                 self._requests.put(SystemExit(status))
 
     def _on_error(self, error: Exception) -> None:
@@ -150,7 +150,7 @@ class NodeFollower:
 
     def _request_leave(self) -> None:
         # In a thread of its own: the main thread may hold the lock of the connection.
-        threading.Thread(target=self._session.connection.send, args=(Leave("SIGTERM"),), daemon=True).start()
+        threading.Thread(target=self._session.connection.send, args=(messages.Leave("SIGTERM"),), daemon=True).start()
 
 
 def _leader_address(store: Any, key: str) -> tuple[str, int] | None:

@@ -15,9 +15,9 @@ from paceline.engines.distributed.node_worker.node_group import NodeGroup
 from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, AcceptedPeer, Acceptor, await_peers
 from paceline.engines.distributed.rendezvous.rendezvous import POLL_S, Endpoint, Rendezvous
 from paceline.engines.distributed.rendezvous.session import FinalState
+from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.connection import Message
 from paceline.engines.distributed.transport.headers import RemoteTask
-from paceline.engines.distributed.transport.messages import Failed, FormNodeGroup, Leave, Shutdown
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
 from paceline.server.flat_buffers import FlatBuffers
@@ -55,7 +55,7 @@ class NodeLeader:
         self._cluster = cluster
         self._leave = leave
         self._on_lost = on_lost
-        self._loss: Leave | Failed = Leave("a process of its host is gone")
+        self._loss: messages.Leave | messages.Failed = messages.Leave("a process of its host is gone")
         self._is_loss_known = threading.Event()
         self._lock = threading.Condition()
         self._peers: dict[int, AcceptedPeer] = {}  # by local rank
@@ -83,7 +83,7 @@ class NodeLeader:
         await_peers(self._missing, self._wait, self._cluster.start_timeout_s)
         key = secrets.token_hex(32)  # a process that finds the store but has no token cannot join the group
         for peer in self._peers.values():
-            peer.connection.send(FormNodeGroup(key))
+            peer.connection.send(messages.FormNodeGroup(key))
         self.group.connect(endpoint.client(), key, endpoint.device)
 
     def _missing(self) -> str:
@@ -110,9 +110,9 @@ class NodeLeader:
     def on_message(self, peer: AcceptedPeer, message: Message, at_s: float, contents_s: float) -> None:
         """Handle the last message of a process."""
         match message:
-            case Leave(reason):
+            case messages.Leave(reason):
                 self._leave(reason)
-            case Failed():
+            case messages.Failed():
                 self._lose(message)
 
     def on_leave(self, peer: AcceptedPeer, reason: str) -> None:
@@ -121,7 +121,7 @@ class NodeLeader:
             if not self._has_gathered:
                 self._peers.pop(peer.worker, None)
                 return
-        self._lose(Leave(f"a process of its host is gone: {reason}"))
+        self._lose(messages.Leave(f"a process of its host is gone: {reason}"))
 
     def on_reject(self, reason: str) -> None:
         """Handle a process with another job."""
@@ -136,7 +136,7 @@ class NodeLeader:
                 return
         LOG.warning("rejected a process: %s", error)
 
-    def _lose(self, loss: Leave | Failed) -> None:
+    def _lose(self, loss: messages.Leave | messages.Failed) -> None:
         if not self._is_over:
             self._is_over = True
             self._loss = loss
@@ -144,7 +144,7 @@ class NodeLeader:
             self._on_lost()
             self.group.abort()
 
-    def loss(self) -> Leave | Failed:
+    def loss(self) -> messages.Leave | messages.Failed:
         """Return the message for rank 0 after the loss of a process, which may be known a moment later."""
         self._is_loss_known.wait(LOSS_REPORT_S)
         return self._loss
@@ -169,7 +169,7 @@ class NodeLeader:
 
     # --- end ----------------------------------------------------------------------------------------------
 
-    def shut_down(self, message: Shutdown) -> None:
+    def shut_down(self, message: messages.Shutdown) -> None:
         """End the other processes with this exit status, and wait until they have gone."""
         self._is_over = True
         for peer in self._peers.values():

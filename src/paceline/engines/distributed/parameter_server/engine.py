@@ -51,28 +51,8 @@ from paceline.engines.distributed.rendezvous.acceptor import (
 from paceline.engines.distributed.rendezvous.rendezvous import listen_as_rank_0
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
 from paceline.engines.distributed.rendezvous.sidecar import SidecarProcess
+from paceline.engines.distributed.transport import headers, messages
 from paceline.engines.distributed.transport.event_queue import EventQueue
-from paceline.engines.distributed.transport.headers import (
-    AcceptGradient,
-    AssignEvaluation,
-    AssignTask,
-    CancelTask,
-    GradientReceived,
-    ReleaseVersion,
-    RemoteEvaluateTask,
-    RemoteTask,
-    RemoteTaskCancelled,
-    RemoteTaskDone,
-)
-from paceline.engines.distributed.transport.messages import (
-    DisconnectPeer,
-    End,
-    EvaluationResult,
-    Failed,
-    Leave,
-    PeerAdmitted,
-    PeerDisconnected,
-)
 from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
 from paceline.engines.worker_pool import WorkerPoolEngine
 from paceline.errors import RunError, UsageError
@@ -125,7 +105,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._evaluator: RemoteWorker | None = None
         self._sidecars: list[SidecarProcess] = []
         self._restart_timers: list[threading.Timer] = []  # while no worker is left
-        self._end = End("", "")
+        self._end = messages.End("", "")
 
     def _start_workers(self) -> None:
         torch.set_num_threads(max(1, cores() // self._cluster.ranks.local_world_size))
@@ -179,7 +159,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._evaluator = self._acceptor = self._heartbeat_monitor = None
         self._selector.close()
 
-    def _send_end(self, acceptor: Acceptor, end: End) -> None:
+    def _send_end(self, acceptor: Acceptor, end: messages.End) -> None:
         """Send the end of the run and the final parameters to all processes, and wait until they have gone."""
         acceptor.announce_end(end)
         late = self._unread_peers()
@@ -228,7 +208,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
 
     def accept(self, command: Accept) -> None:
         """Add all parts of a gradient to the pending update."""
-        self._shards.send(AcceptGradient(command.worker, command.samples, command.step_scale))
+        self._shards.send(headers.AcceptGradient(command.worker, command.samples, command.step_scale))
         super().accept(command)
 
     def _compensated(self, arrival: Arrival) -> Arrival:
@@ -238,7 +218,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         return super()._compensated(arrival)
 
     def _on_version_released(self, version: int) -> None:
-        self._shards.send(ReleaseVersion(version))
+        self._shards.send(headers.ReleaseVersion(version))
 
     def _publish(self, version: int) -> None:
         self._published.publish_storage(version)
@@ -246,17 +226,17 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
     def _send(self, worker: RemoteWorker, command: Compute) -> None:
         minibatch = command.minibatch or (None, None, None)
         sends_version = worker.newest_sent != command.version
-        task = RemoteTask(command.draw, command.version, sends_version, self._elapsed_s(), *minibatch)
+        task = headers.RemoteTask(command.draw, command.version, sends_version, self._elapsed_s(), *minibatch)
         if self._cluster.debug:
             task = task._replace(checksum=checksum(self._published.packed(command.version)))
         worker.newest_sent = command.version
         worker.sent_s = time.monotonic()
-        self._shards.send(AssignTask(worker.peer_id, command.draw, command.version, sends_version))
+        self._shards.send(headers.AssignTask(worker.peer_id, command.draw, command.version, sends_version))
         buckets = [(0, self._published.packed(command.version))] if sends_version else None
         worker.connection.send(task, buckets=buckets, will_be_answered=True)
 
     def _cancel_task(self, worker: RemoteWorker, command: Interrupt) -> None:
-        worker.connection.send(CancelTask(command.draw))
+        worker.connection.send(headers.CancelTask(command.draw))
 
     def replace(self, command: RestartWorker) -> None:
         """Keep the worker: only its launcher can restart it."""
@@ -265,8 +245,8 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         """Send the version to the evaluator."""
         assert self._evaluator is not None
         version = self._versions.acquire(command.version)
-        self._shards.send(AssignEvaluation(self._evaluator.peer_id, command.version))
-        task = RemoteEvaluateTask(command.version)
+        self._shards.send(headers.AssignEvaluation(self._evaluator.peer_id, command.version))
+        task = headers.RemoteEvaluateTask(command.version)
         self._evaluator.connection.send(task, buckets=[(0, version.memory)], will_be_answered=True)
 
     # --- events -------------------------------------------------------------------------------------------
@@ -317,30 +297,30 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
             self._shards.on_leave(number, event.reason)
             return
         match event.message:
-            case GradientReceived(peer_id, draw) if peer_id in self._peers:
+            case headers.GradientReceived(peer_id, draw) if peer_id in self._peers:
                 worker = self._peers[peer_id]
                 self._deliver(worker, worker.on_part_received(number, draw))
-            case PeerAdmitted(peer_id) if peer_id in self._peers:
+            case messages.PeerAdmitted(peer_id) if peer_id in self._peers:
                 worker = self._peers[peer_id]
                 worker.not_admitted_by.discard(number)
                 self._admit(worker)
-            case PeerDisconnected(peer_id, reason) if peer_id in self._peers:
+            case messages.PeerDisconnected(peer_id, reason) if peer_id in self._peers:
                 self._disconnect(self._peers[peer_id], f"the server of slice {number} has lost it: {reason}")
             case message:
                 self._shards.on_message(number, message)
 
     def _on_message(self, worker: RemoteWorker, event: PeerMessage) -> None:
         match event.message:
-            case RemoteTaskDone() as done:
+            case headers.RemoteTaskDone() as done:
                 self._deliver(worker, worker.on_task_done(done, event))
-            case RemoteTaskCancelled():
+            case headers.RemoteTaskCancelled():
                 self._on_idle(worker)
-            case EvaluationResult(version, metrics):
+            case messages.EvaluationResult(version, metrics):
                 self._versions.release(version)
                 self._events.append(Evaluated(self._elapsed_s(), version, metrics))
-            case Leave(reason):
+            case messages.Leave(reason):
                 self._disconnect(worker, reason)
-            case Failed(reason, is_usage) as failed:
+            case messages.Failed(reason, is_usage) as failed:
                 if is_usage:
                     raise failed.error
                 LOG.error("worker %d failed: %s; its own log has the traceback", worker.worker, reason)
@@ -364,7 +344,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
             LOG.log(logging.WARNING if self._link_monitor.is_bottleneck else logging.INFO, "%s", report)
 
     def _on_gone(self, worker: RemoteWorker, reason: str) -> None:
-        self._shards.send(DisconnectPeer(worker.peer_id))
+        self._shards.send(messages.DisconnectPeer(worker.peer_id))
         if worker is self._evaluator:
             raise RunError(f"the process that evaluates ended: {reason}")
         self._on_lost(worker.worker, worker, reason)

@@ -11,24 +11,9 @@ from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Apply, Arrival
 from paceline.core.sharding import ShardPeers
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerEvent, PeerLost, PeerMessage
+from paceline.engines.distributed.transport import headers, messages
 from paceline.engines.distributed.transport.connection import Connection, Message
 from paceline.engines.distributed.transport.event_queue import EventQueue
-from paceline.engines.distributed.transport.headers import (
-    ApplyUpdate,
-    PartialSums,
-    ShardCommand,
-    UpdateDone,
-    partial_sums,
-)
-from paceline.engines.distributed.transport.messages import (
-    CompensateGradient,
-    End,
-    Failed,
-    InitShard,
-    RequestShardState,
-    ShardAssigned,
-    ShardState,
-)
 from paceline.errors import RunError
 
 
@@ -67,9 +52,9 @@ class ShardClients(ShardPeers):
     def on_join(self, number: int, peer: AcceptedPeer) -> None:
         """Add the server of a shard; a second server for the same shard has to end."""
         if number in self._connections:
-            peer.connection.send(End("", f"slice {number} already has a server"))
+            peer.connection.send(messages.End("", f"slice {number} already has a server"))
             return
-        peer.connection.send(ShardAssigned(number))
+        peer.connection.send(messages.ShardAssigned(number))
         self._connections[number] = peer.connection
         self._numbers[peer.peer_id] = number
 
@@ -86,9 +71,9 @@ class ShardClients(ShardPeers):
         tensors: dict[str, Any] = {}
         state = json.dumps(encode(dict(self._loaded), tensors)) if self._loaded is not None else ""
         self._loaded = None
-        self.send(InitShard(state, tensors, version))
+        self.send(messages.InitShard(state, tensors, version))
 
-    def send(self, message: ShardCommand | Message) -> None:
+    def send(self, message: headers.ShardCommand | Message) -> None:
         """Send a message to all servers."""
         for connection in self._connections.values():
             connection.send(message)
@@ -101,8 +86,8 @@ class ShardClients(ShardPeers):
             rebinds: whether the previous version is still read.
         """
         for number in list(self._busy):
-            self.on_message(number, self._await(number, lambda message: isinstance(message, UpdateDone)))
-        command = ApplyUpdate.of(update, rebinds)
+            self.on_message(number, self._await(number, lambda message: isinstance(message, headers.UpdateDone)))
+        command = headers.ApplyUpdate.of(update, rebinds)
         for number, connection in self._connections.items():
             connection.send(command, will_be_answered=True)
             self._busy.add(number)
@@ -111,7 +96,7 @@ class ShardClients(ShardPeers):
         """Compensate the parts of a gradient that was computed at this version."""
         compensators = [repr(each) for each in coordinator.compensators]
         staleness = coordinator.version - version
-        self.send(CompensateGradient(compensators, arrival.worker, version, staleness, arrival.squared_norm))
+        self.send(messages.CompensateGradient(compensators, arrival.worker, version, staleness, arrival.squared_norm))
 
     # --- answers ------------------------------------------------------------------------------------------
 
@@ -123,9 +108,9 @@ class ShardClients(ShardPeers):
             RunError: the server has failed.
         """
         match message:
-            case UpdateDone():
+            case headers.UpdateDone():
                 self._busy.discard(number)
-            case Failed(text, is_usage):
+            case messages.Failed(text, is_usage):
                 if is_usage:
                     raise message.error
                 raise RunError(f"the server of slice {number} failed: {text}; its own log has the traceback")
@@ -145,9 +130,11 @@ class ShardClients(ShardPeers):
 
     def summed(self, shares: Sequence[float]) -> list[float]:
         """Return the sums over all shards, and send them to all servers."""
-        theirs = [self._await(number, lambda message: isinstance(message, PartialSums)) for number in self.numbers]
+        theirs = [
+            self._await(number, lambda message: isinstance(message, headers.PartialSums)) for number in self.numbers
+        ]
         totals = [sum(each) for each in zip(shares, *(each.values for each in theirs), strict=True)]
-        self.send(partial_sums(totals))
+        self.send(headers.partial_sums(totals))
         return totals
 
     def states(self) -> list[dict[str, Any]]:
@@ -163,9 +150,9 @@ class ShardClients(ShardPeers):
         self._loaded = state if self.numbers else None
 
     def _request(self, part: str) -> list[dict[str, Any]]:
-        self.send(RequestShardState(part))
+        self.send(messages.RequestShardState(part))
         answers = [
-            self._await(number, lambda message: isinstance(message, ShardState) and message.part == part)
+            self._await(number, lambda message: isinstance(message, messages.ShardState) and message.part == part)
             for number in self.numbers
         ]
         return [decode(json.loads(answer.state), answer.tensors) for answer in answers]
@@ -179,7 +166,7 @@ class ShardClients(ShardPeers):
                 return event.peer_id in self._numbers  # the loss of any server ends the run
             if not isinstance(event, PeerMessage) or event.peer_id != peer_id:
                 return False
-            return is_answer(event.message) or isinstance(event.message, Failed)
+            return is_answer(event.message) or isinstance(event.message, messages.Failed)
 
         event = self.events.get_first(is_wanted)
         if isinstance(event, PeerLost):

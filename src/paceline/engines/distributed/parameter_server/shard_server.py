@@ -29,35 +29,9 @@ from paceline.engines.distributed.rendezvous.acceptor import (
 )
 from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous, find_rank_0
 from paceline.engines.distributed.rendezvous.session import ClientSession, describe_process, raising_run_error
+from paceline.engines.distributed.transport import headers, messages
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost, Message
 from paceline.engines.distributed.transport.event_queue import EventQueue
-from paceline.engines.distributed.transport.headers import (
-    AcceptGradient,
-    ApplyUpdate,
-    AssignEvaluation,
-    AssignTask,
-    GradientReceived,
-    Heartbeat,
-    PartialSums,
-    ReleaseVersion,
-    RemoteEvaluateTask,
-    RemoteTask,
-    RemoteTaskDone,
-    UpdateDone,
-    partial_sums,
-)
-from paceline.engines.distributed.transport.messages import (
-    CompensateGradient,
-    DisconnectPeer,
-    End,
-    Failed,
-    Hello,
-    InitShard,
-    PeerAdmitted,
-    PeerDisconnected,
-    RequestShardState,
-    ShardState,
-)
 from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
 from paceline.errors import RunError
 from paceline.jobs.job import Job
@@ -78,7 +52,7 @@ def serve_shard(
     per_epoch: float | None,
     compensators: Iterable[Compensator],
     job_spec: dict[str, Any],
-) -> End:
+) -> messages.End:
     """Serve a shard until the run of rank 0 ends; return the end.
 
     Args:
@@ -100,11 +74,11 @@ def serve_shard(
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends all processes
     model = build_model(job, seed)
     layout = FlatLayout(model, cluster.slices, only=number)
-    hello = Hello(describe_process(f"the server of slice {number}", cluster), cluster.worker, job_spec)
+    hello = messages.Hello(describe_process(f"the server of slice {number}", cluster), cluster.worker, job_spec)
     with raising_run_error():
         rank_0 = find_rank_0(cluster)
         with closing(ClientSession.connect(rank_0, cluster, hello)) as session:
-            if isinstance(end := session.connection.recv(), End):
+            if isinstance(end := session.connection.recv(), messages.End):
                 return end  # the shard has a server: its rank was restarted, and has started this one too
             events: EventQueue[PeerEvent] = EventQueue()
             peers = _RankZero(session.connection, events)
@@ -132,7 +106,7 @@ class _RankZero(ShardPeers):
         self._events = events
 
     def on_message(self, message: Message) -> None:
-        if isinstance(message, ApplyUpdate):
+        if isinstance(message, headers.ApplyUpdate):
             self._connection.release_sent()  # rank 0 has received the answer to the previous update
         self._events.put(PeerMessage(RANK_0, message, time.monotonic(), 0.0))
 
@@ -140,21 +114,21 @@ class _RankZero(ShardPeers):
         self._events.put(PeerLost(RANK_0, str(error)))
 
     def summed(self, shares: Sequence[float]) -> list[float]:
-        self._connection.send(partial_sums(shares))
+        self._connection.send(headers.partial_sums(shares))
         while _is_heartbeat(event := self._events.get_first(_is_answer_or_end)):
-            self._connection.send(Heartbeat())
-        if not isinstance(event, PeerMessage) or not isinstance(event.message, PartialSums):
+            self._connection.send(headers.Heartbeat())
+        if not isinstance(event, PeerMessage) or not isinstance(event.message, headers.PartialSums):
             raise ConnectionLost("it has ended the run")
         return event.message.values
 
 
 def _is_heartbeat(event: PeerEvent) -> bool:
-    return isinstance(event, PeerMessage) and isinstance(event.message, Heartbeat)
+    return isinstance(event, PeerMessage) and isinstance(event.message, headers.Heartbeat)
 
 
 def _is_answer_or_end(event: PeerEvent) -> bool:
     if isinstance(event, PeerMessage) and event.peer_id == RANK_0:
-        return isinstance(event.message, PartialSums | Heartbeat | End)
+        return isinstance(event.message, headers.PartialSums | headers.Heartbeat | messages.End)
     return isinstance(event, PeerLost) and event.peer_id == RANK_0
 
 
@@ -177,34 +151,34 @@ class _ShardServer:
         self._peers: dict[int, AcceptedPeer] = {}  # by id at rank 0
         self._rank_0_ids: dict[int, int] = {}  # by id here
 
-    def run(self, events: EventQueue[PeerEvent]) -> End:
+    def run(self, events: EventQueue[PeerEvent]) -> messages.End:
         """Carry out the commands of rank 0, in its order, until the end of the run."""
         while True:
             if events.is_empty:
                 self._server.accumulate()  # while there is nothing else to do
                 self._published.prepare_copy()
             match events.get():
-                case PeerMessage(peer_id, End() as end) if peer_id == RANK_0:
+                case PeerMessage(peer_id, messages.End() as end) if peer_id == RANK_0:
                     return end
-                case PeerMessage(peer_id, Heartbeat()) if peer_id == RANK_0:
-                    self._rank_0.send(Heartbeat())
+                case PeerMessage(peer_id, headers.Heartbeat()) if peer_id == RANK_0:
+                    self._rank_0.send(headers.Heartbeat())
                 case PeerMessage(peer_id, message) if peer_id == RANK_0:
                     self._try(message)
                 case PeerLost(peer_id, reason) if peer_id == RANK_0:
                     raise RunError(reason)
                 case PeerJoined(peer):
                     self._on_join(peer)
-                case PeerMessage(peer_id, RemoteTaskDone(draw)) if peer_id in self._rank_0_ids:
-                    self._rank_0.send(GradientReceived(self._rank_0_ids[peer_id], draw))
+                case PeerMessage(peer_id, headers.RemoteTaskDone(draw)) if peer_id in self._rank_0_ids:
+                    self._rank_0.send(headers.GradientReceived(self._rank_0_ids[peer_id], draw))
                 case PeerLost(peer_id, reason) if peer_id in self._rank_0_ids:
-                    self._rank_0.send(PeerDisconnected(self._rank_0_ids[peer_id], reason))
+                    self._rank_0.send(messages.PeerDisconnected(self._rank_0_ids[peer_id], reason))
                 case Exception() as error:
                     raise error
 
     def _on_join(self, peer: AcceptedPeer) -> None:
         self._peers[peer.rank_0_id] = peer
         self._rank_0_ids[peer.peer_id] = peer.rank_0_id
-        self._rank_0.send(PeerAdmitted(peer.rank_0_id))
+        self._rank_0.send(messages.PeerAdmitted(peer.rank_0_id))
 
     def _try(self, message: Message) -> None:
         try:
@@ -213,50 +187,52 @@ class _ShardServer:
             raise
         except Exception as error:
             LOG.exception("the server of this slice failed")
-            self._rank_0.send(Failed.of(error))
+            self._rank_0.send(messages.Failed.of(error))
 
     def _carry_out(self, message: Message) -> None:
         match message:
-            case AssignTask(peer_id, draw, version, sends_version):
+            case headers.AssignTask(peer_id, draw, version, sends_version):
                 self._server.flush()  # the worker's next gradient overwrites the previous one
-                task = RemoteTask(draw, version, sends_version, 0.0, None, None, None)
+                task = headers.RemoteTask(draw, version, sends_version, 0.0, None, None, None)
                 self._send(peer_id, task, self._published.packed(version) if sends_version else None)
-            case AssignEvaluation(peer_id, version):
-                self._send(peer_id, RemoteEvaluateTask(version), self._published[version].memory)
-            case AcceptGradient(worker, samples, step_scale):
+            case headers.AssignEvaluation(peer_id, version):
+                self._send(peer_id, headers.RemoteEvaluateTask(version), self._published[version].memory)
+            case headers.AcceptGradient(worker, samples, step_scale):
                 self._server.enqueue(self._gradients[worker], samples, step_scale)
-            case ApplyUpdate():
+            case headers.ApplyUpdate():
                 self._apply(message)
-            case ReleaseVersion(version):
+            case headers.ReleaseVersion(version):
                 self._published.release(version)
-            case CompensateGradient(names, worker, version, staleness, squared_norm):
+            case messages.CompensateGradient(names, worker, version, staleness, squared_norm):
                 compensators = [self._compensators[each] for each in names]
                 gradient, then = self._gradients[worker], self._published[version]
                 self._server.compensate(compensators, gradient, then, staleness, squared_norm)
-            case RequestShardState(part):
+            case messages.RequestShardState(part):
                 self._send_state(part)
-            case DisconnectPeer(peer_id):
+            case messages.DisconnectPeer(peer_id):
                 self._disconnect(peer_id)
-            case InitShard(state, tensors, version):
+            case messages.InitShard(state, tensors, version):
                 if state:
                     self._server.load_state_dict(decode(json.loads(state), tensors))
                 self._publish(version)
             case _:
                 LOG.error("unknown message from rank 0: %r", message)
 
-    def _apply(self, command: ApplyUpdate) -> None:
+    def _apply(self, command: headers.ApplyUpdate) -> None:
         if command.rebinds:
             self._published.rebind()
         self._server.apply(command.update)
         self._publish(command.version)
-        self._rank_0.send(UpdateDone(command.version), will_be_answered=True)
+        self._rank_0.send(headers.UpdateDone(command.version), will_be_answered=True)
 
     def _publish(self, version: int) -> None:
         """Publish a version and keep it until rank 0 releases it."""
         self._published.publish_storage(version)
         self._published.acquire(version)
 
-    def _send(self, peer_id: int, message: RemoteTask | RemoteEvaluateTask, part: torch.Tensor | None) -> None:
+    def _send(
+        self, peer_id: int, message: headers.RemoteTask | headers.RemoteEvaluateTask, part: torch.Tensor | None
+    ) -> None:
         peer = self._peers.get(peer_id)
         if peer is not None:
             buckets = [(0, part)] if part is not None else None
@@ -266,7 +242,7 @@ class _ShardServer:
         state = self._server.shard_state()
         tensors: dict[str, Any] = {}  # copies, so that the next update need not wait
         text = json.dumps(encode(state if part == "state" else state["model"], tensors))
-        self._rank_0.send(ShardState(text, tensors, part))
+        self._rank_0.send(messages.ShardState(text, tensors, part))
 
     def _disconnect(self, peer_id: int) -> None:
         peer = self._peers.pop(peer_id, None)

@@ -24,14 +24,8 @@ from paceline.engines.distributed.rendezvous.session import (
     describe_process,
     raising_run_error,
 )
+from paceline.engines.distributed.transport import headers, messages
 from paceline.engines.distributed.transport.connection import ConnectionLost, Message
-from paceline.engines.distributed.transport.headers import (
-    CancelTask,
-    RemoteEvaluateTask,
-    RemoteTask,
-    RemoteTaskDone,
-)
-from paceline.engines.distributed.transport.messages import End, EvaluationResult, Failed, Hello, Leave, Shutdown
 from paceline.engines.signals import leaving_on_sigterm
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
@@ -43,8 +37,8 @@ from paceline.worker.task_runner import TaskRunner, device_of, pin
 
 LOG = RankLogger(__name__)
 ALL_DRAWS = sys.maxsize
-Task = RemoteTask | RemoteEvaluateTask
-Request = tuple[Task, float] | Leave | FinalState | Exception  # a task comes with its arrival time
+Task = headers.RemoteTask | headers.RemoteEvaluateTask
+Request = tuple[Task, float] | messages.Leave | FinalState | Exception  # a task comes with its arrival time
 
 
 def serve(job: Job, cluster: Torchrun, seed: int, job_spec: dict[str, Any]) -> FinalState:
@@ -72,7 +66,7 @@ def serve(job: Job, cluster: Torchrun, seed: int, job_spec: dict[str, Any]) -> F
             for shard in range(cluster.slices):
                 peer_id = sessions[0].peer_id if sessions else 0
                 name = describe_process(f"worker {cluster.worker}", cluster)
-                hello = Hello(name, cluster.worker, job_spec, peer_id)
+                hello = messages.Hello(name, cluster.worker, job_spec, peer_id)
                 session = ClientSession.connect(rank_0._replace(shard=shard), cluster, hello)
                 sessions.append(open_sessions.enter_context(closing(session)))
             final = worker.run(sessions)
@@ -156,20 +150,20 @@ class WorkerProcess:
 
     def _carry_out(self, request: Request) -> None:
         match request:
-            case RemoteTask() as task, received_s:
+            case headers.RemoteTask() as task, received_s:
                 self._compute(task, received_s)
-            case RemoteEvaluateTask(version), _:
+            case headers.RemoteEvaluateTask(version), _:
                 metrics = self._replica.evaluate(self._version)
-                self._session.connection.send(EvaluationResult(version, metrics), will_be_answered=True)
-            case Leave(reason):
+                self._session.connection.send(messages.EvaluationResult(version, metrics), will_be_answered=True)
+            case messages.Leave(reason):
                 LOG.warning("worker %d leaves the run: %s", self._worker, reason)
-                self.leader.shut_down(Shutdown(self._leaving_status))
+                self.leader.shut_down(messages.Shutdown(self._leaving_status))
                 self._session.finish(request)
                 raise SystemExit(self._leaving_status)
             case Exception():
                 raise request
 
-    def _compute(self, task: RemoteTask, received_s: float) -> None:
+    def _compute(self, task: headers.RemoteTask, received_s: float) -> None:
         self._draw, self._received_s = task.draw, received_s
         for channel in self._channels:
             channel.begin(task.draw)
@@ -196,7 +190,7 @@ class WorkerProcess:
             channel.pack_remaining()
         overflows = any(channel.overflows(stats.squared_norm) for channel in self._channels)
         stats = stats._replace(finite=stats.finite and not overflows)
-        done = RemoteTaskDone(self._draw, 0, self._busy_s, *stats)
+        done = headers.RemoteTaskDone(self._draw, 0, self._busy_s, *stats)
         for channel in self._channels:
             channel.send_remaining(done)
 
@@ -204,7 +198,7 @@ class WorkerProcess:
     def _busy_s(self) -> float:
         return time.monotonic() - self._received_s
 
-    def _check_version(self, task: RemoteTask, when: str) -> None:
+    def _check_version(self, task: headers.RemoteTask, when: str) -> None:
         """Compare the version with the server's, in debug mode."""
         if task.checksum is not None:
             at = f"{when} its draw {task.draw}, of version {task.version}"
@@ -229,11 +223,11 @@ class WorkerProcess:
 
     def _on_message(self, message: Message) -> None:
         match message:
-            case RemoteTask() | RemoteEvaluateTask():  # never while the main thread reads the previous version
-                self._on_task(self._channels[0], message)
-            case CancelTask(draw):
+            case headers.RemoteTask() | headers.RemoteEvaluateTask():
+                self._on_task(self._channels[0], message)  # the main thread does not read the previous version now
+            case headers.CancelTask(draw):
                 self._cancel(draw)
-            case End() as end:
+            case messages.End() as end:
                 if end.has_parameters:
                     self._requests.put(self._session.recv_final_state(end, self._replica.layout))
                     self._cancel(ALL_DRAWS)
@@ -244,7 +238,7 @@ class WorkerProcess:
         """Receive one shard's part of a task; the part that arrives last starts the task."""
         assert isinstance(task, Task)
         channel.connection.release_sent()
-        if isinstance(task, RemoteEvaluateTask) or task.sends_version:
+        if isinstance(task, headers.RemoteEvaluateTask) or task.sends_version:
             channel.recv_version()
         with self._lock:
             self._received[channel] = task
@@ -264,7 +258,7 @@ class WorkerProcess:
         self._wake_up.set()
 
     def _leave(self, reason: str) -> None:
-        self._requests.put(Leave(reason))
+        self._requests.put(messages.Leave(reason))
 
     def _on_group_lost(self) -> None:
         self._on_error(NodeGroupLost("a process of this worker is gone"))
@@ -273,4 +267,4 @@ class WorkerProcess:
         """Report to rank 0 why another process of this worker has ended."""
         reason = self.leader.loss()
         self._session.finish(reason)
-        return reason.error if isinstance(reason, Failed) else RunError(reason.reason)
+        return reason.error if isinstance(reason, messages.Failed) else RunError(reason.reason)

@@ -10,17 +10,10 @@ from typing import Any, NamedTuple, Protocol
 
 from paceline.engines.distributed.rendezvous.handshake import JoinRejected, authenticate_peer, sign_end
 from paceline.engines.distributed.rendezvous.rendezvous import POLL_S, Rendezvous
+from paceline.engines.distributed.transport import headers, messages
 from paceline.engines.distributed.transport.buckets import from_bitmask
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost, Message
 from paceline.engines.distributed.transport.event_queue import EventSink
-from paceline.engines.distributed.transport.headers import (
-    GradientStarted,
-    Heartbeat,
-    RemoteTaskCancelled,
-    RemoteTaskDone,
-    UpdateDone,
-)
-from paceline.engines.distributed.transport.messages import Accepted, End, EvaluationResult, StepReport
 from paceline.engines.distributed.transport.wire_format import WireBuffer
 from paceline.errors import RunError
 from paceline.utils.rank_logger import RankLogger
@@ -28,7 +21,13 @@ from paceline.utils.rank_logger import RankLogger
 LOG = RankLogger(__name__)
 
 GRACE_S = 5.0  # for other processes to end
-ANSWERS = RemoteTaskDone | RemoteTaskCancelled | UpdateDone | EvaluationResult | StepReport
+ANSWERS = (
+    headers.RemoteTaskDone
+    | headers.RemoteTaskCancelled
+    | headers.UpdateDone
+    | messages.EvaluationResult
+    | messages.StepReport
+)
 
 
 class AcceptedPeer(NamedTuple):
@@ -177,7 +176,7 @@ class Acceptor:
         self._stopping = threading.Event()
         self._admission = threading.Lock()
         self._undecided: set[int] = set()  # peers that were neither admitted nor rejected yet
-        self._end: End | None = None  # for processes that come after the run
+        self._end: messages.End | None = None  # for processes that come after the run
         self._active: set[int] = set()  # peers that have sent something since the last check
         self._connections: dict[int, Connection] = {}
         self._threads: dict[int, threading.Thread] = {0: threading.Thread(target=self._watch, daemon=True)}
@@ -209,7 +208,7 @@ class Acceptor:
             if (thread := self._threads.get(peer_id)) is not None:
                 thread.join(max(0.0, deadline_s - time.monotonic()))
 
-    def announce_end(self, end: End) -> None:
+    def announce_end(self, end: messages.End) -> None:
         """Send the end of the run to new peers from now on, instead of admitting them."""
         with self._admission:
             self._end = end
@@ -288,7 +287,7 @@ class Acceptor:
         with self._admission:
             end = self._end
             if end is None:
-                peer.connection.send(Accepted())
+                peer.connection.send(messages.Accepted())
                 self._handler.on_join(peer)
                 self._undecided.discard(peer.peer_id)
                 return True
@@ -304,12 +303,12 @@ class Acceptor:
             at_s = time.monotonic()
             self._active.add(peer.peer_id)
             match message:
-                case Heartbeat():
+                case headers.Heartbeat():
                     continue
-                case GradientStarted(_, busy_s):
+                case headers.GradientStarted(_, busy_s):
                     task_s = at_s - busy_s
                     continue
-                case RemoteTaskDone() if task_s is not None:
+                case headers.RemoteTaskDone() if task_s is not None:
                     at_s = task_s + message.busy_s  # the header itself has waited behind buckets
             if isinstance(message, ANSWERS):
                 if buffer is not None:
@@ -322,14 +321,14 @@ class Acceptor:
 def _receive_buckets(connection: Connection, buffer: WireBuffer, message: Message) -> None:
     """Wait for the buckets of the gradient to which a message belongs."""
     match message:
-        case RemoteTaskDone():
+        case headers.RemoteTaskDone():
             connection.recv_buckets(range(len(buffer.buckets)))
             for number in range(len(buffer.buckets)):
                 buffer.unpack(number)
             for number in from_bitmask(message.resent):
                 connection.recv_into(buffer.buckets[number])
                 buffer.unpack(number)
-        case RemoteTaskCancelled():
+        case headers.RemoteTaskCancelled():
             connection.recv_early_buckets(from_bitmask(message.sent))
 
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from paceline.clusters.launch_env import TO_JOIN
+from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.connection import Connection
-from paceline.engines.distributed.transport.messages import Accepted, Challenge, End, Hello, Proof, Rejected
 from paceline.errors import RunError, UsageError
 from paceline.utils.dict_diff import changes
 
@@ -41,7 +41,7 @@ class RunFinished(Exception):  # noqa: N818  # every run finishes
         end: outcome and reason.
     """
 
-    def __init__(self, end: End) -> None:
+    def __init__(self, end: messages.End) -> None:
         super().__init__(end.reason)
         self.end = end
 
@@ -53,7 +53,7 @@ class SignedEnd(msgspec.Struct, frozen=True):
     digest: str
 
 
-def authenticate_peer(connection: Connection, token: str, job_spec: dict[str, Any], workers: int) -> Hello:
+def authenticate_peer(connection: Connection, token: str, job_spec: dict[str, Any], workers: int) -> messages.Hello:
     """Check that a peer has the token and the same job; return its introduction.
 
     The peer then waits for `Accepted` or `End`. Before it has proved that it has the token it may send only short
@@ -70,24 +70,24 @@ def authenticate_peer(connection: Connection, token: str, job_spec: dict[str, An
         ValueError: the peer sends another message than expected.
     """
     nonce = secrets.token_hex(32)
-    connection.send(Challenge(nonce))
+    connection.send(messages.Challenge(nonce))
     proof = connection.recv()
-    if not isinstance(proof, Proof) or not _is_signed(proof.digest, token, "worker", nonce):
-        connection.send(Rejected(WRONG_TOKEN))
+    if not isinstance(proof, messages.Proof) or not _is_signed(proof.digest, token, "worker", nonce):
+        connection.send(messages.Rejected(WRONG_TOKEN))
         raise JoinRejected(WRONG_TOKEN, has_token=False)
     connection.lift_size_limit()
-    connection.send(Proof(_digest(token, "server", proof.nonce)))
+    connection.send(messages.Proof(_digest(token, "server", proof.nonce)))
     hello = connection.recv()
-    if not isinstance(hello, Hello):
+    if not isinstance(hello, messages.Hello):
         raise ValueError(f"expected Hello, received {type(hello).__name__}")
     reason = _difference(hello, job_spec, workers)
     if reason:
-        connection.send(Rejected(reason))
+        connection.send(messages.Rejected(reason))
         raise JoinRejected(reason, has_token=True)
     return hello
 
 
-def _difference(hello: Hello, job_spec: dict[str, Any], workers: int) -> str:
+def _difference(hello: messages.Hello, job_spec: dict[str, Any], workers: int) -> str:
     """Return why a process of this job may not take part, empty if it may."""
     found = _changes(job_spec, hello.job_spec)
     if found:
@@ -99,7 +99,7 @@ def _difference(hello: Hello, job_spec: dict[str, Any], workers: int) -> str:
     return ""
 
 
-def authenticate_self(connection: Connection, token: str, hello: Hello) -> None:
+def authenticate_self(connection: Connection, token: str, hello: messages.Hello) -> None:
     """Prove to a server that this process has the token, check that the server has it, and join.
 
     Args:
@@ -112,26 +112,26 @@ def authenticate_self(connection: Connection, token: str, hello: Hello) -> None:
         RunError: the server does not have the token.
         RunFinished: the run has ended.
     """
-    challenge = _expect(Challenge, connection.recv())
+    challenge = _expect(messages.Challenge, connection.recv())
     nonce = secrets.token_hex(32)
-    connection.send(Proof(_digest(token, "worker", challenge.nonce), nonce))
+    connection.send(messages.Proof(_digest(token, "worker", challenge.nonce), nonce))
     answer = connection.recv()
-    if isinstance(answer, Rejected):
+    if isinstance(answer, messages.Rejected):
         raise UsageError("rank 0 has another token; set PACELINE_TOKEN to the same value on every host")
-    if not _is_signed(_expect(Proof, answer).digest, token, "server", nonce):
+    if not _is_signed(_expect(messages.Proof, answer).digest, token, "server", nonce):
         raise RunError("the process at the address of rank 0 does not have the token of this job")
     connection.lift_size_limit()
     connection.send(hello)
     match connection.recv():
-        case Rejected(reason):
+        case messages.Rejected(reason):
             raise UsageError(reason)
-        case End() as end:
+        case messages.End() as end:
             raise RunFinished(end)
         case answer:
-            _expect(Accepted, answer)
+            _expect(messages.Accepted, answer)
 
 
-def sign_end(end: End, token: str) -> str:
+def sign_end(end: messages.End, token: str) -> str:
     """Return the end of a run as text, with a proof that its sender has the token."""
     text = msgspec.json.encode(end).decode()
     return msgspec.json.encode(SignedEnd(text, _digest(token, "end", text))).decode()
@@ -146,7 +146,7 @@ def check_signed_end(text: str, token: str) -> None:
     with suppress(msgspec.DecodeError):
         signed = msgspec.json.decode(text, type=SignedEnd)
         if _is_signed(signed.digest, token, "end", signed.end):
-            raise RunFinished(msgspec.json.decode(signed.end, type=End))
+            raise RunFinished(msgspec.json.decode(signed.end, type=messages.End))
 
 
 def _changes(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:

@@ -13,8 +13,8 @@ from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import EndRun, Outcome
 from paceline.engines.distributed.rendezvous.handshake import authenticate_self
 from paceline.engines.distributed.rendezvous.rendezvous import Endpoint, join
+from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost, Message
-from paceline.engines.distributed.transport.messages import ControlMessage, End, Failed, Hello, Leave, Shutdown
 from paceline.errors import RunError, UsageError, describe_error
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 
@@ -30,7 +30,7 @@ class FinalState(NamedTuple):
     """
 
     parameters: FlatBuffers
-    end: End
+    end: messages.End
 
 
 class ClientSession:
@@ -53,7 +53,7 @@ class ClientSession:
         self._listener: threading.Thread | None = None
 
     @classmethod
-    def connect(cls, endpoint: Endpoint, cluster: Torchrun, hello: Hello, server: str = "rank 0") -> Self:
+    def connect(cls, endpoint: Endpoint, cluster: Torchrun, hello: messages.Hello, server: str = "rank 0") -> Self:
         """Join the server at an endpoint.
 
         Raises:
@@ -83,7 +83,7 @@ class ClientSession:
                     while True:
                         message = self.connection.recv()
                         on_message(message)
-                        if isinstance(message, End | Shutdown):
+                        if isinstance(message, messages.End | messages.Shutdown):
                             return
             except Exception as error:
                 on_error(error)
@@ -93,19 +93,19 @@ class ClientSession:
 
     def leave(self, reason: str) -> None:
         """Report that this process ends, and wait until the server closes the connection."""
-        self.finish(Leave(reason))
+        self.finish(messages.Leave(reason))
 
     def fail(self, error: BaseException) -> None:
         """Report an error of this process, and wait until the server closes the connection."""
-        self.finish(Failed.of(error))
+        self.finish(messages.Failed.of(error))
 
-    def finish(self, message: ControlMessage) -> None:
+    def finish(self, message: messages.ControlMessage) -> None:
         """Send a last message, and wait until the server closes the connection."""
         if self._listener is not None and self._listener.is_alive():
             self.connection.send(message)
             self._listener.join(LEAVE_TIMEOUT_S)
 
-    def recv_final_state(self, end: End, layout: FlatLayout) -> FinalState:
+    def recv_final_state(self, end: messages.End, layout: FlatLayout) -> FinalState:
         """Receive the parameters that follow the end of the run."""
         parameters = layout.allocate()
         self.connection.recv_into(parameters.memory)
@@ -132,11 +132,11 @@ def describe_process(what: str, cluster: Torchrun) -> str:
     return f"{what} (rank {cluster.ranks.rank}, {socket.gethostname()}, process {os.getpid()})"
 
 
-def successful_end(last: EndRun, now: float) -> End:
+def successful_end(last: EndRun, now: float) -> messages.End:
     """Return the message about a run that ended with this command after this many seconds."""
-    return End(last.outcome.value, last.reason, now)
+    return messages.End(last.outcome.value, last.reason, now)
 
 
-def failed_end(error: BaseException) -> End:
+def failed_end(error: BaseException) -> messages.End:
     """Return the message about a run that ended with an error."""
-    return End(Outcome.FAILED.value, describe_error(error), is_usage=isinstance(error, UsageError))
+    return messages.End(Outcome.FAILED.value, describe_error(error), is_usage=isinstance(error, UsageError))
