@@ -220,7 +220,7 @@ def test_a_loss_that_is_no_scalar_stops_every_rank_with_one_line():
     with ranks(2, job, protocol="bsp", stop="updates=30") as started:
         started.start_all()
         for rank in range(2):
-            with pytest.raises(pl.UsageError, match=r"the loss is no scalar"):
+            with pytest.raises(pl.UsageError, match=r"the loss is not a scalar"):
                 started.end(rank)
 
 

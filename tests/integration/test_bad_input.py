@@ -191,7 +191,7 @@ class Frozen(nn.Module):
 JOBS = [
     ({"model": Frozen}, "the model has no parameters to train"),
     ({"model": lambda: nn.EmbeddingBag(9, 3, sparse=True)}, "makes sparse gradients"),
-    ({"loss": nn.CrossEntropyLoss(reduction="none")}, "the loss is no scalar"),
+    ({"loss": nn.CrossEntropyLoss(reduction="none")}, "the loss is not a scalar"),
     ({"batch_size": 97}, "a data set of 96 is smaller than a batch of 97"),
     ({"batch_size": 0}, "batch_size = 0, expected a whole number >= 1"),
     ({"sharding": "partitioned", "batch_size": 60}, "one of 2 shards of 96 samples is smaller than a batch of 60"),

@@ -200,7 +200,7 @@ def test_the_run_ends_when_every_worker_is_gone():
 
 
 def test_a_loss_that_is_no_scalar_stops_the_run_with_one_line():
-    with pytest.raises(pl.UsageError, match=r"the loss is no scalar \(given shape \[8\]\)"):
+    with pytest.raises(pl.UsageError, match=r"the loss is not a scalar \(given shape \[8\]\)"):
         run(pl.bsp(), job=tiny_job(loss=nn.CrossEntropyLoss(reduction="none")))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.errors import UsageError
-from paceline.jobs.registry import own_module
+from paceline.jobs.registry import user_module
 from paceline.recording.source_digest import KNOWN_BY_VERSION, CodeFile, code_behind
 
 TRUST = "PACELINE_TRUST"
@@ -47,7 +47,7 @@ def check_folder(folder: Path, file: Path, job: str, recorded: Mapping[str, str]
         UsageError: another user can write the folder or the file; or the code has changed, lies in the folder itself,
             or belongs to an installed package.
     """
-    module = own_module(job)
+    module = user_module(job)
     if module is None:
         return
     files = _files(job)
@@ -63,7 +63,7 @@ def check_folder(folder: Path, file: Path, job: str, recorded: Mapping[str, str]
 
 
 def _files(job: str) -> dict[str, CodeFile]:
-    module = own_module(job)
+    module = user_module(job)
     return code_behind(module) if module else {}
 
 

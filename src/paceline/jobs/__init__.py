@@ -1,4 +1,4 @@
-"""Ready-made jobs, the models that they train, and the loading of a job by name."""
+"""Built-in jobs and models, and the loading of a job by name."""
 
 from paceline.jobs.cifar import cifar10, cifar100
 from paceline.jobs.digits import digits

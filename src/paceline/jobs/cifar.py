@@ -32,16 +32,16 @@ _NETWORKS: dict[str, Callable[[int], nn.Module]] = {
 
 @dataclass(frozen=True)
 class _Files:
-    """A data set in its standard binary version: of each record, some bytes of labels and then the pixels.
+    """Files of a data set in its standard binary version: records of label bytes followed by pixels.
 
     Attributes:
-        name: of the job.
-        classes: of the labels that are learned, the last ones of each record.
-        label_bytes: of each record.
-        train: names of the files.
-        test: name of the file.
-        mean: of each channel over the training set.
-        std: likewise.
+        name: name of the data set.
+        classes: number of classes of the last label byte, >= 2.
+        label_bytes: label bytes per record, >= 1.
+        train: names of the training files.
+        test: name of the evaluation file.
+        mean: mean of each channel over the training set.
+        std: standard deviation of each channel over the training set.
     """
 
     name: str
@@ -55,8 +55,8 @@ class _Files:
     def job(
         self, model: str, batch_size: int, lr: float, momentum: float, augment: bool | None, folder: str | Path
     ) -> Job:
-        """Return the job of a model on these files."""
-        folder = Path(str(folder))  # the command line reads a folder called 2024 as a number
+        """Return the job that trains a model on these files."""
+        folder = Path(str(folder))  # the command line parses a folder called 2024 as a number
         makers = {name: partial(maker, self.classes) for name, maker in _NETWORKS.items()}
         make_model = choose_model(model, {**makers, "softmax": partial(SoftmaxRegression, PIXELS, self.classes)})
         optimizer = sgd(lr, momentum, weight_decay=1e-4)
@@ -125,11 +125,11 @@ def cifar10(
 
     Args:
         model: "resnet20", "resnet32", "resnet18", "resnet50", "resnet101", "resnet152", "vgg16" or "softmax".
-        batch_size: samples a gradient.
+        batch_size: samples per gradient, >= 1.
         lr: learning rate, > 0.
-        momentum: of SGD, in [0, 1).
-        augment: whether training images are shifted and mirrored at random; by default for all but "softmax".
-        folder: where the files of the standard binary version are.
+        momentum: momentum of SGD, in [0, 1).
+        augment: whether training images are shifted and mirrored at random; None for all models but "softmax".
+        folder: folder of the files of the standard binary version.
 
     Raises:
         UsageError: the files are missing or damaged, or there is no such model.
@@ -151,7 +151,7 @@ def cifar100(
 ) -> Job:
     """Return a job on CIFAR-100 with its 100 fine labels: 50,000 training images, 10,000 for evaluation.
 
-    Samples and optimizer are as those of `cifar10`, and so are the arguments.
+    Samples, optimizer and arguments are those of `cifar10`.
 
     Raises:
         UsageError: the files are missing or damaged, or there is no such model.

@@ -1,4 +1,4 @@
-"""A `torch.utils.data.DataLoader` taken apart: what a job uses of it, and what it leaves out."""
+"""Parts of a `torch.utils.data.DataLoader` that a job uses, and the settings that it ignores."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from paceline.errors import UsageError
 
 
 class LoaderParts(NamedTuple):
-    """What a job takes over from a DataLoader.
+    """Parts of a DataLoader that a job uses.
 
     Attributes:
-        data: the data set.
-        batch_size: samples in a batch, >= 1.
-        collate: None for torch's own.
+        data: data set.
+        batch_size: samples per batch, >= 1.
+        collate: collate function, None for torch's default.
         workers: processes that prepare batches, >= 0.
-        prefetch: batches that each of them prepares ahead, None if there are none.
-        sampler: one that is neither sequential, random nor distributed; None otherwise.
-        left_out: settings that have no counterpart in a job, in words.
+        prefetch: batches that each process prepares ahead, None without processes.
+        sampler: custom sampler, None for a sequential, random or distributed one.
+        ignored: settings without a counterpart in a job, as phrases.
     """
 
     data: Dataset[Any]
@@ -39,28 +39,28 @@ class LoaderParts(NamedTuple):
     workers: int
     prefetch: int | None
     sampler: Sampler[int] | None
-    left_out: tuple[str, ...]
+    ignored: tuple[str, ...]
 
 
-def take_apart(loader: DataLoader[Any], what: str, sampling: Literal["replacement", "epoch"] | None) -> LoaderParts:
+def loader_parts(loader: DataLoader[Any], what: str, sampling: Literal["replacement", "epoch"] | None) -> LoaderParts:
     """Return the parts of a DataLoader.
 
     Args:
-        loader: as the user made it.
-        what: the argument, for errors: "job mine: data".
-        sampling: of the training data; None for evaluation data, of which every sample is read once in order.
+        loader: DataLoader of the user.
+        what: name of the argument for errors, such as "job mine: data".
+        sampling: sampling of the training data; None for evaluation data, which are read once in order.
 
     Raises:
-        UsageError: it has a batch sampler of its own, or none.
+        UsageError: the DataLoader has a custom batch sampler, or no batches.
 
-    >>> take_apart(DataLoader(range(8), batch_size=4, pin_memory=True), "job j: eval_data", None).left_out
+    >>> loader_parts(DataLoader(range(8), batch_size=4, pin_memory=True), "job j: eval_data", None).ignored
     ('pin_memory=True',)
     """
     own_batches = type(loader.batch_sampler) not in (BatchSampler, type(None))
     if loader.batch_size is None:
         given = f"batch_sampler={type(loader.batch_sampler).__name__}" if own_batches else "batch_size=None"
         raise UsageError(
-            f"{what} is a DataLoader with {given}, but a job makes minibatches of equal size itself; give a DataLoader "
+            f"{what} is a DataLoader with {given}, but a job makes minibatches of equal size itself: give a DataLoader "
             "with batch_size, or data=loader.dataset with batch_size and, for another order, sampler"
         )
     known = (RandomSampler, SequentialSampler, DistributedSampler)
@@ -81,7 +81,7 @@ def _order(loader: DataLoader[Any], sampling: str | None) -> Iterator[str]:
         return
     sampler = loader.sampler
     if isinstance(sampler, DistributedSampler):
-        yield "its DistributedSampler (workers share the data by themselves)"
+        yield "its DistributedSampler (the job shares the data among the workers itself)"
     elif sampling is None and isinstance(sampler, RandomSampler):
         yield "shuffle=True (evaluation reads the samples in order)"
     elif sampling is not None and isinstance(sampler, SequentialSampler):
@@ -91,9 +91,9 @@ def _order(loader: DataLoader[Any], sampling: str | None) -> Iterator[str]:
     if sampling is None and loader.drop_last:
         yield "drop_last=True (evaluation reads every sample)"
     if sampling is None and loader.num_workers:
-        yield f"num_workers={loader.num_workers} (evaluation reads its batches in line)"
+        yield f"num_workers={loader.num_workers} (evaluation loads its batches in the main thread)"
     if sampling == "epoch" and not loader.drop_last and len(sampler) % (loader.batch_size or 1):  # type: ignore[arg-type]
-        yield "drop_last=False (an epoch leaves out the samples beyond its last whole minibatch)"
+        yield "drop_last=False (an epoch leaves out the samples after its last whole minibatch)"
 
 
 def _settings(loader: DataLoader[Any]) -> Iterator[str]:
@@ -102,6 +102,6 @@ def _settings(loader: DataLoader[Any]) -> Iterator[str]:
     if loader.worker_init_fn is not None:
         yield "worker_init_fn"
     if loader.generator is not None:
-        yield "generator (the seed is that of the run)"
+        yield "generator (the seed of the run is used)"
     if loader.timeout:
         yield f"timeout={loader.timeout:g}"

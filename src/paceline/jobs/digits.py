@@ -21,17 +21,17 @@ _LR = {"net": 0.1, "softmax": 0.5}
 
 @checked_types
 def digits(model: str = "softmax", batch_size: int = 32, lr: float | None = None, momentum: float = 0.0) -> Job:
-    """Return a job that trains in seconds: scikit-learn's handwritten digits, 1437 and 360 for evaluation.
+    """Return a job that trains in seconds: scikit-learn's handwritten digits, 1437 for training, 360 for evaluation.
 
     A sample is float32 ``[64]``, an 8x8 image scaled to [0, 1]. The split is shuffled with a fixed seed. The
     optimizer is SGD.
 
     Args:
         model: "softmax" (convex) or "net" (one hidden layer of 64 units).
-        batch_size: samples a gradient.
+        batch_size: samples per gradient, >= 1.
         lr: learning rate, > 0; by default 0.5 for "softmax" and 0.1 for "net", which reach a training loss of
-            0.2 in some 500 updates, also with the staleness of 4 asynchronous workers.
-        momentum: of SGD, in [0, 1).
+            0.2 in about 500 updates, also with the staleness of 4 asynchronous workers.
+        momentum: momentum of SGD, in [0, 1).
 
     Raises:
         UsageError: scikit-learn is not installed, or there is no such model.

@@ -1,4 +1,4 @@
-"""Job: what to train. The model, its loss, its optimizer and its data, and how they are used."""
+"""Job: model, loss, optimizer and data, and the settings of their use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from paceline.errors import PacelineWarning, UsageError
-from paceline.jobs.dataloader import LoaderParts, take_apart
+from paceline.jobs.dataloader import LoaderParts, loader_parts
 from paceline.jobs.metrics import Average
 from paceline.policies.learning_rate import LinearSchedule, LRScaling
 from paceline.utils.argument_types import checked_types
@@ -37,7 +37,7 @@ Step = Callable[[nn.Module, Batch], "Tensor | tuple[Tensor, Metrics]"]
 
 @runtime_checkable
 class Samples(Protocol):
-    """Numbered samples of any class, which need not derive from torch's `Dataset`."""
+    """Protocol of map-style data that do not derive from torch's `Dataset`."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -47,55 +47,56 @@ class Samples(Protocol):
 
 
 @checked_types(
-    batch_size=", as batch_size=32",
-    optimizer=" from the parameters to an optimizer, as optimizer=partial(torch.optim.SGD, lr=0.1)",
-    no_decay_on=", as pl.BATCH_NORMS",
+    batch_size=", such as batch_size=32",
+    optimizer=" from the parameters to an optimizer, such as optimizer=partial(torch.optim.SGD, lr=0.1)",
+    no_decay_on=", such as pl.BATCH_NORMS",
     schedule="; one of torch.optim.lr_scheduler is given as scheduler=",
 )
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Job(Representation):
-    """What to train.
+    """Training job.
 
     Args:
-        model: a module, which is left as it is, or a function that makes one.
-        optimizer: function that makes a `torch.optim` optimizer, as `partial(torch.optim.SGD, lr=0.1)`. It is given the
-            model if its first argument is called `model`, (name, parameter) pairs if it is called `named_parameters`,
-            otherwise the parameters; those that require a gradient.
-        data: map-style or iterable; a map-style one may offer `minibatch(indices)` to make a whole batch at once. A
-            DataLoader gives its data set, batch_size, collate_fn, num_workers, prefetch_factor and, with
-            sampling="epoch", its own sampler; arguments of the job other than the defaults win, and a warning names
-            what is left out.
-        batch_size: samples in a worker's minibatch, >= 1; may be left out only where `data` is a DataLoader.
-        loss: `loss(output, target)`, for data of plain (input, target) pairs.
-        step: `step(model, batch) -> loss` or `(loss, metrics)`, for anything else; give loss or step. Metrics are read
-            in evaluations: a number is averaged over samples, a `pl.Average` as it says. One that is named "loss" takes
-            the place of the evaluation loss.
-        eval_data: data that the evaluation loss, `accuracy` and the other metrics are measured on; also a DataLoader.
+        model: module, which is copied, or function that returns one.
+        optimizer: function that returns a `torch.optim` optimizer, such as `partial(torch.optim.SGD, lr=0.1)`. The name
+            of its first argument selects what it receives: `model` the model, `named_parameters` the (name, parameter)
+            pairs, any other name the parameters. Only parameters that require a gradient are passed.
+        data: training data, map-style or iterable. Map-style data may have a method `minibatch(indices)` that returns a
+            whole batch. Of a DataLoader, the job uses the data set, batch_size, collate_fn, num_workers,
+            prefetch_factor and, with sampling="epoch", a custom sampler. Arguments of the job that differ from their
+            defaults take precedence. A warning names the settings that are ignored.
+        batch_size: samples in a worker's minibatch, >= 1; optional only if `data` is a DataLoader.
+        loss: function `loss(output, target)`, for data of (input, target) pairs.
+        step: function `step(model, batch) -> loss` or `(loss, metrics)`, for all other data; give loss or step. Metrics
+            are used in evaluations: a number is averaged over samples, a `pl.Average` as it defines. A metric named
+            "loss" replaces the evaluation loss.
+        eval_data: evaluation data for the loss, `accuracy` and all other metrics; also a DataLoader. None for no
+            evaluation.
         eval_batch_size: samples in a batch of the evaluation, >= 1; 0 for that of a DataLoader, or `batch_size`.
-        scheduler: from the optimizer to a `torch.optim.lr_scheduler`; it is stepped by workload.
+        scheduler: function from the optimizer to a `torch.optim.lr_scheduler`, which is stepped by workload.
         schedule_unit: accepted work between two steps of the scheduler: a "gradient", an "epoch", an "update" of n
-            gradients, where n is the number of workers that the run begins with, or a "sample", which is
-            1 / batch_size of a gradient. So "update" is one step an update under BSP and all-reduce, and the same
-            workload under every other protocol, whatever its quorum, and also if workers are lost.
-        schedule: of learning rate and weight decay together, instead of a scheduler; see `LinearSchedule`.
-        no_decay_on: types of modules, such as `pl.BATCH_NORMS`, whose own parameters get no weight decay: the optimizer
-            is then given them in a parameter group with weight_decay=0.
-        clip_norm: largest norm of the mean gradient, None for no clipping.
+            gradients, where n is the number of workers at the start of the run, or a "sample", which is
+            1 / batch_size of a gradient. So "update" is one step per update under BSP and all-reduce, and the same
+            workload under every other protocol, for every quorum, also after workers are lost.
+        schedule: schedule of learning rate and weight decay, instead of a scheduler; see `LinearSchedule`.
+        no_decay_on: types of modules, such as `pl.BATCH_NORMS`, whose own parameters have no weight decay: they are
+            passed to the optimizer in a parameter group with weight_decay=0.
+        clip_norm: largest norm of the mean gradient, > 0; None for no clipping.
         lr_rule: "constant" or "proportional" to the gradients in an update; see `LRScaling`.
-        lr_is: whether the optimizer's rate is the "total" one or "per_worker".
-        sampling: minibatches drawn with "replacement", or each "epoch" every sample once.
-        sharding: "shared" by all workers, or "partitioned" among them.
-        on_drop: what happens to the minibatch of a gradient that was not used: "requeue" or "discard".
-        collate: makes a batch of a list of samples.
-        sampler: the order of the samples of an epoch, for sampling="epoch" on shared data.
-        microbatches: parts in which a minibatch is computed, one after the other.
-        loader_workers: background processes, >= 0, in which each process that computes gradients has its minibatches
-            prepared ahead; 0 prepares them in line. They change the time of a run and nothing else.
-        prefetch: minibatches that each of these processes prepares ahead, >= 1.
-        name: for people.
+        lr_is: meaning of the optimizer's learning rate, "total" or "per_worker".
+        sampling: minibatches with "replacement", or every sample once per "epoch".
+        sharding: data "shared" by all workers, or "partitioned" among them.
+        on_drop: use of the minibatch of a dropped gradient, "requeue" or "discard".
+        collate: function from a list of samples to a batch, None for torch's default.
+        sampler: order of the samples of an epoch, for sampling="epoch" on shared data.
+        microbatches: parts in which a minibatch is computed, one after the other, >= 1.
+        loader_workers: background processes, >= 0, that prepare minibatches ahead for each process that computes
+            gradients; 0 prepares them in that process. They change the time of a run, not its results.
+        prefetch: minibatches that each background process prepares ahead, >= 1.
+        name: name of the job, for messages and folders.
 
     Raises:
-        UsageError: a part is missing, of the wrong kind, or contradicts another.
+        UsageError: an argument is missing, of the wrong kind, or contradicts another.
     """
 
     model: nn.Module | Callable[[], nn.Module]
@@ -124,12 +125,12 @@ class Job(Representation):
     name: str = "job"
 
     def __post_init__(self) -> None:
-        self._take_loaders_apart()
+        self._use_loaders()
         for count, least in _COUNTS.items():
             value = getattr(self, count)
             if value < least:
-                left_out = "; it may be left out only if data is a DataLoader" if count == "batch_size" else ""
-                raise UsageError(f"job {self.name}: {count} = {value!r}, expected a whole number >= {least}{left_out}")
+                optional = "; it is optional only if data is a DataLoader" if count == "batch_size" else ""
+                raise UsageError(f"job {self.name}: {count} = {value!r}, expected a whole number >= {least}{optional}")
         if (self.loss is None) == (self.step is None):
             raise UsageError(
                 f"job {self.name}: expected either loss=, for (input, target) pairs, or step= for anything else"
@@ -144,13 +145,13 @@ class Job(Representation):
         self._check_schedule()
         self._check_sampling()
 
-    def _take_loaders_apart(self) -> None:
-        """Replace a DataLoader by its parts, and warn of what the job leaves out."""
+    def _use_loaders(self) -> None:
+        """Replace a DataLoader by its parts, and warn of the settings that the job ignores."""
         if isinstance(self.data, DataLoader):
-            parts = take_apart(self.data, f"job {self.name}: data", self.sampling)
-            self._take_over("data", parts, "batch_size", sampler=self._sampler_of(parts))
+            parts = loader_parts(self.data, f"job {self.name}: data", self.sampling)
+            self._use_parts("data", parts, "batch_size", sampler=self._sampler_of(parts))
         if isinstance(self.eval_data, DataLoader):
-            parts = take_apart(self.eval_data, f"job {self.name}: eval_data", None)
+            parts = loader_parts(self.eval_data, f"job {self.name}: eval_data", None)
             if parts.sampler is not None:
                 raise UsageError(
                     f"job {self.name}: eval_data is a DataLoader with a {type(parts.sampler).__name__}, but evaluation "
@@ -159,14 +160,14 @@ class Job(Representation):
             if parts.collate is not None and parts.collate != self.collate:
                 raise UsageError(
                     f"job {self.name}: eval_data is a DataLoader with another collate_fn than the training data; give "
-                    "both the same one"
+                    "both the same collate_fn"
                 )
-            self._take_over("eval_data", parts._replace(workers=0, prefetch=None), "eval_batch_size")
+            self._use_parts("eval_data", parts._replace(workers=0, prefetch=None), "eval_batch_size")
 
-    def _take_over(self, role: str, parts: LoaderParts, batch_size: str, sampler: Sampler[int] | None = None) -> None:
+    def _use_parts(self, role: str, parts: LoaderParts, batch_size: str, sampler: Sampler[int] | None = None) -> None:
         values: dict[str, Any] = {batch_size: parts.batch_size, "collate": parts.collate, "sampler": sampler}
         values |= {"loader_workers": parts.workers, "prefetch": parts.prefetch}
-        left_out = list(parts.left_out)
+        ignored = list(parts.ignored)
         for name, theirs in values.items():
             ours = getattr(self, name)
             if theirs in (None, _DEFAULTS[name]) or ours == theirs:
@@ -174,11 +175,11 @@ class Job(Representation):
             if ours == _DEFAULTS[name]:
                 object.__setattr__(self, name, theirs)
             else:
-                left_out.append(f"its {name} {theirs} (the job's own {name}={ours} is used)")
+                ignored.append(f"its {name} {theirs} (the job's own {name}={ours} is used)")
         object.__setattr__(self, role, parts.data)
-        if left_out:
+        if ignored:
             warnings.warn(
-                f"job {self.name}: {role} is a DataLoader, of which the job leaves out {', '.join(left_out)}",
+                f"job {self.name}: {role} is a DataLoader; the job ignores {', '.join(ignored)}",
                 PacelineWarning,
                 stacklevel=6,
             )
@@ -188,19 +189,19 @@ class Job(Representation):
             return parts.sampler
         raise UsageError(
             f"job {self.name}: data is a DataLoader with a {type(parts.sampler).__name__}, which orders epochs; give "
-            "sampling='epoch' to use it, or data=loader.dataset and batch_size to do without it"
+            "sampling='epoch' to use it, or data=loader.dataset and batch_size to ignore it"
         )
 
     def _check_schedule(self) -> None:
         if self.schedule is not None and self.scheduler is not None:
-            raise UsageError(f"job {self.name}: the learning rate has a schedule and a scheduler; give one of the two")
+            raise UsageError(f"job {self.name}: give a schedule or a scheduler, not both")
 
     def _check_sampling(self) -> None:
         if self.is_iterable and self.sampling == "epoch":
             raise UsageError(f"job {self.name}: iterable data have no numbered samples; give sampling='replacement'")
         if self.is_iterable and self.sharding == "partitioned":
             raise UsageError(
-                f"job {self.name}: every worker reads its own part of iterable data already; give sharding='shared'"
+                f"job {self.name}: iterable data are always split among the workers; give sharding='shared'"
             )
         if self.sampler is not None and (self.sampling, self.sharding) != ("epoch", "shared"):
             raise UsageError(
@@ -209,11 +210,11 @@ class Job(Representation):
             )
 
     def _facts(self) -> Mapping[str, object]:
-        """Return the parts that were given: of a model its size, of data their number, never their content."""
+        """Return the given arguments: a model by its size, data by their length, never their content."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
-        set_apart = {each.name: given[each.name] for each in fields(self) if each.default is not given[each.name]}
-        first = {"name": self.name, "model": _model_in_short(self.model)}
-        return first | {name: _data_in_short(value) for name, value in set_apart.items() if name not in first}
+        changed = {each.name: given[each.name] for each in fields(self) if each.default is not given[each.name]}
+        first = {"name": self.name, "model": _describe_model(self.model)}
+        return first | {name: _describe_data(value) for name, value in changed.items() if name not in first}
 
     @property
     def is_iterable(self) -> bool:
@@ -223,21 +224,21 @@ class Job(Representation):
     @property
     def dataset(self) -> Dataset[Any]:
         """Training data."""
-        assert not isinstance(self.data, DataLoader)  # it was taken apart
-        return cast("Dataset[Any]", self.data)  # or what is used like one
+        assert not isinstance(self.data, DataLoader)  # replaced by its data set
+        return cast("Dataset[Any]", self.data)  # or any `Samples`
 
     @property
     def eval_dataset(self) -> Dataset[Any] | None:
         """Evaluation data, None for no evaluation."""
-        assert not isinstance(self.eval_data, DataLoader)  # it was taken apart
+        assert not isinstance(self.eval_data, DataLoader)  # replaced by its data set
         return cast("Dataset[Any] | None", self.eval_data)
 
     def gradients_per_schedule_step(self, per_epoch: float | None, workers: int) -> Fraction | None:
         """Return the accepted gradients between two steps of the scheduler, None if the data have no epochs.
 
         Args:
-            per_epoch: gradients of one epoch, None if the data have no length.
-            workers: that the run begins with, >= 1.
+            per_epoch: gradients of one epoch, None for data without length.
+            workers: workers at the start of the run, >= 1.
         """
         match self.schedule_unit:
             case "gradient":
@@ -251,14 +252,13 @@ class Job(Representation):
 
     @property
     def learning_rate(self) -> LRScaling:
-        """How the learning rate follows the number of gradients."""
+        """Scaling of the learning rate by the number of gradients."""
         return LRScaling(self.lr_rule, self.lr_is)
 
     def minibatches_per_epoch(self, shards: int = 1) -> int | None:
-        """Return the whole minibatches in one pass over a shard, None for iterable data.
+        """Return the number of whole minibatches in one pass over a shard, None for iterable data.
 
-        The samples beyond the last whole minibatch are left out of this epoch; the shuffle makes them others
-        in the next.
+        The samples after the last whole minibatch are left out of the epoch; each epoch shuffles anew.
         """
         if self.is_iterable:
             return None
@@ -272,7 +272,7 @@ class Job(Representation):
         return per_shard
 
     def build_model(self, seed: int) -> nn.Module:
-        """Return a model of its own for the caller, the same one for the same seed."""
+        """Return a new model, the same for the same seed."""
         if isinstance(self.model, nn.Module):
             model = copy.deepcopy(self.model)
         else:
@@ -285,7 +285,7 @@ class Job(Representation):
         return model
 
     def loss_of(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
-        """Return the mean loss of a batch, a scalar, with the metrics of the same batch."""
+        """Return the mean loss of a batch, a scalar, and the metrics of the batch."""
         if self.step is not None:
             answer = self.step(model, batch)
             loss, metrics = answer if isinstance(answer, tuple) else (answer, {})
@@ -297,7 +297,7 @@ class Job(Representation):
             metrics = {} if model.training else _accuracy(output, target)
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise UsageError(f"job {self.name}: the loss is no scalar (given {got}); reduce it, as with .mean()")
+            raise UsageError(f"job {self.name}: the loss is not a scalar (given {got}); reduce it with .mean()")
         return loss, metrics
 
     def _pair(self, batch: Batch) -> tuple[Any, Tensor]:
@@ -309,13 +309,13 @@ class Job(Representation):
         )
 
 
-def _model_in_short(model: nn.Module | Callable[[], nn.Module]) -> str:
+def _describe_model(model: nn.Module | Callable[[], nn.Module]) -> str:
     if not isinstance(model, nn.Module):
         return summarize_value(model)
     return f"{type(model).__name__} of {sum(each.numel() for each in model.parameters()):,} parameters"
 
 
-def _data_in_short(value: object) -> object:
+def _describe_data(value: object) -> object:
     if not isinstance(value, Dataset | Sampler):
         return value
     return f"{type(value).__name__} of {len(value):,}" if isinstance(value, Sized) else type(value).__name__
@@ -334,7 +334,7 @@ _DEFAULTS = {
 
 def _check_model(name: str, model: nn.Module) -> None:
     if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
-        raise UsageError(f"job {name}: the model has lazy layers; give every layer its sizes")
+        raise UsageError(f"job {name}: the model has lazy layers; give the sizes of every layer")
     if not trainable(model):
         raise UsageError(
             f"job {name}: the model has no parameters to train; expected at least one that requires a gradient"

@@ -1,4 +1,4 @@
-"""How learning rate and weight decay follow quorum and workload: the same knobs for all of paceline's own jobs."""
+"""Learning-rate and weight-decay options of the built-in jobs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,19 +24,19 @@ MakeModel = Callable[[], nn.Module]
 
 
 def choose_model(name: str, models: Mapping[str, MakeModel]) -> MakeModel:
-    """Return the model called ``name``.
+    """Return the model of this name.
 
     Raises:
-        UsageError: there is no such model; the text names the nearest one.
+        UsageError: there is no such model; the message names the nearest one.
     """
-    typed = str(name)  # the command line reads a word of digits as a number
+    typed = str(name)  # the command line parses a word of digits as a number
     if typed not in models:
         raise UsageError(f"this job has no model '{typed}'{did_you_mean(typed, models)}")
     return models[typed]
 
 
 def sgd(lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> partial[optim.SGD]:
-    """Return stochastic gradient descent, to be given the parameters.
+    """Return a factory of SGD that takes the parameters.
 
     Raises:
         UsageError: ``lr`` is not > 0, or ``momentum`` is not in [0, 1).
@@ -48,7 +48,7 @@ def sgd(lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> partial[
 
 @contextmanager
 def fetch_advice(name: str, folder: Path) -> Iterator[None]:
-    """Add what to type to any error in the files of data set ``name`` in ``folder``."""
+    """Add the command that downloads the data set ``name`` to errors of its files in ``folder``."""
     try:
         yield
     except UsageError as error:
@@ -59,7 +59,7 @@ def fetch_advice(name: str, folder: Path) -> Iterator[None]:
 SCHEDULES = {"linear": LinearSchedule}
 
 
-@checked_types(decay_at=", gradients in brackets, as [32000, 48000]")
+@checked_types(decay_at=", gradients in brackets, such as [32000, 48000]")
 def scheduled(
     job: Job,
     *,
@@ -70,20 +70,19 @@ def scheduled(
     schedule: str | LinearSchedule | None = None,
     decay_norms: bool = True,
 ) -> Job:
-    """Return the job with a learning rate that follows the quorum, and one or the other schedule by workload.
+    """Return a copy of a job with learning-rate scaling by quorum, and a schedule by workload.
 
     Args:
-        job: which is left as it is.
+        job: job to copy.
         lr_rule: "constant" or "proportional" to the gradients in an update; see `LRScaling`.
-        lr_is: whether the optimizer's rate is the "total" one or "per_worker".
-        decay_at: gradients (minibatches that were used) after which the rate is multiplied by ``decay_by``, each time
-            anew; rising.
+        lr_is: meaning of the optimizer's learning rate, "total" or "per_worker".
+        decay_at: numbers of used gradients after which the learning rate is multiplied by ``decay_by``, rising, >= 1.
         decay_by: factor, in (0, 1].
-        schedule: `LinearSchedule`, also as typed: "linear", or "linear(warm_up_until='epochs=15')" with its knobs.
-        decay_norms: whether the parameters of batch normalization get weight decay as the others do.
+        schedule: `LinearSchedule`, or its text: "linear", "linear(warm_up_until='epochs=15')".
+        decay_norms: whether weight decay applies to the parameters of batch normalization.
 
     Raises:
-        UsageError: the gradients are no rising whole numbers, or a knob is out of its range.
+        UsageError: ``decay_at`` does not rise or has other values than whole numbers, or an option is out of its range.
 
     Example:
         >>> import paceline as pl
@@ -91,12 +90,11 @@ def scheduled(
         >>> job.learning_rate.scale(k=4, n=8)
         4.0
 
-    Source: Li et al. (Sync-Switch), ICDCS 2021, Sect. IV-C and VI-A, where they are proportional, per_worker and
-    [32000, 48000] of 64,000 minibatches. Rigazzi (DC-S3GD), 2019, Sect. IV-A, where they are proportional, per_worker,
-    linear, and without decay of norms.
+    Source: Li et al. (Sync-Switch), ICDCS 2021, Sect. IV-C and VI-A: proportional, per_worker, and [32000, 48000]
+    of 64,000 minibatches. Rigazzi (DC-S3GD), 2019, Sect. IV-A: proportional, per_worker, linear, and no decay of norms.
     """
     check_range("(0, 1]", decay_by=decay_by)
-    LRScaling(lr_rule, lr_is)  # which refuses other words
+    LRScaling(lr_rule, lr_is)  # raises for other words
     at = _milestones(decay_at)
     decay = partial(LambdaLR, lr_lambda=partial(decayed, at=at, by=decay_by)) if at else job.scheduler
     return replace(
@@ -111,7 +109,7 @@ def scheduled(
 
 
 def decayed(gradients: int, at: Sequence[int], by: float) -> float:
-    """Return the factor on the learning rate after so many gradients.
+    """Return the factor on the learning rate after this number of gradients.
 
     >>> [f"{decayed(gradients, at=(32_000, 48_000), by=0.1):.2f}" for gradients in (31_999, 32_000, 48_000)]
     ['1.00', '0.10', '0.01']
@@ -119,20 +117,20 @@ def decayed(gradients: int, at: Sequence[int], by: float) -> float:
     return float(by ** sum(gradients >= each for each in at))
 
 
-def with_training_knobs(make: Callable[..., Job]) -> Callable[..., Job]:
-    """Return what makes the same jobs and takes the knobs of `scheduled` besides."""
-    knobs = {
-        name: knob for name, knob in signature(scheduled).parameters.items() if knob.kind is Parameter.KEYWORD_ONLY
+def with_training_options(make: Callable[..., Job]) -> Callable[..., Job]:
+    """Return a factory of the same jobs that also takes the options of `scheduled`."""
+    options = {
+        name: each for name, each in signature(scheduled).parameters.items() if each.kind is Parameter.KEYWORD_ONLY
     }
 
     @wraps(make)
     def made(**settings: Any) -> Job:
-        beside = {name: settings.pop(name) for name in knobs if name in settings}
+        given = {name: settings.pop(name) for name in options if name in settings}
         job = make(**settings)
-        return scheduled(job, **beside) if beside else job
+        return scheduled(job, **given) if given else job
 
     own = signature(make)
-    made.__signature__ = own.replace(parameters=[*own.parameters.values(), *knobs.values()])  # type: ignore[attr-defined]
+    made.__signature__ = own.replace(parameters=[*own.parameters.values(), *options.values()])  # type: ignore[attr-defined]
     return made
 
 
@@ -142,9 +140,9 @@ def _schedule(given: str | LinearSchedule) -> LinearSchedule:
 
 def _milestones(given: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(given, list | tuple):
-        raise UsageError(f"decay_at={given!r}, expected gradients in brackets, as [32000, 48000]")
+        raise UsageError(f"decay_at={given!r}, expected gradients in brackets, such as [32000, 48000]")
     for each in given:
         check_range("[1, inf)", Integral, decay_at=each)
     if any(after <= before for before, after in pairwise(given)):
-        raise UsageError(f"decay_at={list(given)} does not rise; give the gradients in rising order")
+        raise UsageError(f"decay_at={list(given)} does not rise: give the gradients in rising order")
     return tuple(given)

@@ -1,4 +1,4 @@
-"""Metrics of an evaluation: how the values of its batches make one number."""
+"""Averages of evaluation metrics over batches."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from paceline.utils.argument_types import checked_types
 @checked_types
 @dataclass(frozen=True)
 class Average:
-    """A metric of one batch as a sum and a count; the evaluation reports the sum of sums over the sum of counts.
+    """Metric of one batch as a sum and a count; the evaluation reports the sum of sums over the sum of counts.
 
     metric = transform(sum of totals / sum of counts), over all batches of the evaluation data.
 
-    `Job.step` returns it in its metrics where a mean over samples is not what is wanted:
+    `Job.step` returns an `Average` for a metric that is not a mean over samples:
 
     - by sum and count, for a mean over tokens: ``Average(nll_sum, tokens)``
-    - by batch, every batch counting the same: ``Average(value)``
+    - by batch, with equal weights: ``Average(value)``
     - by sample: a plain number, the mean over the batch's samples, needs no `Average`.
 
     Args:
-        total: sum over the batch, a number or a scalar tensor.
-        count: what is counted in it, a number or a scalar tensor >= 0.
-        transform: applied once, to the mean over all batches, as `math.exp` for a perplexity.
+        total: sum over the batch, a number or scalar tensor.
+        count: number of terms in the sum, a number or scalar tensor >= 0.
+        transform: function of the mean over all batches, such as `math.exp` for a perplexity; None for the mean itself.
 
     Example:
         Perplexity is the exponential of the mean over tokens, not a mean of the batches' perplexities:
@@ -52,7 +52,7 @@ class Averages:
         job: name of the job, for errors.
 
     Raises:
-        UsageError: by `add`, a metric has no text as its name, or is no number.
+        UsageError: by `add`, the name of a metric is not text, or its value is not a number.
     """
 
     def __init__(self, job: str) -> None:
@@ -61,10 +61,10 @@ class Averages:
         self._transforms: dict[str, Callable[[float], float] | None] = {}
 
     def add(self, metrics: Mapping[str, SupportsFloat | Average], samples: int) -> None:
-        """Add the metrics of a batch; a plain number counts as often as the batch has samples."""
+        """Add the metrics of a batch; a plain number is weighted by the samples of the batch."""
         for name, value in metrics.items():
             if not isinstance(name, str):
-                raise UsageError(f"job {self._job}: a metric is named {name!r}; expected text, as in 'accuracy'")
+                raise UsageError(f"job {self._job}: a metric is named {name!r}; expected text, such as 'accuracy'")
             if isinstance(value, Average):
                 total, count = self._number(name, value.total), self._number(name, value.count)
             else:
@@ -74,7 +74,7 @@ class Averages:
             self._transforms[name] = value.transform if isinstance(value, Average) else None
 
     def means(self) -> dict[str, float]:
-        """Return the metrics; one that counted nothing is nan."""
+        """Return the means; nan for a count of 0."""
         return {name: self._mean(name, *sums) for name, sums in self._sums.items()}
 
     def _mean(self, name: str, total: float, count: float) -> float:

@@ -28,12 +28,11 @@ def read_idx(path: Path, item_shape: tuple[int, ...]) -> Tensor:
     """Read an IDX file of unsigned bytes, plain or compressed with gzip: uint8 ``[N, *item_shape]``.
 
     Args:
-        path: the file; whether it is compressed is read from its content.
-        item_shape: the shape of one item, ``(28, 28)`` for MNIST's images and ``()`` for its labels.
+        path: file; compression is detected from its content.
+        item_shape: shape of one item, ``(28, 28)`` for MNIST's images and ``()`` for its labels.
 
     Raises:
-        UsageError: the file is missing, is not IDX, holds items of another shape, or has another length
-            than its header says.
+        UsageError: the file is missing, is not IDX, or its items have another shape or number than its header says.
     """
     content = _content(path)
     shape = _shape(path, content, len(item_shape) + 1)
@@ -69,7 +68,7 @@ def _shape(path: Path, content: bytearray, dimensions: int) -> tuple[int, ...]:
         found = content[:4].hex() or "nothing"
         raise UsageError(f"'{path}' starts with {found}; expected {magic.hex()}, IDX with {dimensions} dimensions")
     if len(content) < header_bytes:
-        raise UsageError(f"'{path}' ends in its header after {counted(len(content), 'byte')}; expected {header_bytes}")
+        raise UsageError(f"'{path}' ends in its header: {counted(len(content), 'byte')}, expected {header_bytes}")
     return struct.unpack_from(f">{dimensions}I", content, offset=4)
 
 
@@ -85,17 +84,17 @@ def mnist(
     momentum: float = 0.0,
     folder: str | Path = "data/mnist",
 ) -> Job:
-    """Return the job of DBW's MNIST experiments: 60,000 training images, 10,000 for evaluation.
+    """Return the job of DBW's MNIST experiments: 60,000 images for training, 10,000 for evaluation.
 
     A sample is float32 ``[1, 28, 28]``, normalised to the training set's mean 0.1307 and standard deviation
     0.3081; the optimizer is SGD, the paper's without momentum.
 
     Args:
         model: "dbw" (two convolutional and two fully connected layers) or "softmax".
-        batch_size: samples a gradient.
+        batch_size: samples per gradient, >= 1.
         lr: learning rate, > 0.
-        momentum: of SGD, in [0, 1).
-        folder: where the four standard IDX files are, plain or .gz.
+        momentum: momentum of SGD, in [0, 1).
+        folder: folder of the four standard IDX files, plain or .gz.
 
     Raises:
         UsageError: the files are missing or damaged, or there is no such model.
@@ -103,7 +102,7 @@ def mnist(
     Reference: Xu, Neglia, Sebastianelli, "Dynamic Backup Workers for Parallel Machine Learning", 2020,
     section 4.
     """
-    folder = Path(str(folder))  # the command line reads a folder called 2024 as a number
+    folder = Path(str(folder))  # the command line parses a folder called 2024 as a number
     make_model, optimizer = choose_model(model, _MODELS), sgd(lr, momentum)
     with fetch_advice("mnist", folder):
         train, test = _read(folder, "train"), _read(folder, "t10k")

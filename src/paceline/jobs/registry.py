@@ -1,4 +1,4 @@
-"""Find the job that a user names on the command line."""
+"""Job registry: built-in jobs by name, and jobs of the user's modules."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -13,75 +13,75 @@ from paceline.errors import PacelineError, UsageError, did_you_mean
 from paceline.jobs.cifar import cifar10, cifar100
 from paceline.jobs.digits import digits
 from paceline.jobs.job import Job
-from paceline.jobs.lr_options import with_training_knobs
+from paceline.jobs.lr_options import with_training_options
 from paceline.jobs.mnist import mnist
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import Call, bind, parse_call
 
 JOBS: Mapping[str, Callable[..., Job]] = {
-    make.__name__: with_training_knobs(make) for make in (cifar10, cifar100, digits, mnist)
+    make.__name__: with_training_options(make) for make in (cifar10, cifar100, digits, mnist)
 }
 _PACKAGE = Path(__file__).parents[1]
 
 
 class JobLoadError(UsageError):
-    """The user's own code raised an error; ``details`` is its traceback, from the user's first line on."""
+    """Error raised by the user's module or function; ``details`` is its traceback from the user's first line on."""
 
     def __init__(self, text: str, error: BaseException) -> None:
         super().__init__(f"'{text}' raised {type(error).__name__}: {error}")
         report = TracebackException.from_exception(error)
-        while report.stack and _is_machinery(report.stack[0]):
+        while report.stack and _is_internal(report.stack[0]):
             del report.stack[0]
         self.details = "".join(report.format())
 
 
 @checked_types
 def load_job(text: str, **settings: Any) -> Job:
-    """Return the job called ``text``: one of paceline's own, or ``module:object`` from the user's code.
+    """Return a built-in job by its name, or a job of the user's code as ``module:object``.
 
-    ``text`` may carry settings, as in ``mnist(folder=/data/mnist, model=softmax)``, for one of paceline's own
-    also those of `scheduled`. A module is looked for in the current directory first; its object is a Job or a
-    function that returns one.
+    The text may have settings, as in ``mnist(folder=/data/mnist, model=softmax)``; built-in jobs also take those of
+    `scheduled`. A module is searched in the current directory first; its object is a Job or a function that returns
+    one.
 
     Args:
-        text: as typed by the user.
-        settings: more settings, by name.
+        text: name of the job, as typed by the user.
+        settings: further settings, by name.
 
     Raises:
-        UsageError: there is no such job, module or object, a setting does not fit, or the object is no Job.
+        UsageError: there is no such job, module or object, a setting does not fit, or the object is not a Job.
         JobLoadError: the user's module or function raised an error.
     """
-    module = own_module(text)
+    module = user_module(text)
     if module is not None:
-        return _load_own(text, module, _call(text.partition(":")[2], settings))
+        return _load_user_job(text, module, _call(text.partition(":")[2], settings))
     call = _call(text, settings)
     if call.name not in JOBS:
         advice = did_you_mean(call.name, JOBS)
-        raise UsageError(f"no job is called '{call.name}'{advice}; a job of your own is typed module:object")
+        raise UsageError(f"no job is called '{call.name}'{advice}; for a job of your own, type module:object")
     return bind(call, JOBS)
 
 
-def own_module(text: str) -> str | None:
-    """Return the module of a job that is typed module:object, after making sure that it is looked for here first.
+def user_module(text: str) -> str | None:
+    """Return the module of a job ``module:object``, after adding the current directory to Python's path.
 
     Returns:
-        None for one of paceline's own jobs.
+        The module, None for a built-in job.
     """
     module, colon, _ = text.partition(":")
     if not colon or "(" in module:
         return None
-    _look_here()
+    _add_current_directory()
     return module.strip()
 
 
 def _call(text: str, settings: Mapping[str, Any]) -> Call:
     call = parse_call(text)
     if twice := sorted(call.kwargs.keys() & settings.keys()):
-        raise UsageError(f"{', '.join(twice)} is given in '{text}' and again beside it; give it once")
+        raise UsageError(f"{', '.join(twice)} is given in '{text}' and as a setting: give it once")
     return Call(call.name, {**call.kwargs, **settings})
 
 
-def _load_own(text: str, module: str, call: Call) -> Job:
+def _load_user_job(text: str, module: str, call: Call) -> Job:
     with _user_code(text):
         found = _find(module, call.name)
         job = bind(call, {call.name: found if isfunction(found) else lambda: found})
@@ -100,22 +100,22 @@ def _user_code(text: str) -> Iterator[None]:
         raise JobLoadError(text, error) from error
 
 
-def _look_here() -> str:
+def _add_current_directory() -> str:
     here = str(Path.cwd())
     if here not in sys.path:
-        # A console script does not look in the current directory by itself.
+        # The path of a console script does not have the current directory.
         sys.path.insert(0, here)
     return here
 
 
 def _find(module: str, name: str) -> object:
-    here = _look_here()
+    here = _add_current_directory()
     try:
         names = vars(import_module(module))
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise
-        advice = "leave out '.py'" if module.endswith(".py") else "start where it is, or install it"
+        advice = "leave out '.py'" if module.endswith(".py") else "run the command in its folder, or install it"
         raise UsageError(f"no module '{module}' in {here} or on Python's path; {advice}") from error
     if name not in names:
         raise UsageError(f"module '{module}' has no '{name}'{did_you_mean(name, _candidates(module, names))}")
@@ -123,7 +123,7 @@ def _find(module: str, name: str) -> object:
 
 
 def _candidates(module: str, names: Mapping[str, object]) -> list[str]:
-    """Return the names that may be meant: jobs, and functions that the module itself defines."""
+    """Return the names of jobs, and of functions that the module itself defines."""
     return [
         name
         for name, value in names.items()
@@ -131,6 +131,6 @@ def _candidates(module: str, names: Mapping[str, object]) -> list[str]:
     ]
 
 
-def _is_machinery(frame: FrameSummary) -> bool:
+def _is_internal(frame: FrameSummary) -> bool:
     path = Path(frame.filename)
     return frame.filename.startswith("<frozen") or path.parent.name == "importlib" or _PACKAGE in path.parents

@@ -34,7 +34,7 @@ def test_reads_scalars(tmp_path):
         (b"<html>", "starts with 3c68746d; expected 00000803, IDX with 3 dimensions"),
         (struct.pack(">4BI", 0, 0, 8, 1, 2) + b"ab", "starts with 00000801; expected 00000803"),
         (struct.pack(">4B3I", 0, 0, 13, 3, 2, 3, 4), "starts with 00000d03; expected 00000803"),
-        (GOOD[:9], "ends in its header after 9 bytes; expected 16"),
+        (GOOD[:9], "ends in its header: 9 bytes, expected 16"),
         (GOOD[:-1], "holds 23 bytes of items; expected 24"),
         (GOOD + b"x", "holds 25 bytes of items; expected 24"),
         (struct.pack(">4B3I", 0, 0, 8, 3, 0, 3, 4), "holds 0 bytes of items; expected 0 .* and > 0"),

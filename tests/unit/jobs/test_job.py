@@ -66,7 +66,7 @@ LEFT_OUT = {
     "initialised": ({"data": DataLoader(DATA, 8, worker_init_fn=print)}, "worker_init_fn"),
     "generator": (
         {"data": DataLoader(DATA, 8, generator=torch.Generator())},
-        "generator (the seed is that of the run)",
+        "generator (the seed of the run is used)",
     ),
     "distributed": ({"data": DataLoader(DATA, 8, sampler=DistributedSampler(DATA, 2, 0))}, "its DistributedSampler"),
     "own size": (
@@ -82,10 +82,10 @@ LEFT_OUT = {
 
 
 @pytest.mark.parametrize(("changes", "words"), LEFT_OUT.values(), ids=LEFT_OUT)
-def test_what_a_job_leaves_out_of_a_loader_is_said(changes, words):
+def test_what_a_job_ignores_of_a_loader_is_a_warning(changes, words):
     job, [said] = job_of(**changes)
     assert said.startswith(
-        f"job tiny: {'eval_data' if 'eval_data' in changes else 'data'} is a DataLoader, of which the job"
+        f"job tiny: {'eval_data' if 'eval_data' in changes else 'data'} is a DataLoader; the job ignores"
     )
     assert words in said
     assert job.batch_size == changes.get("batch_size", changes["data"].batch_size if "batch_size" not in changes else 0)
@@ -110,11 +110,11 @@ REFUSED = {
     ),
     "collate": (
         {"data": DATA, "batch_size": 8, "eval_data": DataLoader(DATA, 8, collate_fn=joined)},
-        "another collate_fn than the training data; give both the same one",
+        "another collate_fn than the training data; give both the same collate_fn",
     ),
     "no batch size": (
         {"data": DATA},
-        "batch_size = 0, expected a whole number >= 1; it may be left out only if data is",
+        "batch_size = 0, expected a whole number >= 1; it is optional only if data is",
     ),
     "loader_workers": ({"data": DATA, "batch_size": 8, "loader_workers": -1}, "loader_workers = -1, expected a whole"),
     "prefetch": ({"data": DATA, "batch_size": 8, "prefetch": 0}, "prefetch = 0, expected a whole number >= 1"),

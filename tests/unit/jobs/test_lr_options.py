@@ -54,7 +54,7 @@ def test_jobs_with_different_decays_are_different_jobs():
     [
         (
             "digits(decay_at=32000)",
-            r"decay_at=32000, expected a list .*, as \[32000, 48000\]",
+            r"decay_at=32000, expected a list .*, such as \[32000, 48000\]",
         ),
         ("digits(decay_at=[0])", "decay_at=0 is not a whole number"),
         ("digits(decay_at=[0.5, 0.75])", "decay_at\\[0\\]=0.5, expected a whole number"),

@@ -64,7 +64,7 @@ def test_a_job_from_a_module_in_the_current_directory(write, text, batch_size):
     [
         (
             "minst",
-            "no job is called 'minst'; did you mean 'mnist'.; a job of your own is typed module:object",
+            "no job is called 'minst'; did you mean 'mnist'.; for a job of your own, type module:object",
         ),
         ("train.py", "cannot read 'train.py'"),
         ("digits(modle=net)", "digits has no knob 'modle'; did you mean 'model'"),
@@ -74,7 +74,7 @@ def test_a_job_from_a_module_in_the_current_directory(write, text, batch_size):
         ("cifar10(momentum=1)", r"momentum=1 is not a number in \[0, 1\)"),
         ("cifar10(augment=yes)", "cifar10: augment='yes', expected true or false"),
         ("mnist(folder=2024)", "cannot read '2024/train-images"),
-        ("nowhere:job", "no module 'nowhere' in .*; start where it is, or install it"),
+        ("nowhere:job", "no module 'nowhere' in .*; run the command in its folder, or install it"),
         ("mine.py:own", "no module 'mine.py' in .*; leave out '.py'"),
         ("mine:owm", "module 'mine' has no 'owm'; did you mean 'own'"),
         ("mine:nothing", "module 'mine' has no 'nothing'; known: fails, make, own"),
@@ -92,7 +92,7 @@ def test_a_wrong_text_is_answered_with_what_to_type(write, text, said):
 
 
 def test_a_setting_given_twice_is_refused():
-    with pytest.raises(UsageError, match=r"lr is given in 'mnist.lr=1.' and again beside it; give it once"):
+    with pytest.raises(UsageError, match=r"lr is given in 'mnist.lr=1.' and as a setting: give it once"):
         load_job("mnist(lr=1)", lr=2)
 
 

@@ -409,10 +409,10 @@ def test_a_schedule_that_does_not_fit_the_run_is_refused_before_it_begins(knobs,
         ({"schedule": "linear"}, "schedule='linear', expected a pl.LinearSchedule"),
         (
             {"schedule": PAPER, "scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=1)},
-            "has a schedule and a scheduler; give one of the two",
+            "give a schedule or a scheduler, not both",
         ),
-        ({"no_decay_on": nn.BatchNorm1d}, "expected .*class(es)? of Module, as pl.BATCH_NORMS"),
-        ({"no_decay_on": ["norm"]}, "expected .*class(es)? of Module, as pl.BATCH_NORMS"),
+        ({"no_decay_on": nn.BatchNorm1d}, "expected .*class(es)? of Module, such as pl.BATCH_NORMS"),
+        ({"no_decay_on": ["norm"]}, "expected .*class(es)? of Module, such as pl.BATCH_NORMS"),
     ],
 )
 def test_a_job_that_contradicts_itself_is_refused(changes, said):

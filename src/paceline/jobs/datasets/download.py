@@ -1,4 +1,4 @@
-"""Download the public data sets that the jobs read, and trust only what has the known SHA-256."""
+"""Download of public data sets, checked by SHA-256."""
 
 import hashlib
 import shutil
@@ -22,7 +22,7 @@ _CIFAR_MIRRORS = ("https://www.cs.toronto.edu/~kriz",)
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file that each of ``mirrors`` (URLs of folders) offers under ``name``."""
+    """File ``name`` in each of the folders ``mirrors`` (URLs)."""
 
     name: str
     sha256: str
@@ -70,26 +70,26 @@ SOURCES: Mapping[str, tuple[RemoteFile, ...]] = {
 
 
 def fetch(name: str, folder: str | Path, sources: Mapping[str, tuple[RemoteFile, ...]] = SOURCES) -> None:
-    """Download a data set into ``folder``, where the job of the same name then reads it.
+    """Download a data set into ``folder``, from which the job of the same name reads it.
 
-    Every file is checked against its known SHA-256 before anything appears in the folder; a ``.tar.gz`` is
-    unpacked, without the folders inside it.
+    All files are checked against their known SHA-256 before any appears in the folder. A ``.tar.gz`` is unpacked,
+    without the folders inside it.
 
     Args:
         name: "mnist" (11 MB), "cifar10" or "cifar100" (170 MB each).
-        folder: created where it is missing.
-        sources: the files of each data set and where they are.
+        folder: target folder, created if it is missing.
+        sources: files of each data set.
 
     Raises:
         UsageError: there is no such data set, or the folder cannot be written.
-        RunError: no mirror gave a file with the known SHA-256.
+        RunError: no mirror has a file with the known SHA-256.
     """
     if name not in sources:
         raise UsageError(f"no data set is called '{name}'{did_you_mean(name, sources)}")
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Inside the folder, so that a file is moved to its name in one step.
+        # Inside the folder, so that a file is renamed in one step.
         scratch = TemporaryDirectory(prefix=".fetch-", dir=folder)
     except OSError as error:
         raise UsageError(f"cannot write to '{folder}': {error.strerror}; give another folder") from error
@@ -125,7 +125,7 @@ def _download(file: RemoteFile, target: Path) -> None:
 
 
 def _copy(url: str, target: Path) -> str:
-    """Write what ``url`` offers to ``target`` and return its SHA-256 in hexadecimal."""
+    """Write the content of ``url`` to ``target``, and return its SHA-256 in hexadecimal."""
     with urlopen(url, timeout=TIMEOUT_S) as response, target.open("w+b") as out:
         shutil.copyfileobj(response, out)
         out.seek(0)

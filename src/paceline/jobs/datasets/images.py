@@ -1,4 +1,4 @@
-"""Images held as bytes and turned into a normalised float batch when they are asked for."""
+"""Image data sets in memory, one byte per pixel, normalised when a batch is made."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,17 +13,17 @@ PADDING = 4
 
 
 class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
-    """Labelled images in memory, one byte a pixel; a sample is ``(pixel / 255 - mean) / std`` and its label.
+    """Labelled images in memory, one byte per pixel; a sample is ``(pixel / 255 - mean) / std`` and its label.
 
     Args:
         images: uint8 ``[N, C, H, W]``.
         labels: int64 ``[N]``.
-        mean: one value a channel, on the scale [0, 1].
-        std: one value a channel, on the scale [0, 1], > 0.
-        augment: changes a batch of bytes ``[B, C, H, W]`` each time that it is drawn.
+        mean: mean of each channel, on the scale [0, 1].
+        std: standard deviation of each channel, on the scale [0, 1], > 0.
+        augment: function of a batch of bytes ``[B, C, H, W]``, applied whenever the batch is drawn; None for none.
 
     Raises:
-        UsageError: the tensors have other types or shapes than these.
+        UsageError: a tensor has another dtype or shape.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         if images.dtype != torch.uint8 or images.dim() != 4:
             raise UsageError(f"images are {_describe(images)}; give uint8 [N, C, H, W]")
         if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
-            raise UsageError(f"labels are {_describe(labels)}; give int64 [{len(images)}], one an image")
+            raise UsageError(f"labels are {_describe(labels)}; give int64 [{len(images)}], one per image")
         self.images = images
         self.labels = labels
         self.mean = torch.tensor(mean).view(-1, 1, 1)
@@ -64,10 +64,10 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
 
 
 def crop_and_flip(images: Tensor) -> Tensor:
-    """Shift each image by up to 4 pixels a side, with black beyond the border, and mirror every other one.
+    """Shift each image by up to 4 pixels per side, with black beyond the border, and mirror half of them at random.
 
-    Maps ``[B, C, H, W]`` to the same shape. Draws from torch's global generator, which the loader seeds for
-    each draw, so that a minibatch does not depend on who draws it or when.
+    Maps ``[B, C, H, W]`` to the same shape. It draws from torch's global generator, which the loader seeds for each
+    draw, so a minibatch does not depend on the worker or the time.
 
     Reference: the augmentation of He et al. 2016, section 4.2.
     """

@@ -1,4 +1,4 @@
-"""The models that the papers train, and two small ones for a first look."""
+"""Models of the papers, and two small models."""
 
 from paceline.jobs.models.resnet import ResNet, resnet18, resnet20, resnet32, resnet50, resnet101, resnet152
 from paceline.jobs.models.small import DBWNet, SmallNet, SoftmaxRegression

@@ -1,4 +1,4 @@
-"""Residual networks, after He, Zhang, Ren, Sun, "Deep Residual Learning", CVPR 2016."""
+"""Residual networks of He, Zhang, Ren, Sun, "Deep Residual Learning", CVPR 2016."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -10,9 +10,9 @@ from paceline.errors import UsageError
 from paceline.utils.argument_types import checked_types
 
 Stem = Literal["small", "imagenet"]
-EXPANSION = 4  # channels of a bottleneck, over those of its 3x3 convolution
-Part = Callable[[int, int, int], nn.Module]
-"""Builds what maps ``channels`` to ``out_channels`` and divides height and width by ``stride``."""
+EXPANSION = 4  # ratio of a bottleneck's channels to those of its 3x3 convolution
+Branch = Callable[[int, int, int], nn.Module]
+"""Builder of a module that maps ``channels`` to ``out_channels`` and divides height and width by ``stride``."""
 
 
 def _conv3x3(channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
@@ -24,7 +24,7 @@ def _conv1x1(channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
 
 
 class _ZeroPadding(nn.Module):
-    """Option A of the paper: every second pixel, and zeros for the new channels; no parameters."""
+    """Option A of the paper: subsampling by the stride and zero padding of channels, without parameters."""
 
     def __init__(self, channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -36,12 +36,12 @@ class _ZeroPadding(nn.Module):
 
 
 def _projection(channels: int, out_channels: int, stride: int) -> nn.Module:
-    """Option B of the paper: a 1x1 convolution."""
+    """Return option B of the paper: a 1x1 convolution."""
     return nn.Sequential(_conv1x1(channels, out_channels, stride), nn.BatchNorm2d(out_channels))
 
 
 def _basic(channels: int, out_channels: int, stride: int) -> nn.Module:
-    """Two convolutions of 3x3."""
+    """Return two 3x3 convolutions."""
     return nn.Sequential(
         *(_conv3x3(channels, out_channels, stride), nn.BatchNorm2d(out_channels)),
         nn.ReLU(),
@@ -50,7 +50,7 @@ def _basic(channels: int, out_channels: int, stride: int) -> nn.Module:
 
 
 def _bottleneck(channels: int, out_channels: int, stride: int) -> nn.Module:
-    """Three convolutions: a 3x3 one of a quarter of the channels, between two of 1x1."""
+    """Return a bottleneck: a 3x3 convolution with a quarter of the channels, between two 1x1 convolutions."""
     inner = out_channels // EXPANSION
     return nn.Sequential(
         *(_conv1x1(channels, inner), nn.BatchNorm2d(inner), nn.ReLU()),
@@ -60,9 +60,9 @@ def _bottleneck(channels: int, out_channels: int, stride: int) -> nn.Module:
 
 
 class _Block(nn.Module):
-    """A residual part beside a shortcut, which is the identity unless the block widens."""
+    """Residual block; its shortcut is the identity unless the number of channels changes."""
 
-    def __init__(self, channels: int, out_channels: int, stride: int, residual: Part, shortcut: Part) -> None:
+    def __init__(self, channels: int, out_channels: int, stride: int, residual: Branch, shortcut: Branch) -> None:
         super().__init__()
         self.residual = residual(channels, out_channels, stride)
         self.shortcut = shortcut(channels, out_channels, stride) if out_channels != channels else nn.Identity()
@@ -82,11 +82,12 @@ def _stem(stem: Stem, width: int) -> list[nn.Module]:
 
 @checked_types
 class ResNet(nn.Sequential):
-    """A residual network, whose stem for small images is 3x3 of stride 1 without max-pooling.
+    """Residual network.
 
-    Maps images ``[batch, 3, height, width]`` to logits ``[batch, classes]``. Stage i has ``blocks[i]`` blocks
-    of ``width * 2**i`` channels, four times as many if they are bottlenecks; each stage but the first begins by halving
-    height and width. The stem of ImageNet, 7x7 of stride 2 with max-pooling, divides them by 4 before.
+    Maps images ``[batch, 3, height, width]`` to logits ``[batch, classes]``. Stage i has ``blocks[i]`` blocks of
+    ``width * 2**i`` channels, four times as many for bottlenecks; each stage after the first halves height and width.
+    The stem for small images is a 3x3 convolution of stride 1; that of ImageNet, 7x7 of stride 2 with max-pooling,
+    divides height and width by 4.
 
     Reference: He et al. 2016, figures 3 and 5 and section 4.2; convolutions are initialised as in their reference
     [13] (normal, gain of ReLU).
@@ -97,7 +98,7 @@ class ResNet(nn.Sequential):
         blocks: Sequence[int],
         width: int,
         classes: int,
-        shortcut: Part,
+        shortcut: Branch,
         bottlenecks: bool = False,
         stem: Stem = "small",
     ) -> None:
@@ -139,7 +140,7 @@ def resnet18(classes: int = 10) -> ResNet:
     """Return ImageNet's ResNet-18 with the stem for small images, 11.2M parameters.
 
     Reference: He et al. 2016, table 1, option B shortcuts; the model of DBW's CIFAR-10 experiments.
-    Differs from the paper: the stem is 3x3 of stride 1 without max-pooling, as is usual for 32x32 images.
+    Differs from the paper: the stem is 3x3 of stride 1 without max-pooling, as is common for 32x32 images.
     """
     return ResNet([2, 2, 2, 2], width=64, classes=classes, shortcut=_projection)
 
@@ -150,8 +151,8 @@ def resnet50(classes: int = 100, stem: Stem = "small") -> ResNet:
 
     Reference: He et al. 2016, table 1, option B shortcuts; the model of Sync-Switch's set-up 2, which took it from
     Tensor2Tensor (Vaswani et al. 2018): as there, the stride of a stage is that of its first 3x3 convolution.
-    Differs from both: the stem is 3x3 of stride 1 without max-pooling, as is usual for 32x32 images, unless
-    stem="imagenet" is given. Sync-Switch does not say what its stem is.
+    Differs from both: the stem is 3x3 of stride 1 without max-pooling, as is common for 32x32 images, unless
+    stem="imagenet" is given. Sync-Switch does not describe its stem.
     """
     return ResNet([3, 4, 6, 3], width=64, classes=classes, shortcut=_projection, bottlenecks=True, stem=stem)
 

@@ -7,9 +7,8 @@ from paceline.utils.argument_types import checked_types
 class SoftmaxRegression(nn.Sequential):
     """Multinomial logistic regression: one linear layer on the flattened input.
 
-    Maps ``[batch, ...]`` with ``features`` values a sample to logits ``[batch, classes]``. The parameters
-    start at zero: the problem is convex, so no start is better, and the first loss is ln(classes) for every
-    seed.
+    Maps ``[batch, ...]`` with ``features`` values per sample to logits ``[batch, classes]``. The parameters
+    start at zero, so the first loss is ln(classes) for every seed; the problem is convex, so no start is better.
     """
 
     def __init__(self, features: int, classes: int) -> None:
@@ -21,9 +20,9 @@ class SoftmaxRegression(nn.Sequential):
 
 @checked_types
 class SmallNet(nn.Sequential):
-    """A network with one hidden layer of ReLU units.
+    """Network with one hidden layer of ReLU units.
 
-    Maps ``[batch, ...]`` with ``features`` values a sample to logits ``[batch, classes]``.
+    Maps ``[batch, ...]`` with ``features`` values per sample to logits ``[batch, classes]``.
     """
 
     def __init__(self, features: int, hidden: int, classes: int) -> None:
@@ -32,14 +31,14 @@ class SmallNet(nn.Sequential):
 
 @checked_types
 class DBWNet(nn.Sequential):
-    """The convolutional network of DBW's MNIST experiments: 21,840 parameters.
+    """Convolutional network of DBW's MNIST experiments: 21,840 parameters.
 
     Maps images ``[batch, 1, 28, 28]`` to logits ``[batch, classes]``.
 
     Reference: Xu, Neglia, Sebastianelli, "Dynamic Backup Workers for Parallel Machine Learning", 2020,
     section 4: two convolutional layers with 5x5 filters and two fully connected layers. The paper gives no
-    widths; 10 and 20 channels and 50 hidden units are those of PyTorch's first MNIST example, with its
-    2x2 max-pooling and without its dropout.
+    widths: 10 and 20 channels and 50 hidden units are taken from PyTorch's first MNIST example, with its 2x2
+    max-pooling and without its dropout.
     """
 
     def __init__(self, classes: int = 10) -> None:

@@ -1,4 +1,4 @@
-"""The plain deep network of Simonyan, Zisserman, "Very Deep Convolutional Networks", ICLR 2015."""
+"""VGG networks of Simonyan, Zisserman, "Very Deep Convolutional Networks", ICLR 2015."""
 
 from torch import nn
 
@@ -11,24 +11,22 @@ HALVINGS = len(STAGES)
 
 @checked_types
 class VGG(nn.Sequential):
-    """Convolutions of 3x3 in stages, a max-pooling after each, and three fully connected layers with dropout of 0.5.
+    """VGG network: stages of 3x3 convolutions with max-pooling, and three fully connected layers with dropout 0.5.
 
     Maps images ``[batch, 3, image_size, image_size]`` to logits ``[batch, classes]``.
 
     Args:
-        classes: of the labels.
+        classes: number of classes, >= 1.
         image_size: height and width in pixels, a multiple of 32.
 
     Raises:
-        UsageError: the image does not halve five times.
+        UsageError: the image size is not a multiple of 32.
     """
 
     def __init__(self, classes: int, image_size: int) -> None:
         size, rest = divmod(image_size, 2**HALVINGS)
         if rest or size < 1:
-            raise UsageError(
-                f"image_size = {image_size!r}, expected a multiple of {2**HALVINGS}, which it is halved to"
-            )
+            raise UsageError(f"image_size = {image_size!r}, expected a multiple of {2**HALVINGS}: five stages halve it")
         layers: list[nn.Module] = []
         channels = 3
         for depth, out_channels in STAGES:
@@ -55,7 +53,7 @@ def vgg16(classes: int = 1000, image_size: int = 224) -> VGG:
     """Return VGG-16, 138M parameters; with image_size=32, for CIFAR, 34M.
 
     Reference: Simonyan and Zisserman 2015, table 1, column D; a model of DC-S3GD's table I (Rigazzi 2019).
-    Differs from the paper: weights begin by He et al. 2015 (normal, gain of ReLU), with which 16 layers learn from the
-    start; theirs are those of a shallower network that was trained before.
+    Differs from the paper: weights are initialised as by He et al. 2015 (normal, gain of ReLU), with which 16 layers
+    learn from the start; the paper takes them from a shallower network that was trained before.
     """
     return VGG(classes, image_size)
