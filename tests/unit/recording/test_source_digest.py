@@ -20,7 +20,7 @@ from paceline.protocols.protocol import as_plan
 from paceline.recording import source_digest as source
 from paceline.recording.source_digest import code_of, digest_of_package
 from paceline.run.config import RunConfig
-from paceline.run.session import agreement
+from paceline.run.session import job_spec
 from ranks import ranks
 from tiny_jobs import dataset, sgd, tiny_job
 
@@ -118,7 +118,7 @@ def test_ranks_agree_on_the_code_of_their_job(monkeypatch):
     for name, value in named.items():
         monkeypatch.setenv(name, value)
     setting = RunConfig(tiny_job(optimizer=sgd()), as_plan(pl.bsp()), pl.Torchrun(), Stop(updates=3), seed=1)
-    agreed = agreement(setting, nn.Sequential(OfThisFile()))
+    agreed = job_spec(setting, nn.Sequential(OfThisFile()))
     assert agreed["code of"].keys() == {"paceline", "tiny_jobs", __name__}
 
 
