@@ -1,1 +1,1 @@
-"""Published experiments, done again: one folder a paper."""
+"""Reproductions of published experiments, one folder per paper."""

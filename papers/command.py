@@ -1,4 +1,4 @@
-"""The command that every paper has: which of its figures to do, on what, and where the results go."""
+"""Command line that the papers share."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from papers.tasks import Task, Where, carry_out
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper, as its command line knows it.
+    """Command line of one paper.
 
     Args:
-        says: what the command does, with examples.
-        figures: that it can do; all of them if none is asked for.
-        results: folder of what is kept.
-        tasks: of a figure, given the seeds of each series (None for the figure's own number) and what `--only` says.
-        store: where the lines of a figure are, in a folder.
-        by_default: figures that are done if none is asked for, where that is not all.
-        only: what `--only` is if it is not given.
-        folder: of the data, if it is not given.
+        description: text of `--help`, with examples.
+        figures: names of all figures.
+        results: folder of the saved results.
+        tasks: function from a figure, the seeds per series (None for the figure's own number) and `--only` to tasks.
+        store: function from a figure and a folder to the store of its lines.
+        by_default: figures that run without `--figure`; all if empty.
+        only: default of `--only`.
+        folder: default folder of the data.
     """
 
-    says: str
+    description: str
     figures: Sequence[str]
     results: Path
     tasks: Callable[[str, int | None, str], Sequence[Task]]
@@ -38,7 +38,7 @@ class Paper:
     folder: Path = Path("data")
 
     def run(self, arguments: Sequence[str] | None = None) -> None:
-        """Do what is asked for and not done yet."""
+        """Run the selected figures; finished runs are not repeated."""
         args = self._options(arguments)
         where = Where(args.folder, args.device, args.updates)
         args.out.mkdir(parents=True, exist_ok=True)
@@ -47,47 +47,50 @@ class Paper:
             carry_out(self.tasks(figure, args.seeds, args.only), where, self.store(figure, args.out), args.processes)
 
     def _options(self, arguments: Sequence[str] | None) -> argparse.Namespace:
-        parser = argparse.ArgumentParser(description=self.says, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser = argparse.ArgumentParser(
+            description=self.description, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         default = ", ".join(self.by_default) or "all"
         parser.add_argument(
-            "--figure", action="append", choices=self.figures, help=f"may be repeated; {default} if not given"
+            "--figure",
+            action="append",
+            choices=self.figures,
+            help=f"figure, may be repeated (default: {default})",
         )
-        parser.add_argument("--folder", type=Path, default=self.folder, help="of the data; %(default)s if not given")
-        parser.add_argument("--seeds", type=int, help="runs of each series; the figure's own number if not given")
+        parser.add_argument("--folder", type=Path, default=self.folder, help="data folder (default: %(default)s)")
+        parser.add_argument("--seeds", type=int, help="number of seeds per series (default: that of the figure)")
         parser.add_argument(
-            "--only", default=self.only, help="regular expression found in 'case/series'; '%(default)s' if not given"
+            "--only", default=self.only, help="regular expression to find in 'case/series' (default: '%(default)s')"
         )
         parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-        parser.add_argument("--processes", type=int, default=1, help="runs at a time")
-        parser.add_argument("--updates", type=int, help="end every run after so many, to try a figure out")
+        parser.add_argument("--processes", type=int, default=1, help="number of parallel runs")
+        parser.add_argument("--updates", type=int, help="end every run after this number of updates, as a trial")
         parser.add_argument("--out", type=Path, default=self.results, help="folder of the results")
         args = parser.parse_args(arguments)
         if args.updates and args.out == self.results:
-            parser.error(
-                "--updates ends runs early, and they must not stand among the results: give --out FOLDER with it"
-            )
+            parser.error("--updates ends runs early, so they are no results of the paper: add --out FOLDER")
         return args
 
 
 class Case(Protocol):
-    """A panel of a figure."""
+    """Panel of a figure."""
 
     @property
     def series(self) -> Sequence[Any]:
-        """What runs in it."""
+        """Series of the panel."""
 
     @property
     def seeds(self) -> int:
-        """Runs of each series."""
+        """Number of seeds per series."""
 
 
 def seed_by_seed(cases: Mapping[str, Case], seeds: int | None, only: str) -> Iterator[tuple[str, Any, int]]:
-    """Yield the name of the case, the series and the seed of each run, so that whatever is finished is paired.
+    """Yield case, series and seed of each run, seed by seed, so that finished runs are paired.
 
     Args:
-        cases: by name.
-        seeds: of each series; the case's own number if not given.
-        only: regular expression that is to be found in "case/series", as "alpha=1/dbw".
+        cases: cases by name.
+        seeds: number of seeds per series, >= 1; None for that of the case.
+        only: regular expression to find in "case/series", for example "alpha=1/dbw".
     """
     for seed in range(max(seeds or case.seeds for case in cases.values())):
         for name, case in cases.items():

@@ -1,4 +1,4 @@
-"""What the papers' models are measured on: a fixed probe of training samples, and batches evaluated at once."""
+"""Fixed probe of training samples, on which the papers' models are evaluated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROBE_SEED = 0
 
 
 def probe(data: ImageDataset) -> ImageDataset:
-    """Return 6,000 samples of the training data, always the same."""
+    """Return a fixed choice of 6,000 samples of the training data."""
     chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(PROBE_SEED))[:PROBE_SAMPLES]
     return ImageDataset(
         data.images[chosen], data.labels[chosen], data.mean.flatten().tolist(), data.std.flatten().tolist()
@@ -21,23 +21,23 @@ def probe(data: ImageDataset) -> ImageDataset:
 
 
 class One(Dataset[tuple[Tensor, Tensor]]):
-    """A batch as data of one item, so that it is evaluated at once, however small the minibatches are."""
+    """Data set whose only item is a batch, so that it is evaluated in one pass for any size of minibatches."""
 
     def __init__(self, batch: tuple[Tensor, Tensor]) -> None:
         self._batch = batch
 
     @classmethod
     def of(cls, data: ImageDataset) -> One:
-        """Return all samples of a data set, in their order."""
+        """Return a data set of one batch with all samples of `data`, in their order."""
         return cls(data.minibatch(torch.arange(len(data))))
 
     def __len__(self) -> int:
         return 1
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return all of it."""
+        """Return the batch."""
         return self._batch
 
     def minibatch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all of it."""
+        """Return the batch."""
         return self._batch

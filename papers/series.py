@@ -1,4 +1,4 @@
-"""The runs of a figure by series and seed, and how they are written in a table."""
+"""Runs of a figure by series and seed, and their text in a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from papers.store import Line
 
 Runs = Mapping[int, Line]  # by seed
 SPREAD = "mean +- 95 % interval (min to max)"
-"""What `spread` writes, for the head of a column."""
+"""Head of a column of values that `spread` formats."""
 
 
 def series_of(lines: Sequence[Line]) -> dict[str, dict[int, Line]]:
@@ -22,7 +22,7 @@ def series_of(lines: Sequence[Line]) -> dict[str, dict[int, Line]]:
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """Return the mean with a 95 % interval of it, and the smallest and the largest value.
+    """Return the mean with its 95 % interval, and the smallest and the largest value, as text.
 
     The interval is Student's t, ``mean +- t_{0.975, n-1} s / sqrt(n)``. The smallest and the largest of n seeds are no
     interval: one more seed lies outside them with probability 2 / (n + 1), which is one third for five seeds.

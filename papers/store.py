@@ -1,4 +1,4 @@
-"""Results as text: one JSON line a run, so that a grid which was interrupted goes on where it was."""
+"""Results as text: one JSON line per run, so that an interrupted grid can resume."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Line = dict[str, Any]
 
 
 class Store:
-    """The runs of one figure.
+    """Store of the runs of one figure.
 
     Args:
-        path: of the lines; made with the first one.
+        path: file of the lines, created with the first one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,23 +33,23 @@ class Store:
         return [json.loads(line) for line in self._path.read_text().splitlines()]
 
     def done(self) -> set[str]:
-        """Return the keys of the runs that are there."""
+        """Return the keys of the finished runs."""
         return {key(line["asked"]) for line in self.lines()}
 
     def add(self, line: Line) -> None:
-        """Write down one more run."""
+        """Append a run."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
 
 def key(asked: Line) -> str:
-    """Return what tells a run from all others of its figure."""
+    """Return the key of a run, unique within its figure."""
     return json.dumps(asked, sort_keys=True)
 
 
 def machine() -> str:
-    """Return what this machine is and the versions of what matters, as JSON."""
+    """Return a description of this machine and the versions of packages, as JSON."""
     packages = {name: version(name) for name in ("paceline", "torch", "numpy")}
     cpu = next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), "")
     about = {
@@ -69,5 +69,5 @@ def _cpuinfo() -> list[str]:
 
 
 def rounded(values: Iterable[float]) -> list[float | None]:
-    """Return the values with five significant digits, which is what a curve needs; None for what is not known."""
+    """Return the values with five significant digits; None for values that are not finite."""
     return [float(f"{value:.5g}") if isfinite(value) else None for value in values]

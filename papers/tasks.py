@@ -1,4 +1,4 @@
-"""Tasks: each is done once, several at a time, and written down when it has ended."""
+"""Tasks of a figure: each runs once, several in parallel, and is saved when it ends."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from papers.store import Line, Store, key
 
 @dataclass(frozen=True)
 class Where:
-    """What a task needs to know and its result does not depend on, but for `updates`.
+    """Environment of a task; its result depends only on `updates`.
 
     Args:
-        folder: of the data set.
+        folder: folder of the data set.
         device: "cpu" or "cuda".
-        updates: after which every run ends, to try something out.
+        updates: number of updates after which every run ends, for trials, >= 1; None for the figure's own stop.
     """
 
     folder: Path
@@ -33,27 +33,27 @@ class Where:
 
 
 class Task(Protocol):
-    """A piece of work that a store keeps one line of."""
+    """Piece of work with one line in a store."""
 
     def asked(self) -> Line:
         """Return everything that its result depends on."""
 
     def carry_out(self, where: Where) -> Line:
-        """Do it, and return the line."""
+        """Run the task and return its line."""
 
 
 def unbroken(result: pl.Result) -> pl.Result:
-    """Return a run that came to its own end; one that a signal ended must not stand among the results."""
+    """Return the result of a completed run; raise KeyboardInterrupt if a signal ended the run."""
     if result.stopped_by is pl.Outcome.INTERRUPTED:
         raise KeyboardInterrupt
     return result
 
 
 def carry_out(tasks: Sequence[Task], where: Where, store: Store, processes: int) -> None:
-    """Do the tasks that the store does not hold, each once, and write it down when it is done.
+    """Run the tasks that the store does not hold, each once, and save each when it is done.
 
     Args:
-        processes: tasks at a time, each with one thread; a single one is done in this process.
+        processes: number of parallel tasks, >= 1, each with one thread; 1 runs them in this process.
     """
     done = store.done()
     waiting = list({name: task for task in tasks if (name := key(task.asked())) not in done}.values())

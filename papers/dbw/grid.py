@@ -53,14 +53,14 @@ class Run:
                 seed=self.seed,
             )
         )
-        return told(result)
+        return result_line(result)
 
     def _parts(self) -> tuple[Figure, Case]:
         figure = FIGURES[self.figure]
         return figure, figure.cases[self.case]
 
 
-def told(result: pl.Result) -> Line:
+def result_line(result: pl.Result) -> Line:
     """Return what a figure needs of a run: its end, k and time of each update, and the curve of the probe."""
     updates = result.history.of(UpdateMade)
     curve = result.history.of(VersionEvaluated)
@@ -83,7 +83,7 @@ REASONS = {"begin": "all workers", "best": "expects", "rose": "more than", "no g
 
 def reasons(history: pl.History) -> Line:
     """Return how many updates waited for the k that they did for which of DBW's reasons, and for how long in all."""
-    told: Line = {}
+    spent: Line = {}
     decided, opened_s = "", 0.0
     for record in history:
         match record:
@@ -91,10 +91,10 @@ def reasons(history: pl.History) -> Line:
                 said = record.reason.partition(": ")[2]
                 decided = next((name for name, words in REASONS.items() if said.startswith(words)), "")
             case UpdateMade() if decided:
-                count, spent_s = told.get(decided, (0, 0.0))
-                told[decided] = (count + 1, round(spent_s + record.now_s - opened_s, 3))
+                count, spent_s = spent.get(decided, (0, 0.0))
+                spent[decided] = (count + 1, round(spent_s + record.now_s - opened_s, 3))
                 opened_s = record.now_s
-    return told
+    return spent
 
 
 def runs(figure: str, seeds: int | None, only: str = "") -> Iterator[Run]:

@@ -38,8 +38,8 @@ def store(figure: str, folder: Path) -> Store:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    says = __doc__ or ""
-    Paper(says, ALL, RESULTS, tasks, store, by_default=ON_CPU, folder=Path("data/mnist")).run(arguments)
+    description = __doc__ or ""
+    Paper(description, ALL, RESULTS, tasks, store, by_default=ON_CPU, folder=Path("data/mnist")).run(arguments)
 
 
 if __name__ == "__main__":

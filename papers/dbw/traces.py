@@ -144,12 +144,12 @@ def estimates(history: History, D: int, lr: float, n: int) -> list[Estimate]:
         lr: the constant learning rate.
         n: workers.
     """
-    estimator, told = GainEstimator(D), []
+    estimator, found = GainEstimator(D), []
     for k, update in updates(history):
         gains = estimator.gains([lr] * n)
-        told.append(Estimate(k, estimator.squared_norm, estimator.variance, gains[k - 1] if gains else nan))
+        found.append(Estimate(k, estimator.squared_norm, estimator.variance, gains[k - 1] if gains else nan))
         estimator.observe(update)
-    return told
+    return found
 
 
 def updates(history: History) -> Iterator[tuple[int, GainInput]]:

@@ -52,10 +52,10 @@ class Run:
                 seed=self.seed,
             )
         )
-        return told(result)
+        return result_line(result)
 
 
-def told(result: pl.Result) -> Line:
+def result_line(result: pl.Result) -> Line:
     """Return how a run ended, and its curves by updates."""
     history = result.history
     updates, curve = history.of(UpdateMade), history.of(VersionEvaluated)

@@ -88,12 +88,12 @@ class ErrorBounds:
     def carry_out(self, where: Where) -> Line:
         """Return the bounds at each time, and when which protocol becomes the best."""
         at_s = np.linspace(0, BOUNDS.seconds, BOUNDS.points)
-        told = pl.theory.tradeoff(BOUNDS.protocols, BOUNDS.cluster, BOUNDS.constants, BOUNDS.eta, at_s)
+        tradeoff = pl.theory.tradeoff(BOUNDS.protocols, BOUNDS.cluster, BOUNDS.constants, BOUNDS.eta, at_s)
         return {
             "times_s": rounded(at_s),
-            "errors": {name: rounded(errors) for name, errors in told.errors.items()},
-            "seconds_per_update": {name: each.seconds_per_update for name, each in told.runtimes.items()},
-            "best": changes(at_s[1:], told.best[1:]),  # at the beginning all are equal
+            "errors": {name: rounded(errors) for name, errors in tradeoff.errors.items()},
+            "seconds_per_update": {name: each.seconds_per_update for name, each in tradeoff.runtimes.items()},
+            "best": changes(at_s[1:], tradeoff.best[1:]),  # at the beginning all are equal
         }
 
 
@@ -103,8 +103,8 @@ def changes(times_s: Iterable[float], names: Iterable[str]) -> list[tuple[float,
     >>> changes([1.0, 2.0, 3.0], ["asp", "asp", "bsp"])
     [(1.0, 'asp'), (3.0, 'bsp')]
     """
-    told: list[tuple[float, str]] = []
+    found: list[tuple[float, str]] = []
     for at_s, name in zip(times_s, names, strict=True):
-        if not told or told[-1][1] != name:
-            told.append((float(at_s), name))
-    return told
+        if not found or found[-1][1] != name:
+            found.append((float(at_s), name))
+    return found

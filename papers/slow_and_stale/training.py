@@ -56,10 +56,10 @@ class Run:
                 seed=self.seed,
             )
         )
-        return told(result.history)
+        return result_line(result.history)
 
 
-def told(history: pl.History) -> Line:
+def result_line(history: pl.History) -> Line:
     """Return the curves of the probe by time and by update, and what staleness did."""
     updates, curve = history.of(UpdateMade), history.of(VersionEvaluated)
     scales = [float(part.mean()) for part in np.array_split([update.step_scale for update in updates], 10) if len(part)]

@@ -55,10 +55,10 @@ class Run:
                 seed=self.seed,
             )
         )
-        return told(result)
+        return result_line(result)
 
 
-def told(result: pl.Result) -> Line:
+def result_line(result: pl.Result) -> Line:
     """Return how a run ended, its curves by time and workload, and what was decided on the way."""
     history = result.history
     updates, curve = history.of(UpdateMade), history.of(VersionEvaluated)
@@ -86,14 +86,14 @@ def told(result: pl.Result) -> Line:
 
 def decisions(history: pl.History) -> list[tuple[float, int, str, int | None]]:
     """Return when, and after how many gradients, protocol or membership was changed, and which worker it was about."""
-    told, workload = [], 0
+    found, workload = [], 0
     for record in history:
         match record:
             case UpdateMade():
                 workload = record.workload
             case DecisionMade() if record.kind in DECISIONS:
-                told.append((round(record.now_s, 2), workload, record.kind, record.worker))
-    return told
+                found.append((round(record.now_s, 2), workload, record.kind, record.worker))
+    return found
 
 
 def runs(figure: str, seeds: int | None, only: str = "") -> Iterator[Run]:
