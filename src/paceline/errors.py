@@ -1,27 +1,27 @@
-"""What paceline says when it cannot go on: one line with what was given, what was expected, what to type."""
+"""Errors and warnings of paceline: one line with what was given, what was expected, and what to type."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class PacelineError(Exception):
-    """Base of every error that paceline raises on purpose; its text is one clear line."""
+    """Base class of the errors of paceline; the message is one line."""
 
 
 class UsageError(PacelineError, ValueError):
-    """Something given by the user cannot work; nothing has run. The command line exits with 2."""
+    """Invalid argument or option; nothing has run. The command line exits with status 2."""
 
 
 class RunError(PacelineError, RuntimeError):
-    """A run could not go on; what it had learned is kept. The command line exits with 1."""
+    """Failure during a run; the model and the records so far are kept. The command line exits with status 1."""
 
 
 class PacelineWarning(UserWarning):
-    """Something that the user should know and that does not stop anything."""
+    """Warning for the user; the run continues."""
 
 
 def describe_error(error: BaseException) -> str:
-    """Return what an error says, or its name if it says nothing.
+    """Return the message of an error, or the name of its class if the message is empty.
 
     >>> describe_error(KeyboardInterrupt())
     'KeyboardInterrupt'

@@ -120,7 +120,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path, processes):
         ({"seeds": 3}, "seeds [0, 1], now [0, 1, 2]"),
         (
             {"protocols": ["bsp", "asp"]},
-            "k_sync(k=2), now not there; protocols asp not there, now asp",
+            "k_sync(k=2), now not set; protocols asp not set, now asp",
         ),
         ({"job": tiny_job(batch_size=4)}, "job batch_size 8, now 4"),
         ({"job": tiny_job(optimizer=sgd(lr=0.2))}, "SGD(lr=0.1, momentum=0.9), now torch.optim.sgd.SGD(lr=0.2"),

@@ -61,7 +61,7 @@ def test_other_samples_are_noticed(tmp_path):
     [
         ({"protocol": "asp"}, "protocol bsp, now asp"),
         ({"cluster": "4*exp(mean=1)"}, "cluster Cluster"),
-        ({"worker_timeout_s": 5.0}, "worker_timeout_s not there, now 5.0"),
+        ({"worker_timeout_s": 5.0}, "worker_timeout_s not set, now 5.0"),
     ],
 )
 def test_a_change_on_purpose_has_to_be_allowed(changes, difference, tmp_path):
@@ -259,8 +259,8 @@ def test_set_aside_workers_are_taken_back_and_new_controllers_asked_under_anothe
     ("changes", "difference"),
     [
         ({"loss": nn.functional.nll_loss}, "loss torch.nn.functional.cross_entropy, now torch.nn.functional.nll_loss"),
-        ({"scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=5)}, "scheduler not there, now"),
-        ({"eval_data": dataset()}, "eval_data not there"),
+        ({"scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=5)}, "scheduler not set, now"),
+        ({"eval_data": dataset()}, "eval_data not set"),
     ],
 )
 def test_every_part_of_a_job_is_compared(changes, difference, tmp_path):

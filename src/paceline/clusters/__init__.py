@@ -1,0 +1,1 @@
+"""Clusters: simulated, local and torchrun clusters, their launch settings, faults and parser."""

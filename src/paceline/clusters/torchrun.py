@@ -1,4 +1,4 @@
-"""Who computes, when torchrun (or Slurm, Kubernetes, a shell with the same variables) starts the processes."""
+"""Cluster of processes started by torchrun, or by Slurm, Kubernetes or a shell with the same variables."""
 
 from __future__ import annotations
 
@@ -28,46 +28,45 @@ WORKERS = ("process", "node")
 @checked_types
 @dataclass(frozen=True)
 class Torchrun:
-    """The processes of a job that torchrun has started: rank 0 hosts coordinator and server, the others are workers.
+    """Cluster of processes that torchrun has started: rank 0 hosts the coordinator and the server.
 
-    How many workers there are is not said here but by torchrun. Every rank calls `pl.train` with the same arguments.
-    A job of one process is server and worker.
+    torchrun sets the number of processes. Every rank calls `pl.train` with the same arguments. With one process, rank 0
+    is server and worker.
 
-    With ``workers="node"`` the processes of a host are one worker. Each computes its share of the samples of every
-    minibatch, the shares are added up within the host (gloo; on GPUs of their own NCCL), and its first process
-    speaks for all of them. On rank 0's host these are the other processes, and the one beside rank 0 if there is
-    one; a host where rank 0 is alone is no worker.
+    With ``workers="node"`` the processes of a host form one worker. Each computes its share of the samples of every
+    minibatch. The shares are summed within the host (gloo, or NCCL if each process has its own GPU), and the first
+    process communicates with the server. On the host of rank 0, the worker consists of the other processes, and of the
+    worker at the server if there is one. If rank 0 is alone on its host, that host is not a worker.
 
     Args:
-        address: of rank 0's host, on which the server listens, as ``"10.0.0.1"``; ``"10.0.0.1:29511"`` if the port
-            matters. Only this machine can reach the default.
-        worker_at_server: whether a process beside rank 0 is a worker too. Without a server (all_reduce, local_sgd,
-            s3gd, dc_s3gd) every rank is a worker, so leave it out.
-        workers: What a worker is: a "process", or a "node", all processes of a host.
-        device: Of the workers, ``"cpu"`` or ``"cuda"``, which has not been run on a GPU yet.
-        slowness: Injected slowness, as in `LocalCluster`.
-        threads: Threads of each worker, >= 1; None shares a host's cores among its ranks.
-        wire: The numbers in which parameters and gradients of float32 travel, "float32", "bf16" or "float16": half the
-            bytes, rounded to nearest. The server's own stay float32, and so do a worker's sums; buffers and other
-            types travel as they are. bf16 keeps 8 bits of a number (relative error up to 2^-9) and float32's range;
-            float16 keeps 11 (2^-12) and overflows beyond 65504: such a gradient is not finite and is dropped.
-            Whatever the numbers, parts of a gradient leave before the backward pass has ended, but for
-            ``workers="node"`` and on CUDA, where it leaves when it is complete.
-        slices: Servers that the parameters are shared out to, from 1 to the number of processes: the first one is at
-            rank 0, the others are spread over the other hosts, beside rank j * processes // slices. Workers send each
-            of them its part of a gradient, over the link of its host. Parameters come out the same but for rounding.
-        bytes_per_s: Of rank 0's link, in each direction, > 0, for the line that tells how busy it will be; None to
-            measure it with the first gradients.
-        faults: Failures by script, to rehearse what a run does about them.
-        start_timeout_s: Seconds in which every rank has to be there, > 0.
-        elastic: Whether workers without a server go on when some of them are gone, and take in who comes later.
-        silence_s: Seconds after which a host that does not answer any more (powered off, its cable cut) is taken for
-            gone, >= 1. The host of a process that hangs still answers.
-        debug: Whether a script that changes the parameters itself ends the run, as in `LocalCluster`; workers also
-            compare every version to the server's. Without a server each rank watches what it has learned itself.
+        address: address of the host of rank 0, on which the server listens, for example ``"10.0.0.1"`` or
+            ``"10.0.0.1:29511"``. The default is reachable from this machine only.
+        worker_at_server: whether a second process on the host of rank 0, started by rank 0, is a worker. Not for
+            protocols without a server (all_reduce, local_sgd, s3gd, dc_s3gd), where every rank is a worker.
+        workers: unit of a worker, "process", or "node" for all processes of a host.
+        device: device of the workers, ``"cpu"`` or ``"cuda"`` (not tested on GPUs yet).
+        slowness: simulated cluster whose compute times the workers sleep, as in `LocalCluster`; None for none.
+        threads: number of threads of each worker, >= 1; None for an equal share of the cores of its host.
+        wire: format of float32 parameters and gradients on the network, "float32", "bf16" or "float16". The last two
+            need half the bytes and round to nearest. Server and workers compute in float32; buffers and other types
+            are sent unchanged. bf16 keeps 8 bits (relative error up to 2^-9) and the range of float32. float16 keeps
+            11 bits (2^-12) and overflows beyond 65504: such a gradient is not finite and is dropped. Parts of a
+            gradient are sent before the backward pass has ended, except with ``workers="node"`` and on CUDA.
+        slices: number of parameter servers, each with one shard of the parameters, from 1 to the number of processes.
+            The first one is at rank 0, the others at rank j * processes // slices. The resulting parameters are the
+            same up to rounding.
+        bytes_per_s: bandwidth of the link of rank 0 in each direction, in bytes per second, > 0, for the estimate of
+            its load; None to measure it with the first gradients.
+        faults: scripted faults, to test how a run handles them.
+        start_timeout_s: seconds within which every rank must join, > 0.
+        elastic: whether workers without a server continue when some of them are lost, and new ones may join.
+        silence_s: seconds after which a host that does not respond (powered off, cable cut) counts as lost, >= 1. The
+            host of a process that hangs still responds.
+        debug: whether the run ends when user code changes the parameters, as in `LocalCluster`. Workers also compare
+            every version with the server's. Without a server, each rank checks its own parameters.
 
     Raises:
-        UsageError: this process was not started by torchrun, nor as torchrun would.
+        UsageError: the variables of torchrun are not set, or an argument is invalid.
     """
 
     _: KW_ONLY
@@ -98,13 +97,13 @@ class Torchrun:
         check_range("[1, inf)", Integral, slices=self.slices)
         if self.slices > self.ranks.world_size:
             raise UsageError(
-                f"slices={self.slices}, but the job has {self.ranks.world_size} processes, each of which can host one: "
-                "give at most that many"
+                f"slices={self.slices}, but the job has {self.ranks.world_size} processes, each of which can host one "
+                f"server: give at most {self.ranks.world_size}"
             )
         if self.slices > 1 and self.debug:
             raise UsageError(
-                f"slices={self.slices} with debug=True, which watches one server; leave slices out while you look for "
-                "what changes the parameters, which come out the same"
+                f"slices={self.slices} with debug=True, which supports one server only; omit slices while debugging, "
+                "the resulting parameters are the same"
             )
         if self.bytes_per_s is not None:
             check_range("(0, inf)", bytes_per_s=self.bytes_per_s)
@@ -118,14 +117,14 @@ class Torchrun:
         self._check_address()
 
     def __str__(self) -> str:
-        # A run may go on from other hosts, and with other workers if they are elastic.
-        told = short_repr(self, without=("address", "start_timeout_s", "silence_s", "bytes_per_s", "slices", "debug"))
+        # A run may be resumed on other hosts, and with other workers if they are elastic.
+        call = short_repr(self, without=("address", "start_timeout_s", "silence_s", "bytes_per_s", "slices", "debug"))
         if self.elastic:
-            return told
-        return f"{told} with {counted(self.n, 'worker')}"
+            return call
+        return f"{call} with {counted(self.n, 'worker')}"
 
     def fitted_to(self, plan: Plan) -> Torchrun:
-        """Return these ranks with as many workers as a plan makes of them.
+        """Return these ranks with the number of workers that a plan uses.
 
         Raises:
             UsageError: the plan cannot run on them.
@@ -134,22 +133,21 @@ class Torchrun:
             fitted = replace(self, worker_at_server=self.worker_at_server or False)
             if self.elastic:
                 raise UsageError(
-                    f"elastic=True: {plan} has a server, which takes in and lets go workers as it is; leave elastic out"
+                    f"elastic=True: {plan} has a server, where workers can always join and leave; omit elastic"
                 )
         else:
             fitted = replace(self, worker_at_server=True)
             if self.worker_at_server is False and self.ranks.world_size > 1:
                 raise UsageError(
-                    f"worker_at_server=False: {plan} has no server, so every rank is a worker; "
-                    "leave worker_at_server out"
+                    f"worker_at_server=False: {plan} has no server, so every rank is a worker; omit worker_at_server"
                 )
             if self.workers != "process":
                 raise UsageError(
-                    f"workers={self.workers!r}: {plan} has no server, so every process is a worker; leave workers out, "
-                    "or take a protocol with a server, such as bsp"
+                    f"workers={self.workers!r}: {plan} has no server, so every process is a worker; omit workers, "
+                    "or give a protocol with a server, such as bsp"
                 )
             if self.wire != "float32":
-                raise UsageError(f"wire={self.wire!r}: {plan} sums float32 as it is; leave wire out")
+                raise UsageError(f"wire={self.wire!r}: {plan} sums in float32 only; omit wire")
         if fitted.slowness is not None and fitted.slowness.n != fitted.n:
             n = fitted.n
             raise UsageError(f"slowness has {counted(fitted.slowness.n, 'worker')}, these ranks {n}: give it {n}")
@@ -158,24 +156,24 @@ class Torchrun:
 
     @property
     def n(self) -> int:
-        """Workers."""
+        """Number of workers."""
         if self.ranks.nodes is not None and self.workers == "node":
             return self.ranks.nodes - (self._at_server == 0)
         return self.ranks.world_size - 1 + self.has_worker_at_server
 
     @property
     def has_worker_at_server(self) -> bool:
-        """Whether there is one: asked for, or the only one."""
+        """Whether a worker runs on the host of rank 0: by option, or as the only worker."""
         return bool(self.worker_at_server) or self.ranks.world_size == 1
 
     @property
     def is_server(self) -> bool:
-        """Whether this process hosts coordinator and server."""
+        """Whether this process hosts the coordinator and the server."""
         return self.ranks.rank == 0 and self.ranks.assistant is None
 
     @property
     def worker(self) -> int:
-        """The number of the worker that this process is; n evaluates, and n + j is the server of slice j >= 1."""
+        """Number of the worker in this process; n is the evaluator, and n + j the server of shard j >= 1."""
         if self.ranks.assistant is not None:
             return self.ranks.assistant
         if self.ranks.node is not None and self.workers == "node":
@@ -184,100 +182,101 @@ class Torchrun:
 
     @property
     def leaving_status(self) -> int:
-        """With which a process ends that was told to: torchrun would end the neighbours of one that fails.
+        """Exit status of a process that leaves the run.
 
-        Anybody else is to start another one in its place.
+        It is 0 under torchrun, which would otherwise end the other processes of the host. Other launchers are to start
+        a new process.
         """
         return 0 if self.ranks.has_agent else 128 + signal.SIGTERM
 
     @property
     def team_size(self) -> int:
-        """Processes of the worker that this one belongs to."""
+        """Number of processes of the worker that this process belongs to."""
         if self.workers == "process" or self.worker >= self.n:
             return 1
         return self._at_server if self.ranks.node == 0 else self.ranks.local_world_size
 
     @property
     def place(self) -> int:
-        """The number of this process among those of its worker; 0 speaks for all of them."""
+        """Rank of this process within its worker; 0 communicates with the server."""
         if self.team_size == 1:
             return 0
         return self.ranks.local_rank - (self.ranks.node == 0 and not self.has_worker_at_server)
 
     @property
     def _at_server(self) -> int:
-        """Processes on rank 0's host that compute."""
+        """Number of computing processes on the host of rank 0."""
         return self.ranks.local_world_size - 1 + self.has_worker_at_server
 
     @property
     def slice(self) -> int | None:
-        """The number of the slice whose server this process is, beside another rank than 0."""
+        """Number of the shard whose server this process is, >= 1; None for any other process."""
         return self.worker - self.n if self.worker > self.n else None
 
     @property
     def ranks_of_slices(self) -> list[int]:
-        """The rank beside which the server of each slice is, with 0 for the first."""
+        """Rank of the host process of each shard server; 0 for the first."""
         return [j * self.ranks.world_size // self.slices for j in range(self.slices)]
 
     @property
     def slices_here(self) -> list[int]:
-        """The numbers of the slices whose servers this process starts beside itself."""
+        """Numbers of the shards whose servers this process starts."""
         if self.ranks.assistant is not None:
             return []
         return [j for j, rank in enumerate(self.ranks_of_slices) if j > 0 and rank == self.ranks.rank]
 
     @property
     def host(self) -> str:
-        """The address to listen on."""
+        """Address to listen on."""
         return self.address.rpartition(":")[0] if _has_port(self.address) else self.address
 
     @property
     def port(self) -> int | None:
-        """The port to listen on, if it was given."""
+        """Port to listen on; None if not given."""
         return int(self.address.rpartition(":")[2]) if _has_port(self.address) else None
 
     @property
     def worker_threads(self) -> int:
-        """Threads of each worker: as given, or an equal share of its host's cores, at least one."""
+        """Number of threads of each worker: as given, or an equal share of the cores of its host, >= 1."""
         return self.threads or max(1, cores() // self.ranks.local_world_size)
 
     def has_gpu_each(self, gpus: int) -> bool:
-        """Return whether every process of this host, which has so many GPUs, has one of its own, as NCCL needs it."""
+        """Return whether every process of this host can have its own GPU out of `gpus`, as NCCL requires."""
         return self.device == "cuda" and gpus >= self.ranks.local_world_size
 
     def check_plan(self, plan: Plan) -> None:
-        """Refuse slices where there is no server, and slowness of which a trace does not tell the length."""
+        """Raise a UsageError for several shards without a server, and for slowness with unknown times."""
         if self.slices > 1 and plan.allreduce is not None:
             raise UsageError(
-                f"slices={self.slices}: {plan} has no server whose parameters could be shared out; leave slices out"
+                f"slices={self.slices}: {plan} has no server whose parameters could be sharded; omit slices"
             )
         check_no_censored_sleep(self.slowness)
 
     def _check_address(self) -> None:
         if not isinstance(self.address, str) or not self.host or "/" in self.address:
-            raise UsageError(f"address={self.address!r}: expected a host or host:port, as 10.0.0.1 or 10.0.0.1:29511")
+            raise UsageError(f"address={self.address!r}: expected host or host:port, as 10.0.0.1 or 10.0.0.1:29511")
         if not is_loopback(self.host):
             if self.ranks.token.startswith("run "):
                 raise UsageError(
-                    f"address={self.address!r} can be reached from elsewhere: set {TOKEN} to a secret, the same on "
-                    "every host, so that nobody else can take part"
+                    f"address={self.address!r} is reachable from other machines: set {TOKEN} to the same secret on "
+                    "every host, so that no other process can join"
                 )
         elif self.ranks.local_world_size < self.ranks.world_size and not is_loopback(self.ranks.master[0]):
             raise UsageError(
-                f"the ranks are on several hosts, which cannot reach {self.address}: give the address of rank 0's "
-                f"host, as pl.Torchrun(address='{self.ranks.master[0]}'), and set {TOKEN}"
+                f"the ranks are on several hosts, which cannot reach {self.address}: give the address of the host of "
+                f"rank 0, for example pl.Torchrun(address='{self.ranks.master[0]}'), and set {TOKEN}"
             )
 
 
 def without_torchrun(cluster: Cluster | LocalCluster | Torchrun, what: str) -> Cluster | LocalCluster:
-    """Return a cluster, or refuse ranks where several runs are to be made, one after another."""
+    """Return a cluster; raise a UsageError for ranks of torchrun, which can make one run only."""
     if isinstance(cluster, Torchrun):
-        raise UsageError(f"{what} makes several runs, which torchrun's ranks do not; give local:4 or 4*exp(mean=1)")
+        raise UsageError(f"{what} makes several runs, but ranks of torchrun make one; give local:4 or 4*exp(mean=1)")
     return cluster
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine's alone."""
+    """Return whether a host address is a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,1 +1,1 @@
-
+"""Experiments over many runs: comparisons, learning-rate range tests, switch-point searches, advice."""

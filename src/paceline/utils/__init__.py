@@ -1,0 +1,1 @@
+"""Utilities without knowledge of training: validation, parsing, random streams, files, tables, messages."""

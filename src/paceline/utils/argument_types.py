@@ -1,4 +1,4 @@
-"""Types of arguments, checked by the annotations: a wrong one is refused before anything runs."""
+"""Runtime checks of argument types by their annotations."""
 
 import ast
 import inspect
@@ -44,7 +44,7 @@ _WORDS: Mapping[object, tuple[str, str]] = {
 
 
 class _Misfit(NamedTuple):
-    """A value that its annotation does not accept, perhaps inside of an argument: at ``path``, as ``[0]``."""
+    """Value that its annotation does not accept; ``path`` is its place in the argument, for example ``[0]``."""
 
     path: str
     value: object
@@ -52,10 +52,10 @@ class _Misfit(NamedTuple):
 
 
 class _Parameters(NamedTuple):
-    """The parameters of a call, with the annotation and the default of each."""
+    """Parameters of a call, with their annotations and defaults."""
 
     positional: tuple[str, ...]
-    variadic: str  # the one after a star, or nothing
+    variadic: str  # name of the parameter after a star; empty without one
     hints: Mapping[str, object]
     defaults: Mapping[str, object]
 
@@ -65,14 +65,14 @@ def checked_types(target: T, /) -> T: ...
 @overload
 def checked_types(**advice: str) -> Callable[[T], T]: ...
 def checked_types(target: Any = None, /, **advice: str) -> Any:
-    """Decorate a public function or class: arguments of a wrong type raise a UsageError.
+    """Decorate a public function or class so that arguments of a wrong type raise a UsageError.
 
-    The annotations say what is right. An int is a float, a bool is no number, numpy's scalars are numbers, text is no
-    sequence, and every element of a container counts.
+    The annotations define the types. An int is a float, a bool is not a number, numpy scalars are numbers, text is not
+    a sequence, and every element of a container is checked.
 
     Args:
-        target: the function or class.
-        advice: for an argument whose message needs more words than its annotation gives: what to type instead.
+        target: function or class to decorate.
+        advice: text after "expected TYPE" in the message, by name of the argument.
 
     >>> @checked_types
     ... def scale(factor: float, workers: Sequence[int] = ()) -> float:
@@ -119,11 +119,11 @@ def refuse_wrong_types(
     """Raise a UsageError at the first argument of a wrong type.
 
     Args:
-        target: function or class to be called.
+        target: decorated function or class.
         args: positional arguments.
         kwargs: keyword arguments.
-        called: name of the target in the message, its own if not given.
-        names: arguments that have another name in the message, with that name.
+        called: name of the target in the message; its own name if empty.
+        names: names of arguments in the message, by parameter name.
     """
     parameters = _parameters(target)
     beyond = [(parameters.variadic, value) for value in args[len(parameters.positional) :]]
@@ -144,19 +144,19 @@ def is_checked(target: object) -> bool:
 
 
 def fits(target: Any, name: str, value: object) -> bool:
-    """Return whether a value has the type of this argument of a decorated function or class."""
+    """Return whether a value has the type of an argument of a decorated function or class."""
     return _misfit(value, _parameters(target).hints.get(name, Any)) is None
 
 
 def _advice(name: str, misfit: _Misfit, default: object) -> str:
     if isinstance(misfit.value, FunctionType | type):
-        return f"; call it, as {misfit.value.__name__}(...)"
+        return f"; call it: {misfit.value.__name__}(...)"
     return "" if default is None or misfit.path else f", as {name}={truncated_repr(default)}"
 
 
 @cache
 def _parameters(target: Any) -> _Parameters:
-    """Resolve the annotations of a function or class, once and only when it is called for the first time."""
+    """Return the parameters of a function or class; the annotations are resolved at the first call."""
     signature = inspect.signature(target)
     kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -190,7 +190,7 @@ def _names_for_type_checkers(module: str) -> dict[str, Any]:
 
 
 def _misfit(value: object, hint: Any) -> _Misfit | None:
-    """Return what an annotation does not accept of a value, None where it accepts everything."""
+    """Return the part of a value that an annotation does not accept; None if it accepts all."""
     if type(value) is hint or hint is Any or hint is object:
         return None
     origin = get_origin(hint)
@@ -233,7 +233,7 @@ def _misfit_of_container(value: object, hint: Any, origin: Any) -> _Misfit | Non
 
 
 def _parts(value: object, kinds: Sequence[object]) -> Iterator[tuple[str, object, object]]:
-    """Yield where each element of a container is, the element, and its annotation; none of an iterator, read once."""
+    """Yield the place of each element of a container, the element, and its annotation; nothing for an iterator."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield " key", key, kinds[0]
@@ -251,12 +251,12 @@ def _is_one(value: object, kind: Any) -> bool:
     if kind is Callable:
         return callable(value)
     if getattr(kind, "_is_protocol", False) and isinstance(value, str | bytes | dict | type):
-        return False  # has the methods of many protocols, and is none of those that are meant
+        return False  # these have the methods of many protocols by accident
     return isinstance(value, kind)
 
 
 def describe_type(hint: Any, *, several: bool = False) -> str:
-    """Return what an annotation expects.
+    """Return a text for an annotation.
 
     >>> describe_type(str | Sequence[float] | None)
     'text, a list of numbers or None'
@@ -292,7 +292,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def truncated_repr(value: object) -> str:
-    """Return a value as it would be typed, cut to about 60 characters."""
+    """Return the repr of a value, cut to about 60 characters."""
     short = Repr()
     short.maxstring = short.maxother = short.maxlong = 60
     line = short.repr(value)

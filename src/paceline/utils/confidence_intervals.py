@@ -1,4 +1,4 @@
-"""Confidence intervals of means and of paired differences and ratios, by Student's t."""
+"""Confidence intervals of means, paired differences and paired ratios, by Student's t distribution."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ LEVEL = 0.95
 
 
 class Interval(NamedTuple):
-    """A confidence interval.
+    """Confidence interval.
 
     Attributes:
-        estimate: the mean, difference or ratio itself.
+        estimate: mean, difference or ratio.
         low: lower end.
         high: upper end.
-        pairs: number of values, or of pairs, that it rests on.
+        pairs: number of values or pairs, >= 2.
     """
 
     estimate: float
@@ -31,22 +31,22 @@ class Interval(NamedTuple):
 
 
 def interval_of_mean(values: Sequence[float], level: float = LEVEL) -> Interval | None:
-    """Return the confidence interval of the mean of independent values, for example of one figure over seeds.
+    """Return the confidence interval of the mean of independent values, for example over seeds.
 
     ``mean +- t(level, n - 1) * s / sqrt(n)``
 
     Args:
-        values: n finite numbers.
+        values: n independent values.
         level: probability that the interval covers the true mean if the values are normal, in (0, 1).
 
     Returns:
-        None for fewer than two values, or for one that is not finite: they say nothing of the spread.
+        The interval, or None for fewer than two values or for one that is not finite.
 
     >>> low_high = interval_of_mean([1.0, 2.0, 3.0])
     >>> [round(value, 3) for value in low_high]
     [2.0, -0.484, 4.484, 3]
     """
-    from scipy.special import stdtrit  # after the decision to compute one: scipy takes a while to import
+    from scipy.special import stdtrit  # imported here because scipy is slow to import
 
     n = len(values)
     if n < 2 or not all(map(isfinite, values)):
@@ -59,9 +59,9 @@ def paired_difference(first: Mapping[int, float], second: Mapping[int, float], l
     """Return the interval of ``second - first``, paired by seed.
 
     Args:
-        first: values by seed; seeds that only one of the two has are left out.
-        second: likewise.
-        level: as for `interval_of_mean`.
+        first: values by seed; only the seeds of both are used.
+        second: values by seed.
+        level: probability that the interval covers the true value, in (0, 1).
 
     >>> paired_difference({0: 1.0, 1: 2.0}, {0: 1.5, 1: 2.5, 7: 9.0})
     Interval(estimate=0.5, low=0.5, high=0.5, pairs=2)
@@ -70,17 +70,17 @@ def paired_difference(first: Mapping[int, float], second: Mapping[int, float], l
 
 
 def paired_ratio(first: Mapping[int, float], second: Mapping[int, float], level: float = LEVEL) -> Interval | None:
-    """Return the interval of ``first / second``, paired by seed: how many times faster if they are times.
+    """Return the interval of ``first / second``, paired by seed, for example the speed-up of times.
 
-    It is that of the mean difference of logarithms, so that the estimate is the geometric mean of the ratios.
+    It is computed from differences of logarithms, so the estimate is the geometric mean of the ratios.
 
     Args:
-        first: positive values by seed; seeds that only one of the two has are left out.
-        second: likewise.
-        level: as for `interval_of_mean`.
+        first: values by seed, > 0; only the seeds of both are used.
+        second: values by seed, > 0.
+        level: probability that the interval covers the true value, in (0, 1).
 
     Returns:
-        None also where a value is not positive.
+        The interval, or None for fewer than two pairs or for a value that is not positive and finite.
 
     >>> paired_ratio({0: 2.0, 1: 6.0}, {0: 1.0, 1: 3.0}).estimate
     2.0

@@ -1,4 +1,4 @@
-"""What two descriptions do not have in common, down to single entries."""
+"""Differences between nested mappings, entry by entry."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ Description = Mapping[str, Any]
 
 
 class Difference(NamedTuple):
-    """One entry that is not the same.
+    """One entry that differs.
 
     Attributes:
-        name: of the entry, after those of the mappings that it lies in.
-        one: None if it is not there.
-        other: likewise.
+        name: name of the entry, after the names of the mappings around it.
+        one: value in the first mapping; None if absent.
+        other: value in the second mapping; None if absent.
     """
 
     name: str
@@ -23,7 +23,7 @@ class Difference(NamedTuple):
 
 
 def differences(one: Description, other: Description, within: str = "") -> Iterator[Difference]:
-    """Yield what is not the same in two mappings."""
+    """Yield the entries that differ between two mappings."""
     for key in [*one, *(key for key in other if key not in one)]:
         first, second = one.get(key), other.get(key)
         if isinstance(first, Mapping) and isinstance(second, Mapping):
@@ -33,14 +33,14 @@ def differences(one: Description, other: Description, within: str = "") -> Itera
 
 
 def changes(before: Description, now: Description) -> list[str]:
-    """Return in words what is no longer the same.
+    """Return a text for each entry that has changed.
 
     Example:
         >>> changes({"seed": 0, "model": {"w": "float32[2]"}}, {"seed": 1, "model": {"w": "float32[3]"}})
         ['seed 0, now 1', 'model w float32[2], now float32[3]']
     """
-    return [f"{name} {_told(old)}, now {_told(new)}" for name, old, new in differences(before, now)]
+    return [f"{name} {_rendered(old)}, now {_rendered(new)}" for name, old, new in differences(before, now)]
 
 
-def _told(value: Any) -> str:
-    return "not there" if value is None else str(value)
+def _rendered(value: Any) -> str:
+    return "not set" if value is None else str(value)

@@ -1,7 +1,7 @@
-"""Regular files: read within limits, replaced by a rename, never written through a symbolic link.
+"""Safe file access: reads within size limits, atomic replacement, no writes through symbolic links.
 
-Every file that may come from another user is read here, so that a device, a pipe, a file of endless lines or JSON of
-a thousand levels is refused in one line (`ContentError`) before it takes time or memory.
+Files that may come from another user are read here. A device, a pipe, a file with an endless line, or JSON with a
+thousand levels raises a `ContentError` before it takes time or memory.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ MOST_TOML_BYTES = MIB // 2
 MOST_TABLE_BYTES = 1024 * MIB  # of a CSV file
 MOST_LINE_BYTES = 1 * MIB
 DEEPEST = 50  # levels of nested JSON or TOML
-UNFINISHED = ".unfinished"  # how the name of a file begins until it is whole
-A_LINK = "it is a symbolic link, and paceline does not write through one"
+UNFINISHED = ".unfinished"  # prefix of the name of a file until it is complete
+A_LINK = "it is a symbolic link, and paceline does not write through links"
 
 _numbers = count(1)
 
 
 class ContentError(ValueError):
-    """A file is not what it should be; the message has the reason, without the name of the file."""
+    """Invalid file; the message has the reason, without the name of the file."""
 
 
 def read_bytes(path: str | Path, most_bytes: int) -> bytes:
     """Return the content of a regular file.
 
     Args:
-        path: of the file; a symbolic link is followed.
-        most_bytes: size above which the file is refused.
+        path: path of the file; a symbolic link is followed.
+        most_bytes: largest size of the file in bytes, >= 0.
 
     Raises:
         OSError: the file cannot be opened or read.
-        ContentError: the file is no regular file, or is too large.
+        ContentError: the file is not a regular file, or is too large.
     """
     with open_regular(path, most_bytes) as file:
-        content = file.read(most_bytes + 1)  # it may have grown
+        content = file.read(most_bytes + 1)  # the file may have grown
     if len(content) > most_bytes:
         raise ContentError(_too_large(len(content), most_bytes))
     return content
@@ -59,16 +59,16 @@ def read_json(path: str | Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
 
     Raises:
         OSError: the file cannot be opened or read.
-        ContentError: the file is no regular file, is too large, or is no JSON of at most `DEEPEST` levels.
+        ContentError: the file is not a regular file, is too large, or is not JSON of at most `DEEPEST` levels.
     """
     return parse_json(read_bytes(path, most_bytes))
 
 
 def parse_json(content: bytes, deepest: int = DEEPEST) -> Any:
-    """Return JSON as Python has it.
+    """Return the value of a JSON text.
 
     Raises:
-        ContentError: it is no JSON, gives a key twice, or has more than `deepest` levels.
+        ContentError: the text is not JSON, has a key twice, or has more than `deepest` levels.
 
     >>> parse_json(b'{"seed": 0}')
     {'seed': 0}
@@ -88,16 +88,16 @@ def parse_json(content: bytes, deepest: int = DEEPEST) -> Any:
 
 
 def read_toml(path: str | Path) -> tuple[str, dict[str, Any]]:
-    """Return a TOML file as text and as tables.
+    """Return the text and the tables of a TOML file.
 
     Raises:
         OSError: the file cannot be opened or read.
-        ContentError: the file is no regular file, is too large, or is no TOML of at most `DEEPEST` levels.
+        ContentError: the file is not a regular file, is too large, or is not TOML of at most `DEEPEST` levels.
     """
     try:
         text = read_bytes(path, MOST_TOML_BYTES).decode()
         if any(len(_DOTTED.findall(piece)) > DEEPEST for piece in _BETWEEN_KEYS.split(text)):
-            raise ContentError(f"it has more than {DEEPEST} levels")  # the time to parse such a key is cubic
+            raise ContentError(f"it has more than {DEEPEST} levels")  # parsing such a key takes cubic time
         tables = tomllib.loads(text)
     except RecursionError:
         raise ContentError(f"it has more than {DEEPEST} levels") from None
@@ -114,10 +114,10 @@ _DOTTED = re.compile(r"[\w\"'-][ \t]*\.")
 
 
 def check_depth(value: object, deepest: int) -> None:
-    """Refuse nested lists and mappings of more levels.
+    """Check the number of levels of nested lists and mappings.
 
     Raises:
-        ContentError: there are more.
+        ContentError: there are more than `deepest` levels.
     """
     level = [value]
     for _ in range(deepest + 1):
@@ -133,11 +133,11 @@ def _members(outer: dict[Any, Any] | list[Any]) -> list[Any]:
 
 @contextmanager
 def open_regular(path: str | Path, most_bytes: int | None = None) -> Iterator[BinaryIO]:
-    """Open a regular file to read it; a pipe or a device is not waited for.
+    """Open a regular file for reading, without blocking on a pipe or a device.
 
     Raises:
         OSError: the file cannot be opened.
-        ContentError: the file is no regular file, or is larger than `most_bytes`.
+        ContentError: the file is not a regular file, or is larger than `most_bytes`.
     """
     with _opened(path) as file:
         status = os.fstat(file.fileno())
@@ -156,16 +156,16 @@ def _opened(path: str | Path) -> BinaryIO:
     except ContentError:
         raise
     except ValueError as error:  # a NUL byte in the name
-        raise ContentError(f"it has no possible name ({error})") from error
+        raise ContentError(f"its name is invalid ({error})") from error
 
 
 @contextmanager
 def open_table(path: str | Path, encoding: str = "utf-8") -> Iterator[Iterator[str]]:
-    """Open a regular file of text as lines with their ends, as `csv` wants them.
+    """Open a regular text file as lines with their line ends, for `csv`.
 
     Raises:
         OSError: the file cannot be opened or read.
-        ContentError: the file is no regular file, is too large, or has a line of more than `MOST_LINE_BYTES`.
+        ContentError: the file is not a regular file, is too large, or has a line of more than `MOST_LINE_BYTES`.
     """
     with open_regular(path, MOST_TABLE_BYTES) as file, TextIOWrapper(file, encoding, newline="") as text:
         yield _text_lines(text)
@@ -182,7 +182,7 @@ def _text_lines(text: TextIOWrapper) -> Iterator[str]:
 
 
 def lines_of(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a binary file with their ends; the last one may have none.
+    """Yield the lines of a binary file with their line ends; the last line may have none.
 
     Raises:
         ContentError: a line has more than `MOST_LINE_BYTES`.
@@ -194,15 +194,15 @@ def lines_of(file: BinaryIO) -> Iterator[bytes]:
 
 
 def replace_file(path: Path, content: bytes, *, to_disk: bool = False) -> None:
-    """Write a file under a new name beside its place, then rename it; a link in that place is replaced.
+    """Replace a file atomically: write a new file in the same folder, then rename it; a link is replaced.
 
     Args:
-        path: of the file.
-        content: of the file.
-        to_disk: whether the content is brought to the disk before the file is renamed.
+        path: path of the file.
+        content: new content.
+        to_disk: whether the content is synchronised to disk before the rename.
 
     Raises:
-        OSError: the file cannot be written; what was there before is unchanged.
+        OSError: the file cannot be written; the old file is unchanged.
     """
     with suppress(FileNotFoundError):
         _refuse_special(path.lstat().st_mode, path)
@@ -220,13 +220,13 @@ def replace_file(path: Path, content: bytes, *, to_disk: bool = False) -> None:
 
 
 def write_out(path: Path, content: bytes) -> None:
-    """Write what the user wants to have in a place of the user's choice: a file is replaced, a device is written to.
+    """Write to a path of the user: replace a file, or write to a device.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the path cannot be written.
     """
     if path.exists() and not path.is_file():
-        path.write_bytes(content)  # as /dev/stdout
+        path.write_bytes(content)  # for example /dev/stdout
     else:
         replace_file(path, content)
 
@@ -237,7 +237,7 @@ def _refuse_special(mode: int, path: Path) -> None:
 
 
 def create_file(path: Path) -> BinaryIO:
-    """Return a new file to read and write; an earlier file, or a link in its place, is taken away first.
+    """Return a new file, open for reading and writing; an earlier file or link is removed first.
 
     Raises:
         OSError: the file cannot be created.
@@ -248,10 +248,10 @@ def create_file(path: Path) -> BinaryIO:
 
 
 def open_to_extend(path: Path) -> BinaryIO:
-    """Return a regular file that is there already, to read and write it.
+    """Return an existing regular file, open for reading and writing.
 
     Raises:
-        OSError: the file cannot be opened, is a symbolic link, or is no regular file.
+        OSError: the file cannot be opened, is a symbolic link, or is not a regular file.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -268,10 +268,10 @@ def open_to_extend(path: Path) -> BinaryIO:
 
 
 def refuse_link(folder: Path) -> None:
-    """Refuse a symbolic link in the place of a folder that is written to.
+    """Check that a folder to write to is not a symbolic link.
 
     Raises:
-        OSError: it is a link.
+        OSError: the folder is a symbolic link.
     """
     if folder.is_symlink():
         raise OSError(errno.ELOOP, A_LINK, str(folder))
@@ -281,7 +281,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
-        raise ContentError(f"it gives {twice[:40]!r} twice")
+        raise ContentError(f"it has the key {twice[:40]!r} twice")
     return content
 
 

@@ -1,4 +1,4 @@
-"""Representation of results: a line in a console, a text when printed, a table in a notebook."""
+"""Representations of results: a line for repr, a text for print, a table for notebooks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ COLUMNS = 80
 
 
 class Representation:
-    """Base of results; a subclass returns the names and short values to show."""
+    """Base class of results; a subclass returns the names and values to show."""
 
     def _facts(self) -> Mapping[str, object]:
-        """Return the few values that identify the result; each is shown by `summarize_value`."""
+        """Return the values that identify the result, by name; `summarize_value` shortens each."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -34,16 +34,16 @@ class Representation:
         return "\n".join([type(self).__name__, *lines])
 
     def _repr_html_(self) -> str:
-        """Return the table that a notebook shows."""
+        """Return the HTML table for a notebook."""
         rows = [[name.replace("_", " "), summarize_value(value)] for name, value in self._facts().items()]
         return f"<div><strong>{type(self).__name__}</strong>{TextTable(['', ''], rows, left=(0, 1)).html()}</div>"
 
 
 class TableRepresentation(Representation):
-    """Base of results that are tables with sentences about them."""
+    """Base class of results with tables and notes."""
 
     def _title(self) -> str:
-        """Return a sentence above the tables, nothing if there is none."""
+        """Return the sentence above the tables; empty for none."""
         return ""
 
     def _grids(self) -> Sequence[TextTable]:
@@ -55,7 +55,7 @@ class TableRepresentation(Representation):
         return ()
 
     def text(self) -> str:
-        """Return the tables and what is to be said of them, in lines of at most 80 columns."""
+        """Return the title, the tables and the notes, in lines of at most 80 columns."""
         title = [paragraph(self._title())] if self._title() else []
         tables = ["\n".join(grid.text()) for grid in self._grids()]
         notes = ["\n".join(map(paragraph, self._notes()))] if self._notes() else []
@@ -65,22 +65,22 @@ class TableRepresentation(Representation):
         return self.text().rstrip("\n")
 
     def _repr_html_(self) -> str:
-        """Return the tables that a notebook shows."""
-        told = [f"<p>{escape(self._title())}</p>"] if self._title() else []
-        told += [grid.html() for grid in self._grids()]
-        told += [f"<p>{'<br>'.join(map(escape, self._notes()))}</p>"] if self._notes() else []
-        return f"<div>{''.join(told)}</div>"
+        """Return the HTML for a notebook."""
+        parts = [f"<p>{escape(self._title())}</p>"] if self._title() else []
+        parts += [grid.html() for grid in self._grids()]
+        parts += [f"<p>{'<br>'.join(map(escape, self._notes()))}</p>"] if self._notes() else []
+        return f"<div>{''.join(parts)}</div>"
 
 
 def _in_full(value: object, indent: int) -> str:
-    """Return a value as `summarize_value` does, but all of a text, in lines of at most 80 columns below each other."""
+    """Return a value as `summarize_value` does, but a text in full, in lines of at most 80 columns."""
     if not isinstance(value, str) or not value:
         return summarize_value(value)
     return f"\n{' ' * indent}".join(wrap(value, COLUMNS - indent, break_long_words=False, break_on_hyphens=False))
 
 
 def summarize_value(value: object) -> str:
-    """Return a value in at most one short line: six digits of a number, the name of a function, the size of the rest.
+    """Return a value in one short line: six digits of a number, the name of a function, the size of a container.
 
     >>> from functools import partial
     >>> summarize_value(0.123456789), summarize_value("a" * 99)[-6:], summarize_value(partial(sorted, reverse=True))
@@ -101,7 +101,7 @@ def summarize_value(value: object) -> str:
         return _cut(value.__qualname__)
     if hasattr(value, "shape"):  # an array or a tensor
         return f"{type(value).__name__} of {list(value.shape)}"
-    if type(value).__repr__ is object.__repr__ or callable(value):  # a module prints all its layers
+    if type(value).__repr__ is object.__repr__ or callable(value):  # the repr of a module has all its layers
         return type(value).__name__
     return _cut(str(value))
 

@@ -1,4 +1,4 @@
-"""Random streams named by what they are for, so that no draw depends on timing or on another draw."""
+"""Counter-based random streams by purpose, so that no draw depends on timing or on other draws."""
 
 from hashlib import blake2b
 
@@ -6,12 +6,12 @@ from numpy.random import Generator, Philox
 
 
 def stream(seed: int, purpose: str, *keys: int) -> Generator:
-    """Return the counter-based random stream of (seed, purpose, keys): the same on every machine.
+    """Return the counter-based random stream of (seed, purpose, keys), the same on every machine.
 
     Args:
-        seed: The one seed of the run.
-        purpose: What the numbers are for, in words: ``"compute time"``.
-        *keys: Usually the worker, and the draw where each draw has a stream of its own.
+        seed: seed of the run, >= 0.
+        purpose: purpose of the numbers, for example ``"compute time"``.
+        *keys: further keys, usually the worker, and the draw if each draw has its own stream.
 
     >>> float(stream(0, "compute time", 3).random()) == float(stream(0, "compute time", 3).random())
     True
@@ -31,6 +31,6 @@ def derived_seed(seed: int, purpose: str, *keys: int) -> int:
 
 
 def _digest(size_bytes: int, seed: int, purpose: str, keys: tuple[int, ...]) -> int:
-    # int() because the text of a NumPy integer differs from that of the same Python integer.
+    # int(), because the repr of a NumPy integer differs from that of the Python integer.
     name = repr((int(seed), purpose, *map(int, keys)))
     return int.from_bytes(blake2b(name.encode(), digest_size=size_bytes).digest(), "little")

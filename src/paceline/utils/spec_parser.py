@@ -1,4 +1,4 @@
-"""The small language of the command line: ``k_sync(k=12)`` names a factory and its knobs."""
+"""Parser of call specifications of the command line, for example ``k_sync(k=12)``: a factory and its knobs."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -21,14 +21,14 @@ _WORD = re.compile(r"[\w./:~-]+")
 
 @dataclass(frozen=True)
 class Call:
-    """A name with keyword arguments, as typed."""
+    """Parsed call: a name with keyword arguments."""
 
     name: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def parse_call(text: str) -> Call:
-    """Read ``name`` or ``name(knob=value, ...)``.
+    """Parse ``name`` or ``name(knob=value, ...)``.
 
     A value is a number, ``inf``, ``true``, ``false``, ``none``, a bare word, a quoted string, or a list in brackets.
 
@@ -78,7 +78,7 @@ def _value(text: str) -> Value:
 
 
 def split_top(text: str, separator: str) -> list[str]:
-    """Split at the separator where it stands outside brackets and quotes.
+    """Split a text at the separators outside brackets and quotes.
 
     >>> split_top("4*exp(mean=1e+5) + 4*exp(mean=5)", "+")
     ['4*exp(mean=1e+5) ', ' 4*exp(mean=5)']
@@ -92,10 +92,10 @@ def split_top(text: str, separator: str) -> list[str]:
         elif char in _CLOSER:
             awaited.append(_CLOSER[char])
             if len(awaited) > DEEPEST:
-                raise UsageError(f"{text[:40]!r}... has more than {DEEPEST - 1} brackets in each other: type fewer")
+                raise UsageError(f"{text[:40]!r}... has more than {DEEPEST - 1} nested brackets: type fewer")
         elif char in _CLOSER.values():
             if char != awaited.pop():
-                raise UsageError(f"{char!r} closes nothing in {text!r}: expected balanced brackets")
+                raise UsageError(f"unbalanced {char!r} in {text!r}: expected balanced brackets")
         elif len(awaited) == 1 and position >= start and text.startswith(separator, position):
             parts.append(text[start:position])
             start = position + len(separator)
@@ -105,9 +105,12 @@ def split_top(text: str, separator: str) -> list[str]:
 
 
 def bind(call: Call, factories: Mapping[str, Callable[..., T]]) -> T:
-    """Find the factory that the call names, check the knobs against its signature, and call it.
+    """Call the factory of a parsed call with its knobs, after a check against the signature.
 
-    A knob may be typed without its unit: ``mean`` means ``mean_s`` where the factory has only the latter.
+    The unit of a knob is optional: ``mean`` stands for ``mean_s`` if the factory has only the latter.
+
+    Raises:
+        UsageError: the name or a knob is unknown, given twice, missing, or of a wrong type.
 
     >>> bind(parse_call("pair(left=1, wait=2)"), {"pair": lambda left, wait_s: (left, wait_s)})
     (1, 2)
@@ -133,7 +136,7 @@ def bind(call: Call, factories: Mapping[str, Callable[..., T]]) -> T:
 
 
 def _as_text(factory: Callable[..., Any], name: str, value: Any) -> Any:
-    """Return a number as text where text is what is expected: a folder may be called 2024."""
+    """Return a number as text if the parameter is a text, for example a folder named 2024."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     is_text = is_number and not fits(factory, name, value) and fits(factory, name, str(value))
     return str(value) if is_text else value
@@ -149,12 +152,12 @@ def _parameter(name: str, knob: str, parameters: Mapping[str, Parameter]) -> str
 
 
 def short_repr(instance: Any, name: str = "", without: Collection[str] = ()) -> str:
-    """Return a dataclass as its call, without what is as it is by default.
+    """Return a dataclass as its call, without fields at their defaults.
 
     Args:
-        instance: the dataclass.
-        name: of what is called, if not its class.
-        without: fields that are left out whatever they are.
+        instance: dataclass instance.
+        name: name of the call; that of the class if empty.
+        without: names of fields to omit.
 
     >>> short_repr(Call("bsp"))
     "Call(name='bsp')"

@@ -1,4 +1,4 @@
-"""Attributes of an object as they are, to be put away and put back."""
+"""Snapshots of attributes, for state dicts."""
 
 from collections.abc import Iterable, Mapping
 from copy import copy
@@ -6,11 +6,11 @@ from typing import Any
 
 
 def snapshot(instance: object, names: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of these attributes."""
+    """Return copies of attributes, by name."""
     return {name: copy(getattr(instance, name)) for name in names}
 
 
 def restore(instance: object, names: Iterable[str], state: Mapping[str, Any]) -> None:
-    """Put a copy of each attribute back."""
+    """Set attributes to copies of their saved values."""
     for name in names:
         setattr(instance, name, copy(state[name]))

@@ -1,4 +1,4 @@
-"""Tables of results: as text of 80 columns that breaks lines between words only, and as HTML for notebooks."""
+"""Tables of results: text of 80 columns, wrapped between words only, and HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ GAP = "  "
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table: names in the first column, short values in the others.
+    """Table with names in the first column and short values in the others.
 
     Attributes:
-        head: a heading for each column; a newline breaks it.
-        rows: a cell for each column.
-        left: columns that are aligned to the left; the others are aligned to the right.
+        head: heading of each column; a newline breaks it.
+        rows: rows with one cell per column.
+        left: indices of left-aligned columns, >= 0; the others are right-aligned.
     """
 
     head: Sequence[str]
@@ -29,8 +29,8 @@ class TextTable:
     def text(self, width: int = WIDTH) -> tuple[str, str]:
         r"""Return the headings and the rows as lines of at most `width` columns.
 
-        A name too long for its column is broken between words, or has a line of its own if one of its words is too
-        long. Values are never broken.
+        A name that is too long for its column is wrapped between words, or has its own line if one word is too long.
+        Values are never wrapped.
 
         >>> head, rows = TextTable(["protocol", "s"], [["bsp", "12.5"], ["bsp@25% >> asp", "7.5"]]).text(width=14)
         >>> print(head, rows, sep="\n")
@@ -49,7 +49,7 @@ class TextTable:
         return "\n".join(head), "\n".join(body)
 
     def html(self) -> str:
-        """Return an HTML table, every cell escaped."""
+        """Return an HTML table with escaped cells."""
         head = "".join(f"<th{self._style(i)}>{escape(cell).strip()}</th>" for i, cell in enumerate(self.head))
         body = "".join(
             f"<tr>{''.join(f'<td{self._style(i)}>{escape(cell)}</td>' for i, cell in enumerate(row))}</tr>"
@@ -66,7 +66,7 @@ class TextTable:
         return max(map(len, cells))
 
     def _head_cells(self) -> Iterator[list[str]]:
-        """Yield the lines of the headings, which end on the same line."""
+        """Yield the lines of the headings, aligned at the last line."""
         parts = [heading.split("\n") for heading in self.head]
         deepest = max(map(len, parts))
         for i in range(deepest):
@@ -88,7 +88,7 @@ class TextTable:
 
 
 def paragraph(text: str, width: int = WIDTH) -> str:
-    """Return a text in lines of at most `width` columns, broken between words only.
+    """Return a text in lines of at most `width` columns, wrapped between words only.
 
     >>> print(paragraph("bsp, seed 0 failed: ValueError", width=20))
     bsp, seed 0 failed:
@@ -101,7 +101,7 @@ NONE = "-"
 
 
 def number(value: float | None) -> str:
-    """Return three digits or more.
+    """Return a number with three significant digits or more.
 
     >>> [number(value) for value in (1234.5, 56.78, 0.012345, 0, None)]
     ['1234', '56.8', '0.0123', '0', '-']
@@ -112,5 +112,5 @@ def number(value: float | None) -> str:
 
 
 def whole(value: float | None) -> str:
-    """Return a whole number as it is, and a mean of some as a number."""
+    """Return a whole number in full, and other numbers as `number` does."""
     return f"{value:.0f}" if value is not None and float(value).is_integer() else number(value)

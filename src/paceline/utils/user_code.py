@@ -1,4 +1,4 @@
-"""Failures of the user's code: where they arose, noted on the exception, and reports with the place on top."""
+"""Errors of user code: notes on where they arose, and tracebacks below that place."""
 
 from traceback import TracebackException
 from typing import Any
@@ -9,9 +9,9 @@ HEAD = "paceline: "
 
 
 def note_place(error: BaseException, place: str) -> None:
-    """Note on an exception of the user's code where it arose; a second place is added to the first.
+    """Add a note to an exception of user code on where it arose; a second place is appended to the first.
 
-    The exception stays what it is. Python prints the note below its message, `report_of` above the traceback.
+    The exception itself is unchanged. Python prints the note below the message, `report_of` above the traceback.
 
     >>> error = ValueError("no such class")
     >>> note_place(error, "the loss of job gpt failed for worker 2, draw 5")
@@ -20,7 +20,7 @@ def note_place(error: BaseException, place: str) -> None:
     ['paceline: the loss of job gpt failed for worker 2, draw 5, update 17']
     """
     if isinstance(error, PacelineError):
-        return  # its message names the place
+        return  # the message has the place
     notes: list[str] = getattr(error, "__notes__", [])
     if notes and notes[-1].startswith(HEAD):
         notes[-1] += f", {place}"
@@ -29,13 +29,13 @@ def note_place(error: BaseException, place: str) -> None:
 
 
 def place_of(error: BaseException) -> str:
-    """Return where an exception of the user's code arose, or nothing."""
+    """Return the place where an exception of user code arose; empty without a note."""
     ours = [note for note in getattr(error, "__notes__", []) if note.startswith(HEAD)]
     return ours[-1].removeprefix(HEAD) if ours else ""
 
 
 def report_of(error: BaseException) -> str:
-    """Return the traceback of an exception, below the place where it arose."""
+    """Return the traceback of an exception, after the place where it arose."""
     place = place_of(error)
     report = TracebackException.from_exception(error)
     report.__notes__ = [note for note in report.__notes__ or [] if note != f"{HEAD}{place}"]

@@ -1,4 +1,4 @@
-"""The one way in which arguments are checked: an interval that is both the test and the message."""
+"""Range checks of arguments, by an interval that is both the test and the message."""
 
 from math import nan
 from numbers import Integral, Real
@@ -7,7 +7,7 @@ from paceline.errors import UsageError
 
 
 def check_range(interval: str, kind: type = Real, /, **values: object) -> None:
-    """Raise a UsageError unless every value is a number (or ``Integral``) inside the interval.
+    """Raise a UsageError unless every value is a number of a kind (``Real`` or ``Integral``) inside an interval.
 
     >>> check_range("(0, inf)", mean_s=1.5)
     >>> check_range("[1, inf)", Integral, n=0)
@@ -28,7 +28,7 @@ def check_range(interval: str, kind: type = Real, /, **values: object) -> None:
 def _as_float(value: Real) -> float:
     try:
         return float(value)
-    except OverflowError:  # of a whole number that is larger than any float
+    except OverflowError:  # a whole number beyond the range of floats
         return nan
 
 

@@ -1,4 +1,4 @@
-"""Counts and lists in words, and messages in one line."""
+"""Text helpers for messages: counts, lists and single lines."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 
 def counted(amount: float, noun: str, plural: str | None = None) -> str:
-    """Return a count with its noun, in the singular for one.
+    """Return a count with its noun, singular for one.
 
     Args:
-        amount: number of things.
-        noun: the name of one of them.
-        plural: the name of several, the noun with an s if not given.
+        amount: count, >= 0.
+        noun: singular noun.
+        plural: plural noun; the singular with an s if not given.
 
     >>> [counted(amount, "update") for amount in (0, 1, 2)]
     ['0 updates', '1 update', '2 updates']
@@ -22,7 +22,7 @@ def counted(amount: float, noun: str, plural: str | None = None) -> str:
 
 
 def listed(noun: str, things: Sequence[object]) -> str:
-    """Return a noun and the things that it stands for, in the singular for one.
+    """Return a noun and a list of things, singular for one.
 
     >>> listed("seed", [1]), listed("seed", [1, 2, 5])
     ('seed 1', 'seeds 1, 2 and 5')
@@ -31,7 +31,7 @@ def listed(noun: str, things: Sequence[object]) -> str:
 
 
 def join_words(things: Iterable[object], conjunction: str = "and") -> str:
-    """Return things with commas between them, and a conjunction before the last one.
+    """Return a list of things with commas, and a conjunction before the last one.
 
     >>> join_words(["bsp"]), join_words(["bsp", "asp", "ssp"]), join_words(["text", "None"], "or")
     ('bsp', 'bsp, asp and ssp', 'text or None')
@@ -41,7 +41,7 @@ def join_words(things: Iterable[object], conjunction: str = "and") -> str:
 
 
 def in_one_line(text: str, longest: int | None = None) -> str:
-    r"""Return a text with single spaces in place of line breaks, cut if it has more characters than `longest`.
+    r"""Return a text on one line, cut to at most `longest` characters.
 
     >>> in_one_line("cannot\n  pickle"), in_one_line("cannot pickle a lock", longest=10)
     ('cannot pickle', 'cannot ...')
@@ -51,7 +51,7 @@ def in_one_line(text: str, longest: int | None = None) -> str:
 
 
 def first_line(message: str) -> str:
-    r"""Return the first line of a message that is not blank.
+    r"""Return the first non-blank line of a message.
 
     >>> first_line("ValueError: the first line\nand another")
     'ValueError: the first line'

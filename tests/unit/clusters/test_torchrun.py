@@ -76,9 +76,9 @@ def test_variables_that_are_missing_or_wrong(started, changes, message):
 
 
 WRONG = [
-    ({"address": "10.0.0.1"}, r"can be reached from elsewhere: set PACELINE_TOKEN"),
-    ({"address": "tcp://x"}, r"address='tcp://x': expected a host or host:port"),
-    ({"address": ""}, r"address='': expected a host or host:port"),
+    ({"address": "10.0.0.1"}, r"is reachable from other machines: set PACELINE_TOKEN"),
+    ({"address": "tcp://x"}, r"address='tcp://x': expected host or host:port"),
+    ({"address": ""}, r"address='': expected host or host:port"),
     ({"threads": 0}, r"threads=0 is not a whole number in \[1, inf\)"),
     ({"start_timeout_s": 0}, r"start_timeout_s=0 is not a number in \(0, inf\)"),
     ({"worker_at_server": 1}, r"worker_at_server=1, expected true or false"),
@@ -89,8 +89,8 @@ WRONG = [
     ({"workers": "node", "faults": [pl.Fault(1, 1)]}, r"the cluster has workers 0 to 0"),
     ({"slices": 0}, r"slices=0 is not a whole number in \[1, inf\)"),
     ({"slices": 2.0}, r"slices=2.0, expected a whole number"),
-    ({"slices": 5}, r"slices=5, but the job has 4 processes, each of which can host one: give at most that many"),
-    ({"slices": 2, "debug": True}, r"slices=2 with debug=True, which watches one server; leave slices out"),
+    ({"slices": 5}, r"slices=5, but the job has 4 processes, each of which can host one server: give at most 4"),
+    ({"slices": 2, "debug": True}, r"slices=2 with debug=True, which supports one server only; omit slices"),
 ]
 
 
@@ -104,15 +104,15 @@ def test_arguments_that_cannot_work(started, arguments, message):
 UNFIT = [
     ("bsp", {"faults": [pl.Fault(3, 1)]}, r"the cluster has workers 0 to 2"),
     ("bsp", {"slowness": pl.Cluster(4)}, r"slowness has 4 workers, these ranks 3: give it 3"),
-    ("bsp", {"elastic": True}, r"elastic=True: .* has a server, which takes in .* as it is; leave elastic out"),
+    ("bsp", {"elastic": True}, r"elastic=True: .* has a server, where workers .*; omit elastic"),
     ("dc_s3gd", {"slowness": pl.Cluster(3)}, r"slowness has 3 workers, these ranks 4: give it 4"),
     (
         "dc_s3gd",
         {"worker_at_server": False},
-        r"worker_at_server=False: .* has no server, so every rank is a worker; leave worker_at_server out",
+        r"worker_at_server=False: .* has no server, so every rank is a worker; omit worker_at_server",
     ),
-    ("dc_s3gd", {"slices": 2}, r"slices=2: .* has no server whose parameters could be shared out; leave slices out"),
-    ("dc_s3gd", {"wire": "bf16"}, r"wire='bf16': .* sums float32 as it is; leave wire out"),
+    ("dc_s3gd", {"slices": 2}, r"slices=2: .* has no server whose parameters could be sharded; omit slices"),
+    ("dc_s3gd", {"wire": "bf16"}, r"wire='bf16': .* sums in float32 only; omit wire"),
 ]
 
 
@@ -164,7 +164,7 @@ def test_elastic_can_be_typed_for_ranks_alone(started, monkeypatch, capsys, tmp_
 
     started()
     status, line = said()
-    assert (status, "--elastic: bsp has a server, which takes in and lets go workers" in line) == (2, True)
+    assert (status, "--elastic: bsp has a server, which can always join and leave" in line) == (2, True)
     status, line = said("--cluster", "local:2")
     assert (status, "--elastic needs --cluster torchrun" in line) == (2, True)
 
@@ -298,7 +298,7 @@ def test_slices_can_be_typed_and_are_no_other_run(started):
 
 def test_what_has_no_server_has_no_slices(started):
     started()
-    with pytest.raises(pl.UsageError, match=r"slices=2: all_reduce has no server whose parameters could be shared out"):
+    with pytest.raises(pl.UsageError, match=r"slices=2: all_reduce has no server whose parameters could be sharded"):
         pl.Torchrun(slices=2).check_plan(as_plan(pl.all_reduce()))
 
 

@@ -89,7 +89,7 @@ VALID = {
     "k": 2,
     "kind": "word",
     "lambda0": 0.1,
-    "law": LAW,
+    "distribution": LAW,
     "lead": 2,
     "L": 1.0,
     "c": 0.5,
@@ -227,7 +227,7 @@ def test_numpys_scalars_are_numbers_and_a_bool_is_none():
     ("wrong", "words"),
     [
         (lambda: pl.Cluster(4, faults=[pl.Fault(0, 1), 1]), "Cluster: faults[1]=1, expected a pl.Fault"),
-        (lambda: pl.simulate(pl.bsp, pl.Cluster(2), updates=1), "call it, as bsp(...)"),
+        (lambda: pl.simulate(pl.bsp, pl.Cluster(2), updates=1), "call it: bsp(...)"),
         (lambda: pl.Fault(0, 1, "dye"), "Fault: kind='dye', expected 'die', 'raise', 'hang' or 'not_finite'"),
         (lambda: pl.ScheduledQuorum({0: "x"}), "ScheduledQuorum: schedule[0]='x', expected a whole number"),
         (lambda: pl.Exponential("x" * 999), f"mean_s='{'x' * 27}...{'x' * 28}', expected a number"),

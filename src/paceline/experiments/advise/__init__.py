@@ -1,0 +1,1 @@
+"""Advice: predicted times of protocols from a recorded run."""

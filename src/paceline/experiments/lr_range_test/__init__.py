@@ -1,0 +1,1 @@
+"""Learning-rate range test: knee of the loss curve for each quorum."""

@@ -1,0 +1,1 @@
+"""Execution of the runs of an experiment: grid, processes, folder, progress."""

@@ -1,0 +1,1 @@
+"""Cost of a search for the switch point, over recorded runs."""

@@ -1,0 +1,1 @@
+"""Search for the switch point between two protocols: bisection, trial runs, result."""
