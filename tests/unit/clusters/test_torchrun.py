@@ -164,7 +164,7 @@ def test_elastic_can_be_typed_for_ranks_alone(started, monkeypatch, capsys, tmp_
 
     started()
     status, line = said()
-    assert (status, "--elastic: bsp has a server, which can always join and leave" in line) == (2, True)
+    assert (status, "--elastic: bsp has a server, where workers can always join" in line) == (2, True)
     status, line = said("--cluster", "local:2")
     assert (status, "--elastic needs --cluster torchrun" in line) == (2, True)
 
