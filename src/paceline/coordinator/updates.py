@@ -11,13 +11,22 @@ from paceline.coordinator.phases import PhaseRunner
 from paceline.coordinator.run_state import RunState
 from paceline.coordinator.step_scaling import StepScaling
 from paceline.coordinator.worker_table import BUSY, EXCLUDED, IDLE, NEVER, PROBED, WorkerState
-from paceline.core.events import Accept, Apply, Arrival, Drop, EndRun, Evaluate, Outcome, UpdateApplied
+from paceline.core.events import (
+    NOT_FINITE,
+    OLD_DRAW,
+    Accept,
+    Apply,
+    Arrival,
+    Drop,
+    EndRun,
+    Evaluate,
+    Outcome,
+    UpdateApplied,
+)
 from paceline.core.stop import StopMonitor
 from paceline.utils.wording import counted
 
 STALE = "too stale"
-NOT_FINITE = "not finite"
-OLD_DRAW = "finished after its interrupt"
 NO_OTHER_WORKER = "no other live worker can contribute"
 LATE_RETURN = "its worker had been declared lost"
 PROBE = "only a probe of its worker"

@@ -1,18 +1,21 @@
-"""What engines tell the coordinator (events) and what it tells them to do (commands): plain, immutable data."""
+"""Events that engines report to the coordinator, and commands that it answers with: plain, immutable data."""
 
 from collections.abc import Mapping
 from enum import StrEnum
 from math import inf, nan
 from typing import NamedTuple
 
+NOT_FINITE = "not finite"
+OLD_DRAW = "finished after its interrupt"
+
 
 class Minibatch(NamedTuple):
-    """Which samples a worker is to use, as numbers that the job turns into indices.
+    """Number of a minibatch, from which the job computes sample indices.
 
     Attributes:
-        shard: part of the data set, 0 when all workers share it.
-        epoch: pass over the shard, or None when samples are drawn with replacement.
-        number: position of the minibatch in its shuffled epoch, or None likewise.
+        shard: number of the shard of the data; 0 if all workers share the data.
+        epoch: number of the pass over the shard; None if samples are drawn with replacement.
+        number: position in the shuffled epoch; None if samples are drawn with replacement.
     """
 
     shard: int
@@ -21,7 +24,7 @@ class Minibatch(NamedTuple):
 
 
 class Outcome(StrEnum):
-    """Why a run ended."""
+    """Outcome of a run."""
 
     LOSS = "loss"
     ACCURACY = "accuracy"
@@ -39,17 +42,17 @@ class Outcome(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """Whether the run could not go on, as opposed to: reached its end or was told to stop."""
+        """Whether the run crashed or diverged."""
         return self.is_crash or self.is_divergence
 
     @property
     def is_crash(self) -> bool:
-        """Whether something failed, so that the run is no result of its protocol."""
+        """Whether a failure ended the run, so that it is no result of its protocol."""
         return self in {Outcome.NO_WORKERS, Outcome.FAILED}
 
     @property
     def is_divergence(self) -> bool:
-        """Whether training itself diverged, which is a result of the protocol and the learning rate."""
+        """Whether training diverged, which is a result of the protocol and the learning rate."""
         return self in {Outcome.NOT_FINITE, Outcome.DIVERGED}
 
 
@@ -57,11 +60,11 @@ class Outcome(StrEnum):
 
 
 class Compensation(NamedTuple):
-    """What was done about the staleness of a gradient.
+    """Compensation of a stale gradient.
 
     Attributes:
-        formula: in words.
-        factor: that was applied, a step scale or the lambda of a correction.
+        formula: formula in text.
+        factor: applied factor: a step scale, or the lambda of a correction.
     """
 
     formula: str
@@ -69,26 +72,26 @@ class Compensation(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A worker finished a gradient.
+    """Arrival of a gradient.
 
     Attributes:
-        now: seconds since the run began.
-        worker: who.
-        draw: which piece of work, as numbered by its `Compute`.
+        now: time of the event, in seconds since the run began.
+        worker: number of the worker.
+        draw: number of the work, as in its `Compute`.
         loss: mean loss of the minibatch.
-        samples: size of the minibatch.
-        squared_norm: of the gradient.
-        variance: of the gradient, as its microbatches show it; nan without any.
-        finite: whether loss and gradient are.
+        samples: number of samples in the minibatch.
+        squared_norm: squared norm of the gradient.
+        variance: variance of the gradient, estimated from its microbatches; nan without microbatches.
+        finite: whether loss and gradient are finite.
         pull_s: seconds to receive the parameters.
-        compute_s: seconds of forward and backward, injected slowness included, waiting for others not; those of a real
-            worker without a server with its own step.
-        push_s: seconds to hand in the gradient.
-        step_scale: that compensators give it.
-        compensations: what they did.
-        sum_s: seconds of the sum that it is a part of, from when all was handed in; 0 if none was made yet, nan with a
-            server. This and the next are for the log: nothing is decided by them, and of real ranks only 0 knows them.
-        left_over_s: seconds in which real ranks without a server neither computed nor waited for each other or a sum.
+        compute_s: seconds of forward and backward pass, with injected slowness, without waiting for other workers. A
+            real worker without a server includes its own step.
+        push_s: seconds to send the gradient.
+        step_scale: factor that the compensators give it.
+        compensations: what each compensator did.
+        sum_s: seconds of the all-reduce that includes it, after the last contribution; 0 before the first one, nan
+            with a server. Only rank 0 measures it and the next field; both are for the log only.
+        left_over_s: seconds in which real ranks without a server neither computed nor waited.
     """
 
     now: float
@@ -109,7 +112,7 @@ class Arrival(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The step s = w_t - w_{t+1} that an update has taken, and the mean gradient g that it was made of.
+    """Step s = w_t - w_{t+1} of an update, and its mean gradient g.
 
     Plain SGD with learning rate eta has s = eta g, so that g.s = eta ||g||^2 and ||s||^2 = eta^2 ||g||^2.
 
@@ -117,8 +120,8 @@ class Step(NamedTuple):
         squared_norm: ||g||^2, before any clipping.
         progress: g.s, the inner product.
         squared_step: ||s||^2.
-        learning_rate: eta, that the optimizer stepped with, the largest of its parameter groups'.
-        next_learning_rate: the optimizer's own, without any scale, for the next step.
+        learning_rate: eta, the learning rate of this step; the largest of all parameter groups.
+        next_learning_rate: learning rate of the optimizer for the next step, without any scale.
     """
 
     squared_norm: float
@@ -129,10 +132,10 @@ class Step(NamedTuple):
 
 
 class UpdateApplied(NamedTuple):
-    """The step of an update, as its `Apply` has asked for; no other event comes between the two.
+    """Measured step of an update, if its `Apply` asked for it; no other event comes between the two.
 
     Attributes:
-        version: that the update has made.
+        version: version that the update has made.
     """
 
     now: float
@@ -141,14 +144,14 @@ class UpdateApplied(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A worker is there and can be given work."""
+    """A worker has joined and can receive work."""
 
     now: float
     worker: int
 
 
 class Lost(NamedTuple):
-    """A worker is gone; what it was computing will not come."""
+    """A worker is lost, and its work with it."""
 
     now: float
     worker: int
@@ -156,13 +159,13 @@ class Lost(NamedTuple):
 
 
 class Timer(NamedTuple):
-    """A moment that a `SetTimer` asked for has come."""
+    """A time that a `SetTimer` asked for."""
 
     now: float
 
 
 class Evaluated(NamedTuple):
-    """The evaluation of a version is done."""
+    """Metrics of a version."""
 
     now: float
     version: int
@@ -170,7 +173,7 @@ class Evaluated(NamedTuple):
 
 
 class AbortRun(NamedTuple):
-    """The run has to end for a reason outside the coordinator: a signal, a full disk, no worker left."""
+    """The run must end for a reason outside the coordinator: a signal, a full disk, no worker left."""
 
     now: float
     outcome: Outcome
@@ -178,12 +181,12 @@ class AbortRun(NamedTuple):
 
 
 class Restarted(NamedTuple):
-    """The run goes on from a checkpoint, and its workers have lost what they were doing.
+    """The run resumes from a checkpoint, and its workers have lost their work.
 
     Attributes:
-        workers: that it goes on with, numbered from 0.
-        stop_before: the conditions that would have ended it before.
-        changes: what differs from the run before, in words; empty for nothing.
+        workers: number of workers, numbered from 0.
+        stop_before: stop conditions before the restart.
+        changes: settings that differ from the run before, in text; empty for none.
     """
 
     now: float
@@ -199,7 +202,7 @@ Event = Arrival | UpdateApplied | Joined | Lost | Timer | Evaluated | AbortRun |
 
 
 class Compute(NamedTuple):
-    """Give a worker one piece of work: the gradient of a minibatch at a version."""
+    """Assign work to a worker: the gradient of a minibatch at a version."""
 
     worker: int
     version: int
@@ -208,17 +211,17 @@ class Compute(NamedTuple):
 
 
 class Interrupt(NamedTuple):
-    """Let a worker abandon its work."""
+    """Cancel the work of a worker."""
 
     worker: int
     draw: int
 
 
 class Accept(NamedTuple):
-    """Add the gradient that just arrived to the open update.
+    """Add the gradient that has just arrived to the update in progress.
 
     Attributes:
-        step_scale: its weight, besides its samples.
+        step_scale: factor on its weight, which is its number of samples.
     """
 
     worker: int
@@ -229,10 +232,11 @@ class Accept(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Forget the gradient that just arrived.
+    """Discard the gradient that has just arrived.
 
     Attributes:
-        staleness: None for an old draw, whose version is forgotten already.
+        staleness: staleness in versions; None for cancelled work, whose version is not stored.
+        reason: reason for the log.
     """
 
     worker: int
@@ -242,17 +246,17 @@ class Drop(NamedTuple):
 
 
 class Apply(NamedTuple):
-    """Make one update of the accepted gradients and publish it as a version.
+    """Make an update of the accepted gradients and publish it as a version.
 
     Attributes:
-        version: the new version.
-        gradients: those that enter, in the order of their arrival.
-        lr_scale: what the optimizer's learning rate is multiplied by for this step.
-        reason: why the update is made now.
-        measure: whether an `UpdateApplied` is to follow at once.
-        step_scale: mean of the gradients', by which the mean gradient, each weighted with its own, is multiplied.
-        momentum_limit: the largest momentum that the optimizer may step with.
-        weight_decay_scale: what the optimizer's weight decay is multiplied by for this step.
+        version: number of the new version.
+        gradients: accepted gradients, in the order of their arrival.
+        lr_scale: factor on the learning rate of the optimizer in this step.
+        reason: why the update is made now, for the log.
+        measure: whether the engine must report an `UpdateApplied` at once.
+        step_scale: mean of the gradients' step scales; factor on their mean, in which each has its step scale.
+        momentum_limit: largest momentum of this step.
+        weight_decay_scale: factor on the weight decay of the optimizer in this step.
     """
 
     version: int
@@ -266,29 +270,31 @@ class Apply(NamedTuple):
 
 
 class RestartWorker(NamedTuple):
-    """Give a worker up and start another one in its place, if that can be done; a `Lost` and a `Joined` will tell."""
+    """Replace a worker by a new one, where the engine can start workers; a `Lost` and a `Joined` follow."""
 
     worker: int
 
 
 class Evaluate(NamedTuple):
-    """Measure a version on the evaluation data."""
+    """Evaluate a version on the evaluation data."""
 
     version: int
 
 
 class SetTimer(NamedTuple):
-    """Send a `Timer` at this moment."""
+    """Report a `Timer` at this time, in seconds since the run began."""
 
     at_s: float
 
 
 class Decision(NamedTuple):
-    """Something was decided; for the record.
+    """Decision for the log; the engine does nothing.
 
     Attributes:
-        worker: whom it is about, if anybody.
-        k: the quorum that was chosen, if one was.
+        kind: word that all decisions of a sort share, for example "quorum".
+        reason: text of the decision.
+        worker: number of the worker that the decision is about; None for none.
+        k: chosen quorum; None for none.
     """
 
     kind: str

@@ -1,4 +1,8 @@
-"""What happened: one record an event, and columns of them by update and by second."""
+"""Records of a run, one per event or command, as `events.jsonl` has them.
+
+A record and the event or command that it is made of share the names of their fields. `of` makes a record, and `event`
+makes the event again, so that a new field is added here and in `core.events` only.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +13,40 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from paceline.core.events import Outcome, Step
+from paceline.core.events import (
+    NOT_FINITE,
+    OLD_DRAW,
+    Accept,
+    Arrival,
+    Compensation,
+    Decision,
+    Drop,
+    Evaluated,
+    Event,
+    Joined,
+    Lost,
+    Outcome,
+    Restarted,
+    Step,
+    Timer,
+    UpdateApplied,
+)
 
 Column = NDArray[Any]
 
 
-# In the records of events, `now_s` is when the server was done with the event, with the update that it may have
-# completed, and `event_s` is when the coordinator heard of it.
+# In the records of events, `event_s` is the time of the event, and `now_s` the time at which the server had handled it,
+# including an update that it completed.
 
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """The run has begun.
+    """Beginning of a run.
 
     Attributes:
-        memory: how much the versions may take, in words.
+        now_s: time of the record, in seconds since the run began; also in all other records.
+        workers: number of workers.
+        memory: memory that the versions may take, in text.
     """
 
     now_s: float
@@ -33,13 +56,13 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class RunResumed:
-    """A run that had ended goes on from a checkpoint, and what its workers were computing then is lost.
+    """Resumption of a run from a checkpoint; the work of its workers is lost.
 
-    A simulated run that nothing was changed in leaves no such record: it goes on as if it had never stopped.
+    A simulated run without changes has no such record: it continues as if it had never stopped.
 
     Attributes:
-        stop_before: the conditions that would have ended it before.
-        changes: what differs from the run before, in words; empty for nothing.
+        stop_before: stop conditions before the restart.
+        changes: settings that differ from the run before, in text; empty for none.
     """
 
     now_s: float
@@ -48,16 +71,24 @@ class RunResumed:
     stop_before: str
     changes: str
 
+    @property
+    def event(self) -> Restarted:
+        """Event of this record."""
+        return Restarted(self.now_s, self.workers, self.stop_before)
+
 
 @dataclass(frozen=True, slots=True)
 class GradientArrived:
-    """A gradient arrived, and was used or dropped; one that crossed its interrupt counts as interrupted work.
+    """Arrival of a gradient, and whether it was used. See `core.events.Arrival` for the fields that are its own.
 
     Attributes:
-        step_scale: that compensators gave it.
-        compensations: formula and applied factor of each.
-        sum_s: seconds of the sum that it is a part of, 0 if none was made yet; nan with a server.
-        left_over_s: seconds of the iteration besides, of real ranks without a server.
+        version: version that the gradient was computed at.
+        started_s: time at which the work was assigned, in seconds.
+        staleness: staleness in versions.
+        used: whether the gradient was accepted.
+        reason: why it was dropped; empty if it was used.
+        crossed_interrupt: whether its work was cancelled before; it counts as interrupted work.
+        compensations: formula and applied factor of each compensator.
     """
 
     now_s: float
@@ -82,10 +113,42 @@ class GradientArrived:
     sum_s: float = nan
     left_over_s: float = 0.0
 
+    @classmethod
+    def of(cls, arrival: Arrival, command: Accept | Drop, **facts: Any) -> GradientArrived:
+        """Return the record of an arrival and the command that answered it.
+
+        Args:
+            arrival: the event.
+            command: acceptance or drop.
+            facts: fields that neither has.
+        """
+        reason = command.reason if isinstance(command, Drop) else ""
+        return cls(
+            used=isinstance(command, Accept),
+            reason=reason,
+            crossed_interrupt=reason == OLD_DRAW,
+            event_s=arrival.now,
+            **{
+                **{name: getattr(arrival, name) for name in _OF_ARRIVAL},
+                "compensations": [tuple(each) for each in arrival.compensations],
+                **facts,
+            },
+        )
+
+    @property
+    def event(self) -> Arrival:
+        """Event of this record."""
+        fields = {name: getattr(self, name) for name in _OF_ARRIVAL}
+        fields["compensations"] = tuple(Compensation(*each) for each in self.compensations)
+        return Arrival(now=self.event_s, finite=self.reason != NOT_FINITE, **fields)
+
+
+_OF_ARRIVAL = tuple(name for name in Arrival._fields if name in GradientArrived.__dataclass_fields__)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkInterrupted:
-    """A worker was told to abandon its work, a minibatch of that many samples."""
+    """Cancelled work of a worker, a minibatch of that many samples."""
 
     now_s: float
     worker: int
@@ -97,7 +160,7 @@ class WorkInterrupted:
 
 @dataclass(frozen=True, slots=True)
 class WorkUnfinished:
-    """Work that will never be delivered: its worker is lost or set aside, or the run is over."""
+    """Work that is never delivered: its worker is lost or excluded, or the run is over."""
 
     now_s: float
     worker: int
@@ -108,15 +171,15 @@ class WorkUnfinished:
 
 @dataclass(frozen=True, slots=True)
 class UpdateMade:
-    """An update was made of k gradients.
+    """Update made of k gradients.
 
     Attributes:
-        loss: mean over those gradients, each at its own version.
-        learning_rate: that the optimizer stepped with, of its first parameter group.
-        staleness: mean over those gradients.
-        busy_s: worker-seconds spent so far on work that is finished or abandoned.
-        live_s: worker-seconds so far that workers were there.
-        step_scale: by which compensators have changed the step's length besides.
+        loss: mean loss of these gradients, each at its own version.
+        learning_rate: learning rate of this step, of the first parameter group.
+        staleness: mean staleness of these gradients, in versions.
+        busy_s: worker-seconds of work so far.
+        live_s: worker-seconds of live workers so far.
+        step_scale: factor of the compensators on the step.
     """
 
     now_s: float
@@ -136,7 +199,7 @@ class UpdateMade:
 
 @dataclass(frozen=True, slots=True)
 class StepMeasured:
-    """How far an update has moved the parameters, measured because somebody reads it; see `events.Step`."""
+    """Measured step of an update; see `core.events.Step`."""
 
     now_s: float
     version: int
@@ -149,16 +212,21 @@ class StepMeasured:
 
     @property
     def step(self) -> Step:
-        """The step as the coordinator was told of it."""
-        return Step(self.squared_norm, self.progress, self.squared_step, self.learning_rate, self.next_learning_rate)
+        """Step of the event."""
+        return Step(*(getattr(self, name) for name in Step._fields))
+
+    @property
+    def event(self) -> UpdateApplied:
+        """Event of this record."""
+        return UpdateApplied(self.event_s, self.version, self.step)
 
 
 @dataclass(frozen=True, slots=True)
 class VersionEvaluated:
-    """A version was measured on the evaluation data.
+    """Evaluation of a version.
 
     Attributes:
-        published_s: when the version was made, which is the time that its metrics count for.
+        published_s: time at which the version was made, in seconds; the time of its metrics.
     """
 
     now_s: float
@@ -167,15 +235,15 @@ class VersionEvaluated:
     metrics: Mapping[str, float]
     event_s: float = nan
 
+    @property
+    def event(self) -> Evaluated:
+        """Event of this record."""
+        return Evaluated(self.event_s, self.version, self.metrics)
+
 
 @dataclass(frozen=True, slots=True)
 class DecisionMade:
-    """A protocol, a quorum or a membership was changed.
-
-    Attributes:
-        worker: whom it is about, if anybody.
-        k: the quorum that was chosen, if one was.
-    """
+    """Decision, such as a change of protocol, quorum or membership; see `core.events.Decision`."""
 
     now_s: float
     kind: str
@@ -183,13 +251,18 @@ class DecisionMade:
     worker: int | None = None
     k: int | None = None
 
+    @classmethod
+    def of(cls, now_s: float, decision: Decision) -> DecisionMade:
+        """Return the record of a decision."""
+        return cls(now_s, *decision)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A worker came, or came back.
+    """Worker that has joined or come back.
 
     Attributes:
-        late_return: whether it had been declared lost and then handed in a gradient after all.
+        late_return: whether it had been declared lost and then delivered a gradient.
     """
 
     now_s: float
@@ -197,13 +270,18 @@ class WorkerJoined:
     late_return: bool = False
     event_s: float = nan
 
+    @property
+    def event(self) -> Joined | None:
+        """Event of this record; None for a late return, whose event is an arrival."""
+        return None if self.late_return else Joined(self.event_s, self.worker)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker is gone.
+    """Lost worker.
 
     Attributes:
-        silent: whether it was declared lost because nothing was heard of it.
+        silent: whether its timeout expired.
     """
 
     now_s: float
@@ -212,22 +290,32 @@ class WorkerLost:
     silent: bool = False
     event_s: float = nan
 
+    @property
+    def event(self) -> Lost | None:
+        """Event of this record; None for an expired timeout, whose event is a timer."""
+        return None if self.silent else Lost(self.event_s, self.worker, self.reason)
+
 
 @dataclass(frozen=True, slots=True)
 class TimerRang:
-    """A moment came that the coordinator had asked for."""
+    """Timer of the coordinator."""
 
     now_s: float
     event_s: float
 
+    @property
+    def event(self) -> Timer:
+        """Event of this record."""
+        return Timer(self.event_s)
+
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """The run is over.
+    """End of a run.
 
     Attributes:
-        busy_s: worker-seconds spent on work.
-        live_s: worker-seconds that workers were there.
+        busy_s: worker-seconds of work.
+        live_s: worker-seconds of live workers.
     """
 
     now_s: float
@@ -252,3 +340,9 @@ Record = (
     | TimerRang
     | RunEnded
 )
+
+
+def event_of(record: Record) -> Event | None:
+    """Return the event that a record was made of; None for a record of a command."""
+    event: Event | None = getattr(record, "event", None)
+    return event

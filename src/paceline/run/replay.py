@@ -12,20 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.coordinator.coordinator import Coordinator
-from paceline.coordinator.updates import NOT_FINITE
 from paceline.core.events import (
-    Arrival,
     Command,
-    Compensation,
     EndRun,
-    Evaluated,
-    Event,
-    Joined,
-    Lost,
     Outcome,
     Restarted,
-    Timer,
-    UpdateApplied,
 )
 from paceline.core.records import (
     DecisionMade,
@@ -34,13 +25,10 @@ from paceline.core.records import (
     RunEnded,
     RunResumed,
     RunStarted,
-    StepMeasured,
-    TimerRang,
     UpdateMade,
     VersionEvaluated,
-    WorkerJoined,
-    WorkerLost,
     WorkInterrupted,
+    event_of,
 )
 from paceline.core.stop import Stop as StopRule
 from paceline.errors import UsageError
@@ -149,7 +137,7 @@ def _lenient_stops(saved: SavedRun) -> _Stops:
     a stop that is met already ends the run at once, so only the last event can show it.
     """
     stops = _stops(saved)
-    last = max((number for number, record in enumerate(saved.history) if _event(record)), default=0)
+    last = max((number for number, record in enumerate(saved.history) if event_of(record)), default=0)
     return _Stops([*stops.rules[:-1], StopRule(updates=NEVER), stops.rules[-1]], Counter([last]), ended_before=False)
 
 
@@ -239,7 +227,7 @@ class _Replayer:
                 return True
             case RunResumed():
                 self._replace_coordinator()
-        event = _event(record)
+        event = event_of(record)
         if event is None or (self._coordinator.stopped and not isinstance(event, Restarted)):
             return False
         commands = self._coordinator.handle(event)
@@ -268,42 +256,6 @@ def _checked(given: Protocol | Phase | Plan, saved: SavedRun) -> Plan:
     if str(plan) != saved.configuration["protocol"]:
         raise UsageError(f"{saved.path} ran {saved.configuration['protocol']}, given {plan}; expected the same plan")
     return plan
-
-
-def _event(record: Record) -> Event | None:
-    """Return the event that caused a record; None for the record of a decision."""
-    match record:
-        case GradientArrived():
-            return Arrival(
-                now=record.event_s,
-                worker=record.worker,
-                draw=record.draw,
-                loss=record.loss,
-                samples=record.samples,
-                squared_norm=record.squared_norm,
-                finite=record.reason != NOT_FINITE,
-                pull_s=record.pull_s,
-                compute_s=record.compute_s,
-                push_s=record.push_s,
-                variance=record.variance,
-                step_scale=record.step_scale,
-                compensations=tuple(Compensation(*each) for each in record.compensations),
-                sum_s=record.sum_s,
-                left_over_s=record.left_over_s,
-            )
-        case StepMeasured():
-            return UpdateApplied(record.event_s, record.version, record.step)
-        case RunResumed():
-            return Restarted(record.now_s, record.workers, record.stop_before)
-        case TimerRang():
-            return Timer(record.event_s)
-        case VersionEvaluated():
-            return Evaluated(record.event_s, record.version, record.metrics)
-        case WorkerJoined(late_return=False):
-            return Joined(record.event_s, record.worker)
-        case WorkerLost(silent=False):
-            return Lost(record.event_s, record.worker, record.reason)
-    return None
 
 
 def _with_singular(reason: str) -> str:

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from paceline.catalogue.parser import parse_plan
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.minibatch_sampler import MinibatchSampler
-from paceline.coordinator.updates import NOT_FINITE
-from paceline.core.events import Arrival, Compute, Drop, Joined, Lost
+from paceline.core.events import NOT_FINITE, Arrival, Compute, Drop, Joined, Lost
 from paceline.core.stop import Stop
 
 

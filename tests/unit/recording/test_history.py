@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import paceline as pl
-from paceline.coordinator.updates import OLD_DRAW
-from paceline.core.events import Accept, Arrival, Compute, Drop, Interrupt, Timer
+from paceline.core.events import OLD_DRAW, Accept, Arrival, Compute, Drop, Interrupt, Timer
 from paceline.core.records import (
     DecisionMade,
     GradientArrived,

@@ -1,0 +1,59 @@
+from dataclasses import fields
+
+import pytest
+
+from paceline.core.events import NOT_FINITE, Accept, Arrival, Compensation, Decision, Drop, Step
+from paceline.core.records import (
+    DecisionMade,
+    GradientArrived,
+    StepMeasured,
+    UpdateMade,
+    WorkerJoined,
+    WorkerLost,
+    event_of,
+)
+
+ARRIVAL = Arrival(
+    1.0, 2, 3, loss=0.5, samples=8, squared_norm=2.0, pull_s=0.1, compute_s=0.2, push_s=0.3, variance=0.4,
+    step_scale=0.6, compensations=(Compensation("1/tau", 0.5),), sum_s=0.7, left_over_s=0.8,
+)  # fmt: skip
+FACTS = {"now_s": 1.5, "version": 1, "started_s": 0.2, "staleness": 0}
+
+
+def test_every_field_of_an_arrival_is_in_its_record():
+    names = {field.name for field in fields(GradientArrived)}
+    assert set(Arrival._fields) - names == {"now", "finite"}  # event_s and the reason
+    assert all(
+        value != Arrival._field_defaults.get(name)
+        for name, value in zip(Arrival._fields, ARRIVAL, strict=True)
+        if name != "finite"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "finite"),
+    [(Accept(2, 3, 0, 8), True), (Drop(2, 3, 0, NOT_FINITE), False), (Drop(2, 3, 4, "old"), True)],
+)
+def test_a_record_of_an_arrival_gives_the_arrival_back(command, finite):
+    arrival = ARRIVAL._replace(finite=finite)
+    record = GradientArrived.of(arrival, command, **FACTS)
+    assert event_of(record) == arrival
+    assert record.used == isinstance(command, Accept)
+
+
+def test_a_record_of_a_decision_has_all_its_fields():
+    assert DecisionMade.of(1.5, Decision("quorum", "k=4: test", None, 4)) == DecisionMade(
+        1.5, "quorum", "k=4: test", None, 4
+    )
+
+
+def test_a_measured_step_gives_its_event_back():
+    step = Step(1.0, 2.0, 3.0, 4.0, 5.0)
+    assert event_of(StepMeasured(1.5, 7, *step, event_s=1.0)) == (1.0, 7, step)
+
+
+def test_a_record_of_a_command_has_no_event():
+    assert event_of(DecisionMade(1.5, "quorum", "")) is None
+    assert event_of(WorkerLost(1.5, 1, "", silent=True)) is None
+    assert event_of(WorkerJoined(1.5, 1, late_return=True)) is None
+    assert not hasattr(UpdateMade, "event")
