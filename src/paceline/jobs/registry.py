@@ -1,8 +1,7 @@
 """Job registry: built-in jobs by name, and jobs of the user's modules."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from inspect import isfunction
 from pathlib import Path
@@ -82,22 +81,16 @@ def _call(text: str, settings: Mapping[str, Any]) -> Call:
 
 
 def _load_user_job(text: str, module: str, call: Call) -> Job:
-    with _user_code(text):
+    try:
         found = _find(module, call.name)
         job = bind(call, {call.name: found if isfunction(found) else lambda: found})
-    if not isinstance(job, Job):
-        raise UsageError(f"'{text}' is of type {type(job).__name__}; expected a Job or a function that returns one")
-    return job
-
-
-@contextmanager
-def _user_code(text: str) -> Iterator[None]:
-    try:
-        yield
     except PacelineError:
         raise
     except (Exception, SystemExit) as error:
         raise JobLoadError(text, error) from error
+    if not isinstance(job, Job):
+        raise UsageError(f"'{text}' is of type {type(job).__name__}; expected a Job or a function that returns one")
+    return job
 
 
 def _add_current_directory() -> str:

@@ -17,7 +17,7 @@ from torch import nn
 from paceline.errors import PacelineWarning, UsageError
 from paceline.jobs.job import Job
 from paceline.server.zero_gradients import shortened
-from paceline.utils.user_code import note_place
+from paceline.utils.user_code import at_place
 
 
 def make_optimizer(job: Job, parameters: list[nn.Parameter], model: nn.Module) -> torch.optim.Optimizer:
@@ -26,11 +26,8 @@ def make_optimizer(job: Job, parameters: list[nn.Parameter], model: nn.Module) -
     Raises:
         UsageError: the factory returned no optimizer, or one that a parameter server cannot step.
     """
-    try:
+    with at_place(f"the optimizer of job {job.name} could not be made"):
         optimizer = _call_factory(job, parameters, model)
-    except Exception as error:
-        note_place(error, f"the optimizer of job {job.name} could not be made")
-        raise
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"job {job.name}: optimizer() returned {type(optimizer).__name__}, expected a torch.optim.Optimizer; "

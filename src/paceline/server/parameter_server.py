@@ -19,7 +19,7 @@ from paceline.server.optimizer import check_state_shapes, make_optimizer, scaled
 from paceline.server.step_stats import StepMeter, squared_norm_of
 from paceline.server.workload_scheduler import WorkloadScheduler
 from paceline.server.zero_gradients import ZeroGradientMonitor
-from paceline.utils.user_code import note_place
+from paceline.utils.user_code import at_place
 from paceline.utils.validation import check_range
 
 
@@ -218,13 +218,8 @@ class ParameterServer:
         for parameter, gradient in zip(self._parameters, mean.parameters, strict=True):
             parameter.grad = gradient
         before = [flat._version for flat in mean.flat_parameters]
-        try:
+        with at_place(f"the optimizer of job {self._job.name} failed after {self._scheduler.workload} gradients"):
             self.optimizer.step()
-        except Exception as error:
-            note_place(
-                error, f"the optimizer of job {self._job.name} failed after {self._scheduler.workload} gradients"
-            )
-            raise
         if before != [flat._version for flat in mean.flat_parameters] and mean is not self._accumulator.mean:
             for flat in mean.flat_parameters:  # the optimizer wrote into a worker's gradient: the worker expects zeros
                 flat.zero_()  # in the parameters that it has not written itself

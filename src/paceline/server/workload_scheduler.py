@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
-from paceline.utils.user_code import note_place
+from paceline.utils.user_code import at_place
 
 
 class WorkloadScheduler:
@@ -34,11 +34,8 @@ class WorkloadScheduler:
         self._job = job
         self._steps = 0
         self._per_step = job.gradients_per_schedule_step(per_epoch, workers)
-        try:
+        with at_place(f"the scheduler of job {job.name} could not be made"):
             self._scheduler = job.scheduler(optimizer) if job.scheduler is not None else None
-        except Exception as error:
-            note_place(error, f"the scheduler of job {job.name} could not be made")
-            raise
         if isinstance(self._scheduler, ReduceLROnPlateau):
             raise UsageError(
                 f"job {job.name}: ReduceLROnPlateau needs a metric, which a schedule by workload does not have; "
@@ -54,11 +51,8 @@ class WorkloadScheduler:
             return
         due = self.workload // self._per_step
         for _ in range(due - self._steps):
-            try:
+            with at_place(f"the scheduler of job {self._job.name} failed after {self.workload} gradients"):
                 self._scheduler.step()
-            except Exception as error:
-                note_place(error, f"the scheduler of job {self._job.name} failed after {self.workload} gradients")
-                raise
         self._steps = due
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Errors of user code: notes on where they arose, and tracebacks below that place."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from traceback import TracebackException
 from typing import Any
 
@@ -26,6 +28,16 @@ def note_place(error: BaseException, place: str) -> None:
         notes[-1] += f", {place}"
     else:
         error.add_note(f"{HEAD}{place}")
+
+
+@contextmanager
+def at_place(place: str) -> Iterator[None]:
+    """Note this place on an exception that is raised in the context."""
+    try:
+        yield
+    except Exception as error:
+        note_place(error, place)
+        raise
 
 
 def place_of(error: BaseException) -> str:

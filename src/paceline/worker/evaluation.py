@@ -13,7 +13,7 @@ from paceline.errors import RunError
 from paceline.jobs.job import Job
 from paceline.jobs.metrics import Averages
 from paceline.utils.rng import derived_seed
-from paceline.utils.user_code import note_place
+from paceline.utils.user_code import at_place
 from paceline.worker.data_loader import batch_len, eval_batches
 from paceline.worker.seeding import seeded
 from paceline.worker.torch_utils import to_device
@@ -32,21 +32,14 @@ def evaluate(job: Job, model: nn.Module, seed: int, batches: int | None = None) 
         UsageError: a metric is not a number, or its name is not text.
         RunError: there are no evaluation data.
     """
-    try:
-        return _evaluated(job, model, seed, batches)
-    except Exception as error:
-        note_place(error, f"the evaluation of job {job.name} failed")
-        raise
-
-
-def _evaluated(job: Job, model: nn.Module, seed: int, batches: int | None) -> dict[str, float]:
     device = next(model.parameters()).device
     averages = Averages(job.name)
-    with evaluating(model), torch.no_grad(), seeded(derived_seed(seed, "evaluation"), device):
+    place = at_place(f"the evaluation of job {job.name} failed")
+    with place, evaluating(model), torch.no_grad(), seeded(derived_seed(seed, "evaluation"), device):
         for batch in islice(eval_batches(job), batches):
             loss, metrics = job.loss_of(model, to_device(batch, device))
             averages.add({"loss": loss, **metrics}, batch_len(batch))
-    means = averages.means()
+        means = averages.means()
     if not means:
         raise RunError(f"job {job.name}: the evaluation data are empty; expected at least one sample")
     return means

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -45,12 +46,7 @@ class ParameterGuard:
     @classmethod
     def for_model(cls, model: nn.Module) -> ParameterGuard:
         """Return a guard for the parameters and buffers of a model."""
-
-        def tensors() -> Iterator[tuple[str, Tensor]]:
-            yield from model.named_parameters()
-            yield from model.named_buffers()
-
-        return cls(tensors)
+        return cls(lambda: chain(model.named_parameters(), model.named_buffers()))
 
     @classmethod
     def for_algorithm(cls, algorithm: AllReduceAlgorithm) -> ParameterGuard:

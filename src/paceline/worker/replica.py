@@ -19,7 +19,7 @@ from paceline.errors import UsageError
 from paceline.jobs.job import Batch, Job, trainable
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind
 from paceline.utils.rng import derived_seed
-from paceline.utils.user_code import note_place
+from paceline.utils.user_code import at_place
 from paceline.worker.data_loader import MinibatchLoader, batch_len, part_of
 from paceline.worker.evaluation import evaluate
 from paceline.worker.gradient_variance import MicrobatchVariance, variance
@@ -157,22 +157,15 @@ class Replica:
         place = str(UpcomingMinibatch(worker, draw, minibatch))
         rank = () if self._group is None else (self._group.local_rank,)
         with seeded(derived_seed(self._seed, "gradient", worker, draw, *rank), self._device):
-            try:
+            with at_place(f"the data of job {self._job.name} failed for {place}"):
                 batch = self._load(worker, draw, minibatch)
-            except Exception as error:
-                note_place(error, f"the data of job {self._job.name} failed for {place}")
-                raise
             start_s = perf_counter()
             own = self._local("gradient", gradient)
             base = self._read(version)
             guard, since = self._guard, f"while job {self._job.name} computed draw {draw}"
-            try:
-                with nullcontext() if guard is None else guard.unchanged(f"worker {worker}", since):
-                    part = self._forward_backward(batch, own, notifies=own is gradient)
-            except Exception as error:
-                if not isinstance(error, Interrupted):
-                    note_place(error, f"job {self._job.name} failed for {place}")
-                raise
+            unchanged = nullcontext() if guard is None else guard.unchanged(f"worker {worker}", since)
+            with at_place(f"job {self._job.name} failed for {place}"), unchanged:
+                part = self._forward_backward(batch, own, notifies=own is gradient)
             for change, buffer, before in zip(own.buffers, self._buffers, base.buffers, strict=True):
                 change.copy_(buffer)
                 if change.dtype != torch.bool:

@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 from paceline.errors import UsageError
 from paceline.jobs.job import Batch, Job
 from paceline.utils.rng import derived_seed
-from paceline.utils.user_code import note_place
+from paceline.utils.user_code import at_place
 
 
 def usable_device(device: str) -> str:
@@ -25,11 +25,8 @@ def usable_device(device: str) -> str:
 
 def build_model(job: Job, seed: int) -> nn.Module:
     """Return the job's model, with the same parameters in every process of the run."""
-    try:
+    with at_place(f"the model of job {job.name} could not be built"):
         return job.build_model(derived_seed(seed, "model"))
-    except Exception as error:
-        note_place(error, f"the model of job {job.name} could not be built")
-        raise
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -26,7 +26,7 @@ from paceline.processes.child_process import ProcessSettings, init_child
 from paceline.processes.shared_memory import SharedMemory
 from paceline.processes.shared_pickle import SharedPickle
 from paceline.server.flat_buffers import FlatBuffers
-from paceline.utils.user_code import failure_of, note_place, place_of
+from paceline.utils.user_code import at_place, failure_of, place_of
 from paceline.utils.wording import first_line
 from paceline.worker.replica import Interrupted, Replica
 from paceline.worker.task_runner import TaskRunner, device_of, pin
@@ -116,14 +116,12 @@ class _Worker:
             version = self._memory.version(self._replica.layout, request.slot)
             self._versions[request.slot] = version
         try:
-            measured = self._task_runner.gradient(
-                request.draw, request.minibatch, request.run_s, version, self._gradient
-            )
+            with at_place(f"after update {request.version}"):
+                measured = self._task_runner.gradient(
+                    request.draw, request.minibatch, request.run_s, version, self._gradient
+                )
         except Interrupted:
             return TaskCancelled(request.draw)
-        except Exception as error:
-            note_place(error, f"after update {request.version}")
-            raise
         return TaskDone(request.draw, measured, begun_s - request.sent_s, time.monotonic())
 
     def close(self) -> None:

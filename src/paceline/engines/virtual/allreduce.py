@@ -12,7 +12,7 @@ from paceline.engines.virtual.allreduce_timing import AllReduceTiming
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.server.flat_buffers import copy_checked
 from paceline.utils.state_dict import restore, snapshot
-from paceline.utils.user_code import note_place
+from paceline.utils.user_code import at_place
 from paceline.worker.allreduce import AllReduceAlgorithm, Contribution, add_payload
 from paceline.worker.replica import Replica
 
@@ -121,26 +121,16 @@ class VirtualAllReduce(AllReduceTiming):
     def _arrival(self, worker: int, draw: int) -> Arrival:
         work, algorithm = self._work.pop(worker), self._workers[worker]
         self._contributed.add(worker)
-        try:
+        with at_place(f"after update {work.version}"):
             measured = self._replica.gradient(worker, draw, work.minibatch, algorithm.weights, algorithm.gradient)
-        except Exception as error:
-            note_place(error, f"after update {work.version}")
-            raise
         assert self._expected is not None
         contribution = Contribution(finite=False)
         if measured.finite and self._fault(worker) is None:
             contribution = algorithm.contribute(measured.squared_norm, self._share(measured.samples), self._expected)
         else:
             algorithm.skip()
-        arrival = super()._arrival(worker, draw)
-        return arrival._replace(
-            loss=measured.loss,
-            samples=measured.samples,
-            squared_norm=measured.squared_norm,
-            variance=measured.variance,
-            finite=contribution.finite,
-            compensations=contribution.compensations,
-        )
+        stats = measured._asdict() | contribution._asdict()
+        return super()._arrival(worker, draw)._replace(**stats)
 
     def _share(self, samples: int) -> float:
         return samples / self._batch_size

@@ -15,7 +15,7 @@ from paceline.engines.base import compensated
 from paceline.engines.virtual.timing import NOT_A_WORKER, TimingEngine
 from paceline.server.parameter_server import ParameterServer
 from paceline.server.version_store import VersionStore
-from paceline.utils.user_code import note_place
+from paceline.utils.user_code import at_place
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
 from paceline.worker.replica import GradientStats, Replica
 
@@ -111,19 +111,7 @@ class VirtualEngine(TimingEngine):
         if self._coordinator.would_accept(worker, draw):
             measured = self._compute_gradient(work.worker, work.draw, work.minibatch, work.version)
         times = self._times[worker]
-        arrival = Arrival(
-            now=self.now,
-            worker=worker,
-            draw=draw,
-            loss=measured.loss,
-            samples=measured.samples,
-            squared_norm=measured.squared_norm,
-            finite=measured.finite,
-            pull_s=times.pull_s,
-            compute_s=times.compute_s,
-            push_s=times.push_s,
-            variance=measured.variance,
-        )
+        arrival = Arrival(self.now, worker, draw, **{**measured._asdict(), **times._asdict()})
         then = self._versions[work.version]
         arrival = compensated(arrival, self._coordinator, self._server, work.version, then, self._gradient)
         self._versions.release(work.version)
@@ -133,11 +121,8 @@ class VirtualEngine(TimingEngine):
         self._server.flush()  # the next gradient overwrites the only gradient buffer
         if self._replica.prefetches:
             self._replica.prefetch(self._in_flight())
-        try:
+        with at_place(f"after update {version}"):
             return self._replica.gradient(worker, draw, minibatch, self._versions[version], self._gradient)
-        except Exception as error:
-            note_place(error, f"after update {version}")
-            raise
 
     def _in_flight(self) -> Iterator[UpcomingMinibatch]:
         """Yield the tasks in flight, in the order of their arrivals."""

@@ -13,11 +13,6 @@ from urllib.request import urlopen
 from paceline.errors import RunError, UsageError, did_you_mean
 
 TIMEOUT_S = 30
-_MNIST_MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist",
-    "https://storage.googleapis.com/cvdf-datasets/mnist",
-)
-_CIFAR_MIRRORS = ("https://www.cs.toronto.edu/~kriz",)
 
 
 @dataclass(frozen=True)
@@ -29,43 +24,25 @@ class RemoteFile:
     mirrors: tuple[str, ...]
 
 
+_TORONTO = ("https://www.cs.toronto.edu/~kriz",)
+_MIRRORS = {
+    "mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"),
+    "cifar10": _TORONTO,
+    "cifar100": _TORONTO,
+}
+_SHA256 = {
+    "mnist": {
+        "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    },
+    "cifar10": {"cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"},
+    "cifar100": {"cifar-100-binary.tar.gz": "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"},
+}
 SOURCES: Mapping[str, tuple[RemoteFile, ...]] = {
-    "mnist": (
-        RemoteFile(
-            "train-images-idx3-ubyte.gz",
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            _MNIST_MIRRORS,
-        ),
-        RemoteFile(
-            "train-labels-idx1-ubyte.gz",
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            _MNIST_MIRRORS,
-        ),
-        RemoteFile(
-            "t10k-images-idx3-ubyte.gz",
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            _MNIST_MIRRORS,
-        ),
-        RemoteFile(
-            "t10k-labels-idx1-ubyte.gz",
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            _MNIST_MIRRORS,
-        ),
-    ),
-    "cifar10": (
-        RemoteFile(
-            "cifar-10-binary.tar.gz",
-            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            _CIFAR_MIRRORS,
-        ),
-    ),
-    "cifar100": (
-        RemoteFile(
-            "cifar-100-binary.tar.gz",
-            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-            _CIFAR_MIRRORS,
-        ),
-    ),
+    name: tuple(RemoteFile(file, sha256, _MIRRORS[name]) for file, sha256 in files.items())
+    for name, files in _SHA256.items()
 }
 
 
