@@ -235,7 +235,7 @@ class HalvingTheAverage(pl.Callback):
 def test_without_a_server_a_callback_that_changes_the_model_is_found_out(protocol):
     job = tiny_job(model=remembered_net)
     MADE.clear()
-    said = r"2.weight changed on worker 0 after it took over version 3;"
+    said = r"2.weight changed on worker 0 after it applied version 3;"
     with (
         ranks(1, job, DEBUG, protocol=protocol, stop="updates=9", callbacks=[HalvingTheAverage()]) as started,
         pytest.raises(pl.UsageError, match=said),
