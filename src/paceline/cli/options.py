@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -48,7 +49,7 @@ def check_out(out: Path, overwrite: bool) -> None:
     Raises:
         UsageError: the file exists and may not be replaced, or its folder is missing.
     """
-    if out.exists() and not overwrite:
+    if os.path.lexists(out) and not overwrite:
         raise UsageError(f"{out} exists already; give another file, or --overwrite")
     if not out.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {out.parent} for {out.name}; make it, or give another file")

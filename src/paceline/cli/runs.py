@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline.cli.flags import RECORDING, in_flags
-from paceline.cli.options import Format, Output, Overwrite
-from paceline.errors import RunError, UsageError
+from paceline.cli.options import Format, Output, Overwrite, check_out
+from paceline.errors import RunError
 from paceline.utils.wording import counted
 
 
@@ -38,8 +37,7 @@ def trace(
     from paceline.recording.run_folder import SavedRun
     from paceline.recording.validation import believed
 
-    if os.path.lexists(out) and not overwrite:
-        raise UsageError(f"{out} exists already; give another file, or --overwrite")
+    check_out(out, overwrite)
     with believed(run):
         recorded = Trace.of(SavedRun(run), source=str(run))
     recorded.to_csv(out)

@@ -79,7 +79,7 @@ class Resumption:
         engine.resume_at(self._session.coordinator.version, state["now"])
         return Restarted(
             now=state["now"],
-            workers=self._session.setting.cluster.n,
+            workers=self._session.config.cluster.n,
             stop_before=self._before["stop"],
             changes="; ".join(self.changes),
         )
@@ -100,7 +100,7 @@ class Resumption:
                 f"{self._path} has a run with other settings: {'; '.join(changes)}; to resume with the new ones, "
                 f"give allow_change=True{self._elastic_advice(before['workers'])}"
             )
-        if self._session.setting.job.sharding == "partitioned" and before["workers"] != now["workers"]:
+        if self._session.config.job.sharding == "partitioned" and before["workers"] != now["workers"]:
             raise UsageError(
                 f"{self._path}: the data are partitioned among {counted(before['workers'], 'worker')}; "
                 f"{counted(now['workers'], 'worker')} would get other parts"
@@ -116,8 +116,8 @@ class Resumption:
 
     def _elastic_advice(self, workers: int) -> str:
         """Return the advice to make the cluster elastic, if only the number of ranks has changed."""
-        setting = self._session.setting
-        if not isinstance(setting.cluster, Torchrun) or not setting.plan.allreduce or setting.cluster.n == workers:
+        config = self._session.config
+        if not isinstance(config.cluster, Torchrun) or not config.plan.allreduce or config.cluster.n == workers:
             return ""
         return ", or use torchrun(elastic=true) from the start"
 
@@ -133,7 +133,7 @@ class Resumption:
     @property
     def _is_seamless(self) -> bool:
         """Whether the run continues as if it had not stopped, because the state of its engine was saved."""
-        is_simulated = isinstance(self._session.setting.cluster, Cluster)
+        is_simulated = isinstance(self._session.config.cluster, Cluster)
         is_whole = self._state is not None and "engine" in self._state
         return is_simulated and is_whole and not self.changes and not self._has_other_epochs
 
@@ -141,7 +141,7 @@ class Resumption:
     def _has_other_epochs(self) -> bool:
         """Whether the stop changes the number of epochs that the coordinator assigns."""
         is_limited = self._session.coordinator.is_limited or (self._state and self._state["coordinator"]["is_limited"])
-        return bool(is_limited) and self._before["stop"] != str(self._session.setting.stop)
+        return bool(is_limited) and self._before["stop"] != str(self._session.config.stop)
 
     def _newest(self) -> dict[str, Any] | None:
         """Return the newest checkpoint that matches the log, None if there is no checkpoint."""

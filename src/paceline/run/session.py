@@ -57,58 +57,58 @@ class Session:
     """Parts of one run: coordinator, model, server and engine.
 
     Args:
-        setting: configuration of the run.
+        config: configuration of the run.
     """
 
-    def __init__(self, setting: RunConfig) -> None:
-        self.setting = setting
-        job, cluster = setting.job, setting.cluster
-        self.coordinator = make_coordinator(setting.checked_plan, setting.stop, setting.rules)
-        self.model = build_model(job, setting.seed)
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        job, cluster = config.job, config.cluster
+        self.coordinator = make_coordinator(config.checked_plan, config.stop, config.rules)
+        self.model = build_model(job, config.seed)
         if isinstance(cluster, Cluster):
             self.model = self.model.to(usable_device(cluster.device))
-        elif isinstance(cluster, Torchrun) and setting.plan.allreduce is not None:
+        elif isinstance(cluster, Torchrun) and config.plan.allreduce is not None:
             check_summable(self.model)
             self.model = self.model.to(device_of(cluster.device, cluster.ranks.local_rank))
-        check_reported(job, self.model, setting.seed, setting.stop)
-        if any(controller.reads != "times" for phase in setting.plan.phases for controller in phase.controllers):
+        check_reported(job, self.model, config.seed, config.stop)
+        if any(controller.reads != "times" for phase in config.plan.phases for controller in phase.controllers):
             warn_of_summed_loss(job, self.model)
         ranks = cluster.ranks_of_slices if isinstance(cluster, Torchrun) else [0]
         self.slices = ShardClients(ranks)
         self.layout = FlatLayout(self.model, len(ranks), only=0)
         _check_memory(self.layout, self._sharing)
-        self.server = ParameterServer(job, self.model, self.layout, setting.per_epoch, self.slices, cluster.n)
+        self.server = ParameterServer(job, self.model, self.layout, config.per_epoch, self.slices, cluster.n)
         if not isinstance(cluster, Torchrun) or cluster.is_server:
             warn_of_parameters_left_out(job, self.server.optimizer, self.model)
             self.server.watch_gradients()
         self._step_scale = self._check_step_scale()
-        if setting.measure_steps and setting.plan.allreduce and setting.plan.allreduce.sums == "updates":
+        if config.measure_steps and config.plan.allreduce and config.plan.allreduce.sums == "updates":
             raise UsageError(
-                f"measure_steps: each worker of {setting.plan} applies its own steps, so an update has no single "
+                f"measure_steps: each worker of {config.plan} applies its own steps, so an update has no single "
                 "step; remove measure_steps, or use all_reduce"
             )
-        if any(phase.momentum != KEEP for phase in setting.plan.phases):
+        if any(phase.momentum != KEEP for phase in config.plan.phases):
             check_momentum(job, self.server.optimizer)
 
     @cached_property
     def configuration(self) -> dict[str, Any]:
         """Configuration of the run in the form of `run.json`."""
-        setting, job = self.setting, self.setting.job
+        config, job = self.config, self.config.job
         return {
             "schema": SCHEMA,
             "job": job.name,
             "main_module": main_module_of(vars(job).values()),
-            "protocol": str(setting.checked_plan),
-            "cluster": str(setting.cluster),
-            "stop": str(setting.stop),
+            "protocol": str(config.checked_plan),
+            "cluster": str(config.cluster),
+            "stop": str(config.stop),
             "stops_before": [],
-            "seed": setting.seed,
+            "seed": config.seed,
             "batch_size": job.batch_size,
-            "workers": setting.cluster.n,
+            "workers": config.cluster.n,
             "memory": memory_note(self.layout, self._sharing),
             "parameters": sum(parameter.numel() for parameter in trainable(self.model)),
-            "plan": plan_as_json(setting.checked_plan),
-            "rules": setting.rules,
+            "plan": plan_as_json(config.checked_plan),
+            "rules": config.rules,
             "threads": torch.get_num_threads(),
             "identity": identity(job, self.server),
             "step_scale": self._step_scale,
@@ -117,30 +117,30 @@ class Session:
     @property
     def _sharing(self) -> int:
         """Number of workers whose versions and gradients this process stores."""
-        is_one_of_many = isinstance(self.setting.cluster, Torchrun) and self.setting.plan.allreduce is not None
-        return 1 if is_one_of_many else self.setting.cluster.n
+        is_one_of_many = isinstance(self.config.cluster, Torchrun) and self.config.plan.allreduce is not None
+        return 1 if is_one_of_many else self.config.cluster.n
 
     def _check_step_scale(self) -> str:
         """Return what the compensators scale, as text; empty if no compensator scales steps."""
-        compensators = [each for phase in self.setting.plan.phases for each in phase.compensators]
+        compensators = [each for phase in self.config.plan.phases for each in phase.compensators]
         scales = any(compensator.kind == "scale" for compensator in compensators)
         return f"multiplies the {self.server.scaled_part}" if scales else ""
 
     def recorder(self, callbacks: Sequence[Callback]) -> Recorder:
         """Return the recorder of this run."""
-        n, job = self.setting.cluster.n, self.setting.job
+        n, job = self.config.cluster.n, self.config.job
         note = memory_note(self.layout, self._sharing)
         return Recorder(n, job.batch_size, note, lambda: self.server.learning_rate, callbacks)
 
     def engine(self) -> Engine:
         """Return the engine for the cluster."""
-        job, cluster, seed = self.setting.job, self.setting.cluster, self.setting.seed
+        job, cluster, seed = self.config.job, self.config.cluster, self.config.seed
         if isinstance(cluster, LocalCluster):
             return LocalEngine(job, cluster, seed, self.server, self.layout)
         if isinstance(cluster, Torchrun):
-            return make_engine(rank_of(self.setting, cluster), self.server, self.layout, self.slices)
+            return make_engine(rank_of(self.config, cluster), self.server, self.layout, self.slices)
         replica = Replica(job, seed, cluster.n, device=cluster.device)
-        allreduce = self.setting.plan.allreduce
+        allreduce = self.config.plan.allreduce
         if allreduce is not None:
             return VirtualAllReduce(cluster, seed, allreduce, replica, self._workers(allreduce, cluster.n))
         return VirtualEngine(cluster, seed, replica, self.server)
@@ -153,44 +153,44 @@ class Session:
         return [first, *(make_algorithm(allreduce, self._another_server(), self.layout) for _ in range(n - 1))]
 
     def _another_server(self) -> ParameterServer:
-        job, seed = self.setting.job, self.setting.seed
+        job, seed = self.config.job, self.config.seed
         model = build_model(job, seed).to(self.server.device)
-        return ParameterServer(job, model, self.layout, self.setting.per_epoch, workers=self.setting.cluster.n)
+        return ParameterServer(job, model, self.layout, self.config.per_epoch, workers=self.config.cluster.n)
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the current parameters; return nothing without evaluation data."""
-        return evaluate(self.setting.job, self.model, self.setting.seed) if self.setting.evaluations else {}
+        return evaluate(self.config.job, self.model, self.config.seed) if self.config.evaluations else {}
 
 
-def job_spec(setting: RunConfig, model: nn.Module) -> dict[str, Any]:
+def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:
     """Return the settings that must be equal on all processes of a distributed run, as plain JSON data."""
-    assert isinstance(setting.cluster, Torchrun)
+    assert isinstance(config.cluster, Torchrun)
     spec = {
-        WORLD_SIZE: setting.cluster.ranks.world_size,
-        "seed": setting.seed,
-        "workers": setting.cluster.workers,
-        "debug": setting.cluster.debug,
-        "wire": setting.cluster.wire,
-        "protocol": str(setting.checked_plan),
-        "plan": plan_as_json(setting.checked_plan),
-        "stop": str(setting.stop),
-        "rules": setting.rules,
-        **identity_of_replica(setting.job, model),
-        "slices": setting.cluster.slices,
+        WORLD_SIZE: config.cluster.ranks.world_size,
+        "seed": config.seed,
+        "workers": config.cluster.workers,
+        "debug": config.cluster.debug,
+        "wire": config.cluster.wire,
+        "protocol": str(config.checked_plan),
+        "plan": plan_as_json(config.checked_plan),
+        "stop": str(config.stop),
+        "rules": config.rules,
+        **identity_of_replica(config.job, model),
+        "slices": config.cluster.slices,
         "versions": versions(),
-        "code of": code_of([*vars(setting.job).values(), *{type(layer) for layer in model.modules()}]),
+        "code of": code_of([*vars(config.job).values(), *{type(layer) for layer in model.modules()}]),
     }
     plain: dict[str, Any] = json.loads(json.dumps(spec))
     return plain
 
 
-def rank_of(setting: RunConfig, cluster: Torchrun) -> Rank:
+def rank_of(config: RunConfig, cluster: Torchrun) -> Rank:
     """Return the settings of a process of a distributed run."""
-    make_job_spec = partial(job_spec, setting)
-    return Rank(setting.job, cluster, setting.seed, setting.checked_plan, setting.per_epoch, make_job_spec)
+    make_job_spec = partial(job_spec, config)
+    return Rank(config.job, cluster, config.seed, config.checked_plan, config.per_epoch, make_job_spec)
 
 
-def serve(setting: RunConfig) -> tuple[nn.Module, End]:
+def serve(config: RunConfig) -> tuple[nn.Module, End]:
     """Take part in the run of rank 0 until it ends; return the trained model, and why the run ended.
 
     Raises:
@@ -198,14 +198,14 @@ def serve(setting: RunConfig) -> tuple[nn.Module, End]:
         RunError: the run has failed.
         RunFinished: the run ended before this process took part.
     """
-    assert isinstance(setting.cluster, Torchrun)
-    setting.check()
-    return serve_rank(rank_of(setting, setting.cluster), partial(_train, setting))
+    assert isinstance(config.cluster, Torchrun)
+    config.check()
+    return serve_rank(rank_of(config, config.cluster), partial(_train, config))
 
 
-def _train(setting: RunConfig) -> tuple[nn.Module, End]:
+def _train(config: RunConfig) -> tuple[nn.Module, End]:
     """Train with the other ranks, of which only rank 0 writes a run folder."""
-    session = Session(setting)
+    session = Session(config)
     engine = session.engine()
     assert isinstance(engine, AllReduceEngine)
     with engine:

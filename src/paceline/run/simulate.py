@@ -18,6 +18,7 @@ from paceline.core.events import Outcome
 from paceline.core.stop import Stop
 from paceline.engines.virtual.allreduce_timing import AllReduceTiming
 from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.virtual.vectorized.accounting import VectorizedAccounting
 from paceline.engines.virtual.vectorized.selection import vectorized_simulation
 from paceline.errors import RunError, UsageError
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
@@ -146,27 +147,13 @@ def simulate(
     plan = plan.checked(simulated.n, total=None, per_epoch=None, updates=updates)
     simulated.check_plan(plan)
     _check_times_suffice(plan)
-    stop = Stop(updates=updates)
+    if worker_timeout_s is None:
+        vectorized = vectorized_simulation(plan, simulated, seed=seed, payload_bytes=payload_bytes)
+        if vectorized is not None:
+            vectorized.run(updates)
+            return _result(vectorized.accounting, simulated, payload_bytes)
     failure_detector = FailureDetector(worker_timeout_s)
-    simulation = (
-        vectorized_simulation(plan, simulated, seed=seed, payload_bytes=payload_bytes)
-        if worker_timeout_s is None
-        else None
-    )
-    if simulation is None:
-        return _simulate_by_events(plan, simulated, stop, seed, payload_bytes, failure_detector)
-    simulation.run(updates)
-    done = simulation.accounting
-    return Simulated(
-        done.now,
-        done.totals(),
-        simulated.n,
-        done.wasted_s,
-        done.pulls,
-        done.pushes,
-        payload_bytes,
-        simulated.server,
-    )
+    return _simulate_by_events(plan, simulated, Stop(updates=updates), seed, payload_bytes, failure_detector)
 
 
 def _simulate_by_events(
@@ -178,27 +165,22 @@ def _simulate_by_events(
     failure_detector: FailureDetector | None = None,
 ) -> Simulated:
     coordinator = Coordinator(plan, workers=cluster.n, stop=stop, failure_detector=failure_detector)
-    timing = (
-        AllReduceTiming(cluster, seed, plan.allreduce, payload_bytes)
-        if plan.allreduce
-        else TimingEngine(cluster, seed, payload_bytes)
-    )
-    with timing as engine, _collector_paused():
+    if plan.allreduce:
+        engine: TimingEngine = AllReduceTiming(cluster, seed, plan.allreduce, payload_bytes)
+    else:
+        engine = TimingEngine(cluster, seed, payload_bytes)
+    with engine, _collector_paused():
         end = engine.run(coordinator)
     if end.outcome is Outcome.INTERRUPTED:
         raise KeyboardInterrupt
     if end.outcome.is_failure:
         raise RunError(f"after {coordinator.version} of {counted(stop.updates or 0, 'update')}: {end.reason}")
-    return Simulated(
-        engine.now,
-        engine.totals(),
-        cluster.n,
-        engine.wasted_s,
-        engine.pulls,
-        engine.pushes,
-        payload_bytes,
-        cluster.server,
-    )
+    return _result(engine, cluster, payload_bytes)
+
+
+def _result(done: TimingEngine | VectorizedAccounting, cluster: Cluster, payload_bytes: float) -> Simulated:
+    counts = (done.wasted_s, done.pulls, done.pushes)
+    return Simulated(done.now, done.totals(), cluster.n, *counts, payload_bytes, cluster.server)
 
 
 def _check_times_suffice(plan: Plan) -> None:

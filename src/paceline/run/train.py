@@ -133,7 +133,7 @@ def train(
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
     cluster = cluster.fitted_to(plan) if isinstance(cluster, Torchrun) else cluster
-    setting = RunConfig(
+    config = RunConfig(
         job,
         plan,
         cluster,
@@ -145,11 +145,11 @@ def train(
     )
     if isinstance(cluster, Torchrun) and not cluster.is_server:
         release_sigterm()
-        return _serve(setting)
+        return _serve(config)
     if resume is None and out is not None and _is_restarted(cluster, Path(out)):
         out, resume = None, out
-    policy = CheckpointPolicy(setting.in_gradients(_duration(checkpoint_every)), keep_checkpoints)
-    session = Session(setting)
+    policy = CheckpointPolicy(config.in_gradients(_duration(checkpoint_every)), keep_checkpoints)
+    session = Session(config)
     if resume is None:
         folder = RunFolder(Path(out), session.configuration, overwrite=overwrite) if out is not None else None
         resumption = None
@@ -161,7 +161,7 @@ def train(
         resumption = Resumption(Path(resume), session, allow_change)
         folder = RunFolder(Path(resume), session.configuration, overwrite=True, keep=resumption.kept)
     title = protocol if isinstance(protocol, str) else str(plan)
-    with shown(progress, title, stop, stop.workload(setting.per_epoch), cluster.n) as line:
+    with shown(progress, title, stop, stop.workload(config.per_epoch), cluster.n) as line:
         return _run(session, folder, resumption, [*callbacks, *line], policy)
 
 
@@ -170,16 +170,16 @@ def _is_restarted(cluster: Cluster | LocalCluster | Torchrun, out: Path) -> bool
     return isinstance(cluster, Torchrun) and is_restart(cluster, str(out.resolve())) and (out / RUN).exists()
 
 
-def _serve(setting: RunConfig) -> Result:
+def _serve(config: RunConfig) -> Result:
     try:
-        model, end = serve(setting)
+        model, end = serve(config)
     except RunFinished as finished:
         _raise_error(finished.end)
         LOG.warning("the run has ended already (%s): this process exits", finished)
         raise SystemExit(130 if finished.end.outcome == Outcome.INTERRUPTED else 0) from None
     _raise_error(end)
-    assert isinstance(setting.cluster, Torchrun)
-    if setting.cluster.ranks.assistant is not None:
+    assert isinstance(config.cluster, Torchrun)
+    if config.cluster.ranks.assistant is not None:
         raise SystemExit(0)  # what comes after the training is for rank 0 itself to do
     return Result(model, History(list), end.time_s, Outcome(end.outcome), end.reason)
 
@@ -198,7 +198,7 @@ def _run(
     policy: CheckpointPolicy,
 ) -> Result:
     memory = Memory()
-    log = RunLog(is_simulated=isinstance(session.setting.cluster, Cluster))
+    log = RunLog(is_simulated=isinstance(session.config.cluster, Cluster))
     recorder = session.recorder([folder or memory, log, *callbacks])
     try:
         engine = session.engine()
