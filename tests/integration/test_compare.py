@@ -263,7 +263,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(tmp_path, change, word
         compare(tmp_path, **change)
     assert words in str(refusal.value)
     assert logs(tmp_path) == {}
-    compare(tmp_path)  # the right question may be asked in the same folder
+    compare(tmp_path, protocols="bsp", seeds=1, stop="updates=1")  # the folder can be used
 
 
 def figures(time_s, outcome=pl.Outcome.LOSS, **others):

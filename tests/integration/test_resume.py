@@ -143,6 +143,14 @@ def test_a_crash_anywhere_leaves_no_trace(unbroken, share, tmp_path):
     test_a_crash_leaves_no_trace(unbroken, share, tmp_path)
 
 
+MADE_LONGER = {"bsp", "k_async", "plan", "random walk", "faults", "dbw", "compensated", "schedule"}
+
+
+@pytest.mark.parametrize(
+    "unbroken",
+    [pytest.param(each, marks=() if each in MADE_LONGER else pytest.mark.slow) for each in SETTINGS],
+    indirect=True,
+)
 @pytest.mark.parametrize("stop", ["updates=17", pytest.param("seconds=5.5", marks=pytest.mark.slow)])
 def test_a_run_that_ended_can_be_made_longer(unbroken, stop, tmp_path):
     setting, whole = unbroken

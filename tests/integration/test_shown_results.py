@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
@@ -164,6 +164,7 @@ def test_names_are_escaped():
     assert html.count("&lt;script&gt;alert(&#x27;k_sync &amp; co&#x27;)") >= 2
 
 
+@settings(max_examples=40)
 @given(st.recursive(st.none() | st.integers() | st.floats() | st.text(), lambda of: st.lists(of) | st.tuples(of, of)))
 def test_any_value_is_one_short_line(value):
     assert len(summarize_value(value)) <= 60
