@@ -324,7 +324,7 @@ def test_a_run_of_a_notebook_is_resumed_from_python_and_the_command_line_says_so
         main()
     assert end.value.code == 2
     said = capsys.readouterr().err
-    assert "its job is defined in a notebook or an interactive session, which cannot be imported" in said
+    assert "a job defined in a notebook or an interactive session, which cannot be imported" in said
     assert f"pl.train(job, ..., resume={str(folder)!r})" in said
     assert train(job, cluster="2*exp(mean=1)", stop="updates=5", resume=folder).history.totals.updates == 5
 

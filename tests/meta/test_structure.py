@@ -60,17 +60,8 @@ WORDS = re.compile(r"\b(?:whoever|nobody|somebody|everybody)\b", re.IGNORECASE)
 WITH_WORDS = {
     "src/paceline/catalogue/parser.py",
     "src/paceline/catalogue/protocols.py",
-    "src/paceline/cli/train.py",
-    "src/paceline/coordinator/coordinator.py",
-    "src/paceline/coordinator/dispatcher.py",
-    "src/paceline/coordinator/pending_update.py",
-    "src/paceline/coordinator/ssp_bound.py",
-    "src/paceline/coordinator/worker_table.py",
-    "src/paceline/core/records.py",
     "src/paceline/protocols/protocol.py",
     "src/paceline/recording/event_log.py",
-    "src/paceline/recording/lock.py",
-    "src/paceline/report/run_data.py",
 }
 
 
