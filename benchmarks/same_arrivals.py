@@ -110,7 +110,7 @@ class Again(VirtualEngine):
                 self._arrival(event.worker, event.draw)
         return event
 
-    def wake(self, command: SetTimer) -> None:
+    def set_timer(self, command: SetTimer) -> None:
         """A timer is among the events."""
 
     def report_step(self, command: Apply, step: Step | None) -> None:

@@ -394,7 +394,7 @@ def test_a_group_that_is_not_complete_says_who_is_missing():
         job.start(1)
         with pytest.raises(pl.RunError, match=r"processes 1, 2 of worker 0 did not join within start_timeout_s=5"):
             job.end(1)
-        with pytest.raises(pl.RunError, match=r"worker 0 did not come"):
+        with pytest.raises(pl.RunError, match=r"worker 0 did not join"):
             job.end(0)
 
 

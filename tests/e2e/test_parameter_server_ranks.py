@@ -182,7 +182,7 @@ def test_a_run_without_workers_ends_when_nobody_comes():
         job.start_workers()
         job.start(0, torchrun={"start_timeout_s": 0.5}, prepare=wait_long_at_the_start)
         end = job.end(0)
-    assert end.reason == "every worker is gone, and nobody has come for 0.5 s"
+    assert end.reason == "all workers are gone and none has joined for 0.5 s"
     assert sorted(worker for worker, _ in lost(end)) == [0, 1]
 
 
@@ -195,7 +195,7 @@ def test_a_silent_worker_is_declared_lost_and_another_process_takes_its_place():
         job.await_loss()
         job.start(1)
         end = job.end(0)
-    assert (0, "another process has come in its place") in lost(end)
+    assert (0, "replaced by another process") in lost(end)
     assert used_by(end, 0) >= 100
 
 

@@ -22,7 +22,7 @@ class ArrivalReplay(VirtualEngine):
         if step is not None:  # at its recorded time, which controllers reckon from
             self._applied = next(self._recorded)._replace(step=step)
 
-    def wake(self, command):
+    def set_timer(self, command):
         pass
 
     def evaluate(self, command):

@@ -35,7 +35,7 @@ class LaunchEnv:
         restarts: number of restarts of the job by torchrun so far, >= 0.
         max_restarts: largest number of restarts, >= 0.
         token: secret that the processes of the job share.
-        assistant: number of the worker in this process, if rank 0 started it; else None.
+        sidecar: number of the worker in this process, if rank 0 started it; else None.
     """
 
     rank: int
@@ -49,7 +49,7 @@ class LaunchEnv:
     restarts: int
     max_restarts: int
     token: str
-    assistant: int | None
+    sidecar: int | None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> LaunchEnv:
@@ -65,7 +65,7 @@ class LaunchEnv:
             raise UsageError(f"{', '.join(missing)} {_is(missing)} not set{although}: {BY_HAND}")
         world_size = _number(environment, "WORLD_SIZE", 1, None)
         local = _number(environment, "LOCAL_WORLD_SIZE", 1, world_size, default=1)
-        assistant = environment.get(ASSISTANT)
+        sidecar = environment.get(ASSISTANT)
         has_nodes = environment.get(NODE) or environment.get(NODES)
         single = {} if has_nodes or local < world_size else {NODE: "0", NODES: "1"}
         return cls(
@@ -80,7 +80,7 @@ class LaunchEnv:
             restarts=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0, None, default=0),
             max_restarts=_number(environment, "TORCHELASTIC_MAX_RESTARTS", 0, None, default=0),
             token=_token(environment),
-            assistant=int(assistant) if assistant else None,
+            sidecar=int(sidecar) if sidecar else None,
         )
 
     def check_nodes(self) -> None:

@@ -169,13 +169,13 @@ class Torchrun:
     @property
     def is_server(self) -> bool:
         """Whether this process hosts the coordinator and the server."""
-        return self.ranks.rank == 0 and self.ranks.assistant is None
+        return self.ranks.rank == 0 and self.ranks.sidecar is None
 
     @property
     def worker(self) -> int:
         """Number of the worker in this process; n is the evaluator, and n + j the server of shard j >= 1."""
-        if self.ranks.assistant is not None:
-            return self.ranks.assistant
+        if self.ranks.sidecar is not None:
+            return self.ranks.sidecar
         if self.ranks.node is not None and self.workers == "node":
             return self.ranks.node - (self._at_server == 0)
         return self.ranks.rank - 1 + self.has_worker_at_server
@@ -190,16 +190,16 @@ class Torchrun:
         return 0 if self.ranks.has_agent else 128 + signal.SIGTERM
 
     @property
-    def team_size(self) -> int:
+    def node_size(self) -> int:
         """Number of processes of the worker that this process belongs to."""
         if self.workers == "process" or self.worker >= self.n:
             return 1
         return self._at_server if self.ranks.node == 0 else self.ranks.local_world_size
 
     @property
-    def place(self) -> int:
+    def rank_in_node(self) -> int:
         """Rank of this process within its worker; 0 communicates with the server."""
-        if self.team_size == 1:
+        if self.node_size == 1:
             return 0
         return self.ranks.local_rank - (self.ranks.node == 0 and not self.has_worker_at_server)
 
@@ -209,21 +209,21 @@ class Torchrun:
         return self.ranks.local_world_size - 1 + self.has_worker_at_server
 
     @property
-    def slice(self) -> int | None:
+    def shard(self) -> int | None:
         """Number of the shard whose server this process is, >= 1; None for any other process."""
         return self.worker - self.n if self.worker > self.n else None
 
     @property
-    def ranks_of_slices(self) -> list[int]:
+    def ranks_of_shards(self) -> list[int]:
         """Rank of the host process of each shard server; 0 for the first."""
         return [j * self.ranks.world_size // self.slices for j in range(self.slices)]
 
     @property
-    def slices_here(self) -> list[int]:
+    def shards_here(self) -> list[int]:
         """Numbers of the shards whose servers this process starts."""
-        if self.ranks.assistant is not None:
+        if self.ranks.sidecar is not None:
             return []
-        return [j for j, rank in enumerate(self.ranks_of_slices) if j > 0 and rank == self.ranks.rank]
+        return [j for j, rank in enumerate(self.ranks_of_shards) if j > 0 and rank == self.ranks.rank]
 
     @property
     def host(self) -> str:

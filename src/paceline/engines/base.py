@@ -91,7 +91,7 @@ class Engine(ABC):
         """Cancel the task of a worker."""
 
     @abstractmethod
-    def replace(self, command: RestartWorker) -> None:
+    def restart_worker(self, command: RestartWorker) -> None:
         """Replace a worker by a new one, if the engine can start workers; else keep it."""
 
     @abstractmethod
@@ -107,7 +107,7 @@ class Engine(ABC):
         """Start to evaluate a version; an `Evaluated` event follows."""
 
     @abstractmethod
-    def wake(self, command: SetTimer) -> None:
+    def set_timer(self, command: SetTimer) -> None:
         """Set a timer; a `Timer` event follows at its time."""
 
     def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> EndRun:
@@ -121,11 +121,11 @@ class Engine(ABC):
         carry_out: dict[type[Any], Callable[[Any], None]] = {
             Compute: self.compute,
             Interrupt: self.interrupt,
-            RestartWorker: self.replace,
+            RestartWorker: self.restart_worker,
             Accept: self.accept,
             Apply: self.apply,
             Evaluate: self.evaluate,
-            SetTimer: self.wake,
+            SetTimer: self.set_timer,
         }
         self._coordinator = coordinator
         event = first

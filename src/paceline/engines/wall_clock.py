@@ -61,7 +61,7 @@ class WallClockEngine(Engine):
         """Start the clock at this time."""
         self.now = now
 
-    def wake(self, command: SetTimer) -> None:
+    def set_timer(self, command: SetTimer) -> None:
         """Set a timer."""
         heappush(self._timers, command.at_s)
 

@@ -73,7 +73,7 @@ class Session:
         check_reported(job, self.model, config.seed, config.stop)
         if any(controller.reads != "times" for phase in config.plan.phases for controller in phase.controllers):
             warn_of_summed_loss(job, self.model)
-        ranks = cluster.ranks_of_slices if isinstance(cluster, Torchrun) else [0]
+        ranks = cluster.ranks_of_shards if isinstance(cluster, Torchrun) else [0]
         self.slices = ShardClients(ranks)
         self.layout = FlatLayout(self.model, len(ranks), only=0)
         _check_memory(self.layout, self._sharing)

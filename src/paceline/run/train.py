@@ -179,7 +179,7 @@ def _serve(config: RunConfig) -> Result:
         raise SystemExit(130 if finished.end.outcome == Outcome.INTERRUPTED else 0) from None
     _raise_error(end)
     assert isinstance(config.cluster, Torchrun)
-    if config.cluster.ranks.assistant is not None:
+    if config.cluster.ranks.sidecar is not None:
         raise SystemExit(0)  # what comes after the training is for rank 0 itself to do
     return Result(model, History(list), end.time_s, Outcome(end.outcome), end.reason)
 

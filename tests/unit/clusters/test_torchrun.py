@@ -212,12 +212,12 @@ def test_every_process_has_its_place_in_a_worker(started, nodes, local, at_serve
     if server.has_worker_at_server:
         ranks.append(place(0, PACELINE_ASSISTANT=0))
     evaluator = place(0, PACELINE_ASSISTANT=server.n)
-    assert (evaluator.worker, evaluator.place, evaluator.team_size) == (server.n, 0, 1)
+    assert (evaluator.worker, evaluator.rank_in_node, evaluator.node_size) == (server.n, 0, 1)
     assert {cluster.n for cluster in ranks} == {server.n}
-    places = sorted((cluster.worker, cluster.place) for cluster in ranks)
+    places = sorted((cluster.worker, cluster.rank_in_node) for cluster in ranks)
     assert places == [(w, place) for w in range(server.n) for place in range(sum(each == w for each, _ in places))]
     for cluster in ranks:
-        assert cluster.team_size == sum(worker == cluster.worker for worker, _ in places)
+        assert cluster.node_size == sum(worker == cluster.worker for worker, _ in places)
     by_host = {cluster.worker: cluster.ranks.node for cluster in ranks}
     assert len(set(by_host.values())) == server.n
 
@@ -281,12 +281,12 @@ def test_the_servers_of_slices_are_spread_over_the_ranks(started, slices, hosts)
     by_rank = {}
     for rank in range(4):
         started(RANK=str(rank))
-        by_rank[rank] = pl.Torchrun(slices=slices).slices_here
+        by_rank[rank] = pl.Torchrun(slices=slices).shards_here
     assert [rank for rank, here in by_rank.items() for _ in here] == hosts
     assert sorted(slice_ for here in by_rank.values() for slice_ in here) == list(range(1, slices))
     started(RANK="2", PACELINE_ASSISTANT="5")
     cluster = pl.Torchrun(slices=slices)
-    assert (cluster.slice, cluster.slices_here) == (2, [])  # 3 workers, one that evaluates, and then the slices
+    assert (cluster.shard, cluster.shards_here) == (2, [])  # 3 workers, one that evaluates, and then the slices
 
 
 def test_slices_can_be_typed_and_are_no_other_run(started):

@@ -116,11 +116,11 @@ def _serve_shard_or_worker(rank: Rank) -> tuple[nn.Module, End]:
     job, cluster, seed = rank.job, rank.cluster, rank.seed
     model = build_model(job, seed)
     job_spec = rank.make_job_spec(model)
-    if cluster.slice is not None:
+    if cluster.shard is not None:
         compensators = [each for phase in rank.plan.phases for each in phase.compensators]
         return model, serve_shard(job, cluster, seed, rank.per_epoch, compensators, job_spec)
-    sidecars = [SidecarProcess(cluster.n + shard) for shard in cluster.slices_here]
-    final = (follow if cluster.place else serve)(job, cluster, seed, job_spec)
+    sidecars = [SidecarProcess(cluster.n + shard) for shard in cluster.shards_here]
+    final = (follow if cluster.rank_in_node else serve)(job, cluster, seed, job_spec)
     for sidecar in sidecars:
         if final.end.has_failed:
             sidecar.kill()  # it may be the process that hangs, and only this process waits for it

@@ -129,7 +129,7 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
         self._memory.interrupt(command.worker, command.draw)
         peer.send(WakeUp())
 
-    def replace(self, command: RestartWorker) -> None:
+    def restart_worker(self, command: RestartWorker) -> None:
         """Kill a worker's process, if another one will start in its place."""
         peer = self._workers[command.worker]
         if self._cluster.respawn and peer.is_ready:

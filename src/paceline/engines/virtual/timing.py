@@ -115,7 +115,7 @@ class TimingEngine(Engine):
         self._totals.interrupted += 1
         self._finish(command.worker)
 
-    def replace(self, command: RestartWorker) -> None:
+    def restart_worker(self, command: RestartWorker) -> None:
         """Do nothing: times belong to the number of a worker, so another process would be as slow."""
 
     def accept(self, command: Accept) -> None:
@@ -133,7 +133,7 @@ class TimingEngine(Engine):
     def evaluate(self, command: Evaluate) -> None:
         """Do nothing: there are no parameters."""
 
-    def wake(self, command: SetTimer) -> None:
+    def set_timer(self, command: SetTimer) -> None:
         """Schedule a timer."""
         self._at(command.at_s, Timer(command.at_s))
 

@@ -139,7 +139,7 @@ class AllReduceEngine(WallClockEngine):
         """Remove the task of a worker."""
         self._tasks.pop(command.worker, None)
 
-    def replace(self, command: RestartWorker) -> None:
+    def restart_worker(self, command: RestartWorker) -> None:
         """Keep the worker: only its launcher can restart it."""
 
     def accept(self, command: Accept) -> None:

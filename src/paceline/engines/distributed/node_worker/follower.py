@@ -63,14 +63,14 @@ class NodeFollower:
     def __init__(self, job: Job, cluster: Torchrun, seed: int) -> None:
         self._cluster = cluster
         uses_nccl = cluster.has_gpu_each(torch.cuda.device_count())
-        self._group = NodeGroup(cluster.place, cluster.team_size, lambda: False, uses_nccl=uses_nccl)
+        self._group = NodeGroup(cluster.rank_in_node, cluster.node_size, lambda: False, uses_nccl=uses_nccl)
         device = device_of(cluster.device, cluster.ranks.local_rank)
         settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "shards": cluster.slices}
         self._replica = Replica(job, seed, cluster.n, group=self._group, **settings)
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._name = f"process {cluster.place} of worker {cluster.worker}"
+        self._name = f"process {cluster.rank_in_node} of worker {cluster.worker}"
         self.leader_name = f"the first process of worker {cluster.worker}"
 
     def join(self, job_spec: dict[str, Any]) -> ClientSession:
@@ -82,7 +82,7 @@ class NodeFollower:
         """
         timeout_s = self._cluster.start_timeout_s
         deadline_s = time.monotonic() + timeout_s
-        hello = messages.Hello(describe_process(self._name, self._cluster), self._cluster.place, job_spec)
+        hello = messages.Hello(describe_process(self._name, self._cluster), self._cluster.rank_in_node, job_spec)
         store = find_rank_0(self._cluster).client()
         while time.monotonic() < deadline_s:
             address = _leader_address(store, leader_key(self._cluster.worker))

@@ -65,7 +65,7 @@ class NodeLeader:
         self._is_over = False
         self._has_sent_version = False
         uses_nccl = cluster.has_gpu_each(torch.cuda.device_count())
-        self.group = NodeGroup(cluster.place, cluster.team_size, is_cancelled, uses_nccl=uses_nccl)
+        self.group = NodeGroup(cluster.rank_in_node, cluster.node_size, is_cancelled, uses_nccl=uses_nccl)
 
     def gather(self, rank_0: Endpoint, job_spec: dict[str, Any]) -> None:
         """Publish the address of this process at rank 0, and wait until all processes of the node have joined.

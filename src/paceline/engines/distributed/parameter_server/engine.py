@@ -238,7 +238,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
     def _cancel_task(self, worker: RemoteWorker, command: Interrupt) -> None:
         worker.connection.send(headers.CancelTask(command.draw))
 
-    def replace(self, command: RestartWorker) -> None:
+    def restart_worker(self, command: RestartWorker) -> None:
         """Keep the worker: only its launcher can restart it."""
 
     def evaluate(self, command: Evaluate) -> None:

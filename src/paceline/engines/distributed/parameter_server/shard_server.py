@@ -68,7 +68,7 @@ def serve_shard(
         RunError: rank 0 is gone.
     """
     torch.set_num_threads(max(1, cores() // cluster.ranks.local_world_size))
-    number = cluster.slice
+    number = cluster.shard
     assert number is not None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends all processes

@@ -174,7 +174,7 @@ def die_in_the_midst_of_the_third_sum():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["s3gd", "dc_s3gd", "all_reduce", "local_sgd(H=1)"])
-def test_those_who_are_left_go_on_when_somebody_has_died_in_the_midst_of_a_sum(protocol):
+def test_those_who_are_left_continue_when_a_rank_has_died_in_the_middle_of_a_sum(protocol):
     job = tiny_job(model=wide, loss=mean_square, data=dataset(dtype=torch.float32))
     with ranks(3, job, {"elastic": True}, protocol=protocol, stop="updates=8") as started:
         started.start(1)
