@@ -1,4 +1,4 @@
-"""Every named protocol, with its knobs and its paper."""
+"""Named modifiers of a phase, with their knobs and papers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from paceline.utils.argument_types import checked_types
 
 @checked_types
 def staleness_lr(C: float | None = None, error_floor: float | None = None) -> StalenessLR:
-    """Staleness learning rate: steps shrink with the squared distance moved since their gradient read the parameters.
+    """Staleness learning rate: scales a step by the squared distance that the parameters have moved since its version.
 
     Paper: Dutta et al. 2018, eq. 13.
     """
@@ -23,7 +23,7 @@ def staleness_lr(C: float | None = None, error_floor: float | None = None) -> St
 
 @checked_types
 def staleness_weight(weighting: str | Callable[[int], float] = "1/(1+tau)") -> StalenessWeight:
-    """Staleness weight: steps shrink with the versions made since, as 1/(1+tau), 1/sqrt(1+tau) or 1/(1+sqrt(tau)).
+    """Staleness weight: scales a step by 1/(1+tau), 1/sqrt(1+tau) or 1/(1+sqrt(tau)) of its staleness tau.
 
     Paper: Zhang et al., "Staleness-aware async-SGD", 2016; Nguyen et al. (FedBuff) 2022.
     """
@@ -32,7 +32,7 @@ def staleness_weight(weighting: str | Callable[[int], float] = "1/(1+tau)") -> S
 
 @checked_types
 def dc_asgd(lambda0: float, m: float | None = None, epsilon: float = 1e-7) -> DCASGD:
-    """Delay compensation: gradients are moved to the present by a first-order step, with m by an adaptive one.
+    """Delay compensation: corrects a stale gradient to first order; m makes the correction adaptive.
 
     Paper: Zheng et al., "Asynchronous stochastic gradient descent with delay compensation", 2017.
     """
@@ -43,7 +43,7 @@ def dc_asgd(lambda0: float, m: float | None = None, epsilon: float = 1e-7) -> DC
 def stragglers(
     window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False, persistent_s: float = 100.0
 ) -> Stragglers:
-    """Straggler detection: who falls behind is put on record.
+    """Straggler detection: logs workers that fall behind.
 
     Paper: Li et al., "Sync-Switch", 2021, Sect. IV-B2.
     """
@@ -65,7 +65,7 @@ def greedy(
 def elastic(
     window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False, persistent_s: float = 100.0
 ) -> Elastic:
-    """Elastic online policy: stragglers are set aside until they have recovered.
+    """Elastic online policy: excludes stragglers until they have recovered.
 
     Paper: Li et al., "Sync-Switch", 2021, Sect. IV-B2.
     """
@@ -91,4 +91,4 @@ ADDITIONS: Mapping[str, Callable[..., Compensator | Controller[Any] | Momentum]]
     "elastic": elastic,
     "momentum": momentum,
 }
-"""What can stand after a plus."""
+"""Factories of the modifiers that a plus can add."""

@@ -1,4 +1,4 @@
-"""Every named protocol, with its knobs and its paper."""
+"""Parser of protocols and plans on the command line."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from paceline.utils.spec_parser import bind, parse_call, split_top
 def sync_switch(
     fraction: float | None = None, timing: str | None = None, first: str | None = None, then: str | None = None
 ) -> Plan:
-    """Sync-Switch: first (bsp) for a fraction of the workload, then (asp); the fraction, or the file of a search.
+    """Sync-Switch: one protocol (bsp) for a fraction of the workload, then another (asp); or the file of a search.
 
     Paper: Li et al., "Sync-Switch: hybrid parameter synchronization for distributed deep learning", 2021.
     """
@@ -48,9 +48,9 @@ def switch_plan(fraction: float, first: str, then: str) -> Plan:
     """Return the plan of one protocol for a fraction of the workload and another for the rest.
 
     Args:
-        fraction: in (0, 1]; with 1, the first protocol is the whole plan.
-        first: as it is typed, with what is added to it, as "bsp" or "k_async(k=2) + staleness_lr"; without an end.
-        then: likewise.
+        fraction: fraction of the workload, in (0, 1]; with 1, the first protocol is the whole plan.
+        first: text of the first protocol with its modifiers and without an end, as "k_async(k=2) + staleness_lr".
+        then: text of the second protocol.
     """
     begins, goes_on = _typed_phase(first, "first"), _typed_phase(then, "then")
     return as_plan(begins) if fraction == 1 else begins.until(fraction) >> goes_on
@@ -121,7 +121,7 @@ def _refuse_more(name: str, additions: Sequence[str], ends: Sequence[str]) -> No
     if additions:
         addition = additions[0].strip()
         raise UsageError(
-            f"{name} has two parts, and nobody can tell which {addition} is for; type it in first= or then=, as "
+            f"{name} has two parts, and {addition} may be for either; type it in first= or then=, as "
             f"sync_switch(fraction=0.25, then='asp + {addition}')"
         )
     if ends:

@@ -63,7 +63,7 @@ def k_sync(k: int) -> Protocol:
 @named
 @checked_types
 def pull(k: int) -> Protocol:
-    """Backup workers, Pull, or Rennala SGD: the first k fresh gradients, whoever sends them.
+    """Backup workers, Pull, or Rennala SGD: the first k fresh gradients, of any worker.
 
     Paper: Xu et al. (DBW) 2020, Sect. 2; Tyurin and Richtarik, "Optimal time complexities", 2023.
     """
@@ -73,7 +73,7 @@ def pull(k: int) -> Protocol:
 @named
 @checked_types
 def k_batch_sync(k: int) -> Protocol:
-    """K-batch-sync: as `pull`, and work that became stale is interrupted.
+    """K-batch-sync: as `pull`, but work that has become stale is interrupted.
 
     Paper: Dutta et al. 2018.
     """
@@ -113,7 +113,7 @@ def asp() -> Protocol:
 @named
 @checked_types
 def ssp(lead: int) -> Protocol:
-    """Stale synchronous parallel: asynchronous, but nobody gets more than `lead` gradients ahead.
+    """Stale synchronous parallel: asynchronous, but no worker is more than `lead` gradients ahead.
 
     Paper: Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", 2013.
     """
@@ -146,7 +146,7 @@ def dbw(
     late: bool = True,
     release_idle: bool = False,
 ) -> Phase:
-    """Dynamic backup workers: the k whose update lowers the loss fastest, chosen anew for every update.
+    """Dynamic backup workers: chooses k for every update so that the loss falls fastest.
 
     Paper: Xu, Neglia, Sebastianelli, "Dynamic backup workers for parallel machine learning", 2020.
     """
@@ -165,7 +165,7 @@ def b_dbw(
     late: bool = True,
     release_idle: bool = False,
 ) -> Phase:
-    """Blind DBW: the k that brings the most gradients a second, whatever they are worth.
+    """Blind DBW: chooses k for the most gradients per second, regardless of the loss.
 
     Paper: Teng and Wood, "Bayesian distributed stochastic gradient descent", 2018; Xu et al. (DBW) 2020, Sect. 4.
     """
@@ -177,7 +177,7 @@ def b_dbw(
 @named
 @checked_types
 def adasync(base: str = "k_sync", K_0: int = 1, D: int = 5) -> Phase:
-    """AdaSync: more gradients an update as the loss falls.
+    """AdaSync: waits for more gradients per update as the loss falls.
 
     Paper: Dutta, Wang, Joshi, "Slow and stale gradients can win the race", 2020 (arXiv:2003.10579).
     """
@@ -187,7 +187,7 @@ def adasync(base: str = "k_sync", K_0: int = 1, D: int = 5) -> Phase:
 @named
 @checked_types
 def all_reduce() -> Phase:
-    """All-reduce SGD: no server; all step with the mean of their gradients, which they wait for.
+    """All-reduce SGD: no server; every worker waits for the mean gradient and steps with it.
 
     Paper: Goyal et al., "Accurate, large minibatch SGD", 2017; PyTorch's DistributedDataParallel.
     """
@@ -197,7 +197,7 @@ def all_reduce() -> Phase:
 @named
 @checked_types
 def local_sgd(H: int) -> Phase:
-    """Local SGD: no server; every worker trains for itself, and every H gradients they take their average.
+    """Local SGD: no server; every worker steps by itself, and all average their parameters every H gradients.
 
     Paper: Stich, "Local SGD converges fast and communicates little", 2019.
     """
@@ -208,7 +208,7 @@ def local_sgd(H: int) -> Phase:
 @named
 @checked_types
 def s3gd() -> Phase:
-    """Stale-synchronous SGD: no server; the next gradient is computed while the mean of the updates is made.
+    """Stale-synchronous SGD: no server; the next gradient is computed during the all-reduce of the updates.
 
     Paper: Rigazzi, "DC-S3GD", 2019, without its compensation.
     """
@@ -218,7 +218,7 @@ def s3gd() -> Phase:
 @named
 @checked_types
 def dc_s3gd(lambda0: float = 0.2) -> Phase:
-    """Delay-compensated stale-synchronous SGD: as `s3gd`, gradients corrected; after a plus the correction alone.
+    """Delay-compensated stale-synchronous SGD: `s3gd` with corrected gradients; after a plus, the correction alone.
 
     Paper: Rigazzi, "DC-S3GD: delay-compensated stale-synchronous SGD", 2019, Algorithm 1 and eq. 7 to 12, 17.
     """
@@ -240,7 +240,7 @@ def _controlled(
     quorum: int | Literal["all"],
     *controllers: Controller[Any],
 ) -> Phase:
-    """Return the phase of a base protocol whose quorum is controlled, named as it would be typed."""
+    """Return the phase of a base protocol with a controlled quorum, named as on the command line."""
     name, base = factory.__name__, given["base"]
     if base not in CONTROLLED:
         raise UsageError(f"{name}: base = {base!r} is no protocol with a quorum k{did_you_mean(str(base), CONTROLLED)}")

@@ -1,4 +1,4 @@
-"""The switch point that a search has found, as the TOML file that `sync_switch(timing=FILE)` reads."""
+"""Switch point found by a search, and its TOML file, which `sync_switch(timing=FILE)` reads."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class FoundFor:
-    """What a plan was found for, so that it is not used for anything else.
+    """Runs for which a search has found a plan; other runs are refused.
 
     Attributes:
-        file: that says so.
-        job: its name.
-        model: what tells its architecture from another one.
-        batch_size: samples in a worker's minibatch.
-        workers: n.
+        file: path of the timing file.
+        job: name of the job.
+        model: digest of the architecture.
+        batch_size: number of samples in a worker's minibatch.
+        workers: number of workers.
     """
 
     file: str
@@ -39,11 +39,11 @@ class FoundFor:
     workers: int
 
     def check_workers(self, n: int) -> None:
-        """Refuse another number of workers."""
+        """Check the number of workers."""
         self._check("workers", self.workers, n)
 
     def check_job(self, job: str, model: str, batch_size: int) -> None:
-        """Refuse another job."""
+        """Check the job."""
         self._check("job", self.job, job)
         self._check("model", self.model, model)
         self._check("batch_size", self.batch_size, batch_size)
@@ -58,13 +58,13 @@ class FoundFor:
 
 @dataclass(frozen=True)
 class SwitchTiming:
-    """A switch point, and what it was found for.
+    """Switch point and the runs that it was found for.
 
     Attributes:
-        fraction: of the workload after which `first` gives way to `then`, in (0, 1]; 1 for never.
-        first: the protocol to begin with, as it is typed.
-        then: the one to go on with, as it is typed.
-        found_for: the runs that it fits.
+        fraction: fraction of the workload after which `then` replaces `first`, in (0, 1]; 1 for never.
+        first: text of the first protocol.
+        then: text of the second protocol.
+        found_for: runs that the switch point was found for.
     """
 
     fraction: float
@@ -77,7 +77,7 @@ class SwitchTiming:
         """Read the file that a search has written.
 
         Raises:
-            UsageError: it is not there, is no TOML, or lacks something.
+            UsageError: the file is missing, is no TOML, or lacks an entry.
         """
         try:
             _, table = read_toml(file)
@@ -88,7 +88,7 @@ class SwitchTiming:
         return cls(float(table["fraction"]), table["first"], table["then"], found_for)
 
     def as_table(self) -> dict[str, Any]:
-        """Return what `read` looks for."""
+        """Return the content of the file."""
         found = self.found_for
         return {
             "job": found.job,

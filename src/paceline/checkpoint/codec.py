@@ -1,4 +1,4 @@
-"""State as JSON and tensors, which is what a checkpoint holds: plain data, nothing that could run code."""
+"""Encoding of state as JSON and tensors: plain data that cannot run code when it is read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _KNOWN: dict[str, type[Any]] = {
 
 
 def encode(value: Any, tensors: Tensors, path: str = "state") -> Json:
-    """Return a value as JSON; its tensors go into `tensors`, under the path that leads to them.
+    """Return a value as JSON, and add its tensors to `tensors` under their paths.
 
     JSON has no tuples, sets, infinities or keys that are numbers: those become ``{"$tuple": [...]}`` and the
     like, so that `decode` gives back the same types.
@@ -80,7 +80,7 @@ def encode(value: Any, tensors: Tensors, path: str = "state") -> Json:
 
 
 def decode(value: Json, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the value that `encode` made this JSON and these tensors of."""
+    """Return the value of such JSON and tensors; the inverse of `encode`."""
     if isinstance(value, list):
         return [decode(item, tensors) for item in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a job is, in words and numbers that can be compared: a run may go on only with the job that it began with."""
+"""Fingerprint of a job: a run may resume only with the job that it began with."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from paceline.worker.data_loader import fetch
 from paceline.worker.seeding import seeded
 
 _ONLY_TIME = {"loader_workers", "prefetch"}
-SHORT = 20  # a sequence that is told item by item; one of samples is only counted
+SHORT = 20  # a longer sequence is described by its length
 
 
 def identity(job: Job, server: ParameterServer) -> dict[str, Any]:
-    """Return what makes two runs runs of the same job: its model, data, optimizer and settings."""
+    """Return the fingerprint of a job: its model, data, optimizer and settings."""
     return {**identity_of_replica(job, server.model), "optimizer": _optimizer(server.optimizer)}
 
 
 def identity_of_replica(job: Job, model: nn.Module) -> dict[str, Any]:
-    """Return what two workers of the same job have in common: its model, data and settings."""
+    """Return the fingerprint without the optimizer, which every worker can compute."""
     return {
         **described(job),
         **_architecture(model),
@@ -38,7 +38,7 @@ def identity_of_replica(job: Job, model: nn.Module) -> dict[str, Any]:
 
 
 def model_in_short(model: nn.Module) -> str:
-    """Return a line that two models share if their parameters, buffers and layers are alike, whatever they hold.
+    """Return a one-line digest of parameters, buffers and layers of a model, without their values.
 
     >>> model_in_short(nn.Linear(2, 3))
     '9 parameters, layers 27ace091'
@@ -49,9 +49,9 @@ def model_in_short(model: nn.Module) -> str:
 
 
 def described(job: Job) -> dict[str, Any]:
-    """Return every part of a job in plain values, the same in every process; without what changes only its time."""
+    """Return the fields of a job as plain values, without those that change only its time."""
     told = {field.name: _described(getattr(job, field.name)) for field in fields(job) if field.name not in _ONLY_TIME}
-    if job.eval_batch_size in (0, job.batch_size):  # as before there was such an argument
+    if job.eval_batch_size in (0, job.batch_size):  # so that runs of earlier versions have the same fingerprint
         del told["eval_batch_size"]
     return told
 
@@ -69,11 +69,11 @@ def _shape(tensor: Tensor) -> str:
 
 
 def _data(job: Job) -> dict[str, Any]:
-    """Return the number of samples and a digest of the first and the last one."""
+    """Return the number of samples and a digest of the first and the last sample."""
     if job.is_iterable:
         return {"kind": type(job.data).__name__}
     samples = len(job.data)  # type: ignore[arg-type]  # map-style
-    with seeded(0, torch.device("cpu")):  # an augmentation must not make a digest of its own
+    with seeded(0, torch.device("cpu")):  # an augmentation must not change the digest
         batch = fetch(job, np.array([0, samples - 1]))
     digest = sha256()
     for leaf in pytree.tree_leaves(batch):
@@ -90,7 +90,7 @@ def _optimizer(optimizer: torch.optim.Optimizer) -> str:
 
 
 def _described(value: object) -> object:
-    """Return what tells a part of a job from another one, the same in every process."""
+    """Return a description of a part of a job, the same in every process."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, partial):

@@ -1,4 +1,4 @@
-"""Checkpoints: a folder each, whole or not there at all, and found out when a byte of one has changed."""
+"""Store of checkpoints: one folder each, written atomically and verified by checksums."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ UNFINISHED = ".unfinished"
 
 
 class Checkpoints:
-    """The checkpoints of one run, the last few of them.
+    """Latest checkpoints of one run.
 
-    Each is a folder with `state.json`, `tensors.safetensors` and `SHA256SUMS` (as `sha256sum --check` reads
-    it). It is written beside its place, brought to the disk and then renamed; the file `latest` names the newest.
+    Each checkpoint is a folder with `state.json`, `tensors.safetensors` and `SHA256SUMS` (in the format of
+    `sha256sum --check`). It is written beside its place, synchronized to the disk and then renamed. The file `latest`
+    names the newest.
 
     Args:
-        path: of the folder that holds them; it need not be there yet.
-        keep: how many are kept, >= 1.
+        path: folder of the checkpoints, which need not exist.
+        keep: number of checkpoints to keep, >= 1.
     """
 
     def __init__(self, path: Path, keep: int = 3) -> None:
@@ -52,11 +53,11 @@ class Checkpoints:
         """Write a checkpoint.
 
         Args:
-            version: number of updates made, which its name shows.
+            version: number of updates made, which is part of the name.
             state: plain data and tensors.
 
         Raises:
-            RunError: it cannot be written; those before it are as they were.
+            RunError: the checkpoint cannot be written; earlier ones are unchanged.
         """
         tensors: Tensors = {}
         content = {"schema": SCHEMA, "state": encode(state, tensors)}
@@ -79,24 +80,24 @@ class Checkpoints:
         return path
 
     def load(self) -> dict[str, Any] | None:
-        """Return the state of the newest checkpoint that is whole, or None if there is none at all.
+        """Return the state of the newest checkpoint that is not damaged, or None if there is no checkpoint.
 
-        Warns of every one that is damaged and was passed over.
+        Every damaged checkpoint is skipped with a warning.
 
         Raises:
             RunError: there are checkpoints, but all are damaged.
-            UsageError: the newest one that is whole was written by another version of paceline.
+            UsageError: the newest of them has another schema.
         """
         return next((state for _, state in self.whole()), None)
 
     def whole(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Yield the checkpoints that are whole, the newest first.
+        """Yield the checkpoints that are not damaged, the newest first.
 
-        Warns of every one that is damaged and is passed over.
+        Every damaged checkpoint is skipped with a warning.
 
         Raises:
             RunError: there are checkpoints, but all are damaged.
-            UsageError: one that is whole was written by another version of paceline.
+            UsageError: one of them has another schema.
         """
         candidates = self._newest_first()
         is_any_whole = False
@@ -124,7 +125,7 @@ class Checkpoints:
         try:
             named = self._path / read_bytes(self._path / LATEST, MOST_NAME_BYTES).decode()
         except (OSError, ValueError):
-            return found  # the numbers tell as much
+            return found  # the numbers give the same order
         return [named, *(path for path in found if path != named)] if named in found else found
 
     @contextmanager
@@ -138,12 +139,12 @@ class Checkpoints:
             ) from error
 
 
-# What decoding, and the parts of a run, raise of content that no run has written.
+# Errors of decoding, and of the parts of a run, for content that no run has written.
 _WRONG_CONTENT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, SafetensorError)
 
 
 class _DamagedError(Exception):
-    """What is on the disk is not what was written."""
+    """The content of a checkpoint is not what was written."""
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -186,7 +187,7 @@ def _number(path: Path) -> int:
 
 
 def _clear(folder: Path) -> None:
-    """Take away what a save that was not finished has left, or a link in its place."""
+    """Remove a folder that an unfinished save has left, or a link in its place."""
     if folder.is_symlink():
         folder.unlink()
     elif folder.exists():

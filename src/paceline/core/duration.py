@@ -1,4 +1,4 @@
-"""Points of a run and stretches of it, in any of its units."""
+"""Durations and points of a run, in updates, gradients, epochs, seconds or a fraction."""
 
 from __future__ import annotations
 
@@ -16,9 +16,16 @@ UNITS: tuple[Unit, ...] = ("fraction", "updates", "gradients", "epochs", "second
 @checked_types
 @dataclass(frozen=True)
 class Duration:
-    """A point of a run, or a stretch of it, in one unit.
+    """Duration, or point of a run counted from its beginning, in one unit.
 
-    A fraction is one of the run's whole workload; gradients and epochs are workload too.
+    A fraction is a fraction of the whole workload. Gradients and epochs are workload too.
+
+    Args:
+        unit: "fraction", "updates", "gradients", "epochs" or "seconds".
+        amount: amount in this unit, > 0; a fraction is < 1.
+
+    Raises:
+        UsageError: the unit is unknown, or the amount is out of its range.
     """
 
     unit: Unit
@@ -55,7 +62,7 @@ class Duration:
 
     @classmethod
     def of(cls, **amounts: float | None) -> Duration:
-        """Build the extent that exactly one of the keyword arguments gives."""
+        """Return the duration that exactly one of the keyword arguments gives."""
         given = {unit: amount for unit, amount in amounts.items() if amount is not None}
         if len(given) != 1:
             raise UsageError(f"given {given or 'nothing'}, expected exactly one of {', '.join(UNITS)}")
@@ -63,15 +70,15 @@ class Duration:
         return cls(unit, amount)  # type: ignore[arg-type]  # checked when built
 
     def position(self, version: int, workload: int, now: float) -> float:
-        """Return how far a run is, in this unit; fractions and epochs have to be in gradients by then."""
+        """Return the position of a run in this unit; fractions and epochs must be converted to gradients before."""
         return {"updates": version, "gradients": workload, "seconds": now}[self.unit]
 
     def in_gradients(self, total: float | None, per_epoch: float | None) -> Duration:
-        """Express workload units in gradients; leave updates and seconds as they are.
+        """Return the duration in gradients; updates and seconds stay as they are.
 
         Args:
-            total: gradients of the whole run, None if its stop does not fix them.
-            per_epoch: gradients of one epoch, None if the data have no length.
+            total: gradients of the whole run; None if its stop does not fix them.
+            per_epoch: gradients of one epoch; None if the data have no length.
         """
         if self.unit == "fraction":
             if total is None:

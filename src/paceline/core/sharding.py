@@ -1,4 +1,4 @@
-"""The vector of a model, cut into slices that servers own: where it is cut, and what they tell each other."""
+"""Sharding of the parameter vector among servers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from paceline.errors import UsageError
 
 
 class FullVector(NamedTuple):
-    """The vector of which a server may own a slice.
+    """Full parameter vector, of which a server may own one shard.
 
     Attributes:
-        elements: of all slices.
-        summed: from the shares of a slice in some sums to the sums over all slices.
+        elements: number of elements of all shards.
+        summed: function from the partial sums of this shard to the sums over all shards.
     """
 
     elements: int
@@ -21,40 +21,40 @@ class FullVector(NamedTuple):
 
 
 class ShardPeers:
-    """The servers of the other slices, as one of them knows them; here there are none.
+    """Servers of the other shards, seen from one of them. This class is the case without other shards.
 
-    Whatever needs the whole vector is a function of sums over its elements: every server works out the sum over
-    its own, they exchange these, and each goes on with the totals. All of them ask for the same sums in the same order.
+    A value that depends on the full vector is a function of sums over its elements. Every server computes the sums of
+    its shard, and all servers exchange them. All servers ask for the same sums in the same order.
     """
 
     def summed(self, shares: Sequence[float]) -> list[float]:
-        """Return the sums over all slices, given the share of one's own in each."""
+        """Return the sums over all shards, given the partial sums of this shard."""
         return list(shares)
 
     def states(self) -> list[dict[str, Any]]:
-        """Return the state of each of them, in the order of the slices."""
+        """Return the states of the other servers, in the order of the shards."""
         return []
 
     def models(self) -> list[dict[str, Any]]:
-        """Return what each of them has of the model, by name."""
+        """Return the tensors of the model that each other server has, by name."""
         return []
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Let each of them go on from its part of the state of all."""
+        """Load the state of all servers into the other servers."""
 
 
 def shard_boundaries(sizes: Sequence[int], slices: int) -> list[int]:
-    """Return where tensors of these sizes are cut, so that the largest slice is as small as it can be.
+    """Return the boundaries of shards of whole tensors whose largest shard is as small as possible.
 
     Args:
-        sizes: of tensors, in their order.
-        slices: each of one tensor at least.
+        sizes: sizes of the tensors, in order.
+        slices: number of shards, >= 1; each has at least one tensor.
 
     Returns:
-        `slices` + 1 positions; slice j has the tensors from position j to position j + 1.
+        `slices` + 1 indices of tensors; shard j has the tensors from index j up to index j + 1.
 
     Raises:
-        UsageError: there are fewer tensors than slices.
+        UsageError: there are fewer tensors than shards.
 
     >>> shard_boundaries([4, 1, 1, 1, 5], 2)
     [0, 3, 5]
@@ -76,7 +76,7 @@ def shard_boundaries(sizes: Sequence[int], slices: int) -> list[int]:
 
 
 def _filled(sizes: Sequence[int], capacity: int) -> list[int]:
-    """Return the starts of slices, each filled up to a capacity."""
+    """Return the first tensors of shards, each filled up to a capacity."""
     starts: list[int] = []
     held = capacity
     for i, size in enumerate(sizes):
@@ -88,10 +88,10 @@ def _filled(sizes: Sequence[int], capacity: int) -> list[int]:
 
 
 def merge_shards(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the state of one server of the whole, of the states of those of its slices.
+    """Return the state of a server without shards, from the states of the servers of all shards.
 
     Args:
-        states: in the order of the slices.
+        states: states in the order of the shards.
     """
     first = dict(states[0])
     first["model"] = {name: tensor for state in states for name, tensor in state["model"].items()}

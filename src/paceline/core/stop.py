@@ -1,4 +1,4 @@
-"""When a run ends: the conditions, and what notices that one is reached."""
+"""Stop conditions of a run, and the monitor that checks them."""
 
 import re
 from collections import deque
@@ -21,23 +21,23 @@ TARGETS = (Outcome.LOSS, Outcome.ACCURACY, Outcome.EVAL_LOSS, Outcome.METRIC)
 @checked_types
 @dataclass(frozen=True)
 class Stop:
-    """The conditions of which the first to be reached ends the run; they are looked at when an update is made.
+    """Stop conditions: the first one that is reached ends the run. They are checked when an update is made.
 
     Args:
-        loss: mean training loss of the last max(n, 10) accepted gradients, at or below.
-        accuracy: accuracy of an evaluation, at or above, in (0, 1].
-        eval_loss: loss of an evaluation, at or below.
+        loss: upper bound on the mean training loss of the last max(n, 10) accepted gradients, > 0.
+        accuracy: lower bound on the accuracy of an evaluation, in (0, 1].
+        eval_loss: upper bound on the loss of an evaluation, > 0.
         metric: bound on a metric that `Job.step` returns, as ("nll", "<=", 1.4), or several of them. Written as
             ``nll<=1.4`` in text.
-        updates: updates made.
-        gradients: workload, in accepted gradients.
-        epochs: workload, in passes over the training data.
-        seconds: of the run's clock; which may end a run between updates, as an evaluation may.
-        max_loss: mean training loss of the last max(n, 10) accepted gradients, at or above: training has diverged,
-            and the run has failed.
+        updates: number of updates, >= 1.
+        gradients: workload in accepted gradients, >= 1.
+        epochs: workload in passes over the training data, > 0.
+        seconds: time on the clock of the run, > 0. It may end a run between updates, as an evaluation may.
+        max_loss: mean training loss of the last max(n, 10) accepted gradients from which on training counts as
+            diverged, > 0; the run fails.
 
     Raises:
-        UsageError: no condition is given, or one is out of its range.
+        UsageError: no condition is given, or a condition is out of its range.
 
     Example:
         >>> Stop.parse("loss=0.2,seconds=600")
@@ -75,7 +75,7 @@ class Stop:
             )
 
     def _take_metrics(self) -> None:
-        """Put what was given as metric into one form; accuracy and evaluation loss have arguments of their own."""
+        """Bring the metrics into one form; accuracy and evaluation loss become arguments of their own."""
         kept: list[Target] = []
         for target in targets(self.metric):
             name = target.metric
@@ -101,24 +101,24 @@ class Stop:
         return f"Stop({', '.join(f'{name}={value!r}' for name, value in values.items() if value is not None)})"
 
     def __str__(self) -> str:
-        """Return the conditions as `parse` reads them."""
+        """Return the conditions in the form that `parse` reads."""
         return f"Stop({', '.join(self.conditions)})"
 
     @property
     def conditions(self) -> list[str]:
-        """The conditions as they are typed, such as ``loss=0.2`` and ``nll<=1.4``."""
+        """Conditions in the form of the command line, such as ``loss=0.2`` and ``nll<=1.4``."""
         metrics = [str(target) for target in targets(self.metric)]
         return [*(f"{name}={value}" for name, value in self.given.items()), *metrics]
 
     @property
     def given(self) -> dict[str, float]:
-        """The conditions that are set, without those on the job's own metrics."""
+        """Conditions that are set, without those on metrics of the job."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "metric"}
         return {name: value for name, value in values.items() if value is not None}
 
     @property
     def evaluated(self) -> tuple[Target, ...]:
-        """The targets that are looked at when a version was evaluated."""
+        """Targets that are checked after an evaluation."""
         own = [
             Target("loss", "<=", self.eval_loss) if self.eval_loss is not None else None,
             Target("accuracy", ">=", self.accuracy) if self.accuracy is not None else None,
@@ -127,17 +127,17 @@ class Stop:
 
     @property
     def goal(self) -> str:
-        """What the time is the time to, as "loss 0.2"."""
+        """Goal of the run in text, for example "loss 0.2"."""
         return " or ".join(self.targets) or "the end"
 
     @property
     def targets(self) -> list[str]:
-        """The targets of training in words, such as ``loss 0.2``; the other conditions limit its time."""
+        """Targets of training in text, such as ``loss 0.2``; the other conditions limit its length."""
         loss = [f"loss {self.loss:g}"] if self.loss is not None else []
         return loss + [target.description for target in self.evaluated]
 
     def workload(self, per_epoch: float | None) -> float | None:
-        """Return the gradients of the whole run if these conditions fix them.
+        """Return the gradients of the whole run, or None if the conditions do not fix them.
 
         Args:
             per_epoch: gradients of one epoch, None if the data have no length.
@@ -166,7 +166,7 @@ class Stop:
         return cls(metric=metrics or None, **conditions)  # type: ignore[arg-type]  # checked when built
 
 
-# On which side of the value each condition of its own is reached.
+# Comparison of each built-in condition.
 _COMPARISONS = {f.name: ">=" for f in fields(Stop) if f.name != "metric"} | {"loss": "<=", "eval_loss": "<="}
 _CONDITION = re.compile(r"([^<>=]*)(<=|>=|=|<|>)(.*)", re.DOTALL)
 
@@ -190,7 +190,7 @@ def _condition(part: str) -> tuple[str, str, float]:
 
 
 def _check_own(name: str, comparison: str, value: float) -> None:
-    """Refuse a comparison that a condition of its own does not make."""
+    """Check the comparison of a built-in condition."""
     if comparison != _COMPARISONS[name]:
         raise UsageError(
             f"stop {name}{comparison}{value}: a run ends when {name} is {_COMPARISONS[name]} a value; expected "
@@ -199,12 +199,12 @@ def _check_own(name: str, comparison: str, value: float) -> None:
 
 
 class StopMonitor:
-    """Notices the first condition to be reached; each method answers with the end of the run, or None.
+    """Monitor of the stop conditions; each check returns the end of the run, or None.
 
     Args:
-        stop: the conditions.
-        workers: n; the loss is looked at over the last max(n, 10) accepted gradients.
-        per_epoch: gradients of one epoch, None if the data have no length.
+        stop: conditions.
+        workers: number of workers n, >= 1; the training loss is the mean of the last max(n, 10) accepted gradients.
+        per_epoch: gradients of one epoch; None if the data have no length.
     """
 
     def __init__(self, stop: Stop, workers: int, per_epoch: float | None) -> None:
@@ -215,11 +215,11 @@ class StopMonitor:
         self._losses: deque[float] = deque(maxlen=max(workers, LEAST_LOSS_WINDOW))
 
     def accept(self, loss: float) -> None:
-        """Take in the loss of an accepted gradient."""
+        """Add the loss of an accepted gradient."""
         self._losses.append(loss)
 
     def after_update(self, version: int, workload: int) -> events.EndRun | None:
-        """Look at everything that an update changes."""
+        """Check loss, updates and workload."""
         found = self._loss_reached()
         if found is not None:
             return found
@@ -245,7 +245,7 @@ class StopMonitor:
         return None
 
     def at(self, now: float) -> events.EndRun | None:
-        """Look at the clock."""
+        """Check the time, in seconds since the run began."""
         if self.seconds is None or now < self.seconds:
             return None
         return events.EndRun(
@@ -253,15 +253,15 @@ class StopMonitor:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the losses that are looked at."""
+        """Return the recent losses."""
         return {"losses": list(self._losses)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state, perhaps under other conditions."""
+        """Load such a state, also that of other conditions."""
         self._losses.extend(state["losses"])
 
     def after_evaluation(self, version: int, metrics: Mapping[str, float]) -> events.EndRun | None:
-        """Look at the metrics of a version; one that is missing, or not finite, ends the run as well."""
+        """Check the metrics of a version; a metric that is missing or not finite ends the run too."""
         wanted = [(target, metrics.get(target.metric)) for target in self._stop.evaluated]
         for target, value in wanted:
             if value is not None and target.is_met_by(value):

@@ -20,10 +20,10 @@ _PLAIN_NAME = re.compile(r"[^\s,<>=]([^,<>=]*[^\s,<>=])?")
 
 
 class Target(NamedTuple):
-    """A bound that a metric of an evaluation is to reach.
+    """Bound that a metric of an evaluation must reach.
 
     Attributes:
-        metric: name under which the evaluation reports it; the evaluation loss is "loss".
+        metric: name of the metric in the evaluation; "loss" for the evaluation loss.
         comparison: "<=" or ">=".
         value: bound.
 
@@ -37,7 +37,7 @@ class Target(NamedTuple):
     value: float
 
     def __str__(self) -> str:
-        """Return the target as `--stop` takes it."""
+        """Return the target in the form of `--stop`."""
         name = "eval_loss" if self.metric == "loss" else self.metric
         return f"{name}{self.comparison}{self.value}"
 
@@ -68,7 +68,7 @@ class Target(NamedTuple):
         return f"{name} {value:.6g} of version {version} reached the target {self.value:g}"
 
     def missing(self, known: Sequence[str]) -> str:
-        """Return what is wrong when an evaluation reports other metrics only."""
+        """Return the error for an evaluation without this metric."""
         hint = did_you_mean(self.metric, known)
         return (
             f"stop {self}: the evaluation reports no metric {self.metric!r}{hint}; return it from step as "
@@ -76,7 +76,7 @@ class Target(NamedTuple):
         )
 
     def not_finite(self, version: int) -> str:
-        """Return what is wrong when the metric of a version is nan or infinite."""
+        """Return the error for a metric that is nan or infinite."""
         name = "the evaluation loss" if self.outcome is Outcome.EVAL_LOSS else self.metric
         return f"stop {self}: {name} of version {version} is not finite (nan or infinite), so it cannot be compared"
 
@@ -112,7 +112,7 @@ def _expected(given: object) -> UsageError:
 
 
 def share_reached(first: float, now: float, bound: float) -> float:
-    """Return how far a value has come from its first one to a bound, 0 to 1.
+    """Return the progress of a value from its first value to a bound, in [0, 1].
 
     Positive values are compared on a logarithmic scale, on which a loss falls most evenly.
 

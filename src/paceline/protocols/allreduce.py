@@ -1,4 +1,4 @@
-"""How workers without a server come to the same parameters: by all-reduce, in four knobs."""
+"""Configuration of synchronization by all-reduce, without a server."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 @checked_types
 @dataclass(frozen=True)
 class AllReduceConfig:
-    """What n workers without a server sum up, and when.
+    """All-reduce among n workers without a server.
 
-    Every worker holds the average parameters w. In an iteration each computes a gradient, of which there is one
-    each in an update, and hands something in; the sum over all of them is the same everywhere.
+    Every worker holds the average parameters w. In an iteration, each worker computes one gradient and contributes a
+    vector; all workers receive the same sum of these vectors. One gradient of each worker makes an update.
 
     Args:
-        sums: "gradients", whose mean is stepped with everywhere, at the same parameters; or "updates": each worker
-            steps for itself, from the average, and the average moves by the mean of their steps.
-        overlaps: whether the next gradient is computed while the sum is made, at the worker's own parameters, which
-            are the average before plus its own step.
-        correction: of a gradient that was computed so, for the distance between its worker's parameters and the
-            average; None for no correction.
-        period: iterations from one sum to the next, >= 1; between two of them each worker goes its own way.
+        sums: "gradients": every worker steps with the mean gradient; or "updates": every worker steps with its own
+            gradient from the average, and the average moves by the mean of these steps.
+        overlaps: whether the next gradient is computed during the all-reduce, at the previous average plus the
+            worker's own step.
+        correction: correction of such a gradient for the distance between the worker's parameters and the average;
+            None for no correction.
+        period: iterations from one all-reduce to the next, >= 1; in between, each worker steps by itself.
 
     Raises:
         UsageError: a knob is out of its range.
@@ -54,5 +54,5 @@ class AllReduceConfig:
             raise UsageError(f"{self.correction!r} corrects gradients that overlap a sum; give overlaps=True")
 
     def communicates(self, iteration: int) -> bool:
-        """Return whether there is a sum after this iteration; they count from 1."""
+        """Return whether an all-reduce follows this iteration; iterations count from 1."""
         return iteration % self.period == 0

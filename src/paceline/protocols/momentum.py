@@ -26,7 +26,7 @@ LIMITS: Mapping[str, Callable[[int, int], float]] = {
 @checked_types
 @dataclass(frozen=True)
 class Momentum:
-    """Limits the optimizer's momentum from the beginning of a phase on.
+    """Limit on the momentum of the optimizer from the beginning of a phase on.
 
     momentum = min(own, limit(i, n)), where own is the optimizer's, i the whole epochs of workload since the phase
     began, and n the live workers: a ramp ends where it reaches the own momentum.
@@ -55,19 +55,19 @@ class Momentum:
 
     @property
     def counts_epochs(self) -> bool:
-        """Whether it follows the epochs since the phase began."""
+        """Whether the limit depends on the epochs since the phase began."""
         return "i" in self.rule
 
     def limit(self, i: int, n: int) -> float:
         """Return the largest momentum after i >= 0 epochs of the phase with n >= 1 workers; inf for any.
 
-        A ramp that has come to 1 limits nothing any more.
+        A ramp that has reached 1 is no limit any more.
         """
         limit = LIMITS[self.rule](i, n)
         return limit if limit < 1 else inf
 
     def added_to(self, phase: Phase) -> Phase:
-        """Return the phase with this limit."""
+        """Return the phase with this momentum rule."""
         if phase.momentum != KEEP:
             raise UsageError(f"{phase} + {self}: the momentum has a rule already; expected one")
         return replace(phase, momentum=self)
@@ -77,10 +77,10 @@ KEEP = Momentum("keep")
 
 
 class MomentumTracker:
-    """Follows the limit on the momentum through a run, and notices where it changes.
+    """State of the momentum limit during a run.
 
     Args:
-        per_epoch: gradients of one epoch, if the data have a length.
+        per_epoch: gradients of one epoch; None if the data have no length.
     """
 
     def __init__(self, per_epoch: float | None) -> None:
@@ -89,11 +89,11 @@ class MomentumTracker:
         self._began = 0  # the phase, after this workload
 
     def begin(self, workload: int) -> None:
-        """Begin a phase after so much workload."""
+        """Begin a phase after a workload, in gradients."""
         self._began = workload
 
     def follow(self, momentum: Momentum, workload: int, live: int) -> str:
-        """Set the limit for an update made after this workload; return why it is another one, or nothing."""
+        """Set the limit of an update after this workload; return the reason of a change, else an empty string."""
         i = int((workload - self._began) / self._per_epoch) if self._per_epoch else 0
         limit = momentum.limit(i, live)
         if limit == self.limit:
@@ -103,11 +103,11 @@ class MomentumTracker:
         return f"{text}: {momentum.rule} after {i} epochs of this phase"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the limit, and where the phase began."""
+        """Return the limit and the beginning of the phase."""
         return snapshot(self, _SAVED)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state."""
+        """Load such a state."""
         restore(self, _SAVED, state)
 
 

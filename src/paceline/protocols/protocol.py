@@ -27,19 +27,18 @@ if TYPE_CHECKING:
 @checked_types
 @dataclass(frozen=True)
 class Protocol:
-    """The rule by which a parameter server and its workers synchronize.
+    """Synchronization rule of a parameter server and its workers.
 
     Args:
-        quorum: gradients that make an update, at least 1, or "all" live workers.
-        max_staleness: versions that may have been made since a gradient's own for it to be accepted;
-            0 accepts fresh ones only, inf any.
-        refill: when a worker whose gradient was accepted gets new work: at the next "update", or at once,
-            on "arrival".
-        on_update: what workers still computing do when an update is made: "finish" and deliver late, or
-            "interrupt" work that could no longer be accepted and restart on the new version.
-        max_lead: a worker may start only if it has delivered at most this many gradients more than the
-            live worker that has delivered fewest; inf for no bound.
-        name: for people.
+        quorum: number of gradients that make an update, >= 1, or "all" live workers.
+        max_staleness: largest staleness of an accepted gradient, in versions, >= 0; 0 accepts fresh gradients only, inf
+            accepts all.
+        refill: time at which a worker whose gradient was accepted gets new work: at the next "update", or on "arrival".
+        on_update: effect of an update on busy workers: "finish" lets them deliver late, "interrupt" cancels work that
+            would be too stale and restarts it on the new version.
+        max_lead: largest number of gradients, >= 0, by which a worker may be ahead of the slowest live worker when it
+            starts; inf for no bound.
+        name: name in logs and tables.
 
     Raises:
         UsageError: a knob is out of its range, or two knobs contradict each other.
@@ -74,7 +73,7 @@ class Protocol:
             )
         if self.quorum == "all" and self.max_lead != inf:
             raise UsageError(
-                f"{self.name}: max_lead = {self.max_lead} where every worker is waited for binds nobody; "
+                f"{self.name}: max_lead = {self.max_lead} has no effect, because every update waits for all workers; "
                 "give a number as quorum or max_lead = inf"
             )
 
@@ -82,7 +81,7 @@ class Protocol:
         return self.name
 
     def check_workers(self, n: int) -> None:
-        """Refuse a quorum that n workers can never fill."""
+        """Check that n workers can reach the quorum."""
         if self.quorum != "all" and self.refill == "update" and self.quorum > n:
             raise UsageError(
                 f"{self.name}: waits for k = {self.quorum} gradients of {counted(n, 'worker')} that deliver one each "
@@ -91,7 +90,7 @@ class Protocol:
             )
 
     def controlled_by(self, *controllers: Controller[Any]) -> Phase:
-        """Return a phase in which these controllers may change the knobs."""
+        """Return a phase with these controllers, which may change the knobs."""
         return Phase(self, controllers)
 
     def until(
@@ -116,18 +115,18 @@ class Protocol:
 @checked_types
 @dataclass(frozen=True)
 class Phase:
-    """A protocol with its controllers, up to a point of the run.
+    """Protocol with its controllers and modifiers, up to a point of the run.
 
     Args:
-        protocol: in force at the beginning.
-        controllers: that may change it.
-        end: where the next phase begins; None for the end of the run.
-        name: for people; said in full if not given.
-        compensators: what is done about stale gradients.
-        momentum: how much of the optimizer's own it goes on with.
-        allreduce: how the workers come to the same parameters where there is no server; None for a server.
+        protocol: protocol at the beginning of the phase.
+        controllers: controllers that may change the protocol.
+        end: point of the run at which the next phase begins; None for the end of the run.
+        name: name in logs and tables; made of the parts if not given.
+        compensators: corrections of stale gradients.
+        momentum: limit on the momentum of the optimizer.
+        allreduce: configuration of the all-reduce, if there is no server; None for a server.
 
-    Compensators, controllers and a momentum are added with a plus.
+    A plus adds compensators, controllers and a momentum rule.
 
     Example:
         >>> from paceline import asp, bsp, elastic, momentum, staleness_lr
@@ -154,8 +153,8 @@ class Phase:
     ) -> Phase:
         """Return the same phase, ending at this point of the run, counted from the run's beginning.
 
-        Updates, gradients, epochs and fractions are looked at when an update is made: the phase ends with the
-        update that reaches them. Seconds end it between two events.
+        Updates, gradients, epochs and fractions are checked when an update is made: the phase ends with the update
+        that reaches them. Seconds end it between two events.
         """
         end = Duration.of(fraction=fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds)
         return replace(self, end=end)
@@ -172,7 +171,7 @@ class Phase:
         return phase
 
     def added_to(self, phase: Phase) -> Phase:
-        """Return the phase with the correction of this one, as in `pl.asp() + pl.dc_s3gd()`."""
+        """Return the phase with the correction of this phase, as in `pl.asp() + pl.dc_s3gd()`."""
         if self.allreduce is None or self.allreduce.correction is None:
             raise UsageError(
                 f"{self} cannot be added to {phase}: it is a protocol of its own; expected a compensator, a controller "
@@ -185,7 +184,7 @@ class Phase:
 
     @property
     def title(self) -> str:
-        """The protocol with its controllers."""
+        """Name, or else the protocol with its controllers."""
         controlled = f" controlled by {', '.join(map(repr, self.controllers))}" if self.controllers else ""
         return self.name or f"{self.protocol.name}{controlled}"
 
@@ -198,15 +197,14 @@ class Phase:
 @checked_types
 @dataclass(frozen=True)
 class Plan:
-    """Phases in sequence.
+    """Sequence of phases.
 
     Args:
-        phases: one or more.
-        found_for: what runs it may be used for, if it was found by a search.
+        phases: one or more phases.
+        found_for: runs for which a search has found the plan; None if no search has found it.
 
     Raises:
-        UsageError: a phase has no end though another follows, the last one has an end, or an end is not after
-            the one before it.
+        UsageError: a phase before the last one has no end, the last one has an end, or the ends do not grow.
 
     Example:
         >>> from paceline.catalogue.protocols import bsp, asp
@@ -232,7 +230,7 @@ class Plan:
 
     @property
     def in_full(self) -> str:
-        """The plan with every knob, to tell it from another one that only has the same name."""
+        """Plan with every knob; two plans with the same name may differ in it."""
         return repr(
             [
                 (
@@ -249,7 +247,7 @@ class Plan:
 
     @property
     def allreduce(self) -> AllReduceConfig | None:
-        """How workers without a server come to the same parameters; None for a plan with a server."""
+        """Configuration of the all-reduce; None for a plan with a server."""
         return self.phases[0].allreduce
 
     def checked(
@@ -260,14 +258,14 @@ class Plan:
         updates: float | None = None,
         seconds: float | None = None,
     ) -> Plan:
-        """Return this plan with workload in gradients, or refuse what cannot run on n workers.
+        """Return this plan with workload in gradients, and check that n workers can run it.
 
         Args:
-            n: workers.
-            total: gradients of the whole run, None if its stop does not fix them.
-            per_epoch: gradients of one epoch, None if the data have no length.
-            updates: of the whole run, None if its stop does not limit them.
-            seconds: likewise.
+            n: number of workers, >= 1.
+            total: gradients of the whole run; None if its stop does not fix them.
+            per_epoch: gradients of one epoch; None if the data have no length.
+            updates: updates of the whole run; None if its stop does not limit them.
+            seconds: seconds of the whole run; None if its stop does not limit them.
         """
         if self.found_for is not None:
             self.found_for.check_workers(n)
@@ -289,7 +287,7 @@ class Plan:
 
 
 def as_plan(given: Protocol | Phase | Plan) -> Plan:
-    """Return the plan that a protocol, a phase or a plan is."""
+    """Return a protocol, a phase or a plan as a plan."""
     match given:
         case Protocol():
             return Plan((Phase(given),))
@@ -323,9 +321,9 @@ def _check_ends(phases: Sequence[Phase]) -> None:
 
 
 def _check_reach(phases: Sequence[Phase], limits: Mapping[Unit, float | None]) -> None:
-    """Refuse a phase that ends where the whole run does, as far as that is known.
+    """Check that no phase ends where the whole run does, as far as that is known.
 
-    An update is made of a gradient or more, so that a run of so many gradients has no more updates.
+    An update is made of at least one gradient, so a run has at most as many updates as gradients.
     """
     for phase, follower in pairwise(phases):
         assert phase.end is not None

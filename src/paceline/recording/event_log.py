@@ -1,4 +1,4 @@
-"""The event log `events.jsonl`: what happened in a run, a line of JSON a record, written in the background."""
+"""Event log `events.jsonl`: one line of JSON per record, written in the background."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from paceline.errors import PacelineWarning, RunError
 from paceline.recording.validation import RecordOrder, check_types
 from paceline.utils.files import ContentError, create_file, lines_of, open_regular, open_to_extend
 
-WAITING_RECORDS = 10_000  # at most; then the run waits for the disk
+WAITING_RECORDS = 10_000  # upper bound; then the run waits for the disk
 BATCH_RECORDS = 500
 CHUNK_BYTES = 1 << 20
 
 
 class Prefix(NamedTuple):
-    """The beginning of a log, with its running digest.
+    """First bytes of a log, with their running digest.
 
     Attributes:
-        size_bytes: its length.
+        size_bytes: number of bytes.
         digest: SHA-256 of these bytes, which can be copied and updated.
     """
 
@@ -41,11 +41,11 @@ class Prefix(NamedTuple):
 
     @classmethod
     def of(cls, path: Path, size_bytes: int) -> Prefix:
-        """Read the first bytes of a log once.
+        """Read the first bytes of a log.
 
         Raises:
             OSError: the log cannot be read.
-            ContentError: it is shorter, or no regular file.
+            ContentError: the log is shorter, or no regular file.
         """
         digest, left_bytes = hashlib.sha256(), size_bytes
         with open_regular(path) as file:
@@ -58,17 +58,17 @@ class Prefix(NamedTuple):
 
 
 class EventLog:
-    """Writes records without letting the run wait for the disk, in bounded memory.
+    """Log writer with a thread and a bounded queue, so that the run does not wait for the disk.
 
-    Lines are written whole and in order, so that a crash costs the last few and cuts at most one short.
+    Lines are written whole and in order. A crash loses the last few lines and cuts at most one short.
 
     Args:
-        path: of the file.
-        keep: how much of a file that is there already is kept; None for a new file.
+        path: path of the file.
+        keep: first bytes of an existing file that are kept; None for a new file.
 
     Raises:
-        OSError: when the file cannot be opened; later, by any method, when it could not be written.
-        RunError: by any method, when a record holds something that is no plain data.
+        OSError: the file cannot be opened; later, from any method, it could not be written.
+        RunError: from any method: a record has a field that is not plain data.
     """
 
     def __init__(self, path: Path, keep: Prefix | None = None) -> None:
@@ -83,12 +83,12 @@ class EventLog:
         self._writer.start()
 
     def write(self, record: Record) -> None:
-        """Let a record be written soon."""
+        """Queue a record."""
         self._raise()
         self._waiting.put(record)
 
     def settle(self) -> Prefix:
-        """Wait until everything is on the disk and return the whole log's length and digest."""
+        """Wait until all records are on the disk; return length and digest of the whole log."""
         self._waiting.join()
         self._raise()
         os.fsync(self._file.fileno())
@@ -96,17 +96,17 @@ class EventLog:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the file is no longer where it was created: it was deleted, moved, replaced or unmounted."""
+        """Whether the file was deleted, moved, replaced or unmounted."""
         try:
             return not os.path.samestat(os.lstat(self._path), os.fstat(self._file.fileno()))
         except OSError:
             return True
 
     def copy_to(self, path: Path) -> Prefix:
-        """Write what the log holds to a new file, also when the log's own file was deleted; return what was written.
+        """Copy the log to a new file, also if its own file was deleted; return length and digest of the copy.
 
         Raises:
-            OSError: the log cannot be read, or the new file not be written.
+            OSError: the log cannot be read, or the new file cannot be written.
         """
         self._waiting.join()
         digest, size_bytes = hashlib.sha256(), 0
@@ -119,7 +119,7 @@ class EventLog:
         return Prefix(size_bytes, digest)
 
     def close(self) -> None:
-        """Write what is waiting and end the log."""
+        """Write the queued records and close the file."""
         self._waiting.put(None)
         self._writer.join()
         try:
@@ -142,7 +142,7 @@ class EventLog:
                 self._waiting.task_done()
 
     def _take(self) -> list[Record | None]:
-        """Wait for a record and take what else is there; None, which comes last, closes the log."""
+        """Wait for a record and return it with other queued ones; None, which comes last, closes the log."""
         taken = [self._waiting.get()]
         with suppress(Empty):
             while len(taken) < BATCH_RECORDS:
@@ -151,7 +151,7 @@ class EventLog:
 
     def _write_out(self, records: list[Record]) -> None:
         if self._error is not None:
-            return  # whoever writes or closes is told
+            return  # write and close raise it
         try:
             lines = b"".join(map(to_line, records))
             self._file.write(lines)
@@ -164,7 +164,7 @@ class EventLog:
 
 
 def to_line(record: Record) -> bytes:
-    r"""Return a record as one line of JSON; what is not a finite number becomes null.
+    r"""Return a record as one line of JSON; a number that is not finite becomes null.
 
     >>> to_line(RunEnded(1.5, Outcome.UPDATES, "3 updates made", busy_s=nan, live_s=3.0))
     b'{"event":"run_ended","now_s":1.5,"outcome":"updates","reason":"3 updates made","busy_s":null,"live_s":3.0}\n'
@@ -173,7 +173,7 @@ def to_line(record: Record) -> bytes:
 
 
 def to_record(line: bytes) -> Record:
-    """Return the record that a line of the log holds; null becomes nan again."""
+    """Return the record in a line of the log; null becomes nan."""
     content = orjson.loads(line)
     kind = _KINDS[content.pop("event")]
     if None in content.values():
@@ -188,13 +188,13 @@ def to_record(line: bytes) -> Record:
 
 
 def read_records(path: Path, until_bytes: float = inf) -> Iterator[Record]:
-    """Yield the records of a log, that of a run that is still going too.
+    """Yield the records of a log, also of a run that is still going.
 
-    Warns of a last line that is cut short, which is left out.
+    A last line that is cut short is left out with a warning.
 
     Args:
-        path: of the log.
-        until_bytes: how much of it is read.
+        path: path of the log.
+        until_bytes: number of bytes to read; inf for all.
 
     Raises:
         RunError: the log cannot be read.
@@ -210,7 +210,7 @@ def read_records(path: Path, until_bytes: float = inf) -> Iterator[Record]:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a log as JSON has them."""
+    """Return the complete lines of a log as JSON values."""
     return list(_decoded(path, orjson.loads))
 
 

@@ -1,4 +1,4 @@
-"""What happened: one record an event, and columns of them by update and by second."""
+"""History of a run: its records, totals, and columns by update or by second."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from paceline.utils.representation import Representation
 
 @dataclass(repr=False)
 class Totals(Representation):
-    """Counts and times of a whole run.
+    """Totals of a whole run.
 
     Attributes:
-        used: gradients that were accepted.
-        applied: those of them that an update was made of; the last ones may still have waited for theirs.
-        dropped: gradients that arrived and were not used.
-        interrupted: pieces of work that were abandoned.
-        samples_used: in the used gradients.
-        samples_dropped: in the dropped ones and in abandoned work.
-        staleness: how many used gradients had which staleness.
-        idle_share: worker time spent waiting for work, of all worker time.
+        updates: number of updates.
+        used: number of accepted gradients.
+        applied: number of accepted gradients in updates; the last accepted ones may be in none.
+        dropped: number of gradients that arrived and were not used.
+        interrupted: number of cancelled pieces of work.
+        samples_used: number of samples of the used gradients.
+        samples_dropped: number of samples of dropped gradients and cancelled work.
+        staleness: number of used gradients by staleness.
+        idle_share: share of the worker time without work, in [0, 1]; nan until the run has ended.
     """
 
     updates: int = 0
@@ -40,7 +41,7 @@ class Totals(Representation):
     idle_share: float = nan
 
     def count(self, record: Record) -> None:
-        """Take in one record."""
+        """Count a record."""
         match record:
             case UpdateMade():
                 self.updates += 1
@@ -60,12 +61,12 @@ class Totals(Representation):
 
     @property
     def mean_staleness(self) -> float:
-        """Mean over the used gradients."""
+        """Mean staleness of the used gradients, in versions."""
         return sum(tau * count for tau, count in self.staleness.items()) / max(1, self.staleness.total())
 
     @property
     def mean_k(self) -> float:
-        """Gradients per update."""
+        """Mean number of gradients per update."""
         return self.applied / max(1, self.updates)
 
     def _facts(self) -> Mapping[str, object]:
@@ -74,11 +75,12 @@ class Totals(Representation):
 
 
 class History(Representation):
-    """Everything that happened in a run, in order.
+    """History of a run: all its records in order.
 
     Args:
-        read: gives the records from the first to the last; a run with a folder keeps them there, not in memory.
-        totals: their sums; made from the records if not given.
+        read: function that returns the records from the first to the last. A run with a folder keeps them there, not
+            in memory.
+        totals: totals of the records; computed from them if None.
     """
 
     def __init__(self, read: Callable[[], Iterable[Record]], totals: Totals | None = None) -> None:
@@ -90,7 +92,7 @@ class History(Representation):
 
     @property
     def known_counts(self) -> Mapping[str, int]:
-        """Updates, and gradients by what became of them, as far as they are counted without reading the records."""
+        """Counts of updates and gradients, if they are available without reading the records."""
         totals = self._totals
         if totals is None:
             return {}
@@ -106,12 +108,12 @@ class History(Representation):
 
     @property
     def records(self) -> list[Record]:
-        """All records, one an event."""
+        """All records."""
         return list(self)
 
     @property
     def totals(self) -> Totals:
-        """Sums over the records."""
+        """Totals of the records."""
         if self._totals is None:
             self._totals = Totals()
             for record in self:
@@ -126,7 +128,7 @@ class History(Representation):
         """Return columns of equal length.
 
         Args:
-            by: one row an update, or one every `step_s` seconds with the state at that moment.
+            by: "update" for one row per update, or "second" for one row every `step_s` seconds.
             step_s: seconds between rows, > 0.
 
         Returns:
@@ -153,7 +155,7 @@ class History(Representation):
         return pd.DataFrame(self.columns(by, step_s))
 
     def _rows(self) -> tuple[list[tuple[Any, ...]], float]:
-        """Return a row an update, and the time of the last record."""
+        """Return one row per update, and the time of the last record."""
         rows: list[tuple[Any, ...]] = []
         so_far = Totals()
         now_s = 0.0
@@ -199,6 +201,6 @@ _COLUMNS: dict[str, type] = {
 
 
 def mean_loss(losses: Sequence[float]) -> float:
-    """Return the mean of the losses that are known, nan if none is."""
+    """Return the mean of the losses that are not nan; nan if there is none."""
     known = [loss for loss in losses if not isnan(loss)]
     return sum(known) / len(known) if known else nan

@@ -1,7 +1,6 @@
-"""Checks of a run's files: the types in `run.json`, and the types and the order of the records of the log.
+"""Validation of a run's files: types in `run.json`, and types and order of the records in the log.
 
-Only types, ranges and the order of records are checked, so that no reader meets what no run has written. Every refusal
-is a `ContentError` without the name of the file.
+Only types, ranges and the order of records are checked. A check raises a `ContentError` without the name of the file.
 """
 
 from __future__ import annotations
@@ -70,10 +69,10 @@ _CHECKS: Mapping[type[Any], list[tuple[str, Check]]] = {kind: _checks(kind) for 
 
 
 def check_types(record: Record) -> None:
-    """Refuse a record with a field of another type than its annotation.
+    """Check that every field of a record has its annotated type.
 
     Raises:
-        ContentError: there is one.
+        ContentError: a field has another type.
     """
     for name, check in _CHECKS[type(record)]:
         if not check(getattr(record, name)):
@@ -81,17 +80,17 @@ def check_types(record: Record) -> None:
 
 
 class RecordOrder:
-    """The order that the records of a run have: a beginning, time that does not go back, versions one by one."""
+    """Checker of the order of records: a beginning, times that never decrease, and consecutive versions."""
 
     def __init__(self) -> None:
         self._now_s: float | None = None
         self._version = 0
 
     def check(self, record: Record) -> None:
-        """Refuse a record that cannot come next.
+        """Check the next record.
 
         Raises:
-            ContentError: it cannot.
+            ContentError: the record cannot come next.
         """
         if self._now_s is None and not isinstance(record, RunStarted):
             raise ContentError(f"{type(record).__name__} before the run has started")
@@ -172,7 +171,7 @@ RULES: Mapping[str, tuple[Check, str]] = {
 
 
 class Configuration(dict[str, Any]):
-    """Content of `run.json`, with types checked; an entry that is missing is refused where it is read."""
+    """Content of `run.json` with checked types; reading a missing entry raises a `UsageError`."""
 
     def __init__(self, content: Mapping[str, Any], source: str) -> None:
         super().__init__(content)
@@ -186,11 +185,11 @@ def configuration(content: object, source: str) -> Configuration:
     """Return the content of a `run.json`.
 
     Args:
-        content: as JSON has it.
-        source: where it is from, for the refusal of a missing entry.
+        content: value that JSON gives.
+        source: name of the file, for the error about a missing entry.
 
     Raises:
-        ContentError: it is no mapping, or an entry has another type than every run gives it.
+        ContentError: the content is no mapping, or an entry has a wrong type.
     """
     if not isinstance(content, dict):
         raise ContentError(f"it holds a {type(content).__name__}, expected a mapping")
@@ -213,14 +212,14 @@ def _check_entries(content: Mapping[str, Any], known: Mapping[str, tuple[Check, 
 
 @contextmanager
 def believed(source: object, kind: type[PacelineError] = UsageError) -> Iterator[None]:
-    """Refuse what the parts of a run raise when they are made of content that no run has written.
+    """Convert errors that content which no run has written causes in the parts of a run.
 
     Args:
-        source: where the content is from.
-        kind: of the error.
+        source: name of the file or folder.
+        kind: class of the error to raise.
 
     Raises:
-        PacelineError: with what was raised, in one line.
+        PacelineError: a part has raised an error; the message has it in one line.
     """
     try:
         yield
