@@ -161,7 +161,7 @@ def test_a_file_that_is_not_there_or_no_toml_is_refused(tmp_path, monkeypatch):
         ("sync_switch(fraction=0.25, then=aps)", "'aps' is not known; did you mean 'asp'?"),
         ("sync_switch(fraction=0.25)@50% >> bsp", "runs to the end of the run; leave @50% out"),
         ("sync_switch(fraction=0.25) >> bsp", "so bsp is never reached; type it last, or alone"),
-        ("sync_switch(fraction=0.25) + staleness_weight", "nobody can tell which staleness_weight is for"),
+        ("sync_switch(fraction=0.25) + staleness_weight", "two parts, and staleness_weight may be for either"),
         ("sync_switch(timing=timing.toml, then='ssp(lead=2)')", "'ssp(lead=2)' is another protocol; search again"),
         ("k_async(k=2)@3% >> sync_switch(timing=timing.toml)", "was found for a run that is bsp until 0.25"),
     ],
