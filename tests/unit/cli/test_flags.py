@@ -291,5 +291,5 @@ def test_an_object_of_many_lines_is_refused_in_one():
 
 
 def test_a_batch_size_is_not_advised_to_be_zero():
-    with pytest.raises(pl.UsageError, match=r"batch_size=1.5, expected a whole number, as batch_size=32"):
+    with pytest.raises(pl.UsageError, match=r"batch_size=1.5, expected a whole number, such as batch_size=32"):
         tiny_job(batch_size=1.5)

@@ -360,7 +360,7 @@ def test_a_run_says_whether_gradient_or_learning_rate_is_scaled(changes, part, t
         ("asp + dc_asgd(lambda0=1) + dc_s3gd", {}, "would both correct"),
         ("asp + dc_s3gd + dc_s3gd", {}, "dc_s3gd is given twice"),
         ("asp + staleness_weight(weighting='1/tau')", {}, r"weighting='1/tau', expected '1/\(1\+tau\)', '1/sqrt"),
-        ("asp + staleness_weight", {"optimizer": torch.optim.ASGD}, "ASGD works out the learning rate of a step in"),
+        ("asp + staleness_weight", {"optimizer": torch.optim.ASGD}, "ASGD computes the learning rate of a step in"),
         ("asp + stalenes_lr(C=1)", {}, "staleness_lr"),
         ("asp + bsp", {}, "'bsp' is not known"),
     ],

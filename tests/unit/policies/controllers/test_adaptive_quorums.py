@@ -427,6 +427,6 @@ def test_whether_a_loss_is_a_sum_is_found_out_of_batches_that_cannot_be_cut():
 
 
 def test_a_loss_that_is_a_sum_is_warned_of():
-    with pytest.warns(PacelineWarning, match=r"sum of its samples' losses.*reduce it with .mean\(\)"):
+    with pytest.warns(PacelineWarning, match=r"sum of its samples' losses.*reduce the loss with .mean\(\)"):
         pl.train(tiny_job(loss=summed), protocol="dbw", cluster="2*exp(mean=1)", stop="updates=2")
     pl.train(tiny_job(loss=summed), protocol="bsp", cluster="2*exp(mean=1)", stop="updates=2")  # compares nothing
