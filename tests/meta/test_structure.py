@@ -163,6 +163,12 @@ def test_only_the_distributed_engine_knows_torch_distributed():
     assert [name for name in users if not name.startswith("engines/distributed/")] == []
 
 
+def test_the_distributed_engine_is_imported_by_its_face_alone():
+    others = [path for path in FILES if not name_of(path).startswith("engines/distributed/")]
+    found = [(name_of(path), name) for path in others for name in of_paceline(path)]
+    assert [pair for pair in found if pair[1].startswith("engines/distributed/")] == []
+
+
 def test_every_floor_has_modules():
     assert {floor_of_file(path) for path in FILES} == set(range(len(FLOORS)))
 
