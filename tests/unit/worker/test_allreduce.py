@@ -403,17 +403,17 @@ def test_a_gradient_tells_what_was_computed_and_how_much_of_the_sum_before_that_
 @pytest.mark.parametrize("sum_s", [0.05, 0.7, 3.0])
 def test_a_trace_replays_a_run_whose_sums_overlap_its_gradients(protocol, sum_s, tmp_path):
     network = pl.Network(latency_s=sum_s / 6)
-    run = pl.train(tiny_job(), protocol=protocol, cluster=pl.Cluster(N, network=network), stop="updates=40")
+    run = pl.train(tiny_job(), protocol=protocol, cluster=pl.Cluster(N, network=network), stop="updates=20")
     pl.Trace.of(run).to_csv(tmp_path / "trace.csv")
     trace = pl.Trace.from_csv(tmp_path / "trace.csv")
     assert trace == pl.Trace.of(run)
-    again = pl.train(tiny_job(), protocol=protocol, cluster=pl.Cluster(N, trace), stop="updates=40")
+    again = pl.train(tiny_job(), protocol=protocol, cluster=pl.Cluster(N, trace), stop="updates=20")
     ours, theirs = ([record.now_s for record in each.history.of(pl.UpdateMade)] for each in (again, run))
     assert ours == pytest.approx(theirs, rel=1e-12)
-    assert pl.simulate(protocol, pl.Cluster(N, trace), updates=40).time_s == pytest.approx(run.time_s, rel=1e-12)
+    assert pl.simulate(protocol, pl.Cluster(N, trace), updates=20).time_s == pytest.approx(run.time_s, rel=1e-12)
     for other in ALGORITHMS:  # the sums are those of this network, under every protocol that makes some
-        simulated_s = pl.simulate(other, pl.Cluster(N, network=network), updates=40).time_s
-        assert pl.simulate(other, pl.Cluster(N, trace), updates=40).time_s == pytest.approx(simulated_s, rel=1e-9)
+        simulated_s = pl.simulate(other, pl.Cluster(N, network=network), updates=20).time_s
+        assert pl.simulate(other, pl.Cluster(N, trace), updates=20).time_s == pytest.approx(simulated_s, rel=1e-9)
 
 
 def test_a_trace_is_refused_where_it_knows_nothing_of_what_is_sent(tmp_path):
@@ -448,7 +448,7 @@ def records(folder):
 @pytest.mark.parametrize("protocol", ALGORITHMS)
 def test_a_resumed_run_goes_on_bit_for_bit_and_replays(protocol, sampling, tmp_path):
     job = tiny_job(sampling=sampling, model=batch_norm_net)
-    common = {"protocol": protocol, "cluster": "4*exp(mean=1)", "seed": 1, "checkpoint_every": "updates=1"}
+    common = {"protocol": protocol, "cluster": "4*exp(mean=1)", "seed": 1, "checkpoint_every": "updates=4"}
     whole = pl.train(job, stop="updates=23", out=tmp_path / "whole", **common)
     pl.train(job, stop="updates=11", out=tmp_path / "parts", **common)
     parts = pl.train(job, stop="updates=23", resume=tmp_path / "parts", **common)

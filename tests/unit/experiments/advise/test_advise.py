@@ -43,7 +43,7 @@ def advice(folder):
 
 
 @pytest.mark.parametrize(
-    "protocols", [["bsp", "k_async(k=4)", "asp"], pytest.param(PROTOCOLS, marks=pytest.mark.slow)], ids=["three", "all"]
+    "protocols", [["bsp", "asp"], pytest.param(PROTOCOLS, marks=pytest.mark.slow)], ids=["two", "all"]
 )
 def test_the_ranking_is_that_of_training(protocols, folder, advice):
     reached = pl.train(job(), protocol="k_sync(k=4)", cluster=CLUSTER, stop=pl.Stop(updates=100)).metrics["loss"]
