@@ -2,13 +2,14 @@
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import nan
 
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.failure_detector import FailureDetector
+from paceline.coordinator.settings import CoordinatorSettings
 from paceline.coordinator.updates import LATE_RETURN, NOT_FINITE, OLD_DRAW, PROBE, STALE
 from paceline.core.events import (
     AbortRun,
@@ -35,6 +36,8 @@ from paceline.core.stop import Stop as StopRule
 from paceline.policies.controllers.base import Controller
 from paceline.protocols.protocol import as_plan
 
+SETTINGS = {each.name for each in fields(CoordinatorSettings)}
+
 
 def coordinator(plan, n, **knobs):
     """Return a coordinator of n workers that goes on for ever, unless told otherwise."""
@@ -43,7 +46,9 @@ def coordinator(plan, n, **knobs):
     per_epoch = knobs.get("per_epoch")
     plan = as_plan(plan).checked(n, total=total or stop.workload(per_epoch), per_epoch=per_epoch)
     timeout_s = knobs.pop("worker_timeout_s", None)
-    return Coordinator(plan, workers=n, stop=stop, **{"failure_detector": FailureDetector(timeout_s), **knobs})
+    settings = CoordinatorSettings(**{name: knobs.pop(name) for name in SETTINGS & knobs.keys()})
+    parts = {"failure_detector": FailureDetector(timeout_s), **knobs}
+    return Coordinator(plan, workers=n, stop=stop, settings=settings, **parts)
 
 
 @dataclass(frozen=True)

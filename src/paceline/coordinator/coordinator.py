@@ -13,10 +13,10 @@ from paceline.coordinator.minibatch_sampler import MinibatchSampler
 from paceline.coordinator.pending_update import PendingUpdate
 from paceline.coordinator.phases import PhaseRunner
 from paceline.coordinator.run_state import RunState
+from paceline.coordinator.settings import DEFAULT, CoordinatorSettings
 from paceline.coordinator.step_scaling import StepScaling
 from paceline.coordinator.updates import UpdateRunner
 from paceline.coordinator.worker_table import BUSY
-from paceline.core.duration import Duration
 from paceline.core.events import (
     AbortRun,
     Accept,
@@ -38,7 +38,6 @@ from paceline.core.events import (
 from paceline.core.stop import Stop as StopRule
 from paceline.core.stop import StopMonitor
 from paceline.policies.compensation.base import Compensator
-from paceline.policies.learning_rate import LRScaling, ScheduleCurve
 from paceline.protocols.protocol import Plan
 
 
@@ -52,13 +51,9 @@ class Coordinator:
         plan: phases of protocols, already checked against the workers and the workload.
         workers: number of workers at the beginning, numbered from 0.
         stop: conditions that end the run.
-        per_epoch: gradients of one epoch; None if the data have no length.
+        settings: epochs, learning rate, evaluations and measured steps.
         minibatches: assigns minibatches; None if workers draw samples themselves.
-        learning_rate: rule for the learning rate of an update of k gradients.
-        schedule: scale of learning rate and weight decay by workload; None for a constant one.
         failure_detector: timeout on silent workers; None for no timeout.
-        evaluate_every: updates, gradients or seconds between evaluations; None for no evaluation.
-        measure_steps: whether every step is measured, even if no controller reads steps.
     """
 
     def __init__(
@@ -67,13 +62,9 @@ class Coordinator:
         *,
         workers: int,
         stop: StopRule,
-        per_epoch: float | None = None,
+        settings: CoordinatorSettings = DEFAULT,
         minibatches: MinibatchSampler | None = None,
-        learning_rate: LRScaling | None = None,
-        schedule: ScheduleCurve | None = None,
         failure_detector: FailureDetector | None = None,
-        evaluate_every: Duration | None = None,
-        measure_steps: bool = False,
     ) -> None:
         self.has_begun = False  # there is a state to resume from
         self._first_workers = workers
@@ -82,10 +73,11 @@ class Coordinator:
         self._dispatcher = Dispatcher(minibatches)
         self._membership = Membership(run, self._dispatcher, update, failure_detector or FailureDetector())
         self._workers = self._membership.table.workers
-        self._scaling = StepScaling(learning_rate or LRScaling(), schedule)
-        self._phases = PhaseRunner(run, plan, self._membership, update, self._scaling, per_epoch, measure_steps)
-        self._monitor = StopMonitor(stop, workers, per_epoch)
-        self._evaluations = EvaluationSchedule(evaluate_every) if evaluate_every is not None else None
+        self._scaling = StepScaling(settings.learning_rate, settings.schedule)
+        self._phases = PhaseRunner(run, plan, self._membership, update, self._scaling, settings)
+        self._monitor = StopMonitor(stop, workers, settings.per_epoch)
+        every = settings.evaluate_every
+        self._evaluations = EvaluationSchedule(every) if every is not None else None
         self._updates = UpdateRunner(
             run,
             update,

@@ -9,6 +9,7 @@ from typing import Any
 from paceline.coordinator.membership import Membership
 from paceline.coordinator.pending_update import PendingUpdate
 from paceline.coordinator.run_state import RunState
+from paceline.coordinator.settings import CoordinatorSettings
 from paceline.coordinator.step_scaling import StepScaling
 from paceline.coordinator.worker_table import EXCLUDED, LOST, WorkerState
 from paceline.core.duration import Duration
@@ -123,8 +124,7 @@ class PhaseRunner:
         membership: workers and their work.
         update: update in progress.
         scaling: learning-rate scale.
-        per_epoch: gradients of one epoch; None if the data have no length.
-        measure_steps: whether every step is measured, even if no controller reads steps.
+        settings: gradients of one epoch, and whether every step is measured.
 
     Attributes:
         protocol: protocol in force.
@@ -142,13 +142,12 @@ class PhaseRunner:
         membership: Membership,
         update: PendingUpdate,
         scaling: StepScaling,
-        per_epoch: float | None,
-        measure_steps: bool,
+        settings: CoordinatorSettings,
     ) -> None:
         self.protocol: Protocol = plan.phases[0].protocol
         self.compensators: tuple[Compensator, ...] = ()
         self.has_controllers = False
-        self.measures_steps = measure_steps
+        self.measures_steps = settings.measure_steps
         self.step: Step | None = None
         self._run = run
         self._plan = plan
@@ -156,8 +155,8 @@ class PhaseRunner:
         self._table = membership.table
         self._update = update
         self._scaling = scaling
-        self._measures_always = measure_steps
-        self._momentum = MomentumTracker(per_epoch) if any(p.momentum != KEEP for p in plan.phases) else None
+        self._measures_always = settings.measure_steps
+        self._momentum = MomentumTracker(settings.per_epoch) if any(p.momentum != KEEP for p in plan.phases) else None
         self.limits_momentum = self._momentum is not None
         self._index = -1
         self._progress = PhaseProgress(None)

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.failure_detector import FailureDetector, RoundTripFailureDetector
 from paceline.coordinator.minibatch_sampler import MinibatchSampler
+from paceline.coordinator.settings import CoordinatorSettings
 from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.policies.learning_rate import LRScaling, ScheduleCurve
@@ -32,13 +33,15 @@ def make_coordinator(
         plan,
         workers=rules["workers"],
         stop=stop,
-        per_epoch=rules["per_epoch"],
+        settings=CoordinatorSettings(
+            per_epoch=rules["per_epoch"],
+            learning_rate=LRScaling(**rules["learning_rate"]),
+            schedule=ScheduleCurve(**schedule) if schedule else None,
+            evaluate_every=Duration(**every) if every else None,
+            measure_steps=rules.get("measure_steps", False),
+        ),
         minibatches=_minibatches(rules["minibatches"], stop) if rules["minibatches"] else None,
-        learning_rate=LRScaling(**rules["learning_rate"]),
-        schedule=ScheduleCurve(**schedule) if schedule else None,
         failure_detector=failure_detector or _failure_detector(rules),
-        evaluate_every=Duration(**every) if every else None,
-        measure_steps=rules.get("measure_steps", False),
     )
 
 

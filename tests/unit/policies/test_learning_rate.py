@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import paceline as pl
 from paceline.checkpoint.fingerprint import described
 from paceline.coordinator.coordinator import Coordinator
+from paceline.coordinator.settings import CoordinatorSettings
 from paceline.core.events import Apply, Arrival, Compute, Decision
 from paceline.core.records import DecisionMade
 from paceline.errors import UsageError
@@ -173,7 +174,9 @@ def test_a_watch_goes_on_from_its_state(losses, cut):
 def test_the_scales_that_are_asked_for_are_those_of_the_update():
     schedule = pl.LinearSchedule(warm_up_until="plateau", check_every="gradients=8").in_gradients(40, None)
     rate = pl.Job.learning_rate.fget(tiny_job(lr_rule="proportional", lr_is="per_worker"))
-    ours = Coordinator(as_plan(pl.bsp()), workers=2, stop=pl.Stop(gradients=40), learning_rate=rate, schedule=schedule)
+    ours = Coordinator(
+        as_plan(pl.bsp()), workers=2, stop=pl.Stop(gradients=40), settings=CoordinatorSettings(None, rate, schedule)
+    )
     work, told, asked, decided = list(ours.begin()), [], [], []
     while not ours.stopped:
         due = [command for command in work if isinstance(command, Compute)]
