@@ -136,7 +136,7 @@ def test_a_trace_is_not_written_over_another_file_unless_asked_to(paceline, tmp_
     assert (status, "trace.csv exists already; give another file, or --overwrite" in said) == (2, True)
     assert paceline("trace", "run", "--overwrite")[0] == 0
     status, said = paceline("trace", "run", "--out", "nowhere/trace.csv")
-    assert (status, "cannot write the trace" in said) == (2, True)
+    assert (status, "there is no folder nowhere for trace.csv" in said) == (2, True)
 
 
 def test_an_unknown_toml_key_is_named_with_its_line(paceline, tmp_path):
