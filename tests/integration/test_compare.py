@@ -99,7 +99,7 @@ class Heard:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_interrupted_comparison_goes_on(tmp_path, processes):
     asked = {"processes": processes, "protocols": PROTOCOLS[:1], "seeds": 4}
     stopped = compare(tmp_path, **asked, display=Heard(interrupts=True))
@@ -168,7 +168,7 @@ def crashed(*arguments, **options):
     return failure.value.comparison, str(failure.value)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_that_crashes_is_raised_after_the_others_are_done_and_saved(tmp_path, processes):
     protocols = {"mine": pl.bsp().controlled_by(BrokenController()), "asp": pl.asp()}
     comparison, error = crashed(tmp_path, protocols, processes=processes)
@@ -239,6 +239,7 @@ def test_asked_again_it_runs_the_crashed_ones_again(tmp_path, monkeypatch):
     assert again.to_json() == other.to_json().replace(b'"folder": "other"', b'"folder": "out"')
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_fails_its_run_only(tmp_path):
     comparison, _ = crashed(tmp_path, job=tiny_job(loss=kill_this_process), processes=2, seeds=1)
     messages = {crash.message for crash in comparison.failures.values()}
@@ -410,6 +411,7 @@ def program(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_the_command_line_compares_a_job_of_ones_own(program):
     status, out, err = program("compared_job:job", "--format", "json", "--price", "2.5", "--processes", "2")
     assert status == 0, err
@@ -437,6 +439,7 @@ def test_nobody_wins_where_nothing_was_to_be_reached(tmp_path):
     assert compare(tmp_path).verdict().startswith("The stop has no target, so there is no winner")
 
 
+@pytest.mark.slow
 def test_a_failure_is_status_1_after_the_table(program):
     status, out, err = program("compared_job:job(broken=true)", "--seeds", "1", "--processes", "2")
     assert status == 1

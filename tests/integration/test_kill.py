@@ -35,7 +35,7 @@ def check(unbroken, point, folder):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 @pytest.mark.parametrize("point", [0.6])
 @pytest.mark.filterwarnings("ignore:.*ended in the middle of a line")
 def test_killed(unbroken, point, tmp_path):

@@ -155,6 +155,7 @@ def test_a_script_trains_from_a_file_and_from_standard_input(script, is_file):
     assert done.stdout.splitlines() == SAID
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_compares_in_processes(tmp_path, capfd):
     (tmp_path / "script.py").write_text(
         SCRIPT.partition("slowness = ")[0]

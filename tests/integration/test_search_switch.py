@@ -124,7 +124,7 @@ def whole(tmp_path_factory):
     return search(tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize(("processes", "at"), [(1, 1), (1, 5), (2, 3)])
+@pytest.mark.parametrize(("processes", "at"), [(1, 1), (1, 5), pytest.param(2, 3, marks=pytest.mark.slow)])
 def test_an_interrupted_search_goes_on_and_does_no_run_twice(tmp_path, whole, processes, at):
     out = tmp_path / "parted"
     stopped = search(out, processes=processes, display=Heard(at))

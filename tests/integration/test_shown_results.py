@@ -186,6 +186,7 @@ def test_a_table_of_80_columns_breaks_no_word(rows):
             assert word in said
 
 
+@pytest.mark.slow
 def test_a_script_prints_a_result_without_reading_much(tmp_path):
     script = "import paceline as pl; print(pl.simulate('bsp', '2*exp(mean=1)', updates=3, seed=1))"
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout

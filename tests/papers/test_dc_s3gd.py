@@ -138,7 +138,8 @@ def test_the_papers_nodes_are_slower_where_they_are_more():
 # --- from the command to the drawings ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("draws", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("draws", [False, True])
 def test_everything_is_run_once_tabulated_and_drawn(draws, folder, tmp_path):
     asked = ["--folder", str(folder), "--seeds", "1", "--out", str(tmp_path)]
     only = ["--only", "^mnist(, .B.=1024, N=4|, lr=0.1)?/", "--updates", "2"]

@@ -8,7 +8,7 @@ import pytest
 
 from papers.series import spread
 
-PAPERS = ("dbw", "dc_s3gd", "slow_and_stale", "sync_switch")
+PAPERS = ("dbw", "dc_s3gd", "slow_and_stale", pytest.param("sync_switch", marks=pytest.mark.slow))
 
 
 def test_a_spread_says_mean_interval_and_range():

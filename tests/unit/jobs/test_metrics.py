@@ -111,6 +111,7 @@ def evaluations(records):
     return [(each.version, each.metrics) for each in records if isinstance(each, VersionEvaluated)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", FIRST.values(), ids=FIRST)
 def test_a_metric_stops_a_simulated_and_a_local_run_at_the_same_version(metric):
     simulated = pl.train(token_job(), cluster=pl.Cluster(2), **settings(metric))

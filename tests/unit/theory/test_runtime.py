@@ -204,6 +204,7 @@ EXACT_CASES = [
 ]
 
 
+@pytest.mark.slow
 def test_theory_and_simulation_agree_within_their_errors():
     z = []
     for case in EXACT_CASES:

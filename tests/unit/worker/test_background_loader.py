@@ -110,6 +110,7 @@ def test_an_error_of_the_data_set_shows_its_traceback_and_the_minibatch():
     assert "noisy_data.py" in said
 
 
+@pytest.mark.slow
 def test_a_local_worker_whose_data_set_fails_ends_with_its_processes(caplog):
     job = noisy_job(data=Failing(), loader_workers=1, sampling="epoch")
     with pytest.raises(pl.RunError, match=r"^every worker failed, .*job tiny: the data set failed for worker 0, draw "):

@@ -42,9 +42,8 @@ def advice(folder):
     return pl.advise(folder, protocols=PROTOCOLS)
 
 
-@pytest.mark.parametrize(
-    "protocols", [["bsp", "asp"], pytest.param(PROTOCOLS, marks=pytest.mark.slow)], ids=["two", "all"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocols", [["bsp", "asp"], PROTOCOLS], ids=["two", "all"])
 def test_the_ranking_is_that_of_training(protocols, folder, advice):
     reached = pl.train(job(), protocol="k_sync(k=4)", cluster=CLUSTER, stop=pl.Stop(updates=100)).metrics["loss"]
     stop = pl.Stop(eval_loss=reached, updates=1000)
