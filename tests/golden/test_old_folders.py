@@ -38,7 +38,7 @@ def test_the_plan_of_an_old_folder_has_every_part():
     assert phase == pl.dc_s3gd()
 
 
-def test_the_job_of_an_old_folder_has_the_class_names_of_today():
+def test_the_job_of_an_old_folder_has_the_current_class_names():
     configuration = SavedRun(WITH_CHECKPOINT).configuration
     assert configuration["schema"] == SCHEMA
     assert configuration["identity"]["schedule"].startswith("LinearSchedule(warm_up=Duration(unit='epochs', amount=1)")

@@ -1,4 +1,4 @@
-"""A run's own arrivals lead to its own decisions, and to no others."""
+"""Replay: the recorded arrivals of a run lead to the recorded decisions."""
 
 import shutil
 import signal
@@ -39,14 +39,14 @@ def test_simulated(protocol, stop, tmp_path):
     assert found.decisions > found.updates
 
 
-def test_of_a_schedule_whose_warm_up_a_plateau_ends(tmp_path):
+def test_schedule_whose_warm_up_ends_at_a_plateau(tmp_path):
     job = tiny_job(schedule=pl.LinearSchedule(check_every="gradients=8"))
     run = pl.train(job, protocol="asp", cluster="4*exp(mean=1)", stop="gradients=90", out=tmp_path / "run")
     assert "plateau" in str([each.reason for each in run.history.of(DecisionMade) if each.kind == "warm_up"])
     assert pl.replay(tmp_path / "run").difference == ""
 
 
-def test_with_losses_of_workers_and_a_timeout(tmp_path):
+def test_worker_failures_and_a_timeout(tmp_path):
     simulated("k_async(k=2)", faults=DYING, worker_timeout_s=4.0, out=tmp_path / "run")
     assert pl.replay(tmp_path / "run").is_same
 
@@ -59,7 +59,7 @@ def test_with_losses_of_workers_and_a_timeout(tmp_path):
         "bsp + elastic(window=1, consecutive=1)@updates=9 >> bsp + greedy(window=1, consecutive=1, persistent_s=2)",
     ],
 )
-def test_of_controllers_that_have_a_name(protocol, tmp_path):
+def test_named_controllers(protocol, tmp_path):
     simulated(protocol, faults=DYING, worker_timeout_s=4.0, out=tmp_path / "run")
     assert pl.replay(tmp_path / "run").difference == ""
 
@@ -83,7 +83,7 @@ def test_a_real_run_of_500_updates(tmp_path):
     assert (found.difference, found.updates) == ("", 500)
 
 
-def test_a_run_that_was_resumed(tmp_path):
+def test_resumed_run(tmp_path):
     real(stop="updates=11", out=tmp_path / "run")
     real(stop="seconds=0.2,updates=30", resume=tmp_path / "run")
     real(resume=tmp_path / "run")
@@ -92,14 +92,14 @@ def test_a_run_that_was_resumed(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_of_a_server_that_takes_time(seed, tmp_path):
+def test_server_with_a_service_time(seed, tmp_path):
     busy = pl.Cluster(4, timing=pl.Exponential(1.0), server=pl.ServerTime(update_s=0.3, gradient_s=0.05))
     plan = "k_async(k=2)@seconds=6 >> asp"
     pl.train(tiny_job(), protocol=plan, cluster=busy, stop="updates=40", seed=seed, out=tmp_path / "run")
     assert pl.replay(tmp_path / "run").difference == ""
 
 
-def test_of_a_run_that_was_interrupted(tmp_path):
+def test_interrupted_run(tmp_path):
     class Interrupt(pl.Callback):
         def on_update(self, update):
             if update.version == 7:
@@ -112,7 +112,7 @@ def test_of_a_run_that_was_interrupted(tmp_path):
     assert pl.replay(tmp_path / "run").difference == ""
 
 
-def test_of_a_run_that_was_given_more_epochs(tmp_path):
+def test_run_extended_by_epochs(tmp_path):
     simulated("k_sync(k=3)", "epochs=1", out=tmp_path / "run")
     simulated("k_sync(k=3)", "epochs=3", resume=tmp_path / "run")
     assert pl.replay(tmp_path / "run").difference == ""
@@ -132,7 +132,7 @@ def test_of_a_run_that_was_given_more_epochs(tmp_path):
     ],
     ids=lambda stops: " then ".join(stops),
 )
-def test_of_a_run_that_was_resumed_with_other_stops(protocol, stops, tmp_path):
+def test_run_resumed_with_other_stops(protocol, stops, tmp_path):
     run = simulated(protocol, stops[0], out=tmp_path / "run")
     for stop in stops[1:]:
         run = simulated(protocol, stop, resume=tmp_path / "run")
@@ -140,7 +140,7 @@ def test_of_a_run_that_was_resumed_with_other_stops(protocol, stops, tmp_path):
     assert (found.difference, found.updates) == ("", run.history.totals.updates)
 
 
-def test_of_a_run_of_epochs_that_was_resumed_with_other_stops(tmp_path):
+def test_run_of_epochs_resumed_with_other_stops(tmp_path):
     simulated("k_sync(k=3)", "epochs=2", out=tmp_path / "run")
     for stop in ("epochs=1", "updates=3", "updates=2", "epochs=3", "seconds=3", "epochs=4"):
         run = simulated("k_sync(k=3)", stop, resume=tmp_path / "run")
@@ -148,7 +148,7 @@ def test_of_a_run_of_epochs_that_was_resumed_with_other_stops(tmp_path):
     assert pl.replay(tmp_path / "run").updates == run.history.totals.updates
 
 
-def test_of_a_run_that_was_interrupted_and_resumed_with_a_lower_stop(tmp_path):
+def test_interrupted_run_resumed_with_a_lower_stop(tmp_path):
     class Interrupt(pl.Callback):
         def on_update(self, update):
             if update.version == 7:
@@ -160,7 +160,7 @@ def test_of_a_run_that_was_interrupted_and_resumed_with_a_lower_stop(tmp_path):
     assert pl.replay(tmp_path / "run").difference == ""
 
 
-def test_of_a_real_run_that_was_resumed_with_lower_stops(tmp_path):
+def test_real_run_resumed_with_lower_stops(tmp_path):
     real(stop="updates=20", out=tmp_path / "run")
     for stop in ("updates=10", "updates=25", "updates=5"):
         run = real(stop=stop, resume=tmp_path / "run")
@@ -168,7 +168,7 @@ def test_of_a_real_run_that_was_resumed_with_lower_stops(tmp_path):
     assert (found.difference, found.updates) == ("", run.history.totals.updates)
 
 
-def test_a_run_that_went_on_beyond_its_stop_is_found_out(tmp_path):
+def test_a_run_that_continued_past_its_stop_is_detected(tmp_path):
     simulated(stop="updates=10", out=tmp_path / "run")
     simulated(stop="updates=20", resume=tmp_path / "run")
     text = (tmp_path / "run" / RUN).read_text()
@@ -180,15 +180,15 @@ OLD_RUNS = Path(__file__).parent / "old_runs"
 
 
 @pytest.mark.parametrize("name", ["late_returns", "every_worker_lost", "lower_stop"])
-def test_of_a_run_that_was_made_before_timeouts_had_another_rule(name):
-    """Simulated workers were lost after 20 x the longest round trip then, and nothing told of an earlier stop."""
+def test_run_recorded_with_the_earlier_timeout_rule(name):
+    """The earlier rule: a worker is lost after 20 x the longest round trip; the log has no record of an earlier stop."""
     found = pl.replay(OLD_RUNS / name)
     assert found.difference == ""
     lost = [each for each in SavedRun(OLD_RUNS / name).history.of(WorkerLost) if each.silent]
     assert len(lost) == {"late_returns": 2, "every_worker_lost": 3, "lower_stop": 0}[name]
 
 
-def test_a_loss_that_is_missing_in_an_older_log_is_found_out(tmp_path):
+def test_a_worker_loss_missing_in_an_older_log_is_detected(tmp_path):
     shutil.copytree(OLD_RUNS / "late_returns", tmp_path / "run")
     log = tmp_path / "run" / EVENTS
     lines = log.read_text().splitlines(keepends=True)
@@ -207,7 +207,7 @@ def test_with_a_controller(tmp_path):
         pl.replay(tmp_path / "run", protocol=pl.bsp())
 
 
-def test_a_run_that_was_changed_is_refused(tmp_path):
+def test_a_changed_run_is_refused(tmp_path):
     simulated(stop="updates=5", out=tmp_path / "run")
     simulated("asp", resume=tmp_path / "run", allow_change=True)
     with pytest.raises(
@@ -227,7 +227,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_a_log_that_was_changed_is_found_out(edit, tmp_path):
+def test_a_changed_log_is_detected(edit, tmp_path):
     simulated(out=tmp_path / "run")
     old, new, difference = EDITS[edit]
     log = Path(tmp_path / "run" / EVENTS)

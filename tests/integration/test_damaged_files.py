@@ -1,4 +1,4 @@
-"""Absurd content is refused in one line, without a traceback, before it takes time: each command with each file."""
+"""Damaged or absurd files: each command refuses each file in one line, quickly and without a traceback."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def paceline(monkeypatch, capsys, tmp_path, made):
-    """Run the program beside copies of those files; return its status, what it says, and how long it took."""
+    """Run the program beside copies of those files; return its exit status, stderr and processor time."""
     for path in made.iterdir():
         copy = shutil.copytree if path.is_dir() else shutil.copy
         copy(path, tmp_path / path.name)
@@ -128,12 +128,12 @@ ABSURD = {
 }
 
 
-def assert_refused(status, said, took_s):
-    assert status in (1, 2), said
-    assert "Traceback" not in said, said
-    assert said.count("\n") == 1, said
-    assert said.startswith("paceline: ")
-    assert len(said) < 1000
+def assert_refused(status, stderr, took_s):
+    assert status in (1, 2), stderr
+    assert "Traceback" not in stderr, stderr
+    assert stderr.count("\n") == 1, stderr
+    assert stderr.startswith("paceline: ")
+    assert len(stderr) < 1000
     assert took_s < LIMIT_S
 
 
@@ -196,19 +196,19 @@ LOGS = {
 
 def refused_with_its_line(paceline, command, log):
     Path("run", EVENTS).write_text(LOGS[log])
-    status, said, took_s = paceline(command, "run", *(["--overwrite"] if command == "trace" else []))
-    assert_refused(status, said, took_s)
-    assert f"{EVENTS}, line {LOGS[log].count(chr(10))} " in said
+    status, stderr, took_s = paceline(command, "run", *(["--overwrite"] if command == "trace" else []))
+    assert_refused(status, stderr, took_s)
+    assert f"{EVENTS}, line {LOGS[log].count(chr(10))} " in stderr
 
 
-def test_logs_that_no_run_writes_are_refused_with_their_line(paceline):
+def test_invalid_logs_are_refused_with_the_line_number(paceline):
     for log, command in zip(LOGS, cycle(READ_LOGS)):
         refused_with_its_line(paceline, command, log)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", READ_LOGS)
-def test_every_command_refuses_logs_that_no_run_writes(command, paceline):
+def test_every_command_refuses_invalid_logs(command, paceline):
     for log in LOGS:
         refused_with_its_line(paceline, command, log)
 
@@ -229,7 +229,7 @@ def test_every_command_refuses_logs_that_no_run_writes(command, paceline):
         ("protocol", 5),
     ],
 )
-def test_a_configuration_that_no_run_has_is_refused(key, value, paceline, tmp_path):
+def test_an_invalid_run_configuration_is_refused(key, value, paceline, tmp_path):
     path = tmp_path / "run" / RUN
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
     assert_refused(*paceline("replay", "run"))
@@ -239,9 +239,9 @@ def test_a_configuration_that_no_run_has_is_refused(key, value, paceline, tmp_pa
 def test_a_timing_file_that_names_itself_is_refused(knob, paceline, tmp_path):
     path = tmp_path / "timing.toml"
     path.write_text(path.read_text().replace(f'{knob} = "', f"{knob} = \"sync_switch(timing='timing.toml') + ", 1))
-    status, said, took_s = paceline(*READERS["timing.toml"][0])
-    assert_refused(status, said, took_s)
-    assert "reads a timing file" in said
+    status, stderr, took_s = paceline(*READERS["timing.toml"][0])
+    assert_refused(status, stderr, took_s)
+    assert "reads a timing file" in stderr
 
 
 @pytest.mark.parametrize(
@@ -263,8 +263,8 @@ def test_a_timing_file_that_names_itself_is_refused(knob, paceline, tmp_path):
     ids=lambda arguments: " ".join(arguments)[:60],
 )
 def test_absurd_arguments_are_refused_in_one_line(arguments, paceline):
-    status, said, took_s = paceline(*arguments)
-    assert_refused(status, said, took_s)
+    status, stderr, took_s = paceline(*arguments)
+    assert_refused(status, stderr, took_s)
 
 
 def test_a_report_does_not_search_a_whole_disk(paceline, tmp_path, monkeypatch):
@@ -273,14 +273,14 @@ def test_a_report_does_not_search_a_whole_disk(paceline, tmp_path, monkeypatch):
         (tmp_path / "many/inner" / str(name)).touch()
     with monkeypatch.context() as patch:
         patch.setattr("paceline.recording.run_folder.MOST_ENTRIES", 9)
-        status, said, took_s = paceline("report", "many")
-    assert_refused(status, said, took_s)
-    assert "name the folder of a run" in said
+        status, stderr, took_s = paceline("report", "many")
+    assert_refused(status, stderr, took_s)
+    assert "name the folder of a run" in stderr
     assert_refused(*paceline("report", "/"))
 
 
 def rewritten(checkpoint, change_state=lambda state: None, change_tensors=lambda tensors: None):
-    """Change what a checkpoint holds, and make its sums right again."""
+    """Change the content of a checkpoint and rewrite its checksums."""
     content = json.loads((checkpoint / STATE).read_bytes())
     tensors = safetensors.torch.load((checkpoint / TENSORS).read_bytes())
     change_state(content["state"])
@@ -292,13 +292,13 @@ def rewritten(checkpoint, change_state=lambda state: None, change_tensors=lambda
 
 
 def resume(run):
-    """Resume a run for an update more; anything but an error of paceline's own, or success, fails the test."""
+    """Resume a run for one more update; any error other than a `PacelineError` fails the test."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pl.train(tiny_job(), resume=run, measure_steps=True, **{**OPTIONS, "stop": "updates=31"})
 
 
-def test_tensors_of_other_shapes_with_right_sums_are_refused(made, tmp_path):
+def test_tensors_of_wrong_shape_with_valid_checksums_are_refused(made, tmp_path):
     names = safetensors.torch.load(max((made / "run" / CHECKPOINTS).glob(f"*/{TENSORS}")).read_bytes()).keys()
     for name in sorted(names):
         for change in (lambda tensor: tensor.reshape(-1)[:1], lambda tensor: torch.stack([tensor, tensor])):
@@ -317,7 +317,7 @@ def test_tensors_of_other_shapes_with_right_sums_are_refused(made, tmp_path):
 
 @pytest.mark.parametrize("file", READERS)
 @pytest.mark.parametrize("rounds", [4, pytest.param(100, marks=pytest.mark.slow)])
-def test_random_damage_is_never_a_traceback(file, rounds, paceline, tmp_path):
+def test_random_damage_never_causes_a_traceback(file, rounds, paceline, tmp_path):
     draw = random.Random(f"{file}{rounds}")
     whole = (tmp_path / file).read_bytes()
     for number in range(rounds):
@@ -336,21 +336,21 @@ def test_random_damage_is_never_a_traceback(file, rounds, paceline, tmp_path):
         (tmp_path / file).write_bytes(content)
         command = READERS[file][number % len(READERS[file])]
         shutil.rmtree(tmp_path / "new", ignore_errors=True)
-        status, said, _ = paceline(*command)
-        assert "Traceback" not in said
-        assert status == 0 or said.splitlines()[-1].startswith("paceline: "), said
+        status, stderr, _ = paceline(*command)
+        assert "Traceback" not in stderr
+        assert status == 0 or stderr.splitlines()[-1].startswith("paceline: "), stderr
         assert status in (0, 1, 2)
 
 
-def test_absurd_files_are_those_of_every_command_that_reads_one():
+def test_every_command_that_reads_a_file_is_in_the_table():
     assert {command[0] for _, command in CASES} == {"report", "replay", "trace", "advise", "train", "search-cost"}
     assert Path(EVENTS).suffix == ".jsonl"
 
 
-def test_an_error_file_without_an_end_is_no_error_that_is_shown(made, tmp_path):
+def test_an_endless_error_file_is_reported_as_unreadable(made, tmp_path):
     run = shutil.copytree(made / "run", tmp_path / "run")
     (run / ERROR).symlink_to("/dev/zero")
-    said = SavedRun(run).error
-    assert said is not None
-    assert said.startswith("the error is unknown: cannot read ")
-    assert said.endswith("(it is a device or a socket, expected a regular file)")
+    stderr = SavedRun(run).error
+    assert stderr is not None
+    assert stderr.startswith("the error is unknown: cannot read ")
+    assert stderr.endswith("(it is a device or a socket, expected a regular file)")

@@ -1,4 +1,4 @@
-"""A simulated run that was stopped, however, and goes on is bit for bit the run that never stopped."""
+"""A resumed simulated run is bit-identical to the run that was never stopped."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ UPDATES = 30
 
 
 class Numbers(IterableDataset):
-    """Samples that can only be read in sequence, shuffled anew in every pass."""
+    """Iterable dataset that is shuffled in every pass."""
 
     def __iter__(self):
         inputs, target = dataset(50).tensors
@@ -88,7 +88,7 @@ SETTINGS = {
 
 
 class Crash(pl.Callback):
-    """Ends a run in the middle of anything, without a word."""
+    """Callback that ends a run at a given record, without any clean-up by the engine."""
 
     class Crashed(BaseException):
         pass
@@ -124,12 +124,12 @@ def assert_same(ours, theirs):
 
 @pytest.fixture(scope="session", params=SETTINGS)
 def unbroken(request, tmp_path_factory):
-    """Return the setting and its run that never stops."""
+    """Return a setting and its uninterrupted run."""
     return request.param, train(request.param, tmp_path_factory.mktemp("unbroken") / "run")
 
 
 @pytest.mark.parametrize("share", [0.85])
-def test_a_crash_leaves_no_trace(unbroken, share, tmp_path):
+def test_a_resume_after_a_crash_is_bit_identical(unbroken, share, tmp_path):
     setting, whole = unbroken
     records = len(whole.history.records)
     with pytest.raises(Crash.Crashed):
@@ -139,8 +139,8 @@ def test_a_crash_leaves_no_trace(unbroken, share, tmp_path):
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.2, 0.35, 0.6, 0.7, 0.95, 0.999])
 @pytest.mark.slow
-def test_a_crash_anywhere_leaves_no_trace(unbroken, share, tmp_path):
-    test_a_crash_leaves_no_trace(unbroken, share, tmp_path)
+def test_a_resume_after_a_crash_at_any_point_is_bit_identical(unbroken, share, tmp_path):
+    test_a_resume_after_a_crash_is_bit_identical(unbroken, share, tmp_path)
 
 
 MADE_LONGER = {"bsp", "k_async", "plan", "random walk", "faults", "dbw", "compensated", "schedule"}
@@ -152,7 +152,7 @@ MADE_LONGER = {"bsp", "k_async", "plan", "random walk", "faults", "dbw", "compen
     indirect=True,
 )
 @pytest.mark.parametrize("stop", ["updates=17", pytest.param("seconds=5.5", marks=pytest.mark.slow)])
-def test_a_run_that_ended_can_be_made_longer(unbroken, stop, tmp_path):
+def test_a_finished_run_can_be_extended(unbroken, stop, tmp_path):
     setting, whole = unbroken
     train(setting, tmp_path / "run", stop=stop)
     longer = train(setting, resume=tmp_path / "run")
@@ -167,7 +167,7 @@ def read(result):
     return (result.folder / EVENTS).read_text().splitlines()
 
 
-def test_in_a_longer_run_the_rate_falls_to_its_end_and_a_warm_up_that_has_ended_stays_ended(tmp_path):
+def test_an_extended_run_decays_the_rate_to_the_new_end_without_a_second_warm_up(tmp_path):
     job = tiny_job(schedule=pl.LinearSchedule())
     options = {"protocol": "bsp", "cluster": STRAGGLING}
     pl.train(job, stop="gradients=40", out=tmp_path / "run", **options)
@@ -178,7 +178,7 @@ def test_in_a_longer_run_the_rate_falls_to_its_end_and_a_warm_up_that_has_ended_
     assert list(rates[9:]) == pytest.approx([0.1 * 2 / 20, *(0.05 * (80 - w) / 60 for w in range(42, 80, 4))])
 
 
-def test_a_run_can_be_stopped_again_and_again(tmp_path):
+def test_a_run_can_be_stopped_and_resumed_repeatedly(tmp_path):
     whole = train("random walk", tmp_path / "whole")
     part = train("random walk", tmp_path / "run", stop="updates=3")
     for updates in (4, 4, 11, 23, UPDATES):
@@ -186,7 +186,7 @@ def test_a_run_can_be_stopped_again_and_again(tmp_path):
     assert_same(part, whole)
 
 
-def test_a_run_that_reached_its_end_is_the_same_after_a_resume(tmp_path):
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
     whole = train("evaluated", tmp_path / "run")
     log = (whole.folder / EVENTS).read_bytes()
     again = train("evaluated", resume=tmp_path / "run")
@@ -194,7 +194,7 @@ def test_a_run_that_reached_its_end_is_the_same_after_a_resume(tmp_path):
     assert again.history.totals == whole.history.totals
 
 
-def test_an_accuracy_that_was_reached_can_be_raised(tmp_path):
+def test_a_reached_target_accuracy_can_be_raised(tmp_path):
     job = {"eval_data": dataset()}
     options = {"protocol": "asp", "cluster": STRAGGLING, "evaluate_every": "updates=3"}
     whole = pl.train(tiny_job(**job), stop="accuracy=0.6,updates=60", out=tmp_path / "whole", **options)
@@ -205,7 +205,7 @@ def test_an_accuracy_that_was_reached_can_be_raised(tmp_path):
 
 @settings(max_examples=6)
 @given(share=st.floats(0.01, 0.99), every=st.integers(1, 15))
-def test_any_point_any_checkpoint_interval(share, every, tmp_path_factory):
+def test_a_resume_is_exact_for_any_crash_point_and_checkpoint_interval(share, every, tmp_path_factory):
     path = tmp_path_factory.mktemp("runs")
     whole = train("k_batch_async", path / "whole")
     crash = Crash(max(1, int(share * len(whole.history.records))))

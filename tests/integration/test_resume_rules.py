@@ -1,4 +1,4 @@
-"""Which run may go on, under what changes, and what becomes of a run that was stopped at a bad moment."""
+"""Rules of a resume: permitted changes, damaged folders, and runs stopped at a critical moment."""
 
 import shutil
 from functools import partial
@@ -48,7 +48,7 @@ def test_the_run_of_another_job_is_refused(changes, difference, tmp_path):
     assert (tmp_path / "run" / EVENTS).read_bytes() == log
 
 
-def test_other_samples_are_noticed(tmp_path):
+def test_changed_samples_are_detected(tmp_path):
     other = dataset()
     other.tensors[0][-1] += 1.0
     train(tmp_path / "run", stop="updates=3")
@@ -64,7 +64,7 @@ def test_other_samples_are_noticed(tmp_path):
         ({"worker_timeout_s": 5.0}, "worker_timeout_s not set, now 5.0"),
     ],
 )
-def test_a_change_on_purpose_has_to_be_allowed(changes, difference, tmp_path):
+def test_a_changed_setting_requires_allow_change(changes, difference, tmp_path):
     train(tmp_path / "run", stop="updates=3")
     with pytest.raises(pl.UsageError, match=rf"has a run with other settings: {difference}.*give allow_change=True"):
         train(tmp_path / "run", resume=True, **changes)
@@ -74,7 +74,7 @@ def test_a_change_on_purpose_has_to_be_allowed(changes, difference, tmp_path):
     assert (resumed.version, resumed.stop_before) == (3, "Stop(updates=3)")
 
 
-def test_partitioned_data_keep_their_parts(tmp_path):
+def test_partitioned_data_require_the_same_worker_count(tmp_path):
     job = {"sharding": "partitioned", "sampling": "epoch"}
     train(tmp_path / "run", job=job)
     with pytest.raises(pl.UsageError, match="partitioned among 3 workers"):
@@ -82,7 +82,7 @@ def test_partitioned_data_keep_their_parts(tmp_path):
 
 
 @pytest.mark.parametrize("file", [RUN, EVENTS])
-def test_a_run_without_its_files_is_refused(file, tmp_path):
+def test_a_run_folder_with_missing_files_is_refused(file, tmp_path):
     train(tmp_path / "run")
     (tmp_path / "run" / file).unlink()
     with pytest.raises(pl.PacelineError, match=file):
@@ -96,7 +96,7 @@ def test_a_log_that_is_too_short_is_refused(tmp_path):
         train(tmp_path / "run", resume=True)
 
 
-def test_a_log_that_was_cut_short_is_repaired_and_said(tmp_path):
+def test_a_truncated_log_is_repaired_with_a_warning(tmp_path):
     whole = train(tmp_path / "run")
     log = tmp_path / "run" / EVENTS
     text = log.read_bytes()
@@ -107,7 +107,7 @@ def test_a_log_that_was_cut_short_is_repaired_and_said(tmp_path):
     assert torch.equal(parameters_of(again.model), parameters_of(whole.model))
 
 
-def test_a_damaged_checkpoint_costs_only_time(tmp_path):
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path):
     whole = train(tmp_path / "run", checkpoint_every="updates=2")
     newest = max((tmp_path / "run" / CHECKPOINTS).glob("*-update-6"))
     (newest / TENSORS).write_bytes(b"\0" + (newest / TENSORS).read_bytes()[1:])
@@ -118,7 +118,7 @@ def test_a_damaged_checkpoint_costs_only_time(tmp_path):
     assert torch.equal(parameters_of(again.model), parameters_of(whole.model))
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path):
+def test_a_run_killed_before_its_first_checkpoint_restarts(tmp_path):
     whole = train(tmp_path / "whole")
     train(tmp_path / "run", stop="updates=3")
     for path in (tmp_path / "run" / CHECKPOINTS).glob("*-update-*"):
@@ -131,7 +131,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
 
 
 @pytest.mark.parametrize("options", [{"resume": True}, {"overwrite": True}])
-def test_a_run_that_is_still_going_is_left_alone(options, tmp_path):
+def test_a_running_run_is_not_overwritten_or_resumed(options, tmp_path):
     class Meddle(pl.Callback):
         def on_update(self, update):
             if update.version == 3:
@@ -142,18 +142,18 @@ def test_a_run_that_is_still_going_is_left_alone(options, tmp_path):
     assert len(result.history.of(pl.UpdateMade)) == 6
 
 
-def test_the_end_is_not_saved_twice(tmp_path):
+def test_the_last_checkpoint_is_not_saved_twice(tmp_path):
     train(tmp_path / "run", checkpoint_every="updates=3")
     names = sorted(path.name for path in (tmp_path / "run" / CHECKPOINTS).glob("*-update-*"))
     assert names == ["000002-update-1", "000003-update-3", "000004-update-6"]
 
 
-def test_out_and_resume_exclude_each_other(tmp_path):
+def test_out_and_resume_are_mutually_exclusive(tmp_path):
     with pytest.raises(pl.UsageError, match="a resumed run stays in its folder"):
         train(tmp_path / "run", resume=True, out=tmp_path / "other")
 
 
-def test_a_state_that_cannot_be_saved_is_refused_at_the_beginning(tmp_path):
+def test_state_that_cannot_be_saved_is_refused_at_the_start(tmp_path):
     class Odd(pl.Controller):
         def begin(self, n):
             return object()
@@ -165,7 +165,7 @@ def test_a_state_that_cannot_be_saved_is_refused_at_the_beginning(tmp_path):
         train(tmp_path / "run", pl.bsp().controlled_by(Odd()))
 
 
-def test_other_versions_are_said(tmp_path, monkeypatch):
+def test_other_library_versions_cause_a_warning(tmp_path, monkeypatch):
     train(tmp_path / "run", stop="updates=3")
     monkeypatch.setattr("paceline.run.resume.versions", lambda: {**versions(), "torch": "1.0"})
     with pytest.warns(PacelineWarning, match=r"torch .*, now 1.0: the resumed run is not bit-identical"):
@@ -186,7 +186,7 @@ class Crash(pl.Callback):
 
 
 @pytest.mark.parametrize("change", [{"protocol": "asp"}, {"cluster": "2*exp(mean=1)"}])
-def test_a_change_that_was_killed_before_its_first_checkpoint_is_made_again(change, tmp_path):
+def test_a_change_killed_before_its_first_checkpoint_is_applied_again(change, tmp_path):
     train(tmp_path / "run", stop="updates=4")
     options = {"resume": True, "allow_change": True, "stop": "updates=12", **change}
     with pytest.raises(Crashed):
@@ -198,7 +198,7 @@ def test_a_change_that_was_killed_before_its_first_checkpoint_is_made_again(chan
 
 
 @pytest.mark.parametrize("target", [0.35, 0.9])
-def test_a_run_that_reached_its_accuracy_ends_there_again_or_goes_on_to_a_higher_one(target, tmp_path):
+def test_a_run_at_its_target_accuracy_ends_again_or_continues_to_a_higher_one(target, tmp_path):
     options = {"protocol": "asp", "job": {"eval_data": dataset()}, "evaluate_every": "updates=3"}
     first = train(tmp_path / "run", stop="accuracy=0.35,updates=60", **options)
     log = (tmp_path / "run" / EVENTS).read_bytes()
@@ -208,14 +208,14 @@ def test_a_run_that_reached_its_accuracy_ends_there_again_or_goes_on_to_a_higher
     assert (again.time_s == first.time_s) == (target == 0.35)
 
 
-def test_a_run_that_failed_fails_again(tmp_path):
+def test_a_failed_run_fails_again_after_a_resume(tmp_path):
     poisoned = pl.Cluster(1, faults=[pl.Fault(0, draw, "not_finite") for draw in range(5, 16)])
     results = [train(tmp_path / "run", cluster=poisoned, stop="updates=30", resume=again) for again in (False, True)]
     assert [result.stopped_by for result in results] == ["not_finite", "not_finite"]
     assert results[0].reason == results[1].reason
 
 
-def test_protocols_of_the_same_name_are_told_apart(tmp_path):
+def test_protocols_with_equal_names_are_distinguished(tmp_path):
     train(tmp_path / "run", pl.Protocol(2, 0, "update"))
     with pytest.raises(pl.UsageError, match=r"has a run with other settings: plan .*'quorum': 2.*'quorum': 3"):
         train(tmp_path / "run", pl.Protocol(3, 0, "update"), resume=True)
@@ -225,7 +225,7 @@ def growing(observation):
     return 1 + observation.version % 3
 
 
-def test_a_controller_shows_itself_without_an_address(tmp_path):
+def test_the_repr_of_a_controller_has_no_memory_address(tmp_path):
     class Own(pl.Controller):
         def __init__(self):
             self.choose = growing
@@ -240,7 +240,7 @@ def test_a_controller_shows_itself_without_an_address(tmp_path):
     assert repr(pl.QuorumFunction(growing)) == "QuorumFunction(choose=growing)"
 
 
-def test_set_aside_workers_are_taken_back_and_new_controllers_asked_under_another_plan(tmp_path):
+def test_excluded_workers_are_readmitted_and_new_controllers_called_under_another_plan(tmp_path):
     class Aside(pl.Controller):
         def begin(self, n):
             return False
@@ -269,14 +269,14 @@ def test_every_part_of_a_job_is_compared(changes, difference, tmp_path):
         train(tmp_path / "run", resume=True, job=changes)
 
 
-def test_partitioned_data_cannot_go_to_one_worker_either(tmp_path):
+def test_partitioned_data_cannot_move_to_one_worker(tmp_path):
     job = {"sharding": "partitioned", "sampling": "epoch"}
     train(tmp_path / "run", job=job)
     with pytest.raises(pl.UsageError, match="partitioned among 3 workers"):
         train(tmp_path / "run", job=job, cluster="1*exp(mean=1)", resume=True, allow_change=True)
 
 
-def test_a_folder_without_log_and_checkpoint_begins_again(tmp_path):
+def test_a_folder_without_log_and_checkpoint_restarts(tmp_path):
     train(tmp_path / "run", stop="updates=3")
     (tmp_path / "run" / EVENTS).unlink()
     shutil.rmtree(tmp_path / "run" / CHECKPOINTS)
@@ -284,7 +284,7 @@ def test_a_folder_without_log_and_checkpoint_begins_again(tmp_path):
     assert result.history.totals.updates == 6
 
 
-def test_overwriting_spares_what_is_no_run(tmp_path):
+def test_overwrite_keeps_files_that_are_not_of_a_run(tmp_path):
     (tmp_path / "mine" / CHECKPOINTS).mkdir(parents=True)
     with pytest.raises(pl.UsageError, match="contains other files than a run"):
         train(tmp_path / "mine", overwrite=True)
@@ -296,13 +296,13 @@ def named_by_numbers(model, batch):
     return loss, {0: loss}
 
 
-def test_metrics_that_are_not_named_by_text_are_refused(tmp_path):
+def test_metrics_whose_names_are_not_text_are_refused(tmp_path):
     job = {"step": named_by_numbers, "loss": None, "eval_data": dataset()}
     with pytest.raises(pl.UsageError, match="a metric is named 0"):
         train(tmp_path / "run", job=job)
 
 
-def test_a_record_that_cannot_be_written_ends_the_run_and_not_in_silence(tmp_path):
+def test_a_record_that_cannot_be_written_ends_the_run_with_an_error(tmp_path):
     class Odd(pl.Controller):
         def begin(self, n):
             return None
@@ -314,7 +314,7 @@ def test_a_record_that_cannot_be_written_ends_the_run_and_not_in_silence(tmp_pat
         train(tmp_path / "run", pl.k_async(k=1).controlled_by(Odd()))
 
 
-def test_a_model_that_cannot_be_written_leaves_the_folder_free(tmp_path, monkeypatch):
+def test_a_model_that_cannot_be_written_leaves_the_folder_unlocked(tmp_path, monkeypatch):
     def full(path, content):
         if path.name == MODEL:
             raise OSError(28, "No space left on device")

@@ -1,11 +1,9 @@
-"""A search for the switch point does each run once, keeps what it found, and says what it could not find."""
+"""`pl.search_switch`: its trials, its saved result, how it resumes, its errors and its command."""
 
 import json
-import os
-import signal
 import sys
 import tomllib
-from math import inf, isnan, nan
+from math import isnan, nan
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from paceline.experiments.switch_point.result import SwitchSearch
 from paceline.experiments.switch_point.trials import Trials, TrialSpec
 from paceline.recording.run_folder import EVENTS
 from paceline.recording.run_stats import count
+from recording_display import RecordingDisplay, log_states
 from tiny_jobs import dataset, sgd, tiny_job
 
 CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
@@ -31,20 +30,12 @@ def job(**changes):
     return tiny_job(**{"eval_data": dataset(), **changes})
 
 
-def search(out, made=None, **options):
-    asked = {"cluster": CLUSTER, "stop": "epochs=2", "settings": 2, "runs": 2, "processes": 1, **options}
-    return pl.search_switch(made or job(), out=out, **asked)
+def search(out, searched=None, **changes):
+    options = {"cluster": CLUSTER, "stop": "epochs=2", "settings": 2, "runs": 2, "processes": 1, **changes}
+    return pl.search_switch(searched or job(), out=out, **options)
 
 
-def logs(folder):
-    """Return what tells whether a run was done again: its file, when it was written, and its content."""
-    return {
-        str(path.parent.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes())
-        for path in folder.rglob(EVENTS)
-    }
-
-
-def test_every_trial_is_the_run_that_train_makes(tmp_path):
+def test_every_trial_equals_a_run_of_train(tmp_path):
     found = search(tmp_path / "all", seed=3, margin=0.9, settings=1)
     assert [trials.fraction for trials in (found.alone, *found.tried)] == [1, 0.5]
     for trials, protocol in zip((found.alone, *found.tried), ("bsp", "bsp@50% >> asp"), strict=True):
@@ -56,11 +47,16 @@ def test_every_trial_is_the_run_that_train_makes(tmp_path):
     mean_s = sum(found.alone.times_s) / 2
     assert found.speed_up == pytest.approx(mean_s / (sum(found.tried[0].times_s) / 2))
     assert found.cost == pytest.approx(sum(sum(each.times_s) for each in (found.alone, *found.tried)) / mean_s)
-    assert sorted(logs(tmp_path / "all")) == ["bsp-50-asp/seed-3", "bsp-50-asp/seed-4", "bsp/seed-3", "bsp/seed-4"]
+    assert sorted(log_states(tmp_path / "all")) == [
+        "bsp-50-asp/seed-3",
+        "bsp-50-asp/seed-4",
+        "bsp/seed-3",
+        "bsp/seed-4",
+    ]
     assert (tmp_path / "all/table.txt").read_text() == found.text()
 
 
-def test_what_was_found_is_written_down_and_used(tmp_path, monkeypatch):
+def test_the_result_is_saved_and_used_by_train(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = search(Path("all"), **ALL_KEPT)
     table = tomllib.loads(Path("all/timing.toml").read_text())
@@ -85,7 +81,7 @@ def test_what_was_found_is_written_down_and_used(tmp_path, monkeypatch):
         pl.train(job(), protocol="sync_switch(timing=all/timing.toml)", cluster=pl.Cluster(5), stop="epochs=2")
 
 
-def test_where_nothing_keeps_the_accuracy_the_first_protocol_stays(tmp_path):
+def test_without_an_accepted_fraction_the_first_protocol_is_kept(tmp_path):
     found = search(tmp_path, target=1.0, margin=0.0, runs=1, first_runs=1, then="k_async(k=2)", first="k_sync(k=2)")
     assert [trials.fraction for trials in found.tried] == [0.5, 0.75]
     assert (found.fraction, found.speed_up) == (1.0, 1.0)
@@ -95,29 +91,6 @@ def test_where_nothing_keeps_the_accuracy_the_first_protocol_stays(tmp_path):
     assert len(found.alone.times_s) == 1
 
 
-class Heard:
-    """A display that remembers, and sends Ctrl-C when so many runs have ended."""
-
-    def __init__(self, interrupts_at=inf):
-        self.interrupts_at = interrupts_at
-        self.ended = []
-        self.planned = None
-
-    def plan(self, cells, finished):
-        self.planned = cells, finished
-
-    def begin(self, cell):
-        pass
-
-    def show(self, cell, news):
-        pass
-
-    def end(self, cell, time_s, reason):
-        self.ended.append(str(cell))
-        if len(self.ended) == self.interrupts_at:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Return a search that was not interrupted."""
@@ -125,34 +98,34 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("processes", "at"), [(1, 1), (1, 5), pytest.param(2, 3, marks=pytest.mark.slow)])
-def test_an_interrupted_search_goes_on_and_does_no_run_twice(tmp_path, whole, processes, at):
+def test_an_interrupted_search_resumes_without_repeating_a_run(tmp_path, whole, processes, at):
     out = tmp_path / "parted"
-    stopped = search(out, processes=processes, display=Heard(at))
+    stopped = search(out, processes=processes, display=RecordingDisplay(at))
     assert (stopped.interrupted, stopped.fraction) == (True, None)
     assert "The search was interrupted." in stopped.text()
     assert not (out / "timing.toml").exists()
-    before = {name: log for name, log in logs(out).items() if is_finished(out / name)}
+    before = {name: log for name, log in log_states(out).items() if is_finished(out / name)}
     assert len(before) >= at
-    heard = Heard()
-    again = search(out, processes=processes, display=heard)
-    assert heard.planned == (6, len(before))
-    assert len(heard.ended) == 6 - len(before)
-    assert before.items() <= logs(out).items()
+    display = RecordingDisplay()
+    again = search(out, processes=processes, display=display)
+    assert display.planned == (6, len(before))
+    assert len(display.ended) == 6 - len(before)
+    assert before.items() <= log_states(out).items()
     assert again.as_table() == whole.as_table()
 
 
-def test_a_search_that_is_done_does_nothing_when_it_is_asked_again(whole):
-    before = logs(whole.folder)
-    heard = Heard()
-    search(whole.folder, display=heard)
-    assert (heard.ended, heard.planned) == ([], (6, 6))
-    assert logs(whole.folder) == before
+def test_repeating_a_finished_search_runs_nothing(whole):
+    before = log_states(whole.folder)
+    display = RecordingDisplay()
+    search(whole.folder, display=display)
+    assert (display.ended, display.planned) == ([], (6, 6))
+    assert log_states(whole.folder) == before
 
 
-def test_without_a_folder_it_finds_what_waits_to_go_on(tmp_path, monkeypatch):
+def test_without_a_folder_an_interrupted_call_is_found_and_resumed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = {"settings": 1, "runs": 1, **ALL_KEPT}
-    assert search(None, **small, display=Heard(1)).folder == Path("runs/search-tiny-1")
+    assert search(None, **small, display=RecordingDisplay(1)).folder == Path("runs/search-tiny-1")
     assert search(None, **small, seed=1).folder == Path("runs/search-tiny-2")
     assert search(None, **small).folder == Path("runs/search-tiny-1")
     assert search(None, **small).folder == Path("runs/search-tiny-3")
@@ -189,16 +162,16 @@ def records(folder):
     return read_records(folder / EVENTS)
 
 
-def test_where_the_first_protocol_diverges_that_is_said_and_nothing_is_stored(tmp_path):
+def test_divergence_of_the_first_protocol_is_an_error_and_stores_nothing(tmp_path):
     unstable = job(optimizer=sgd(lr=60.0, momentum=0.9))
-    for _ in range(2):  # asked again, it says the same, and does nothing
+    for _ in range(2):  # the second call raises the same error and runs nothing
         with pytest.raises(pl.RunError, match=r"bsp alone diverged \(seed 0, 1\).* no target accuracy; lower"):
             search(tmp_path, unstable, stop="epochs=20")
         names = {path.name for path in tmp_path.iterdir()}
         assert names == {"search.json", "bsp"}
 
 
-def test_a_largest_loss_of_ones_own_is_kept(tmp_path):
+def test_a_given_max_loss_is_kept(tmp_path):
     found = search(tmp_path, stop="epochs=2,max_loss=1e9", settings=1, **ALL_KEPT)
     assert found.trial.stop.max_loss == 1e9
 
@@ -212,7 +185,7 @@ def in_percent(model, batch):
 
 
 class Breaks:
-    """A loss that works until training has begun for a while."""
+    """A loss that raises an error at its 41st call."""
 
     def __init__(self):
         self.left = 40
@@ -224,28 +197,28 @@ class Breaks:
         return F.cross_entropy(output, target)
 
 
-def test_a_trial_that_raises_is_told_with_its_traceback(tmp_path):
+def test_a_trial_that_raises_is_reported_with_its_traceback(tmp_path):
     with pytest.raises(pl.RunError, match=r"2 of 2 runs failed: bsp, seed 0: ValueError: my mistake \(.*; bsp, seed 1"):
         search(tmp_path, job(loss=Breaks()), first_runs=2)
     assert "Traceback" in (tmp_path / "bsp/seed-0/error.txt").read_text()
 
 
-def test_a_run_without_workers_is_no_divergence(tmp_path):
+def test_a_run_without_live_workers_is_not_a_divergence(tmp_path):
     with pytest.raises(pl.RunError, match=r"bsp, seed 0: no live worker.*; repeat the same call with out="):
         search(tmp_path, cluster=pl.Cluster(1, faults=[pl.Fault(0, 3)]))
 
 
 REFUSED = [
-    ({"made": tiny_job()}, "has no data to measure an accuracy on; give it eval_data"),
+    ({"searched": tiny_job()}, "has no data to measure an accuracy on; give it eval_data"),
     (
-        {"made": job(loss=None, step=without_accuracy)},
+        {"searched": job(loss=None, step=without_accuracy)},
         "the evaluation returns only loss; expected an accuracy",
     ),
     (
-        {"made": job(loss=None, step=in_percent)},
+        {"searched": job(loss=None, step=in_percent)},
         "the evaluation returns an accuracy of 33; expected an accuracy",
     ),
-    ({"made": "digits"}, "expected a pl.Job"),
+    ({"searched": "digits"}, "expected a pl.Job"),
     ({"stop": "updates=20"}, "stop updates=20 may end a run before the end of its workload"),
     ({"stop": "epochs=2,seconds=9"}, "give gradients= or epochs="),
     ({"stop": "epochs=2,accuracy=0.9"}, "stop accuracy=0.9 may end a run"),
@@ -253,7 +226,7 @@ REFUSED = [
     ({"first": "bsp@3%"}, "first = 'bsp@3%', expected the text of one protocol"),
     ({"then": "bsp"}, "first and then are both bsp; give two different protocols"),
     ({"then": "k_sync(k=5)"}, "give k <= 4"),
-    ({"made": job(optimizer=sgd()), "then": "asp + momentum(rule=i/n)"}, "SGD has no momentum"),
+    ({"searched": job(optimizer=sgd()), "then": "asp + momentum(rule=i/n)"}, "SGD has no momentum"),
     ({"target": 92.5}, "if this is percent, give 0.925"),
     ({"margin": 1}, "if this is percent, give 0.01"),
     ({"settings": 0}, "settings=0 is not a whole number in [1, inf)"),
@@ -268,7 +241,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("change", "words"), REFUSED, ids=[words for _, words in REFUSED])
-def test_what_cannot_work_is_refused_before_anything_runs(tmp_path, change, words):
+def test_invalid_arguments_are_refused_before_the_first_run(tmp_path, change, words):
     with pytest.raises(pl.UsageError) as refusal:
         search(tmp_path / "out", **change)
     assert words in str(refusal.value)
@@ -286,24 +259,24 @@ def a_search(first="bsp", alone=ALONE, **changes):
     return SwitchSearch(trial, bisection, (0, 1), Path("runs"), alone, tried, timing)
 
 
-def test_the_table_says_what_was_tried():
+def test_the_table_lists_every_trial():
     lines = [line.split() for line in a_search().text().splitlines()]
     assert ["100%", "0.9100", "(0.9000", "to", "0.9200)", "110", "1", "-"] in lines
     assert ["50%", "0.9100", "(0.9000", "to", "0.9200)", "55", "0.5", "yes"] in lines
     assert ["25%", "1", "of", "2", "diverged", "25", "0.227", "no"] in lines
-    said = " ".join(a_search().text().split())
-    assert "Found: bsp for 50% of the workload, then asp, 2.00 x faster than bsp alone." in said
-    assert "All runs together took 360 s, as much as 3.27 runs of bsp alone." in said
+    printed = " ".join(a_search().text().split())
+    assert "Found: bsp for 50% of the workload, then asp, 2.00 x faster than bsp alone." in printed
+    assert "All runs together took 360 s, as much as 3.27 runs of bsp alone." in printed
     assert "target mean accuracy 0.9100 +- 0.01" in " ".join(a_search(two_sided=True).text().split())
 
 
-def test_without_runs_of_the_first_protocol_nothing_is_compared_with_them():
-    said = a_search(alone=None).text()
+def test_without_baseline_runs_the_table_has_no_speed_up():
+    printed = a_search(alone=None).text()
     assert ["50%", "0.9100", "(0.9000", "to", "0.9200)", "55", "-", "yes"] in [
-        line.split() for line in said.splitlines()
+        line.split() for line in printed.splitlines()
     ]
-    assert "faster" not in said
-    assert "as much as" not in said
+    assert "faster" not in printed
+    assert "as much as" not in printed
 
 
 def test_the_table_fits_80_columns():
@@ -324,23 +297,23 @@ def job(lr=0.1):
 
 @pytest.fixture
 def program(tmp_path, monkeypatch, capsys):
-    """Run `paceline search` in a folder of its own; return the status and what it says."""
+    """Run `paceline search` in a folder of its own; return its exit status, stdout and stderr."""
     (tmp_path / "searched_job.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    asked = ["--cluster", "2*exp(mean=1)", "--stop", "epochs=2", "--settings", "1", "--runs", "1", "--processes", "1"]
+    usual = ["--cluster", "2*exp(mean=1)", "--stop", "epochs=2", "--settings", "1", "--runs", "1", "--processes", "1"]
 
-    def run(job, *arguments, command="search", options=asked):
+    def run(job, *arguments, command="search", options=usual):
         monkeypatch.setattr(sys, "argv", ["paceline", command, job, *options, *arguments])
         with pytest.raises(SystemExit) as end:
             main()
-        said = capsys.readouterr()
-        return end.value.code or 0, said.out, said.err
+        printed = capsys.readouterr()
+        return end.value.code or 0, printed.out, printed.err
 
     return run
 
 
-def test_the_command_line_prints_the_table_and_how_to_go_on(program):
+def test_the_command_prints_the_table_and_the_next_command(program):
     status, out, err = program("searched_job:job", "--out", "here", "--margin", "0.5")
     assert status == 0, err
     assert out.startswith(Path("here/table.txt").read_text())
@@ -354,26 +327,26 @@ def test_the_command_line_prints_the_table_and_how_to_go_on(program):
     assert (status, "was found for workers 2, and this run has 3" in err) == (2, True)
 
 
-def test_the_command_line_prints_json(program):
+def test_the_command_prints_json(program):
     status, out, _ = program("searched_job:job", "--format", "json", "--target", "0.001", "--margin", "0")
     assert status == 0
-    told = json.loads(out)
-    assert (told["fraction"], told["speed_up"]) == (0.5, None)
+    result = json.loads(out)
+    assert (result["fraction"], result["speed_up"]) == (0.5, None)
     assert Path("runs/search-tiny-1/timing.toml").exists()
 
 
-def test_a_first_protocol_that_diverges_is_status_1(program):
+def test_divergence_of_the_first_protocol_exits_with_status_1(program):
     status, _, err = program("searched_job:job(lr=1e30)")
     assert (status, "no target accuracy" in err.splitlines()[-1]) == (1, True)
 
 
-def test_what_makes_no_sense_is_status_2(program):
+def test_invalid_options_exit_with_status_2(program):
     status, _, err = program("searched_job:job", "--target", "92.5")
     assert (status, "if this is percent, give 0.925" in err) == (2, True)
 
 
-def test_ctrl_c_is_status_130_and_says_how_to_go_on(program, monkeypatch):
-    monkeypatch.setattr(ProgressBars, "end", lambda self, *told: Heard(1).end(*told))
+def test_ctrl_c_exits_with_status_130_and_prints_how_to_resume(program, monkeypatch):
+    monkeypatch.setattr(ProgressBars, "end", lambda self, *ending: RecordingDisplay(1).end(*ending))
     status, _, err = program("searched_job:job", "--out", "here")
     assert status == 130
     assert "interrupted; to resume, run the same command with --out here" in err

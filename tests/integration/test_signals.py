@@ -1,4 +1,4 @@
-"""However a run ends, its processes end with it, and what it wrote can be read."""
+"""Signals and the end of a run: no process and no model is left, and the run folder is readable."""
 
 import gc
 import json
@@ -55,7 +55,7 @@ def start(folder, script=SCRIPT):
 
 @pytest.fixture
 def running(tmp_path):
-    """A process that trains, the processes that it has started, and its log."""
+    """Return a training process, its descendants and its event log."""
     with start(tmp_path) as process:
         assert process.stdout.readline() == "training\n"
         descendants = psutil.Process(process.pid).children(recursive=True)
@@ -82,7 +82,7 @@ def test_kill_9_of_the_parent_leaves_no_process(running):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
-def test_a_signal_ends_the_run_cleanly_with_what_was_learned(running, number):
+def test_a_signal_ends_the_run_and_saves_the_model(running, number):
     process, descendants, log = running
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # a terminal sends Ctrl-C to every process
@@ -98,17 +98,17 @@ def test_a_signal_ends_the_run_cleanly_with_what_was_learned(running, number):
 
 
 class Terminating(nn.Module):
-    """A model whose first copy is made while SIGTERM comes."""
+    """A model whose first copy sends SIGTERM to this process."""
 
-    has_come = False
+    is_sent = False
 
     def __init__(self):
         super().__init__()
         self.net = small_net()
 
     def __deepcopy__(self, memo):
-        if parent_process() is None and not Terminating.has_come:
-            Terminating.has_come = True
+        if parent_process() is None and not Terminating.is_sent:
+            Terminating.is_sent = True
             os.kill(os.getpid(), signal.SIGTERM)
         copied = Terminating()
         copied.load_state_dict(self.state_dict())
@@ -119,8 +119,8 @@ class Terminating(nn.Module):
 
 
 @pytest.mark.parametrize("cluster", ["2*exp(mean=1)", "local:2"])
-def test_sigterm_before_the_run_begins_ends_it_saved(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr(Terminating, "has_come", False)
+def test_sigterm_before_the_first_update_ends_a_saved_run(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(Terminating, "is_sent", False)
     before = signal.getsignal(signal.SIGTERM)
     job = tiny_job(model=Terminating())
     result = pl.train(job, protocol="asp", cluster=cluster, stop="updates=5", out=tmp_path / "run")
@@ -130,7 +130,7 @@ def test_sigterm_before_the_run_begins_ends_it_saved(cluster, tmp_path, monkeypa
     assert (resumed.stopped_by, resumed.history.totals.updates) == ("updates", 5)
 
 
-def test_sigterm_that_no_engine_takes_over_acts_as_usual_at_the_end():
+def test_held_sigterm_is_delivered_when_no_engine_handles_it():
     caught = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
     try:
@@ -167,7 +167,7 @@ main()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["2*exp(mean=1)", "local:2", "torchrun"])
-def test_sigterm_while_torch_is_imported_ends_the_run_as_promised(cluster, tmp_path):
+def test_sigterm_during_the_import_of_torch_ends_the_run_with_status_130(cluster, tmp_path):
     (tmp_path / "command.py").write_text(WHILE_TORCH_IS_IMPORTED)
     rank_0 = {
         "RANK": "0",
@@ -212,20 +212,20 @@ print(result.stopped_by, result.reason, "with", sum(p.numel() for p in result.mo
 
 
 @pytest.mark.slow
-def test_a_notebook_that_is_interrupted_keeps_what_was_learned():
+def test_an_interrupted_notebook_keeps_the_trained_model():
     with run_kernel(kernel_name="python3") as client:
-        said = []
+        printed = []
 
-        def hear(message):
+        def on_output(message):
             content = message["content"]
-            said.append(content.get("text", "") + "".join(content.get("traceback", ())))
-            if "training" in said[-1]:
+            printed.append(content.get("text", "") + "".join(content.get("traceback", ())))
+            if "training" in printed[-1]:
                 client.parent.interrupt_kernel()
 
-        reply = client.execute_interactive(IN_A_NOTEBOOK, output_hook=hear, timeout=LIMIT_S)
-        assert reply["content"]["status"] == "ok", said
-        assert "interrupted interrupted by Ctrl-C with 3 parameters" in "".join(said)
-        reply = client.execute_interactive("1 + 1", output_hook=hear, timeout=LIMIT_S)
+        reply = client.execute_interactive(IN_A_NOTEBOOK, output_hook=on_output, timeout=LIMIT_S)
+        assert reply["content"]["status"] == "ok", printed
+        assert "interrupted interrupted by Ctrl-C with 3 parameters" in "".join(printed)
+        reply = client.execute_interactive("1 + 1", output_hook=on_output, timeout=LIMIT_S)
         assert reply["content"]["status"] == "ok"
 
 
@@ -243,7 +243,7 @@ def recorded_job():
 
 
 def left_of(made, expected):
-    """Return the models still in memory, at the latest after 5 s: a thread of others may hold up a collection."""
+    """Return the models still in memory, after 5 s at most: another thread may delay a collection."""
     deadline_s = time.monotonic() + 5
     while True:
         gc.collect()

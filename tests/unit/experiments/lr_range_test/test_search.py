@@ -190,7 +190,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("asked", "words"), WRONG, ids=[words for _, words in WRONG])
-def test_what_cannot_work_is_refused_before_anything_runs(asked, words):
+def test_invalid_arguments_are_refused_before_the_first_run(asked, words):
     def watch(title, stop):
         raise AssertionError(f"{title} has run")
 

@@ -1,0 +1,19 @@
+"""What the tests of all-reduce algorithms share: the algorithms and a short simulated run."""
+
+import torch
+
+import paceline as pl
+
+N = 4
+ITERATIONS = 50
+RATE, MOMENTUM, DECAY = 0.05, 0.9, 0.01
+ALGORITHMS = ("all_reduce", "local_sgd(H=3)", "s3gd", "dc_s3gd")
+
+
+def trained(protocol, job, n=N, updates=ITERATIONS, seed=3, **cluster):
+    simulated = pl.Cluster(n, timing=pl.Exponential(1.0), **cluster)
+    return pl.train(job, protocol=protocol, cluster=simulated, stop=pl.Stop(updates=updates), seed=seed)
+
+
+def decaying(parameters):
+    return torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
