@@ -181,7 +181,7 @@ OLD_RUNS = Path(__file__).parent / "old_runs"
 
 @pytest.mark.parametrize("name", ["late_returns", "every_worker_lost", "lower_stop"])
 def test_run_recorded_with_the_earlier_timeout_rule(name):
-    """The earlier rule: a worker is lost after 20 x the longest round trip; the log has no record of an earlier stop."""
+    """The earlier rule lost a worker after 20 x the longest round trip and kept no record of an earlier stop."""
     found = pl.replay(OLD_RUNS / name)
     assert found.difference == ""
     lost = [each for each in SavedRun(OLD_RUNS / name).history.of(WorkerLost) if each.silent]
