@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import paceline as pl
-from paceline.recording.event_log import read_events
+from event_lines import read_events
 from paceline.recording.run_folder import EVENTS
 from paths import environment
 from ranks import free_port

@@ -16,8 +16,8 @@ from jupyter_client.manager import run_kernel
 from torch import nn
 
 import paceline as pl
+from event_lines import read_events
 from paceline.engines.signals import holding_sigterm, is_sigterm_held
-from paceline.recording.event_log import read_events
 from paceline.recording.run_folder import EVENTS
 from paths import environment
 from ranks import free_port, run

@@ -29,7 +29,7 @@ class Callback:
             case RunEnded():
                 self.on_end(record)
 
-    def on_resume(self, records: Iterable[Record]) -> None:
+    def on_resume(self, history: Iterable[Record]) -> None:
         """Process the earlier records of a resumed run."""
 
     def on_update(self, update: UpdateMade) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields
 from math import inf, nan
@@ -200,21 +200,6 @@ def read_records(path: Path, until_bytes: float = inf) -> Iterator[Record]:
         RunError: the log cannot be read.
     """
     order = RecordOrder()
-
-    def decode(line: bytes) -> Record:
-        record = to_record(line)
-        order.check(record)
-        return record
-
-    yield from _decoded(path, decode, until_bytes)
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a log as JSON values."""
-    return list(_decoded(path, orjson.loads))
-
-
-def _decoded(path: Path, decode: Callable[[bytes], Any], until_bytes: float = inf) -> Iterator[Any]:
     read_bytes = 0
     for number, line in enumerate(_lines(path), start=1):
         read_bytes += len(line)
@@ -224,9 +209,11 @@ def _decoded(path: Path, decode: Callable[[bytes], Any], until_bytes: float = in
             warnings.warn(f"{path}, line {number} is cut short: it is left out", PacelineWarning, stacklevel=2)
             return
         try:
-            yield decode(line)
+            record = to_record(line)
+            order.check(record)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{path}, line {number} is no record of a run ({error}): {line[:80]!r}") from error
+        yield record
 
 
 def is_cut_short(path: Path) -> bool:

@@ -60,6 +60,11 @@ class Totals(Representation):
                 self.idle_share = 1 - record.busy_s / live_s
 
     @property
+    def counts(self) -> dict[str, int]:
+        """Counts of updates and gradients, by name."""
+        return {name: getattr(self, name) for name in ("updates", "used", "dropped", "interrupted")}
+
+    @property
     def mean_staleness(self) -> float:
         """Mean staleness of the used gradients, in versions."""
         return sum(tau * count for tau, count in self.staleness.items()) / max(1, self.staleness.total())
@@ -70,8 +75,8 @@ class Totals(Representation):
         return self.applied / max(1, self.updates)
 
     def _facts(self) -> Mapping[str, object]:
-        counts = {"updates": self.updates, "used": self.used, "dropped": self.dropped, "interrupted": self.interrupted}
-        return {**counts, "mean_k": self.mean_k, "mean_staleness": self.mean_staleness, "idle_share": self.idle_share}
+        means = {"mean_k": self.mean_k, "mean_staleness": self.mean_staleness, "idle_share": self.idle_share}
+        return {**self.counts, **means}
 
 
 class History(Representation):
@@ -94,14 +99,7 @@ class History(Representation):
     def known_counts(self) -> Mapping[str, int]:
         """Counts of updates and gradients, if they are available without reading the records."""
         totals = self._totals
-        if totals is None:
-            return {}
-        return {
-            "updates": totals.updates,
-            "used": totals.used,
-            "dropped": totals.dropped,
-            "interrupted": totals.interrupted,
-        }
+        return {} if totals is None else totals.counts
 
     def _facts(self) -> Mapping[str, object]:
         return self.known_counts or {"totals": "not read yet"}
@@ -137,7 +135,7 @@ class History(Representation):
         """
         rows, end_s = self._rows()
         columns: dict[str, Column] = {
-            name: np.array([row[i] for row in rows], dtype=kind) for i, (name, kind) in enumerate(_COLUMNS.items())
+            name: np.array([row[i] for row in rows], dtype=kind) for i, (name, (kind, _)) in enumerate(_COLUMNS.items())
         }
         if by == "update" or not rows:
             return columns
@@ -163,40 +161,24 @@ class History(Representation):
             now_s = record.now_s
             so_far.count(record)
             if type(record) is UpdateMade:
-                rows.append(
-                    (
-                        record.now_s,
-                        record.version,
-                        record.k,
-                        record.workload,
-                        so_far.samples_used,
-                        so_far.samples_dropped,
-                        record.loss,
-                        record.learning_rate,
-                        record.staleness,
-                        so_far.used,
-                        so_far.dropped,
-                        so_far.interrupted,
-                        1 - record.busy_s / record.live_s if record.live_s else nan,
-                    )
-                )
+                rows.append(tuple(value(record, so_far) for _, value in _COLUMNS.values()))
         return rows, now_s
 
 
-_COLUMNS: dict[str, type] = {
-    "time_s": float,
-    "version": int,
-    "k": int,
-    "workload": int,
-    "samples_applied": int,
-    "samples_dropped": int,
-    "loss": float,
-    "learning_rate": float,
-    "staleness": float,
-    "used": int,
-    "dropped": int,
-    "interrupted": int,
-    "idle_share": float,
+_COLUMNS: Mapping[str, tuple[type, Callable[[UpdateMade, Totals], float]]] = {
+    "time_s": (float, lambda update, so_far: update.now_s),
+    "version": (int, lambda update, so_far: update.version),
+    "k": (int, lambda update, so_far: update.k),
+    "workload": (int, lambda update, so_far: update.workload),
+    "samples_applied": (int, lambda update, so_far: so_far.samples_used),
+    "samples_dropped": (int, lambda update, so_far: so_far.samples_dropped),
+    "loss": (float, lambda update, so_far: update.loss),
+    "learning_rate": (float, lambda update, so_far: update.learning_rate),
+    "staleness": (float, lambda update, so_far: update.staleness),
+    "used": (int, lambda update, so_far: so_far.used),
+    "dropped": (int, lambda update, so_far: so_far.dropped),
+    "interrupted": (int, lambda update, so_far: so_far.interrupted),
+    "idle_share": (float, lambda update, so_far: 1 - update.busy_s / update.live_s if update.live_s else nan),
 }
 
 

@@ -7,41 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.coordinator.membership import SILENT
-from paceline.core.events import (
-    Accept,
-    Apply,
-    Arrival,
-    Command,
-    Compute,
-    Decision,
-    Drop,
-    EndRun,
-    Evaluate,
-    Evaluated,
-    Event,
-    Interrupt,
-    Joined,
-    Lost,
-    Restarted,
-    Timer,
-    UpdateApplied,
-)
-from paceline.core.records import (
-    DecisionMade,
-    GradientArrived,
-    Record,
-    RunEnded,
-    RunResumed,
-    RunStarted,
-    StepMeasured,
-    TimerRang,
-    UpdateMade,
-    VersionEvaluated,
-    WorkerJoined,
-    WorkerLost,
-    WorkInterrupted,
-    WorkUnfinished,
-)
+from paceline.core import events, records
 from paceline.recording.callback import Callback
 from paceline.recording.history import Totals, mean_loss
 from paceline.utils.state_dict import restore, snapshot
@@ -75,7 +41,7 @@ class Recorder:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.totals = Totals()
-        self.evaluation: VersionEvaluated | None = None
+        self.evaluation: records.VersionEvaluated | None = None
         self.reached_s = 0.0
         self._workers = workers
         self._batch_size = batch_size
@@ -83,8 +49,8 @@ class Recorder:
         self._learning_rate = learning_rate
         self._callbacks = callbacks
         self._has_begun = False
-        self._work: dict[int, tuple[Compute, float]] = {}  # with its start
-        self._cancelled: dict[int, dict[int, tuple[Compute, float]]] = {}  # a gradient may still arrive
+        self._work: dict[int, tuple[events.Compute, float]] = {}  # with its start
+        self._cancelled: dict[int, dict[int, tuple[events.Compute, float]]] = {}  # a gradient may still arrive
         self._losses: list[float] = []
         self._workload = 0
         self._rate = learning_rate()
@@ -96,7 +62,7 @@ class Recorder:
         self._busy_s = 0.0
         self._live_s = 0.0
 
-    def observe(self, now: float, event: Event | None, commands: Sequence[Command]) -> None:
+    def observe(self, now: float, event: events.Event | None, commands: Sequence[events.Command]) -> None:
         """Record an event and the commands that answered it."""
         self._now = now
         if event is not None:
@@ -104,34 +70,34 @@ class Recorder:
         match event:
             case None:
                 self._begin(now)
-            case Restarted():
+            case events.Restarted():
                 self._restart(event)
-            case Evaluated():
+            case events.Evaluated():
                 self.reached_s = self._published_s.pop(event.version, now)
                 metrics = dict(event.metrics)
-                self._evaluated(VersionEvaluated(now, event.version, self.reached_s, metrics, event.now))
-            case UpdateApplied():
-                self._publish(StepMeasured(now, event.version, *event.step, event_s=event.now))
-            case Joined():
+                self._evaluated(records.VersionEvaluated(now, event.version, self.reached_s, metrics, event.now))
+            case events.UpdateApplied():
+                self._publish(records.StepMeasured(now, event.version, *event.step, event_s=event.now))
+            case events.Joined():
                 self._joined_s.setdefault(event.worker, now)
-                self._publish(WorkerJoined(now, event.worker, event_s=event.now))
-            case Lost():
+                self._publish(records.WorkerJoined(now, event.worker, event_s=event.now))
+            case events.Lost():
                 self._leave(event.worker, now)
-                self._publish(WorkerLost(now, event.worker, event.reason, event_s=event.now))
-            case Timer():
-                self._publish(TimerRang(now, event.now))
+                self._publish(records.WorkerLost(now, event.worker, event.reason, event_s=event.now))
+            case events.Timer():
+                self._publish(records.TimerRang(now, event.now))
         for command in commands:
             self._command(now, event, command)
         self._rate = self._learning_rate()  # before the next update, after which a schedule may change it
 
-    def end(self, stop: EndRun, version: int, metrics: Mapping[str, float]) -> None:
+    def end(self, stop: events.EndRun, version: int, metrics: Mapping[str, float]) -> None:
         """Record the end of the run, with the metrics of the last version if there are evaluation data."""
         now = self._now
         for worker in list(self._joined_s):
             self._leave(worker, now)
         if metrics:
-            self._evaluated(VersionEvaluated(now, version, self._updated_s, dict(metrics)))
-        self._publish(RunEnded(now, stop.outcome, stop.reason, self._busy_s, self._live_s))
+            self._evaluated(records.VersionEvaluated(now, version, self._updated_s, dict(metrics)))
+        self._publish(records.RunEnded(now, stop.outcome, stop.reason, self._busy_s, self._live_s))
 
     def state_dict(self) -> dict[str, Any]:
         """Return all counts."""
@@ -150,9 +116,9 @@ class Recorder:
         if not self._has_begun:
             self._has_begun = True
             self._joined_s = dict.fromkeys(range(self._workers), now)
-            self._publish(RunStarted(now, self._workers, self._memory))
+            self._publish(records.RunStarted(now, self._workers, self._memory))
 
-    def _restart(self, event: Restarted) -> None:
+    def _restart(self, event: events.Restarted) -> None:
         for worker in list(self._work):
             self._record_unfinished(worker, event.now)
         for worker in [worker for worker in self._joined_s if worker >= event.workers]:
@@ -160,44 +126,46 @@ class Recorder:
         for worker in range(event.workers):
             self._joined_s.setdefault(worker, event.now)
         self._published_s.clear()
-        self._publish(RunResumed(event.now, self._version, event.workers, event.stop_before, event.changes))
+        self._publish(records.RunResumed(event.now, self._version, event.workers, event.stop_before, event.changes))
 
-    def _evaluated(self, record: VersionEvaluated) -> None:
+    def _evaluated(self, record: records.VersionEvaluated) -> None:
         self.evaluation = record
         self._publish(record)
 
-    def _command(self, now: float, event: Event | None, command: Command) -> None:
+    def _command(self, now: float, event: events.Event | None, command: events.Command) -> None:
         match command:
-            case Compute():
+            case events.Compute():
                 if command.worker not in self._joined_s:  # a worker that was lost has delivered
                     self._joined_s[command.worker] = now
-                    self._publish(WorkerJoined(now, command.worker, late_return=True))
+                    self._publish(records.WorkerJoined(now, command.worker, late_return=True))
                 self._work[command.worker] = (command, now)
-            case Accept() | Drop():
-                assert isinstance(event, Arrival)
+            case events.Accept() | events.Drop():
+                assert isinstance(event, events.Arrival)
                 self._arrival(now, event, command)
-            case Interrupt():
+            case events.Interrupt():
                 work, started_s = self._cancel(command.worker, now)
                 self._publish(
-                    WorkInterrupted(now, command.worker, command.draw, work.version, started_s, self._batch_size)
+                    records.WorkInterrupted(
+                        now, command.worker, command.draw, work.version, started_s, self._batch_size
+                    )
                 )
-            case Apply():
+            case events.Apply():
                 self._update(now, command)
-            case Evaluate():
+            case events.Evaluate():
                 self._published_s[command.version] = self._updated_s
-            case Decision():
+            case events.Decision():
                 if command.kind == SILENT and command.worker is not None:
                     self._leave(command.worker, now)
-                    self._publish(WorkerLost(now, command.worker, command.reason, silent=True))
-                self._publish(DecisionMade.of(now, command))
+                    self._publish(records.WorkerLost(now, command.worker, command.reason, silent=True))
+                self._publish(records.DecisionMade.of(now, command))
 
-    def _arrival(self, now: float, event: Arrival, command: Accept | Drop) -> None:
+    def _arrival(self, now: float, event: events.Arrival, command: events.Accept | events.Drop) -> None:
         work, started_s = self._delivered(command.worker, command.draw, now)
         version = work.version if work is not None else self._version
-        if isinstance(command, Accept):
+        if isinstance(command, events.Accept):
             self._losses.append(event.loss)
         self._publish(
-            GradientArrived.of(
+            records.GradientArrived.of(
                 event,
                 command,
                 now_s=now,
@@ -208,14 +176,14 @@ class Recorder:
             )
         )
 
-    def _update(self, now: float, command: Apply) -> None:
+    def _update(self, now: float, command: events.Apply) -> None:
         staleness = [gradient.staleness for gradient in command.gradients]
         k = len(command.gradients)
         self._workload += k
         self._updated_s = now
         self._version = command.version
         self._publish(
-            UpdateMade(
+            records.UpdateMade(
                 now_s=now,
                 version=command.version,
                 k=k,
@@ -233,20 +201,20 @@ class Recorder:
         )
         self._losses.clear()
 
-    def _delivered(self, worker: int, draw: int, now: float) -> tuple[Compute | None, float]:
+    def _delivered(self, worker: int, draw: int, now: float) -> tuple[events.Compute | None, float]:
         """Return the work of a gradient and its start; None for work that was cancelled long ago."""
         work, _ = self._work.get(worker, (None, now))
         if work is not None and work.draw == draw:
             return self._finish(worker, now)
         return self._cancelled.get(worker, {}).get(draw, (None, now))
 
-    def _finish(self, worker: int, now: float) -> tuple[Compute, float]:
+    def _finish(self, worker: int, now: float) -> tuple[events.Compute, float]:
         work, started_s = self._work.pop(worker)
         self._busy_s += now - started_s
         self._cancelled.pop(worker, None)  # a worker has one piece of work at a time
         return work, started_s
 
-    def _cancel(self, worker: int, now: float) -> tuple[Compute, float]:
+    def _cancel(self, worker: int, now: float) -> tuple[events.Compute, float]:
         before = self._cancelled.get(worker, {})
         work, started_s = self._finish(worker, now)
         latest = [*before.items(), (work.draw, (work, started_s))][-REMEMBERED:]
@@ -255,14 +223,14 @@ class Recorder:
 
     def _record_unfinished(self, worker: int, now: float) -> None:
         work, started_s = self._cancel(worker, now)
-        self._publish(WorkUnfinished(now, worker, work.draw, work.version, started_s))
+        self._publish(records.WorkUnfinished(now, worker, work.draw, work.version, started_s))
 
     def _leave(self, worker: int, now: float) -> None:
         if worker in self._work:
             self._record_unfinished(worker, now)
         self._live_s += now - self._joined_s.pop(worker, now)
 
-    def _publish(self, record: Record) -> None:
+    def _publish(self, record: records.Record) -> None:
         self.totals.count(record)
         for callback in self._callbacks:
             try:

@@ -9,16 +9,8 @@ from dataclasses import asdict, dataclass, field
 from math import nan
 from typing import Any
 
+from paceline.core import records
 from paceline.core.events import Outcome
-from paceline.core.records import (
-    GradientArrived,
-    Record,
-    RunEnded,
-    RunResumed,
-    RunStarted,
-    UpdateMade,
-    VersionEvaluated,
-)
 from paceline.core.stop import LEAST_LOSS_WINDOW, TARGETS, Stop
 from paceline.recording.history import Totals, mean_loss
 
@@ -89,14 +81,14 @@ class RunStats:
         return asdict(self)
 
 
-def count(records: Iterable[Record]) -> RunStats:
+def count(history: Iterable[records.Record]) -> RunStats:
     """Return the statistics of a run.
 
     Args:
-        records: all records of the run in order, as in a `History`.
+        history: all records of the run in order.
     """
     counter = _Counter()
-    for record in records:
+    for record in history:
         counter.take(record)
     return counter.stats()
 
@@ -108,24 +100,24 @@ class _Counter:
         self._totals = Totals()
         self._losses: deque[float] = deque(maxlen=LEAST_LOSS_WINDOW)
         self._live_s = array("d")  # worker-seconds at versions 1, 2, ...
-        self._evaluations: deque[VersionEvaluated] = deque(maxlen=2)
-        self._end: RunEnded | None = None
+        self._evaluations: deque[records.VersionEvaluated] = deque(maxlen=2)
+        self._end: records.RunEnded | None = None
         self._now_s = 0.0
 
-    def take(self, record: Record) -> None:
+    def take(self, record: records.Record) -> None:
         self._totals.count(record)
         self._now_s = record.now_s
         match record:
-            case RunStarted() | RunResumed():
+            case records.RunStarted() | records.RunResumed():
                 self._losses = deque(self._losses, max(record.workers, LEAST_LOSS_WINDOW))
                 self._end = None
-            case GradientArrived(used=True):
+            case records.GradientArrived(used=True):
                 self._losses.append(record.loss)
-            case UpdateMade():
+            case records.UpdateMade():
                 self._live_s.append(record.live_s)
-            case VersionEvaluated():
+            case records.VersionEvaluated():
                 self._evaluations.append(record)
-            case RunEnded():
+            case records.RunEnded():
                 self._end = record
 
     def stats(self) -> RunStats:
@@ -136,10 +128,7 @@ class _Counter:
             reason=self._end.reason if self._end else "",
             time_s=time_s,
             worker_s=worker_s,
-            updates=totals.updates,
-            used=totals.used,
-            dropped=totals.dropped,
-            interrupted=totals.interrupted,
+            **totals.counts,
             samples_applied=totals.samples_used,
             samples_dropped=totals.samples_dropped,
             mean_k=totals.mean_k,

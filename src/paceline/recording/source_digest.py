@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, partial
 from hashlib import sha256
 from importlib.machinery import ModuleSpec, PathFinder
@@ -35,6 +36,11 @@ def code_of(parts: Iterable[object]) -> dict[str, str]:
     return {"paceline": _of_paceline(), **{name: digest for name, digest in digests.items() if digest}}
 
 
+@cache
+def _of_paceline() -> str:
+    return digest_of_package(files("paceline"))
+
+
 def main_module_of(parts: Iterable[object]) -> str:
     """Return the script or the kind of session that defines one of these parts; empty if all can be imported.
 
@@ -46,11 +52,6 @@ def main_module_of(parts: Iterable[object]) -> str:
     main = sys.modules["__main__"]
     is_script = _content(main) is not None
     return f"the script {_name(main)}" if is_script else "a notebook or an interactive session"
-
-
-@cache
-def _of_paceline() -> str:
-    return digest_of_package(files("paceline"))
 
 
 class CodeFile(NamedTuple):
@@ -74,7 +75,8 @@ def code_behind(module: str) -> dict[str, CodeFile]:
     spec, name = _top_level(first), first
     while spec is not None:
         if spec.has_location and spec.origin:
-            found[name] = CodeFile(Path(spec.origin), _digest_of_file(spec))
+            content = _source(spec.origin, spec.loader) or b""
+            found[name] = CodeFile(Path(spec.origin), sha256(content).hexdigest()[:DIGITS])
         if not others:
             break
         name = f"{name}.{others.pop(0)}"
@@ -103,17 +105,15 @@ def _within(package: ModuleSpec, name: str) -> ModuleSpec | None:
     return namespace if portions else None
 
 
-def _digest_of_file(spec: ModuleSpec) -> str:
-    assert spec.origin is not None
-    try:
-        content = Path(spec.origin).read_bytes()
-    except OSError:
-        get_data = getattr(spec.loader, "get_data", None)  # the loader of a zip archive has it
-        try:
-            content = get_data(spec.origin) if get_data else b""
-        except OSError:
-            content = b""
-    return sha256(content).hexdigest()[:DIGITS]
+def _source(path: str, loader: object) -> bytes | None:
+    """Return the content of a file, on the disk or in the archive of a loader; None if it cannot be read."""
+    with suppress(OSError):
+        return Path(path).read_bytes()
+    get_data = getattr(loader, "get_data", None)  # the loader of a zip archive has it
+    with suppress(OSError):
+        content: bytes | None = get_data(path) if get_data else None
+        return content
+    return None
 
 
 def digest_of_package(folder: Traversable) -> str:
@@ -167,12 +167,4 @@ def _content(module: ModuleType) -> bytes | None:
     path = getattr(module, "__file__", None)
     if path is None or path.endswith(".pyc"):  # compiled code contains more than the source
         return None
-    try:
-        return Path(path).read_bytes()
-    except OSError:
-        get_data = getattr(module.__loader__, "get_data", None)  # the loader of a zip archive has it
-    try:
-        content: bytes | None = get_data(path) if get_data else None
-    except OSError:
-        return None
-    return content
+    return _source(path, module.__loader__)

@@ -106,12 +106,9 @@ class RecordOrder:
         if isinstance(record, RunStarted | RunResumed) and not 1 <= record.workers <= MOST_WORKERS:
             raise ContentError(f"{record.workers} workers, expected 1 to {MOST_WORKERS}")
         if isinstance(record, UpdateMade):
-            self._check_update(record)
-
-    def _check_update(self, update: UpdateMade) -> None:
-        if update.version != self._version + 1:
-            raise ContentError(f"version {update.version} follows version {self._version}")
-        self._version = update.version
+            if record.version != self._version + 1:
+                raise ContentError(f"version {record.version} follows version {self._version}")
+            self._version = record.version
 
 
 def _is_mapping(value: object) -> bool:

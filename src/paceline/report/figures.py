@@ -12,31 +12,28 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import RunError, UsageError
+from paceline.report import worker_stats
 from paceline.report.curves import AXES, Group, panels, switches
 from paceline.report.run_data import FATES, RunData
-from paceline.report.worker_stats import (
-    ACTIVITIES,
-    IDLE,
-    QUANTILES,
-    activities,
-    coverage,
-    heat_map,
-    round_trips,
-    samples,
-    staleness,
-    worker_seconds,
-)
 from paceline.utils.files import replace_file
 
 COLOURS = ("#0072b2", "#d55e00", "#00805c", "#b0508a", "#8a6d00", "#404852")  # equal to those in style.css
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (8, 2)))
-FATE_COLOURS = dict(zip((*FATES, IDLE), ("#0072b2", "#d55e00", "#e6b800", "#8a7a90", "#e6e8ec"), strict=True))
-FATE_COLOURS |= dict(zip(ACTIVITIES, ("#0072b2", "#b0508a", "#e6e8ec"), strict=True))
-FATE_HATCHES = dict(zip((*FATES, IDLE, *ACTIVITIES), ("", "///", "---", "|||", "", "", "\\\\\\", ""), strict=True))
+FATE_COLOURS = dict(
+    zip((*FATES, worker_stats.IDLE), ("#0072b2", "#d55e00", "#e6b800", "#8a7a90", "#e6e8ec"), strict=True)
+)
+FATE_COLOURS |= dict(zip(worker_stats.ACTIVITIES, ("#0072b2", "#b0508a", "#e6e8ec"), strict=True))
+FATE_HATCHES = dict(
+    zip(
+        (*FATES, worker_stats.IDLE, *worker_stats.ACTIVITIES),
+        ("", "///", "---", "|||", "", "", "\\\\\\", ""),
+        strict=True,
+    )
+)
 FORMATS = ("png", "svg")
 TIMELINE_COLUMNS = 1_200
 WIDTH_IN = 8.0
-UPPER_QUARTILE = QUANTILES.index(75)
+UPPER_QUARTILE = worker_stats.QUANTILES.index(75)
 
 
 def figure_class() -> Any:
@@ -63,9 +60,13 @@ def write_figures(runs: Sequence[RunData], groups: Sequence[Group], folder: Path
     makers: dict[str, Callable[[Any], None]] = {
         f"progress-{axis}": partial(draw_progress, groups=groups, axis=axis) for axis in AXES
     }
-    makers["worker-seconds"] = partial(draw_shares, runs=runs, measure=worker_seconds, title="share of worker-seconds")
-    makers["activities"] = partial(draw_shares, runs=runs, measure=activities, title="share of worker-seconds")
-    makers["samples"] = partial(draw_shares, runs=runs, measure=samples, title="share of samples")
+    makers["worker-seconds"] = partial(
+        draw_shares, runs=runs, measure=worker_stats.worker_seconds, title="share of worker-seconds"
+    )
+    makers["activities"] = partial(
+        draw_shares, runs=runs, measure=worker_stats.activities, title="share of worker-seconds"
+    )
+    makers["samples"] = partial(draw_shares, runs=runs, measure=worker_stats.samples, title="share of samples")
     for number, run in enumerate(runs, start=1):
         suffix = f"-{number}-{_slug(run.label)}" if len(runs) > 1 else ""
         makers |= {f"{name}{suffix}": partial(draw, run=run) for name, draw in ONE_RUN.items()}
@@ -131,10 +132,12 @@ def draw_timeline(figure: Any, run: RunData) -> None:
     figure.set_size_inches(WIDTH_IN, 1.3 + max(1.5, 0.16 * run.workers))
     axes = figure.subplots()
     edges_s = np.linspace(0, run.end_s, TIMELINE_COLUMNS + 1)
-    for worker, shares in enumerate(coverage(run, TIMELINE_COLUMNS)):
+    for worker, shares in enumerate(worker_stats.coverage(run, TIMELINE_COLUMNS)):
         tops = worker + 0.45 - 0.9 * np.vstack([np.zeros(TIMELINE_COLUMNS), np.cumsum(shares, axis=0)])
         for begin_s, end_s in run.live[worker]:
-            axes.fill_between([begin_s, end_s], worker - 0.45, worker + 0.45, color=FATE_COLOURS[IDLE], linewidth=0)
+            axes.fill_between(
+                [begin_s, end_s], worker - 0.45, worker + 0.45, color=FATE_COLOURS[worker_stats.IDLE], linewidth=0
+            )
         for number, fate in enumerate(FATES):
             label = fate if worker == 0 else None
             style = {"facecolor": FATE_COLOURS[fate], "hatch": FATE_HATCHES[fate], "edgecolor": "white"}
@@ -154,7 +157,7 @@ def draw_round_trips(figure: Any, run: RunData) -> None:
     """
     figure.set_size_inches(WIDTH_IN, 1.3 + max(1.5, 0.16 * run.workers))
     axes = figure.subplots()
-    for worker, row in enumerate(round_trips(run)):
+    for worker, row in enumerate(worker_stats.round_trips(run)):
         if row is None:
             continue
         least, lower, median, upper, most, longest = row.quantiles_s
@@ -173,7 +176,7 @@ def draw_heat_map(figure: Any, run: RunData) -> None:
     """Draw the mean compute time by worker and time."""
     figure.set_size_inches(WIDTH_IN, 1.3 + max(1.5, 0.16 * run.workers))
     axes = figure.subplots()
-    means = np.ma.masked_invalid(heat_map(run)["mean_s"])
+    means = np.ma.masked_invalid(worker_stats.heat_map(run)["mean_s"])
     extent = (0, run.end_s or 1, max(run.workers, 1) - 0.5, -0.5)
     image = axes.imshow(means, aspect="auto", cmap="magma_r", extent=extent, interpolation="none")
     axes.set(xlabel="seconds", ylabel="worker")
@@ -184,7 +187,7 @@ def draw_heat_map(figure: Any, run: RunData) -> None:
 def draw_staleness(figure: Any, run: RunData) -> None:
     """Draw a histogram of the staleness of the used gradients."""
     axes = figure.subplots()
-    counts = staleness(run)
+    counts = worker_stats.staleness(run)
     axes.bar(counts["staleness"], counts["gradients"], color=COLOURS[0])
     axes.set(xlabel="staleness in versions", ylabel="used gradients")
     axes.set_xlim(-0.6, max([7, *counts["staleness"]]) + 0.6)  # keeps a single bar narrow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, nan
 from typing import Any, NamedTuple
@@ -11,20 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.records import (
-    DecisionMade,
-    GradientArrived,
-    Record,
-    RunEnded,
-    RunResumed,
-    RunStarted,
-    UpdateMade,
-    VersionEvaluated,
-    WorkerJoined,
-    WorkerLost,
-    WorkInterrupted,
-    WorkUnfinished,
-)
+from paceline.core import records
 from paceline.core.stop import LEAST_LOSS_WINDOW, Stop
 from paceline.core.targets import Target
 from paceline.recording.run_folder import SavedRun
@@ -85,7 +72,7 @@ class RunData:
     live: list[Spans]
     updates: dict[str, Column]
     losses: Column
-    evaluations: list[VersionEvaluated]
+    evaluations: list[records.VersionEvaluated]
     marks: list[Mark]
     endings: list[RunEndingData]
     reasons: list[str]
@@ -145,7 +132,7 @@ def read_run(run: SavedRun, label: str) -> RunData:
     """
     reader = _Reader()
     stats = count(reader.read(run.history))
-    work = _sorted_work(reader.work_table())
+    work = _sorted_work(_columns(reader.work, _WORK))
     return RunData(
         label=label,
         run=run,
@@ -170,7 +157,7 @@ class _Reader:
         self.work = array("d")  # rows of _WORK, one after the other
         self.updates = array("d")  # rows of _UPDATE
         self.losses = array("d")
-        self.evaluations: list[VersionEvaluated] = []
+        self.evaluations: list[records.VersionEvaluated] = []
         self.marks: list[Mark] = []
         self.endings: dict[RunEndingData, int] = {}
         self.reasons: dict[str, int] = {}
@@ -179,30 +166,12 @@ class _Reader:
         self._updates = 0
         self._quorum_reason = NO_REASON
 
-    def read(self, records: Iterable[Record]) -> Iterator[Record]:
+    def read(self, history: Iterable[records.Record]) -> Iterator[records.Record]:
         """Add the records of a run and yield them unchanged."""
-        add: dict[type[Any], Callable[[Any], None]] = {
-            RunStarted: self._started,
-            RunResumed: self._resumed,
-            GradientArrived: self._arrived,
-            WorkInterrupted: self._interrupted,
-            WorkUnfinished: self._unfinished,
-            UpdateMade: self._updated,
-            VersionEvaluated: self.evaluations.append,
-            DecisionMade: self._decided,
-            WorkerJoined: self._joined,
-            WorkerLost: self._lost,
-            RunEnded: self._ended,
-        }
-        for record in records:
+        for record in history:
             self.now_s = record.now_s
-            if (method := add.get(type(record))) is not None:
-                method(record)
+            self._add(record)
             yield record
-
-    def work_table(self) -> dict[str, Column]:
-        """Return the columns of the tasks in the order of the log."""
-        return _columns(self.work, _WORK)
 
     def spans(self, work: dict[str, Column]) -> list[Spans]:
         """Return the intervals in which each worker was live, up to its last task where the log has no end."""
@@ -215,67 +184,69 @@ class _Reader:
         ends_s = work["end_s"][work["worker"] == worker]
         return max(begin_s, float(ends_s.max(initial=begin_s)))
 
-    def _started(self, record: RunStarted) -> None:
-        for worker in range(record.workers):
-            self.live[worker] = [(record.now_s, inf)]
+    def _add(self, record: records.Record) -> None:
+        match record:
+            case records.GradientArrived():
+                self._arrived(record)
+            case records.WorkInterrupted():
+                ending = self._ending("interrupted", "no longer needed after an update")
+                self._never_arrived(record, ending, record.samples)
+            case records.WorkUnfinished():
+                self._never_arrived(record, self._ending("unfinished", "worker lost, or end of the run"), 0)
+            case records.UpdateMade():
+                self._updates += 1
+                counts = (record.k, record.workload, len(self.losses))
+                self.updates.extend((record.now_s, *counts, self._reason(record.reason), self._quorum_reason))
+            case records.VersionEvaluated():
+                self.evaluations.append(record)
+            case records.DecisionMade(kind="quorum"):  # these decisions are shown with the updates
+                self._quorum_reason = self._reason(record.reason)
+            case records.DecisionMade():
+                if record.kind == "protocol":
+                    self._quorum_reason = NO_REASON
+                self._mark(record.now_s, record.kind, record.reason)
+            case _:
+                self._membership(record)
 
-    def _resumed(self, record: RunResumed) -> None:
-        self._mark(record.now_s, "resumed", f"resumed at version {record.version}. {record.changes}".strip())
-        for worker in range(record.workers):
-            self._join(worker, record.now_s)
-        for worker in range(record.workers, len(self.live)):
-            self._leave(worker, record.now_s)
+    def _membership(self, record: records.Record) -> None:
+        """Add a record that changes which workers are live."""
+        match record:
+            case records.RunStarted():
+                self.live = {worker: [(record.now_s, inf)] for worker in range(record.workers)}
+            case records.RunResumed():
+                reason = f"resumed at version {record.version}. {record.changes}".strip()
+                self._mark(record.now_s, "resumed", reason)
+                for worker in range(record.workers):
+                    self._join(worker, record.now_s)
+                for worker in range(record.workers, len(self.live)):
+                    self._leave(worker, record.now_s)
+            case records.WorkerJoined():
+                if record.late_return and self.live.get(record.worker):  # the worker was live all the time
+                    begin_s, _ = self.live[record.worker].pop()
+                    self.live[record.worker].append((begin_s, inf))
+                self._join(record.worker, record.now_s)
+                change = "returned" if record.late_return else "joined"
+                self._mark(record.now_s, "joined", f"worker {record.worker} {change}")
+            case records.WorkerLost():
+                self._leave(record.worker, record.now_s)
+                if not record.silent:  # the decision on a silent worker has its own mark
+                    self._mark(record.now_s, "lost", f"worker {record.worker}: {record.reason}")
+            case records.RunEnded():
+                for worker in self.live:
+                    self._leave(worker, record.now_s)
 
-    def _arrived(self, record: GradientArrived) -> None:
+    def _arrived(self, record: records.GradientArrived) -> None:
         fate = "used" if record.used else "interrupted" if record.crossed_interrupt else "dropped"
         if record.used:
             self.losses.append(record.loss)
-        round_trip_s = record.now_s - record.started_s
         arrived = (record.staleness, self._ending(fate, record.reason), record.samples)
-        spent_s = (round_trip_s, record.compute_s, record.pull_s + record.push_s)
-        self.work.extend(
-            (record.worker, record.draw, record.version, record.started_s, record.now_s, *arrived, *spent_s)
-        )
+        spent_s = (record.now_s - record.started_s, record.compute_s, record.pull_s + record.push_s)
+        self.work.extend((*_where(record), *arrived, *spent_s))
 
-    def _interrupted(self, record: WorkInterrupted) -> None:
-        self._never_arrived(record, self._ending("interrupted", "no longer needed after an update"), record.samples)
-
-    def _unfinished(self, record: WorkUnfinished) -> None:
-        self._never_arrived(record, self._ending("unfinished", "worker lost, or end of the run"), 0)
-
-    def _never_arrived(self, record: WorkInterrupted | WorkUnfinished, ending: int, samples: int) -> None:
-        where = (record.worker, record.draw, record.version, record.started_s, record.now_s)
-        self.work.extend((*where, NO_STALENESS, ending, samples, nan, nan, nan))
-
-    def _updated(self, record: UpdateMade) -> None:
-        reason = self.reasons.setdefault(record.reason, len(self.reasons))
-        self._updates += 1
-        counts = (record.k, record.workload, len(self.losses))
-        self.updates.extend((record.now_s, *counts, reason, self._quorum_reason))
-
-    def _decided(self, record: DecisionMade) -> None:
-        if record.kind == "quorum":  # these decisions are shown with the updates
-            self._quorum_reason = self.reasons.setdefault(record.reason, len(self.reasons))
-            return
-        if record.kind == "protocol":
-            self._quorum_reason = NO_REASON
-        self._mark(record.now_s, record.kind, record.reason)
-
-    def _joined(self, record: WorkerJoined) -> None:
-        if record.late_return and self.live.get(record.worker):  # the worker was live all the time
-            begin_s, _ = self.live[record.worker].pop()
-            self.live[record.worker].append((begin_s, inf))
-        self._join(record.worker, record.now_s)
-        self._mark(record.now_s, "joined", f"worker {record.worker} {'returned' if record.late_return else 'joined'}")
-
-    def _lost(self, record: WorkerLost) -> None:
-        self._leave(record.worker, record.now_s)
-        if not record.silent:  # the decision on a silent worker has its own mark
-            self._mark(record.now_s, "lost", f"worker {record.worker}: {record.reason}")
-
-    def _ended(self, record: RunEnded) -> None:
-        for worker in self.live:
-            self._leave(worker, record.now_s)
+    def _never_arrived(
+        self, record: records.WorkInterrupted | records.WorkUnfinished, ending: int, samples: int
+    ) -> None:
+        self.work.extend((*_where(record), NO_STALENESS, ending, samples, nan, nan, nan))
 
     def _join(self, worker: int, now_s: float) -> None:
         spans = self.live.setdefault(worker, [])
@@ -287,11 +258,18 @@ class _Reader:
         if spans and spans[-1][1] == inf:
             spans[-1] = (spans[-1][0], now_s)
 
+    def _reason(self, reason: str) -> int:
+        return self.reasons.setdefault(reason, len(self.reasons))
+
     def _ending(self, fate: str, reason: str) -> int:
         return self.endings.setdefault(RunEndingData(fate, reason), len(self.endings))
 
     def _mark(self, time_s: float, kind: str, reason: str) -> None:
         self.marks.append(Mark(time_s, self._updates, kind, reason))
+
+
+def _where(work: records.GradientArrived | records.WorkInterrupted | records.WorkUnfinished) -> tuple[float, ...]:
+    return (work.worker, work.draw, work.version, work.started_s, work.now_s)
 
 
 def _columns(rows: array[float], names: Sequence[str]) -> dict[str, Column]:

@@ -12,23 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.coordinator.coordinator import Coordinator
+from paceline.core import records
 from paceline.core.events import (
     Command,
     EndRun,
     Outcome,
     Restarted,
-)
-from paceline.core.records import (
-    DecisionMade,
-    GradientArrived,
-    Record,
-    RunEnded,
-    RunResumed,
-    RunStarted,
-    UpdateMade,
-    VersionEvaluated,
-    WorkInterrupted,
-    event_of,
 )
 from paceline.core.stop import Stop as StopRule
 from paceline.errors import UsageError
@@ -45,7 +34,7 @@ from paceline.run.plan_json import plan_of
 from paceline.utils.argument_types import checked_types
 from paceline.utils.representation import Representation
 
-DECISIONS = (UpdateMade, DecisionMade, GradientArrived, WorkInterrupted)
+DECISIONS = (records.UpdateMade, records.DecisionMade, records.GradientArrived, records.WorkInterrupted)
 NEVER = 2**62  # updates
 FROM_OUTSIDE = {Outcome.INTERRUPTED, Outcome.NO_WORKERS, Outcome.FAILED}
 
@@ -95,7 +84,7 @@ def replay(run: str | Path, protocol: Protocol | Phase | Plan | None = None) -> 
 
 
 def _replayed(saved: SavedRun, protocol: Protocol | Phase | Plan | None) -> Replay:
-    _check_unchanged(saved.path, saved.history.of(RunResumed))
+    _check_unchanged(saved.path, saved.history.of(records.RunResumed))
     plan = plan_of(saved.configuration["plan"]) if protocol is None else _checked(protocol, saved)
     found = _compared(saved, plan, _stops(saved))
     if found.difference and "stops_before" not in saved.configuration:
@@ -124,7 +113,9 @@ def _stops(saved: SavedRun) -> _Stops:
     places = saved.records_until([log_bytes for _, log_bytes in without_restart])
     found = [(place, stop) for place, (stop, _) in zip(places, without_restart, strict=True)]
     found += [
-        (number, record.stop_before) for number, record in enumerate(saved.history) if isinstance(record, RunResumed)
+        (number, record.stop_before)
+        for number, record in enumerate(saved.history)
+        if isinstance(record, records.RunResumed)
     ]
     in_order = [stop for _, stop in sorted(found, key=itemgetter(0))]
     return _Stops([StopRule.parse(stop) for stop in (*in_order, saved.configuration["stop"])], Counter(places))
@@ -137,7 +128,7 @@ def _lenient_stops(saved: SavedRun) -> _Stops:
     a stop that is met already ends the run at once, so only the last event can show it.
     """
     stops = _stops(saved)
-    last = max((number for number, record in enumerate(saved.history) if event_of(record)), default=0)
+    last = max((number for number, record in enumerate(saved.history) if records.event_of(record)), default=0)
     return _Stops([*stops.rules[:-1], StopRule(updates=NEVER), stops.rules[-1]], Counter([last]), ended_before=False)
 
 
@@ -149,9 +140,9 @@ def _compared(saved: SavedRun, plan: Plan, stops: _Stops) -> Replay:
         assert record is not None
         if number in stops.places:
             replayer.change_stop(stops.places[number], ended_before=stops.ended_before)
-        if isinstance(record, VersionEvaluated) and isinstance(after, RunEnded):
+        if isinstance(record, records.VersionEvaluated) and isinstance(after, records.RunEnded):
             continue  # evaluation of the final version, after the last decision
-        updates += isinstance(record, UpdateMade)
+        updates += isinstance(record, records.UpdateMade)
         decisions += isinstance(record, DECISIONS)
         difference = replayer.difference(record)
         if difference:
@@ -175,14 +166,14 @@ class _Replayer:
         self._memory = Memory()
         n, batch_size = configuration["workers"], configuration["batch_size"]
         self._recorder = Recorder(n, batch_size, "", lambda: 0.0, [self._memory])
-        self._logged: deque[Record] = deque()  # records not compared yet
+        self._logged: deque[records.Record] = deque()  # records not compared yet
         self._end = ""  # reason for which the coordinator ended the run
 
-    def difference(self, record: Record) -> str:
+    def difference(self, record: records.Record) -> str:
         """Process the next record of the log; return the difference to the replay as text, empty if none."""
         if self._failure_detector is not None:
             self._failure_detector.read(record)
-        if isinstance(record, RunEnded):
+        if isinstance(record, records.RunEnded):
             return self._compared_end(record)
         self._now = record.now_s
         self._logged.append(_reworded(record))
@@ -214,20 +205,20 @@ class _Replayer:
                 return f"the log has {ours}, the replay has {theirs}"
         return ""
 
-    def _compared_end(self, record: RunEnded) -> str:
+    def _compared_end(self, record: records.RunEnded) -> str:
         if _with_singular(record.reason) == self._end or (not self._end and record.outcome in FROM_OUTSIDE):
             return self.missed_decision()
         return f"the log ends because {record.reason}, the replay {f'because {self._end}' if self._end else 'goes on'}"
 
-    def _feed(self, record: Record) -> bool:
+    def _feed(self, record: records.Record) -> bool:
         """Pass the event of a record to the coordinator; return whether the record has one."""
         match record:
-            case RunStarted():
+            case records.RunStarted():
                 self._recorder.observe(record.now_s, None, self._coordinator.begin(record.now_s))
                 return True
-            case RunResumed():
+            case records.RunResumed():
                 self._replace_coordinator()
-        event = event_of(record)
+        event = records.event_of(record)
         if event is None or (self._coordinator.stopped and not isinstance(event, Restarted)):
             return False
         commands = self._coordinator.handle(event)
@@ -263,20 +254,24 @@ def _with_singular(reason: str) -> str:
     return re.sub(r"\b1 (update|gradient|epoch|second)s\b", r"1 \1", reason).replace("1 second have", "1 second has")
 
 
-def _reworded(record: Record) -> Record:
-    return replace(record, reason=reworded(record.reason)) if isinstance(record, DecisionMade | UpdateMade) else record
+def _reworded(record: records.Record) -> records.Record:
+    return (
+        replace(record, reason=reworded(record.reason))
+        if isinstance(record, records.DecisionMade | records.UpdateMade)
+        else record
+    )
 
 
-def _comparable(record: Record) -> bytes:
+def _comparable(record: records.Record) -> bytes:
     """Return a record without the fields unknown to a coordinator; as text, because nan is not equal to itself."""
-    if isinstance(record, UpdateMade):
+    if isinstance(record, records.UpdateMade):
         record = replace(record, learning_rate=0.0)
-    elif isinstance(record, RunStarted):
+    elif isinstance(record, records.RunStarted):
         record = replace(record, memory="")
     return to_line(record)
 
 
-def _check_unchanged(path: Path, resumed: Sequence[RunResumed]) -> None:
+def _check_unchanged(path: Path, resumed: Sequence[records.RunResumed]) -> None:
     for record in resumed:
         if record.changes:
             raise UsageError(

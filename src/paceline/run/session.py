@@ -15,17 +15,8 @@ from paceline.checkpoint.fingerprint import identity, identity_of_replica
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.torchrun import Torchrun
+from paceline.engines import distributed
 from paceline.engines.base import Engine
-from paceline.engines.distributed import (
-    WORLD_SIZE,
-    AllReduceEngine,
-    End,
-    Rank,
-    ShardClients,
-    check_summable,
-    make_engine,
-    serve_rank,
-)
 from paceline.engines.local import LocalEngine
 from paceline.engines.virtual.allreduce import VirtualAllReduce
 from paceline.engines.virtual.parameter_server import VirtualEngine
@@ -68,13 +59,13 @@ class Session:
         if isinstance(cluster, Cluster):
             self.model = self.model.to(usable_device(cluster.device))
         elif isinstance(cluster, Torchrun) and config.plan.allreduce is not None:
-            check_summable(self.model)
+            distributed.check_summable(self.model)
             self.model = self.model.to(device_of(cluster.device, cluster.ranks.local_rank))
         check_reported(job, self.model, config.seed, config.stop)
         if any(controller.reads != "times" for phase in config.plan.phases for controller in phase.controllers):
             warn_of_summed_loss(job, self.model)
         ranks = cluster.ranks_of_shards if isinstance(cluster, Torchrun) else [0]
-        self.slices = ShardClients(ranks)
+        self.slices = distributed.ShardClients(ranks)
         self.layout = FlatLayout(self.model, len(ranks), only=0)
         _check_memory(self.layout, self._sharing)
         self.server = ParameterServer(job, self.model, self.layout, config.per_epoch, self.slices, cluster.n)
@@ -138,7 +129,7 @@ class Session:
         if isinstance(cluster, LocalCluster):
             return LocalEngine(job, cluster, seed, self.server, self.layout)
         if isinstance(cluster, Torchrun):
-            return make_engine(rank_of(self.config, cluster), self.server, self.layout, self.slices)
+            return distributed.make_engine(rank_of(self.config, cluster), self.server, self.layout, self.slices)
         replica = Replica(job, seed, cluster.n, device=cluster.device)
         allreduce = self.config.plan.allreduce
         if allreduce is not None:
@@ -166,7 +157,7 @@ def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:
     """Return the settings that must be equal on all processes of a distributed run, as plain JSON data."""
     assert isinstance(config.cluster, Torchrun)
     spec = {
-        WORLD_SIZE: config.cluster.ranks.world_size,
+        distributed.WORLD_SIZE: config.cluster.ranks.world_size,
         "seed": config.seed,
         "workers": config.cluster.workers,
         "debug": config.cluster.debug,
@@ -184,13 +175,13 @@ def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:
     return plain
 
 
-def rank_of(config: RunConfig, cluster: Torchrun) -> Rank:
+def rank_of(config: RunConfig, cluster: Torchrun) -> distributed.Rank:
     """Return the settings of a process of a distributed run."""
     make_job_spec = partial(job_spec, config)
-    return Rank(config.job, cluster, config.seed, config.checked_plan, config.per_epoch, make_job_spec)
+    return distributed.Rank(config.job, cluster, config.seed, config.checked_plan, config.per_epoch, make_job_spec)
 
 
-def serve(config: RunConfig) -> tuple[nn.Module, End]:
+def serve(config: RunConfig) -> tuple[nn.Module, distributed.End]:
     """Take part in the run of rank 0 until it ends; return the trained model, and why the run ended.
 
     Raises:
@@ -200,14 +191,14 @@ def serve(config: RunConfig) -> tuple[nn.Module, End]:
     """
     assert isinstance(config.cluster, Torchrun)
     config.check()
-    return serve_rank(rank_of(config, config.cluster), partial(_train, config))
+    return distributed.serve_rank(rank_of(config, config.cluster), partial(_train, config))
 
 
-def _train(config: RunConfig) -> tuple[nn.Module, End]:
+def _train(config: RunConfig) -> tuple[nn.Module, distributed.End]:
     """Train with the other ranks, of which only rank 0 writes a run folder."""
     session = Session(config)
     engine = session.engine()
-    assert isinstance(engine, AllReduceEngine)
+    assert isinstance(engine, distributed.AllReduceEngine)
     with engine:
         engine.run(session.coordinator)
     model = session.model.cpu()

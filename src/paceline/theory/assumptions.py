@@ -6,19 +6,8 @@ from typing import Literal
 
 import numpy as np
 
+from paceline.clusters import timing
 from paceline.clusters.simulated import Cluster
-from paceline.clusters.timing import (
-    Deterministic,
-    Distribution,
-    Empirical,
-    Exponential,
-    Gamma,
-    HyperExponential,
-    ServerTime,
-    ShiftedExponential,
-    Trace,
-    Uniform,
-)
 from paceline.clusters.timing.distributions import Array
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
@@ -44,7 +33,7 @@ class RoundTripDistribution:
         network_s: seconds of pull and push, >= 0.
     """
 
-    compute: Distribution
+    compute: timing.Distribution
     speed: float
     network_s: float
 
@@ -58,7 +47,7 @@ class RoundTripDistribution:
         return self.compute.quantile(u) / self.speed + self.network_s
 
 
-def round_trip(cluster: Cluster, payload_bytes: float = 0, *, has_server: bool = True) -> Distribution:
+def round_trip(cluster: Cluster, payload_bytes: float = 0, *, has_server: bool = True) -> timing.Distribution:
     """Return the distribution of the round trips of a cluster of identical workers.
 
     Args:
@@ -69,8 +58,7 @@ def round_trip(cluster: Cluster, payload_bytes: float = 0, *, has_server: bool =
     Raises:
         NoTheoryError: the cluster has other properties.
 
-    >>> from paceline.clusters.timing import Network
-    >>> round_trip(Cluster(4, Exponential(mean_s=2.0), speed=2.0, network=Network(latency_s=0.25)))
+    >>> round_trip(Cluster(4, timing.Exponential(mean_s=2.0), speed=2.0, network=timing.Network(latency_s=0.25)))
     ShiftedExponential(shift_s=0.5, mean_s=1.0)
     """
     _check_alike(cluster)
@@ -81,22 +69,22 @@ def round_trip(cluster: Cluster, payload_bytes: float = 0, *, has_server: bool =
     if speed == 1 and network_s == 0:
         return distribution
     match distribution:  # a distribution with a closed form keeps it when shifted
-        case Deterministic(value_s):
-            return Deterministic(value_s / speed + network_s)
-        case Exponential(mean_s):
-            return ShiftedExponential(network_s, mean_s / speed)
-        case ShiftedExponential(shift_s, mean_s):
-            return ShiftedExponential(shift_s / speed + network_s, mean_s / speed)
+        case timing.Deterministic(value_s):
+            return timing.Deterministic(value_s / speed + network_s)
+        case timing.Exponential(mean_s):
+            return timing.ShiftedExponential(network_s, mean_s / speed)
+        case timing.ShiftedExponential(shift_s, mean_s):
+            return timing.ShiftedExponential(shift_s / speed + network_s, mean_s / speed)
     return RoundTripDistribution(distribution, speed, network_s)
 
 
 def _check_alike(cluster: Cluster) -> None:
     reasons = {
-        "with a trace as its timing": isinstance(cluster.timing, Trace),
+        "with a trace as its timing": isinstance(cluster.timing, timing.Trace),
         "whose workers differ": _differ(cluster.timing) or _differ(cluster.speed),
         "with slowdowns of workers": bool(cluster.slowdowns) or cluster.transient is not None,
         "with scripted faults": bool(cluster.faults),
-        "with server time": cluster.server != ServerTime(),
+        "with server time": cluster.server != timing.ServerTime(),
     }
     for why, is_so in reasons.items():
         if is_so:
@@ -108,7 +96,7 @@ def _differ(given: object) -> bool:
 
 
 @checked_types
-def new_longer_than_used(distribution: Distribution) -> bool:
+def new_longer_than_used(distribution: timing.Distribution) -> bool:
     """Return whether new work takes at least as long as the rest of work in progress (new better than used).
 
     ``P(X > u + t | X > t) <= P(X > u)`` for all t, u >= 0
@@ -117,19 +105,19 @@ def new_longer_than_used(distribution: Distribution) -> bool:
     `Empirical` distribution that satisfies it at each of its values. False for `Pareto`, `LogNormal` and
     `HyperExponential`, whose remaining time grows with the time spent. False for distributions of the user.
 
-    >>> new_longer_than_used(Gamma(shape=2.0, mean_s=1.0)), new_longer_than_used(Gamma(shape=0.5, mean_s=1.0))
-    (True, False)
+    >>> [new_longer_than_used(timing.Gamma(shape, mean_s=1.0)) for shape in (2.0, 0.5)]
+    [True, False]
 
     Source: Dutta et al., AISTATS 2018, Definition 3 ("new better than used" in reliability theory).
     """
     match distribution:
-        case Deterministic() | Uniform() | Exponential() | ShiftedExponential():
+        case timing.Deterministic() | timing.Uniform() | timing.Exponential() | timing.ShiftedExponential():
             return True
-        case Gamma(shape):
+        case timing.Gamma(shape):
             return shape >= 1
-        case HyperExponential(means_s):
+        case timing.HyperExponential(means_s):
             return len(set(means_s)) == 1
-        case Empirical():
+        case timing.Empirical():
             return _every_value_ages(distribution)
         case RoundTripDistribution(compute):  # a constant shift and a scale keep the property
             return new_longer_than_used(compute)
@@ -137,7 +125,7 @@ def new_longer_than_used(distribution: Distribution) -> bool:
 
 
 @checked_types
-def new_shorter_than_used(distribution: Distribution) -> bool:
+def new_shorter_than_used(distribution: timing.Distribution) -> bool:
     """Return whether new work takes at most as long as the rest of work in progress (new worse than used).
 
     ``P(X > u + t | X > t) >= P(X > u)`` for all t, u >= 0
@@ -148,11 +136,11 @@ def new_shorter_than_used(distribution: Distribution) -> bool:
     Source: Dutta et al., AISTATS 2018, Sect. 4.3 ("new worse than used" in reliability theory).
     """
     match distribution:
-        case Exponential() | HyperExponential():
+        case timing.Exponential() | timing.HyperExponential():
             return True
-        case ShiftedExponential(shift_s):
+        case timing.ShiftedExponential(shift_s):
             return shift_s == 0
-        case Gamma(shape):
+        case timing.Gamma(shape):
             return shape <= 1
         case RoundTripDistribution(compute, _, network_s):
             return network_s == 0 and new_shorter_than_used(compute)
@@ -160,12 +148,12 @@ def new_shorter_than_used(distribution: Distribution) -> bool:
 
 
 @checked_types
-def memoryless(distribution: Distribution) -> bool:
+def memoryless(distribution: timing.Distribution) -> bool:
     """Return whether the distribution is memoryless, which only the exponential is."""
     return new_longer_than_used(distribution) and new_shorter_than_used(distribution)
 
 
-def _every_value_ages(distribution: Empirical) -> bool:
+def _every_value_ages(distribution: timing.Empirical) -> bool:
     """Return whether ``P(X > u + t) <= P(X > u) P(X > t)`` at all pairs of values, where the left side jumps."""
     values_s = np.array(distribution.values_s)
     m = len(values_s)

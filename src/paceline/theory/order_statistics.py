@@ -6,15 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.clusters.timing import (
-    Deterministic,
-    Distribution,
-    Empirical,
-    Exponential,
-    Pareto,
-    ShiftedExponential,
-    Uniform,
-)
+from paceline.clusters import timing
 from paceline.errors import UsageError
 from paceline.theory.assumptions import RoundTripDistribution
 from paceline.utils.argument_types import checked_types
@@ -26,7 +18,7 @@ ALMOST_ONE = 1 - 2.0**-53
 
 
 @checked_types
-def order_statistic(distribution: Distribution, k: int, n: int) -> float:
+def order_statistic(distribution: timing.Distribution, k: int, n: int) -> float:
     """Return the expected k-th smallest of n independent times of a distribution, in seconds.
 
     ``E[X_{k:n}] = integral from 0 to 1 of quantile(u) * u**(k-1) * (1-u)**(n-k) du / B(k, n-k+1)``
@@ -42,9 +34,9 @@ def order_statistic(distribution: Distribution, k: int, n: int) -> float:
     Raises:
         UsageError: the expectation is infinite, or k or n is out of range.
 
-    >>> order_statistic(Exponential(mean_s=1.0), k=2, n=2)
+    >>> order_statistic(timing.Exponential(mean_s=1.0), k=2, n=2)
     1.5
-    >>> order_statistic(Pareto(scale_s=1.0, shape=1.0), k=1, n=3)
+    >>> order_statistic(timing.Pareto(scale_s=1.0, shape=1.0), k=1, n=3)
     1.5
 
     Source: Dutta et al., AISTATS 2018, supplement 7.1 (exponential); David and Nagaraja, "Order Statistics", 2003.
@@ -52,17 +44,17 @@ def order_statistic(distribution: Distribution, k: int, n: int) -> float:
     check_range("[1, inf)", Integral, n=n)
     check_range(f"[1, {n}]", Integral, k=k)
     match distribution:
-        case Deterministic(value_s):
+        case timing.Deterministic(value_s):
             return value_s
-        case Uniform(low_s, high_s):
+        case timing.Uniform(low_s, high_s):
             return low_s + (high_s - low_s) * k / (n + 1)
-        case Exponential(mean_s):
+        case timing.Exponential(mean_s):
             return mean_s * harmonic(k, n)
-        case ShiftedExponential(shift_s, mean_s):
+        case timing.ShiftedExponential(shift_s, mean_s):
             return shift_s + mean_s * harmonic(k, n)
-        case Pareto():
+        case timing.Pareto():
             return _pareto(distribution, k, n)
-        case Empirical():
+        case timing.Empirical():
             return _empirical(distribution, k, n)
         case RoundTripDistribution(compute, speed, network_s):
             return order_statistic(compute, k, n) / speed + network_s
@@ -93,7 +85,7 @@ def log_harmonic(k: int, n: int) -> float:
     return log(n / (n - k)) if k < n else log(n)
 
 
-def _pareto(distribution: Pareto, k: int, n: int) -> float:
+def _pareto(distribution: timing.Pareto, k: int, n: int) -> float:
     """Return the ratio of gamma functions ``G(n+1) G(n-k+1-1/a) / (G(n-k+1) G(n+1-1/a))`` as a telescoping product."""
     if distribution.shape * (n - k + 1) <= 1:
         raise UsageError(
@@ -104,7 +96,7 @@ def _pareto(distribution: Pareto, k: int, n: int) -> float:
     return distribution.scale_s * float(np.exp(-np.log1p(-1 / (distribution.shape * i)).sum()))
 
 
-def _empirical(distribution: Empirical, k: int, n: int) -> float:
+def _empirical(distribution: timing.Empirical, k: int, n: int) -> float:
     """Return the mean of the values, weighted by the probability that each is the k-th smallest of n."""
     from scipy.special import betainc
 
@@ -112,7 +104,7 @@ def _empirical(distribution: Empirical, k: int, n: int) -> float:
     return float(np.diff(betainc(k, n - k + 1, edges)) @ np.array(distribution.values_s))
 
 
-def _quadrature(distribution: Distribution, k: int, n: int) -> float:
+def _quadrature(distribution: timing.Distribution, k: int, n: int) -> float:
     """Integrate over s = log(u / (1-u)) by the trapezoidal rule, which converges exponentially here.
 
     The weight ``u**k * (1-u)**(n-k+1)`` is log-concave with exponential tails. So a narrow window is enough for any n,

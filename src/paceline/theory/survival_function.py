@@ -4,18 +4,7 @@ from math import log
 
 import numpy as np
 
-from paceline.clusters.timing import (
-    Deterministic,
-    Distribution,
-    Empirical,
-    Exponential,
-    Gamma,
-    HyperExponential,
-    LogNormal,
-    Pareto,
-    ShiftedExponential,
-    Uniform,
-)
+from paceline.clusters import timing
 from paceline.clusters.timing.distributions import Array
 from paceline.theory.assumptions import RoundTripDistribution
 
@@ -23,7 +12,7 @@ BISECTIONS = 60
 LARGEST_EXPONENT = 53 * log(2)  # of 1 - u, the smallest tail that the argument of a quantile function can express
 
 
-def survival(distribution: Distribution, t: Array) -> Array:
+def survival(distribution: timing.Distribution, t: Array) -> Array:
     """Return ``P(X > t)`` for each t, with a small relative error also in the tail.
 
     The distributions of `paceline.clusters.timing` have closed forms. For any other the quantile function is inverted,
@@ -33,41 +22,41 @@ def survival(distribution: Distribution, t: Array) -> Array:
         distribution: distribution of X.
         t: times in seconds, >= 0.
 
-    >>> survival(Exponential(mean_s=2.0), np.array([0.0, 2.0]))
+    >>> survival(timing.Exponential(mean_s=2.0), np.array([0.0, 2.0]))
     array([1.        , 0.36787944])
     """
     match distribution:
-        case Deterministic(value_s):
+        case timing.Deterministic(value_s):
             return np.where(t < value_s, 1.0, 0.0)
-        case Uniform(low_s, high_s):
+        case timing.Uniform(low_s, high_s):
             return np.asarray((high_s - t) / (high_s - low_s)).clip(0, 1)
-        case Exponential(mean_s):
+        case timing.Exponential(mean_s):
             return np.asarray(np.exp(-t / mean_s))
-        case ShiftedExponential(shift_s, mean_s):
+        case timing.ShiftedExponential(shift_s, mean_s):
             return np.asarray(np.exp(-np.maximum(t - shift_s, 0) / mean_s))
-        case Pareto(scale_s, shape):
+        case timing.Pareto(scale_s, shape):
             return np.asarray(np.maximum(t / scale_s, 1) ** -shape)
-        case HyperExponential(means_s, probabilities):
+        case timing.HyperExponential(means_s, probabilities):
             return np.asarray(np.exp(-t[..., None] / np.array(means_s)) @ np.array(probabilities))
-        case Empirical(values_s):
+        case timing.Empirical(values_s):
             return 1 - np.searchsorted(np.array(values_s), t, side="right") / len(values_s)
         case RoundTripDistribution(compute, speed, network_s):
             return np.where(t < network_s, 1.0, survival(compute, np.maximum(t - network_s, 0) * speed))
-        case LogNormal() | Gamma():
+        case timing.LogNormal() | timing.Gamma():
             return _special(distribution, t)
     return _inverted(distribution, t)
 
 
-def _special(distribution: LogNormal | Gamma, t: Array) -> Array:
+def _special(distribution: timing.LogNormal | timing.Gamma, t: Array) -> Array:
     from scipy.special import gammaincc, ndtr
 
-    if isinstance(distribution, Gamma):
+    if isinstance(distribution, timing.Gamma):
         return np.asarray(gammaincc(distribution.shape, t * distribution.shape / distribution.mean_s))
     with np.errstate(divide="ignore"):
         return np.asarray(ndtr(-np.log(t / distribution.median_s) / distribution.sigma))
 
 
-def _inverted(distribution: Distribution, t: Array) -> Array:
+def _inverted(distribution: timing.Distribution, t: Array) -> Array:
     """Return ``P(X > t) = exp(-x)`` by bisection: x is the largest exponent whose quantile is not above t."""
     low, high = np.zeros_like(t), np.full_like(t, LARGEST_EXPONENT)
     for _ in range(BISECTIONS):

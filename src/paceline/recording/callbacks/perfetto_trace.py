@@ -12,18 +12,7 @@ from typing import Any
 
 import orjson
 
-from paceline.core.records import (
-    DecisionMade,
-    GradientArrived,
-    Record,
-    RunEnded,
-    RunStarted,
-    UpdateMade,
-    WorkerJoined,
-    WorkerLost,
-    WorkInterrupted,
-    WorkUnfinished,
-)
+from paceline.core import records
 from paceline.recording.callback import Callback, write_error
 from paceline.utils.argument_types import checked_types
 from paceline.utils.files import create_file, open_to_extend
@@ -33,7 +22,7 @@ HELD = 100  # interrupted tasks kept per worker, whose gradients may still arriv
 MICROSECONDS = 1e6
 
 Trace = dict[str, Any]
-Unused = WorkInterrupted | WorkUnfinished
+Unused = records.WorkInterrupted | records.WorkUnfinished
 
 
 @checked_types
@@ -61,46 +50,46 @@ class PerfettoTrace(Callback):
         self._busy_until_s: dict[int, float] = defaultdict(float)
         self._held: dict[int, list[Unused]] = defaultdict(list)
 
-    def on_resume(self, records: Iterable[Record]) -> None:
+    def on_resume(self, history: Iterable[records.Record]) -> None:
         """Write the earlier records to a new file."""
-        for record in records:
-            if not isinstance(record, RunEnded):
+        for record in history:
+            if not isinstance(record, records.RunEnded):
                 self.on_record(record)
 
-    def on_record(self, record: Record) -> None:
+    def on_record(self, record: records.Record) -> None:
         """Write the events that later records cannot change."""
         self._waiting += self._traces(record)
         try:
-            if isinstance(record, UpdateMade | RunEnded):
-                self._write_out(end=b"\n]\n" if isinstance(record, RunEnded) else b"")
+            if isinstance(record, records.UpdateMade | records.RunEnded):
+                self._write_out(end=b"\n]\n" if isinstance(record, records.RunEnded) else b"")
         except OSError as error:
             raise write_error(self._path, error) from error
 
-    def _traces(self, record: Record) -> Iterator[Trace]:
+    def _traces(self, record: records.Record) -> Iterator[Trace]:
         match record:
-            case RunStarted():
+            case records.RunStarted():
                 yield _metadata("process_name", SERVER, name="paceline")
                 yield from self._name(SERVER)
                 for worker in range(record.workers):
                     yield from self._name(worker + 1)
-            case GradientArrived():
+            case records.GradientArrived():
                 yield from self._settle(record)
                 yield from self._work(record, *_outcome(record))
-            case WorkInterrupted() | WorkUnfinished():
+            case records.WorkInterrupted() | records.WorkUnfinished():
                 yield from self._hold(record)
-            case UpdateMade():
+            case records.UpdateMade():
                 yield _instant(record, SERVER, "update", version=record.version, k=record.k, reason=record.reason)
                 yield _counter(record, "k", record.k)
                 if not isnan(record.loss):
                     yield _counter(record, "loss", record.loss)
-            case DecisionMade():
+            case records.DecisionMade():
                 yield _instant(record, SERVER, record.kind, reason=record.reason, worker=record.worker, k=record.k)
-            case WorkerJoined():
+            case records.WorkerJoined():
                 yield from self._name(record.worker + 1)
                 yield _instant(record, record.worker + 1, "joined")
-            case WorkerLost():
+            case records.WorkerLost():
                 yield _instant(record, record.worker + 1, "lost", reason=record.reason)
-            case RunEnded():
+            case records.RunEnded():
                 for work in chain.from_iterable(self._held.values()):
                     yield from self._interrupted(work)
                 yield _instant(record, SERVER, "end", outcome=record.outcome, reason=record.reason)
@@ -112,7 +101,7 @@ class PerfettoTrace(Callback):
         if len(held) > HELD:
             yield from self._interrupted(held.pop(0))
 
-    def _settle(self, arrival: GradientArrived) -> Iterator[Trace]:
+    def _settle(self, arrival: records.GradientArrived) -> Iterator[Trace]:
         """Write the interrupted tasks before this arrival, whose gradients will not arrive: they arrive in order."""
         held = self._held[arrival.worker]
         for work in held:
@@ -121,15 +110,15 @@ class PerfettoTrace(Callback):
         held[:] = [work for work in held if work.draw > arrival.draw]
 
     def _interrupted(self, work: Unused) -> Iterator[Trace]:
-        name = "interrupted" if isinstance(work, WorkInterrupted) else "unfinished"
+        name = "interrupted" if isinstance(work, records.WorkInterrupted) else "unfinished"
         return self._work(work, name, {"draw": work.draw, "version": work.version})
 
-    def _work(self, work: Unused | GradientArrived, name: str, args: Trace) -> Iterator[Trace]:
+    def _work(self, work: Unused | records.GradientArrived, name: str, args: Trace) -> Iterator[Trace]:
         yield from self._name(work.worker + 1)
         start_s = max(work.started_s, self._busy_until_s[work.worker])
         self._busy_until_s[work.worker] = max(start_s, work.now_s)
         yield _complete(work.worker + 1, name, "work", start_s, work.now_s, args)
-        if isinstance(work, GradientArrived):
+        if isinstance(work, records.GradientArrived):
             yield from _parts(work, start_s)
 
     def _name(self, track: int) -> Iterator[Trace]:
@@ -150,7 +139,7 @@ class PerfettoTrace(Callback):
         self._waiting.clear()
 
 
-def _outcome(arrival: GradientArrived) -> tuple[str, Trace]:
+def _outcome(arrival: records.GradientArrived) -> tuple[str, Trace]:
     name = "interrupted" if arrival.crossed_interrupt else "used" if arrival.used else "dropped"
     args = {
         "draw": arrival.draw,
@@ -162,7 +151,7 @@ def _outcome(arrival: GradientArrived) -> tuple[str, Trace]:
     return name, args
 
 
-def _parts(arrival: GradientArrived, begin_s: float) -> Iterator[Trace]:
+def _parts(arrival: records.GradientArrived, begin_s: float) -> Iterator[Trace]:
     """Yield the measured parts of a round trip, the last one first."""
     end_s = arrival.now_s
     for name, seconds in (("push", arrival.push_s), ("compute", arrival.compute_s), ("pull", arrival.pull_s)):
@@ -177,12 +166,12 @@ def _complete(track: int, name: str, category: str, start_s: float, end_s: float
     return {"ph": "X", "pid": 0, "tid": track, "name": name, "cat": category, **times, "args": args}
 
 
-def _instant(record: Record, track: int, name: str, **args: object) -> Trace:
+def _instant(record: records.Record, track: int, name: str, **args: object) -> Trace:
     where = {"pid": 0, "tid": track, "ts": record.now_s * MICROSECONDS}
     return {"ph": "i", "s": "t", **where, "name": name, "args": args}
 
 
-def _counter(record: Record, name: str, value: float) -> Trace:
+def _counter(record: records.Record, name: str, value: float) -> Trace:
     return {"ph": "C", "pid": 0, "ts": record.now_s * MICROSECONDS, "name": name, "args": {name: value}}
 
 

@@ -7,24 +7,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.logging import RichHandler
 from rich.text import Text
 
-from paceline.core.records import (
-    Record,
-    RunEnded,
-    RunResumed,
-    RunStarted,
-    UpdateMade,
-    VersionEvaluated,
-    WorkerJoined,
-    WorkerLost,
-)
+from paceline.core import records
 from paceline.core.stop import Stop
 from paceline.recording.callback import Callback
 from paceline.recording.callbacks.progress_share import ProgressShare
@@ -73,28 +63,29 @@ def is_shown(progress: bool | None, console: Console) -> bool:
     return (console.is_jupyter or console.file.isatty()) if progress is None else progress
 
 
-class Surface(Protocol):
+class Surface:
     """Output that shows the current progress line.
 
     Attributes:
         interval_s: seconds between two drawings.
-        width: largest number of characters in a line, None for no limit.
     """
 
     interval_s: float
 
     @property
     def width(self) -> int | None:
-        """Largest number of characters in a line."""
+        """Largest number of characters in a line, None for no limit."""
+        return None
 
     def draw(self, line: str) -> None:
         """Draw the line, if possible in place of the previous one."""
+        raise NotImplementedError
 
     def end(self) -> None:
         """Keep the last line and release the output."""
 
 
-class Terminal:
+class Terminal(Surface):
     """Terminal that redraws the line in place."""
 
     interval_s = TERMINAL_S
@@ -118,7 +109,7 @@ class Terminal:
         self._live.stop()
 
 
-class Notebook:
+class Notebook(Surface):
     """Notebook cell whose output is updated; needs only `IPython.display`."""
 
     interval_s = NOTEBOOK_S
@@ -137,15 +128,11 @@ class Notebook:
         else:
             self._handle.update(content, raw=True)
 
-    def end(self) -> None:
-        """Do nothing: the output stays."""
 
-
-class Plain:
+class Plain(Surface):
     """File or pipe that gets a new line every few seconds."""
 
     interval_s = PLAIN_LINE_S
-    width = None
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -153,9 +140,6 @@ class Plain:
     def draw(self, line: str) -> None:
         """Print the line."""
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-    def end(self) -> None:
-        """Do nothing."""
 
 
 class ProgressLine(Callback):
@@ -178,18 +162,8 @@ class ProgressLine(Callback):
         self._share = ProgressShare(stop, workload)
         self._live = set(range(workers))
         self._most_workers = workers
-        self._update: UpdateMade | None = None
         self._drawn_s = time.monotonic()
         self._first: tuple[float, float] | None = None  # time and progress of the first update
-        self._handlers = {
-            UpdateMade: self.on_update,
-            VersionEvaluated: self.on_evaluate,
-            RunEnded: self.on_end,
-            RunStarted: self._start,
-            RunResumed: self._start,
-            WorkerJoined: self._join,
-            WorkerLost: self._lose,
-        }
 
     def __enter__(self) -> Self:
         """Start drawing."""
@@ -198,57 +172,50 @@ class ProgressLine(Callback):
             self._surface.draw(f"{self._title}{GAP}starting")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Keep the last line and release the output."""
         if self._surface is not None:
             self._surface.end()
 
-    def on_record(self, record: Record) -> None:
+    def on_record(self, record: records.Record) -> None:
         """Process the records that change the line."""
-        handle: Any = self._handlers.get(type(record))
-        if handle is not None:
-            handle(record)
+        match record:
+            case records.RunStarted() | records.RunResumed():
+                self._live = set(range(record.workers))
+            case records.WorkerJoined():
+                self._live.add(record.worker)
+            case records.WorkerLost():
+                self._live.discard(record.worker)
+            case _:
+                super().on_record(record)
+                return
+        self._most_workers = max(self._most_workers, len(self._live))
 
-    def on_update(self, update: UpdateMade) -> None:
+    def on_update(self, update: records.UpdateMade) -> None:
         """Redraw the line after each interval."""
-        self._update = update
         self._share.take_update(update)
         now_s = time.monotonic()
         if self._first is None:
             self._first = now_s, self._share.share(update)
         if self._surface is not None and now_s - self._drawn_s >= self._surface.interval_s:
             made = counted(update.version, "update")
-            self._draw([(4, f"{update.now_s:.1f} s"), (0, made)], [*self._quorum(update), *self._left(update, now_s)])
+            self._draw([(4, f"{update.now_s:.1f} s"), (0, made)], [self._quorum(update), *self._left(update, now_s)])
 
-    def on_evaluate(self, evaluation: VersionEvaluated) -> None:
+    def on_evaluate(self, evaluation: records.VersionEvaluated) -> None:
         """Store the metrics for the next drawing."""
         self._share.take_metrics(evaluation.metrics)
 
-    def on_end(self, end: RunEnded) -> None:
+    def on_end(self, end: records.RunEnded) -> None:
         """Draw the reason for the end with the last metrics."""
         self._draw([(4, f"{end.now_s:.1f} s"), (0, end.reason)], [])
 
-    def _start(self, record: RunStarted | RunResumed) -> None:
-        self._live = set(range(record.workers))
-        self._most_workers = max(self._most_workers, record.workers)
-
-    def _join(self, record: WorkerJoined) -> None:
-        self._live.add(record.worker)
-        self._most_workers = max(self._most_workers, len(self._live))
-
-    def _lose(self, record: WorkerLost) -> None:
-        self._live.discard(record.worker)
-
-    def _quorum(self, update: UpdateMade) -> list[Field]:
+    def _quorum(self, update: records.UpdateMade) -> Field:
         live, most = len(self._live), self._most_workers
         if not live:
-            return [(2, f"k {update.k}")]
-        workers = counted(live, "worker") if live == most else f"{live} of {most} workers"
-        return [(2, f"k {update.k}, {workers}")]
+            return (2, f"k {update.k}")
+        return (2, f"k {update.k}, {counted(live, 'worker') if live == most else f'{live} of {most} workers'}")
 
-    def _left(self, update: UpdateMade, now_s: float) -> list[Field]:
+    def _left(self, update: records.UpdateMade, now_s: float) -> list[Field]:
         """Return the estimated remaining time."""
         if self._first is None:
             return []
@@ -264,17 +231,12 @@ class ProgressLine(Callback):
         surface = self._surface
         if surface is None:
             return
-        width = surface.width
-        title = (
-            self._title
-            if width is None or len(self._title) <= LONGEST_TITLE
-            else f"{self._title[: LONGEST_TITLE - 1]}…"
-        )
+        width, title = surface.width, self._title
+        if width is not None and len(title) > LONGEST_TITLE:
+            title = f"{title[: LONGEST_TITLE - 1]}…"
         for has_targets in (True, False):
-            figures = [
-                ((1, 2, 5)[min(number, 2)], text)
-                for number, text in enumerate(self._share.figures(targets=has_targets))
-            ]
+            texts = self._share.figures(targets=has_targets)
+            figures = [((1, 2, 5)[min(number, 2)], text) for number, text in enumerate(texts)]
             fields = [(3, title), *before, *figures, *after]
             if width is None or len(_joined(fields)) <= width:
                 break

@@ -41,11 +41,11 @@ class TensorBoard(Callback):
         self._writer: Any = None
         self._totals = Totals()
 
-    def on_resume(self, records: Iterable[Record]) -> None:
+    def on_resume(self, history: Iterable[Record]) -> None:
         """Purge the scalars after the last evaluation, and write those of the kept updates again."""
         again: list[tuple[int, float, dict[str, float]]] = []
         evaluated = 0
-        for record in records:
+        for record in history:
             self._totals.count(record)
             match record:
                 case UpdateMade():
