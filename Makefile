@@ -4,7 +4,7 @@ BIN := .venv/bin
 # The many processes that tests start would each compile the source anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-docs test-slow explore lint types browser clean
+.PHONY: demo test test-docs test-slow docs explore lint types browser clean
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
@@ -12,9 +12,13 @@ demo: .venv/installed
 test: lint types browser
 	$(BIN)/pytest
 
-# The programs and commands of the README, the examples and the pages.
+# The programs and commands of the README, the examples and the pages; the blocks of a page depend on each other.
 test-docs: .venv/installed
-	$(BIN)/pytest -m docs
+	$(BIN)/pytest -m 'docs and not slow' --dist loadfile
+
+# The site, in build/site/index.html.
+docs: .venv/installed
+	$(BIN)/sphinx-build --quiet --nitpicky --fail-on-warning --keep-going docs build/site
 
 test-slow: .venv/installed browser
 	$(BIN)/pytest -m slow

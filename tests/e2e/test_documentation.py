@@ -1,4 +1,4 @@
-"""The programs, commands and examples that the documentation shows are run."""
+"""The programs of `examples/` run; the code of the pages is run by the `conftest.py` of the root."""
 
 import os
 import re
@@ -10,46 +10,10 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from paceline.cli import main
 from paths import ROOT
 
-README = (ROOT / "README.md").read_text()
 EXAMPLES = ROOT / "examples"
 pytestmark = pytest.mark.docs
-
-
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-
-
-@pytest.mark.parametrize("code", blocks("python"))
-def test_the_programs_of_the_readme_run(code, capsys):
-    exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
-    assert capsys.readouterr().out
-
-
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
-def test_the_programs_of_the_pages_run(page):
-    for code in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
-        exec(compile(code, page.name, "exec"), {"__name__": "__main__"})
-
-
-@pytest.mark.parametrize("block", blocks("sh"))
-def test_the_commands_of_the_readme_run(block, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    for command in block.splitlines():
-        run(command, monkeypatch)
-
-
-def run(command, monkeypatch):
-    words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command.partition("#")[0])]
-    if words[0] == "make":
-        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        return
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert not end.value.code
 
 
 @pytest.mark.parametrize("name", [pytest.param("own_model.py", marks=pytest.mark.slow), "own_controller.py"])

@@ -16,7 +16,8 @@ from paceline.core.records import RunEnded, RunResumed, UpdateMade, WorkerJoined
 from paceline.recording.run_folder import SavedRun
 from paths import ROOT, environment
 
-BLOCKS = dict(re.findall(r"^## ([^\n]+)\n+```sh\n(.*?)```", (ROOT / "docs/launching.md").read_text(), re.M | re.S))
+PAGE = (ROOT / "docs/how-to/launch-on-many-machines.md").read_text(encoding="utf-8")
+BLOCKS = dict(re.findall(r"^## ([^\n]+)\n+(?:<!--.*?-->\n)?```sh\n(.*?)```", PAGE, re.M | re.S))
 SLURM = ROOT / "examples/slurm.sh"
 KUBERNETES = ROOT / "examples/kubernetes.yaml"
 LIMIT_S = 120

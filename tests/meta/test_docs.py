@@ -41,7 +41,7 @@ def test_links_lead_somewhere():
 def test_every_path_that_a_page_names_exists():
     assert [
         f"{page.relative_to(ROOT)}: {place}"
-        for page in pages("docs/architecture.md", "CONTRIBUTING.md", "docs/decisions/*.md")
+        for page in pages("docs/concepts/architecture.md", "CONTRIBUTING.md", "docs/decisions/*.md")
         for place in re.findall(r"`([\w/.]+(?:\.py|/))`", page.read_text(encoding="utf-8"))
         if not (ROOT / "src/paceline" / place).exists() and not (ROOT / place).exists()
     ] == []
@@ -55,5 +55,5 @@ def test_decisions_are_numbered_short_and_in_the_index():
         ("Context", "Decision", "Consequences")
     }
     assert max(len(text.splitlines()) for text in texts) < 40
-    index = (ROOT / "docs/decisions/README.md").read_text(encoding="utf-8")
+    index = (ROOT / "docs/decisions/index.md").read_text(encoding="utf-8")
     assert re.findall(r"\((0.*)\)", index) == [record.name for record in records]

@@ -10,19 +10,21 @@ import pytest
 from paths import ROOT, SUPPORT
 
 OWN_PARTS = SUPPORT / "own_parts.py"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def blocks():
+def programs():
+    """Yield the blocks of each page as one program, since a block may use the names of those above it."""
     for page in PAGES:
-        for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)):
-            yield f"{page.stem}_{number}.py", code
+        blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        if blocks:
+            yield "_".join(page.relative_to(ROOT).with_suffix(".py").parts).replace("-", "_"), "\n".join(blocks)
 
 
 @pytest.mark.docs
 @pytest.mark.timeout(300)
 def test_every_program_that_the_documentation_shows_passes_mypy_strict(tmp_path):
-    for name, code in blocks():
+    for name, code in programs():
         (tmp_path / name).write_text(code, encoding="utf-8")
     checked = [OWN_PARTS, *sorted(tmp_path.glob("*.py")), *sorted((ROOT / "examples").glob("*.py"))]
     done = subprocess.run(

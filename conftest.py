@@ -1,0 +1,20 @@
+"""The code of the README and of the site's pages, collected as tests with the marker `docs`."""
+
+import pytest
+from sybil import Sybil
+
+from shown_code import new_folder, remove_folder, shown_blocks
+
+pages = Sybil(
+    parsers=[shown_blocks], patterns=["README.md", "docs/**/*.md"], setup=new_folder, teardown=remove_folder, path="."
+)
+pytest_collect_file = pages.pytest()
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        block = getattr(getattr(item, "example", None), "parsed", None)
+        if block is not None:
+            item.add_marker(pytest.mark.docs)
+            if "slow" in (block["mark"] or ""):
+                item.add_marker(pytest.mark.slow)
