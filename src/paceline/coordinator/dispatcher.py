@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from copy import deepcopy
 from itertools import takewhile
 from math import inf
-from typing import Any
 
 from paceline.coordinator.minibatch_sampler import MinibatchSampler
 from paceline.coordinator.ssp_bound import SSPBound
 from paceline.coordinator.worker_table import BUSY, EXCLUDED, PROBED, WorkerState, WorkerStatus, WorkerTable
 from paceline.core.events import Compute, Interrupt
 from paceline.protocols.protocol import Protocol
+from paceline.utils.state_dict import Stateful
 
 
-class Dispatcher:
+class Dispatcher(Stateful):
     """Assigns work to workers by the rules of the protocol in force, and cancels it.
 
     Args:
@@ -26,6 +26,9 @@ class Dispatcher:
         is_limited: whether the number of minibatches is limited.
         is_due: whether an idle worker may have become free to start.
     """
+
+    _saved = ("is_due",)
+    _parts = ("table", "minibatches", "ssp_bound")
 
     def __init__(self, minibatches: MinibatchSampler | None) -> None:
         self.table = WorkerTable()
@@ -154,21 +157,3 @@ class Dispatcher:
             self._minibatches.assign_shards(self.table.active())
 
     # --- checkpoint ---------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the table, the minibatches and the staleness bound; the protocol is not included."""
-        return {
-            "is_due": self.is_due,
-            "table": self.table.state_dict(),
-            "minibatches": self._minibatches and self._minibatches.state_dict(),
-            "ssp_bound": self._ssp_bound and self._ssp_bound.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load such a state, after `follow` with the protocol that was in force."""
-        self.is_due = state["is_due"]
-        self.table.load_state_dict(state["table"])
-        if self._minibatches is not None:
-            self._minibatches.load_state_dict(state["minibatches"])
-        if self._ssp_bound is not None:
-            self._ssp_bound.load_state_dict(state["ssp_bound"])

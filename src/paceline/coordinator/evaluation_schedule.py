@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from paceline.core.duration import Duration
-from paceline.utils.state_dict import restore, snapshot
+from paceline.utils.state_dict import Stateful
 
 
-class EvaluationSchedule:
+class EvaluationSchedule(Stateful):
     """Selects the updates that are evaluated: the first one at or after every multiple of a duration.
 
     No evaluation begins while another one runs.
@@ -25,6 +22,8 @@ class EvaluationSchedule:
         >>> [v for v in range(1, 31) if evaluations.is_due(v, workload=v, now=0.0) and evaluations.end() is None]
         [10, 20, 30]
     """
+
+    _saved = ("is_running", "_at")
 
     def __init__(self, every: Duration) -> None:
         self.is_running = False
@@ -45,14 +44,3 @@ class EvaluationSchedule:
     def end(self) -> None:
         """Note that the evaluation has ended."""
         self.is_running = False
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position."""
-        return snapshot(self, _SAVED)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load such a state."""
-        restore(self, _SAVED, state)
-
-
-_SAVED = ("is_running", "_at")

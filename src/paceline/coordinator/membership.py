@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf
-from typing import Any
 
 from paceline.coordinator.dispatcher import Dispatcher
 from paceline.coordinator.failure_detector import FailureDetector
@@ -12,13 +10,14 @@ from paceline.coordinator.pending_update import PendingUpdate
 from paceline.coordinator.run_state import RunState
 from paceline.coordinator.worker_table import BUSY, EXCLUDED, IDLE, LOST, PROBED, WorkerState, WorkerStatus
 from paceline.core.events import Interrupt
+from paceline.utils.state_dict import Stateful
 
 SILENT = "lost"
 EXCLUDED_KIND = "set_aside"
 READMITTED_KIND = "take_back"
 
 
-class Membership:
+class Membership(Stateful):
     """Adds workers to a run, removes them, and gives work to those that may start.
 
     Args:
@@ -32,6 +31,9 @@ class Membership:
         table: status of every worker.
         detector: timeout on silent workers.
     """
+
+    _saved = ("no_workers_until_s",)
+    _parts = ("dispatcher", "detector")
 
     def __init__(self, run: RunState, dispatcher: Dispatcher, update: PendingUpdate, detector: FailureDetector) -> None:
         self.dispatcher = dispatcher
@@ -159,17 +161,3 @@ class Membership:
         self.detector.disarm()
         if self._no_workers_until_s < inf:
             self._run.set_timer(self._no_workers_until_s)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the assigned work, the timeout and the status of every worker."""
-        return {
-            "dispatcher": self.dispatcher.state_dict(),
-            "detector": self.detector.state_dict(),
-            "no_workers_until_s": self._no_workers_until_s,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load such a state; the protocol in force must be set before."""
-        self.dispatcher.load_state_dict(state["dispatcher"])
-        self.detector.load_state_dict(state["detector"])
-        self._no_workers_until_s = state["no_workers_until_s"]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import inf
-from typing import Any
 
 from paceline.core.events import Accept
 from paceline.protocols.protocol import Protocol
-from paceline.utils.state_dict import restore, snapshot
+from paceline.utils.state_dict import Stateful
 
 
-class PendingUpdate:
+class PendingUpdate(Stateful):
     """Collects gradients until its quorum, min(K, held + workers that can still contribute), is reached.
 
     The effective quorum is never computed. An update is due when K gradients are held, or when gradients are held
@@ -25,6 +24,18 @@ class PendingUpdate:
         joining: workers that have joined since then; the update does not wait for them.
         awaited: workers that must still contribute, if the quorum is all workers; else empty.
     """
+
+    _saved = (
+        "held",
+        "quorum",
+        "reason",
+        "opened_s",
+        "joining",
+        "awaited",
+        "_of_protocol",
+        "_closed_because",
+        "_is_scaled",
+    )
 
     def __init__(self) -> None:
         self.held: list[Accept] = []
@@ -90,27 +101,6 @@ class PendingUpdate:
         self._is_scaled = False
         self._closed_because = ""
         return held, scale
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole state."""
-        return snapshot(self, _SAVED)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load such a state."""
-        restore(self, _SAVED, state)
-
-
-_SAVED = (
-    "held",
-    "quorum",
-    "reason",
-    "opened_s",
-    "joining",
-    "awaited",
-    "_of_protocol",
-    "_closed_because",
-    "_is_scaled",
-)
 
 
 def _quorum(protocol: Protocol) -> tuple[float, str]:

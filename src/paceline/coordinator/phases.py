@@ -19,6 +19,7 @@ from paceline.policies.compensation.base import Compensator
 from paceline.policies.controllers import base as control
 from paceline.protocols.momentum import KEEP, MomentumTracker
 from paceline.protocols.protocol import Phase, Plan, Protocol
+from paceline.utils.state_dict import Stateful
 from paceline.utils.user_code import note_place
 
 
@@ -63,7 +64,7 @@ class ControllerGroup:
         self._states = [each.load_state_dict(state) for each, state in zip(self._controllers, states, strict=True)]
 
 
-class PhaseProgress:
+class PhaseProgress(Stateful):
     """Progress of a phase towards its end.
 
     Updates that a controller makes under another protocol may be left out of the count. Positions are those of the
@@ -79,6 +80,8 @@ class PhaseProgress:
         >>> progress.is_done(100), progress.ends_at
         (False, 130.0)
     """
+
+    _saved = ("left_out", "paused_at")
 
     def __init__(self, end: Duration | None) -> None:
         self.end = end
@@ -104,15 +107,6 @@ class PhaseProgress:
         if self._paused_at is not None:
             self._left_out += position - self._paused_at
             self._paused_at = None
-
-    def state_dict(self) -> dict[str, float | None]:
-        """Return the amount left out, and the position of the pause."""
-        return {"left_out": self._left_out, "paused_at": self._paused_at}
-
-    def load_state_dict(self, state: Mapping[str, float | None]) -> None:
-        """Load such a state of a phase with the same end."""
-        self._left_out = state["left_out"] or 0.0
-        self._paused_at = state["paused_at"]
 
 
 class PhaseRunner:

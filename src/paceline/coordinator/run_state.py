@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from paceline.core.events import Command, Decision, EndRun, Evaluated, SetTimer
-from paceline.utils.state_dict import restore, snapshot
+from paceline.utils.state_dict import Stateful
 
 
-class RunState:
+class RunState(Stateful):
     """Progress of a run, and the commands that answer the current event.
 
     Attributes:
@@ -23,16 +22,8 @@ class RunState:
         commands: answer to the current event.
     """
 
-    __slots__ = (
-        "awaits_step",
-        "commands",
-        "cut_short",
-        "now",
-        "stopped",
-        "update_size",
-        "version",
-        "workload",
-    )
+    _saved = ("now", "version", "workload", "update_size", "awaits_step", "stopped", "cut_short")
+    __slots__ = (*_saved, "commands")
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -62,14 +53,3 @@ class RunState:
         self.stopped = True
         self.cut_short = cut_short or self.cut_short
         self.commands.append(end)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything but the commands."""
-        return snapshot(self, _SAVED)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load such a state."""
-        restore(self, _SAVED, state)
-
-
-_SAVED = tuple(name for name in RunState.__slots__ if name != "commands")

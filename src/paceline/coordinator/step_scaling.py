@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from paceline.policies.learning_rate import LRScaling, Scales, ScheduleCurve, ScheduleTracker
+from paceline.utils.state_dict import Stateful
 
 
-class StepScaling:
+class StepScaling(Stateful):
     """Multiplies the rule for k gradients by the schedule.
 
     Args:
@@ -23,6 +21,8 @@ class StepScaling:
         >>> StepScaling(LRScaling("proportional"), None).scales(k=2, live=4, workload=0)
         Scales(lr=0.5, weight_decay=1.0)
     """
+
+    _parts = ("schedule",)
 
     def __init__(self, learning_rate: LRScaling, schedule: ScheduleCurve | None) -> None:
         self.learning_rate = learning_rate
@@ -45,12 +45,3 @@ class StepScaling:
     def schedule_scale(self, workload: int) -> float:
         """Return the scale that the schedule gives an update of one gradient."""
         return self.schedule.scales(workload, 1).lr if self.schedule is not None else 1.0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the schedule."""
-        return {"schedule": self.schedule and self.schedule.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load such a state."""
-        if self.schedule is not None and state["schedule"] is not None:
-            self.schedule.load_state_dict(state["schedule"])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paceline.core.duration import Duration
 from paceline.errors import UsageError
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import short_repr
-from paceline.utils.state_dict import restore, snapshot
+from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range
 
 
@@ -199,12 +198,14 @@ class ScheduleCurve:
         return end / self.warm_up * left
 
 
-class ScheduleTracker:
+class ScheduleTracker(Stateful):
     """State of a schedule during a run: the workload so far, and the end of the warm-up.
 
     Args:
         curve: schedule in gradients.
     """
+
+    _saved = ("_accepted", "_ended_at", "_sum", "_before")
 
     def __init__(self, curve: ScheduleCurve) -> None:
         self._curve = curve
@@ -245,17 +246,6 @@ class ScheduleTracker:
         if before is None or not is_plateau(before, now, self._curve.least_reduction):
             return ""
         return f"plateau, a mean loss of {now:.6g} after {before:.6g} {every} gradients before"
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        return snapshot(self, _SAVED)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore such a state; a warm-up that has ended stays ended, also in a run of another length."""
-        restore(self, _SAVED, state)
-
-
-_SAVED = ("_accepted", "_ended_at", "_sum", "_before")
 
 
 def is_plateau(before: float, now: float, least_reduction: float = 0.0) -> bool:

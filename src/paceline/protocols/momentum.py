@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError, did_you_mean
 from paceline.utils.argument_types import checked_types
-from paceline.utils.state_dict import restore, snapshot
+from paceline.utils.state_dict import Stateful
 
 if TYPE_CHECKING:
     from paceline.protocols.protocol import Phase
@@ -76,12 +76,14 @@ class Momentum:
 KEEP = Momentum("keep")
 
 
-class MomentumTracker:
+class MomentumTracker(Stateful):
     """State of the momentum limit during a run.
 
     Args:
         per_epoch: gradients of one epoch; None if the data have no length.
     """
+
+    _saved = ("limit", "_began")
 
     def __init__(self, per_epoch: float | None) -> None:
         self.limit = inf
@@ -101,14 +103,3 @@ class MomentumTracker:
         self.limit = limit
         text = f"at most {limit:.4g}" if limit < inf else "the optimizer's own"
         return f"{text}: {momentum.rule} after {i} epochs of this phase"
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the limit and the beginning of the phase."""
-        return snapshot(self, _SAVED)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load such a state."""
-        restore(self, _SAVED, state)
-
-
-_SAVED = ("limit", "_began")

@@ -10,13 +10,13 @@ from paceline.coordinator.membership import SILENT
 from paceline.core import events, records
 from paceline.recording.callback import Callback
 from paceline.recording.history import Totals, mean_loss
-from paceline.utils.state_dict import restore, snapshot
+from paceline.utils.state_dict import Stateful
 from paceline.utils.user_code import note_place
 
 REMEMBERED = 100  # pieces of cancelled work of a worker
 
 
-class Recorder:
+class Recorder(Stateful):
     """Makes records of events and commands, counts them, and passes them to the callbacks.
 
     Args:
@@ -31,6 +31,22 @@ class Recorder:
         evaluation: latest evaluation; None before the first.
         reached_s: time at which the version of the latest event was made, in seconds.
     """
+
+    _saved = (
+        "reached_s",
+        "_work",
+        "_cancelled",
+        "_losses",
+        "_workload",
+        "_rate",
+        "_now",
+        "_updated_s",
+        "_version",
+        "_published_s",
+        "_joined_s",
+        "_busy_s",
+        "_live_s",
+    )
 
     def __init__(
         self,
@@ -103,14 +119,14 @@ class Recorder:
         """Return all counts."""
         return {
             "totals": vars(self.totals) | {"staleness": Counter(self.totals.staleness)},
-            **snapshot(self, _SAVED),
+            **super().state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load such counts."""
         self._has_begun = True
         self.totals = Totals(**state["totals"])
-        restore(self, _SAVED, state)
+        super().load_state_dict(state)
 
     def _begin(self, now: float) -> None:
         if not self._has_begun:
@@ -240,20 +256,3 @@ class Recorder:
                     error, f"callback {type(callback).__name__} failed at {type(record).__name__}, {record.now_s:.6g} s"
                 )
                 raise
-
-
-_SAVED = (
-    "reached_s",
-    "_work",
-    "_cancelled",
-    "_losses",
-    "_workload",
-    "_rate",
-    "_now",
-    "_updated_s",
-    "_version",
-    "_published_s",
-    "_joined_s",
-    "_busy_s",
-    "_live_s",
-)

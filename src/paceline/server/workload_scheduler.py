@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
+from paceline.utils.state_dict import Stateful
 from paceline.utils.user_code import at_place
 
 
-class WorkloadScheduler:
+class WorkloadScheduler(Stateful):
     """Learning-rate scheduler that is stepped by accepted gradients, not by updates.
 
     Args:
@@ -29,10 +27,13 @@ class WorkloadScheduler:
         UsageError: the scheduler needs a metric, or epochs that the data do not have.
     """
 
+    _saved = ("workload", "scheduled")
+    _parts = ("scheduler",)
+
     def __init__(self, job: Job, optimizer: torch.optim.Optimizer, per_epoch: float | None, workers: int) -> None:
         self.workload = 0
         self._job = job
-        self._steps = 0
+        self._scheduled = 0
         self._per_step = job.gradients_per_schedule_step(per_epoch, workers)
         with at_place(f"the scheduler of job {job.name} could not be made"):
             self._scheduler = job.scheduler(optimizer) if job.scheduler is not None else None
@@ -50,18 +51,7 @@ class WorkloadScheduler:
         if self._scheduler is None or self._per_step is None:
             return
         due = self.workload // self._per_step
-        for _ in range(due - self._steps):
+        for _ in range(due - self._scheduled):
             with at_place(f"the scheduler of job {self._job.name} failed after {self.workload} gradients"):
                 self._scheduler.step()
-        self._steps = due
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the scheduler's state and the workload."""
-        scheduler = self._scheduler and self._scheduler.state_dict()
-        return {"scheduler": scheduler, "workload": self.workload, "scheduled": self._steps}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore such a state."""
-        if self._scheduler is not None:
-            self._scheduler.load_state_dict(state["scheduler"])
-        self.workload, self._steps = state["workload"], state["scheduled"]
+        self._scheduled = due

@@ -1,16 +1,47 @@
-"""Snapshots of attributes, for state dicts."""
+"""State dicts of objects whose state is a set of attributes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import copy
-from typing import Any
+from typing import Any, ClassVar
 
 
-def snapshot(instance: object, names: Iterable[str]) -> dict[str, Any]:
-    """Return copies of attributes, by name."""
-    return {name: copy(getattr(instance, name)) for name in names}
+class Stateful:
+    """Object whose state dict has one entry for each of these attributes.
 
+    An entry has the name of its attribute; a leading underscore of the attribute may be left out.
 
-def restore(instance: object, names: Iterable[str], state: Mapping[str, Any]) -> None:
-    """Set attributes to copies of their saved values."""
-    for name in names:
-        setattr(instance, name, copy(state[name]))
+    Attributes:
+        _saved: names of the entries that are copies of attributes.
+        _parts: names of the entries that are state dicts of attributes; None for an attribute that is None.
+
+    Example:
+        >>> class Counted(Stateful):
+        ...     _saved = ("count",)
+        ...     _count = 3
+        >>> Counted().state_dict()
+        {'count': 3}
+    """
+
+    __slots__ = ()
+    _saved: ClassVar[tuple[str, ...]] = ()
+    _parts: ClassVar[tuple[str, ...]] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        state = {name: copy(getattr(self, self._attribute(name))) for name in self._saved}
+        for name in self._parts:
+            part = getattr(self, self._attribute(name))
+            state[name] = None if part is None else part.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state; a part is skipped if it is None here or in the state."""
+        for name in self._saved:
+            setattr(self, self._attribute(name), copy(state[name]))
+        for name in self._parts:
+            part = getattr(self, self._attribute(name))
+            if part is not None and state[name] is not None:
+                part.load_state_dict(state[name])
+
+    def _attribute(self, name: str) -> str:
+        return name if hasattr(self, name) else f"_{name}"

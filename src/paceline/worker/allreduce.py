@@ -13,6 +13,7 @@ from paceline.policies.compensation.base import BLOCK
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked
 from paceline.server.parameter_server import ParameterServer
+from paceline.utils.state_dict import Stateful
 
 
 class Contribution(NamedTuple):
@@ -27,7 +28,7 @@ class Contribution(NamedTuple):
     compensations: tuple[Compensation, ...] = ()
 
 
-class AllReduceAlgorithm(ABC):
+class AllReduceAlgorithm(Stateful, ABC):
     """Optimizer and parameters of a worker; communication is left to the engine.
 
     In every iteration a gradient is computed at `weights` into `gradient`, then `contribute` writes `payload`. Payloads
@@ -38,6 +39,8 @@ class AllReduceAlgorithm(ABC):
         server: optimizer, schedule and clipping of this worker; its state is the average.
         layout: layout of the model.
     """
+
+    _parts = ("server",)
 
     def __init__(self, server: ParameterServer, layout: FlatLayout) -> None:
         self.server = server
@@ -100,14 +103,6 @@ class AllReduceAlgorithm(ABC):
         """
         self.server.load_state_dict(state)
         self.reset_to_average()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer and the parameters."""
-        return {"server": self.server.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore such a state."""
-        self.server.load_state_dict(state["server"])
 
 
 class GradientAveraging(AllReduceAlgorithm):

@@ -11,7 +11,6 @@ from paceline.core.events import Accept, Apply, Arrival, Compute, Evaluate, Eval
 from paceline.engines.virtual.allreduce_timing import AllReduceTiming
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.server.flat_buffers import copy_checked
-from paceline.utils.state_dict import restore, snapshot
 from paceline.utils.user_code import at_place
 from paceline.worker.allreduce import AllReduceAlgorithm, Contribution, add_payload
 from paceline.worker.replica import Replica
@@ -27,6 +26,8 @@ class VirtualAllReduce(AllReduceTiming):
         replica: replica that computes all gradients and evaluations.
         workers: algorithm of each worker; the same object for all where their weights never differ.
     """
+
+    _saved = (*AllReduceTiming._saved, "work", "_shares", "_expected", "_contributed")
 
     def __init__(
         self,
@@ -92,8 +93,6 @@ class VirtualAllReduce(AllReduceTiming):
             **super().state_dict(),
             "workers": [worker.state_dict() for worker in self._distinct],
             "total": self._total.memory.clone() if self._shares else None,
-            "work": dict(self._work),
-            **snapshot(self, ("_shares", "_expected", "_contributed")),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -103,8 +102,6 @@ class VirtualAllReduce(AllReduceTiming):
             worker.load_state_dict(saved)
         if state["total"] is not None:
             copy_checked(self._total.memory, state["total"])
-        self._work = dict(state["work"])
-        restore(self, ("_shares", "_expected", "_contributed"), state)
 
     def resume_at(self, version: int, now: float) -> None:
         """Start at this time, with the parameters of the first worker's server as this version."""

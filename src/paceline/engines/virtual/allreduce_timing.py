@@ -6,14 +6,13 @@ from collections import deque
 from collections.abc import Mapping
 from heapq import heappop, heappush
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster
 from paceline.core.events import AbortRun, Compute, Event, Outcome
 from paceline.engines.virtual.timing import NOT_A_WORKER, TimingEngine
 from paceline.protocols.allreduce import AllReduceConfig
-from paceline.utils.state_dict import restore, snapshot
 
 
 class AllReduceTiming(TimingEngine):
@@ -37,6 +36,21 @@ class AllReduceTiming(TimingEngine):
 
     Source: Rigazzi, "DC-S3GD", 2019, eq. (13) and (14), where all f_i are the same.
     """
+
+    _saved: ClassVar[tuple[str, ...]] = (
+        *TimingEngine._saved,
+        "_free_s",
+        "_lost",
+        "_finished_s",
+        "_compute_s",
+        "_recorded_sum_s",
+        "_awaited",
+        "_awaited_since_s",
+        "_iteration",
+        "_summed_s",
+        "_exposed_s",
+        "_sum_before_s",
+    )
 
     def __init__(self, cluster: Cluster, seed: int, allreduce: AllReduceConfig, payload_bytes: float = 0) -> None:
         super().__init__(cluster, seed, payload_bytes)
@@ -92,12 +106,11 @@ class AllReduceTiming(TimingEngine):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with the tasks of the workers."""
-        return {**super().state_dict(), **snapshot(self, _SAVED), "arriving": list(self._arriving)}
+        return {**super().state_dict(), "arriving": list(self._arriving)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state of the same cluster."""
         super().load_state_dict(state)
-        restore(self, _SAVED, state)
         self._arriving = deque(state["arriving"])
 
     def _fault(self, worker: int) -> Fault | None:
@@ -161,18 +174,3 @@ class AllReduceTiming(TimingEngine):
         arrival = self._arrival(worker, self._current[worker])
         arrival = arrival._replace(compute_s=self._compute_s[worker], pull_s=self._exposed_s, sum_s=self._sum_before_s)
         return arrival._replace(finite=False) if fault is not None else arrival
-
-
-_SAVED = (
-    "_free_s",
-    "_lost",
-    "_finished_s",
-    "_compute_s",
-    "_recorded_sum_s",
-    "_awaited",
-    "_awaited_since_s",
-    "_iteration",
-    "_summed_s",
-    "_exposed_s",
-    "_sum_before_s",
-)

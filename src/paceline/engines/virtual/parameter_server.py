@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import nan
 from operator import itemgetter
 from types import TracebackType
-from typing import Any
 
 from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster, RoundTrip
@@ -29,6 +28,9 @@ class VirtualEngine(TimingEngine):
         replica: replica that computes all gradients and evaluations.
         server: owner of the parameters.
     """
+
+    _saved = (*TimingEngine._saved, "work", "times")
+    _parts = ("versions",)
 
     def __init__(self, cluster: Cluster, seed: int, replica: Replica, server: ParameterServer) -> None:
         super().__init__(cluster, seed, payload_bytes=replica.layout.gradient_nbytes)
@@ -78,22 +80,6 @@ class VirtualEngine(TimingEngine):
         """Evaluate the version, in zero virtual time."""
         metrics = self._replica.evaluate(self._versions[command.version])
         self._at(self.now, Evaluated(self.now, command.version, metrics))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, with the versions in use."""
-        return {
-            **super().state_dict(),
-            "versions": self._versions.state_dict(),
-            "work": dict(self._work),
-            "times": dict(self._times),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore such a state of the same cluster."""
-        super().load_state_dict(state)
-        self._versions.load_state_dict(state["versions"])
-        self._work = dict(state["work"])
-        self._times = dict(state["times"])
 
     def resume_at(self, version: int, now: float) -> None:
         """Start at this time, with the parameters of the server as this version."""

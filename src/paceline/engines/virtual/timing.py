@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from heapq import heappop, heappush
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster
@@ -28,12 +28,12 @@ from paceline.core.events import (
 )
 from paceline.engines.base import Engine
 from paceline.recording.history import Totals
-from paceline.utils.state_dict import restore, snapshot
+from paceline.utils.state_dict import Stateful
 
 NOT_A_WORKER = -1
 
 
-class TimingEngine(Engine):
+class TimingEngine(Stateful, Engine):
     """Discrete-event engine for times alone.
 
     `now` is the clock of the parameter server: an arrival is handled when the server is free.
@@ -47,6 +47,18 @@ class TimingEngine(Engine):
         pulls: number of tasks.
         fired: scripted faults that have occurred.
     """
+
+    # Pulls and useful seconds are not saved: only `simulate` uses them.
+    _saved: ClassVar[tuple[str, ...]] = (
+        "now",
+        "_heap",
+        "_sequence",
+        "_current",
+        "_started_s",
+        "_busy_s",
+        "_arrivals",
+        "fired",
+    )
 
     def __init__(self, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
         super().__init__()
@@ -155,12 +167,12 @@ class TimingEngine(Engine):
     def state_dict(self) -> dict[str, Any]:
         """Return the clock, the pending events and the tasks of the workers."""
         totals = vars(self._totals) | {"staleness": Counter(self._totals.staleness)}
-        return {"totals": totals, **snapshot(self, _SAVED)}
+        return {"totals": totals, **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state of the same cluster."""
         self._totals = Totals(**state["totals"])
-        restore(self, _SAVED, state)
+        super().load_state_dict(state)
 
     def _finish(self, worker: int) -> None:
         self._current[worker] = 0
@@ -198,7 +210,3 @@ class TimingEngine(Engine):
     def _lose(self, fault: Fault, reason: str) -> Lost:
         self._finish(fault.worker)
         return Lost(self.now, fault.worker, reason)
-
-
-# State that is saved unchanged; pulls and useful seconds are not saved: only `simulate` uses them.
-_SAVED = ("now", "_heap", "_sequence", "_current", "_started_s", "_busy_s", "_arrivals", "fired")

@@ -12,6 +12,7 @@ from paceline.policies.learning_rate import LRScaling
 from paceline.protocols.protocol import Phase, Protocol
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import short_repr
+from paceline.utils.state_dict import Stateful
 
 Trigger = Literal["open", "arrival", "timer", "end"]
 
@@ -210,4 +211,21 @@ class Controller(ABC, Generic[State]):
     def load_state_dict(self, saved: Any) -> State:
         """Return the state that `state_dict` has saved."""
         state: State = saved
+        return state
+
+
+StatefulState = TypeVar("StatefulState", bound=Stateful)
+
+
+class StatefulController(Controller[StatefulState]):
+    """Base class of controllers whose state has a state dict, with the number of workers in it."""
+
+    def state_dict(self, state: StatefulState) -> Any:
+        """Return the state dict of the state."""
+        return state.state_dict()
+
+    def load_state_dict(self, saved: Any) -> StatefulState:
+        """Return the state that `state_dict` has saved."""
+        state = self.begin(1)
+        state.load_state_dict(saved)
         return state

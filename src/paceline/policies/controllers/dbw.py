@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from paceline.errors import PacelineWarning
-from paceline.policies.controllers.base import Action, Controller, Observation, SetQuorum
+from paceline.policies.controllers.base import Action, Observation, SetQuorum, StatefulController
 from paceline.policies.controllers.update_times import UpdateTimes, fastest
 from paceline.policies.estimators.gain import GainEstimator, GainInput
 from paceline.policies.estimators.update_time import Unobserved, UpdateTimeEstimator
 from paceline.protocols.protocol import Protocol
 from paceline.utils.argument_types import checked_types
+from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range
 
 
 @checked_types
 @dataclass(frozen=True, repr=False)
-class BDBW(Controller[UpdateTimes]):
+class BDBW(StatefulController[UpdateTimes]):
     """Blind DBW: sets the quorum k that maximises k / T_k, without losses or gradients.
 
     The first two updates wait for all workers.
@@ -61,19 +62,12 @@ class BDBW(Controller[UpdateTimes]):
         k = fastest(range(1, n + 1), times_s)
         return state, [SetQuorum(k, f"expects {k} gradients in {times_s[k - 1]:.3g} s")]
 
-    def state_dict(self, state: UpdateTimes) -> dict[str, Any]:
-        """Return the samples and the open rounds."""
-        return state.state_dict()
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> UpdateTimes:
-        """Return the state that `state_dict` has saved."""
-        state = self.begin(saved["n"])
-        state.load_state_dict(saved)
-        return state
-
-
-class _State:
+class _State(Stateful):
     """State of DBW: its two estimators, the gradients of the open update, and the losses of the two before."""
+
+    _saved = ("accepted", "losses", "rate", "k")
+    _parts = ("gain", "times")
 
     def __init__(self, gain: GainEstimator, times: UpdateTimes) -> None:
         self.gain = gain
@@ -86,7 +80,7 @@ class _State:
 
 @checked_types
 @dataclass(frozen=True, repr=False)
-class DBW(Controller[_State]):
+class DBW(StatefulController[_State]):
     """Dynamic backup workers: sets the quorum that maximises the expected decrease of the loss per second.
 
         k_t = argmax_k G_k / T_k                                                                        (18)
@@ -195,25 +189,3 @@ class DBW(Controller[_State]):
         times_s = state.times.durations.estimate().times.tolist()
         k = fastest(gains, times_s)
         return k, f"expects the loss to fall by {gains[k - 1]:.3g} in {times_s[k - 1]:.3g} s; {estimates}"
-
-    def state_dict(self, state: _State) -> dict[str, Any]:
-        """Return the state of both estimators and of the open update."""
-        return {
-            "gain": state.gain.state_dict(),
-            "times": state.times.state_dict(),
-            "accepted": list(state.accepted),
-            "losses": state.losses,
-            "rate": state.rate,
-            "k": state.k,
-        }
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> _State:
-        """Return the state that `state_dict` has saved."""
-        state = self.begin(saved["times"]["n"])
-        state.gain.load_state_dict(saved["gain"])
-        state.times.load_state_dict(saved["times"])
-        state.accepted = list(saved["accepted"])
-        state.losses = saved["losses"]
-        state.rate = saved["rate"]
-        state.k = saved["k"]
-        return state

@@ -7,35 +7,38 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from numbers import Integral
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from paceline.errors import PacelineWarning, UsageError
 from paceline.policies.controllers.base import (
     Action,
     ChangeProtocol,
-    Controller,
     Exclude,
     Note,
     Observation,
     Probe,
     Readmit,
     ReplaceWorker,
+    StatefulController,
 )
 from paceline.policies.estimators.stragglers import StragglerDetector
 from paceline.protocols.protocol import Phase, Protocol
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import short_repr
-from paceline.utils.state_dict import restore, snapshot
+from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range
 from paceline.utils.wording import listed
 
 
-class StragglerTracker:
+class StragglerTracker(Stateful):
     """State of a straggler policy: the detector, the known stragglers and the excluded workers.
 
     Args:
         detector: detector of stragglers.
     """
+
+    _saved = ("since_s", "persistent", "excluded", "home")
+    _parts = ("detector",)
 
     def __init__(self, detector: StragglerDetector) -> None:
         self.detector = detector
@@ -83,22 +86,10 @@ class StragglerTracker:
         self.since_s.pop(worker, None)
         self.persistent.discard(worker)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        return {"detector": self.detector.state_dict(), **snapshot(self, _SAVED)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore such a state."""
-        self.detector.load_state_dict(state["detector"])
-        restore(self, _SAVED, state)
-
-
-_SAVED = ("since_s", "persistent", "excluded", "home")
-
 
 @checked_types
 @dataclass(frozen=True, repr=False)
-class Stragglers(Controller[StragglerTracker]):
+class Stragglers(StatefulController[StragglerTracker]):
     """Straggler log: reports the workers that become stragglers or recover, under any protocol.
 
     A worker that stays a straggler for long is reported as persistent, and replaced where the engine can start
@@ -187,16 +178,6 @@ class Stragglers(Controller[StragglerTracker]):
     def _end(self, state: StragglerTracker) -> list[Action]:
         """Return the actions at the end of the phase."""
         return []
-
-    def state_dict(self, state: StragglerTracker) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        return state.state_dict()
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> StragglerTracker:
-        """Return the state that `state_dict` has saved."""
-        state = self.begin(1)
-        state.load_state_dict(saved)
-        return state
 
 
 @checked_types

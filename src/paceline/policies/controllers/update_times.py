@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
-from typing import Any
 
 from paceline.policies.controllers.base import Observation
 from paceline.policies.estimators.update_time import UpdateTimeEstimator
+from paceline.utils.state_dict import Stateful
 
 MOST_ROUNDS = 1000  # latest versions whose late gradients are still counted
 TIE = 1e-9  # relative tolerance, because equal times differ by rounding
 
 
-class UpdateTimes:
+class UpdateTimes(Stateful):
     """Sampler of update times: passes the sample t_{h,i} of each arrival to the estimator.
 
     t_{h,i} is the time from the update that made version w_t to the i-th gradient of w_t, in seconds. h is the number
@@ -26,6 +26,9 @@ class UpdateTimes:
         durations: estimator that receives the samples.
         late: whether arrivals beyond the quorum of their version count.
     """
+
+    _saved = ("n", "rounds", "rounds_begun")
+    _parts = ("durations",)
 
     def __init__(self, n: int, durations: UpdateTimeEstimator, late: bool) -> None:
         self.durations = durations
@@ -58,22 +61,6 @@ class UpdateTimes:
         self._rounds[version] = (h, opened_s, arrivals + 1)
         if arrivals < self._n:
             self.durations.add(version, min(h, self._n), arrivals + 1, observation.now - opened_s)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the samples and the open rounds."""
-        return {
-            "n": self._n,
-            "rounds": dict(self._rounds),
-            "rounds_begun": self.rounds_begun,
-            "durations": self.durations.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore such a state."""
-        self._n = state["n"]
-        self._rounds = dict(state["rounds"])
-        self.rounds_begun = state["rounds_begun"]
-        self.durations.load_state_dict(state["durations"])
 
 
 def fastest(gains: Sequence[float], times_s: Sequence[float]) -> int:

@@ -7,7 +7,7 @@ from math import sqrt
 from statistics import fmean, pstdev
 from typing import Any
 
-from paceline.utils.state_dict import restore, snapshot
+from paceline.utils.state_dict import Stateful
 
 Round = dict[int, tuple[int, float]]  # worker -> gradients, busy_s
 ROUNDING = 1e-9  # relative; if half of the workers are equally slow, they are at S - sigma exactly
@@ -43,7 +43,7 @@ class ThroughputStats:
         self.squares += before * (throughput - self.mean)
 
 
-class StragglerDetector:
+class StragglerDetector(Stateful):
     """Straggler detector: finds the workers whose throughput is low for several windows in a row.
 
     A round is n arrivals, where n is the number of live workers: one update of BSP. A window is a number of rounds.
@@ -69,6 +69,8 @@ class StragglerDetector:
     Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2. Differs: the gap and the comparison with the worker's own past
     are not in the paper.
     """
+
+    _saved = ("_live", "_arrivals", "_rounds", "_slow", "throughput")
 
     def __init__(self, window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False) -> None:
         self._window = window
@@ -155,15 +157,12 @@ class StragglerDetector:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
         pasts = {worker: (past.count, past.mean, past.squares) for worker, past in self._pasts.items()}
-        return {"pasts": pasts, **snapshot(self, _SAVED)}
+        return {"pasts": pasts, **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state."""
         self._pasts = {worker: ThroughputStats(*past) for worker, past in state["pasts"].items()}
-        restore(self, _SAVED, state)
-
-
-_SAVED = ("_live", "_arrivals", "_rounds", "_slow", "throughput")
+        super().load_state_dict(state)
 
 
 def _throughput(rounds: list[Round]) -> dict[int, float]:
