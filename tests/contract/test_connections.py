@@ -55,7 +55,7 @@ def sides(request):
         side.close()
 
 
-def test_a_receiver_posts_nothing_before_it_answers(sides):
+def test_a_receiver_posts_no_receive_before_its_reply(sides):
     server, worker = sides
     worker.send(FINISHED)
     for draw in range(3):
@@ -86,7 +86,7 @@ def test_a_bucket_can_be_sent_twice(sides):
 
 
 @pytest.mark.parametrize("count", [1, POSTED_HEADERS, 5 * POSTED_HEADERS])
-def test_more_messages_than_are_expected_come_in_order_without_an_answer(sides, count):
+def test_unexpected_messages_arrive_in_order_without_a_reply(sides, count):
     server, worker = sides
     worker.send(FINISHED)
     assert server.recv() == FINISHED

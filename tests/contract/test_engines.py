@@ -56,7 +56,7 @@ def test_one_worker_is_sgd(protocol):
     assert largest_relative_difference(parameters_of(result.model), parameters_of(plain)) < EXACT
 
 
-def test_a_seed_gives_the_same_run_again_and_another_seed_another():
+def test_runs_are_determined_by_the_seed():
     first, again = trained(pl.k_async(k=2)), trained(pl.k_async(k=2))
     assert decisions(first) == decisions(again)
     assert torch.equal(parameters_of(first.model), parameters_of(again.model))
@@ -86,7 +86,7 @@ def pieces(job, seed, n, protocol, updates):
     ],
     ids=str,
 )
-def test_two_engines_that_see_the_same_arrivals_do_the_same(protocol):
+def test_two_engines_with_the_same_arrivals_produce_the_same_run(protocol):
     job, n, seed, updates = tiny_job(model=batch_norm_net), 3, 5, 40
     coordinator, local_server, layout = pieces(job, seed, n, protocol, updates)
     events, local_commands = [], []

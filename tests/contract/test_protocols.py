@@ -60,14 +60,14 @@ def test_the_table_has_every_protocol_of_the_catalogue():
 
 
 @pytest.mark.parametrize(("name", "protocol", "knobs"), ALL)
-def test_knobs_are_those_of_the_design(name, protocol, knobs):
+def test_knobs_match_the_design(name, protocol, knobs):
     given = knobs_of(protocol)
     found = (given.quorum, given.max_staleness, given.refill, given.on_update, given.max_lead)
     assert found == knobs
 
 
 @pytest.mark.parametrize("factory", CATALOGUE.values(), ids=CATALOGUE)
-def test_every_protocol_says_what_it_is_and_names_its_paper_and_year(factory):
+def test_every_protocol_has_a_description_a_paper_and_a_year(factory):
     summary, _, rest = factory.__doc__.partition("\n")
     assert summary.endswith(".")
     assert re.search(r"Paper: .* \d{4}", rest)
@@ -83,7 +83,7 @@ def test_updates_are_made_one_version_at_a_time(watches):
         assert [update.version for update in watch.updates] == list(range(1, UPDATES + 1))
 
 
-def test_every_update_has_its_quorum(watches):
+def test_every_update_has_the_required_quorum(watches):
     protocol, watched = watches
     for watch in watched:
         for update, quorum in zip(watch.updates, quorums(watch, protocol), strict=False):
@@ -102,7 +102,7 @@ def test_accepted_gradients_enter_one_update_each_in_order_and_within_the_bound(
         assert max(a.staleness for a in accepted) <= knobs_of(protocol).max_staleness
 
 
-def test_work_is_interrupted_where_the_protocol_says_so_and_nowhere_else(watches):
+def test_tasks_are_interrupted_only_by_protocols_with_interrupts(watches):
     protocol, watched = watches
     for law, watch in zip(DISTRIBUTIONS, watched, strict=True):
         is_expected = knobs_of(protocol).on_update == "interrupt" and min(quorums(watch, protocol)) < N
@@ -126,7 +126,7 @@ def test_updates_go_on_when_all_but_one_worker_are_lost(protocol):
 
 
 @each_protocol
-def test_nobody_gets_further_ahead_than_the_lead(protocol):
+def test_no_worker_exceeds_the_maximum_lead(protocol):
     watch = made(protocol, "one slow")
     deliveries = watch.deliveries.values()
     furthest = knobs_of(protocol).max_lead + 1  # one more is delivered by who started at the bound

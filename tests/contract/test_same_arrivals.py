@@ -10,7 +10,7 @@ from paths import ROOT, environment
 
 
 @pytest.mark.slow
-def test_three_engines_do_the_same_with_the_same_arrivals():
+def test_three_engines_with_the_same_arrivals_produce_the_same_run():
     script = [
         sys.executable,
         "benchmarks/same_arrivals.py",

@@ -80,7 +80,7 @@ def test_an_unknown_option_is_one_line(paceline):
     assert "--protocl" in said
 
 
-def test_without_arguments_there_is_help_and_nothing_else(paceline):
+def test_without_arguments_only_the_help_is_printed(paceline):
     assert paceline() == (2, "")
 
 
@@ -93,7 +93,7 @@ def test_a_trace_is_refused_with_its_line_and_column(paceline, tmp_path):
     assert train(paceline, cluster="trace:missing.csv")[0] == 2
 
 
-def test_censored_work_that_would_be_waited_for_is_refused_unless_it_is_filled_in(paceline):
+def test_censored_tasks_that_are_awaited_are_refused_unless_imputed(paceline):
     assert train(paceline, out="run", protocol="k_sync(k=1)", cluster="2*exp(mean=1)", stop="updates=30")[0] == 0
     assert paceline("trace", "run", "--out", "trace.csv")[0] == 0
     status, said = train(paceline, cluster="trace:trace.csv")
@@ -106,13 +106,13 @@ def test_censored_work_that_would_be_waited_for_is_refused_unless_it_is_filled_i
     assert (status, "give --cluster trace:FILE" in said) == (2, True)
 
 
-def test_what_is_no_run_has_no_trace(paceline):
+def test_a_folder_without_a_run_has_no_trace(paceline):
     status, said = paceline("trace", "nowhere")
     assert (status, "there is no folder nowhere" in said) == (2, True)
 
 
 @pytest.mark.parametrize("option", [["--out", "other"], ["--overwrite"]])
-def test_a_resumed_run_stays_where_it_is(paceline, tmp_path, option):
+def test_a_resumed_run_keeps_its_folder(paceline, tmp_path, option):
     assert train(paceline, out="run")[0] == 0
     log = (tmp_path / "run" / "events.jsonl").read_bytes()
     status, said = paceline("train", "--resume", "run", "--stop", "updates=9", *option)
@@ -120,7 +120,7 @@ def test_a_resumed_run_stays_where_it_is(paceline, tmp_path, option):
     assert (tmp_path / "run" / "events.jsonl").read_bytes() == log
 
 
-def test_a_folder_above_runs_is_no_run_but_names_one(paceline):
+def test_a_parent_folder_is_refused_with_the_name_of_a_run(paceline):
     assert train(paceline, out="runs/one")[0] == 0
     status, said = paceline("replay", "runs")
     assert (status, "runs is not the folder of a run; expected one with run.json in it, as runs/one" in said) == (
@@ -129,7 +129,7 @@ def test_a_folder_above_runs_is_no_run_but_names_one(paceline):
     )
 
 
-def test_a_trace_is_not_written_over_another_file_unless_asked_to(paceline, tmp_path):
+def test_a_trace_overwrites_a_file_only_on_request(paceline, tmp_path):
     assert train(paceline, out="run")[0] == 0
     (tmp_path / "trace.csv").write_text("precious")
     status, said = paceline("trace", "run")
@@ -206,7 +206,7 @@ JOBS = [
 
 
 @pytest.mark.parametrize(("changes", "words"), JOBS, ids=[words for _, words in JOBS])
-def test_jobs_that_cannot_work_are_refused(changes, words):
+def test_invalid_jobs_are_refused(changes, words):
     with pytest.raises(pl.UsageError) as refusal:
         simulate_training(**changes)
     assert words in str(refusal.value)
@@ -242,7 +242,7 @@ def test_contradicting_knobs_are_refused(knobs):
         pl.Protocol(**{"quorum": "all", "max_staleness": 0, "refill": "update", **knobs})
 
 
-def test_gradients_that_stay_not_finite_end_the_run_with_its_events_kept(tmp_path):
+def test_repeated_non_finite_gradients_end_the_run_and_keep_its_events(tmp_path):
     job = tiny_job(loss=never_finite)
     result = pl.train(job, protocol="asp", cluster=pl.Cluster(2), stop="updates=99", out=tmp_path / "run")
     assert result.stopped_by == "not_finite"
@@ -255,7 +255,7 @@ def never_finite(output, target):
     return F.cross_entropy(output, target) * float("nan")
 
 
-def test_a_full_disk_stops_the_run_and_says_so(tmp_path):
+def test_a_full_disk_stops_the_run_with_an_error(tmp_path):
     import resource
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -268,7 +268,7 @@ def test_a_full_disk_stops_the_run_and_says_so(tmp_path):
     assert len((tmp_path / "run/events.jsonl").read_text().splitlines()) > 20
 
 
-def test_a_data_set_with_nothing_to_train_on():
+def test_an_empty_training_set_is_refused():
     with pytest.raises(pl.UsageError, match="smaller than a batch"):
         simulate_training(data=dataset(samples=0))
 
@@ -291,20 +291,20 @@ MISUSES = [
 
 
 @pytest.mark.parametrize(("changes", "words"), MISUSES, ids=[words for _, words in MISUSES])
-def test_misuses_of_a_job_are_refused(changes, words):
+def test_invalid_use_of_a_job_is_refused(changes, words):
     with pytest.raises(pl.UsageError) as refusal:
         simulate_training(**changes)
     assert words in str(refusal.value)
 
 
 @pytest.mark.parametrize("given", [{"cluster": 4}, {"stop": 10}, {"job": "digits"}, {"protocol": 3}])
-def test_arguments_of_the_wrong_kind_are_refused(given):
+def test_arguments_of_the_wrong_type_are_refused(given):
     arguments = {"job": tiny_job(), "protocol": "bsp", "cluster": pl.Cluster(2), "stop": "updates=1", **given}
     with pytest.raises(pl.UsageError, match="expected "):
         pl.train(arguments.pop("job"), **arguments)
 
 
-def test_a_simulation_that_cannot_go_on_says_so():
+def test_a_stalled_simulation_is_an_error():
     cluster = pl.Cluster(1, faults=[pl.Fault(0, 3)])
     with pytest.raises(pl.RunError, match="after 2 of 9 updates: no live worker will deliver another gradient"):
         pl.simulate("asp", cluster, updates=9)

@@ -34,7 +34,7 @@ def test_simulated(protocol, sharding):
     assert result.history.totals.used == EPOCHS * SAMPLES // BATCH
 
 
-def test_a_minibatch_that_breaks_a_gradient_is_left_out_and_the_run_ends():
+def test_a_minibatch_with_a_non_finite_gradient_is_skipped_and_the_run_ends():
     faults = [pl.Fault(1, 2, kind="not_finite"), pl.Fault(0, 4, kind="not_finite")]
     result = pl.train(
         counting_job(SAMPLES), protocol="k_async(k=2)", cluster=pl.Cluster(N, faults=faults), stop="epochs=2"
@@ -43,13 +43,13 @@ def test_a_minibatch_that_breaks_a_gradient_is_left_out_and_the_run_ends():
     assert result.reason == "every minibatch was dealt out; 38 gradients were applied, the others not finite"
 
 
-def test_a_worker_for_whom_no_data_are_left_is_not_waited_for():
+def test_a_worker_without_remaining_data_is_not_awaited():
     cluster = pl.Cluster(N, timing=pl.Exponential(1.0), faults=deaths(40, back_after_s=6.5))
     result = pl.train(counting_job(SAMPLES), protocol="bsp", cluster=cluster, stop="epochs=2", seed=40)
     assert times_applied(result.model) == [2] * SAMPLES
 
 
-def test_a_run_whose_workers_all_die_goes_on_when_they_are_back():
+def test_a_run_continues_when_all_failed_workers_rejoin():
     faults = [pl.Fault(worker, 3, back_after_s=5.0) for worker in range(N)]
     cluster = pl.Cluster(N, timing=pl.Deterministic(1.0), faults=faults)
     result = pl.train(counting_job(SAMPLES), protocol="k_async(k=2)", cluster=cluster, stop="epochs=2")
@@ -72,17 +72,17 @@ def check_processes(protocol, seed):
     assert losses(result) >= 1
 
 
-def test_on_processes_that_are_killed_and_come_back():
+def test_worker_processes_that_are_killed_and_rejoin():
     check_processes("k_batch_async(k=3)", seed=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_on_processes_twenty_times(seed):
+def test_worker_processes_twenty_times(seed):
     check_processes(PROTOCOLS[seed % len(PROTOCOLS)], seed)
 
 
-def test_on_processes_and_resumed(tmp_path):
+def test_worker_processes_of_a_resumed_run(tmp_path):
     on_processes("k_async(k=2)", 1, stop="updates=9", out=tmp_path / "run")
     result = on_processes("k_async(k=2)", 1, stop=f"epochs={EPOCHS}", resume=tmp_path / "run")
     assert times_applied(result.model) == [EPOCHS] * SAMPLES
@@ -105,7 +105,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*(ended in the middle of a line|threads)")
-def test_on_processes_after_kill_9_of_the_parent_only_the_updates_since_the_checkpoint_are_lost(tmp_path):
+def test_kill_9_of_the_parent_loses_only_the_updates_since_the_checkpoint(tmp_path):
     (tmp_path / "script.py").write_text(KILLED)
     killed = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=environment(), check=False)
     assert killed.returncode == -signal.SIGKILL
@@ -116,7 +116,7 @@ def test_on_processes_after_kill_9_of_the_parent_only_the_updates_since_the_chec
 
 
 @pytest.mark.parametrize("protocol", [*PROTOCOLS, *MORE])
-def test_a_run_of_whole_epochs_can_be_given_more(protocol, tmp_path):
+def test_a_run_of_whole_epochs_can_be_extended(protocol, tmp_path):
     options = {"protocol": protocol, "cluster": pl.Cluster(N, timing=pl.Exponential(1.0))}
     first = pl.train(counting_job(SAMPLES), stop="epochs=1", out=tmp_path / "run", **options)
     assert times_applied(first.model) == [1] * SAMPLES

@@ -48,7 +48,7 @@ def test_the_parameters_are_those_of_the_loop(model, bar):
     [{"clip_norm": None}, {"microbatches": 1}, {"scheduler": None}],
     ids=lambda change: next(iter(change)),
 )
-def test_what_is_left_out_is_noticed(change):
+def test_an_omitted_part_changes_the_parameters(change):
     """The proof is none if it would not fail without one of the parts."""
     job = gpt_job(UPDATES, model=double_gpt)
     ours, theirs = (parameters_of(each) for each in (bsp(replace(job, **change), 3, 5), plain_gpt(job, 3, 5)))

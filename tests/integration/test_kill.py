@@ -45,5 +45,5 @@ def test_killed(unbroken, point, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.filterwarnings("ignore:.*ended in the middle of a line")
-def test_killed_at_twenty_random_points(unbroken, point, tmp_path):
+def test_killed_at_twenty_random_times(unbroken, point, tmp_path):
     check(unbroken, point, tmp_path / "run")

@@ -63,7 +63,7 @@ class SurvivorsGoOn(pl.Callback):
 @pytest.mark.parametrize(
     ("protocol", "draw"), [(pl.bsp(), 5), (pl.k_sync(k=2), 1), (pl.asp(), 5), (pl.ssp(lead=2), 5)], ids=str
 )
-def test_training_goes_on_without_a_killed_worker(protocol, draw):
+def test_training_continues_without_a_killed_worker(protocol, draw):
     seen = SurvivorsGoOn()
     with pytest.raises(EnoughSeenError):  # no number of updates makes sure that a worker of asp reaches its fault
         run(protocol, [pl.Fault(worker=1, draw=draw, kind="die")], updates=1_000_000, callbacks=[seen])
@@ -87,7 +87,7 @@ class KillsForkServer(pl.Callback):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_without_its_fork_server():
+def test_a_run_continues_without_its_fork_server():
     result = run(pl.bsp(), [pl.Fault(1, 4, "die")], n=2, updates=10, respawn=False, callbacks=[KillsForkServer()])
     assert result.stopped_by == "updates"
     [(worker, reason)] = lost(result)
@@ -96,7 +96,7 @@ def test_a_run_goes_on_without_its_fork_server():
 
 
 @pytest.mark.slow
-def test_a_fork_server_that_is_killed_while_workers_start_is_one_line(tmp_path, monkeypatch):
+def test_a_fork_server_killed_while_workers_start_is_a_one_line_error(tmp_path, monkeypatch):
     assert run(pl.bsp(), updates=1).stopped_by == "updates"  # there is one
     first = fork_server()
     first.kill()
@@ -121,7 +121,7 @@ def test_the_traceback_of_a_failed_worker_is_logged_as_an_error(caplog):
     assert "RuntimeError: scripted fault at draw 3" in caplog.messages[0]
 
 
-def test_respawn_brings_a_killed_worker_back():
+def test_respawn_restarts_a_killed_worker():
     is_back = EndWhen(lambda seen: seen.joined == [1] and seen.used_since[1] >= 3)
     result = run(pl.bsp(), [pl.Fault(1, 3, "die")], n=2, updates=1_000_000, respawn=True, callbacks=[is_back])
     assert [worker for worker, _ in lost(result)] == [1]
@@ -130,7 +130,7 @@ def test_respawn_brings_a_killed_worker_back():
 
 
 @pytest.mark.parametrize("respawn", [True, False])
-def test_a_worker_is_replaced_where_workers_are_started_again(respawn):
+def test_a_worker_is_replaced_if_respawn_is_on(respawn):
     is_enough = EndWhen(lambda seen: seen.used_since[1] > 4 and seen.updates > 20 and seen.joined == [1] * respawn)
     replacing = pl.bsp() + Replacing(worker=1, version=3)
     result = run(replacing, n=2, updates=1_000_000, respawn=respawn, callbacks=[is_enough])
@@ -161,7 +161,7 @@ def failing_loss(output, target):
 
 
 @pytest.mark.parametrize("respawn", [True, False])
-def test_a_job_that_fails_in_every_worker_is_one_line_and_its_folder_is_written(respawn, tmp_path, caplog):
+def test_a_job_that_fails_in_every_worker_is_a_one_line_error_with_a_run_folder(respawn, tmp_path, caplog):
     job = tiny_job(loss=failing_loss, sampling="epoch")
     line = (
         r"^every worker failed, the first one with: job tiny failed for worker [01], draw 1, minibatch [01] of "
@@ -188,29 +188,29 @@ def test_a_comparison_counts_a_job_that_fails_in_every_worker_as_failed(tmp_path
     assert "ValueError: no such class" in row.crashes[0].message
 
 
-def test_workers_of_which_one_was_killed_end_the_run_without_an_error():
+def test_a_run_with_one_killed_worker_ends_without_an_error():
     faults = [pl.Fault(0, 2, "die"), pl.Fault(1, 2, "raise")]
     assert run(pl.asp(), faults, n=2, updates=10_000).stopped_by == "no_workers"
 
 
-def test_the_run_ends_when_every_worker_is_gone():
+def test_the_run_ends_when_every_worker_is_lost():
     result = run(pl.asp(), [pl.Fault(worker, 2, "die") for worker in range(3)], updates=10_000)
     assert result.stopped_by == "no_workers"
     assert {worker for worker, _ in lost(result)} == {0, 1, 2}
 
 
-def test_a_loss_that_is_no_scalar_stops_the_run_with_one_line():
+def test_a_non_scalar_loss_is_a_one_line_error():
     with pytest.raises(pl.UsageError, match=r"the loss is not a scalar \(given shape \[8\]\)"):
         run(pl.bsp(), job=tiny_job(loss=nn.CrossEntropyLoss(reduction="none")))
 
 
-def test_a_data_set_without_evaluation_stays_silent_and_one_with_it_is_measured():
+def test_evaluation_runs_only_with_evaluation_data():
     job = tiny_job(model=batch_norm_net, eval_data=tiny_job().data)
     result = run(pl.bsp(), job=job)
     assert set(result.metrics) == {"loss", "accuracy"}
 
 
-def test_interrupted_workers_abandon_sleep_at_once():
+def test_an_interrupt_ends_a_simulated_delay_at_once():
     slow = pl.Cluster(3, timing=[pl.Deterministic(1e-6), pl.Deterministic(1e-6), pl.Deterministic(30.0)])
     result = run(pl.k_sync(k=2), slowness=slow, updates=20)
     assert result.time_s < 10
@@ -218,19 +218,19 @@ def test_interrupted_workers_abandon_sleep_at_once():
 
 
 @pytest.mark.slow
-def test_a_worker_that_never_notices_its_interrupts_piles_up_nothing():
+def test_a_worker_that_ignores_interrupts_accumulates_no_tasks():
     result = run(pl.k_sync(k=2), [pl.Fault(2, 1, "hang")], updates=100)
     assert result.stopped_by == "updates"
     assert used_by(result, 2) == 0
 
 
-def test_nothing_is_left_behind():
+def test_a_run_leaves_no_process_or_file():
     assert [worker for worker, _ in lost(run(pl.bsp(), [pl.Fault(1, 3, "die")]))] == [1]
     assert multiprocessing.active_children() == []
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(("torch_", "paceline", "psm_"))]
 
 
-def test_shared_memory_has_no_name():
+def test_shared_memory_is_anonymous():
     memory = SharedMemory(FlatLayout(batch_norm_net()), workers=2, slots=3)
     target = os.readlink(f"/proc/self/fd/{memory._file}")
     assert "memfd:paceline" in target
@@ -252,7 +252,7 @@ def test_a_job_of_hundreds_of_tensors_can_be_sent():
     assert result.stopped_by == "updates"
 
 
-def test_large_tensors_of_a_job_are_the_same_memory_in_every_process():
+def test_large_tensors_of_a_job_are_shared_by_every_process():
     large, small = torch.arange(300_000.0), torch.arange(3.0)
     parcel = SharedPickle({"a": large, "again": large, "small": small})
     assert len(parcel._pickle) < 2_000

@@ -43,14 +43,14 @@ def checkpoints(run):
     return sorted((run / CHECKPOINTS).glob("*-update-*"))
 
 
-def test_the_digest_is_that_of_the_log_until_the_checkpoint(whole):
+def test_the_digest_covers_the_log_up_to_the_checkpoint(whole):
     log = (whole.folder / EVENTS).read_bytes()
     for checkpoint in checkpoints(whole.folder):
         state = saved_state(checkpoint)
         assert state["log_digest"] == sha256(log[: state["log_bytes"]]).hexdigest()
 
 
-def test_the_digest_of_a_run_that_was_resumed_is_that_of_its_whole_log(whole, tmp_path):
+def test_the_digest_of_a_resumed_run_covers_its_whole_log(whole, tmp_path):
     train(tmp_path / "run", updates=3)
     train(tmp_path / "run", updates=5, resume=True)
     train(tmp_path / "run", resume=True)
@@ -61,7 +61,7 @@ def test_the_digest_of_a_run_that_was_resumed_is_that_of_its_whole_log(whole, tm
 
 
 @given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_any_flipped_bit_is_found_before_training_goes_on(where, bit, whole, tmp_path_factory):
+def test_any_flipped_bit_is_detected_before_training_resumes(where, bit, whole, tmp_path_factory):
     run = shutil.copytree(whole.folder, tmp_path_factory.mktemp("copy") / "run")
     first = saved_state(checkpoints(run)[0])["log_bytes"]
     content = bytearray((run / EVENTS).read_bytes())
@@ -75,7 +75,7 @@ def test_any_flipped_bit_is_found_before_training_goes_on(where, bit, whole, tmp
     assert (run / EVENTS).read_bytes() == content
 
 
-def test_damage_after_an_earlier_checkpoint_costs_only_time(whole, copy):
+def test_damage_after_an_earlier_checkpoint_falls_back_to_it(whole, copy):
     earlier, later = (saved_state(each)["log_bytes"] for each in checkpoints(copy)[-2:])
     content = bytearray((copy / EVENTS).read_bytes())
     content[(earlier + later) // 2] ^= 1
@@ -119,7 +119,7 @@ def gone(run, do, **options):
 
 
 @pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
-def test_a_folder_that_disappears_is_noticed_and_its_state_is_kept(how, whole, tmp_path):
+def test_a_deleted_folder_is_detected_and_the_state_is_saved_beside_it(how, whole, tmp_path):
     run = tmp_path / "run"
 
     def replaced():
@@ -138,7 +138,7 @@ def test_a_folder_that_disappears_is_noticed_and_its_state_is_kept(how, whole, t
         assert [path.name for path in run.iterdir()] == [EVENTS]
 
 
-def test_where_nothing_is_left_beside_it_the_state_goes_elsewhere(whole, tmp_path, monkeypatch):
+def test_without_a_writable_parent_the_state_is_saved_elsewhere(whole, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     kept = gone(tmp_path / "disk/run", lambda: shutil.rmtree(tmp_path / "disk"))
@@ -146,7 +146,7 @@ def test_where_nothing_is_left_beside_it_the_state_goes_elsewhere(whole, tmp_pat
     assert torch.equal(parameters_of(train(kept, resume=True).model), parameters_of(whole.model))
 
 
-def test_a_run_whose_working_directory_is_gone_too_is_kept_among_temporary_files(tmp_path, monkeypatch):
+def test_without_a_working_directory_the_state_is_saved_in_the_temporary_folder(tmp_path, monkeypatch):
     (tmp_path / "disk").mkdir()
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
@@ -156,7 +156,7 @@ def test_a_run_whose_working_directory_is_gone_too_is_kept_among_temporary_files
     assert kept == tmp_path / "tmp/run-rescued-1"
 
 
-def test_a_timeline_that_cannot_be_written_does_not_cost_the_model(tmp_path):
+def test_a_timeline_that_cannot_be_written_does_not_lose_the_model(tmp_path):
     run = tmp_path / "run"
     callbacks = [pl.PerfettoTrace(run / "timeline.json"), At(5, lambda: shutil.rmtree(run))]
     with (

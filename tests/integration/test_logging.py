@@ -76,7 +76,7 @@ def test_a_child_process_has_the_level_of_this_one(monkeypatch):
     assert log.level == logging.CRITICAL
 
 
-def test_a_simulated_loss_is_information(caplog):
+def test_a_simulated_worker_loss_is_logged_as_information(caplog):
     caplog.set_level(logging.INFO, "paceline")
     cluster = paceline.Cluster(2, faults=[paceline.Fault(worker=1, draw=2, kind="die")])
     paceline.train(tiny_job(), protocol="asp", cluster=cluster, stop="updates=5")
@@ -92,7 +92,7 @@ def test_a_record_has_the_rank(monkeypatch, caplog, rank, message):
     assert (record.getMessage(), record.rank, record.step) == (message, 2 if rank == "2" else None, 3)
 
 
-def test_the_handler_of_the_command_line_writes_one_line_a_record_and_leaves_nothing_behind(capsys, monkeypatch):
+def test_the_command_line_handler_writes_one_line_a_record_and_is_removed(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     handlers, level = [*logging.getLogger("paceline").handlers], logging.getLogger("paceline").level
     with logging_to_terminal():
@@ -147,7 +147,7 @@ def test_the_options_of_the_program_come_before_the_command(monkeypatch, capsys,
     assert capsys.readouterr().err == "paceline: run exists already; give another folder, or --overwrite\n"
 
 
-def test_nothing_is_printed_beside_the_results_of_commands():
+def test_commands_print_only_their_results():
     """Messages of a running process go to the log: print stands in the command line and in programs' output alone."""
     found = []
     for path in SOURCE.rglob("*.py"):

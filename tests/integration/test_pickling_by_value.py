@@ -173,7 +173,7 @@ print(len(compared.rows), compared.failures)
     assert capfd.readouterr().out.splitlines() == ["the script runs", "2 {}"]
 
 
-def test_lambdas_closures_partial_functions_and_local_classes_travel():
+def test_lambdas_closures_partial_functions_and_local_classes_are_pickled():
     weights = torch.ones(3, dtype=torch.float64)
 
     class Net(nn.Sequential):
@@ -187,7 +187,7 @@ def test_lambdas_closures_partial_functions_and_local_classes_travel():
     assert train(job).stopped_by == "updates"
 
 
-def test_large_arrays_that_functions_use_are_shared_and_not_copied_into_the_text():
+def test_large_arrays_used_by_functions_are_shared_and_not_pickled():
     tensor, array = torch.arange(300_000.0), np.arange(300_000.0)
     parcel = SharedPickle({"first": lambda: (tensor, array), "second": lambda: (tensor, array), "array": array})
     assert len(parcel._pickle) < LARGE_BYTES / 100
@@ -199,7 +199,7 @@ def test_large_arrays_that_functions_use_are_shared_and_not_copied_into_the_text
     assert first[1] is second[1] is opened["array"]
 
 
-def test_what_a_process_writes_into_a_shared_array_stays_its_own():
+def test_writes_to_a_shared_array_are_private_to_the_process():
     array = np.zeros(LARGE_BYTES)
     parcel = SharedPickle([array, torch.zeros(LARGE_BYTES)])
     again = SharedPickle.__new__(SharedPickle)
@@ -243,7 +243,7 @@ generator = (number for number in range(3))
         ({"optimizer": lambda parameters, numbers=generator: sgd()(parameters)}, "optimizer: its default 1 is a gen"),
     ],
 )
-def test_a_part_that_cannot_travel_is_named_before_any_process_starts(part, where, monkeypatch):
+def test_a_part_that_cannot_be_pickled_is_named_before_any_process_starts(part, where, monkeypatch):
     monkeypatch.setattr(Launcher, "start", None)
     with pytest.raises(pl.UsageError) as error:
         train(tiny_job(**part))
@@ -252,7 +252,7 @@ def test_a_part_that_cannot_travel_is_named_before_any_process_starts(part, wher
     assert "\n" not in str(error.value)
 
 
-def test_a_part_that_cannot_travel_is_named_in_a_comparison(tmp_path):
+def test_a_part_that_cannot_be_pickled_is_named_in_a_comparison(tmp_path):
     with pytest.raises(pl.UsageError, match=r"data: its attribute lock is a lock .*; .* or give processes=1"):
         pl.compare(
             tiny_job(data=Locked()),
@@ -281,7 +281,7 @@ class ByName:
         return sgd()(parameters)
 
 
-def test_what_is_pickled_by_its_name_in_the_main_module_is_one_line(monkeypatch):
+def test_an_object_pickled_by_name_in_the_main_module_is_a_one_line_error(monkeypatch):
     main = ModuleType("__main__")
     main.by_name = ByName()
     main.by_name.__module__ = "__main__"
@@ -311,7 +311,7 @@ if not __import__("os").environ.get("FIRST"):
         train(job)
 
 
-def test_a_run_of_a_notebook_is_resumed_from_python_and_the_command_line_says_so(tmp_path, monkeypatch, capsys):
+def test_the_command_refuses_to_resume_a_notebook_run_and_names_the_python_call(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
 
     def loss(output, target):

@@ -135,7 +135,7 @@ def test_a_result_is_short_readable_and_a_table(make):
     assert len("".join(markup.words)) <= 2000
 
 
-def test_they_say_what_matters():
+def test_results_show_their_main_figures():
     result = a_result()
     assert repr(result).startswith("Result(stopped_by=updates, reason=5 updates made, time_s=")
     assert "updates=5, used=10, " in repr(result)
@@ -166,7 +166,7 @@ def test_names_are_escaped():
 
 @settings(max_examples=40)
 @given(st.recursive(st.none() | st.integers() | st.floats() | st.text(), lambda of: st.lists(of) | st.tuples(of, of)))
-def test_any_value_is_one_short_line(value):
+def test_the_repr_of_any_value_is_one_short_line(value):
     assert len(summarize_value(value)) <= 60
     assert len(summarize_value(value).splitlines()) <= 1
 

@@ -107,7 +107,7 @@ def test_a_trace_replaces_a_link(run, tmp_path, victim):
     assert not (tmp_path / "trace.csv").is_symlink()
 
 
-def test_a_device_is_written_to_where_the_user_names_it_and_is_never_replaced(tmp_path):
+def test_a_device_named_by_the_user_is_written_and_never_replaced(tmp_path):
     write_out(tmp_path.__class__(os.devnull), b"text")
     (tmp_path / "link").symlink_to(os.devnull)
     write_out(tmp_path / "link", b"text")
@@ -118,7 +118,7 @@ def test_a_device_is_written_to_where_the_user_names_it_and_is_never_replaced(tm
     assert not os.path.isfile(os.devnull)
 
 
-def test_a_file_that_cannot_be_written_leaves_no_other(tmp_path):
+def test_a_failed_write_leaves_no_temporary_file(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("before")
     with pytest.raises(OSError, match="folder"):

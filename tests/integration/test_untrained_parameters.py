@@ -59,7 +59,7 @@ def test_a_job_that_trains_nothing_is_refused(protocol, changes, message):
 
 
 @pytest.mark.parametrize("case", ["a detached loss", "a loss of another parameter"])
-def test_local_processes_refuse_it_too(case):
+def test_local_processes_refuse_a_job_that_trains_nothing(case):
     changes, message = REFUSED[case]
     with pytest.raises(pl.UsageError, match=message):
         pl.train(tiny_job(**changes), protocol="bsp", cluster=pl.LocalCluster(1), stop="updates=3")
@@ -67,7 +67,7 @@ def test_local_processes_refuse_it_too(case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["bsp", "all_reduce"])
-def test_ranks_refuse_it_too(protocol):
+def test_ranks_refuse_a_job_that_trains_nothing(protocol):
     changes, message = REFUSED["a loss of another parameter"]
     with ranks(2, tiny_job(**changes), protocol=protocol, stop="updates=3") as started:
         started.start(1)
@@ -111,7 +111,7 @@ def test_many_names_are_shortened():
 
 
 @pytest.mark.parametrize("updates", [9, 10])
-def test_they_are_named_with_the_tenth_gradient(updates):
+def test_parameters_without_a_gradient_are_named_with_the_tenth_gradient(updates):
     assert len(said_about(tiny_job(model=partial(Partly, 1)), "asp", updates, n=1)) == (updates == 10)
 
 
@@ -129,7 +129,7 @@ class LowRank(nn.Module):
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "asp", "all_reduce", "dc_s3gd"])
-def test_low_rank_adaptation_is_right(protocol):
+def test_low_rank_adaptation_is_accepted(protocol):
     assert said_about(tiny_job(model=LowRank), protocol, 30, n=16) == []
 
 
@@ -148,5 +148,5 @@ def frozen_at_first():
     return model
 
 
-def test_frozen_parameters_are_left_out_without_a_word():
+def test_frozen_parameters_cause_no_message():
     assert said_about(tiny_job(model=frozen_at_first), "bsp", 20) == []

@@ -21,7 +21,7 @@ def test_the_program_of_ten_lines_has_ten_lines_or_fewer():
     assert len([line for line in blocks("python")[0].splitlines() if line]) <= 10
 
 
-def test_a_model_of_ones_own_takes_at_most_25_lines():
+def test_the_own_model_example_has_at_most_25_lines():
     assert len((EXAMPLES / "own_model.py").read_text().splitlines()) <= 25
 
 
@@ -29,7 +29,7 @@ def pages(*patterns):
     return [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
 
 
-def test_links_lead_somewhere():
+def test_every_link_has_a_target():
     assert [
         f"{page.relative_to(ROOT)}: {target}"
         for page in pages("*.md", "docs/**/*.md", "benchmarks/*.md", "papers/*/README.md")

@@ -23,7 +23,7 @@ def programs():
 
 @pytest.mark.docs
 @pytest.mark.timeout(300)
-def test_every_program_that_the_documentation_shows_passes_mypy_strict(tmp_path):
+def test_every_documented_program_passes_mypy_strict(tmp_path):
     for name, code in programs():
         (tmp_path / name).write_text(code, encoding="utf-8")
     checked = [OWN_PARTS, *sorted(tmp_path.glob("*.py")), *sorted((ROOT / "examples").glob("*.py"))]
@@ -37,6 +37,6 @@ def test_every_program_that_the_documentation_shows_passes_mypy_strict(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_law_a_controller_and_a_compensator_of_ones_own_need_nothing_but_the_public_names(capsys):
+def test_user_defined_parts_need_only_public_names(capsys):
     runpy.run_path(str(OWN_PARTS))
     assert capsys.readouterr().out.split() == ["2.0", "updates"]

@@ -133,7 +133,7 @@ def importers(files, package):
     return [name_of(path) for path in files if any(f"{name}.".startswith(f"{package}.") for name in imports(path))]
 
 
-def test_nothing_below_the_engines_knows_a_clock_a_process_or_a_cluster():
+def test_modules_below_the_engines_import_no_clock_or_process_module():
     files = [path for path in FILES if floor_of_file(path) in BELOW_ENGINES]
     assert [
         f"{name} imports {package}"
@@ -143,16 +143,16 @@ def test_nothing_below_the_engines_knows_a_clock_a_process_or_a_cluster():
     ] == []
 
 
-def test_what_decides_knows_no_tensor():
+def test_modules_of_decisions_do_not_import_torch():
     assert importers([path for path in FILES if floor_of_file(path) in NO_TORCH], "torch") == []
 
 
-def test_only_the_distributed_engine_knows_torch_distributed():
+def test_only_the_distributed_engine_imports_torch_distributed():
     users = importers(FILES, "torch.distributed")
     assert [name for name in users if not name.startswith("engines/distributed/")] == []
 
 
-def test_the_distributed_engine_is_imported_by_its_face_alone():
+def test_the_distributed_engine_is_imported_only_through_its_package():
     others = [path for path in FILES if not name_of(path).startswith("engines/distributed/")]
     found = [(name_of(path), name) for path in others for name in of_paceline(path)]
     assert [pair for pair in found if pair[1].startswith("engines/distributed/")] == []
@@ -162,7 +162,7 @@ def test_every_floor_has_modules():
     assert {floor_of_file(path) for path in FILES} == set(range(len(FLOORS)))
 
 
-def test_no_module_imports_itself_by_way_of_others():
+def test_there_are_no_circular_imports():
     folders = {name_of(path).removesuffix("/__init__"): path for path in FILES}
     graph = {name: {other for other in of_paceline(path) if other in folders} for name, path in folders.items()}
     try:
@@ -219,11 +219,11 @@ def test_sentences_name_who_acts():
     assert found == set()
 
 
-def test_every_public_name_can_be_imported_and_says_what_it_is():
+def test_every_public_name_can_be_imported_and_has_a_docstring():
     assert [name for name in paceline.__all__ if not getattr(paceline, name).__doc__] == []
 
 
-def test_a_name_of_version_0_1_is_answered_with_the_new_one():
+def test_an_old_public_name_raises_an_error_with_the_new_one():
     for old, new in paceline._RENAMED.items():
         assert hasattr(paceline, new)
         with pytest.raises(AttributeError, match=f"paceline.{old} is called paceline.{new} since version 0.2.0"):

@@ -51,7 +51,7 @@ def softmax_job(samples=SAMPLES, batch_size=8, lr=0.05):
 
 
 @pytest.mark.parametrize("figure", FIGURES)
-def test_every_figure_names_protocols_and_clusters_that_go_together(figure):
+def test_every_figure_has_compatible_protocols_and_clusters(figure):
     for case in FIGURES[figure].cases.values():
         names = [series.name for series in case.series]
         assert len(set(names)) == len(names)
@@ -85,12 +85,12 @@ def test_a_figure_is_run_once_tabulated_and_drawn(folder, tmp_path, capsys):
     assert "<svg" in (tmp_path / "figures/figure4.svg").read_text()
 
 
-def test_runs_that_end_early_do_not_get_among_the_results():
+def test_runs_that_end_early_are_not_saved_as_results():
     with pytest.raises(SystemExit):
         run.main(["--figure", "6", "--updates", "3"])
 
 
-def test_estimates_are_those_that_dbw_decided_by():
+def test_estimates_equal_those_used_by_dbw():
     result = pl.train(softmax_job(), protocol="dbw(D=3)", cluster=pl.Cluster(4), stop=pl.Stop(updates=20), seed=1)
     decided = [each.reason for each in result.history.of(DecisionMade) if each.kind == "quorum"]
     told = estimates(result.history, 3, 0.05, 4)
@@ -107,7 +107,7 @@ def test_estimates_are_those_that_dbw_decided_by():
         )
 
 
-def test_the_reasons_of_a_run_add_up_to_its_updates_and_its_time():
+def test_reasons_of_a_run_sum_to_its_updates_and_its_time():
     result = pl.train(softmax_job(), protocol="dbw(D=3)", cluster=pl.Cluster(4), stop=pl.Stop(updates=20), seed=1)
     told = reasons(result.history)
     assert set(told) >= {"begin", "best", "rose"}
@@ -115,7 +115,7 @@ def test_the_reasons_of_a_run_add_up_to_its_updates_and_its_time():
     assert sum(seconds for _, seconds in told.values()) == pytest.approx(result.time_s, abs=0.01)
 
 
-def test_the_truth_of_a_version_is_that_of_all_its_minibatches():
+def test_the_true_gradient_of_a_version_uses_all_its_minibatches():
     job = softmax_job()
     weights = torch.randn(7850, generator=torch.Generator().manual_seed(0)) * 0.01
     told = truth(job, weights, "cpu")
@@ -137,7 +137,7 @@ def test_a_gain_in_proportion_to_the_decrease_has_rank_correlation_one():
     assert told["median_error"] == {"squared_norm": 0, "variance": 0}
 
 
-def test_a_data_set_that_is_not_there_is_asked_for(tmp_path):
+def test_a_missing_data_set_is_an_error_with_a_remedy(tmp_path):
     with pytest.raises(UsageError, match="fetch mnist"):
         run.main(
             ["--figure", "8", "--only", "B=16/dbw$", "--folder", str(tmp_path), "--seeds", "1", "--out", str(tmp_path)]

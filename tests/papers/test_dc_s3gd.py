@@ -53,7 +53,7 @@ def test_the_warm_up_ends_at_a_third_of_the_full_rate_and_the_decay_at_nothing()
 
 
 @pytest.mark.parametrize("row", TABLE_I, ids=str)
-def test_table_1_is_trained_as_there(row):
+def test_table_1_has_the_settings_of_the_paper(row):
     tiny = TensorDataset(torch.zeros(1, 3, 32, 32).expand(90_000, -1, -1, -1), torch.zeros(90_000, dtype=torch.long))
     job = imagenet_job(row, tiny)
     assert job.batch_size in {256, 512, 1024}
@@ -71,7 +71,7 @@ def test_a_model_of_table_1_trains_a_step():
 
 
 @pytest.mark.parametrize("figure", FIGURES)
-def test_every_panel_has_series_that_can_run_there_and_whole_minibatches(figure):
+def test_every_panel_has_runnable_series_and_whole_minibatches(figure):
     for case in FIGURES[figure].cases.values():
         assert len({series.name for series in case.series}) == len(case.series)
         assert case.setup.minibatch * case.setup.n == case.setup.batch_size
@@ -79,7 +79,7 @@ def test_every_panel_has_series_that_can_run_there_and_whole_minibatches(figure)
             parse_plan(series.name).checked(case.setup.n, total=None, per_epoch=None)
 
 
-def test_what_two_figures_show_is_run_once():
+def test_runs_shared_by_two_figures_run_once():
     keys = {figure: {json.dumps(each.asked()) for each in runs(figure, 1)} for figure in FIGURES}
     assert len(keys["rates"] & keys["table1"]) == len(ALL)
     assert len(keys["rates"] & keys["lambda"]) == len(ALL)
@@ -90,7 +90,7 @@ def test_what_two_figures_show_is_run_once():
 
 
 @pytest.mark.parametrize("protocol", ITERATIONS.protocols)
-def test_simulated_iterations_take_what_the_equations_say(protocol):
+def test_simulated_iteration_times_match_the_equations(protocol):
     line = Iteration(protocol).carry_out(Where(Path(), updates=40))
     warming_up = 3 / 40 if protocol == "dc_s3gd" else 1e-4  # the first gradients wait for no sum
     assert line["simulated_s"] == pytest.approx(line["predicted_s"], rel=warming_up)
@@ -101,7 +101,7 @@ def test_the_equations():
     assert [predicted_s(each, **times_s) for each in ("all_reduce", "dc_s3gd", "asp")] == [5.0, 3.0, 6.0]
 
 
-def test_a_server_with_one_link_is_slower_than_eq_15_where_it_is_busy():
+def test_a_busy_server_with_one_link_is_slower_than_eq_15():
     line = Iteration("asp").carry_out(Where(Path(), updates=40))
     slower = np.array(line["on_one_link_s"]) / line["simulated_s"]
     assert slower.min() == 1
@@ -111,7 +111,7 @@ def test_a_server_with_one_link_is_slower_than_eq_15_where_it_is_busy():
 
 @given(st.integers(1, 4), st.integers(1, 12), st.integers(0, 2**32 - 1))
 @settings(deadline=None)
-def test_one_iteration_of_slack_is_between_waiting_for_all_and_waiting_for_nobody(n, rounds, seed):
+def test_one_iteration_of_slack_is_between_full_waiting_and_no_waiting(n, rounds, seed):
     compute_s = np.random.default_rng(seed).exponential(size=(rounds, n))
     blocking, slack = (played_s(protocol, compute_s) for protocol in ("all_reduce", "dc_s3gd"))
     assert blocking == pytest.approx(compute_s.max(axis=1).mean())
@@ -120,17 +120,17 @@ def test_one_iteration_of_slack_is_between_waiting_for_all_and_waiting_for_nobod
 
 @pytest.mark.parametrize("protocol", ["all_reduce", "dc_s3gd"])
 @pytest.mark.parametrize("cluster", ["exp(1)", "1, and 5 for every 50th gradient"])
-def test_iterations_of_stragglers_take_as_long_as_when_they_are_played(protocol, cluster):
+def test_predicted_iteration_times_of_stragglers_match_a_simulation(protocol, cluster):
     line = Waiting(cluster, protocol, seed=0).carry_out(Where(Path(), updates=200))
     assert line["seconds"] == pytest.approx(line["played_s"], rel=0.1)
 
 
-def test_every_cluster_of_stragglers_is_that_of_its_name():
+def test_every_cluster_of_stragglers_matches_its_name():
     one = [cluster.distribution_of(0).expectation_s for cluster in STRAGGLERS.clusters.values()]
     assert one == pytest.approx([1, 1, 1, 1.08, 1, 1])
 
 
-def test_the_papers_nodes_are_slower_where_they_are_more():
+def test_more_nodes_have_longer_iterations():
     of_512 = [row.iteration_s for row in TABLE_I if row.model == "resnet50" and row.batch_size / row.nodes == 512]
     assert of_512 == pytest.approx([7.88, 8.59, 8.93], abs=0.005)
 
@@ -178,11 +178,11 @@ def test_a_run_that_was_interrupted_is_not_kept(folder, monkeypatch):
         Run(MNIST, Series("dc_s3gd"), seed=0).carry_out(Where(folder))
 
 
-def test_gains_are_of_the_same_seed():
+def test_gains_are_paired_by_seed():
     ours, others = ({seed: {"accuracy": seed * factor} for seed in seeds} for seeds, factor in (((1, 2), 2), ((2,), 1)))
     assert table.gains(ours, others) == [2]
 
 
-def test_the_seeds_of_a_row_are_those_of_each_series():
+def test_a_row_has_the_seeds_of_each_series():
     once, twice = {0: {}}, {0: {}, 1: {}}
     assert [table.seeds_of({"a": twice, "b": each}) for each in (twice, once, {})] == ["2", "1 to 2", "2"]

@@ -11,7 +11,7 @@ from papers.series import spread
 PAPERS = ("dbw", "dc_s3gd", "slow_and_stale", pytest.param("sync_switch", marks=pytest.mark.slow))
 
 
-def test_a_spread_says_mean_interval_and_range():
+def test_a_spread_shows_mean_interval_and_range():
     assert spread([54.0, 56.0, 61.0], 1) == "57.0 +- 9.0 (54.0 to 61.0)"
     assert spread([38.4], 1) == "38.4 (one seed)"
     assert spread([], 1) == "-"
@@ -25,7 +25,7 @@ def test_the_tables_are_those_of_the_kept_results(paper):
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_the_page_says_what_its_ranges_are(paper):
+def test_the_page_defines_its_ranges(paper):
     words = re.sub(r"\s+", " ", (Path("papers") / paper / "README.md").read_text())
     assert "smallest and" in words
     assert "no interval: one more seed lies outside with probability 2 / (seeds + 1)" in words

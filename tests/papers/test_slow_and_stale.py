@@ -29,21 +29,21 @@ def folder(tmp_path_factory):
 # --- the configurations are what the paper says ---------------------------------------------------------------
 
 
-def test_the_laws_are_those_of_the_figures():
+def test_distributions_match_the_figures():
     assert (DISTRIBUTIONS["exp(1)"].expectation_s, DISTRIBUTIONS["1 + exp(1)"].expectation_s) == (1, 2)
     assert TIMES["6"].updates == 2000
     assert list(TIMES["5"].laws) == ["exp(1)", "1 + exp(1)", "Pareto(2, 1)"]
     assert set(TIMES["6"].laws) == {"Pareto(2, 1)", "1 + exp(1)"}
 
 
-def test_mnist_is_trained_as_in_fig_8():
+def test_mnist_has_the_settings_of_fig_8():
     assert (MNIST.cluster.n, MNIST.batch_size, MNIST.lr, MNIST.regulariser) == (8, 1, 0.01, 0.01)
     assert MNIST.cluster.distribution_of(0) == pl.Exponential(mean_s=1.0)
     quorums = [parse_plan(series.protocol).phases[0].protocol.quorum for series in MNIST.series]
     assert quorums == ["all", 4, 4, 4, 4, 1]
 
 
-def test_cifar_is_trained_as_in_fig_9():
+def test_cifar_has_the_settings_of_fig_9():
     assert (CIFAR10.cluster.n, CIFAR10.batch_size, CIFAR10.lr, CIFAR10.regulariser) == (40, 250, 0.01, 0.05)
     assert CIFAR10.cluster.distribution_of(0).expectation_s == 1 / 20
     assert pytest.approx(0.005 * CIFAR10.lr) == C
@@ -58,7 +58,7 @@ def test_k_sync_is_varied_as_in_fig_11_and_12():
 
 
 @pytest.mark.parametrize("figure", FIGURES)
-def test_every_panel_has_series_that_can_run_there_each_of_another_name(figure):
+def test_every_panel_has_runnable_series_with_distinct_names(figure):
     for case in FIGURES[figure].cases.values():
         assert len({series.name for series in case.series}) == len(case.series)
         for series in case.series:
@@ -75,7 +75,7 @@ def test_figures_that_show_the_same_runs_run_them_once():
 # --- the jobs ---------------------------------------------------------------------------------------------------
 
 
-def test_the_penalty_is_on_the_weights_alone(folder):
+def test_the_penalty_applies_only_to_weights(folder):
     job = jobs.make_job(MNIST, 0.01, folder)
     model = job.build_model(0)
     torch.nn.init.normal_(model[1].weight)
@@ -102,7 +102,7 @@ def test_pixels_are_scaled_as_the_panel_says(folder, panel, least, most):
     assert 0.8 * most < inputs.max() <= most * 1.0001
 
 
-def test_the_probe_is_evaluated_at_once(folder):
+def test_the_probe_is_evaluated_without_delay(folder):
     assert len(jobs.make_job(MNIST, 0.01, folder).eval_data) == 1
 
 
@@ -129,12 +129,12 @@ def test_every_figure_is_run_once_tabulated_and_drawn(folder, tmp_path):
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {f"figure{figure}.svg" for figure in run.ALL}
 
 
-def test_runs_that_end_early_do_not_get_among_the_results():
+def test_runs_that_end_early_are_not_saved_as_results():
     with pytest.raises(SystemExit):
         run.main(["--updates", "3"])
 
 
-def test_a_data_set_that_is_not_there_is_asked_for(tmp_path):
+def test_a_missing_data_set_is_an_error_with_a_remedy(tmp_path):
     jobs._data.cache_clear()
     with pytest.raises(UsageError, match="fetch mnist"):
         run.main(["--figure", "8", "--folder", str(tmp_path), "--seeds", "1", "--out", str(tmp_path)])
@@ -154,11 +154,11 @@ def test_values_are_means_of_what_was_measured_nearby():
     assert np.isnan(table.around(line, 500, FIGURES["8"]))
 
 
-def test_the_worst_is_that_of_the_second_half():
+def test_the_maximum_is_taken_over_the_second_half():
     assert table.worst(line_of([1, 2, 3, 4], [9.0, 1.0, 2.0, 1.5]), FIGURES["8"]) == 2
 
 
-def test_the_order_says_where_seeds_disagree():
+def test_the_order_shows_disagreement_between_seeds():
     by_series = {
         "slow": {0: line_of([100], [3.0]), 1: line_of([100], [3.0])},
         "first": {0: line_of([100], [1.0]), 1: line_of([100], [1.5])},
@@ -177,5 +177,5 @@ def test_asynchronous_sgd_falls_sooner_and_synchronous_sgd_lower():
     assert told.best == ["asp", "bsp"]
 
 
-def test_changes_are_told_with_the_first_of_their_times():
+def test_changes_are_listed_with_their_first_time():
     assert changes([1.0, 2.0, 3.0, 4.0], ["asp", "asp", "bsp", "asp"]) == [(1.0, "asp"), (3.0, "bsp"), (4.0, "asp")]

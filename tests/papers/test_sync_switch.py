@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
 # --- the configurations are what the paper says ---------------------------------------------------------------
 
 
-def test_the_set_ups_are_those_of_the_paper():
+def test_set_ups_match_the_paper():
     told = {
         name: (setup.job, setup.cluster.n, setup.workload, setup.batch_size, setup.lr, percent)
         for name, (setup, percent) in SETUPS.items()
@@ -70,7 +70,7 @@ def test_a_job_steps_with_n_times_the_rate_under_bsp_and_decays_it_by_workload(f
     )
 
 
-def test_the_small_version_has_the_stragglers_that_were_asked_for():
+def test_the_small_version_has_the_requested_stragglers():
     assert (SMALL.cluster.n, SMALL_16.cluster.n) == (8, 16)
     slow = {
         len(stragglers): [
@@ -84,7 +84,7 @@ def test_the_small_version_has_the_stragglers_that_were_asked_for():
 
 
 @pytest.mark.parametrize("figure", FIGURES)
-def test_every_panel_has_series_that_can_run_there_each_of_another_name(figure):
+def test_every_panel_has_runnable_series_with_distinct_names(figure):
     for case in FIGURES[figure].cases.values():
         names = [series.name for series in case.series]
         assert len(set(names)) == len(names)
@@ -112,7 +112,7 @@ def test_larger_minibatches_take_longer_but_not_in_proportion_and_there_are_fewe
 
 @given(t_s=st.floats(0, 1000), work_s=st.floats(0, 1000), at_s=st.floats(0, 200), slowdown=st.floats(1, 10))
 @settings(deadline=None)  # a busy machine is not a failure
-def test_work_done_by_a_straggler_is_that_of_its_timeline(t_s, work_s, at_s, slowdown):
+def test_the_work_of_a_straggler_follows_its_slowness_profile(t_s, work_s, at_s, slowdown):
     straggler = pl.Periodic(on_s=30, every_s=70, slowdown=slowdown, workers=(0,), at_s=at_s)
     took_s = SlownessProfile([straggler]).duration_s(work_s, t_s)
     assert float(when(done(t_s, straggler) + work_s, straggler)) - t_s == pytest.approx(took_s, abs=1e-6)
@@ -120,7 +120,7 @@ def test_work_done_by_a_straggler_is_that_of_its_timeline(t_s, work_s, at_s, slo
 
 @pytest.mark.parametrize("stragglers", [(), ONE, TWO], ids=["none", "one", "two"])
 @pytest.mark.parametrize("share", [1.0, 0.25, 0.0])
-def test_a_plan_takes_as_long_in_the_simulator_as_when_it_is_played(stragglers, share):
+def test_the_predicted_time_of_a_plan_matches_the_simulator(stragglers, share):
     cluster, workload = slowed(SMALL, *stragglers).cluster, 4000
     bsp = round(share * workload)
     plan = {1.0: "bsp", 0.0: "asp"}.get(share, f"bsp@gradients={bsp} >> asp")
@@ -131,12 +131,12 @@ def test_a_plan_takes_as_long_in_the_simulator_as_when_it_is_played(stragglers, 
 
 @pytest.mark.parametrize("stragglers", [(), ONE], ids=["none", "one"])
 @pytest.mark.parametrize("share", [1.0, 0.25, 0.0])
-def test_the_closed_form_says_so_too(stragglers, share):
+def test_the_predicted_time_of_a_plan_matches_the_closed_form(stragglers, share):
     workers = Workers.of(slowed(SMALL, *stragglers).cluster)
     assert workers.plan_s(8000, share) == pytest.approx(workers.played_s(8000, share).mean(), rel=0.01)
 
 
-def test_doing_without_stragglers_is_bsp_of_those_who_are_left():
+def test_excluding_stragglers_is_bsp_of_the_remaining_workers():
     """With one straggler for a fifth of the time: a fifth of the time at the pace of 7 workers."""
     workers = Workers.of(slowed(SMALL, *ONE).cluster)
     pace = sum(share * n / Workers(n, 0.5, 0.5).bsp_update_s() for share, n in ((0.8, 8), (0.2, 7)))
@@ -149,7 +149,7 @@ def test_an_update_of_bsp_takes_the_shift_and_the_largest_of_n_exponential_times
 
 
 @pytest.mark.parametrize(("name", "theirs"), [("set-up 1", 5.13), ("set-up 2", 1.66), ("set-up 3", 1.87)])
-def test_the_papers_speed_ups_follow_from_the_paces_that_it_measured(name, theirs):
+def test_speed_ups_of_the_paper_follow_from_its_measured_rates(name, theirs):
     setup, percent = SETUPS[name]
     bsp_s, plan_s = (theirs_s(setup.measured, setup.cluster.n, 64_000, share) for share in (1, percent / 100))
     assert bsp_s / plan_s == pytest.approx(theirs, rel=0.04)
@@ -193,18 +193,18 @@ def test_the_papers_own_jobs_run(folder, name):
     assert [kind for _, _, kind, _ in line["decisions"]] == ["protocol", "protocol"]
 
 
-def test_the_time_to_an_accuracy_is_when_it_was_first_measured():
+def test_the_time_to_an_accuracy_is_its_first_measurement():
     line = {"test_s": [1.0, 2.0, 3.0], "test_accuracy": [0.5, None, 0.9]}
     assert table.time_to(line, 0.8) == 3
     assert np.isnan(table.time_to(line, 0.95))
 
 
-def test_runs_of_another_set_up_are_not_taken_for_those_of_a_panel():
+def test_runs_of_another_set_up_are_not_used_for_a_panel():
     lines = [{"asked": Run(SMALL, Series("bsp"), 0).asked()}, {"asked": Run(SMALL_16, Series("bsp"), 0).asked()}]
     assert lines_of(SMALL, [Series("bsp")], lines) == lines[:1]
 
 
-def test_a_run_that_two_panels_show_is_done_once(folder, tmp_path):
+def test_a_run_shared_by_two_panels_runs_once(folder, tmp_path):
     asked = ["--figure", "5", "--only", "^small, .*/(bsp|asp)$", "--folder", str(folder), "--seeds", "1"]
     run.main([*asked, "--updates", "1", "--out", str(tmp_path)])
     lines = [json.loads(line) for line in (tmp_path / "training.jsonl").read_text().splitlines()]

@@ -40,7 +40,7 @@ def test_the_page_holds_the_kept_results():
         assert f"| {line['setting']} | {' | '.join([*cells, success])} |" in page
 
 
-def test_the_printed_table_agrees_with_itself():
+def test_the_printed_table_is_consistent():
     """What is amortised is the cost over one constant, and effective x cost a whole number of runs."""
     for row in costs.TABLE_IV:
         assert row.cost / row.amortised == pytest.approx(0.805, abs=0.002)

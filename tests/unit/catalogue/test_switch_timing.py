@@ -59,12 +59,12 @@ def updates(result):
         ),
     ],
 )
-def test_it_stands_for_a_plan(timing, text, same):
+def test_sync_switch_expands_to_a_plan(timing, text, same):
     timing()
     assert parse_plan(text).phases == parse_plan(same).phases
 
 
-def test_a_file_that_says_1_is_the_first_protocol_alone(timing):
+def test_a_file_with_fraction_1_is_the_first_protocol_alone(timing):
     assert parse_plan(f"sync_switch(timing={timing(fraction=1.0)})").phases == parse_plan("bsp").phases
 
 
@@ -72,13 +72,13 @@ def test_it_is_named_with_its_paper():
     assert "Paper: Li et al." in PLANS["sync_switch"].__doc__
 
 
-def test_a_run_switches_where_the_file_says(timing, tmp_path):
+def test_a_run_switches_at_the_fraction_of_the_file(timing, tmp_path):
     result = train(f"sync_switch(timing={timing()})", out=tmp_path / "run")
     assert updates(result) == [4, 4] + [1] * 24
     assert pl.replay(tmp_path / "run").is_same
 
 
-def test_a_run_of_a_file_goes_on(timing, tmp_path):
+def test_a_run_of_a_timing_file_is_resumed(timing, tmp_path):
     plan = f"sync_switch(timing={timing()})"
     whole = train(plan)
     train(plan, stop="gradients=32,updates=5", out=tmp_path / "run")
@@ -135,7 +135,7 @@ def test_a_broken_file_is_refused(timing, changes, words):
     assert words in str(refusal.value)
 
 
-def test_a_file_that_is_not_there_or_no_toml_is_refused(tmp_path, monkeypatch):
+def test_a_missing_file_and_a_file_that_is_not_toml_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(pl.UsageError, match=r"cannot read the timing file nowhere\.toml"):
         pl.sync_switch(timing="nowhere.toml")
@@ -166,14 +166,14 @@ def test_a_file_that_is_not_there_or_no_toml_is_refused(tmp_path, monkeypatch):
         ("k_async(k=2)@3% >> sync_switch(timing=timing.toml)", "was found for a run that is bsp until 0.25"),
     ],
 )
-def test_what_makes_no_sense_is_refused(timing, text, words):
+def test_invalid_arguments_are_refused(timing, text, words):
     timing()
     with pytest.raises(pl.UsageError) as refusal:
         parse_plan(text)
     assert words in str(refusal.value)
 
 
-def test_a_part_that_the_switch_overtakes_is_refused():
+def test_a_phase_that_ends_after_the_switch_is_refused():
     with pytest.raises(pl.UsageError, match="the parts overlap"):
         train("dbw@50% >> sync_switch(fraction=0.25)")
 
@@ -191,13 +191,13 @@ def test_a_part_that_the_switch_overtakes_is_refused():
         ("bsp@updates=3 >> ssp(lead=1)@seconds=12 >> asp", "seconds=9", "so asp is never reached; end the part"),
     ],
 )
-def test_a_plan_that_never_reaches_a_part_is_refused(plan, stop, words):
+def test_a_plan_with_an_unreachable_phase_is_refused(plan, stop, words):
     with pytest.raises(pl.UsageError) as refusal:
         train(plan, stop=stop)
     assert words in str(refusal.value)
 
 
-def test_a_simulation_that_never_reaches_a_part_is_refused():
+def test_a_simulation_with_an_unreachable_phase_is_refused():
     with pytest.raises(pl.UsageError, match="the run stops at 5 updates, so asp is never reached"):
         pl.simulate("bsp@updates=5 >> asp", CLUSTER, updates=5)
 
@@ -212,5 +212,5 @@ def test_a_simulation_that_never_reaches_a_part_is_refused():
         ("bsp@99% >> asp", "epochs=1"),
     ],
 )
-def test_a_plan_that_may_reach_its_last_part_runs(plan, stop):
+def test_a_plan_with_a_reachable_last_phase_runs(plan, stop):
     assert not train(plan, stop=stop).stopped_by.is_failure

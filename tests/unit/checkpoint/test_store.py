@@ -51,7 +51,7 @@ def test_state_survives_with_its_types(value):
 @pytest.mark.parametrize(
     "value", [inf, -inf, pl.k_async(k=2), pl.Fault(1, 2), {"$tuple": 1}, {"$float": "inf", "a": 2}]
 )
-def test_state_that_json_does_not_know(value):
+def test_state_that_json_cannot_represent(value):
     assert same(there_and_back(value), value)
 
 
@@ -73,7 +73,7 @@ def test_state_of_tensors_and_arrays():
 
 
 @pytest.mark.parametrize("value", [object(), {"walk": [lambda: 0]}, {1: object()}, nn.Linear(1, 1)])
-def test_what_is_not_plain_is_refused_by_its_path(value):
+def test_objects_that_are_not_plain_data_are_refused_with_their_path(value):
     with pytest.raises(pl.UsageError, match=r"^state\S* is a \w+, which a checkpoint cannot hold"):
         encode(value, {})
 
@@ -93,11 +93,11 @@ def test_the_last_few_are_kept_and_the_newest_is_loaded(tmp_path):
     assert checkpoints.load()["held"] == (Accept(1, 4, 0, 8),)
 
 
-def test_without_any_there_is_nothing_to_load(tmp_path):
+def test_an_empty_store_loads_nothing(tmp_path):
     assert Checkpoints(tmp_path / "none").load() is None
 
 
-def test_one_that_was_not_finished_is_no_checkpoint(tmp_path):
+def test_an_unfinished_checkpoint_is_ignored(tmp_path):
     checkpoints = store(tmp_path)
     (tmp_path / ".unfinished").mkdir()
     (tmp_path / ".unfinished" / STATE).write_text("{")
@@ -107,7 +107,7 @@ def test_one_that_was_not_finished_is_no_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("name", [STATE, TENSORS, SUMS])
-def test_a_flipped_byte_anywhere_is_found_out(tmp_path, name):
+def test_a_flipped_byte_anywhere_is_detected(tmp_path, name):
     checkpoints = store(tmp_path)
     path = tmp_path / "000003-update-2" / name
     whole = path.read_bytes()
@@ -120,7 +120,7 @@ def test_a_flipped_byte_anywhere_is_found_out(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", [STATE, TENSORS, SUMS])
-def test_a_missing_file_is_found_out(tmp_path, name):
+def test_a_missing_file_is_detected(tmp_path, name):
     checkpoints = store(tmp_path)
     (tmp_path / "000003-update-2" / name).unlink()
     with pytest.warns(PacelineWarning, match=f"{name}: No such file"):
@@ -128,7 +128,7 @@ def test_a_missing_file_is_found_out(tmp_path, name):
 
 
 @pytest.mark.parametrize("latest", [None, "", "000009-update-9", "\0"])
-def test_a_lost_pointer_does_no_harm(tmp_path, latest):
+def test_a_missing_pointer_file_is_tolerated(tmp_path, latest):
     checkpoints = store(tmp_path)
     (tmp_path / LATEST).unlink() if latest is None else (tmp_path / LATEST).write_text(latest)
     assert checkpoints.load()["version"] == 2
@@ -143,7 +143,7 @@ def test_damage_everywhere_is_an_error(tmp_path):
         checkpoints.load()
 
 
-def test_the_sums_are_those_of_sha256sum(tmp_path):
+def test_checksums_match_sha256sum(tmp_path):
     store(tmp_path, count=1)
     assert os.system(f"cd {tmp_path}/000001-update-0 && sha256sum --check --quiet --strict {SUMS}") == 0
 
@@ -156,7 +156,7 @@ def test_another_schema_is_refused(tmp_path, monkeypatch):
         checkpoints.load()
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_others(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_other_checkpoints(tmp_path, monkeypatch):
     checkpoints = store(tmp_path)
 
     def full(descriptor):
@@ -173,7 +173,7 @@ def test_at_least_one_is_kept(tmp_path):
         Checkpoints(tmp_path, keep=0)
 
 
-def test_a_kill_while_the_pointer_was_written_does_no_harm(tmp_path):
+def test_a_kill_during_the_write_of_the_pointer_is_tolerated(tmp_path):
     checkpoints = store(tmp_path)
     (tmp_path / ".unfinished-latest").write_text("0000")
     checkpoints.save(9, {"version": 9})

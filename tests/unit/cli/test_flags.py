@@ -108,12 +108,12 @@ def test_arguments_become_flags(message, said):
         ),
     ],
 )
-def test_names_that_knobs_and_lengths_have_too_stay_theirs(message, said):
+def test_names_shared_with_knobs_and_durations_are_kept(message, said):
     assert in_flags(message, KNEE, "knee") == (message if said is None else said)
 
 
 @given(st.sampled_from(sorted(TRAIN)), st.integers() | st.floats() | st.text("abc,=() '-", max_size=9))
-def test_an_argument_with_a_value_becomes_its_flag_and_nothing_within_brackets_does(name, value):
+def test_an_argument_with_a_value_becomes_its_flag_except_within_brackets(name, value):
     assert in_flags(f"give {name}={value!r}, or", TRAIN).startswith(f"give {TRAIN[name]} ")
     inside = f"{name}(k={name}, {name}=3)"
     assert in_flags(inside, TRAIN) == inside
@@ -200,7 +200,7 @@ def job():
 
 
 @pytest.mark.parametrize("error", ["ValueError", "FileNotFoundError", "KeyError"])
-def test_the_place_of_a_failure_stands_above_the_users_own_traceback(paceline, tmp_path, monkeypatch, error):
+def test_the_location_of_a_failure_is_above_the_traceback(paceline, tmp_path, monkeypatch, error):
     monkeypatch.syspath_prepend(tmp_path)
     module = f"failing_{error.lower()}"
     (tmp_path / f"{module}.py").write_text(FAILING.format(error=error))
@@ -267,7 +267,7 @@ def test_a_file_in_place_of_a_folder(tmp_path):
         pl.replay(tmp_path / "run")
 
 
-def test_a_comparison_that_crashed_names_the_argument(tmp_path):
+def test_a_failed_comparison_names_the_argument(tmp_path):
     def broken(output, target):
         raise ValueError("broken")
 
@@ -283,13 +283,13 @@ def test_a_comparison_that_crashed_names_the_argument(tmp_path):
         )
 
 
-def test_an_object_of_many_lines_is_refused_in_one():
+def test_the_error_for_an_object_with_a_multi_line_repr_is_one_line():
     job = tiny_job()
     with pytest.raises(pl.UsageError) as refusal:
         tiny_job(optimizer=job.optimizer(job.model().parameters()))
     assert "\n" not in str(refusal.value)
 
 
-def test_a_batch_size_is_not_advised_to_be_zero():
+def test_an_error_never_proposes_a_batch_size_of_zero():
     with pytest.raises(pl.UsageError, match=r"batch_size=1.5, expected a whole number, such as batch_size=32"):
         tiny_job(batch_size=1.5)

@@ -9,7 +9,7 @@ from paceline.cli.protocols import protocols
 from paceline.utils.spec_parser import parse_call
 
 
-def test_every_default_can_be_typed_as_it_is_listed(capsys):
+def test_every_listed_default_can_be_typed(capsys):
     protocols()
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80

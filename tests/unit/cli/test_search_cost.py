@@ -39,18 +39,18 @@ def test_the_table_has_the_columns_of_the_paper(program):
     assert "50% is correct and takes 60 s." in out.replace("\n", " ")
 
 
-def test_shares_may_be_typed_either_way_and_settings_may_be_shares(program):
+def test_fractions_and_percentages_are_accepted_as_settings(program):
     percent = program(FILE, "--settings", "1+1", "--ladder", "50%,0%")[1]
     shares = FILE.replace("bsp_percent", "setting").replace(",100,1", ",1,1").replace(",50,60", ",0.5,60")
     assert percent == program(shares, "--settings", "1+1", "--ladder", "0.5,0")[1]
 
 
-def test_a_file_of_a_spreadsheet_is_read(program):
+def test_a_spreadsheet_export_is_read(program):
     spreadsheet = "\N{BYTE ORDER MARK}" + FILE.replace(",", ", ")
     assert program(spreadsheet, "--settings", "1+1") == program(FILE, "--settings", "1+1")
 
 
-def test_rows_can_be_left_out_and_stand_for_others(program):
+def test_rows_can_be_excluded_and_mapped_to_other_settings(program):
     options = ("--settings", "0+1", "--ladder", "25%", "--stand-in", "25%=50%", "--truth", "25%", "--format", "json")
     everybody = json.loads(program(FILE, *options)[1])
     without = json.loads(program(FILE, *options, "--leave-out", "order=SSP,ASP", "--leave-out", "run=d,b")[1])
@@ -59,7 +59,7 @@ def test_rows_can_be_left_out_and_stand_for_others(program):
     assert (everybody["settings"][0]["success"], without["settings"][0]["success"]) == (0.5, 1.0)
 
 
-def test_json_says_all_and_that_nothing_is_ever_saved(program):
+def test_json_has_every_figure_and_null_for_a_search_that_never_pays_off(program):
     told = json.loads(program(FILE, "--settings", "1+1", "--truth", "100%", "--format", "json")[1])
     [setting] = told["settings"]
     assert (setting["recurring"], setting["bsp_runs"], setting["candidate_runs"]) == (False, 1, 1)
@@ -67,14 +67,14 @@ def test_json_says_all_and_that_nothing_is_ever_saved(program):
     assert setting["found"] == [{"setting": 1.0, "probability": 0.5}, {"setting": 0.5, "probability": 0.5}]
 
 
-def test_what_is_simulated_is_marked_and_its_error_said(program):
+def test_simulated_figures_are_marked_with_their_error(program):
     _, out, _ = program(FILE, "--settings", "1+1", "--exact-up-to", "0", "--draws", "400")
     assert out.splitlines()[2].endswith("%~")
     assert "400 searches: standard error at most" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_the_best_run_alone_two_sides_and_a_given_target_change_what_is_found(program):
+def test_options_for_best_run_two_sides_and_target_change_the_result(program):
     def success(*options):
         return json.loads(program(FILE, "--settings", "0+2", "--format", "json", *options)[1])["settings"][0]["found"]
 
@@ -113,7 +113,7 @@ def test_the_best_run_alone_two_sides_and_a_given_target_change_what_is_found(pr
         ("setting,time_s,accuracy\n1,100,0,92", "runs.csv, line 2: more cells than columns in the header"),
     ],
 )
-def test_a_wrong_file_is_one_line_that_says_where(program, content, said):
+def test_a_wrong_file_is_a_one_line_error_with_its_position(program, content, said):
     status, out, err = program(content)
     assert (status, out) == (2, "")
     assert said in err
@@ -137,14 +137,14 @@ def test_a_wrong_file_is_one_line_that_says_where(program, content, said):
         (("--draws", "0"), "--draws 0 is not a whole number"),
     ],
 )
-def test_wrong_options_are_one_line(program, options, said):
+def test_wrong_options_are_one_line_errors(program, options, said):
     status, out, err = program(FILE, *options)
     assert (status, out) == (2, "")
     assert said in err
     assert err.count("\n") == 1
 
 
-def test_a_file_that_is_not_there_is_said(monkeypatch, capsys):
+def test_a_missing_file_is_an_error(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["paceline", "search-cost", "nowhere.csv"])
     with pytest.raises(SystemExit) as end:
         main()

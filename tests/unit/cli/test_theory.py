@@ -29,7 +29,7 @@ def program(monkeypatch, capsys, tmp_path):
     return run
 
 
-def test_the_table_says_what_is_expected(program):
+def test_the_table_has_the_expected_values(program):
     status, out, err = program("bsp, k_async(k=4), asp")
     assert (status, err) == (0, "")
     assert [line.split() for line in out.splitlines()[2:5]] == [
@@ -39,7 +39,7 @@ def test_the_table_says_what_is_expected(program):
     ]
 
 
-def test_a_k_that_is_left_out_is_each_of_those_given(program):
+def test_a_protocol_without_k_is_listed_for_every_given_k(program):
     _, out, _ = program("bsp, k_sync, k_batch_async(k=2)", "--k", "2,4")
     assert re.findall(r"^[a-z]\S*", out, re.MULTILINE)[1:] == [
         "bsp",
@@ -57,7 +57,7 @@ def test_the_widest_table_has_80_columns(program):
     assert "k_async(k=100): 1.52 to 6.29 s per update; rates are at the bound." in out
 
 
-def test_what_has_no_theory_is_simulated_and_said_so(program):
+def test_protocols_without_theory_are_simulated_with_a_note(program):
     _, out, _ = program("bsp, ssp(lead=2)", "--updates", "500", "--seed", "3")
     found = pl.simulate("ssp(lead=2)", EIGHT, updates=500, seed=3)
     row = out.splitlines()[3].split()
@@ -66,12 +66,12 @@ def test_what_has_no_theory_is_simulated_and_said_so(program):
     assert "There is no theory for ssp(lead=2): simulated, 500 updates, seed 3." in out
 
 
-def test_a_cluster_without_theory_is_simulated_and_said_so_once(program):
+def test_a_cluster_without_theory_is_simulated_with_one_note(program):
     _, out, _ = program("bsp, asp", "--updates", "50", cluster="2*exp(mean=1) + 2*exp(mean=5)")
     assert out.count("There is no theory for a cluster whose workers differ") == 1
 
 
-def test_the_best_protocol_at_each_time_is_said(program):
+def test_the_best_protocol_at_each_time_is_printed(program):
     _, out, _ = program("bsp, asp", *CONSTANTS, "--eta", "0.1")
     assert re.search(r"Smallest error bound: asp until \d+ s, then bsp\.", out)
 
@@ -120,7 +120,7 @@ def test_json_has_the_same_numbers(program):
         (("dbw",), "needs losses and gradients"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_line(program, arguments, words):
+def test_invalid_arguments_are_refused_in_one_line(program, arguments, words):
     status, _, err = program(*arguments)
     assert (status, err.count("\n")) == (2, 1)
     assert words in err
@@ -133,7 +133,7 @@ def test_what_cannot_work_is_refused_in_one_line(program, arguments, words):
         ("8*pareto(scale=1,shape=1)", "has an infinite mean"),
     ],
 )
-def test_clusters_that_cannot_work_are_refused_in_one_line(program, cluster, words):
+def test_invalid_clusters_are_refused_in_one_line(program, cluster, words):
     status, _, err = program("bsp", cluster=cluster)
     assert (status, err.count("\n")) == (2, 1)
     assert words in err

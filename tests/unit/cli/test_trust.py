@@ -74,7 +74,7 @@ def rewrite(**changes):
     path.write_text(json.dumps({name: value for name, value in typed.items() if value is not None}))
 
 
-def test_ones_own_run_with_the_same_code_goes_on_and_says_what_is_imported(begun, tmp_path):
+def test_a_run_of_the_same_user_and_code_resumes_and_lists_its_imports(begun, tmp_path):
     status, said = resume(begun)
     assert status == 0
     assert said.splitlines()[0] == f"paceline: run names the job my_job:make, imported from {tmp_path}/my_job.py"
@@ -86,7 +86,7 @@ def test_a_changed_job_file_is_refused_before_it_is_imported(begun, tmp_path):
 
 
 @pytest.mark.parametrize("way", ["--trust", "PACELINE_TRUST", "typed"])
-def test_a_changed_job_file_is_imported_when_the_user_says_so_and_then_recorded(way, begun, tmp_path, monkeypatch):
+def test_a_trusted_changed_job_file_is_imported_and_recorded(way, begun, tmp_path, monkeypatch):
     (tmp_path / "my_job.py").write_text(JOB + "# changed\n")
     if way == "PACELINE_TRUST":
         monkeypatch.setenv(way, "1")
@@ -101,7 +101,7 @@ def test_the_folder_of_another_user_is_refused(begun, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["run", f"run/{COMMAND}"])
-def test_what_every_user_may_write_is_refused(path, begun):
+def test_a_world_writable_file_is_refused(path, begun):
     os.chmod(path, 0o777)
     refused(begun, f"{path} can be written by every user")
 
@@ -115,7 +115,7 @@ def test_what_every_user_may_write_is_refused(path, begun):
         ("typer:launch(url='imported')", "typer, which is not a module of yours"),
     ],
 )
-def test_code_that_is_no_job_of_a_user_is_refused(job, words, begun):
+def test_code_outside_user_modules_is_refused(job, words, begun):
     rewrite(job=job, **{CODE: code_of_job(job)})
     refused(begun, words)
 
@@ -126,7 +126,7 @@ def test_another_module_than_the_recorded_one_is_refused(begun, tmp_path):
     refused(begun, "my_job2.py has changed since the run began: digest None")
 
 
-def test_code_that_lies_in_the_folder_itself_is_refused(begun, tmp_path, monkeypatch):
+def test_code_inside_the_run_folder_is_refused(begun, tmp_path, monkeypatch):
     (tmp_path / "my_job.py").rename(tmp_path / "run/my_job.py")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "run"), *sys.path])
     refused(begun, "run/my_job.py, which would be imported, lies in the folder of the run")
@@ -144,7 +144,7 @@ def test_a_job_of_paceline_needs_no_trust(paceline, monkeypatch):
     assert (status, "names the job" in said) == (0, False)
 
 
-def test_trust_is_for_a_resume_alone_and_the_environment_says_yes_or_nothing(begun, monkeypatch):
+def test_trust_applies_only_to_a_resume_and_the_variable_is_1_or_unset(begun, monkeypatch):
     assert begun("train", "my_job:make", *TYPED, "--trust")[1].startswith("paceline: --trust only works with --resume")
     monkeypatch.setenv("PACELINE_TRUST", "maybe")
     status, said = resume(begun)
@@ -157,7 +157,7 @@ def test_other_commands_import_nothing_of_a_folder(command, begun):
     assert not was_imported()
 
 
-def test_packages_are_found_without_being_executed(tmp_path, monkeypatch):
+def test_packages_are_located_without_execution(tmp_path, monkeypatch):
     inner = tmp_path / "my_package/space/inner"
     inner.mkdir(parents=True)
     for file in (tmp_path / "my_package/__init__.py", inner / "__init__.py", inner / "job.py"):

@@ -33,7 +33,7 @@ def draws(cluster, worker, numbers, seed=0):
 # -- draws
 
 
-def test_a_draw_is_the_same_whatever_was_asked_before():
+def test_a_draw_does_not_depend_on_earlier_draws():
     whole = draws(Cluster(4, SHIFTED), 3, range(1, 2001))
     assert len(set(whole)) == 2000
     scattered = [1999, 1, 700, 33, 32, 256, 257, 1, 2000, 64, 65]
@@ -52,7 +52,7 @@ def test_draws_count_from_one():
         draws(Cluster(2), 0, [0])
 
 
-def test_each_worker_has_its_law_and_its_speed():
+def test_each_worker_has_its_distribution_and_its_speed():
     trips = Cluster(2, [Deterministic(1.0), Deterministic(6.0)], speed=[1, 3]).round_trips(0)
     assert [trips.duration_s(worker, 1, 0.0) for worker in (0, 1)] == [1.0, 2.0]
 
@@ -83,7 +83,7 @@ def test_the_round_trip_is_the_sum_of_its_parts(slowdowns):
         (40, 0, 0),
     ],
 )
-def test_work_crosses_the_boundaries_as_computed_by_hand(start_s, work_s, duration_s):
+def test_work_across_slowdown_boundaries_matches_hand_calculation(start_s, work_s, duration_s):
     timeline = SlownessProfile([Slowdown(10, 5, 1.0, until_s=30), Slowdown(20, 2, 1.0)])
     assert timeline.duration_s(work_s, start_s) == pytest.approx(duration_s, rel=1e-12)
 
@@ -93,7 +93,7 @@ amounts = st.floats(0, 100)
 
 @settings(deadline=None)  # a busy machine is not a failure
 @given(amounts, amounts, amounts)
-def test_work_a_then_work_b_takes_as_long_as_both(start_s, a_s, b_s):
+def test_work_durations_are_additive(start_s, a_s, b_s):
     transient = Transient(mean_on_s=3, mean_off_s=9, slowdown=4)
     timeline = SlownessProfile([Slowdown(20, 3, 1.0, until_s=50)], transient.periods(stream(0, "test")))
     first_s = timeline.duration_s(a_s, start_s)
@@ -101,7 +101,7 @@ def test_work_a_then_work_b_takes_as_long_as_both(start_s, a_s, b_s):
     assert first_s + second_s == pytest.approx(timeline.duration_s(a_s + b_s, start_s), abs=1e-9)
 
 
-def test_the_long_run_share_of_slow_time_is_that_of_the_means():
+def test_the_long_run_share_of_slow_time_follows_the_means():
     transient = Transient(mean_on_s=10, mean_off_s=30, slowdown=4)
     timeline = SlownessProfile([], transient.periods(stream(0, "test")))
     # While slow, one second of time is a quarter of work: time / work = 1 / (0.75 + 0.25 / 4).
@@ -117,7 +117,7 @@ def test_the_long_run_share_of_slow_time_is_that_of_the_means():
     begun_s=st.floats(0, 1),
 )
 @settings(deadline=None)  # a busy machine is not a failure
-def test_whole_periods_do_the_work_of_the_closed_form(on_s, off_s, slowdown, at_s, periods, begun_s):
+def test_work_of_whole_periods_matches_the_closed_form(on_s, off_s, slowdown, at_s, periods, begun_s):
     """Wherever in a period they begin, slow time or not."""
     every_s = on_s + off_s
     timeline = SlownessProfile([Periodic(on_s, every_s, slowdown, at_s=at_s)])
@@ -138,25 +138,25 @@ def test_whole_periods_do_the_work_of_the_closed_form(on_s, off_s, slowdown, at_
         (1_000_005, 1, 4),
     ],
 )
-def test_periodic_slowness_is_as_computed_by_hand(start_s, work_s, duration_s):
+def test_periodic_slowness_matches_hand_calculation(start_s, work_s, duration_s):
     timeline = SlownessProfile([Periodic(on_s=10, every_s=20, slowdown=4, at_s=5)])
     assert timeline.duration_s(work_s, start_s) == pytest.approx(duration_s, rel=1e-12)
 
 
-def test_stragglers_with_beginnings_of_their_own_are_slow_at_their_own_times_and_both_at_once_where_they_meet():
+def test_stragglers_with_offsets_are_slow_at_their_own_times():
     slowdowns = [Periodic(50, 100, 5, workers=(0,)), Periodic(50, 100, 5, workers=(1,), at_s=25)]
     trips = Cluster(3, Deterministic(1.0), slowdowns=slowdowns).round_trips(0)
     found = {start_s: [trips.duration_s(worker, 1, start_s) for worker in range(3)] for start_s in (0, 30, 60, 80, 130)}
     assert found == {0: [5, 1, 1], 30: [5, 5, 1], 60: [1, 5, 1], 80: [1, 1, 1], 130: [5, 5, 1]}
 
 
-def test_periods_multiply_with_what_else_slows_a_worker_down():
+def test_periodic_slowness_multiplies_with_other_slowdowns():
     timeline = SlownessProfile([Periodic(10, 20, 4), Slowdown(5, 3, 1.0, until_s=15)])
     # Until 5 s 4 times, until 10 s 12 times, until 15 s 3 times, until 20 s not at all.
     assert timeline.duration_s(5 / 4 + 5 / 12 + 5 / 3 + 5, 0) == pytest.approx(20, rel=1e-12)
 
 
-def test_transient_periods_begin_normal_and_differ_by_worker_but_not_by_order_of_asking():
+def test_transient_periods_begin_normal_and_depend_only_on_the_worker():
     cluster = Cluster(3, Deterministic(1.0), transient=Transient(20, 10, slowdown=4, workers=[0, 1]))
     forth, back = cluster.round_trips(0), cluster.round_trips(0)
     asked = [(worker, start_s) for worker in range(3) for start_s in range(0, 100, 3)]
@@ -240,7 +240,7 @@ def write(tmp_path):
     return write
 
 
-def test_toml_and_python_say_the_same(write):
+def test_toml_and_python_give_the_same_cluster(write):
     assert load_cluster(write(TOML)) == parse_cluster(write(TOML)) == PYTHON
     assert load_cluster(write("workers = 2")) == Cluster(2)
     listed = 'workers = 2\ntiming = ["exp(mean=1)", "uniform(low=1, high=2)"]\nspeed = [1.0, 2.0]'
@@ -278,7 +278,7 @@ def test_typed_clusters():
     assert parse_cluster("local:4") == LocalCluster(4)
 
 
-def test_cores_are_shared_among_the_workers():
+def test_cores_are_divided_among_the_workers():
     assert LocalCluster(10_000).worker_threads == 1
     assert LocalCluster(2, threads=3).worker_threads == 3
 
@@ -296,7 +296,7 @@ def test_cores_are_shared_among_the_workers():
         ("nowhere.toml", "cannot read the cluster file nowhere.toml"),
     ],
 )
-def test_a_badly_typed_cluster_is_explained(text, words):
+def test_an_invalid_cluster_text_is_an_error_with_a_remedy(text, words):
     with pytest.raises(UsageError) as error:
         parse_cluster(text)
     assert words in str(error.value)
@@ -347,7 +347,7 @@ def test_a_badly_typed_cluster_is_explained(text, words):
         ("[local]\nworkers = 2\nthreads = 0", "threads=0 is not a whole number"),
     ],
 )
-def test_a_bad_file_is_explained_in_one_line_with_its_name(write, text, words):
+def test_an_invalid_cluster_file_is_a_one_line_error_with_its_name(write, text, words):
     with pytest.raises(UsageError) as error:
         load_cluster(write(text))
     assert words in str(error.value)
@@ -387,7 +387,7 @@ def test_a_bad_file_is_explained_in_one_line_with_its_name(write, text, words):
         (lambda: Transient(1, 1, 2, workers="all"), "workers='all'"),
     ],
 )
-def test_bad_arguments_are_explained(build, words):
+def test_invalid_arguments_are_errors_with_a_remedy(build, words):
     with pytest.raises(UsageError) as error:
         build()
     assert words in str(error.value)

@@ -69,7 +69,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD)
-def test_variables_that_are_missing_or_wrong(started, changes, message):
+def test_missing_or_invalid_variables_are_refused(started, changes, message):
     started(**changes)
     with pytest.raises(pl.UsageError, match=message):
         pl.Torchrun()
@@ -95,7 +95,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG)
-def test_arguments_that_cannot_work(started, arguments, message):
+def test_invalid_arguments_are_refused(started, arguments, message):
     started()
     with pytest.raises(pl.UsageError, match=message):
         pl.Torchrun(**arguments)
@@ -117,7 +117,7 @@ UNFIT = [
 
 
 @pytest.mark.parametrize(("protocol", "arguments", "message"), UNFIT)
-def test_arguments_that_do_not_fit_the_protocol(started, protocol, arguments, message):
+def test_arguments_incompatible_with_the_protocol_are_refused(started, protocol, arguments, message):
     started()
     with pytest.raises(pl.UsageError, match=message):
         pl.train(pl.jobs.digits(), protocol=protocol, cluster=pl.Torchrun(**arguments), stop="updates=3")
@@ -143,7 +143,7 @@ def test_a_single_rank_is_server_and_has_a_worker(started):
 WANTED = {"job": "digits", "protocol": "all_reduce", "stop": "updates=3"}
 
 
-def test_a_command_that_torchrun_starts_runs_on_its_ranks_unless_it_says_otherwise(started):
+def test_a_command_started_by_torchrun_uses_its_ranks_by_default(started):
     started()
     assert SavedOptions(**WANTED, cluster=None).completed(None)["cluster"] == "torchrun"
     assert SavedOptions(**WANTED, cluster="local:4").completed(None)["cluster"] == "local:4"
@@ -189,7 +189,7 @@ NO_NODES = [
 
 
 @pytest.mark.parametrize(("changes", "message"), NO_NODES)
-def test_hosts_that_are_not_known_or_not_alike(started, changes, message):
+def test_unknown_or_unequal_hosts_are_refused(started, changes, message):
     started(**changes)
     with pytest.raises(pl.UsageError, match=message):
         pl.Torchrun(workers="node")
@@ -197,7 +197,7 @@ def test_hosts_that_are_not_known_or_not_alike(started, changes, message):
 
 @pytest.mark.parametrize("at_server", [False, True])
 @pytest.mark.parametrize(("nodes", "local"), [(1, 1), (1, 2), (1, 4), (2, 1), (3, 1), (2, 2), (3, 4)])
-def test_every_process_has_its_place_in_a_worker(started, nodes, local, at_server):
+def test_every_process_has_a_local_rank_in_a_worker(started, nodes, local, at_server):
     places = []
 
     def place(rank, **changes):
@@ -222,7 +222,7 @@ def test_every_process_has_its_place_in_a_worker(started, nodes, local, at_serve
     assert len(set(by_host.values())) == server.n
 
 
-def test_it_can_be_typed(started):
+def test_it_can_be_given_as_text(started):
     started(PACELINE_TOKEN="secret")
     cluster = parse_cluster("torchrun(address=10.0.0.1:29511, worker_at_server=true)")
     assert (cluster.host, cluster.port, cluster.n) == ("10.0.0.1", 29511, 4)
@@ -245,7 +245,7 @@ PLACE = st.one_of(st.none(), st.tuples(WHOLE, st.one_of(st.none(), WHOLE), st.on
 
 
 @given(WHOLE, WHOLE, st.booleans(), st.floats(0, 1e9), PLACE)
-def test_work_comes_over_the_wire_as_it_was(draw, version, sends_version, run_s, minibatch):
+def test_tasks_are_decoded_unchanged(draw, version, sends_version, run_s, minibatch):
     work = RemoteTask(draw, version, sends_version, run_s, *(minibatch or (None, None, None)))
     again = decode(encode(work))
     assert again == work
@@ -254,7 +254,7 @@ def test_work_comes_over_the_wire_as_it_was(draw, version, sends_version, run_s,
 
 
 @given(st.lists(st.floats(), min_size=4, max_size=4), WHOLE, st.booleans())
-def test_measurements_come_over_the_wire_as_they_were(numbers, samples, finite):
+def test_measurements_are_decoded_unchanged(numbers, samples, finite):
     loss, squared_norm, variance, compute_s = numbers
     finished = RemoteTaskDone(3, 0, 0.1, loss, samples, squared_norm, variance, finite, compute_s)
     np.testing.assert_equal(tuple(decode(encode(finished))), tuple(finished))
@@ -277,7 +277,7 @@ def test_a_header_of_an_unknown_kind_is_rejected():
 
 
 @pytest.mark.parametrize(("slices", "hosts"), [(1, []), (2, [2]), (3, [1, 2]), (4, [1, 2, 3])])
-def test_the_servers_of_slices_are_spread_over_the_ranks(started, slices, hosts):
+def test_shard_servers_are_distributed_over_the_ranks(started, slices, hosts):
     by_rank = {}
     for rank in range(4):
         started(RANK=str(rank))
@@ -289,14 +289,14 @@ def test_the_servers_of_slices_are_spread_over_the_ranks(started, slices, hosts)
     assert (cluster.shard, cluster.shards_here) == (2, [])  # 3 workers, one that evaluates, and then the slices
 
 
-def test_slices_can_be_typed_and_are_no_other_run(started):
+def test_shards_can_be_given_as_text_and_do_not_change_the_run(started):
     started()
     cluster = parse_cluster("torchrun(slices=2)")
     assert cluster.slices == 2
     assert str(cluster) == str(pl.Torchrun())
 
 
-def test_what_has_no_server_has_no_slices(started):
+def test_protocols_without_a_server_refuse_shards(started):
     started()
     with pytest.raises(pl.UsageError, match=r"slices=2: all_reduce has no server whose parameters could be sharded"):
         pl.Torchrun(slices=2).check_plan(as_plan(pl.all_reduce()))
@@ -305,7 +305,7 @@ def test_what_has_no_server_has_no_slices(started):
 OPTIONS = {"job": "digits", "protocol": "bsp", "cluster": "torchrun", "stop": "updates=3", "seed": None}
 
 
-def test_another_rank_than_0_resumes_without_the_folder(started, tmp_path):
+def test_other_ranks_resume_without_the_folder(started, tmp_path):
     started(RANK="1")
     assert SavedOptions(OPTIONS).completed(tmp_path / "nowhere")["seed"] == 0
     said = r"there is no run in .*nowhere here, on rank 1; share that folder, or give --protocol, --stop as on rank 0"
@@ -316,7 +316,7 @@ def test_another_rank_than_0_resumes_without_the_folder(started, tmp_path):
         SavedOptions(OPTIONS).completed(tmp_path / "nowhere")
 
 
-def test_another_rank_than_0_reads_the_folder_where_it_sees_it(started, tmp_path):
+def test_other_ranks_read_the_folder_if_it_exists(started, tmp_path):
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "command.json").write_text('{"seed": 7}')
     started(RANK="1")

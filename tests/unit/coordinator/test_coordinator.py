@@ -39,7 +39,7 @@ from paceline.protocols.protocol import Protocol
 # -- the run begins
 
 
-def test_all_workers_are_given_the_first_version_in_the_order_of_their_numbers():
+def test_all_workers_start_on_the_first_version_in_the_order_of_their_numbers():
     script = """
         begin | protocol: asp: the run begins
               | compute w0.1 on v0; compute w1.1 on v0; compute w2.1 on v0
@@ -50,7 +50,7 @@ def test_all_workers_are_given_the_first_version_in_the_order_of_their_numbers()
 # -- staleness
 
 
-def test_a_gradient_too_stale_is_dropped_and_its_worker_gets_the_newest_version_at_once():
+def test_a_gradient_that_is_too_stale_is_dropped_and_its_worker_restarts_on_the_newest_version():
     script = """
         w0.1 arrives | accept w0.1
         w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (quorum of 2 reached)
@@ -61,7 +61,7 @@ def test_a_gradient_too_stale_is_dropped_and_its_worker_gets_the_newest_version_
     play(backup(k=2), 3, script)
 
 
-def test_a_gradient_exactly_as_stale_as_the_bound_is_accepted():
+def test_a_gradient_with_staleness_equal_to_the_bound_is_accepted():
     script = """
         w0.1 arrives | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
         w1.1 arrives | accept w1.1 stale 1; apply v2 = w1.1 (quorum of 1 reached); compute w1.2 on v2
@@ -79,7 +79,7 @@ def test_without_a_bound_any_staleness_is_accepted():
     play(asp(), 2, script)
 
 
-def test_what_would_be_accepted_is_known_before_it_arrives():
+def test_would_accept_predicts_the_acceptance_of_a_gradient():
     driven = play(
         backup(k=1), 2, "w0.1 arrives | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1"
     )
@@ -88,7 +88,7 @@ def test_what_would_be_accepted_is_known_before_it_arrives():
     assert not driven.would_accept(1, 1), "too stale"
 
 
-def test_all_waits_also_for_a_worker_whose_gradient_was_dropped_or_rejected():
+def test_a_full_barrier_waits_for_workers_whose_gradient_was_dropped():
     script = """
         w0.1 arrives            | accept w0.1
         w1.1 arrives not finite | drop w1.1 (not finite); compute w1.2 on v0
@@ -107,7 +107,7 @@ def test_all_waits_also_for_a_worker_whose_gradient_was_dropped_or_rejected():
 # -- refill
 
 
-def test_refill_at_the_update_lets_who_has_contributed_wait():
+def test_refill_at_the_update_keeps_contributors_idle():
     script = """
         w0.1 arrives | accept w0.1
         w2.1 arrives | accept w2.1; apply v1 = w0.1 + w2.1 (quorum of 2 reached)
@@ -117,7 +117,7 @@ def test_refill_at_the_update_lets_who_has_contributed_wait():
     play(k_async(k=2), 3, script)
 
 
-def test_refill_on_arrival_gives_work_at_once_on_the_version_that_the_arrival_led_to():
+def test_refill_on_arrival_assigns_work_on_the_version_after_the_arrival():
     script = """
         w0.1 arrives | accept w0.1; compute w0.2 on v0
         w2.1 arrives | accept w2.1; apply v1 = w0.1 + w2.1 (quorum of 2 reached); compute w2.2 on v1
@@ -126,7 +126,7 @@ def test_refill_on_arrival_gives_work_at_once_on_the_version_that_the_arrival_le
     play(k_batch_async(k=2), 3, script)
 
 
-def test_refilled_on_arrival_fewer_workers_than_the_quorum_fill_it():
+def test_with_refill_on_arrival_fewer_workers_than_the_quorum_suffice():
     script = """
         w0.1 arrives | accept w0.1; compute w0.2 on v0
         w0.2 arrives | accept w0.2; compute w0.3 on v0
@@ -136,12 +136,12 @@ def test_refilled_on_arrival_fewer_workers_than_the_quorum_fill_it():
     play(pull(k=3), 2, script)
 
 
-def test_refilled_at_the_update_the_quorum_may_not_exceed_the_workers():
+def test_with_refill_at_the_update_the_quorum_may_not_exceed_the_workers():
     with pytest.raises(UsageError, match="waits for k = 3 gradients of 2 workers"):
         coordinator(k_async(k=3), 2)
 
 
-def test_all_refilled_on_arrival_waits_until_every_live_worker_has_contributed_at_least_once():
+def test_a_full_barrier_with_refill_on_arrival_waits_for_every_live_worker():
     script = """
         w0.1 arrives | accept w0.1; compute w0.2 on v0
         w0.2 arrives | accept w0.2; compute w0.3 on v0
@@ -156,7 +156,7 @@ def test_all_refilled_on_arrival_waits_until_every_live_worker_has_contributed_a
     play(Protocol("all", inf, "arrival"), 3, script)
 
 
-def test_all_waits_for_one_gradient_of_every_worker_and_starts_them_in_the_order_of_their_arrivals():
+def test_a_full_barrier_restarts_workers_in_the_order_of_their_arrivals():
     script = """
         w2.1 arrives | accept w2.1
         w0.1 arrives | accept w0.1
@@ -169,7 +169,7 @@ def test_all_waits_for_one_gradient_of_every_worker_and_starts_them_in_the_order
 # -- losses
 
 
-def test_all_does_not_wait_for_a_lost_worker():
+def test_a_full_barrier_does_not_wait_for_a_lost_worker():
     script = """
         w0.1 arrives | accept w0.1
         w1.1 arrives | accept w1.1
@@ -179,7 +179,7 @@ def test_all_does_not_wait_for_a_lost_worker():
     play(bsp(), 3, script)
 
 
-def test_the_quorum_is_no_more_than_the_accepted_and_the_live_workers_that_can_contribute():
+def test_the_quorum_is_limited_by_the_workers_that_can_contribute():
     script = """
         w0.1 arrives | accept w0.1
         w1 is lost   |
@@ -198,7 +198,7 @@ def test_a_held_gradient_of_a_worker_that_is_then_lost_stays_accepted():
     play(backup(k=2), 3, script)
 
 
-def test_when_all_are_lost_what_is_held_is_applied_and_one_that_joins_goes_on():
+def test_held_gradients_are_applied_when_every_worker_is_lost():
     script = """
         w0.1 arrives | accept w0.1
         w0 is lost   |
@@ -210,14 +210,14 @@ def test_when_all_are_lost_what_is_held_is_applied_and_one_that_joins_goes_on():
     play(backup(k=2), 3, script)
 
 
-def test_a_loss_told_twice_or_of_a_stranger_changes_nothing():
+def test_a_repeated_loss_or_the_loss_of_an_unknown_worker_changes_nothing():
     play(bsp(), 2, "w1 is lost |\n w1 is lost |\n w7 is lost |")
 
 
 # -- joins
 
 
-def test_a_joiner_counts_from_the_next_update_and_begins_it_with_the_others():
+def test_a_joining_worker_is_awaited_from_the_next_update_on():
     script = """
         w0.1 arrives | accept w0.1
         w2 joins     | compute w2.1 on v0
@@ -231,7 +231,7 @@ def test_a_joiner_counts_from_the_next_update_and_begins_it_with_the_others():
     play(bsp(), 2, script)
 
 
-def test_a_joiner_that_is_in_time_contributes():
+def test_a_joining_worker_may_contribute_to_the_open_update():
     script = """
         w2 joins     | compute w2.1 on v0
         w2.1 arrives | accept w2.1
@@ -242,7 +242,7 @@ def test_a_joiner_that_is_in_time_contributes():
     play(bsp(), 2, script)
 
 
-def test_a_quorum_does_not_wait_for_a_joiner_either():
+def test_a_quorum_does_not_wait_for_a_joining_worker():
     script = """
         w1 is lost   |
         w1 joins     | compute w1.2 on v0
@@ -254,7 +254,7 @@ def test_a_quorum_does_not_wait_for_a_joiner_either():
     play(backup(k=2), 2, script)
 
 
-def test_a_worker_that_joins_before_its_loss_was_noticed_is_lost_and_joins():
+def test_a_join_of_a_live_worker_is_a_loss_and_a_join():
     script = """
         w1 joins     | compute w1.2 on v0
         w1.1 arrives | drop w1.1 (finished after its interrupt)
@@ -267,7 +267,7 @@ def test_a_worker_that_joins_before_its_loss_was_noticed_is_lost_and_joins():
 # -- lead
 
 
-def test_who_is_too_far_ahead_is_blocked_until_the_slowest_delivers():
+def test_a_worker_beyond_the_ssp_bound_is_blocked_until_the_slowest_delivers():
     script = """
         w0.1 arrives | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
         w0.2 arrives | accept w0.2; apply v2 = w0.2 (quorum of 1 reached)
@@ -278,7 +278,7 @@ def test_who_is_too_far_ahead_is_blocked_until_the_slowest_delivers():
     play(ssp(lead=1), 3, script)
 
 
-def test_a_lead_of_zero_goes_in_lockstep_and_frees_workers_in_the_order_of_their_arrivals():
+def test_a_lead_of_zero_is_lockstep_and_restarts_workers_in_the_order_of_their_arrivals():
     script = """
         w1.1 arrives | accept w1.1; apply v1 = w1.1 (quorum of 1 reached)
         w0.1 arrives | accept w0.1 stale 1; apply v2 = w0.1 (quorum of 1 reached)
@@ -288,7 +288,7 @@ def test_a_lead_of_zero_goes_in_lockstep_and_frees_workers_in_the_order_of_their
     play(ssp(lead=0), 3, script)
 
 
-def test_a_loss_frees_those_it_blocked():
+def test_the_loss_of_the_slowest_worker_unblocks_the_others():
     script = """
         w0.1 arrives | accept w0.1; apply v1 = w0.1 (quorum of 1 reached)
         w1.1 arrives | accept w1.1 stale 1; apply v2 = w1.1 (quorum of 1 reached)
@@ -297,7 +297,7 @@ def test_a_loss_frees_those_it_blocked():
     play(ssp(lead=0), 3, script)
 
 
-def test_a_joiner_starts_at_the_minimum():
+def test_the_ssp_count_of_a_joining_worker_starts_at_the_minimum():
     script = """
         w0.1 arrives | accept w0.1; apply v1 = w0.1 (quorum of 1 reached)
         w1.1 arrives | accept w1.1 stale 1; apply v2 = w1.1 (quorum of 1 reached)
@@ -311,7 +311,7 @@ def test_a_joiner_starts_at_the_minimum():
     play(ssp(lead=0), 2, script)
 
 
-def test_a_dropped_delivery_counts_for_the_lead():
+def test_a_dropped_gradient_counts_for_the_ssp_bound():
     script = """
         w0.1 arrives            | accept w0.1; apply v1 = w0.1 (quorum of 1 reached)
         w1.1 arrives not finite | drop w1.1 stale 1 (not finite); compute w0.2 on v1; compute w1.2 on v1
@@ -321,7 +321,7 @@ def test_a_dropped_delivery_counts_for_the_lead():
     play(Protocol(1, 0, "arrival", max_lead=0), 2, script)
 
 
-def test_lead_does_not_deadlock_when_the_slowest_waits_for_the_update():
+def test_the_ssp_bound_does_not_deadlock_if_the_slowest_waits_for_the_update():
     script = """
         w1.1 arrives            | accept w1.1
         w0.1 arrives not finite | drop w0.1 (not finite); compute w0.2 on v0
@@ -332,7 +332,7 @@ def test_lead_does_not_deadlock_when_the_slowest_waits_for_the_update():
     play(Protocol(2, inf, "update", max_lead=0), 2, script)
 
 
-def test_lead_is_counted_from_the_beginning_of_the_phase():
+def test_the_ssp_bound_counts_from_the_beginning_of_the_phase():
     script = """
         w0.1 arrives | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
         w0.2 arrives | accept w0.2; apply v2 = w0.2 (quorum of 1 reached)
@@ -344,7 +344,7 @@ def test_lead_is_counted_from_the_beginning_of_the_phase():
     play(asp().until(updates=2) >> ssp(lead=0), 2, script)
 
 
-def test_all_waits_for_the_workers_that_a_change_of_protocol_frees():
+def test_a_full_barrier_waits_for_workers_unblocked_by_a_change_of_protocol():
     script = """
         w0.1 arrives            | accept w0.1
         w1.1 arrives not finite | drop w1.1 (not finite); compute w0.2 on v0; compute w1.2 on v0
@@ -356,7 +356,7 @@ def test_all_waits_for_the_workers_that_a_change_of_protocol_frees():
     play(Protocol(3, inf, "arrival", max_lead=0).until(seconds=5) >> bsp(), 2, script)
 
 
-def test_all_after_a_change_of_protocol_does_not_wait_for_a_joiner():
+def test_a_full_barrier_after_a_change_of_protocol_does_not_wait_for_a_joining_worker():
     script = """
         w2 joins     | compute w2.1 on v0
         at 5 timer   | protocol: bsp: 5 seconds reached
@@ -370,7 +370,7 @@ def test_all_after_a_change_of_protocol_does_not_wait_for_a_joiner():
 # -- interrupts
 
 
-def test_k_sync_interrupts_what_became_stale_and_restarts_it_after_those_that_waited():
+def test_k_sync_interrupts_stale_tasks_and_restarts_their_workers_last():
     script = """
         w2.1 arrives | accept w2.1
         w0.1 arrives | accept w0.1; apply v1 = w2.1 + w0.1 (quorum of 2 reached); interrupt w1.1; interrupt w3.1
@@ -379,7 +379,7 @@ def test_k_sync_interrupts_what_became_stale_and_restarts_it_after_those_that_wa
     play(k_sync(k=2), 4, script)
 
 
-def test_k_batch_sync_interrupts_also_who_has_contributed_and_begun_anew():
+def test_k_batch_sync_also_interrupts_restarted_contributors():
     script = """
         w0.1 arrives | accept w0.1; compute w0.2 on v0
         w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (quorum of 2 reached); interrupt w2.1; interrupt w0.2
@@ -388,7 +388,7 @@ def test_k_batch_sync_interrupts_also_who_has_contributed_and_begun_anew():
     play(k_batch_sync(k=2), 3, script)
 
 
-def test_ringmaster_with_stops_interrupts_only_what_can_no_longer_be_accepted():
+def test_ringmaster_with_stops_interrupts_only_tasks_that_are_too_stale():
     script = """
         w0.1 arrives | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
         w1.1 arrives | accept w1.1 stale 1; apply v2 = w1.1 (quorum of 1 reached); interrupt w2.1
@@ -398,7 +398,7 @@ def test_ringmaster_with_stops_interrupts_only_what_can_no_longer_be_accepted():
     play(ringmaster(r=2, stops=True), 3, script)
 
 
-def test_a_gradient_that_crosses_its_interrupt_is_recorded_and_changes_nothing_else():
+def test_a_gradient_that_crosses_its_interrupt_is_only_recorded():
     script = """
         w0.1 arrives            | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); interrupt w1.1
                                 | compute w0.2 on v1; compute w1.2 on v1
@@ -413,7 +413,7 @@ def test_a_gradient_that_crosses_its_interrupt_is_recorded_and_changes_nothing_e
 # -- protocol changes
 
 
-def test_held_gradients_that_reach_the_new_quorum_make_one_update_at_once():
+def test_held_gradients_that_reach_a_new_quorum_are_applied_at_once():
     script = """
         w0.1 arrives | accept w0.1
         w1.1 arrives | accept w1.1
@@ -424,7 +424,7 @@ def test_held_gradients_that_reach_the_new_quorum_make_one_update_at_once():
     play(bsp().until(seconds=5) >> asp(), 3, script)
 
 
-def test_held_gradients_short_of_the_new_quorum_stay_and_idle_workers_are_refilled_by_the_new_rule():
+def test_held_gradients_below_a_new_quorum_are_kept_and_idle_workers_refilled():
     script = """
         w0.1 arrives | accept w0.1
         w1.1 arrives | accept w1.1
@@ -434,7 +434,7 @@ def test_held_gradients_short_of_the_new_quorum_stay_and_idle_workers_are_refill
     play(bsp().until(seconds=5) >> k_batch_async(k=3), 3, script)
 
 
-def test_gradients_in_flight_follow_the_new_bound():
+def test_gradients_in_flight_follow_the_new_staleness_bound():
     looser = """
         w0.1 arrives | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
         at 5 timer   | protocol: asp: 5 seconds reached
@@ -449,7 +449,7 @@ def test_gradients_in_flight_follow_the_new_bound():
     play(asp().until(seconds=5) >> bsp(), 2, tighter)
 
 
-def test_held_gradients_stay_accepted_under_a_tighter_bound():
+def test_held_gradients_stay_accepted_under_a_tighter_staleness_bound():
     script = """
         w0.1 arrives | accept w0.1
         w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (quorum of 2 reached); compute w0.2 on v1; compute w1.2 on v1
@@ -492,7 +492,7 @@ def test_a_phase_ends_by_seconds_between_two_events():
     play(bsp().until(seconds=3) >> asp(), 2, script)
 
 
-def test_a_phase_whose_end_is_already_reached_is_passed_through():
+def test_a_phase_whose_end_is_already_reached_is_skipped():
     script = """
         w0.1 arrives | accept w0.1
         w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (every live worker has contributed)
@@ -505,7 +505,7 @@ def test_a_phase_whose_end_is_already_reached_is_passed_through():
 # -- silence
 
 
-def test_a_worker_silent_for_the_timeout_given_is_lost_and_its_late_return_is_a_join():
+def test_a_worker_is_lost_after_the_given_timeout_and_joins_with_a_late_gradient():
     script = """
         begin            | protocol: bsp: the run begins; compute w0.1 on v0; wake at 5; compute w1.1 on v0
         at 1 w0.1 arrives| accept w0.1
@@ -544,7 +544,7 @@ def test_without_a_timeout_no_worker_is_ever_lost():
     play(asp(), 2, wakes + script, stop={"seconds": 3e9})
 
 
-def test_a_derived_timeout_is_told_when_it_is_known_and_when_it_changes_noticeably():
+def test_a_derived_timeout_is_logged_when_it_changes_noticeably():
     script = """
         at 2 w0.1 arrives    | worker_timeout: 5.18e+03 s, as the median round trip is 2 s; wake at 5177.07
                              | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
@@ -574,7 +574,7 @@ def test_a_derived_timeout_is_at_least_ten_seconds():
 # -- not finite
 
 
-def test_what_is_not_finite_is_rejected_and_its_worker_tries_again_with_another_minibatch():
+def test_a_non_finite_gradient_is_dropped_and_its_worker_gets_another_minibatch():
     script = """
         begin                   | protocol: bsp: the run begins
                                 | compute w0.1 on v0 shard 0 epoch 0 number 0
@@ -588,7 +588,7 @@ def test_what_is_not_finite_is_rejected_and_its_worker_tries_again_with_another_
     play(bsp(), 2, script, minibatches=MinibatchSampler(2, per_epoch=4, partitioned=False))
 
 
-def test_a_dropped_an_interrupted_and_a_lost_minibatch_is_dealt_out_again():
+def test_dropped_interrupted_and_lost_minibatches_are_requeued():
     minibatches = MinibatchSampler(3, per_epoch=100, partitioned=False)
     script = """
         begin        | protocol: k_sync(k=1): the run begins
@@ -613,7 +613,7 @@ def test_a_dropped_an_interrupted_and_a_lost_minibatch_is_dealt_out_again():
     play(backup(k=1), 2, script, minibatches=minibatches)
 
 
-def test_ten_rejections_in_a_row_of_one_worker_stop_the_run_and_name_worker_and_update():
+def test_ten_consecutive_non_finite_gradients_of_a_worker_stop_the_run():
     nine = "\n".join(
         f"w1.{i} arrives not finite | drop w1.{i} (not finite); compute w1.{i + 1} on v0" for i in range(1, 10)
     )
@@ -628,7 +628,7 @@ def test_ten_rejections_in_a_row_of_one_worker_stop_the_run_and_name_worker_and_
     assert play(asp(), 2, script).stopped
 
 
-def test_an_accepted_gradient_ends_the_row_of_rejections():
+def test_an_accepted_gradient_resets_the_count_of_non_finite_ones():
     driven = coordinator(asp(), 1)
     driven.begin()
     for draw in range(1, 40):
@@ -636,7 +636,7 @@ def test_an_accepted_gradient_ends_the_row_of_rejections():
     assert not driven.stopped
 
 
-def test_a_worker_that_joins_again_begins_a_new_row_of_rejections():
+def test_a_rejoin_resets_the_count_of_non_finite_gradients():
     driven = coordinator(asp(), 2)
     driven.begin()
     for draw in range(1, 19):
@@ -704,7 +704,7 @@ def test_an_accuracy_reached_stops_the_run():
     play(asp(), 1, script, stop={"accuracy": 0.9}, evaluate_every=Duration("updates", 1))
 
 
-def test_an_engine_that_cannot_go_on_stops_the_run():
+def test_an_abort_of_the_engine_stops_the_run():
     play(asp(), 1, "quit: disk full | stop failed: disk full")
 
 
@@ -837,7 +837,7 @@ def test_a_scheduled_quorum_changes_at_its_versions():
     play(k_batch_async(k=5).controlled_by(ScheduledQuorum({0: 1, 2: 2})), 1, script)
 
 
-def test_a_quorum_function_sees_the_moment():
+def test_a_quorum_function_receives_the_observation():
     def live_less_one(observation):
         return observation.live - 1
 
@@ -852,7 +852,7 @@ def test_a_quorum_function_sees_the_moment():
     play(bsp().controlled_by(QuorumFunction(live_less_one)), 3, script)
 
 
-def test_a_quorum_lowered_at_an_arrival_counts_at_once():
+def test_a_quorum_lowered_at_an_arrival_takes_effect_at_once():
     controller = Scripted(arrival=((), (SetQuorum(2, "enough"),)))
     script = """
         w0.1 arrives | accept w0.1
@@ -865,7 +865,7 @@ def test_a_quorum_lowered_at_an_arrival_counts_at_once():
     play(bsp().controlled_by(controller), 3, script)
 
 
-def test_a_quorum_beyond_the_workers_is_filled_by_those_that_can_contribute():
+def test_a_quorum_above_the_worker_count_is_limited_to_the_workers_that_can_contribute():
     script = """
         w0.1 arrives | accept w0.1
         w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (no other live worker can contribute)
@@ -874,7 +874,7 @@ def test_a_quorum_beyond_the_workers_is_filled_by_those_that_can_contribute():
     play(bsp().controlled_by(FixedQuorum(9)), 2, script)
 
 
-def test_a_controller_closes_the_update_with_what_is_held():
+def test_a_controller_closes_the_update_with_the_held_gradients():
     controller = Scripted(arrival=((), (CloseUpdate("slow enough"),)))
     script = """
         w0.1 arrives | accept w0.1
@@ -892,7 +892,7 @@ def test_an_update_without_gradients_is_never_made():
     play(bsp().controlled_by(controller), 2, script)
 
 
-def test_a_controller_is_asked_again_at_the_time_it_asked_for_and_only_then():
+def test_a_controller_is_called_again_at_the_requested_time():
     controller = Scripted(arrival=((CallAgainAt(4.0),),), timer=((CloseUpdate("waited long enough"),),))
     script = """
         w0.1 arrives | accept w0.1; wake at 4
@@ -904,7 +904,7 @@ def test_a_controller_is_asked_again_at_the_time_it_asked_for_and_only_then():
     assert [observation.trigger for observation in controller.seen] == ["open", "arrival", "timer", "open"]
 
 
-def test_what_the_controllers_of_a_phase_asked_for_ends_with_it():
+def test_call_again_requests_end_with_their_phase():
     before, after = Scripted(arrival=((CallAgainAt(9.0),),)), Scripted(timer=((CloseUpdate("asked"),),))
     script = """
         w0.1 arrives | accept w0.1; wake at 9
@@ -916,7 +916,7 @@ def test_what_the_controllers_of_a_phase_asked_for_ends_with_it():
     play(bsp().controlled_by(before).until(updates=1) >> k_async(k=2).controlled_by(after), 2, script)
 
 
-def test_a_worker_set_aside_is_interrupted_not_waited_for_and_taken_back_as_a_joiner():
+def test_an_excluded_worker_is_interrupted_and_readmitted_as_a_joining_worker():
     controller = Scripted(
         arrival=((Exclude(2, "straggler"), CallAgainAt(9.0)),),
         timer=((Readmit(2, "recovered"),),),
@@ -934,7 +934,7 @@ def test_a_worker_set_aside_is_interrupted_not_waited_for_and_taken_back_as_a_jo
     play(bsp().controlled_by(controller), 3, script)
 
 
-def test_setting_aside_the_last_one_waited_for_makes_the_update():
+def test_excluding_the_last_awaited_worker_closes_the_update():
     controller = Scripted(arrival=((Exclude(1, "straggler"),),))
     script = """
         w0.1 arrives | accept w0.1; set_aside: worker 1: straggler; interrupt w1.1
@@ -943,7 +943,7 @@ def test_setting_aside_the_last_one_waited_for_makes_the_update():
     play(bsp().controlled_by(controller), 2, script)
 
 
-def test_setting_aside_frees_those_that_the_worker_blocked():
+def test_excluding_the_slowest_worker_unblocks_the_others():
     controller = Scripted(arrival=((Exclude(1, "straggler"),),))
     script = """
         w0.1 arrives | accept w0.1; set_aside: worker 1: straggler; interrupt w1.1
@@ -952,7 +952,7 @@ def test_setting_aside_frees_those_that_the_worker_blocked():
     play(ssp(lead=0).controlled_by(controller), 2, script)
 
 
-def test_the_worker_that_has_just_delivered_can_be_set_aside():
+def test_the_worker_that_has_just_delivered_can_be_excluded():
     controller = Scripted(arrival=((Exclude(0, "straggler"),),))
     script = """
         w0.1 arrives | accept w0.1; set_aside: worker 0: straggler
@@ -972,7 +972,7 @@ def test_a_controller_changes_the_protocol():
     play(bsp().controlled_by(controller), 3, script)
 
 
-def test_membership_goes_before_protocol_and_protocol_before_quorum():
+def test_membership_actions_precede_protocol_and_quorum_actions():
     quorum = Scripted(arrival=((SetQuorum(2, "two"),),))
     protocol = Scripted(arrival=((ChangeProtocol(pull(k=4), "faster"),),))
     membership = Scripted(arrival=((Exclude(2, "straggler"),),))
@@ -984,7 +984,7 @@ def test_membership_goes_before_protocol_and_protocol_before_quorum():
     play(bsp().controlled_by(quorum, protocol, membership), 3, script)
 
 
-def test_a_controller_sees_every_arrival_and_what_became_of_it():
+def test_a_controller_receives_every_arrival_with_its_outcome():
     controller = Scripted()
     script = """
         w0.1 arrives            | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
@@ -1005,7 +1005,7 @@ def test_a_controller_sees_every_arrival_and_what_became_of_it():
     assert arrivals == [(0, 1, 0, True), (1, 1, 1, False), (1, 2, 0, False)]
 
 
-def test_the_state_of_a_controller_goes_in_and_comes_out_and_begins_anew_with_its_phase():
+def test_the_state_of_a_controller_is_reset_with_its_phase():
     @dataclass(frozen=True)
     class Counting(Controller):
         def begin(self, n):
@@ -1031,7 +1031,7 @@ def test_the_state_of_a_controller_goes_in_and_comes_out_and_begins_anew_with_it
 # -- order
 
 
-def test_work_is_given_in_the_order_of_becoming_idle_and_then_of_being_interrupted():
+def test_idle_workers_restart_before_interrupted_ones():
     script = """
         w3.1 arrives | accept w3.1
         w1.1 arrives | accept w1.1; apply v1 = w3.1 + w1.1 (quorum of 2 reached); interrupt w0.1; interrupt w2.1
@@ -1046,7 +1046,7 @@ def test_work_is_given_in_the_order_of_becoming_idle_and_then_of_being_interrupt
 # -- edges of membership and phases
 
 
-def test_a_joiner_that_alone_could_go_on_is_not_given_stale_work_first():
+def test_a_joining_worker_that_is_alone_gets_no_stale_task():
     script = """
         w0 is lost   |
         w0 joins     | compute w0.2 on v0
@@ -1055,7 +1055,7 @@ def test_a_joiner_that_alone_could_go_on_is_not_given_stale_work_first():
     play(k_batch_sync(k=3), 1, script)
 
 
-def test_a_worker_that_joins_before_its_loss_was_noticed_starts_on_the_version_that_its_loss_completes():
+def test_a_rejoining_worker_starts_on_the_version_that_its_loss_completes():
     script = """
         w0.1 arrives | accept w0.1
         w1 joins     | apply v1 = w0.1 (every live worker has contributed); compute w0.2 on v1; compute w1.2 on v1
@@ -1063,7 +1063,7 @@ def test_a_worker_that_joins_before_its_loss_was_noticed_starts_on_the_version_t
     play(bsp(), 2, script)
 
 
-def test_a_worker_that_contributed_and_joins_again_waits_for_the_update():
+def test_a_contributor_that_rejoins_waits_for_the_update():
     script = """
         w0.1 arrives | accept w0.1
         w0 is lost   |
@@ -1075,7 +1075,7 @@ def test_a_worker_that_contributed_and_joins_again_waits_for_the_update():
     play(k_async(k=3), 3, script)
 
 
-def test_the_controllers_of_a_phase_that_begins_within_an_update_are_asked_at_once():
+def test_controllers_of_a_phase_that_begins_within_an_update_are_called_at_once():
     script = """
         at 5 timer   | protocol: asp: 5 seconds reached; quorum: k=2: fixed k=2
         w0.1 arrives | accept w0.1; compute w0.2 on v0
@@ -1090,7 +1090,7 @@ def test_a_quorum_below_one_is_refused():
         coordinator(bsp().controlled_by(Scripted(open=((SetQuorum(0, "greedy"),),))), 2).begin()
 
 
-def test_a_run_whose_workers_are_all_silent_ends_when_none_has_come_back():
+def test_a_run_ends_when_every_worker_is_lost_and_none_rejoins():
     script = """
         begin       | protocol: asp: the run begins; compute w0.1 on v0; wake at 5
         at 5 timer  | lost: worker 0: silent for worker_timeout_s = 5 s; wake at 10
@@ -1099,6 +1099,6 @@ def test_a_run_whose_workers_are_all_silent_ends_when_none_has_come_back():
     play(asp(), 1, script, worker_timeout_s=5.0)
 
 
-def test_a_controller_that_names_a_worker_that_is_not_there_is_refused():
+def test_a_controller_that_names_an_unknown_worker_is_refused():
     with pytest.raises(UsageError, match=r"a controller named worker 7; known are \[0, 1\]"):
         coordinator(bsp().controlled_by(Scripted(open=((Exclude(7, "who?"),),))), 2).begin()

@@ -30,7 +30,9 @@ def works(commands):
     finite=st.lists(st.booleans(), min_size=60, max_size=60),
     changes=st.lists(st.sampled_from(["none", "none", "none", "lost", "joined"]), min_size=12, max_size=12),
 )
-def test_work_is_known_ahead_unless_somebody_comes_or_work_comes_back(n, per_epoch, partitioned, finite, changes):
+def test_next_minibatches_are_known_in_advance_unless_a_worker_joins_or_work_is_requeued(
+    n, per_epoch, partitioned, finite, changes
+):
     decides = coordinator(n, per_epoch, partitioned, epochs=4)
     at_work = works(decides.begin(0.0))
     draws = iter(finite)

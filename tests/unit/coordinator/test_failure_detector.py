@@ -41,17 +41,17 @@ def check_that_bsp_waits_for_all(seeds, updates=20):
                     assert (each.totals.updates, each.totals.mean_k) == (updates, 2.0), (law, mean_s, seed)
 
 
-def test_bsp_waits_for_all_whatever_the_law_and_the_unit_of_time():
+def test_bsp_waits_for_all_under_any_distribution_and_unit_of_time():
     check_that_bsp_waits_for_all(range(10))
 
 
 @pytest.mark.slow
-def test_bsp_waits_for_all_whatever_the_law_and_the_unit_of_time_in_200_seeds():
+def test_bsp_waits_for_all_under_any_distribution_and_unit_of_time_in_200_seeds():
     check_that_bsp_waits_for_all(range(200))
 
 
 @pytest.mark.parametrize("seed", [19, 46])
-def test_runs_that_lost_workers_without_any_fault(seed):
+def test_runs_without_faults_lose_no_worker(seed):
     assert pl.simulate("bsp", "2*exp(mean=100)", updates=20, seed=seed).totals.mean_k == 2.0
 
 
@@ -101,14 +101,14 @@ def test_decisions_do_not_depend_on_the_unit_of_time(plan, n, law, seed, timeout
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.integers(1, 9))
-def test_a_running_median_is_that_of_the_latest_values(values, size):
+def test_the_running_median_equals_the_median_of_the_latest_values(values, size):
     running = RunningMedian(size)
     for value in values:
         running.add(value)
     assert running.value == RunningMedian(size, values).value == median(values[-size:])
 
 
-def test_a_false_alarm_has_the_probability_that_is_stated():
+def test_false_alarms_have_the_stated_probability():
     normal = NormalDist()
     assert 1 - normal.cdf(DEVIATIONS) < 2e-8
     assert 1 - normal.cdf(DEVIATIONS / 1.16) == pytest.approx(1e-6, rel=0.1)
@@ -126,7 +126,7 @@ def test_a_false_alarm_has_the_probability_that_is_stated():
     st.lists(st.floats(1e-3, 1e4), min_size=50, max_size=150),
     st.integers(1, 5),
 )
-def test_after_50_round_trips_a_worker_is_waited_for_10_s_or_at_most_300_medians(round_trips_s, n):
+def test_after_50_round_trips_the_timeout_is_10_s_or_at_most_300_medians(round_trips_s, n):
     silence = RoundTripTimeout()
     for number, round_trip_s in enumerate(round_trips_s):
         silence.observe(number % n, round_trip_s)
@@ -137,7 +137,7 @@ def test_after_50_round_trips_a_worker_is_waited_for_10_s_or_at_most_300_medians
         assert silence.of(worker) >= max(10, multiple(101) * max(of_all_s, own_s)) * 0.999
 
 
-def test_a_slow_worker_is_waited_for_by_its_own_times():
+def test_the_timeout_of_a_slow_worker_uses_its_own_round_trips():
     silence = RoundTripTimeout()
     for _ in range(60):
         for worker in range(8):
@@ -161,7 +161,7 @@ def test_a_slow_worker_in_a_cluster_is_never_lost(sigma):
     assert lost == 0
 
 
-def test_a_timeout_goes_on_from_a_checkpoint():
+def test_a_timeout_is_restored_from_a_checkpoint():
     one = RoundTripFailureDetector()
     rng = np.random.default_rng(0)
     for _ in range(130):
@@ -175,7 +175,7 @@ def test_a_timeout_goes_on_from_a_checkpoint():
     assert [one.timeout_of(worker) for worker in range(4)] == [other.timeout_of(worker) for worker in range(4)]
 
 
-def test_a_derived_timeout_after_a_fixed_one_is_observed_anew():
+def test_a_derived_timeout_after_a_fixed_one_starts_without_observations():
     failure_detector = RoundTripFailureDetector()
     failure_detector.load_state_dict(FailureDetector(60.0).state_dict())
     assert failure_detector.timeout_s == np.inf

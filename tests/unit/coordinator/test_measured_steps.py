@@ -54,7 +54,7 @@ def measured(reader, **knobs):
     return driven, driven.handle(Arrival(2.0, 1, 1, loss=1.0))
 
 
-def test_an_update_waits_for_its_step():
+def test_the_next_update_waits_for_the_measured_step():
     driven, commands = measured(Reader())
     assert kinds(commands) == [Accept, Apply]
     assert commands[-1].measure
@@ -64,7 +64,7 @@ def test_an_update_waits_for_its_step():
     assert not driven.awaits_step
 
 
-def test_the_next_opening_knows_the_step_and_nothing_else_does():
+def test_only_the_next_open_observation_has_the_step():
     reader = Reader()
     driven, _ = measured(reader)
     driven.handle(UpdateApplied(2.5, 1, STEP))
@@ -74,7 +74,7 @@ def test_the_next_opening_knows_the_step_and_nothing_else_does():
     assert [observation.step for observation in reader.seen if observation is not opening] == [None] * 4
 
 
-def test_an_update_is_not_measured_where_nobody_reads_it():
+def test_a_step_is_measured_only_if_a_controller_reads_it():
     driven = coordinator(pl.asp(), 2)
     driven.begin()
     [apply] = [command for command in driven.handle(Arrival(1.0, 0, 1)) if isinstance(command, Apply)]
@@ -116,7 +116,7 @@ def test_a_step_survives_the_end_of_a_run_and_its_checkpoint():
     assert again.seen[-1].step == STEP
 
 
-def test_the_last_update_of_the_last_epoch_waits_for_its_step_too(tmp_path):
+def test_the_last_update_of_the_last_epoch_also_waits_for_its_step(tmp_path):
     def train(stop, **folder):
         job = tiny_job(sampling="epoch", batch_size=8)
         return pl.train(job, protocol="dbw", cluster=pl.Cluster(5, pl.Exponential(1.0)), stop=stop, **folder)
@@ -127,7 +127,7 @@ def test_the_last_update_of_the_last_epoch_waits_for_its_step_too(tmp_path):
     assert torch.equal(parameters_of(train("epochs=2", resume=tmp_path / "run").model), parameters_of(short.model))
 
 
-def test_a_remark_is_put_on_record_and_changes_nothing():
+def test_a_note_is_recorded_and_changes_nothing():
     class Remarking(Reader):
         def decide(self, state, observation):
             return state, [Note("idle", "worker 1: sleeps", 1)]
@@ -139,7 +139,7 @@ def test_a_remark_is_put_on_record_and_changes_nothing():
 
 
 @pytest.mark.parametrize("cluster", [pl.Cluster(3, pl.Exponential(1.0)), pl.LocalCluster(2)], ids=["virtual", "local"])
-def test_engines_tell_the_step_that_the_server_made(cluster, tmp_path):
+def test_engines_report_the_step_of_the_server(cluster, tmp_path):
     job = tiny_job(optimizer=sgd(0.1), eval_data=dataset())
     phase = pl.k_async(k=1).controlled_by(pl.DBW())
     result = pl.train(job, protocol=phase, cluster=cluster, stop="updates=8", out=tmp_path / "run")
@@ -152,7 +152,7 @@ def test_engines_tell_the_step_that_the_server_made(cluster, tmp_path):
         assert update.now_s <= step.event_s <= step.now_s
 
 
-def test_steps_are_measured_where_it_is_asked_for_and_the_run_is_the_same():
+def test_measuring_steps_on_request_does_not_change_the_run():
     def trained(**options):
         stop = pl.Stop(updates=12)
         return pl.train(tiny_job(), protocol="bsp@updates=4 >> asp", cluster=pl.Cluster(3), stop=stop, **options)

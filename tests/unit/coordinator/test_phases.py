@@ -30,7 +30,7 @@ def aside_then(*answers):
     return Scripted(open=((Exclude(2, "straggler"),), *answers))
 
 
-def test_a_probe_is_work_that_nobody_waits_for_and_whose_gradient_is_not_used():
+def test_a_probe_is_not_awaited_and_its_gradient_is_not_used():
     controller = aside_then((Probe(2),), (Probe(2),), (Probe(2),))
     script = """
         begin        | protocol: bsp: the run begins; set_aside: worker 2: straggler
@@ -53,7 +53,7 @@ def test_a_probe_is_work_that_nobody_waits_for_and_whose_gradient_is_not_used():
     assert (probe.busy_s, probe.accepted, probe.live) == (3.0, False, 2)
 
 
-def test_a_probe_is_interrupted_where_its_worker_is_taken_back():
+def test_a_probe_is_interrupted_when_its_worker_is_readmitted():
     script = """
         w0.1 arrives | accept w0.1
         w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (every live worker has contributed)
@@ -67,7 +67,7 @@ def test_a_probe_is_interrupted_where_its_worker_is_taken_back():
     play(bsp().controlled_by(aside_then((Probe(2),), (Readmit(2, "recovered"),))), 3, script)
 
 
-def test_a_worker_that_is_lost_while_it_is_probed_can_come_back():
+def test_a_worker_lost_during_a_probe_can_rejoin():
     script = """
         w0.1 arrives | accept w0.1
         w1.1 arrives | accept w1.1; apply v1 = w0.1 + w1.1 (quorum of 2 reached)
@@ -79,7 +79,7 @@ def test_a_worker_that_is_lost_while_it_is_probed_can_come_back():
     play(pl.k_async(k=2).controlled_by(aside_then((Probe(2),), (Probe(2),))), 3, script)
 
 
-def test_only_a_worker_that_is_aside_is_probed_or_taken_back():
+def test_only_an_excluded_worker_is_probed_or_readmitted():
     controller = Scripted(open=((Probe(1), Readmit(0, "it is there")),))
     script = """
         begin        | protocol: asp: the run begins; compute w0.1 on v0; compute w1.1 on v0
@@ -87,7 +87,7 @@ def test_only_a_worker_that_is_aside_is_probed_or_taken_back():
     play(asp().controlled_by(controller), 2, script)
 
 
-def test_the_last_worker_is_never_set_aside():
+def test_the_last_worker_is_never_excluded():
     controller = Scripted(open=((Exclude(0, "slow"), Exclude(1, "slow"), Exclude(2, "slow")),))
     script = """
         begin        | protocol: bsp: the run begins; set_aside: worker 0: slow; set_aside: worker 1: slow
@@ -97,7 +97,7 @@ def test_the_last_worker_is_never_set_aside():
     play(bsp().controlled_by(controller), 3, script)
 
 
-def test_an_engine_is_asked_to_replace_a_worker_that_is_there():
+def test_a_restart_is_requested_only_for_a_known_worker():
     controller = Scripted(open=((Exclude(2, "slow"), ReplaceWorker(2), ReplaceWorker(0)), (ReplaceWorker(1),)))
     script = """
         begin        | protocol: bsp: the run begins; set_aside: worker 2: slow; replace w2; replace w0
@@ -111,7 +111,7 @@ def test_an_engine_is_asked_to_replace_a_worker_that_is_there():
 # -- the end of a phase
 
 
-def test_the_controllers_of_a_phase_are_asked_when_it_ends_and_workers_come_back_for_the_next_one():
+def test_controllers_are_called_at_the_end_of_their_phase_and_workers_are_readmitted():
     controller = Scripted(open=((Exclude(2, "straggler"),),), end=((Readmit(2, "the phase ends"),),))
     script = """
         w0.1 arrives | accept w0.1
@@ -123,7 +123,7 @@ def test_the_controllers_of_a_phase_are_asked_when_it_ends_and_workers_come_back
     play(bsp().controlled_by(controller).until(gradients=2) >> asp(), 3, script)
 
 
-def test_nobody_is_asked_at_the_end_of_the_run():
+def test_controllers_are_not_called_at_the_end_of_the_run():
     controller = Scripted()
     driven = coordinator(bsp().controlled_by(controller), 1, stop={"updates": 1})
     driven.begin()
@@ -148,7 +148,7 @@ def switched(ends, counts):
     return driven.workload, driven.version
 
 
-def test_what_is_made_under_a_protocol_that_does_not_count_is_made_up_for():
+def test_progress_under_an_uncounted_protocol_extends_the_phase():
     # Update 1 is of BSP and of 2 gradients, 2 and 3 of ASP and of 1 each, and the rest of BSP again.
     assert switched({"gradients": 6}, counts=True) == (6, 4)
     assert switched({"gradients": 6}, counts=False) == (8, 5)
@@ -157,7 +157,7 @@ def test_what_is_made_under_a_protocol_that_does_not_count_is_made_up_for():
     assert switched({"epochs": 1.5}, counts=False) == (8, 5)
 
 
-def test_a_phase_that_is_away_for_good_never_ends():
+def test_a_phase_whose_protocol_is_replaced_for_good_never_ends():
     controller = Scripted(open=((ChangeProtocol(asp(), "away", counts=False),),))
     driven = coordinator(bsp().controlled_by(controller).until(updates=2) >> k_sync(k=1), 1)
     driven.begin()
@@ -167,7 +167,7 @@ def test_a_phase_that_is_away_for_good_never_ends():
     assert driven._phases.protocol == asp()
 
 
-def test_a_phase_of_seconds_is_woken_up_for_its_later_end():
+def test_a_phase_of_seconds_sets_a_timer_for_its_extended_end():
     controller = Scripted(open=((), (ChangeProtocol(asp(), "away", counts=False),), (ChangeProtocol(bsp(), "back"),)))
     driven = coordinator(bsp().controlled_by(controller).until(seconds=4) >> k_sync(k=1), 1)
     driven.begin()
@@ -184,7 +184,7 @@ def test_a_phase_of_seconds_is_woken_up_for_its_later_end():
     st.lists(st.tuples(st.sampled_from(["pause", "go on"]), st.integers(0, 9)), max_size=12),
     st.integers(1, 30),
 )
-def test_a_share_counts_every_stretch_that_is_not_left_out(stretches, amount):
+def test_phase_progress_counts_every_interval_that_is_not_excluded(stretches, amount):
     progress, position, counted, counts = PhaseProgress(Duration("updates", amount)), 0, 0, True
     for what, length in stretches:
         (progress.pause if what == "pause" else progress.resume)(position)
@@ -257,7 +257,7 @@ def test_a_ramp_by_epoch_needs_epochs():
 
 
 @pytest.mark.parametrize("name", ["stragglers", "greedy", "elastic"])
-def test_policies_are_typed_shown_and_made_again(name):
+def test_policies_survive_text_and_json(name):
     text = f"bsp + {name}(window=3, persistent_s=60.0)@25% >> asp + momentum(rule='1/n')"
     plan = parse_plan(text)
     assert str(plan) == text.replace("@25%", " until 0.25 of the workload")
@@ -291,7 +291,7 @@ def test_a_policy_stands_beside_the_controllers_of_a_named_protocol():
         ("asp + momentum(rule='1/n') + momentum(rule=zero)", "the momentum has a rule already"),
     ],
 )
-def test_what_cannot_be_added_is_refused(protocol, message):
+def test_invalid_additions_to_a_phase_are_refused(protocol, message):
     with pytest.raises(pl.UsageError, match=message):
         pl.train(tiny_job(), protocol=protocol, cluster=pl.Cluster(2), stop="updates=2")
 
@@ -309,23 +309,23 @@ def test_an_optimizer_without_a_momentum_is_refused(optimizer):
         )
 
 
-def test_the_only_worker_is_never_set_aside_and_that_is_said():
+def test_the_only_worker_is_never_excluded_and_a_note_is_recorded():
     with pytest.warns(PacelineWarning, match="the only worker is never excluded"):
         pl.train(tiny_job(), protocol="bsp + elastic", cluster=pl.Cluster(1), stop="updates=2")
 
 
 @pytest.mark.parametrize("protocol", ["asp", "pull(k=2)", "k_batch_async(k=2)"])
-def test_who_waits_for_nobody_is_told_that_it_loses_by_setting_stragglers_aside(protocol):
+def test_excluding_stragglers_without_a_barrier_causes_a_warning(protocol):
     with pytest.warns(PacelineWarning, match="does not wait for stragglers"):
         coordinator(parse_plan(f"{protocol} + elastic"), 2)
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=2)", "ssp(lead=1)", "k_async(k=2)", "dbw", "dbw(base=pull)"])
-def test_who_waits_is_not(protocol):
+def test_excluding_stragglers_with_a_barrier_causes_no_warning(protocol):
     coordinator(parse_plan(f"{protocol} + elastic"), 2)
 
 
-def test_what_is_found_is_said_before_what_is_done_about_it():
+def test_detections_are_recorded_before_the_actions_they_cause():
     controller = Scripted(open=((Exclude(1, "slow"), Note("straggler", "worker 1: slow", 1)),))
     script = """
         begin        | protocol: bsp: the run begins; straggler: worker 1: slow; set_aside: worker 1: slow

@@ -136,7 +136,7 @@ def an_update_is_made_soon(watch):
 
 @settings(max_examples=300)
 @given(data=st.data(), n=workers, steps=happenings)
-def test_invariants_hold_and_updates_go_on_under_any_plan(data, n, steps):
+def test_invariants_hold_and_updates_continue_under_any_plan(data, n, steps):
     plan, known = data.draw(plans(n))
     timeout_s = data.draw(st.sampled_from([None, 3.0, 1000.0]))
     watch = Watch(coordinator(plan, n, worker_timeout_s=timeout_s), n, known)
@@ -148,7 +148,7 @@ def test_invariants_hold_and_updates_go_on_under_any_plan(data, n, steps):
 
 
 @given(data=st.data(), n=workers, steps=happenings)
-def test_invariants_hold_and_updates_go_on_whatever_controllers_do(data, n, steps):
+def test_invariants_hold_and_updates_continue_under_any_controllers(data, n, steps):
     protocol = data.draw(protocols(n, "first"))
     (one, some), (other, more) = data.draw(whims(n)), data.draw(whims(n))
     more = [Protocol(p.quorum, p.max_staleness, p.refill, p.on_update, p.max_lead, f"other {p}") for p in more]
@@ -187,7 +187,7 @@ def test_the_same_events_are_answered_by_the_same_commands(data, n, steps):
 
 @settings(max_examples=250)
 @given(data=st.data(), n=workers, steps=happenings)
-def test_the_coordinator_does_what_the_design_page_says(data, n, steps):
+def test_the_coordinator_equals_the_naive_one_of_the_design_page(data, n, steps):
     plan, known = data.draw(plans(n, units=("updates",)))
     ends = [phase.end and phase.end.amount for phase in plan.phases]
     naive = NaiveCoordinator(zip(known, ends, strict=True), n)
@@ -213,7 +213,7 @@ def test_the_coordinator_does_what_the_design_page_says(data, n, steps):
 
 
 @given(st.lists(st.tuples(st.sampled_from(["join", "leave", "deliver", "deliver"]), small)), st.sampled_from([0, 1, 3]))
-def test_the_lead_is_that_of_a_plain_count(steps, bound):
+def test_the_ssp_bound_equals_a_plain_count(steps, bound):
     lead, counts, fewest = SSPBound(bound), {}, 0
     for what, worker in steps:
         if (what == "join") == (worker in counts):
@@ -294,7 +294,7 @@ def test_every_minibatch_of_an_epoch_is_used_exactly_once(partitioned, data, n, 
 
 
 @pytest.mark.parametrize("protocol", [asp(), backup(k=1), k_sync(k=2), pull(k=3), k_batch_async(k=5)])
-def test_a_lost_workers_shard_is_dealt_out_to_the_others_until_it_returns(protocol):
+def test_the_shard_of_a_lost_worker_is_redistributed_until_it_rejoins(protocol):
     watch = Watch(
         coordinator(protocol, 3, minibatches=MinibatchSampler(3, per_epoch=4, partitioned=True)), 3, [protocol]
     )
@@ -322,7 +322,7 @@ def test_a_lost_workers_shard_is_dealt_out_to_the_others_until_it_returns(protoc
     assert owners[1] == {1}
 
 
-def test_without_requeue_what_was_dropped_is_not_dealt_out_again():
+def test_without_requeue_dropped_minibatches_are_not_repeated():
     minibatches = MinibatchSampler(1, per_epoch=3, partitioned=False, requeue=False)
     first = minibatches.next(0)
     minibatches.put_back(first)

@@ -23,7 +23,7 @@ def test_a_run_ends_when_its_mean_loss_reaches_max_loss(tmp_path):
     assert pl.replay(tmp_path / "run").is_same
 
 
-def test_a_run_that_does_not_diverge_is_not_touched():
+def test_a_run_that_does_not_diverge_is_unchanged():
     assert train(0.1, "updates=40,max_loss=20").time_s == train(0.1, "updates=40").time_s
 
 
@@ -35,18 +35,18 @@ def test_a_run_that_does_not_diverge_is_not_touched():
         ("loss=2,max_loss=2", "max_loss = 2, expected more than the loss = 2"),
     ],
 )
-def test_a_max_loss_that_makes_no_sense_is_refused(stop, words):
+def test_an_invalid_max_loss_is_refused(stop, words):
     with pytest.raises(pl.UsageError) as refusal:
         pl.Stop.parse(stop)
     assert words in str(refusal.value)
 
 
-def test_it_is_written_as_it_is_read():
+def test_the_text_of_a_max_loss_can_be_parsed():
     stop = pl.Stop(epochs=2, max_loss=4.5)
     assert pl.Stop.parse(str(stop)) == stop
 
 
-def test_it_is_looked_at_over_a_whole_window_only():
+def test_max_loss_is_checked_only_over_a_full_window():
     watch = StopMonitor(pl.Stop(updates=99, max_loss=5.0), workers=2, per_epoch=None)
     for update in range(1, 10):
         watch.accept(5.0)

@@ -34,7 +34,7 @@ def test_every_field_of_an_arrival_is_in_its_record():
     ("command", "finite"),
     [(Accept(2, 3, 0, 8), True), (Drop(2, 3, 0, NOT_FINITE), False), (Drop(2, 3, 4, "old"), True)],
 )
-def test_a_record_of_an_arrival_gives_the_arrival_back(command, finite):
+def test_the_record_of_an_arrival_restores_the_event(command, finite):
     arrival = ARRIVAL._replace(finite=finite)
     record = GradientArrived.of(arrival, command, **FACTS)
     assert event_of(record) == arrival
@@ -47,7 +47,7 @@ def test_a_record_of_a_decision_has_all_its_fields():
     )
 
 
-def test_a_measured_step_gives_its_event_back():
+def test_the_record_of_a_measured_step_restores_the_event():
     step = Step(1.0, 2.0, 3.0, 4.0, 5.0)
     assert event_of(StepMeasured(1.5, 7, *step, event_s=1.0)) == (1.0, 7, step)
 

@@ -33,7 +33,7 @@ MODELS = [small_net, batch_norm_net, Odd]
 
 
 @given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=8), data=st.data())
-def test_the_largest_slice_is_as_small_as_it_can_be(sizes, data):
+def test_the_largest_shard_has_the_minimum_size(sizes, data):
     slices = data.draw(st.integers(1, len(sizes)))
 
     def largest(cut):
@@ -46,14 +46,14 @@ def test_the_largest_slice_is_as_small_as_it_can_be(sizes, data):
     assert largest(cut) == min(map(largest, every))
 
 
-def test_more_slices_than_tensors_are_refused():
+def test_more_shards_than_tensors_are_refused():
     with pytest.raises(pl.UsageError, match="slices=5, but the model has 4 tensors to share out: give at most that"):
         FlatLayout(small_net(), shards=5)
 
 
 @pytest.mark.parametrize("slices", [1, 2, 3, 6])
 @pytest.mark.parametrize("model", [batch_norm_net, Odd])
-def test_a_slice_is_the_same_alone_and_in_its_place_in_the_whole(model, slices):
+def test_a_shard_alone_equals_its_part_of_the_full_vector(model, slices):
     made = model()
     whole = FlatLayout(made, slices)
     vectors = whole.allocate()
@@ -213,7 +213,7 @@ def numbers(told):
     plan=st.lists(updates, min_size=1, max_size=4),
     slices=st.integers(2, 4),
 )
-def test_slices_do_together_what_one_server_does(
+def test_all_shards_together_equal_one_server(
     model, optimizer, clip_norm, compensators, scheduled, no_decay_on, plan, slices
 ):
     job = make_job(model, optimizer, clip_norm, scheduled, no_decay_on)
@@ -234,7 +234,7 @@ def test_slices_do_together_what_one_server_does(
     slices=st.integers(1, 4),
     then=st.integers(1, 4),
 )
-def test_a_run_goes_on_with_another_number_of_slices(optimizer, before, after, slices, then):
+def test_a_run_is_resumed_with_another_number_of_shards(optimizer, before, after, slices, then):
     job = make_job(Odd, optimizer, scheduled=True)
     compensators = (dc_asgd(lambda0=0.5, m=0.9),)
     unbroken, first, second = Together(job, 1), Together(job, slices), Together(job, then, seed=1)
@@ -277,7 +277,7 @@ def of_parameters(parameters):
 
 
 @pytest.mark.parametrize("factory", [of_model, of_named_parameters])
-def test_slices_have_the_optimizer_of_the_whole_model_whatever_its_factory_is_given(factory):
+def test_shards_have_the_optimizer_of_the_whole_model(factory):
     gradient = {"samples": 8, "step_scale": 1.0, "staleness": 0}
     update = {"gradients": [gradient] * 2, "lr_scale": 1.0, "measure": False, "adds_at_once": False}
     plan = [{**update, "momentum_limit": inf, "weight_decay_scale": 1.0}] * 3

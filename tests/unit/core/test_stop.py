@@ -36,7 +36,7 @@ NLL = ("nll", "<=", 1.4)
         ("eval_loss=0.9", pl.Stop(metric=("eval_loss", "<=", 0.9))),
     ],
 )
-def test_typed_and_written_in_python_are_the_same(typed, stop):
+def test_text_and_python_give_the_same_stop(typed, stop):
     assert pl.Stop.parse(typed) == stop
     assert pl.Stop.parse(str(stop)) == stop
     assert eval(repr(stop), {"Stop": pl.Stop}) == stop
@@ -49,7 +49,7 @@ targets = st.tuples(names.filter(bool), st.sampled_from(["<=", ">="]), st.floats
 
 
 @given(st.lists(targets, min_size=1, max_size=3, unique_by=lambda target: target[0]))
-def test_every_stop_by_metrics_is_read_as_it_is_written(given):
+def test_the_text_of_every_stop_by_metrics_can_be_parsed(given):
     stop = pl.Stop(metric=given, updates=3)
     assert pl.Stop.parse(str(stop)) == stop
 
@@ -69,7 +69,7 @@ def test_every_stop_by_metrics_is_read_as_it_is_written(given):
         ("<=1.4", "stop metric '', expected the name of a metric"),
     ],
 )  # fmt: skip
-def test_what_is_typed_wrong_is_refused(typed, said):
+def test_invalid_texts_are_refused(typed, said):
     with pytest.raises(pl.UsageError, match=said):
         pl.Stop.parse(typed)
 
@@ -81,7 +81,7 @@ def test_what_is_typed_wrong_is_refused(typed, said):
      ("a,b", "<=", 1), ("", "<=", 1), ("nll", "<=", nan), ("nll", "<=", True), [NLL, NLL], ("loss", "<=", 1.0)],
     ids=str,
 )  # fmt: skip
-def test_what_is_no_metric_is_refused(metric):
+def test_invalid_metric_names_are_refused(metric):
     with pytest.raises(pl.UsageError, match=r"(?i)stop"):
         pl.Stop(metric=metric)
 
@@ -127,13 +127,13 @@ def trained(job=None, **options):
         ("updates=3", {"eval_data": sequences(0)}, "job tokens has empty evaluation data"),
     ],
 )
-def test_a_metric_that_is_not_there_is_refused_by_name_before_anything_runs(stop, job, said, tmp_path):
+def test_a_missing_metric_is_refused_by_name_before_the_run(stop, job, said, tmp_path):
     with pytest.raises(pl.UsageError, match=said):
         trained(token_job(**job), stop=stop, out=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_looking_for_the_metrics_beforehand_changes_nothing():
+def test_the_check_of_metrics_before_the_run_changes_nothing():
     plain, looked = (trained(stop=stop) for stop in ("updates=6", "updates=6,nll<=0"))
     for ours, theirs in zip(plain.model.parameters(), looked.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
@@ -151,19 +151,19 @@ def test_a_metric_that_is_not_finite_ends_the_run_in_one_line():
     assert result.reason == NOT_FINITE.replace("version 7", "version 2")
 
 
-def test_a_metric_is_looked_at_once_an_epoch_if_nothing_is_given():
+def test_a_metric_is_checked_once_an_epoch_by_default():
     result = trained(stop="nll<=0,epochs=3", evaluate_every=None)
     assert [each.version for each in result.history.of(VersionEvaluated)] == [3, 6, 9]
 
 
 @pytest.mark.parametrize("stop", ["perplexity<=6.3,updates=60", "by_batch>=0.1", "nll<=0,updates=9"])
-def test_a_run_that_a_metric_has_ended_is_replayed(stop, tmp_path):
+def test_a_run_ended_by_a_metric_is_replayed(stop, tmp_path):
     result = trained(stop=stop, out=tmp_path / "run")
     assert result.stopped_by == ("updates" if "updates=9" in stop else "metric")
     assert pl.replay(tmp_path / "run").difference == ""
 
 
-def test_a_run_whose_metric_is_infinite_is_replayed_though_the_log_has_no_infinities(tmp_path):
+def test_a_run_with_an_infinite_metric_is_replayed(tmp_path):
     job = tiny_job(loss=None, step=step_to_nan, eval_data=dataset())
     assert trained(job, stop="nll<=1.4,updates=40", out=tmp_path / "run").stopped_by == "not_finite"
     assert pl.replay(tmp_path / "run").difference == ""

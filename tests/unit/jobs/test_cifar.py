@@ -42,7 +42,7 @@ def test_a_sample_is_normalised_by_channel(folder):
 
 
 @pytest.mark.parametrize("model", ["resnet20", "softmax"])
-def test_the_job_trains_and_can_be_sent_to_a_process(folder, model):
+def test_the_job_trains_and_can_be_pickled(folder, model):
     job = pickle.loads(pickle.dumps(cifar10(model=model, folder=folder)))
     network = job.model()
     images, labels = job.data.minibatch(torch.arange(4))
@@ -82,7 +82,7 @@ def test_a_damaged_file_is_named_with_what_was_found_and_expected(folder, conten
         cifar10(folder=folder)
 
 
-def test_a_missing_file_is_answered_with_what_to_type(folder):
+def test_a_missing_file_is_an_error_with_a_remedy(folder):
     (folder / "test_batch.bin").unlink()
     with pytest.raises(UsageError, match=r"cannot read '.*test_batch.bin': No such file or directory; run "):
         cifar10(folder=folder)

@@ -49,7 +49,7 @@ def test_plain_sgd_with_the_default_rate_is_quick_and_stable_with_stale_gradient
     assert job.loss(network(images), labels).item() < 0.22
 
 
-def test_without_scikit_learn_it_says_what_to_install(monkeypatch):
+def test_without_scikit_learn_the_error_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(UsageError, match=r"run: pip install 'paceline\[digits\]'"):
         digits()

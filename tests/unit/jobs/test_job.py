@@ -44,7 +44,7 @@ def joined(samples):
     return default_collate(samples)
 
 
-def test_a_loader_is_taken_apart():
+def test_the_parts_of_a_loader_are_used():
     loader = DataLoader(DATA, 16, shuffle=True, drop_last=True, collate_fn=joined, num_workers=2, prefetch_factor=3)
     job, said = job_of(data=loader, sampling="epoch", eval_data=DataLoader(DATA, 32, collate_fn=joined))
     assert said == []
@@ -53,7 +53,7 @@ def test_a_loader_is_taken_apart():
     assert pickle.loads(pickle.dumps(job)).batch_size == 16
 
 
-def test_a_loader_trains_what_its_parts_train():
+def test_a_loader_trains_like_its_parts():
     job, _ = job_of(data=DataLoader(DATA, 16, shuffle=True, drop_last=True), sampling="epoch")
     assert torch.equal(trained(job), trained(tiny_job(batch_size=16, sampling="epoch")))
 
@@ -126,7 +126,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("changes", "words"), REFUSED.values(), ids=REFUSED)
-def test_loaders_that_no_job_can_use_are_refused(changes, words):
+def test_unsupported_loaders_are_refused(changes, words):
     with pytest.raises(pl.UsageError) as refusal:
         job_of(**changes)
     assert words in str(refusal.value)
@@ -175,7 +175,7 @@ def one_of(factory):
 
 
 @pytest.mark.parametrize("factory", [of_model, of_named_parameters, of_parameters, sgd()])
-def test_norms_have_no_decay_whatever_the_factory_is_given(factory):
+def test_normalization_layers_have_no_weight_decay(factory):
     model, optimizer = one_of(factory)
     decayed = {id(each) for group in optimizer.param_groups if group["weight_decay"] for each in group["params"]}
     held = [id(each) for group in optimizer.param_groups for each in group["params"]]
@@ -205,7 +205,7 @@ def test_a_run_of_such_a_factory_is_resumed(factory, tmp_path):
     assert torch.equal(parameters_of(resumed.model), parameters_of(pl.train(job, stop="updates=8", **settings).model))
 
 
-def test_names_are_given_for_trainable_parameters_alone():
+def test_only_trainable_parameters_have_names():
     _, optimizer = one_of(of_named_parameters)
     names = [name for group in optimizer.param_groups for name in group["param_names"]]
     assert sorted(names) == ["0.weight", "1.bias", "1.weight", "3.bias", "3.weight"]
@@ -223,7 +223,7 @@ UNITS = {"update": (4, 12), "gradient": (12, 12), "sample": (96, 12), "epoch": (
 
 @pytest.mark.parametrize("protocol", ["bsp", "asp", "k_async(k=2)", "all_reduce", "dc_s3gd"])
 @pytest.mark.parametrize("unit", UNITS)
-def test_units_that_are_as_long_give_the_same_schedule(unit, protocol):
+def test_equivalent_units_give_the_same_schedule(unit, protocol):
     steps, _ = UNITS[unit]
     job = tiny_job(scheduler=partial(halved, every=steps), schedule_unit=unit, sampling="epoch")  # epochs of 12
     expected = tiny_job(scheduler=partial(halved, every=12), sampling="epoch")
@@ -242,7 +242,7 @@ def test_an_update_of_the_schedule_is_one_of_bsp():
     assert sorted(set(rates), reverse=True) == [1.0, 0.5, 0.25]
 
 
-def test_models_without_norms_are_as_before():
+def test_models_without_normalization_layers_are_unchanged():
     job = tiny_job(no_decay_on=pl.BATCH_NORMS, optimizer=in_two_groups)
     model = small_net()
     assert len(make_optimizer(job, trainable(model), model).param_groups) == 2

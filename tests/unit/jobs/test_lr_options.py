@@ -17,7 +17,7 @@ def rates(job, protocol, updates, cluster="4*exp(mean=1)"):
 
 
 @pytest.mark.parametrize(("protocol", "k"), [("bsp", 4), ("k_sync(k=2)", 2), ("asp", 1)])
-def test_the_rate_falls_at_the_same_workload_whatever_the_protocol_and_follows_the_quorum(protocol, k):
+def test_the_rate_follows_workload_and_quorum_under_every_protocol(protocol, k):
     job = scheduled(tiny_job(), lr_rule="proportional", lr_is="per_worker", decay_at=[8, 16], decay_by=0.5)
     own = job.optimizer(job.build_model(0).parameters()).param_groups[0]["lr"]
     seen = rates(job, protocol, updates=24 // k)
@@ -26,7 +26,7 @@ def test_the_rate_falls_at_the_same_workload_whatever_the_protocol_and_follows_t
     )
 
 
-def test_a_job_by_name_takes_these_knobs_and_without_them_is_what_it_was():
+def test_a_named_job_accepts_learning_rate_options():
     pytest.importorskip("sklearn")
     job = load_job("digits(momentum=0.9, lr_rule=proportional, lr_is=per_worker, decay_at=[32000, 48000])")
     assert (job.lr_rule, job.lr_is, job.schedule_unit) == ("proportional", "per_worker", "gradient")
@@ -65,7 +65,7 @@ def test_jobs_with_different_decays_are_different_jobs():
         ("digits(momentum=1)", "momentum=1 is not a number in"),
     ],
 )
-def test_knobs_that_cannot_be_are_refused(text, said):
+def test_invalid_knobs_are_refused(text, said):
     pytest.importorskip("sklearn")
     with pytest.raises(UsageError, match=said):
         load_job(text)

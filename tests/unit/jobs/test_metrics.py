@@ -55,7 +55,7 @@ def test_loss_and_accuracy_of_pairs_are_those_of_the_whole_data_set_in_one_batch
     assert ours == {name: pytest.approx(value, rel=1e-6) for name, value in whole.items()}
 
 
-def test_an_own_loss_takes_the_place_of_the_evaluation_loss():
+def test_a_loss_metric_replaces_the_evaluation_loss():
     def step(model, batch):
         return torch.nn.functional.cross_entropy(model(batch[0]), batch[1]), {"loss": pl.Average(len(batch[0]), 2)}
 
@@ -94,7 +94,7 @@ def test_a_metric_that_counts_nothing_is_nan_and_an_overflow_infinite():
         ),
     ],
 )
-def test_a_metric_that_is_no_number_is_refused_by_name(value, said):
+def test_a_metric_that_is_not_a_number_is_refused_by_name(value, said):
     with pytest.raises(pl.UsageError, match=f"job tiny: {said}"):
         Averages("tiny").add({"nll": value}, 1)
 

@@ -38,7 +38,7 @@ def test_the_job_reads_plain_and_compressed_files_and_can_be_sent_to_a_process(f
     assert job.optimizer(network.parameters()).defaults["lr"] == 0.08
 
 
-def test_a_missing_file_is_answered_with_what_to_type(folder):
+def test_a_missing_file_is_an_error_with_a_remedy(folder):
     (folder / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(UsageError) as caught:
         mnist(folder=folder)
@@ -46,7 +46,7 @@ def test_a_missing_file_is_answered_with_what_to_type(folder):
     assert f"run 'paceline data fetch mnist --to {folder}' or give folder=PATH" in str(caught.value)
 
 
-def test_a_label_that_is_no_digit_is_refused(folder):
+def test_a_label_that_is_not_a_digit_is_refused(folder):
     (folder / "train-labels-idx1-ubyte").write_bytes(idx([0, 1, 10, 2], 4))
     with pytest.raises(UsageError, match=r"train-labels-idx1-ubyte' holds label 10; expected 0 to 9; run"):
         mnist(folder=folder)

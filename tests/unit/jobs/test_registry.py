@@ -83,7 +83,7 @@ def test_a_job_from_a_module_in_the_current_directory(write, text, batch_size):
         ("mine:make(size=2)", "make has no knob 'size'"),
     ],
 )
-def test_a_wrong_text_is_answered_with_what_to_type(write, text, said):
+def test_an_invalid_text_is_an_error_with_a_remedy(write, text, said):
     write("mine", OWN_JOB)
     with pytest.raises(UsageError, match=said) as caught:
         load_job(text)
@@ -96,7 +96,7 @@ def test_a_setting_given_twice_is_refused():
         load_job("mnist(lr=1)", lr=2)
 
 
-def test_an_error_of_the_users_function_comes_with_the_users_traceback(write):
+def test_an_error_of_a_user_function_keeps_its_traceback(write):
     write("mine", OWN_JOB)
     with pytest.raises(JobLoadError, match=r"^'mine:fails' raised ZeroDivisionError: division by zero$") as caught:
         load_job("mine:fails")
@@ -115,7 +115,7 @@ def test_an_error_of_the_users_function_comes_with_the_users_traceback(write):
         ("raise SystemExit(3)", "SystemExit", "raise SystemExit"),
     ],
 )
-def test_a_module_that_does_not_import_comes_with_the_users_traceback(write, body, raised, shown):
+def test_an_import_error_of_a_user_module_keeps_its_traceback(write, body, raised, shown):
     write("bad", body)
     with pytest.raises(JobLoadError, match=f"'bad:job' raised {raised}") as caught:
         load_job("bad:job")
@@ -124,7 +124,7 @@ def test_a_module_that_does_not_import_comes_with_the_users_traceback(write, bod
     assert "registry.py" not in caught.value.details
 
 
-def test_what_paceline_says_inside_the_users_module_is_passed_on(write):
+def test_a_paceline_error_inside_a_user_module_is_unchanged(write):
     write("early", "from paceline.errors import UsageError\nraise UsageError('batch_size=0 is too small')")
     with pytest.raises(UsageError, match=r"^batch_size=0 is too small$"):
         load_job("early:job")

@@ -37,14 +37,14 @@ def watch(until, *, warm_up=1000, total=10_000, check_every=0, window=1, least_r
 # --- the curve --------------------------------------------------------------------------------------------
 
 
-def test_the_papers_warm_up_of_15_epochs_reaches_a_third_of_the_rate_and_falls_to_nothing_at_90():
+def test_the_schedule_of_the_paper_reaches_a_third_of_the_rate_at_15_epochs_and_zero_at_90():
     curve = PAPER.in_gradients(None, per_epoch=40)
     at_epoch = {epoch: curve.scale(40 * epoch, curve.until) for epoch in (0, 7.5, 15, 52.5, 90, 91)}
     assert at_epoch == pytest.approx({0: 0, 7.5: 1 / 6, 15: 1 / 3, 52.5: 1 / 6, 90: 0, 91: 0})
 
 
 @pytest.mark.parametrize("warm_up", ["50%", "epochs=45", pl.Duration("gradients", 1800)])
-def test_a_warm_up_at_its_full_length_makes_a_triangle(warm_up):
+def test_a_full_warm_up_gives_a_triangular_schedule(warm_up):
     curve = pl.LinearSchedule(warm_up=warm_up, warm_up_until=None).in_gradients(3600, per_epoch=40)
     assert [curve.scale(w, curve.until) for w in (0, 900, 1800, 2700, 3600)] == pytest.approx([0, 0.5, 1, 0.5, 0])
 
@@ -58,7 +58,7 @@ quorums = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 
 
 @given(rising=quorums, falling=quorums, warm_up=st.integers(1, 5000))
-def test_the_same_workload_moves_as_far_whatever_the_quorums(rising, falling, warm_up):
+def test_the_total_scale_of_a_workload_does_not_depend_on_the_quorums(rising, falling, warm_up):
     until, total = sum(rising), sum(rising) + sum(falling)
     ours = ScheduleTracker(ScheduleCurve(max(until, warm_up), until, total, None, 0, 1, 0.0))
     ks = rising + falling
@@ -68,14 +68,14 @@ def test_the_same_workload_moves_as_far_whatever_the_quorums(rising, falling, wa
 
 
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 500), st.integers(0, 2000))
-def test_the_scale_is_a_share_without_jumps(until, more, left, workload):
+def test_the_scale_is_continuous_and_between_zero_and_one(until, more, left, workload):
     curve = ScheduleCurve(until + more, until, until + more + left, None, 0, 1, 0.0)
     here, there = (curve.scale(w, until) for w in (workload, workload + 0.001))
     assert 0 <= here <= 1
     assert abs(here - there) <= 0.001 * max(1 / curve.warm_up, until / curve.warm_up / (more + left)) * (1 + 1e-6)
 
 
-def test_the_weight_decay_follows_times_k_or_is_left_alone():
+def test_the_weight_decay_follows_the_rate_times_k_or_is_unchanged():
     curve = ScheduleCurve(100, 100, 200, 2.3, 0, 1, 0.0)
     assert ScheduleTracker(curve).scales(40, 20) == (0.5, 1.15)
     assert ScheduleTracker(ScheduleCurve(100, 100, 200, None, 0, 1, 0.0)).scales(40, 20) == (0.5, 1.0)
@@ -110,12 +110,12 @@ FALLING = [3 / epoch for epoch in range(1, 31)]
         ([-2.0] * 30, 10),
     ],
 )
-def test_the_warm_up_ends_at_the_first_look_without_a_reduction(losses, ends):
+def test_the_warm_up_ends_at_the_first_check_without_a_reduction(losses, ends):
     assert end_of_warm_up(losses) == ends
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=40), st.integers(1, 6), st.floats(0, 0.5))
-def test_a_plateau_is_where_the_losses_at_two_looks_say_so(losses, checks, least_reduction):
+def test_a_plateau_is_decided_by_the_losses_at_two_checks(losses, checks, least_reduction):
     looks = losses[checks - 1 :: checks]
     flat = [i for i, (one, other) in enumerate(pairwise(looks), 2) if is_plateau(one, other, least_reduction)]
     ours = watch(1000, check_every=checks, least_reduction=least_reduction)
@@ -124,7 +124,7 @@ def test_a_plateau_is_where_the_losses_at_two_looks_say_so(losses, checks, least
 
 
 @pytest.mark.parametrize(("now", "expected"), [(-2.05, False), (-2.01, True), (-1.99, True)])
-def test_a_loss_below_0_has_to_fall_by_a_share_of_its_size(now, expected):
+def test_a_negative_loss_must_fall_by_a_fraction_of_its_magnitude(now, expected):
     assert is_plateau(-2.0, now, least_reduction=0.01) == expected
 
 
@@ -132,7 +132,7 @@ def test_a_loss_below_0_has_to_fall_by_a_share_of_its_size(now, expected):
     ("check_every", "per_epoch", "looks"),
     [("epochs=5", 100, (500, 100)), ("epochs=0.5", 100, (50, 50)), ("gradients=70", None, (70, 70))],
 )
-def test_the_loss_is_looked_at_over_the_last_epoch_before_the_check(check_every, per_epoch, looks):
+def test_a_check_uses_the_mean_loss_of_the_last_epoch(check_every, per_epoch, looks):
     curve = pl.LinearSchedule(check_every=check_every).in_gradients(9000, per_epoch)
     assert (curve.check_every, curve.window) == looks
 
@@ -144,13 +144,13 @@ def test_a_reduction_that_is_too_small_is_a_plateau():
     assert end_of_warm_up(slowly, least_reduction=0.04) is None
 
 
-def test_a_warm_up_without_plateau_ends_as_far_as_it_was_to_go_and_says_so_once():
+def test_a_warm_up_without_plateau_ends_at_its_limit_with_one_note():
     ours = watch(1000, check_every=100, window=10)
     said = {w: text for w in range(1, 2001) if (text := ours.accept(1 / w))}
     assert said == {1000: "ends after 1000 gradients at 1 of the full rate: end of the warm-up"}
 
 
-def test_a_plateau_bends_the_curve_where_it_is_found():
+def test_the_decay_begins_at_the_plateau():
     ours = watch(1000, total=2000, check_every=100, window=100)
     assert [text for _ in range(300) if (text := ours.accept(2.0))] == [
         "ends after 200 gradients at 0.2 of the full rate: plateau, a mean loss of 2 after 2 100 gradients before"
@@ -159,7 +159,7 @@ def test_a_plateau_bends_the_curve_where_it_is_found():
 
 
 @given(st.lists(st.floats(0, 9), max_size=60), st.integers(0, 60))
-def test_a_watch_goes_on_from_its_state(losses, cut):
+def test_a_schedule_tracker_continues_from_its_state(losses, cut):
     whole, first, second = (watch(40, warm_up=50, total=60, check_every=7, window=3) for _ in range(3))
     said = [whole.accept(loss) for loss in losses]
     ours = [first.accept(loss) for loss in losses[:cut]]
@@ -171,7 +171,7 @@ def test_a_watch_goes_on_from_its_state(losses, cut):
 # --- what the coordinator says ----------------------------------------------------------------------------
 
 
-def test_the_scales_that_are_asked_for_are_those_of_the_update():
+def test_update_scales_equal_the_requested_scales():
     schedule = pl.LinearSchedule(warm_up_until="plateau", check_every="gradients=8").in_gradients(40, None)
     rate = pl.Job.learning_rate.fget(tiny_job(lr_rule="proportional", lr_is="per_worker"))
     ours = Coordinator(
@@ -196,7 +196,7 @@ def test_the_scales_that_are_asked_for_are_those_of_the_update():
     ]
 
 
-def test_without_a_schedule_the_weight_decay_is_left_alone():
+def test_without_a_schedule_the_weight_decay_is_unchanged():
     expected = Coordinator(as_plan(pl.asp()), workers=2, stop=pl.Stop(updates=1)).expected_update()
     assert (expected.lr_scale, expected.weight_decay_scale) == (1.0, 1.0)
 
@@ -213,7 +213,7 @@ class Telling(pl.Controller):
         )
 
 
-def test_a_controller_sees_the_scale_that_a_gradient_would_have():
+def test_a_controller_receives_the_scale_of_the_next_gradient():
     job = tiny_job(schedule=pl.LinearSchedule(warm_up_until=None))
     run = pl.train(job, protocol=pl.bsp().controlled_by(Telling()), cluster=pl.Cluster(2), stop="gradients=20")
     seen = [json.loads(f"[{each.reason[1:-1]}]") for each in run.history.of(DecisionMade) if each.kind == "seen"]
@@ -255,7 +255,7 @@ def by_hand(job, n, updates, spared=()):
 
 @pytest.mark.parametrize(("protocol", "n"), [("bsp", 4), ("bsp", 1), ("asp", 1)])
 @pytest.mark.parametrize("make_cluster", [pl.Cluster, pytest.param(pl.LocalCluster, marks=pytest.mark.slow)])
-def test_training_is_the_update_that_is_written_out(protocol, n, make_cluster):
+def test_training_equals_the_plain_update(protocol, n, make_cluster):
     job = tiny_job(**DECAYED)
     run = pl.train(job, protocol=protocol, cluster=make_cluster(n), stop=pl.Stop(gradients=30 * n))
     plain = by_hand(job, n, 30)
@@ -263,13 +263,13 @@ def test_training_is_the_update_that_is_written_out(protocol, n, make_cluster):
 
 
 @pytest.mark.parametrize(("protocol", "n"), [("all_reduce", 4), ("local_sgd(H=1)", 4), ("dc_s3gd", 1)])
-def test_workers_without_a_server_make_the_update_that_is_written_out(protocol, n):
+def test_all_reduce_workers_make_the_plain_update(protocol, n):
     job = tiny_job(**DECAYED)
     run = pl.train(job, protocol=protocol, cluster=pl.Cluster(n), stop=pl.Stop(gradients=30 * n))
     assert largest_relative_difference(parameters_of(run.model), parameters_of(by_hand(job, n, 30))) < EXACT
 
 
-def test_norms_without_decay_are_the_update_that_is_written_out():
+def test_training_with_undecayed_norms_equals_the_plain_update():
     job = tiny_job(**DECAYED, model=batch_norm_net, no_decay_on=pl.BATCH_NORMS)
     stop = pl.Stop(gradients=50)
     run = pl.train(job, protocol="bsp", cluster=pl.Cluster(1), stop=stop)
@@ -281,7 +281,7 @@ def test_norms_without_decay_are_the_update_that_is_written_out():
 
 
 @pytest.mark.parametrize(("protocol", "k"), [("bsp", 4), ("k_async(k=2)", 2), ("asp", 1), ("bsp@25% >> asp", None)])
-def test_the_rate_is_that_of_the_workload_under_every_protocol(protocol, k):
+def test_the_rate_follows_the_workload_under_every_protocol(protocol, k):
     job = tiny_job(schedule=SCHEDULE, lr_rule="proportional", lr_is="per_worker")
     columns = pl.train(job, protocol=protocol, cluster="4*exp(mean=1)", stop="gradients=120").history.columns()
     assert set(columns["k"]) == ({k} if k else {1, 4})
@@ -292,7 +292,7 @@ def test_the_rate_is_that_of_the_workload_under_every_protocol(protocol, k):
     )
 
 
-def test_the_warm_up_of_a_run_ends_at_the_first_look_that_its_losses_allow():
+def test_the_warm_up_of_a_run_ends_at_the_first_check_with_a_plateau():
     job = tiny_job(schedule=pl.LinearSchedule(check_every="epochs=1"), sampling="epoch", lr_is="per_worker")
     run = pl.train(job, protocol="k_async(k=3)", cluster="4*exp(mean=1)", stop="epochs=20")
     losses = [each.loss for each in run.history.of(pl.GradientArrived) if each.used]
@@ -306,7 +306,7 @@ def test_the_warm_up_of_a_run_ends_at_the_first_look_that_its_losses_allow():
 # --- the optimizer ----------------------------------------------------------------------------------------
 
 
-def test_a_step_goes_by_the_scaled_rate_and_decay_and_leaves_the_optimizers_own():
+def test_a_step_uses_scaled_rate_and_decay_without_changing_the_optimizer():
     parameter = nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
     for make, expected in (
         (torch.optim.SGD, 2 - 0.1 * 0.5 * (1 + 0.3 * 2 * 2.0)),
@@ -323,7 +323,7 @@ def test_a_step_goes_by_the_scaled_rate_and_decay_and_leaves_the_optimizers_own(
         assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.1, 0.3)
 
 
-def test_an_optimizer_without_weight_decay_follows_the_rate_alone():
+def test_an_optimizer_without_weight_decay_scales_only_the_rate():
     parameter = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SparseAdam([parameter])
     with stepping(optimizer, 0.5, weight_decay_scale=2.0):
@@ -342,7 +342,7 @@ def norms_alone():
     return nn.Sequential(nn.BatchNorm1d(5), nn.LayerNorm(5))
 
 
-def test_norms_go_into_a_group_without_weight_decay_and_biases_do_not():
+def test_only_normalization_layers_are_in_the_group_without_weight_decay():
     everything = ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"]
     job = tiny_job(model=batch_norm_net, optimizer=DECAYED["optimizer"])
     assert groups_of(job) == [(0.05, everything)]
@@ -359,7 +359,7 @@ def test_norms_go_into_a_group_without_weight_decay_and_biases_do_not():
 # --- typed, and refused -----------------------------------------------------------------------------------
 
 
-def test_a_job_by_name_takes_the_schedule_of_the_paper():
+def test_a_named_job_accepts_the_schedule_of_the_paper():
     pytest.importorskip("sklearn")
     job = load_job("digits(schedule=linear, lr_rule=proportional, lr_is=per_worker, decay_norms=false)")
     assert (job.schedule, job.no_decay_on) == (pl.LinearSchedule(), pl.BATCH_NORMS)
@@ -387,7 +387,7 @@ def test_jobs_with_different_schedules_are_different_jobs():
         ({"weight_decay": -1}, "weight_decay=-1 is not a number in"),
     ],
 )
-def test_knobs_that_cannot_be_are_refused(knobs, said):
+def test_invalid_knobs_are_refused(knobs, said):
     with pytest.raises(UsageError, match=said):
         pl.LinearSchedule(**knobs)
 
@@ -401,7 +401,7 @@ def test_knobs_that_cannot_be_are_refused(knobs, said):
         ({"warm_up_until": "60%"}, "gradients=90", "warm_up is 45 gradients, but warm_up_until ends at 54"),
     ],
 )
-def test_a_schedule_that_does_not_fit_the_run_is_refused_before_it_begins(knobs, stop, said):
+def test_a_schedule_incompatible_with_the_run_is_refused_at_the_start(knobs, stop, said):
     with pytest.raises(UsageError, match=said):
         pl.train(tiny_job(schedule=pl.LinearSchedule(**knobs)), protocol="bsp", cluster="2*exp(mean=1)", stop=stop)
 
@@ -423,7 +423,7 @@ def test_a_job_that_contradicts_itself_is_refused(changes, said):
         tiny_job(**changes)
 
 
-def test_an_optimizer_that_no_schedule_could_scale_is_refused():
+def test_an_optimizer_without_learning_rate_is_refused():
     job = tiny_job(schedule=PAPER, optimizer=torch.optim.Rprop)
     with pytest.raises(UsageError, match=r"Rprop steps by the signs .*; give another optimizer, or no schedule"):
         pl.train(job, protocol="bsp", cluster="2*exp(mean=1)", stop="epochs=1")

@@ -71,13 +71,13 @@ def test_totals_agree_with_the_records():
     assert totals.mean_k == 2
 
 
-def test_a_gradient_that_waits_for_its_update_at_the_end_is_not_in_the_mean_quorum():
+def test_a_gradient_held_at_the_end_is_not_in_the_mean_quorum():
     cluster = pl.Cluster(3, [pl.Deterministic(1.0), *[pl.Deterministic(2.0)] * 2])
     totals = [run("bsp", stop, cluster).history.totals for stop in ("seconds=2.2", "seconds=3.2")]
     assert [(each.updates, each.used, each.applied, each.mean_k) for each in totals] == [(1, 3, 3, 3), (1, 4, 3, 3)]
 
 
-def test_idle_share_by_hand():
+def test_the_idle_share_matches_hand_calculation():
     # Two workers of 1 s and 3 s under BSP: the first is idle 2 s of every 3.
     cluster = pl.Cluster(2, timing=[pl.Deterministic(1.0), pl.Deterministic(3.0)])
     assert run("bsp", cluster=cluster).history.totals.idle_share == pytest.approx(2 / 6)
@@ -101,7 +101,7 @@ def test_the_log_holds_every_record_in_order(tmp_path):
     }
 
 
-def test_a_log_that_a_crash_cut_short_can_be_read_and_says_so(tmp_path):
+def test_a_truncated_log_is_read_with_a_warning(tmp_path):
     run(out=tmp_path / "run")
     log = tmp_path / "run" / EVENTS
     whole = list(read_records(log))
@@ -118,7 +118,7 @@ def test_a_broken_line_is_named(tmp_path):
         list(read_records(log))
 
 
-def test_a_log_gives_back_the_very_records(tmp_path):
+def test_a_log_restores_identical_records(tmp_path):
     kept = Memory()
     poisoned = pl.Cluster(3, faults=[pl.Fault(worker=1, draw=2, kind="not_finite"), pl.Fault(worker=2, draw=3)])
     job = {"eval_data": dataset(), "on_drop": "discard", "sampling": "epoch"}
@@ -127,7 +127,7 @@ def test_a_log_gives_back_the_very_records(tmp_path):
     assert repr(list(read_records(tmp_path / "run" / EVENTS))) == repr(kept.records)  # nan is not equal to itself
 
 
-def test_totals_can_be_had_from_the_log(tmp_path):
+def test_totals_are_computed_from_the_log(tmp_path):
     result = run(out=tmp_path / "run")
     assert SavedRun(tmp_path / "run").history.totals == run().history.totals == result.history.totals
 
@@ -137,14 +137,14 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         SavedRun(tmp_path)
 
 
-def test_work_in_flight_at_the_end_is_written_down():
+def test_tasks_in_flight_at_the_end_are_recorded():
     history = run("asp", "updates=5").history
     unfinished = history.of(WorkUnfinished)
     assert {record.worker for record in unfinished} == {0, 1, 2, 3} - {history.of(GradientArrived)[-1].worker}
     assert all(record.started_s <= record.now_s == history.records[-1].now_s for record in unfinished)
 
 
-def test_the_folder_says_what_was_run_and_holds_the_model(tmp_path):
+def test_the_folder_has_the_configuration_and_the_model(tmp_path):
     from safetensors.torch import load_file
 
     result = run(protocol="bsp@25% >> asp", stop="epochs=2", out=tmp_path / "run")
@@ -156,7 +156,7 @@ def test_the_folder_says_what_was_run_and_holds_the_model(tmp_path):
     assert all((saved[name] == tensor).all() for name, tensor in result.model.state_dict().items())
 
 
-def test_callbacks_hear_everything():
+def test_callbacks_receive_every_record():
     heard = []
 
     class Listener(pl.Callback):
@@ -190,7 +190,7 @@ def test_an_error_in_a_callback_reaches_the_caller():
         run(callbacks=[Broken()])
 
 
-def test_a_target_accuracy_is_stamped_with_the_version_that_reached_it():
+def test_a_target_accuracy_has_the_time_of_the_version_that_reached_it():
     result = run(
         stop="accuracy=0.5,updates=500", job={"eval_data": dataset()}, evaluate_every=pl.Duration("updates", 10)
     )
@@ -231,7 +231,7 @@ def test_the_last_row_agrees_with_the_totals():
     assert last["samples_dropped"] == totals.samples_dropped - 8 * later
 
 
-def test_a_run_that_never_began_leaves_no_folder(tmp_path):
+def test_a_run_that_fails_before_its_start_leaves_no_folder(tmp_path):
     lock = Lock()  # cannot be sent to a worker process
     with pytest.raises(pl.UsageError, match="lock"):
         run(cluster=pl.LocalCluster(2), job={"loss": lambda output, _: lock and output.sum()}, out=tmp_path / "run")
@@ -250,7 +250,7 @@ def test_a_run_that_fails_keeps_its_model_and_its_events(tmp_path):
     assert sum(event["event"] == "update_made" for event in read_events(tmp_path / "run" / EVENTS)) == 5
 
 
-def test_a_gradient_that_crosses_its_interrupt_is_told_with_its_own_version_and_start():
+def test_a_gradient_that_crosses_its_interrupt_is_recorded_with_its_own_version_and_start():
     kept = Memory()
     recorder = Recorder(1, 8, "", lambda: 0.1, [kept])
     recorder.observe(0.0, None, [Compute(0, 0, 1)])

@@ -20,7 +20,7 @@ def run(protocol="k_sync(k=2)", stop="updates=40", cluster=CLUSTER, **options):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_figures_are_sums_over_the_records(protocol):
+def test_run_stats_are_sums_over_the_records(protocol):
     result = run(protocol)
     figures = count(result.history)
     arrivals = result.history.of(pl.GradientArrived)
@@ -39,7 +39,7 @@ def test_the_figures_are_sums_over_the_records(protocol):
     assert (figures.stopped_by, figures.reason) == (result.stopped_by, result.reason)
 
 
-def test_the_log_gives_the_same_figures_as_memory(tmp_path):
+def test_run_stats_from_the_log_equal_those_from_memory(tmp_path):
     run(out=tmp_path / "run")
     assert count(SavedRun(tmp_path / "run").history) == count(run().history)
 
@@ -68,7 +68,7 @@ def update(version):
     return UpdateMade(1.0 * version, version, 1, version, 8, 1.0, 0.1, 0.0, 0, "", live_s, live_s)
 
 
-def test_an_accuracy_that_is_measured_late_counts_for_the_version_that_reached_it():
+def test_a_late_evaluation_counts_for_its_version():
     records = [
         *[update(version) for version in (1, 2)],
         VersionEvaluated(2.5, 1, 1.0, {"accuracy": 0.1}),
@@ -94,7 +94,7 @@ def test_a_target_that_was_missed_is_not_reached():
     assert figures.reached(pl.Stop(updates=3))
 
 
-def test_a_run_that_is_going_on_or_was_interrupted_has_reached_nothing():
+def test_a_running_or_interrupted_run_has_not_reached_its_target():
     records = run().history.records
     assert isinstance(records[-1], RunEnded)
     going_on = count(records[:-1])

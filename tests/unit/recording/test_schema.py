@@ -4,7 +4,7 @@ from paceline.recording.schema import SCHEMA, reworded, upgrade
 from paceline.utils.files import ContentError
 
 
-def test_the_current_schema_is_left_as_it_is():
+def test_the_current_schema_is_unchanged():
     content = {"schema": SCHEMA, "plan": [{"name": "Extent("}], "identity": {}}
     assert upgrade(content) == content
 
@@ -14,7 +14,7 @@ def test_a_newer_schema_is_refused():
         upgrade({"schema": SCHEMA + 1})
 
 
-def test_a_controller_that_is_no_call_keeps_its_text_as_its_name():
+def test_a_controller_text_that_is_not_a_call_is_its_name():
     phase = {"protocol": {"$Protocol": {"name": "asp"}}, "end": ["updates", 4], "controllers": ["<mine>", "DBW(D=3)"]}
     [upgraded] = upgrade({"plan": [phase]})["plan"]
     assert upgraded["controllers"] == [{"name": "<mine>"}, {"name": "DBW", "D": 3}]
@@ -22,7 +22,7 @@ def test_a_controller_that_is_no_call_keeps_its_text_as_its_name():
     assert upgraded["momentum"] == {"rule": "keep"}
 
 
-def test_reasons_of_version_0_1_are_those_of_today():
+def test_reasons_of_version_0_1_are_translated():
     assert reworded("workers 1, 2, 3 fell behind") == "workers 1, 2 and 3 fell behind"
     assert reworded("worker 2: as fast as it should be") == "worker 2: no longer a straggler"
     assert reworded("quorum of 2 reached") == "quorum of 2 reached"

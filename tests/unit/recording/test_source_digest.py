@@ -53,7 +53,7 @@ def module(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_any_change_of_a_file_that_defines_a_part_is_told_of(module):
+def test_any_change_of_a_file_that_defines_a_part_is_reported(module):
     before = code_of([module("my_job", MINE).loss])
     after = code_of([module("my_job", MINE + "# another version\n").loss])
     assert before.keys() == after.keys() == {"paceline", "my_job"}
@@ -82,7 +82,7 @@ def test_a_part_is_found_wherever_it_is(part, module):
     assert "my_job" in code_of([part(module("my_job", MINE))])
 
 
-def test_what_a_version_tells_of_or_nobody_can_read_does_not_count(module):
+def test_installed_packages_and_unreadable_files_are_ignored(module):
     typed = type("Typed", (), {"__module__": "typed_at_a_prompt"})
     gone = module("gone", MINE)
     Path(gone.__file__).unlink()
@@ -90,11 +90,11 @@ def test_what_a_version_tells_of_or_nobody_can_read_does_not_count(module):
     assert code_of(parts).keys() == {"paceline"}
 
 
-def test_the_script_itself_is_called_by_its_file(monkeypatch):
+def test_the_script_is_named_by_its_file(monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
     in_script = type("InScript", (), {"__module__": "__main__"})
     script = code_of([in_script])[Path(__file__).name]
-    assert script == code_of([test_the_script_itself_is_called_by_its_file])[__name__]
+    assert script == code_of([test_the_script_is_named_by_its_file])[__name__]
 
 
 @pytest.mark.parametrize("change", ["text", "name", "none"])

@@ -22,7 +22,7 @@ def run_of_losses(path, losses, k, **changes):
 
 
 @pytest.mark.parametrize("workers", [2, 12, 40])
-def test_the_loss_is_the_mean_of_as_many_gradients_as_the_stop_looks_at(tmp_path, workers):
+def test_the_loss_is_the_mean_over_the_window_of_the_stop(tmp_path, workers):
     rng = np.random.default_rng(workers)
     k = rng.integers(1, 5, size=30).tolist()
     losses = rng.normal(size=sum(k)).tolist()
@@ -50,7 +50,7 @@ def test_a_single_short_line_is_drawn_point_by_point():
     assert line.mean.tolist() == line.low.tolist() == line.high.tolist() == [3.0, 1.0, 2.0]
 
 
-def test_a_band_goes_from_the_smallest_to_the_largest_as_far_as_all_lines_go():
+def test_a_band_spans_minimum_to_maximum_over_the_common_range():
     lines = [(np.array([1.0, 5.0]), np.array([1.0, 5.0])), (np.array([0.0, 4.0]), np.array([10.0, 6.0]))]
     line = band(lines)
     assert (line.x[0], line.x[-1], len(line.x)) == (1.0, 4.0, GRID)
@@ -60,7 +60,7 @@ def test_a_band_goes_from_the_smallest_to_the_largest_as_far_as_all_lines_go():
     assert line.high == pytest.approx(straight.max(axis=0))
 
 
-def test_dense_points_become_means_that_keep_the_area():
+def test_downsampled_points_preserve_the_area():
     rng = np.random.default_rng(1)
     x = np.cumsum(rng.uniform(0.1, 2.0, size=20 * MOST_POINTS))
     y = rng.normal(size=len(x))
@@ -71,7 +71,7 @@ def test_dense_points_become_means_that_keep_the_area():
     assert len(line.x) == GRID
 
 
-def test_a_constant_stays_constant_however_dense():
+def test_downsampling_keeps_a_constant():
     line = band([(np.arange(50_000.0), np.full(50_000, 8.0)), (np.arange(70.0, 90_000.0), np.full(89_930, 8.0))])
     assert line.mean == pytest.approx(np.full(GRID, 8.0))
 
@@ -84,7 +84,7 @@ def test_a_constant_stays_constant_however_dense():
         [(np.arange(3.0), np.ones(3)), (np.arange(5.0, 8.0), np.ones(3))],
     ],
 )
-def test_there_is_no_line_where_nothing_is_known_or_in_common(lines):
+def test_there_is_no_curve_without_points_or_a_common_range(lines):
     assert band(lines) is None
 
 

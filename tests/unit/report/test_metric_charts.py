@@ -27,7 +27,7 @@ def runs_of(folder, protocols, stop=STOP, **options):
     return [read_run(SavedRun(folder / protocol), protocol) for protocol in protocols]
 
 
-def test_each_metric_has_a_chart_and_those_of_the_stop_come_first(tmp_path):
+def test_each_metric_has_a_chart_and_metrics_of_the_stop_are_first(tmp_path):
     [run] = runs_of(tmp_path, ["bsp"])
     drawn = groups([run])
     assert list(panels(drawn).items()) == [
@@ -49,7 +49,7 @@ def test_each_metric_has_a_chart_and_those_of_the_stop_come_first(tmp_path):
     assert charts[:7] == [*titles[:6], ("Quorum k of each update", "k")]
 
 
-def test_what_was_never_evaluated_has_no_chart(tmp_path):
+def test_a_metric_without_evaluations_has_no_chart(tmp_path):
     pl.train(token_job(eval_data=None), protocol="bsp", cluster="2*exp(mean=1)", stop="updates=3", out=tmp_path / "run")
     run = read_run(SavedRun(tmp_path / "run"), "run")
     assert list(panels(groups([run]))) == ["loss", "k"]
@@ -63,7 +63,7 @@ def test_names_of_metrics_are_escaped():
     assert unescape(shown).count(name) == 2
 
 
-def test_the_headline_goes_by_what_the_stop_asks_for(tmp_path):
+def test_the_headline_uses_the_target_of_the_stop(tmp_path):
     runs = runs_of(tmp_path, ["bsp", "asp"])
     assert all(run.stats.stopped_by == "metric" for run in runs)
     assert re.search(r"reached nll <= 1\.88 first, in", headline(groups(runs)))
@@ -84,7 +84,7 @@ def test_the_rows_have_every_metric(tmp_path):
         assert cells["evaluation loss" if name == "loss" else name] == value
 
 
-def test_figures_have_a_panel_a_metric(tmp_path):
+def test_figures_have_one_panel_per_metric(tmp_path):
     drawn = groups(runs_of(tmp_path, ["bsp"]))
     figure = figure_class()()
     draw_progress(figure, drawn, "time")
@@ -92,7 +92,7 @@ def test_figures_have_a_panel_a_metric(tmp_path):
 
 
 @pytest.mark.parametrize("stop", [STOP, "eval_loss<=1.88,updates=60"])
-def test_a_comparison_is_by_the_metric(stop, tmp_path, monkeypatch):
+def test_a_comparison_uses_the_metric(stop, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a long path would be a line of its own
     compared = pl.compare(
         token_job(),

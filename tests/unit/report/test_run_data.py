@@ -33,7 +33,7 @@ def fates_of(run):
     return [run.endings[ending].fate for ending in run.work["ending"]]
 
 
-def test_worker_seconds_add_up_to_the_time_that_workers_were_there(saved):
+def test_worker_seconds_sum_to_the_live_time(saved):
     run = read_run(saved, "")
     (end,) = saved.history.of(RunEnded)
     spent = worker_seconds(run)
@@ -41,7 +41,7 @@ def test_worker_seconds_add_up_to_the_time_that_workers_were_there(saved):
     assert spent["idle"] == pytest.approx(end.live_s - end.busy_s, abs=1e-9)
 
 
-def test_worker_seconds_and_samples_are_those_of_the_records(saved):
+def test_worker_seconds_and_samples_equal_the_records(saved):
     run = read_run(saved, "")
     seconds = dict.fromkeys(FATES, 0.0)
     counts = dict.fromkeys(("used", "dropped", "interrupted"), 0)
@@ -66,7 +66,7 @@ def test_worker_seconds_and_samples_are_those_of_the_records(saved):
     assert counts["dropped"] + counts["interrupted"] == totals.samples_dropped
 
 
-def test_what_workers_did_adds_up_to_the_time_that_they_were_there(saved):
+def test_worker_activities_sum_to_the_live_time(saved):
     run = read_run(saved, "")
     did = activities(run)
     assert sum(did.values()) == pytest.approx(sum(worker_seconds(run).values()))
@@ -78,7 +78,7 @@ def test_what_workers_did_adds_up_to_the_time_that_they_were_there(saved):
 
 
 @pytest.mark.parametrize(("protocol", "shares"), [("all_reduce", (0.4, 0.6, 0.0)), ("dc_s3gd", (2 / 3, 1 / 3, 0.0))])
-def test_communication_counts_as_far_as_nothing_hides_it(tmp_path, protocol, shares):
+def test_only_exposed_communication_is_counted(tmp_path, protocol, shares):
     cluster = pl.Cluster(4, pl.Deterministic(1.0), network=pl.Network(latency_s=1.5 / 6))
     train_run(tmp_path / "run", protocol, cluster=cluster, stop=pl.Stop(updates=100))
     did = activities(read_run(SavedRun(tmp_path / "run"), ""))
@@ -90,7 +90,7 @@ def test_staleness_is_counted_over_the_used_gradients(saved):
     assert dict(zip(counts["staleness"], counts["gradients"], strict=True)) == saved.history.totals.staleness
 
 
-def test_pieces_of_work_of_one_worker_do_not_overlap(saved):
+def test_tasks_of_one_worker_do_not_overlap(saved):
     work = read_run(saved, "").work
     assert (work["end_s"] >= work["start_s"]).all()
     for worker in range(4):
@@ -98,7 +98,7 @@ def test_pieces_of_work_of_one_worker_do_not_overlap(saved):
         assert (work["start_s"][rows][1:] >= work["end_s"][rows][:-1]).all()
 
 
-def test_coverage_is_the_time_in_each_slice_by_fate(saved):
+def test_coverage_is_the_time_per_interval_and_outcome(saved):
     run = read_run(saved, "")
     shares, slices = coverage(run, 7), np.linspace(0, run.end_s, 8)
     work, fates = run.work, fates_of(run)
@@ -121,7 +121,7 @@ def test_round_trips_are_quantiles_of_what_arrived(tmp_path):
     assert second is None
 
 
-def test_interrupted_work_counts_as_at_least_what_was_seen(tmp_path):
+def test_interrupted_tasks_count_with_their_observed_time_as_lower_bound(tmp_path):
     # Worker 0 took 1 s, over 2 s, 3 s and over 4 s: S falls to 3/4 at 1 s, and by half at 3 s, where two are left.
     records = [
         begun(),
@@ -162,7 +162,7 @@ def test_a_gradient_that_crossed_its_interrupt_replaces_it_and_still_counts_as_i
     assert run.work["round_trip_s"].tolist() == [2.5, 1.0]
 
 
-def test_a_worker_that_comes_back_late_was_there_all_the_time(tmp_path):
+def test_a_late_return_means_that_the_worker_was_never_lost(tmp_path):
     records = [
         begun(2),
         arrival(0, 1, 0.0, 1.0),
@@ -179,7 +179,7 @@ def test_a_worker_that_comes_back_late_was_there_all_the_time(tmp_path):
     assert worker_seconds(run) == {"used": 2.0, "dropped": 7.0, "interrupted": 0.0, "unfinished": 0.0, "idle": 7.0}
 
 
-def test_a_lost_worker_is_not_idle_while_it_is_away(tmp_path):
+def test_a_lost_worker_has_no_idle_time(tmp_path):
     records = [
         begun(2),
         WorkUnfinished(1.0, 1, 1, 0, started_s=0.0),
@@ -195,14 +195,14 @@ def test_a_lost_worker_is_not_idle_while_it_is_away(tmp_path):
     assert [mark.reason for mark in run.marks] == ["worker 1: scripted fault", "worker 1 joined"]
 
 
-def test_a_run_that_is_still_going_is_read_as_far_as_it_got(tmp_path):
+def test_the_log_of_a_running_run_is_read_to_its_last_record(tmp_path):
     run = read_run(write_run(tmp_path / "run", two_updates()[:-1]), "")
     assert run.outcome == NO_END
     assert run.live == [[(0.0, 4.0)], [(0.0, 3.0)]]  # nothing is known of a worker after its last work
     assert worker_seconds(run) == {"used": 6.0, "dropped": 0.0, "interrupted": 0.0, "unfinished": 0.0, "idle": 1.0}
 
 
-def test_a_line_that_is_cut_short_is_left_out_with_a_warning(tmp_path):
+def test_a_truncated_line_is_skipped_with_a_warning(tmp_path):
     saved = write_run(tmp_path / "run", two_updates())
     log = tmp_path / "run/events.jsonl"
     log.write_bytes(log.read_bytes()[:-9])
@@ -219,7 +219,7 @@ def test_a_run_without_any_record_is_empty(tmp_path):
     assert sum(worker_seconds(run).values()) == 0
 
 
-def test_a_resumed_run_goes_on_with_the_workers_that_it_then_has(tmp_path):
+def test_a_resumed_run_has_its_new_workers(tmp_path):
     records = [
         *two_updates(),
         RunResumed(4.0, 2, 3, "updates=2", "workers 2 -> 3"),
@@ -248,7 +248,7 @@ def test_the_quorum_decision_in_force_is_kept_with_each_update(tmp_path):
 
 
 @pytest.mark.parametrize("stop", [pl.Stop(updates=7), pl.Stop(accuracy=0.2), pl.Stop(loss=5)])
-def test_the_time_is_that_of_the_result(tmp_path, stop):
+def test_the_time_equals_that_of_the_result(tmp_path, stop):
     result = pl.train(small_job(), protocol="asp", cluster=exponential(), stop=stop, out=tmp_path / "run")
     run = read_run(SavedRun(tmp_path / "run"), "")
     assert run.stats.time_s == result.time_s

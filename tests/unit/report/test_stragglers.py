@@ -24,7 +24,7 @@ def test_a_worker_whose_gradients_were_all_dropped_is_named_with_its_round_trips
     assert sentence.endswith(" x slower than the median and contributed nothing")
 
 
-def test_a_worker_whose_work_was_always_interrupted_is_at_least_as_slow_as_was_seen(tmp_path):
+def test_a_worker_that_was_always_interrupted_has_a_lower_bound_of_its_time(tmp_path):
     (sentence,) = sentences(tmp_path, "k_sync(k=3)")
     assert sentence.startswith("worker 2 was at least 1.")
     assert sentence.endswith(" x slower than the median and contributed nothing")
@@ -38,7 +38,7 @@ def test_a_slow_worker_that_contributed_is_named_with_its_share(tmp_path):
     assert sentence.endswith("of the gradients (25.0% is an equal share)")
 
 
-def test_a_worker_interrupted_at_the_median_is_said_to_be_interrupted_not_to_be_as_fast(tmp_path):
+def test_a_worker_interrupted_at_the_median_is_reported_as_interrupted(tmp_path):
     alike_but_one = pl.Cluster(
         4, [pl.Deterministic(1.0), pl.Deterministic(1.0), pl.Deterministic(4.6), pl.Deterministic(1.0)]
     )
@@ -50,7 +50,7 @@ def test_a_worker_interrupted_at_the_median_is_said_to_be_interrupted_not_to_be_
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=3)", "asp"])
-def test_alike_workers_are_no_stragglers(tmp_path, protocol):
+def test_equal_workers_are_not_stragglers(tmp_path, protocol):
     assert sentences(tmp_path, protocol, cluster=exponential()) == []
 
 
@@ -63,7 +63,7 @@ def test_the_page_names_the_straggler_above_its_sections(tmp_path):
     )
 
 
-def test_sections_without_content_are_left_out(tmp_path):
+def test_empty_sections_are_omitted(tmp_path):
     empty = read_run(write_run(tmp_path / "empty", [begun()]), "")
     text = page([empty], groups([empty]))
     assert "Samples applied and dropped" not in text

@@ -30,14 +30,14 @@ def call(monkeypatch, *words):
     return end.value.code
 
 
-def test_the_report_of_one_run_lies_in_its_folder(tmp_path, monkeypatch, capsys):
+def test_the_report_of_one_run_is_written_to_its_folder(tmp_path, monkeypatch, capsys):
     write_run(tmp_path / "run", two_updates())
     assert not call(monkeypatch, tmp_path / "run")
     assert capsys.readouterr().out.strip() == str(tmp_path / "run/report.html")
     assert (tmp_path / "run/report.html").read_text().startswith("<!doctype html>")
 
 
-def test_a_folder_above_runs_stands_for_all_of_them(parent):
+def test_a_parent_folder_selects_all_its_runs(parent):
     assert [run.label for run in read_runs([parent])] == [
         "asp, seed 0",
         "asp, seed 1",
@@ -47,7 +47,7 @@ def test_a_folder_above_runs_stands_for_all_of_them(parent):
     assert write_report([parent]) == parent / "report.html"
 
 
-def test_several_folders_are_reported_here_or_where_it_was_asked_for(parent, tmp_path, monkeypatch):
+def test_the_report_of_several_folders_is_written_here_or_to_out(parent, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert write_report([parent / "bsp", parent / "asp"]) == Path("report.html")
     wanted = tmp_path / "new" / "there.html"
@@ -55,7 +55,7 @@ def test_several_folders_are_reported_here_or_where_it_was_asked_for(parent, tmp
     assert wanted.exists()
 
 
-def test_runs_that_nothing_else_tells_apart_are_named_by_their_folders(tmp_path):
+def test_otherwise_equal_runs_are_named_by_their_folders(tmp_path):
     for name in ("one", "two"):
         write_run(tmp_path / name, two_updates())
     labels = [run.label for run in read_runs([tmp_path])]
@@ -95,7 +95,7 @@ def test_a_different_identity_is_refused(tmp_path):
         check_same_job(runs)
 
 
-def test_what_is_compared_may_differ(tmp_path):
+def test_protocol_and_cluster_may_differ(tmp_path):
     write_run(tmp_path / "one", two_updates())
     changes = {"protocol": "asp", "cluster": "another", "seed": 5, "workers": 3, "stop": "Stop(updates=9)"}
     write_run(tmp_path / "two", two_updates(), **changes)
@@ -157,7 +157,7 @@ def test_figures_of_a_run_without_updates_and_with_names_that_look_like_formulas
     figure.savefig(tmp_path / "progress.svg")
 
 
-def test_figures_without_matplotlib_say_what_to_install(parent, tmp_path, monkeypatch):
+def test_without_matplotlib_the_error_names_the_package(parent, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UsageError, match=r"pip install 'paceline\[figures\]'"):
         write_report([parent], figures=tmp_path / "figures")

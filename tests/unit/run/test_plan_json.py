@@ -23,14 +23,14 @@ TYPED = [
 
 
 @pytest.mark.parametrize("text", TYPED)
-def test_a_plan_is_data(text):
+def test_a_plan_is_saved_as_data(text):
     plan = parse_plan(text)
     saved = json.loads(json.dumps(plan_as_json(plan), allow_nan=False))
     assert plan_of(saved).in_full == plan.in_full
     assert str(plan_of(saved)) == str(plan)
 
 
-def test_a_scheduled_quorum_is_data():
+def test_a_scheduled_quorum_is_saved_as_data():
     plan = as_plan(pl.k_sync(k=2).controlled_by(pl.ScheduledQuorum({0: 2, 9: 4})))
     saved = json.loads(json.dumps(plan_as_json(plan)))
     assert plan_of(saved).in_full == plan.in_full
@@ -40,14 +40,14 @@ def test_a_scheduled_quorum_is_data():
     ("part", "name"),
     [(RandomWalk(3, 4), "RandomWalk"), (pl.QuorumFunction(lambda observation: 2), "QuorumFunction")],
 )
-def test_a_controller_of_the_user_is_named_but_not_made_again(part, name):
+def test_a_user_defined_controller_is_saved_by_name_only(part, name):
     saved = plan_as_json(as_plan(pl.k_async(k=2).controlled_by(part)))
     assert saved[0]["controllers"][0]["name"] == name
     with pytest.raises(pl.UsageError, match=rf"part that cannot be made from run.json \({name}\)"):
         plan_of(saved)
 
 
-def test_a_weighting_of_the_user_is_named_but_not_made_again():
+def test_a_user_defined_weighting_is_saved_by_name_only():
     plan = as_plan(pl.asp() + pl.staleness_weight(lambda tau: 1.0 if tau == 0 else 0.5))
     with pytest.raises(pl.UsageError, match=r"cannot be made from run.json \(staleness_weight\)"):
         plan_of(plan_as_json(plan))

@@ -39,7 +39,7 @@ def trained(n=2, updates=20, protocol=None, **changes):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_any_optimizer_does_what_it_does_in_one_process(optimizer):
+def test_any_optimizer_equals_its_step_in_one_process(optimizer):
     result = trained(optimizer=optimizer)
     plain = plain_loop(tiny_job(optimizer=optimizer), seed=3, n=2, updates=20)
     assert largest_relative_difference(parameters_of(result.model), parameters_of(plain)) < 1e-10
@@ -79,7 +79,7 @@ def test_the_learning_rate_is_scaled_for_one_step_only():
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_the_momentum_is_limited_for_one_step_only_and_a_limit_of_zero_forgets(nesterov):
+def test_the_momentum_is_limited_for_one_step_only_and_a_limit_of_zero_resets_it(nesterov):
     own = 0.9
     _, server = pieces(tiny_job(optimizer=partial(torch.optim.SGD, lr=0.1, momentum=own, nesterov=nesterov)))
     layout = FlatLayout(server.model)
@@ -118,7 +118,7 @@ class Greedy(torch.optim.SGD):
                 parameter.grad.fill_(7.0)
 
 
-def test_an_optimizer_that_writes_into_the_gradient_leaves_the_buffers_alone():
+def test_an_optimizer_that_modifies_the_gradient_leaves_the_buffers_unchanged():
     changed, left = (
         trained(model=batch_norm_net, optimizer=partial(kind, lr=0.1), protocol=pl.asp(), updates=5)
         for kind in (Greedy, torch.optim.SGD)
@@ -189,7 +189,7 @@ def test_each_dtype_has_one_vector():
     )
 
 
-def test_nothing_is_copied_on_the_workers_side():
+def test_workers_copy_no_parameters():
     replica, server = pieces(tiny_job())
     version, gradient = replica.layout.allocate(), replica.layout.allocate()
     server.publish(version)
@@ -221,7 +221,7 @@ def test_bfloat16_models_train():
     assert losses[-20:].mean() < losses[:20].mean()
 
 
-def test_a_model_that_does_not_fit_is_refused(monkeypatch):
+def test_an_incompatible_model_is_refused(monkeypatch):
     class Little:
         available = 1000
 
@@ -262,7 +262,7 @@ class Branches(nn.Module):
         return self.always(x) + (self.once(x) if self.calls == 1 else 0)
 
 
-def test_what_is_not_used_again_has_a_gradient_of_zero():
+def test_unused_parameters_have_a_gradient_of_zero():
     replica, server = pieces(tiny_job(model=Branches))
     version, gradient = replica.layout.allocate(), replica.layout.allocate()
     server.publish(version)

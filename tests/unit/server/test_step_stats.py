@@ -50,7 +50,7 @@ def stepped(job, updates=4, lr_scale=0.5):
 
 @pytest.mark.parametrize("clip_norm", [None, 0.3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_the_step_is_that_of_the_parameters(optimizer, clip_norm):
+def test_the_measured_step_equals_the_change_of_the_parameters(optimizer, clip_norm):
     for step, expected in stepped(tiny_job(optimizer=optimizer, clip_norm=clip_norm)):
         assert step[:3] == pytest.approx(expected, rel=1e-5)  # clipping itself adds 1e-6 to the norm
         assert step.learning_rate == pytest.approx(
@@ -59,12 +59,12 @@ def test_the_step_is_that_of_the_parameters(optimizer, clip_norm):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_step_that_is_too_long_for_a_number_is_infinite(momentum):
+def test_an_overflowing_step_is_infinite(momentum):
     [(step, _)] = stepped(tiny_job(optimizer=partial(torch.optim.SGD, lr=1e200, momentum=momentum)), updates=1)
     assert step.squared_step == np.inf
 
 
-def test_the_rate_of_a_step_is_that_of_a_group_that_moves():
+def test_the_rate_of_a_step_is_that_of_a_trainable_group():
     def first_frozen(parameters):
         first, *others = parameters
         return torch.optim.SGD([{"params": [first], "lr": 0.0}, {"params": others, "lr": 0.1}])
@@ -85,7 +85,7 @@ def test_half_precision_is_measured():
         assert step[:3] == pytest.approx(expected, rel=0.05)
 
 
-def test_the_next_learning_rate_is_the_schedules():
+def test_the_next_learning_rate_follows_the_schedule():
     schedule = partial(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.1)
     job = tiny_job(optimizer=OPTIMIZERS["plain SGD"], scheduler=schedule)
     rates = [(step.learning_rate, step.next_learning_rate) for step, _ in stepped(job, lr_scale=1.0)]
@@ -117,7 +117,7 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize("model", [small_net, Tied])
 @pytest.mark.parametrize("microbatches", [2, 3, 8])
-def test_the_variance_is_that_of_the_microbatches(microbatches, model):
+def test_the_variance_equals_that_of_the_microbatches(microbatches, model):
     """Against the sample variance of the gradients of the microbatches, computed one by one."""
     job = tiny_job(microbatches=microbatches, model=model)
     [(measured, g)] = gradients_of(job, 1)
@@ -140,12 +140,12 @@ def test_the_variance_has_no_bias():
     assert np.mean(variances) == pytest.approx(true, rel=0.1)
 
 
-def test_a_minibatch_in_one_part_shows_no_variance():
+def test_an_undivided_minibatch_has_no_variance():
     [(measured, _)] = gradients_of(tiny_job(), 1)
     assert np.isnan(measured.variance)
 
 
-def test_a_worker_tells_its_variance():
+def test_a_worker_reports_its_variance():
     result = pl.train(
         tiny_job(microbatches=2), protocol="asp", cluster=pl.Cluster(2, pl.Exponential(1.0)), stop="updates=3"
     )

@@ -120,7 +120,7 @@ def test_stale_gradients_on_a_bowl_stay_below_theorem_3(k, n, eta):
     assert bound[-1] < 0.8 * bound[0]  # it says something
 
 
-def test_the_learning_rate_that_theorem_3_prints_diverges():
+def test_the_learning_rate_printed_in_theorem_3_diverges():
     # L = c = 1, M_G = 0, k = n = 8: 1 / (2 L / k) = 4 is printed, and |1 - 4| > 1.
     bowl = Constants(1.0, 1.0, 0.0)
     printed = 1 / (2 * bowl.L * (bowl.M_G / 8 + 1 / 8))
@@ -165,7 +165,7 @@ def test_stale_gradients_on_a_bowl_stay_below_theorem_4(k, n, eta):
         assert errors[j] < variable_rate_error(bowl(), [eta] * j, C, k / n, k)
 
 
-def test_theorem_4_by_hand():
+def test_theorem_4_matches_hand_calculation():
     constants = Constants(2.0, 0.5, 1.0, initial_error=3.0)
     etas, C, p_0 = [0.2, 0.1, 0.05], 0.01, 0.5
     rho = [eta * (1 + p_0 / 2) * 0.5 for eta in etas]
@@ -176,7 +176,7 @@ def test_theorem_4_by_hand():
     assert variable_rate_error(constants, [], C, p_0) == 3.0
 
 
-def test_theorem_4_with_a_rate_that_stays_tends_to_its_floor():
+def test_theorem_4_with_a_constant_rate_tends_to_its_floor():
     constants = Constants(2.0, 0.5, 1.0)
     found = variable_rate_error(constants, [0.1] * 2_000, 0.01, 0.25, k=2)
     assert found == pytest.approx(variable_rate_floor(constants, 0.1, 0.01, 0.25, k=2))
@@ -236,7 +236,7 @@ def test_stale_gradients_in_waves_stay_below_theorem_5(k, n):
         ({"initial_error": -1.0}, "initial_error=-1.0 is not a number in"),
     ],
 )
-def test_constants_that_cannot_be_are_refused(wrong, words):
+def test_invalid_constants_are_refused(wrong, words):
     with pytest.raises(pl.UsageError, match=words):
         Constants(**{"L": 1.0, "c": 0.5, "sigma2": 1.0, **wrong})
 
@@ -266,7 +266,7 @@ CONSTANTS = Constants(1.0, 0.5, 1.0)
         (lambda: tradeoff([pl.ssp(2)], pl.Cluster(4), CONSTANTS, 0.1, [1.0]), r"no theory for ssp\(lead=2\)"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(call, words):
+def test_invalid_numbers_are_refused(call, words):
     with pytest.raises(pl.UsageError, match=words):
         call()
 
@@ -294,7 +294,7 @@ def test_gamma_may_differ_between_protocols():
     assert curves.errors["k_async(k=6)"] == same.errors["k_async(k=6)"]
 
 
-def test_a_bound_on_the_time_makes_a_bound_on_the_error():
+def test_a_bound_on_the_time_gives_a_bound_on_the_error():
     law = pl.Uniform(0.0, 1.0)
     curves = tradeoff([pl.k_async(2)], pl.Cluster(8, law), CONSTANTS, 0.1, [5.0])
     updates = 5.0 / pl.theory.order_statistic(law, 2, 8)

@@ -65,7 +65,7 @@ def test_measured_times_by_all_outcomes(values, n):
         assert order_statistic(law, k, n) == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_law_of_ones_own():
+def test_a_user_defined_distribution():
     class Square:
         expectation_s = 1 / 3
 
@@ -76,7 +76,7 @@ def test_a_law_of_ones_own():
     assert order_statistic(Square(), 3, 5) == pytest.approx(3 * 4 / (6 * 7), rel=1e-12)
 
 
-def test_the_harmonic_sum_and_what_the_paper_takes_for_it():
+def test_the_harmonic_sum_and_its_approximation_in_the_paper():
     assert harmonic(8, 8) == pytest.approx(761 / 280, rel=1e-15)
     assert harmonic(2, 5) == pytest.approx(1 / 5 + 1 / 4, rel=1e-15)
     assert log_harmonic(8, 8) == log(8)
@@ -96,7 +96,7 @@ def test_a_tail_that_is_too_heavy_is_refused(shape, k):
         assert order_statistic(law, k - 1, 5) > order_statistic(pl.Pareto(1.0, shape + 1), k - 1, 5)
 
 
-def test_an_infinite_mean_of_a_law_without_closed_form_is_refused():
+def test_an_infinite_mean_of_a_distribution_without_closed_form_is_refused():
     with pytest.raises(pl.UsageError, match="has an infinite mean"):
         order_statistic(RoundTripDistribution(pl.Pareto(1.0, 0.9), 1.0, 0.5), 3, 3)
 

@@ -56,7 +56,7 @@ def test_theorem_2_is_the_ratio_of_both_variants_with_batches():
         assert pl.theory.async_to_batch_async(K, P) == pytest.approx(ratio)
 
 
-def test_the_logarithms_of_the_paper_are_low_and_named_as_such():
+def test_logarithmic_approximations_of_the_paper_are_named_lower_bounds():
     assert pl.theory.log_sync_to_async(8) / pl.theory.sync_to_async(EXPONENTIAL, 8) == pytest.approx(0.77, abs=0.01)
     assert pl.theory.log_async_to_batch_async(4, 8) == pytest.approx(2 * np.log(2))
     with pytest.raises(pl.UsageError, match="k=8, expected k below n=8"):
@@ -75,7 +75,7 @@ def test_all_reduce_of_gradients_is_synchronous_with_its_sum_in_every_round_trip
 
 @pytest.mark.parametrize("protocol", [pl.dc_s3gd(), pl.s3gd(), pl.local_sgd(4)], ids=str)
 @pytest.mark.parametrize("tells", [expected, pl.theory.staleness])
-def test_workers_that_step_for_themselves_have_no_theory(protocol, tells):
+def test_update_averaging_protocols_have_no_theory(protocol, tells):
     with pytest.raises(NoTheoryError, match="whose workers take steps of their own; measure it"):
         tells(protocol, pl.Cluster(P, EXPONENTIAL))
 
@@ -96,7 +96,7 @@ def test_workers_that_step_for_themselves_have_no_theory(protocol, tells):
     ids=repr,
 )
 @pytest.mark.parametrize("law", [CONSTANT, PARETO], ids=repr)
-def test_protocols_that_are_the_same(one, other, law):
+def test_equivalent_protocols_have_the_same_time(one, other, law):
     assert seconds(one, law) == seconds(other, law)
 
 
@@ -114,7 +114,7 @@ def test_protocols_that_are_the_same(one, other, law):
     ],
     ids=str,
 )
-def test_a_protocol_without_theory_says_so_and_offers_the_simulation(protocol):
+def test_a_protocol_without_theory_is_an_error_that_names_the_simulation(protocol):
     with pytest.raises(NoTheoryError, match=r"there is no theory for .*; measure it with pl.simulate\("):
         expected(protocol, pl.Cluster(P))
 
@@ -131,12 +131,12 @@ def test_a_protocol_without_theory_says_so_and_offers_the_simulation(protocol):
     ],
     ids=str,
 )
-def test_a_cluster_without_theory_says_why(cluster, why):
+def test_a_cluster_without_theory_is_an_error_with_the_reason(cluster, why):
     with pytest.raises(NoTheoryError, match=why):
         expected(pl.bsp(), cluster)
 
 
-def test_a_list_of_equal_laws_is_one_law():
+def test_a_list_of_equal_distributions_is_one_distribution():
     assert expected(pl.bsp(), pl.Cluster(2, [EXPONENTIAL] * 2, speed=[2.0, 2.0])).seconds_per_update == 0.75
 
 
@@ -146,18 +146,18 @@ def test_too_many_gradients_of_too_few_workers_are_refused():
 
 
 @pytest.mark.parametrize("protocol", [pl.asp(), pl.k_batch_async(3)], ids=repr)
-def test_laws_without_a_mean_are_refused_where_it_is_needed(protocol):
+def test_distributions_without_a_mean_are_refused_if_it_is_needed(protocol):
     with pytest.raises(pl.UsageError, match="has an infinite mean, and so has the time of an update"):
         expected(protocol, pl.Cluster(P, pl.Pareto(1.0, 1.0)))
 
 
-def test_laws_without_a_mean_have_theory_where_it_is_not_needed():
+def test_distributions_without_a_mean_have_theory_if_it_is_not_needed():
     assert seconds(pl.k_sync(4), pl.Pareto(1.0, 1.0)) == pytest.approx(8 / 4)  # 8!/4! * 3!/7!
 
 
 @pytest.mark.parametrize("protocol", [pl.bsp(), pl.k_async(2), pl.k_batch_async(3)], ids=repr)
 @pytest.mark.parametrize("law", [CONSTANT, SHIFTED, pl.Gamma(2.0, 1.0), pl.Uniform(0.5, 1.5)], ids=repr)
-def test_speed_and_network_stretch_and_shift_the_law(protocol, law):
+def test_speed_and_network_scale_and_shift_the_distribution(protocol, law):
     network = pl.Network(latency_s=0.25, up_bytes_per_s=100)
     cluster = pl.Cluster(4, law, speed=2.0, network=network)
     theory = expected(protocol, cluster, payload_bytes=50)
@@ -259,7 +259,7 @@ def test_the_second_of_two_uniform_times():
     ],
     ids=str,
 )
-def test_the_renewal_integral_where_it_is_known(law, k, n, expected_s):
+def test_the_renewal_integral_matches_closed_forms(law, k, n, expected_s):
     lower_s, upper_s = time_of_gradients(law, k, n)
     assert lower_s * (1 - 1e-9) <= expected_s <= upper_s * (1 + 1e-9) < 1.01 * lower_s
 
@@ -292,7 +292,7 @@ def drawn_times_of_gradients(law, k, n, runs=20_000, seed=0):
 
 
 @pytest.mark.parametrize(("law", "k", "n"), MANY_DECADES, ids=str)
-def test_times_of_many_decades_have_a_narrow_bracket_around_what_is_drawn(law, k, n):
+def test_times_of_many_decades_have_a_narrow_bracket_around_sampled_times(law, k, n):
     lower_s, upper_s = time_of_gradients(law, k, n)
     times_s = drawn_times_of_gradients(law, k, n)
     error_s = times_s.std() / len(times_s) ** 0.5
@@ -300,7 +300,7 @@ def test_times_of_many_decades_have_a_narrow_bracket_around_what_is_drawn(law, k
     assert lower_s - 4.5 * error_s <= times_s.mean() <= upper_s + 4.5 * error_s
 
 
-def test_k_batch_sync_of_rare_long_times_is_what_a_simulation_takes():
+def test_k_batch_sync_with_rare_long_times_matches_simulation():
     cluster = pl.Cluster(4, RARE_LONG)
     theory = expected(pl.k_batch_sync(4), cluster)
     assert theory.kind == "computed"
@@ -332,7 +332,7 @@ def test_every_bracket_is_narrow_and_scales_with_the_unit_of_time(law, k, n):
         assert lower_s * (1 - 1e-6) <= pl.theory.order_statistic(law, 1, n) <= upper_s * (1 + 1e-6)
 
 
-def test_an_infinite_mean_of_one_time_is_no_infinite_mean_of_an_update():
+def test_an_infinite_mean_round_trip_can_have_a_finite_mean_update():
     theory = expected(pl.k_batch_sync(4), pl.Cluster(8, pl.Pareto(1.0, 0.8)))
     assert theory.kind == "computed"
     assert theory.lower_s < 2.2012 < theory.upper_s
@@ -369,7 +369,7 @@ def test_workers_that_finish_stale_work(make, k, n):
     assert seconds(make(k), pl.Exponential(3.0), n) == pytest.approx(3 * theory.seconds_per_update)
 
 
-def test_backup_workers_by_hand():
+def test_backup_workers_match_hand_calculation():
     # k=1, n=2: one fresh and one stale worker. The first to finish is fresh (0.5 s), or both are fresh after it.
     assert seconds(pl.backup(1), EXPONENTIAL, 2) == 0.5 + 0.5 * 0.5
     # n=1: all gradients are fresh.
@@ -383,7 +383,7 @@ def test_backup_workers_by_hand():
     )
 
 
-def test_all_workers_waited_for_finish_no_stale_work():
+def test_a_full_barrier_leaves_no_stale_work():
     assert finish_and_idle(8, 8) == pytest.approx(761 / 280, rel=1e-14)
 
 
@@ -396,7 +396,7 @@ def test_stale_work_has_no_theory_unless_times_are_exponential(protocol):
 
 
 @pytest.mark.parametrize("law", [SHIFTED, HYPER, PARETO], ids=repr)
-def test_the_bounds_of_k_batch_sync_are_around_the_integral(law, monkeypatch):
+def test_the_bounds_of_k_batch_sync_contain_the_integral(law, monkeypatch):
     for k, n in ((6, 8), (9, 4)):
         integral = expected(pl.k_batch_sync(k), pl.Cluster(n, law))
         assert integral.kind == "computed"
@@ -437,7 +437,7 @@ AGEING = [
 
 
 @pytest.mark.parametrize(("law", "longer", "shorter"), AGEING, ids=repr)
-def test_new_work_and_used_work(law, longer, shorter):
+def test_new_and_used_lifetimes(law, longer, shorter):
     assert (new_longer_than_used(law), new_shorter_than_used(law)) == (longer, shorter)
     t = np.linspace(0, 12 * law.expectation_s, 481)
     beyond = survival(law, t)
@@ -449,7 +449,7 @@ def test_new_work_and_used_work(law, longer, shorter):
 
 @settings(max_examples=50)
 @given(values=st.lists(st.integers(1, 12), min_size=1, max_size=6))
-def test_measured_times_by_the_definition(values):
+def test_measured_times_match_the_definition(values):
     def beyond(x):
         return sum(value > x for value in values) / len(values)
 

@@ -34,7 +34,7 @@ def test_the_distribution_of_staleness(protocol, law):
 
 @pytest.mark.parametrize("protocol", STALE, ids=repr)
 @pytest.mark.parametrize("law", [EXPONENTIAL, CONSTANT], ids=repr)
-def test_shares_add_up_to_one_and_to_the_mean(protocol, law):
+def test_probabilities_sum_to_one_and_give_the_mean(protocol, law):
     theory = staleness(protocol, pl.Cluster(P, law))
     share = [theory.share(s) for s in range(400)]
     assert min(share) >= 0
@@ -44,7 +44,7 @@ def test_shares_add_up_to_one_and_to_the_mean(protocol, law):
 
 @pytest.mark.parametrize("protocol", [pl.asp(), pl.k_async(3), pl.k_async(6), pl.k_batch_async(12)], ids=repr)
 @pytest.mark.parametrize("law", UNEQUAL, ids=repr)
-def test_the_mean_of_every_law_and_the_bounds_of_the_fresh_share(protocol, law):
+def test_the_mean_of_every_distribution_and_the_bounds_of_the_fresh_share(protocol, law):
     theory = staleness(protocol, pl.Cluster(P, law))
     mean, share = shares(protocol, law, gradients=6_000)
     assert mean == pytest.approx(theory.mean, rel=0.02)
@@ -60,17 +60,17 @@ def test_used_work_is_done_sooner_or_later_than_new_work():
 
 
 @pytest.mark.parametrize("protocol", [pl.bsp(), pl.k_sync(3), pl.k_batch_sync(12), pl.k_async(P)], ids=repr)
-def test_what_waits_for_fresh_gradients_has_no_staleness(protocol):
+def test_synchronous_protocols_have_no_staleness(protocol):
     theory = staleness(protocol, pl.Cluster(P, pl.Pareto(1.0, 2.0)))
     assert (theory.mean, theory.fresh_share, theory.share(0), theory.share(1)) == (0, 1, 1, 0)
 
 
-def test_a_distribution_that_is_not_known_is_to_be_simulated():
+def test_an_unknown_distribution_is_an_error_that_names_the_simulation():
     theory = staleness(pl.asp(), pl.Cluster(P, pl.Uniform(0.5, 1.0)))
     with pytest.raises(NoTheoryError, match=r"unless times are exponential or constant; measure it with pl.simulate"):
         theory.share(0)
 
 
-def test_protocols_that_drop_what_is_too_stale_have_no_theory():
+def test_protocols_with_a_staleness_bound_have_no_theory():
     with pytest.raises(NoTheoryError, match=r"there is no theory for ringmaster\(r=2\)"):
         staleness(pl.ringmaster(2), pl.Cluster(P))

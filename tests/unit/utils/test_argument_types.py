@@ -209,7 +209,7 @@ def accepted(name, argument, tmp_path):
             yield f"{argument}={wrong!r}"
 
 
-def test_a_tuple_of_fixed_length_has_a_type_for_each_place():
+def test_a_tuple_of_fixed_length_has_a_type_per_position():
     assert "nll" in str(pl.Stop(metric=("nll", "<=", 1.4)))
     with pytest.raises(pl.UsageError, match=r"Stop: metric\[2\]='low', expected a number"):
         pl.Stop(metric=("nll", "<=", "low"))
@@ -217,7 +217,7 @@ def test_a_tuple_of_fixed_length_has_a_type_for_each_place():
         pl.Stop(metric=("nll", 1.4))
 
 
-def test_numpys_scalars_are_numbers_and_a_bool_is_none():
+def test_numpy_scalars_are_numbers_and_a_bool_is_not():
     assert pl.Cluster(np.int64(4), speed=np.float64(2.0)).n == 4
     with pytest.raises(pl.UsageError, match=r"Cluster: n=True, expected a whole number"):
         pl.Cluster(True)
@@ -234,16 +234,16 @@ def test_numpys_scalars_are_numbers_and_a_bool_is_none():
         (lambda: parse_cluster("4*exp(mean=fast)"), "exp: mean='fast', expected a number"),
     ],
 )
-def test_the_message_names_what_was_given_and_what_is_expected(wrong, words):
+def test_the_message_names_the_given_and_the_expected_value(wrong, words):
     with pytest.raises(pl.UsageError, match=re.escape(words)):
         wrong()
 
 
-def test_a_folder_whose_name_is_a_number_is_text():
+def test_a_folder_named_by_a_number_must_be_text():
     with pytest.raises(pl.UsageError, match=r"cannot read .*2024"):
         pl.jobs.load_job("mnist(folder=2024)")
 
 
-def test_true_is_no_name_of_a_folder():
+def test_true_is_not_a_folder_name():
     with pytest.raises(pl.UsageError, match="folder=True, expected "):
         pl.jobs.load_job("mnist(folder=true)")

@@ -17,7 +17,7 @@ def by_seed(values):
 
 @settings(max_examples=40, deadline=None)
 @given(PAIRS, st.sampled_from([0.5, 0.95, 0.999]))
-def test_they_are_those_of_scipy(pairs, level):
+def test_intervals_equal_those_of_scipy(pairs, level):
     first, second = (np.array(column) for column in zip(*pairs, strict=True))
     identity = np.array
     for ours, values, back in [
@@ -33,17 +33,17 @@ def test_they_are_those_of_scipy(pairs, level):
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [1.0, float("nan")], [1.0, float("inf")]])
-def test_one_value_or_one_that_is_not_finite_claims_nothing(values):
+def test_a_single_or_non_finite_value_gives_no_interval(values):
     assert interval_of_mean(values) is None
 
 
-def test_only_seeds_that_both_have_are_paired():
+def test_only_common_seeds_are_paired():
     assert paired_difference({0: 1.0, 1: 2.0, 5: 99.0}, {1: 2.5, 0: 1.5, 6: -7.0}) == (0.5, 0.5, 0.5, 2)
     assert paired_difference({0: 1.0, 1: 2.0}, {1: 2.5}) is None
     assert paired_ratio({0: 1.0, 1: 0.0}, {0: 1.0, 1: 1.0}) is None
 
 
-def test_they_cover_the_truth_as_often_as_they_claim():
+def test_intervals_have_their_nominal_coverage():
     generator = np.random.default_rng(0)
     trials = 2000
     covered = sum(

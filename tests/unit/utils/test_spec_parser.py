@@ -32,7 +32,7 @@ FACTORIES = {"k_sync": k_sync, "bsp": bsp}
         ("f(a=[1, 2.0, [x]], b=[])", Call("f", {"a": [1, 2.0, ["x"]], "b": []})),
     ],
 )
-def test_what_is_typed_is_read(text, call):
+def test_valid_texts_are_parsed(text, call):
     assert parse_call(text) == call
     assert [type(value) for value in parse_call(text).kwargs.values()] == [
         type(value) for value in call.kwargs.values()
@@ -59,7 +59,7 @@ def test_what_is_typed_is_read(text, call):
         ("k_sync(k=([1]))", ["'([1])' is not a value"]),
     ],
 )
-def test_bad_syntax_is_explained(text, words):
+def test_invalid_syntax_is_an_error_with_a_remedy(text, words):
     with pytest.raises(UsageError) as error:
         parse_call(text)
     assert all(word in str(error.value) for word in words), error.value
@@ -67,7 +67,7 @@ def test_bad_syntax_is_explained(text, words):
 
 @settings(deadline=None)  # a busy machine is not a failure
 @given(st.lists(st.text("abc .", min_size=1), min_size=1))
-def test_split_undoes_join_whatever_the_brackets_hold(parts):
+def test_split_inverts_join_for_any_bracket_content(parts):
     wrapped = [f"({part}+[+])'+('" for part in parts]
     assert split_top("+".join(wrapped), "+") == wrapped
 
@@ -96,7 +96,7 @@ def test_the_unit_of_a_knob_may_be_left_out():
         ("bsp(k=1)", ["bsp has no knobs", "'k'", "type bsp"]),
     ],
 )
-def test_what_does_not_fit_the_factory_is_explained(text, words):
+def test_arguments_that_do_not_fit_the_factory_are_errors_with_a_remedy(text, words):
     with pytest.raises(UsageError) as error:
         bind(parse_call(text), FACTORIES)
     assert all(word in str(error.value) for word in words), error.value

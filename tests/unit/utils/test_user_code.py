@@ -75,7 +75,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize(("place", "changes"), FAILURES.items(), ids=FAILURES)
-def test_a_failure_of_the_users_code_says_where_and_stays_what_it_is(place, changes):
+def test_a_failure_of_user_code_keeps_its_type_and_has_a_location(place, changes):
     with pytest.raises(UnluckyError) as failure:
         train(**changes)
     assert place in place_of(failure.value)
@@ -89,7 +89,7 @@ def test_every_kind_of_run_names_worker_draw_and_update(protocol):
     assert place_of(failure.value).endswith("draw 2, after update 1")
 
 
-def test_a_report_begins_with_the_place_above_the_users_traceback():
+def test_an_error_report_begins_with_the_location_above_the_traceback():
     with pytest.raises(UnluckyError) as failure:
         train(model=partial(BrokenNet, 5, 3))
     first, *report = report_of(failure.value).splitlines()
@@ -98,7 +98,7 @@ def test_a_report_begins_with_the_place_above_the_users_traceback():
     assert report[-1] == "test_user_code.UnluckyError: the user's fault"
 
 
-def test_a_local_worker_reports_the_place_above_the_users_traceback(caplog):
+def test_a_local_worker_reports_the_location_above_the_traceback(caplog):
     with pytest.raises(pl.RunError, match=r"^every worker failed, "):
         train(loss=broken, cluster=pl.LocalCluster(1))
     said = caplog.text
@@ -106,14 +106,14 @@ def test_a_local_worker_reports_the_place_above_the_users_traceback(caplog):
     assert "UnluckyError: the user's fault" in said[at:]
 
 
-def test_a_refusal_of_paceline_carries_no_place():
+def test_a_usage_error_has_no_location():
     with pytest.raises(pl.UsageError) as refusal:
         train(loss=nn.CrossEntropyLoss(reduction="none"), model=small_net)
     assert not hasattr(refusal.value, "__notes__")
 
 
 @pytest.mark.parametrize("cluster", ["2*exp(mean=1)", "local:2"])
-def test_the_command_line_reports_the_place_above_the_users_traceback(cluster, monkeypatch, capsys, tmp_path):
+def test_the_command_line_reports_the_location_above_the_traceback(cluster, monkeypatch, capsys, tmp_path):
     code = """
         from tiny_jobs import tiny_job
 

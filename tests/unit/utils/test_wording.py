@@ -38,7 +38,7 @@ def on_a_terminal(folder, *arguments):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode()).replace("\r", ""), process.wait()
 
 
-def test_a_table_breaks_no_word_and_says_one_update(tmp_path):
+def test_a_table_breaks_no_word_and_uses_the_singular(tmp_path):
     said, status = on_a_terminal(
         tmp_path, "theory", "--protocols", PROTOCOLS, "--cluster", "2*exp(mean=1)", "--updates", "1"
     )
@@ -57,7 +57,7 @@ def test_an_error_breaks_no_word(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_one_of_everything_is_singular(tmp_path):
+def test_a_run_with_counts_of_one_uses_the_singular(tmp_path):
     one = ["--cluster", "1*exp(mean=1)", "--stop", "updates=1"]
     texts = [
         on_a_terminal(tmp_path, "train", "digits", "--protocol", "bsp", *one, "--out", "run")[0],
@@ -80,7 +80,7 @@ def test_no_heading_is_broken_inside_a_word():
 
 
 @pytest.mark.parametrize("unit", ["updates", "gradients", "epochs", "seconds"])
-def test_a_run_says_why_it_ended_in_the_singular(unit):
+def test_the_reason_of_a_run_uses_the_singular(unit):
     from tiny_jobs import tiny_job
 
     result = pl.train(tiny_job(), protocol="bsp", cluster="1*deterministic(value=1)", stop=pl.Stop(**{unit: 1}))

@@ -63,27 +63,27 @@ CASES = {
 
 
 @pytest.mark.parametrize(("protocol", "changes"), CASES.values(), ids=CASES)
-def test_every_engine_of_the_simulation_reaches_the_same_bits(protocol, changes):
+def test_every_simulated_engine_is_bit_identical(protocol, changes):
     ours = trained(noisy_job(loader_workers=2, **changes), protocol)
     assert torch.equal(ours, trained(noisy_job(**changes), protocol))
 
 
 @pytest.mark.parametrize("changes", [{}, {"data": NoisyStream()}], ids=["map-style", "iterable"])
-def test_a_resumed_run_reaches_the_same_bits(changes, tmp_path):
+def test_a_resumed_run_is_bit_identical(changes, tmp_path):
     whole = trained(noisy_job(**changes), "k_sync(k=2)")
     job = noisy_job(loader_workers=1, **changes)
     trained(job, "k_sync(k=2)", updates=4, out=tmp_path / "run")
     assert torch.equal(trained(job, "k_sync(k=2)", resume=tmp_path / "run"), whole)
 
 
-def test_local_workers_reach_the_same_bits():
+def test_local_workers_are_bit_identical():
     ours = trained(noisy_job(loader_workers=1), cluster=pl.LocalCluster(1))
     assert torch.equal(ours, trained(noisy_job(), n=1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("protocol", "size"), [("bsp", 2), ("dc_s3gd", 3)])  # one worker: sums follow the arrivals
-def test_ranks_reach_the_same_bits(protocol, size):
+def test_ranks_are_bit_identical(protocol, size):
     ours, theirs = (
         run(size, noisy_job(loader_workers=workers), protocol=protocol, stop="updates=8")[0].parameters
         for workers in (2, 0)
@@ -92,7 +92,7 @@ def test_ranks_reach_the_same_bits(protocol, size):
 
 
 @pytest.mark.slow
-def test_a_rank_keeps_its_background_process_from_the_first_iteration_to_the_last(tmp_path):
+def test_a_rank_keeps_one_background_process_for_the_whole_run(tmp_path):
     size = 2
     run(size, noisy_job(data=Signed(tmp_path), loader_workers=1), protocol="dc_s3gd", stop="updates=8")
     readers = [tuple(map(int, path.name.split("-"))) for path in tmp_path.iterdir()]
@@ -119,7 +119,7 @@ def test_a_local_worker_whose_data_set_fails_ends_with_its_processes(caplog):
 
 
 @pytest.mark.parametrize("error", [EOFError, ConnectionResetError])
-def test_a_fork_server_that_is_killed_while_a_process_starts_is_one_line(error, monkeypatch):
+def test_a_fork_server_killed_while_a_process_starts_is_a_one_line_error(error, monkeypatch):
     def killed(fds):
         raise error
 
@@ -144,12 +144,12 @@ def test_a_process_starts_again_while_the_old_fork_server_is_ending(monkeypatch)
     assert not refusals
 
 
-def test_a_process_that_dies_is_one_error():
+def test_a_killed_process_is_one_error():
     with pytest.raises(pl.RunError, match="job tiny: a background process that prepares minibatches ended"):
         trained(noisy_job(data=Deadly(), loader_workers=1, sampling="epoch", batch_size=4), updates=30)
 
 
-def test_wrong_forecasts_only_cost_time():
+def test_wrong_prefetches_only_cost_time():
     job = noisy_job(loader_workers=2, sampling="epoch")
     background, plain = BackgroundLoader(job, 1, 3), MinibatchLoader(job, 1, 3)
     asked = [
@@ -173,7 +173,7 @@ def test_wrong_forecasts_only_cost_time():
         background.close()
 
 
-def test_the_forecast_is_exact_where_all_workers_are_waited_for():
+def test_prefetches_are_exact_under_a_full_barrier():
     forecast, per_epoch = MinibatchForecast(3, 10), 10
     dealt = [UpcomingMinibatch(i % 3, i // 3 + 1, Minibatch(0, *divmod(i, per_epoch))) for i in range(60)]
     for i, piece in enumerate(dealt[:30]):
@@ -185,7 +185,7 @@ def test_the_forecast_is_exact_where_all_workers_are_waited_for():
     assert forecast.next(0) == []
 
 
-def test_workers_that_draw_for_themselves_are_forecast_in_turn():
+def test_workers_with_their_own_draws_are_prefetched_in_turn():
     forecast = MinibatchForecast(2, None)
     for worker, draw in [(0, 1), (1, 1), (0, 2)]:
         forecast.observe(UpcomingMinibatch(worker, draw, None))
@@ -198,7 +198,7 @@ def test_workers_that_draw_for_themselves_are_forecast_in_turn():
     assert not forecast.is_past(UpcomingMinibatch(1, 2, None))
 
 
-def test_data_that_cannot_be_sent_are_refused():
+def test_data_that_cannot_be_pickled_are_refused():
     job = noisy_job(loader_workers=1, collate=partial(max, key=(each for each in ())))
     with pytest.raises(pl.UsageError, match="data or collate cannot be sent to background processes: collate: its"):
         trained(job)

@@ -66,7 +66,7 @@ def loader(n=3, **changes):
     return MinibatchLoader(counting_job(**changes), 2, n)
 
 
-def test_replacement_is_keyed_by_worker_and_draw_alone():
+def test_sampling_with_replacement_depends_only_on_worker_and_draw():
     one, other = loader(), loader()
     late = [one.batch(1, draw, None).tolist() for draw in (5, 1, 3)]
     early = [other.batch(1, draw, None).tolist() for draw in (1, 3, 5)]
@@ -75,7 +75,7 @@ def test_replacement_is_keyed_by_worker_and_draw_alone():
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=str)
-def test_epochs_cover_every_sample_whatever_the_protocol(protocol):
+def test_epochs_cover_every_sample_under_every_protocol(protocol):
     applied = times_applied(protocol, pl.Stop(epochs=3), sampling="epoch")
     assert sum(applied) >= 3 * SAMPLES
     late = Counter(applied)
@@ -92,7 +92,7 @@ def test_bsp_sees_every_sample_exactly_once_an_epoch():
     assert times_applied(pl.bsp(), pl.Stop(epochs=2), sampling="epoch") == [2] * SAMPLES
 
 
-def test_discarded_minibatches_are_missed():
+def test_discarded_minibatches_are_missing_from_the_epoch():
     cluster = pl.Cluster(3, timing=[pl.Deterministic(1.0), pl.Deterministic(1.1), pl.Deterministic(3.5)])
     requeued, discarded = (
         times_applied(pl.backup(k=2), pl.Stop(epochs=12), cluster, sampling="epoch", on_drop=on_drop)
@@ -102,7 +102,7 @@ def test_discarded_minibatches_are_missed():
     assert min(discarded) < 11
 
 
-def test_partitions_are_disjoint_and_a_lost_workers_part_is_dealt_out():
+def test_partitions_are_disjoint_and_that_of_a_lost_worker_is_redistributed():
     parts = loader(sharding="partitioned", sampling="epoch")
     shards = [
         {int(x) for number in range(PER_EPOCH // 3) for x in parts.batch(0, 1, Minibatch(shard, 0, number))}
@@ -138,7 +138,7 @@ def test_a_data_set_may_make_batches_itself():
     assert torch.equal(indices, loader(data=Numbers()).batch(0, 1, None))
 
 
-def test_a_collate_function_comes_before_everything_else():
+def test_a_collate_function_takes_precedence():
     job = counting_job(data=Batched(), collate=sorted)
     assert fetch(job, torch.tensor([3, 1, 2]).numpy()) == [1.0, 2.0, 3.0]
 
@@ -182,12 +182,12 @@ def test_epochs_of_iterable_data_are_refused():
         counting_job(data=Stream(), sampling="epoch")
 
 
-def test_an_empty_stream_is_said_to_be_empty():
+def test_an_empty_stream_is_an_error():
     with pytest.raises(pl.RunError, match="gave no sample"):
         pl.train(counting_job(data=Stream(0)), protocol="bsp", cluster=pl.Cluster(2), stop=pl.Stop(updates=1))
 
 
-def test_evaluation_goes_through_the_data_once():
+def test_evaluation_reads_the_data_once():
     job = counting_job(eval_data=Numbers(20))
     assert [len(batch) for batch in eval_batches(job)] == [8, 8, 4]
     assert torch.cat(list(eval_batches(job))).tolist() == list(range(20))
@@ -213,7 +213,7 @@ def test_dropout_depends_on_the_draw_and_not_on_timing():
     assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_the_callers_generators_are_left_alone():
+def test_global_random_generators_are_unchanged():
     torch.manual_seed(1)
     before = torch.get_rng_state()
     pl.train(tiny_job(model=Dropping), protocol="bsp", cluster=pl.Cluster(2), stop=pl.Stop(updates=2))

@@ -75,7 +75,7 @@ class MeddlingData(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("change", [halve, replace])
-def test_a_seal_breaks(change):
+def test_a_parameter_guard_detects_a_change(change):
     model = small_net()
     guard = ParameterGuard.for_parameters(model)
     guard.snapshot()
@@ -89,7 +89,7 @@ def test_a_seal_breaks(change):
     guard.check("the server", "ever")
 
 
-def test_a_seal_on_everything_holds_buffers_and_frozen_parameters():
+def test_a_full_guard_includes_buffers_and_frozen_parameters():
     model = batch_norm_net()
     model[0].weight.requires_grad_(False)
     guard = ParameterGuard.for_model(model)
@@ -109,7 +109,7 @@ def test_another_version_is_refused():
         check_version(memory, checksum(memory) ^ 1, "worker 1", "before its draw 2")
 
 
-def test_a_job_that_changes_its_parameters_is_found_out_in_debug_mode_only():
+def test_a_job_that_changes_its_parameters_is_detected_only_in_debug_mode():
     job = tiny_job(loss=None, step=ClampingStep())
     replica, watched = Replica(job, 1, 2), Replica(job, 1, 2, debug=True)
     version, gradient = replica.layout.allocate(), replica.layout.allocate()
@@ -126,7 +126,7 @@ def _halves(version):
 
 
 @pytest.mark.parametrize("change", [halve, pytest.param(replace, marks=pytest.mark.slow)])
-def test_a_callback_that_changes_the_servers_model_is_found_out(change):
+def test_a_callback_that_changes_the_model_of_the_server_is_detected(change):
     job = tiny_job(model=remembered_net)
     since = r"2.weight changed on the server after version 3 was made, at [\d.]+ s;"
     local = pl.LocalCluster(2, debug=True)
@@ -136,7 +136,7 @@ def test_a_callback_that_changes_the_servers_model_is_found_out(change):
 
 
 @pytest.mark.processes
-def test_ranks_that_change_nothing_are_not_disturbed_and_those_that_do_are_told_of():
+def test_only_ranks_that_change_parameters_are_reported():
     [end, *_] = run(2, tiny_job(model=batch_norm_net), DEBUG, protocol="bsp", stop="updates=9")
     assert end.stopped_by == "updates"
     job = tiny_job(loss=None, step=ClampingStep("1"))
@@ -150,7 +150,7 @@ def test_ranks_that_change_nothing_are_not_disturbed_and_those_that_do_are_told_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wire", ["float32", "bf16"])
-def test_a_version_that_is_changed_on_a_worker_is_found_out(wire):
+def test_a_version_changed_on_a_worker_is_detected(wire):
     job = tiny_job(model=partial(remembered_net, torch.float32), data=MeddlingData(torch.float32))
     said = r"the parameters on worker \d differ from the server's after its draw 2, of version 1;"
     with ranks(3, job, {**DEBUG, "wire": wire}, protocol="bsp", stop="updates=9") as started:
@@ -162,7 +162,7 @@ def test_a_version_that_is_changed_on_a_worker_is_found_out(wire):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", ["1", "2"], ids=["leader", "follower"])
-def test_a_process_of_a_host_that_changes_its_parameters_is_found_out(rank):
+def test_a_node_process_that_changes_its_parameters_is_detected(rank):
     node = {**DEBUG, "workers": "node"}
     assert run(3, tiny_job(), node, protocol="bsp", stop="updates=9")[0].stopped_by == "updates"
     with ranks(3, tiny_job(loss=None, step=ClampingStep(rank)), node, protocol="bsp", stop="updates=9") as started:
@@ -183,7 +183,7 @@ class MeddlingLoader(MeddlingData):
 @pytest.mark.parametrize(
     "protocol", ["all_reduce", *(pytest.param(each, marks=pytest.mark.slow) for each in ("local_sgd(H=3)", "dc_s3gd"))]
 )
-def test_without_a_server_the_rank_is_named_whose_step_changes_its_parameters(protocol):
+def test_without_a_server_the_rank_that_changes_its_parameters_is_named(protocol):
     job = tiny_job(loss=None, step=ClampingStep("1"))
     with ranks(2, job, DEBUG, protocol=protocol, stop="updates=9") as started:
         started.start_workers()
@@ -195,7 +195,7 @@ def test_without_a_server_the_rank_is_named_whose_step_changes_its_parameters(pr
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "s3gd", "dc_s3gd"])
-def test_without_a_server_ranks_that_change_nothing_are_not_disturbed(protocol):
+def test_without_a_server_valid_ranks_raise_no_error(protocol):
     job = tiny_job(model=batch_norm_net, eval_data=dataset())
     [end, *_] = run(2, job, DEBUG, protocol=protocol, stop="updates=9", evaluate_every="updates=2")
     assert end.stopped_by == "updates"
@@ -203,7 +203,7 @@ def test_without_a_server_ranks_that_change_nothing_are_not_disturbed(protocol):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd"])
-def test_without_a_server_data_that_change_the_parameters_are_found_out(protocol):
+def test_without_a_server_data_that_change_the_parameters_are_detected(protocol):
     job = tiny_job(model=remembered_net, data=MeddlingLoader(torch.float64))
     with ranks(2, job, DEBUG, protocol=protocol, stop="updates=9", evaluate_every=None) as started:
         started.start_all()
@@ -212,7 +212,7 @@ def test_without_a_server_data_that_change_the_parameters_are_found_out(protocol
                 started.end(rank)
 
 
-def test_without_a_server_the_port_is_free_again_though_the_error_is_kept():
+def test_without_a_server_the_port_is_released_while_the_error_is_referenced():
     kept = []
     with ranks(1, tiny_job(loss=None, step=ClampingStep()), DEBUG, protocol="all_reduce", stop="updates=9") as started:
         for _ in range(2):
@@ -230,7 +230,7 @@ class HalvingTheAverage(pl.Callback):
 
 
 @pytest.mark.parametrize("protocol", ["all_reduce", pytest.param("dc_s3gd", marks=pytest.mark.slow)])
-def test_without_a_server_a_callback_that_changes_the_model_is_found_out(protocol):
+def test_without_a_server_a_callback_that_changes_the_model_is_detected(protocol):
     job = tiny_job(model=remembered_net)
     MADE.clear()
     said = r"2.weight changed on worker 0 after it applied version 3;"
@@ -242,7 +242,7 @@ def test_without_a_server_a_callback_that_changes_the_model_is_found_out(protoco
     MADE.clear()
 
 
-def test_it_can_be_typed_and_concerns_no_resumed_run(tmp_path, monkeypatch):
+def test_debug_mode_can_be_given_as_text_and_is_not_part_of_the_run(tmp_path, monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "::1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PACELINE_TOKEN", "secret")

@@ -44,7 +44,7 @@ def deep_model():
 
 
 @pytest.mark.parametrize("looks", range(1, 2 * LAYERS + 2))
-def test_work_ends_at_the_next_look_and_looks_stand_between_all_layers(looks):
+def test_a_task_ends_at_the_next_interrupt_check_between_layers(looks):
     remaining = looks
 
     def check():
@@ -69,7 +69,7 @@ def test_work_ends_at_the_next_look_and_looks_stand_between_all_layers(looks):
     assert len(Layer.log) >= done - 1
 
 
-def test_without_an_interrupt_the_work_is_finished():
+def test_without_an_interrupt_the_task_is_finished():
     job = tiny_job(model=deep_model)
     replica = Replica(job, 0, 1, check=lambda: None)
     server = ParameterServer(job, build_model(job, 0), replica.layout, None)

@@ -45,7 +45,7 @@ probabilities = st.floats(0, 1, exclude_max=True)
 @every_law
 @settings(deadline=None)  # a busy machine is not a failure
 @given(st.lists(probabilities, min_size=2))
-def test_quantile_rises_and_stays_positive(law, us):
+def test_the_quantile_function_is_increasing_and_positive(law, us):
     times_s = law.quantile(np.sort(us))
     assert np.isfinite(times_s).all()
     assert (times_s >= 0).all()
@@ -56,7 +56,7 @@ def test_quantile_rises_and_stays_positive(law, us):
 @pytest.mark.parametrize(
     ("law", "scipy_law"), [pytest.param(law, other, id=repr(law)) for law, _, other in TABLE if other]
 )
-def test_quantile_is_that_of_scipy(law, scipy_law):
+def test_the_quantile_function_equals_that_of_scipy(law, scipy_law):
     u = np.linspace(0, 1, 1000, endpoint=False)
     np.testing.assert_allclose(law.quantile(u), scipy_law.ppf(u), rtol=1e-12)
 
@@ -68,7 +68,7 @@ def test_mean_of_the_quantile_is_the_expectation(law):
 
 
 @pytest.mark.parametrize(("law", "text"), [(law, text) for law, text, _ in TABLE if text])
-def test_typed_law_is_the_python_law(law, text):
+def test_a_distribution_given_as_text_equals_the_python_one(law, text):
     assert parse_distribution(text) == law
 
 
@@ -77,7 +77,7 @@ def test_typed_law_is_the_python_law(law, text):
     st.lists(st.tuples(st.floats(1e-3, 1e3), st.floats(0.01, 1)), min_size=1, max_size=5),
     st.lists(probabilities, min_size=1),
 )
-def test_cdf_undoes_the_hyperexponential_quantile(branches, us):
+def test_the_hyperexponential_cdf_inverts_its_quantile(branches, us):
     means_s, weights = (np.array(column) for column in zip(*branches, strict=True))
     shares = weights / weights.sum()
     x = HyperExponential(tuple(means_s), tuple(shares)).quantile(np.array(us))
@@ -89,7 +89,7 @@ def test_a_pareto_tail_of_one_or_less_has_no_finite_mean():
     assert Pareto(scale_s=2.0, shape=1.0).expectation_s == inf
 
 
-def test_one_branch_is_the_exponential():
+def test_a_hyperexponential_with_one_branch_is_exponential():
     u = np.array([0.0, 0.5, 0.999])
     np.testing.assert_allclose(HyperExponential((2.0,), (1.0,)).quantile(u), Exponential(2.0).quantile(u))
     assert Exponential(2.0).quantile(np.array([0.5]))[0] == pytest.approx(2 * log(2))
@@ -121,7 +121,7 @@ def test_one_branch_is_the_exponential():
         ("exp(man=1)", "exp has no knob 'man'; did you mean 'mean_s'?"),
     ],
 )
-def test_bad_parameters_are_explained(text, words):
+def test_invalid_parameters_are_errors_with_a_remedy(text, words):
     with pytest.raises(UsageError) as error:
         parse_distribution(text)
     assert words in str(error.value)
@@ -148,7 +148,7 @@ def test_measured_times_are_read_from_a_column(tmp_path):
         (b"compute_s\n", "values_s=() is not a list of at least one number"),
     ],
 )
-def test_a_bad_trace_is_explained(tmp_path, content, words):
+def test_an_invalid_trace_is_an_error_with_a_remedy(tmp_path, content, words):
     path = tmp_path / "trace.csv"
     if content is not None:
         path.write_bytes(content)
@@ -157,13 +157,13 @@ def test_a_bad_trace_is_explained(tmp_path, content, words):
     assert words in str(error.value)
 
 
-def test_streams_differ_in_every_part_of_their_name():
+def test_random_streams_differ_if_any_part_of_their_name_differs():
     names = [(0, "a", 1), (1, "a", 1), (0, "b", 1), (0, "a", 2), (0, "a"), (0, "a", 1, 0)]
     assert len({stream(*name).random() for name in names}) == len(names)
     assert len({derived_seed(*name) for name in names}) == len(names)
     assert all(0 <= derived_seed(*name) < 2**63 for name in names)
 
 
-def test_a_stream_is_the_same_for_numpy_integers_and_never_changes():
+def test_a_random_stream_is_stable_and_accepts_numpy_integers():
     assert derived_seed(np.int64(5), "dropout", np.int32(2)) == derived_seed(5, "dropout", 2)
     assert stream(0, "compute time", 0).random() == 0.9036988226940623

@@ -62,7 +62,7 @@ def replayed(trace, *asked, seed=0, **cluster):
 
 
 @pytest.mark.parametrize("protocol", [protocol for _, protocol, _ in TABLE], ids=str)
-def test_a_replay_under_the_same_protocol_is_the_very_same_run(protocol, tmp_path):
+def test_a_trace_replayed_under_the_same_protocol_gives_the_same_run(protocol, tmp_path):
     run = trained(protocol, CLUSTER)
     pl.Trace.of(run).to_csv(tmp_path / "trace.csv")
     trace = pl.Trace.from_csv(tmp_path / "trace.csv")
@@ -71,7 +71,7 @@ def test_a_replay_under_the_same_protocol_is_the_very_same_run(protocol, tmp_pat
 
 @pytest.mark.parametrize("server", [pl.ServerTime(gradient_s=0.1), pl.ServerTime(update_s=0.4)], ids=str)
 @pytest.mark.parametrize("protocol", [pl.bsp(), pl.asp(), pl.k_sync(k=3), pl.k_batch_async(k=3)], ids=str)
-def test_what_the_server_took_is_in_the_trace(protocol, server):
+def test_the_service_time_of_the_server_is_in_the_trace(protocol, server):
     run = trained(protocol, replace(CLUSTER, server=server), updates=80)
     trace = pl.Trace.of(run)
     simulated_s = pl.simulate(protocol, pl.Cluster(4, trace), updates=80).time_s
@@ -100,7 +100,7 @@ def test_a_replay_of_real_workers_takes_as_long_as_they_did(protocol, tmp_path):
 # -- what is extracted
 
 
-def test_a_trace_has_a_row_for_each_piece_of_work():
+def test_a_trace_has_a_row_for_each_task():
     run = trained(pl.k_sync(k=3), CLUSTER)
     trace = pl.Trace.of(run)
     gone = [*run.history.of(WorkInterrupted), *run.history.of(WorkUnfinished)]
@@ -117,7 +117,7 @@ def arrival(now_s, draw, started_s, **changes):
     return pl.GradientArrived(now_s, 0, draw, 0, started_s, 0, True, "", 1.0, 8, 1.0, **times)
 
 
-def test_work_that_arrived_after_all_is_not_censored():
+def test_late_arrivals_are_not_censored():
     history = History(
         lambda: [
             WorkInterrupted(3.0, 0, 1, 0, started_s=2.0, samples=8),
@@ -138,7 +138,7 @@ seconds = st.floats(0, 1e6, allow_subnormal=False)
 
 
 @given(st.lists(st.tuples(seconds, seconds, seconds, seconds, seconds, st.booleans()), min_size=1, max_size=5))
-def test_a_file_gives_back_every_digit(tmp_path_factory, times):
+def test_a_trace_file_preserves_every_digit(tmp_path_factory, times):
     rows = [TraceRow(0, 9, 0.0, 0.0, 1.0, 0.0, 1.0, 0)]
     for draw, (start_s, pull_s, compute_s, push_s, waited_s, censored) in enumerate(times, start=10):
         end_s = start_s + (pull_s + compute_s + push_s) + waited_s + 1e-3
@@ -153,24 +153,24 @@ def test_a_file_gives_back_every_digit(tmp_path_factory, times):
 # -- which row is replayed
 
 
-def test_by_draw_a_draw_takes_the_row_of_its_number_whenever_it_starts():
+def test_replay_by_draw_uses_the_row_of_the_draw():
     trace = pl.Trace([*rows_of([3.0, 1.0, 2.0]), *rows_of([5.0], worker=1)])
     assert replayed(trace, (0, 2, 77.0), (0, 1, 0.5), (1, 1, 0.0), (0, 3, 1.0)) == [1.0, 3.0, 5.0, 2.0]
 
 
-def test_by_time_work_takes_the_row_that_was_in_progress():
+def test_replay_by_time_uses_the_row_in_progress():
     trace = pl.Trace([row(0, 1, 10.0, 2.0), row(0, 2, 15.0, 1.0), row(1, 1, 12.0, 8.0)], by="time")
     # The trace begins at 10 s and ends at 20 s; before its first row a worker takes that one.
     asked = [(0, 7, 0.0), (0, 7, 4.9), (0, 7, 5.0), (0, 7, 9.9), (1, 7, 0.0)]
     assert replayed(trace, *asked) == [2.0, 2.0, 1.0, 1.0, 8.0]
 
 
-def test_a_row_begins_at_its_own_moment():
+def test_a_row_begins_at_its_own_start_time():
     assert replayed(pl.Trace(rows_of([1.0, 2.0, 3.0]), by="time"), (0, 1, 1.0), (0, 1, 3.0)) == [2.0, 3.0]
 
 
 @pytest.mark.parametrize("by", ["draw", "time"])
-def test_beyond_its_end_a_trace_begins_again_and_warns_once(by):
+def test_a_trace_repeats_after_its_end_with_one_warning(by):
     trips = pl.Cluster(1, pl.Trace(rows_of([1.0, 2.0]), by=by)).round_trips(0)
     starts_s = [0.0, 1.0, 3.0, 4.0, 6.0]
     with pytest.warns(PacelineWarning, match="longer than a trace") as caught:
@@ -184,7 +184,7 @@ def test_waiting_for_the_server_counts_as_pushing():
     assert pl.Cluster(1, trace).round_trips(0).times(0, 1, 0.0) == (0.5, 1.0, 1.5)
 
 
-def test_speed_slowdowns_and_network_act_on_what_was_recorded():
+def test_speed_slowdowns_and_network_modify_recorded_times():
     trace = pl.Trace([TraceRow(0, 1, 0.0, 1.0, 6.0, 2.0, 9.0, 0)])
     slowdown = pl.Slowdown(at_s=3.5, factor=4, workers=(0,))
     cluster = pl.Cluster(1, trace, speed=3, slowdowns=[slowdown], network=pl.Network(latency_s=0.5))
@@ -221,32 +221,32 @@ def interrupted_after(seen_s):
     return pl.Trace([*rows_of([1.0, 1.0]), *rows_of([seen_s, 1.0], worker=1, censored=[0])])
 
 
-def test_work_that_the_end_of_the_recording_cut_off_takes_the_time_of_the_first():
+def test_a_task_cut_off_by_the_end_of_the_trace_uses_the_first_row():
     trace = pl.Trace([*rows_of([1.0, 2.0, 0.3], 0, censored=[2]), *rows_of([0.5, 7.0], 1, censored=[1])])
     assert replayed(trace, (0, 3, 0.0)) == [1.0]
     assert replayed(trace, (1, 2, 0.0)) == [pytest.approx(7.7)]  # longer than its first, as was seen
     assert pl.simulate("asp", pl.Cluster(2, trace), updates=4).time_s == 4.0
 
 
-def test_censored_work_may_go_on_for_a_tenth_longer():
+def test_a_censored_task_may_run_a_tenth_longer():
     assert pl.simulate("k_sync(k=1)", pl.Cluster(2, interrupted_after(0.95)), updates=1).time_s == 1.0
     with pytest.raises(pl.RunError, match=r"worker 1 .* draw 1 .* interrupted after 0\.9 s.*censored=\"km\""):
         pl.simulate("k_sync(k=1)", pl.Cluster(2, interrupted_after(0.9)), updates=1)
 
 
-def test_a_run_that_waits_too_long_keeps_what_it_learned(tmp_path):
+def test_a_run_that_exceeds_a_censored_time_keeps_its_model(tmp_path):
     with pytest.raises(pl.RunError, match='censored="km"'):
         trained("k_sync(k=2)", pl.Cluster(2, interrupted_after(1.5)), out=tmp_path / "run")
     assert (tmp_path / "run/model.safetensors").exists()
     assert len(list(SavedRun(tmp_path / "run").history)) > 1
 
 
-def test_real_workers_refuse_to_sleep_for_an_unknown_time():
+def test_real_workers_refuse_a_delay_of_unknown_length():
     with pytest.raises(pl.UsageError, match="must sleep for a known time"):
         trained("k_sync(k=1)", pl.LocalCluster(1, slowness=pl.Cluster(1, CENSORED)))
 
 
-def test_the_estimate_is_that_of_the_textbook():
+def test_the_estimate_equals_the_textbook_kaplan_meier_estimate():
     # Remission of leukemia under 6-MP, weeks: Freireich et al. 1963, in every textbook of survival analysis.
     ended = [6, 6, 6, 7, 10, 13, 16, 22, 23]
     seen = [6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35]
@@ -269,7 +269,7 @@ def survival_by_hand(rows, at_s):
     st.integers(0, 9),
     st.integers(0, 996),
 )
-def test_a_filled_time_is_the_conditional_quantile(times, seen_s, step):
+def test_an_imputed_time_is_the_conditional_quantile(times, seen_s, step):
     rows = [row(draw=draw, total_s=float(total_s), censored=int(c)) for draw, (total_s, c) in enumerate(times, start=1)]
     u = Fraction(2 * step + 1, 1994)  # 997 is prime: never on a step of the estimate
     left = (1 - u) * survival_by_hand(rows, seen_s)
@@ -289,7 +289,7 @@ def tail_end(rows, left):
     return longest_s + (log(survival_by_hand(rows, longest_s) / left) * seconds / ends if ends and left else 0.0)
 
 
-def test_the_tail_of_exponential_work_is_found_behind_an_early_end():
+def test_an_exponential_tail_is_estimated_from_an_early_end():
     times_s = stream(3, "test").exponential(1.0, 3000)
     rows = rows_of(np.minimum(times_s, 0.8), censored=set(np.flatnonzero(times_s > 0.8)))
     done = [each.total_s for each in impute_censored(rows, seed=0)]
@@ -297,11 +297,11 @@ def test_the_tail_of_exponential_work_is_found_behind_an_early_end():
     assert np.quantile(done, 0.99) == pytest.approx(np.log(100), rel=0.1)
 
 
-def test_only_an_end_is_drawn_even_by_the_smallest_number():
+def test_the_smallest_uniform_number_draws_an_observed_end():
     assert Survival(rows_of([1.0, 2.0, 3.0], censored=[0])).time_after(0.0, u=0.0) == 2.0
 
 
-def test_without_censoring_the_estimate_is_the_empirical_law():
+def test_without_censoring_the_estimate_is_the_empirical_distribution():
     totals_s = tuple(stream(0, "test").exponential(size=50))
     u = (stream(1, "test").integers(0, 50, size=200) + 0.5) / 50
     survival = Survival(rows_of(totals_s))
@@ -309,7 +309,7 @@ def test_without_censoring_the_estimate_is_the_empirical_law():
     assert [survival.time_after(0.0, each) for each in u] == pytest.approx(list(expected), rel=1e-12)
 
 
-def test_filled_times_have_the_mean_that_was_hidden():
+def test_imputed_times_have_the_mean_of_the_censored_times():
     rng = stream(0, "test")
     times_s, limits_s = rng.exponential(1.0, 5000), rng.exponential(3.0, 5000)
     seen_s = [min(pair) for pair in zip(times_s, limits_s, strict=True)]
@@ -319,7 +319,7 @@ def test_filled_times_have_the_mean_that_was_hidden():
     assert sum(done) / 5000 == pytest.approx(1.0, rel=0.05)
 
 
-def test_filled_times_depend_on_the_seed_and_never_shrink():
+def test_imputed_times_depend_on_the_seed_and_never_shrink():
     trace = replace(pl.Trace.of(trained(pl.k_sync(k=3), CLUSTER)), censored="km")
     first, again, other = (impute_censored(trace.rows, seed) for seed in (0, 0, 1))
     assert first == again != other
@@ -328,7 +328,7 @@ def test_filled_times_depend_on_the_seed_and_never_shrink():
         assert after == before if not before.censored else after.total_s > before.total_s
 
 
-def test_a_worker_that_hardly_finished_borrows_the_times_of_all_and_says_so():
+def test_a_worker_with_few_finished_tasks_uses_the_times_of_all_with_a_warning():
     quick = rows_of([2.0] * 19 + [30.0])
     slow = rows_of([1.0, 1.0, 3.0], worker=1, censored=[0, 1, 2])
     with pytest.warns(PacelineWarning, match="worker 1 finished 0 of 3 round trips"):
@@ -340,7 +340,7 @@ def test_a_worker_that_hardly_finished_borrows_the_times_of_all_and_says_so():
 # -- as it is typed
 
 
-def test_a_trace_is_typed_as_a_cluster(tmp_path, monkeypatch):
+def test_a_trace_can_be_given_as_cluster_text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trace = pl.Trace([*rows_of([1.0, 2.0, 3.0], censored=[2]), *rows_of([5.0], worker=1)])
     trace.to_csv("trace.csv")
@@ -356,7 +356,7 @@ def test_a_trace_is_typed_as_a_cluster(tmp_path, monkeypatch):
     assert parse_cluster("local.toml", censored="km").slowness.timing.censored == "km"
 
 
-def test_a_cluster_of_a_trace_says_briefly_what_it_is():
+def test_the_repr_of_a_cluster_with_a_trace_is_short():
     text = "Trace('yesterday', 1 workers, 3 rows, by='draw', censored=None, digest="
     assert text in str(pl.Cluster(1, CENSORED))
 
@@ -375,7 +375,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("build", "words"), REFUSED, ids=[words for _, words in REFUSED])
-def test_what_makes_no_sense_is_refused(build, words):
+def test_invalid_arguments_are_refused(build, words):
     with pytest.raises(pl.UsageError) as refusal:
         build()
     assert words in str(refusal.value)

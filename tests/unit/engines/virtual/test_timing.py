@@ -113,7 +113,7 @@ def test_the_server_receives_gradients_one_by_one_and_makes_updates(protocol, ex
     assert seconds_per_update(protocol, cluster, updates=2_000) == pytest.approx(expected_s, rel=1e-3)
 
 
-def test_a_busy_server_sets_the_pace():
+def test_a_busy_server_limits_the_throughput():
     cluster = pl.Cluster(4, pl.Deterministic(1.0), server=pl.ServerTime(update_s=0.5, gradient_s=0.5))
     assert seconds_per_update(pl.asp(), cluster, updates=2_000) == pytest.approx(1.0, rel=1e-3)
 
@@ -139,7 +139,7 @@ def simulated_with(*faults, updates, n=2, protocol=None, **knobs):
 
 
 @pytest.mark.parametrize("kind", ["die", "raise"])
-def test_a_worker_that_dies_is_lost(kind):
+def test_a_worker_that_fails_is_lost(kind):
     fault = pl.Fault(worker=1, draw=2, kind=kind)
     engine, events, _, made = simulated_with(fault, updates=4)
     assert engine.fired == [fault]
@@ -147,7 +147,7 @@ def test_a_worker_that_dies_is_lost(kind):
     assert made == [(1.0, 2), (2.0, 1), (3.0, 1), (4.0, 1)]
 
 
-def test_a_worker_that_comes_back_joins():
+def test_a_worker_that_returns_joins():
     fault = pl.Fault(worker=1, draw=2, back_after_s=3.5)
     engine, events, drops, made = simulated_with(fault, updates=7)
     assert engine.fired == [fault]
@@ -177,7 +177,7 @@ def test_without_a_timeout_a_worker_that_hangs_is_not_lost_while_others_compute(
     assert (events, len(engine.fired), made[-1]) == ([], 1, (8.0, 1))
 
 
-def test_when_every_worker_hangs_the_run_ends_and_says_so():
+def test_the_run_ends_with_a_reason_when_every_worker_hangs():
     faults = [pl.Fault(worker, 2, kind="hang") for worker in range(2)]
     engine, events, _, made = simulated_with(*faults, updates=9)
     assert (events, made) == ([(2.0, Lost, 0), (2.0, Lost, 1)], [(1.0, 2)])
@@ -186,7 +186,7 @@ def test_when_every_worker_hangs_the_run_ends_and_says_so():
 
 @pytest.mark.parametrize("protocol", ["bsp", "k_batch_sync(k=3)", "asp", "all_reduce", "dc_s3gd"])
 @pytest.mark.parametrize("stop", ["updates=30", "seconds=30"])
-def test_a_run_goes_on_when_a_worker_hangs(protocol, stop, tmp_path):
+def test_a_run_continues_when_a_worker_hangs(protocol, stop, tmp_path):
     cluster = pl.Cluster(4, pl.Exponential(1.0), faults=[pl.Fault(2, 3, "hang"), pl.Fault(0, 5, "hang")])
     run = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop=stop, out=tmp_path / "run")
     assert run.stopped_by == stop.partition("=")[0]

@@ -127,20 +127,20 @@ def a_fleet_does_what_the_coordinator_does(data):
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_a_fleet_makes_the_updates_of_the_coordinator(data):
+def test_the_vectorized_simulation_equals_the_coordinator(data):
     a_fleet_does_what_the_coordinator_does(data)
 
 
 @pytest.mark.slow
 @settings(max_examples=5_000)
 @given(data=st.data())
-def test_a_fleet_makes_the_updates_of_the_coordinator_in_many_cases(data):
+def test_the_vectorized_simulation_equals_the_coordinator_in_many_cases(data):
     a_fleet_does_what_the_coordinator_does(data)
 
 
 @pytest.mark.parametrize("max_staleness", [0, 2])
 @pytest.mark.parametrize("refill", ["update", "arrival"])
-def test_who_is_interrupted_at_the_same_time_goes_on_in_the_order_of_the_work(refill, max_staleness):
+def test_workers_interrupted_at_the_same_time_restart_in_task_order(refill, max_staleness):
     cluster = pl.Cluster(12, pl.Empirical((1.0, 2.0, 3.0)), speed=[1.0, 2.0, 4.0] * 4)
     protocol = Protocol(5, max_staleness, refill, "interrupt", name="drawn")
     for seed in range(5):
@@ -162,7 +162,7 @@ def event_by_event(protocol, cluster, updates, payload_bytes=0, failure_detector
 
 @pytest.mark.parametrize("law", [pl.Deterministic(1.0), pl.Exponential(1.0)], ids=repr)
 @pytest.mark.parametrize("protocol", [protocol for _, protocol, _ in TABLE if by_times(protocol)], ids=str)
-def test_simulate_says_the_same_of_every_protocol_of_the_catalogue(protocol, law):
+def test_simulate_gives_the_same_result_for_every_protocol_of_the_catalogue(protocol, law):
     cluster = pl.Cluster(70, law)
     found = pl.simulate(protocol, cluster, updates=70, payload_bytes=8)
     assert found == comparable(event_by_event(protocol, cluster, 70, payload_bytes=8))
@@ -172,7 +172,7 @@ def test_simulate_says_the_same_of_every_protocol_of_the_catalogue(protocol, law
 
 
 @pytest.mark.parametrize("law", DISTRIBUTIONS, ids=repr)
-def test_times_are_those_of_the_round_trips_in_whatever_order(law):
+def test_times_equal_the_round_trips_in_any_order(law):
     rng = np.random.default_rng(0)
     cluster = pl.Cluster(70, law, speed=[1 + i % 3 for i in range(70)], network=pl.Network(latency_s=0.1))
     draws, trips = RoundTripSampler(cluster, 3, 8), cluster.round_trips(3, 8)
@@ -190,7 +190,7 @@ def test_times_are_those_of_the_round_trips_in_whatever_order(law):
 
 
 @given(data=st.data(), durations=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=6), min_size=1, max_size=6))
-def test_arrivals_at_the_same_time_come_in_the_order_in_which_their_work_was_given(data, durations):
+def test_simultaneous_arrivals_are_in_task_order(data, durations):
     first = data.draw(st.permutations(range(len(durations))))  # in which the workers were given their first work
     heap = [(durations[w][0], place, w, 0) for place, w in enumerate(first)]
     heapify(heap)
@@ -211,7 +211,7 @@ def test_arrivals_at_the_same_time_come_in_the_order_in_which_their_work_was_giv
 
 @pytest.mark.parametrize("speed", [1.0, [1.0, 90.0, 1.0, 7.0]], ids=["alike", "not alike"])
 @pytest.mark.parametrize("law", [pl.Deterministic(1.0), pl.Exponential(1.0)], ids=repr)
-def test_arrivals_are_the_same_in_pieces_of_any_length(law, speed, monkeypatch):
+def test_arrivals_do_not_depend_on_the_block_length(law, speed, monkeypatch):
     cluster = pl.Cluster(4, law, speed=speed)
     expected = by_events(pl.k_batch_async(k=3), cluster, 200)
     for arrivals in (1, 10, 1000):  # and a burst of one worker is cut short
@@ -220,13 +220,13 @@ def test_arrivals_are_the_same_in_pieces_of_any_length(law, speed, monkeypatch):
 
 
 @pytest.mark.parametrize("protocol", [pl.bsp(), pl.k_sync(k=2), pl.backup(k=2), pl.k_async(k=2), pl.asp()], ids=repr)
-def test_a_long_run_goes_through_many_draws(protocol):
+def test_a_long_run_uses_many_draws(protocol):
     cluster = pl.Cluster(3, pl.Exponential(1.0))
     for kind in kinds_for(protocol, cluster):
         assert by_fleet(kind, protocol, cluster, 200) == by_events(protocol, cluster, 200)
 
 
-def test_a_long_pause_before_many_quick_arrivals_does_not_take_them_all_at_once(monkeypatch):
+def test_many_quick_arrivals_after_a_long_pause_are_processed_in_blocks(monkeypatch):
     monkeypatch.setattr(renewal, "ARRIVALS", 50)
     law = pl.Empirical((1e-3,) * 600 + (9.0,))
     for seed in range(3):
@@ -242,7 +242,7 @@ SLOW_ONE = pl.Cluster(40, pl.Deterministic(1.0), speed=[0.03] + [1.0] * 39)  # 3
 
 @pytest.mark.parametrize("protocol", [pl.bsp(), pl.backup(k=39), pl.k_batch_async(k=40), pl.k_async(k=39)], ids=repr)
 @pytest.mark.parametrize("cluster", [SLOW_ONE, pl.Cluster(200, pl.Pareto(1.0, 1.1))], ids=["slow", "heavy"])
-def test_a_worker_is_never_lost_because_it_is_slow(protocol, cluster):
+def test_a_slow_worker_is_never_lost(protocol, cluster):
     if cluster is not SLOW_ONE and protocol.name != "bsp":
         protocol = pl.k_batch_async(k=cluster.n)
     expected = by_events(protocol, cluster, 40)
@@ -251,7 +251,7 @@ def test_a_worker_is_never_lost_because_it_is_slow(protocol, cluster):
 
 
 @pytest.mark.parametrize("protocol", [pl.bsp(), pl.backup(k=39), pl.k_batch_async(k=40)], ids=repr)
-def test_with_a_timeout_that_is_given_the_coordinator_simulates(protocol):
+def test_a_given_timeout_selects_the_coordinator(protocol):
     expected = event_by_event(protocol, SLOW_ONE, 40, failure_detector=FailureDetector(20.0))
     assert pl.simulate(protocol, SLOW_ONE, updates=40, worker_timeout_s=20.0) == comparable(expected)
     assert expected.totals != event_by_event(protocol, SLOW_ONE, 40).totals
@@ -277,12 +277,12 @@ TRACE = pl.Trace([TraceRow(worker, 1, 0.0, 0.0, 1.0, 0.0, 1.0, 0) for worker in 
     ],
     ids=str,
 )
-def test_a_cluster_that_needs_the_coordinator_is_left_to_it(knobs):
+def test_a_cluster_may_require_the_coordinator(knobs):
     assert not is_exact(as_plan(pl.bsp()), pl.Cluster(100, **knobs))
 
 
 @pytest.mark.parametrize("plan", ["ssp(lead=2)", "b_dbw", "bsp@updates=9 >> asp"])
-def test_a_plan_that_needs_the_coordinator_is_left_to_it(plan):
+def test_a_plan_may_require_the_coordinator(plan):
     assert not is_exact(parse_plan(plan), pl.Cluster(100))
 
 
@@ -299,13 +299,13 @@ def test_a_plan_that_needs_the_coordinator_is_left_to_it(plan):
         (pl.ringmaster(r=10), 1000, None),
     ],
 )
-def test_a_fleet_is_chosen_where_it_gains(protocol, n, kind):
+def test_the_vectorized_simulation_is_chosen_if_it_is_faster(protocol, n, kind):
     chosen = vectorized_simulation(as_plan(protocol), pl.Cluster(n))
     assert type(chosen) is (kind or type(None))
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "asp", "backup(k=50)", "ssp(lead=1)"])
-def test_a_payload_below_zero_is_refused_by_all(protocol):
+def test_a_negative_payload_is_refused(protocol):
     with pytest.raises(pl.UsageError, match="payload_bytes"):
         pl.simulate(protocol, pl.Cluster(100), updates=1, payload_bytes=-1)
 
@@ -337,7 +337,7 @@ def test_idle_and_wasted_seconds_and_traffic(protocol, idle_s, wasted_s, pulls, 
     assert (found.idle_s, found.wasted_s, found.pulls, found.pushes) == (pytest.approx(idle_s), wasted_s, pulls, pushes)
 
 
-def test_how_busy_server_and_link_are():
+def test_utilization_of_server_and_link():
     cluster = pl.Cluster(10, pl.Deterministic(1.0), server=pl.ServerTime(update_s=0.25))
     found = pl.simulate("backup(k=5)", cluster, updates=4, payload_bytes=100)
     assert (found.time_s, found.pulls, found.pushes) == (4 * 1.25, 40, 35)

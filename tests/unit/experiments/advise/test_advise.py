@@ -44,7 +44,7 @@ def advice(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocols", [["bsp", "asp"], PROTOCOLS], ids=["two", "all"])
-def test_the_ranking_is_that_of_training(protocols, folder, advice):
+def test_the_ranking_equals_that_of_training(protocols, folder, advice):
     reached = pl.train(job(), protocol="k_sync(k=4)", cluster=CLUSTER, stop=pl.Stop(updates=100)).metrics["loss"]
     stop = pl.Stop(eval_loss=reached, updates=1000)
 
@@ -57,14 +57,14 @@ def test_the_ranking_is_that_of_training(protocols, folder, advice):
     assert predicted["bsp"] == pytest.approx(trained["bsp"], rel=0.25)
 
 
-def test_its_own_protocol_needs_the_updates_that_it_made(advice):
+def test_the_recorded_protocol_needs_the_recorded_updates(advice):
     [own] = [each for each in advice.ranking if each.protocol == "k_sync(k=4)"]
     assert own.updates == pytest.approx(100)
     assert own.low_s <= own.seconds * 1.1
     assert own.high_s >= own.seconds * 0.9
 
 
-def test_the_wins_are_shared_out_among_the_protocols(advice):
+def test_the_shares_of_wins_sum_to_one(advice):
     assert sum(each.wins for each in advice.ranking) == 5
     assert [each.seconds for each in advice.ranking] == sorted(each.seconds for each in advice.ranking)
 
@@ -80,12 +80,12 @@ def test_another_cluster_gives_its_own_times(folder):
     assert bsp.seconds_per_update == 2
 
 
-def test_all_reduce_is_as_good_as_bsp_where_sums_take_no_time(folder):
+def test_all_reduce_equals_bsp_if_sums_take_no_time(folder):
     ours, theirs = pl.advise(folder, protocols=["all_reduce", "bsp"], cluster="4*exp(mean=1)").ranking
     assert (ours.updates, ours.seconds, ours.staleness) == (theirs.updates, theirs.seconds, 0)
 
 
-def test_a_trace_tells_times_only(folder, tmp_path):
+def test_a_trace_gives_only_times(folder, tmp_path):
     Trace.of(pl.train(job(), protocol="bsp", cluster=CLUSTER, stop="updates=30")).to_csv(tmp_path / "trace.csv")
     advice = pl.advise(tmp_path / "trace.csv", protocols=["bsp", "asp"])
     assert [each.protocol for each in advice.ranking] == ["asp", "bsp"]
@@ -94,7 +94,7 @@ def test_a_trace_tells_times_only(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_without_protocols_those_of_the_papers_are_ranked(folder):
+def test_by_default_the_protocols_of_the_papers_are_ranked(folder):
     names = {each.protocol for each in pl.advise(folder).ranking}
     assert {"bsp", "asp", "k_sync(k=1)", "k_async(k=4)", "k_batch_sync(k=8)", "k_batch_async(k=2)"} <= names
     assert len(names) == 14
@@ -106,7 +106,7 @@ def test_the_table_fits_a_terminal(advice):
     assert re.search(r"in [0-5] of 5 predictions", text)
 
 
-def test_less_noise_than_the_run_made_progress_is_said():
+def test_too_little_noise_causes_a_note():
     at_once = pl.Prediction("bsp", 1.0, 8.0, 0.0, 0.0, 0.0, 0.0, 0.0, 5)
     ranking = [at_once, at_once._replace(protocol="asp", updates=9.0, seconds=9.0)]
     assert "bsp gains more by less noise" in Advice(ranking, GradientSummary((1.0, 0.9), 20.0, 0.3)).text()
@@ -144,7 +144,7 @@ def test_the_command_prints_json(folder):
         ),
     ],
 )
-def test_a_run_that_does_not_tell_enough_is_refused(recorded, message, tmp_path):
+def test_a_run_without_the_needed_measurements_is_refused(recorded, message, tmp_path):
     record(tmp_path / "run", **{"updates": 30, **recorded})
     with pytest.raises(pl.UsageError, match=message):
         pl.advise(tmp_path / "run")
@@ -162,18 +162,18 @@ def test_a_run_that_does_not_tell_enough_is_refused(recorded, message, tmp_path)
         ({"protocols": ["k_sync(k=9)"]}, "k = 9"),
     ],
 )
-def test_what_cannot_be_predicted_is_refused(folder, options, message):
+def test_unpredictable_protocols_are_refused(folder, options, message):
     with pytest.raises(pl.UsageError, match=message):
         pl.advise(folder, **options)
 
 
-def test_adam_and_momentum_are_taken_as_they_step(tmp_path):
+def test_adam_and_momentum_use_their_effective_step(tmp_path):
     record(tmp_path / "run", optimizer=partial(torch.optim.SGD, lr=0.02, momentum=0.8))
     [own] = pl.advise(tmp_path / "run", protocols=["k_sync(k=4)"]).ranking
     assert own.updates == pytest.approx(100)
 
 
-def test_single_gradients_tell_their_noise_in_microbatches(tmp_path):
+def test_single_gradients_need_microbatches_to_measure_noise(tmp_path):
     record(tmp_path / "run", protocol="asp", updates=200, microbatches=4)
     found = {each.protocol: each for each in pl.advise(tmp_path / "run", protocols=["asp", "bsp"]).ranking}
     assert found["asp"].updates == pytest.approx(200, rel=0.3)

@@ -53,7 +53,7 @@ def test_the_constants_of_a_quadratic_are_found(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_loss_below_the_least_one_is_refused(tmp_path):
+def test_a_loss_below_the_minimum_is_refused(tmp_path):
     run = recorded(tmp_path / "run", torch.zeros(100, 3, dtype=torch.float64))
     for least_loss in (5.0, float("nan")):
         with pytest.raises(pl.UsageError, match="give a smaller one"):

@@ -22,7 +22,7 @@ def valley(rates, turn, begin=2.0):
 
 
 @pytest.mark.parametrize("place", [1, 20, 55, 90])
-def test_the_knee_is_where_the_loss_turns(place):
+def test_the_knee_is_at_the_turn_of_the_loss(place):
     turn = RANGE.rates[place]
     reading = find_knee(RANGE.rates, valley(RANGE.rates, turn))
     assert reading.learning_rate == pytest.approx(turn)
@@ -30,7 +30,7 @@ def test_the_knee_is_where_the_loss_turns(place):
 
 
 @pytest.mark.parametrize(("share", "place"), [(0.9, 80), (1.1, 30)])
-def test_only_a_rise_by_a_share_of_the_whole_fall_ends_the_curve(share, place):
+def test_the_curve_ends_at_a_rise_by_a_fraction_of_the_total_decrease(share, place):
     """The loss falls from 3 to 1 at place 30, rises by about the share that counts, and falls to 0 at place 80."""
     top = 1 + share * RISE * 3
     losses = np.interp(range(101), [0, 31, 40, 81, 100], [3, 1, top, 0, 3])
@@ -38,7 +38,7 @@ def test_only_a_rise_by_a_share_of_the_whole_fall_ends_the_curve(share, place):
 
 
 @pytest.mark.parametrize("turn", [0.01, 0.03, 0.1, 0.15, 0.3, 0.5])
-def test_ragged_curves_have_the_knee_of_the_smooth_one(turn):
+def test_noisy_curves_have_the_knee_of_the_smooth_curve(turn):
     losses = np.array(valley(RANGE.rates, turn, begin=8.0))
 
     def found(seed):
@@ -51,7 +51,7 @@ def test_ragged_curves_have_the_knee_of_the_smooth_one(turn):
 
 
 @given(turn=st.floats(0.01, 0.5), unit=positive, offset=st.floats(-10, 10), scale=positive)
-def test_neither_the_unit_of_the_loss_nor_that_of_the_rate_matters(turn, unit, offset, scale):
+def test_the_knee_does_not_depend_on_the_units_of_loss_and_rate(turn, unit, offset, scale):
     losses = valley(RANGE.rates, turn)
     first = find_knee(RANGE.rates, losses).learning_rate
     other = find_knee([scale * rate for rate in RANGE.rates], [offset + unit * loss for loss in losses]).learning_rate
@@ -87,18 +87,18 @@ def test_the_rates_rise_by_the_same_factor_from_the_lowest_to_the_highest():
         ({"updates": 20.0}, r"updates=20.0 is not a whole number in \[10, inf\)"),
     ],
 )
-def test_a_range_that_is_none_is_refused(settings, words):
+def test_an_invalid_range_is_refused(settings, words):
     with pytest.raises(UsageError, match=words):
         Range(**{"lowest": 1e-3, "highest": 1.0, "updates": 100, **settings})
 
 
-def test_what_is_above_the_beginning_or_missing_counts_as_the_beginning():
+def test_losses_that_are_missing_or_above_the_start_count_as_the_start():
     runs = [[2.0, 1.0, 5e9, nan, 0.5], [4.0, 2.0]]
     assert averaged(runs, points=4) == [3.0, 1.5, 3.0, 3.0, 1.75]
 
 
 @given(st.lists(st.lists(st.floats(-5, 5), min_size=4, max_size=4), min_size=1, max_size=4))
-def test_the_mean_curve_never_rises_above_its_beginning(runs):
+def test_the_mean_curve_never_exceeds_its_first_value(runs):
     begin, *after = averaged(runs, points=3)
     assert begin == pytest.approx(sum(losses[0] for losses in runs) / len(runs))
     assert all(loss <= begin + 1e-12 for loss in after)

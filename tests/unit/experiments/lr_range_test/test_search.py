@@ -58,7 +58,7 @@ def watched(**changes):
     return found, {title: memory.records for title, memory in memories.items()}
 
 
-def test_the_line_has_the_curvatures_that_it_is_said_to_have():
+def test_the_quadratic_job_has_the_stated_curvatures():
     inputs, _ = line().data.tensors
     assert torch.allclose(2 * inputs.T @ inputs / len(inputs), torch.diag(CURVATURES))
 
@@ -77,7 +77,7 @@ def test_the_knee_is_a_small_factor_below_the_largest_stable_rate(optimizer, lar
     assert knee.losses[place] == min(knee.losses[: place + 2])
 
 
-def test_a_run_that_diverges_ends_its_range_and_is_no_error():
+def test_a_run_that_diverges_ends_its_range_without_an_error():
     found, runs = watched(highest=1e12, updates=200)
     [records] = runs.values()
     [end] = [record for record in records if isinstance(record, RunEnded)]
@@ -108,7 +108,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
-def test_how_the_job_would_set_its_rate_does_not_matter(changes):
+def test_the_schedule_of_the_job_is_ignored(changes):
     jobs = line(batch_size=16, **changes), line(batch_size=16)
     found, plain = (find(job, k=[2], updates=30).knees[0] for job in jobs)
     assert found.losses == pytest.approx(plain.losses, rel=1e-9)
@@ -129,7 +129,7 @@ def test_groups_of_parameters_keep_the_ratio_of_their_rates():
     assert curves[0] != pytest.approx(curves[2], rel=1e-9)
 
 
-def test_an_optimizer_that_is_not_sgd_has_a_knee_too():
+def test_optimizers_other_than_sgd_have_a_knee():
     found = find(line(optimizer=partial(torch.optim.Adam, lr=1e-3)), updates=60).learning_rates[4]
     assert 0.01 < found < 10
 
@@ -151,13 +151,13 @@ def test_nothing_is_evaluated():
     assert not any(isinstance(record, VersionEvaluated) for records in runs.values() for record in records)
 
 
-def test_the_job_is_left_as_it_was():
+def test_the_job_is_not_modified():
     job = line(scheduler=partial(StepLR, step_size=1))
     find(job, updates=10)
     assert job.scheduler.func is StepLR
 
 
-def test_a_search_is_its_job_in_json():
+def test_json_names_the_job():
     found = find(k=[1, 4], updates=20)
     read = json.loads(found.to_json())
     assert [knee["k"] for knee in read["knees"]] == [1, 4]
@@ -203,12 +203,12 @@ def test_a_rate_of_zero_cannot_be_scaled():
         find(line(optimizer=sgd(lr=0.0)))
 
 
-def test_a_range_whose_lowest_rate_is_too_large_says_so():
+def test_a_range_with_a_too_large_lowest_rate_is_an_error():
     with pytest.raises(pl.RunError, match=r"k_sync\(k=4\): the loss never fell below .* give a smaller lowest rate"):
         find(lowest=10.0, updates=10)
 
 
-def test_a_range_on_workers_that_are_lost_says_so():
+def test_a_range_test_without_live_workers_is_an_error():
     cluster = pl.Cluster(4, faults=[pl.Fault(0, 3)])
     with pytest.raises(pl.RunError, match=r"k_sync\(k=4\), seed 0: an update had fewer than 4 gradients"):
         find(cluster=cluster, updates=10)
@@ -237,7 +237,7 @@ def program(monkeypatch, capsys, tmp_path):
     return run
 
 
-def test_the_command_line_prints_a_table_and_says_how_to_use_it(program):
+def test_the_command_prints_a_table_and_the_next_command(program):
     status, out, err = program("--highest", "30")
     assert status == 0, err
     assert all(len(row) <= 80 for row in out.splitlines())
@@ -250,12 +250,12 @@ def test_the_command_line_prints_a_table_and_says_how_to_use_it(program):
     assert "k_sync(k=4)  seed 0" in err
 
 
-def test_the_command_line_says_when_the_range_was_too_short(program):
+def test_the_command_reports_a_range_that_is_too_short(program):
     _, out, _ = program("--highest", "0.01", k="1")
     assert "k = 1: the loss did not rise up to the rate 0.01, so the knee may lie higher" in out
 
 
-def test_the_command_line_writes_json(program, tmp_path):
+def test_the_command_writes_json(program, tmp_path):
     status, out, _ = program("--format", "json", "--out", "knee.json")
     assert (status, out) == (0, (tmp_path / "knee.json").read_text())
     assert [knee["k"] for knee in json.loads(out)["knees"]] == [1, 4]
@@ -272,14 +272,14 @@ def test_the_command_line_writes_json(program, tmp_path):
         ({"protocol": "bsp"}, "paceline: 'bsp' has no quorum k"),
     ],
 )
-def test_the_command_line_refuses_in_one_line(program, options, words):
+def test_the_command_refuses_invalid_options_in_one_line(program, options, words):
     status, _, err = program(**options)
     assert status == 2
     assert err.startswith(words)
     assert err.count("\n") == 1
 
 
-def test_a_folder_that_is_not_there_is_refused_before_the_search(program):
+def test_a_missing_folder_is_refused_before_the_search(program):
     status, out, err = program("--out", "missing/knee.json")
     assert (status, out) == (2, "")
     assert err == "paceline: there is no folder missing for knee.json; make it, or give another file\n"

@@ -70,7 +70,7 @@ def test_counting_agrees_with_every_search_one_by_one(search, bsp_runs, candidat
 
 
 @given(searches(), st.integers(0, 3), st.integers(1, 3))
-def test_the_figures_follow_from_the_ends(search, bsp_runs, candidate_runs):
+def test_the_figures_follow_from_the_outcomes(search, bsp_runs, candidate_runs):
     found = cost_of(search, bsp_runs, candidate_runs)
     saved = 1 - search.found.time_s / search.bsp.time_s
     assert found.amortised == (inf if saved <= 0 else pytest.approx(found.cost / saved))
@@ -92,7 +92,7 @@ MIXED = RecordedSearch(
 
 
 @pytest.mark.parametrize("runs", [(0, 1), (0, 3), (1, 2), (3, 3), (5, 1)])
-def test_simulation_agrees_with_counting_and_tells_its_error(runs):
+def test_simulation_agrees_with_counting_within_its_error(runs):
     exact = cost_of(MIXED, *runs, Counting())
     simulated = cost_of(MIXED, *runs, Counting(exact_up_to=0, draws=20_000, seed=1))
     assert (exact.draws, simulated.draws) == (0, 20_000)
@@ -104,7 +104,7 @@ def test_simulation_agrees_with_counting_and_tells_its_error(runs):
     assert simulated.cost_error == pytest.approx(spread / 20_000**0.5, rel=0.05)
 
 
-def test_a_simulation_is_the_same_for_the_same_seed_and_another_for_another():
+def test_a_simulation_is_determined_by_its_seed():
     once, again, other = (cost_of(MIXED, 2, 2, Counting(exact_up_to=0, draws=500, seed=seed)) for seed in (3, 3, 4))
     assert once == again
     assert once != other
@@ -118,7 +118,7 @@ def test_more_comparisons_than_the_limit_are_simulated():
 
 @pytest.mark.parametrize("two_sided", [False, True])
 @pytest.mark.parametrize("accuracy", [0.1, 0.57, 0.91, 0.9176])
-def test_where_all_accuracies_are_equal_the_search_goes_down_to_the_end(accuracy, two_sided):
+def test_with_equal_accuracies_the_search_reaches_the_smallest_fraction(accuracy, two_sided):
     ladder = tuple(Rung(0.5**i, (accuracy,) * 3, 50.0) for i in (1, 2, 3))
     search = RecordedSearch(Rung(1.0, (accuracy,) * 5, 100.0), ladder, margin=0.0, two_sided=two_sided)
     for bsp_runs, candidate_runs in product((0, 1, 3, 5), (1, 2, 3)):
@@ -129,7 +129,7 @@ def test_where_all_accuracies_are_equal_the_search_goes_down_to_the_end(accuracy
 
 
 @given(searches())
-def test_with_all_runs_the_search_finds_what_it_ought_to(search):
+def test_with_all_runs_the_search_finds_the_true_fraction(search):
     most = max(len(rung.accuracies) for rung in (search.bsp, *search.ladder))
     assert cost_of(search, most, most).success == 1
     assert cost_of(search, 0, most).success == 1
@@ -145,7 +145,7 @@ def test_a_larger_margin_accepts_no_fewer(search):
     assert list(found[-1].found.values())[-1] == 1
 
 
-def test_what_a_two_rung_search_costs_by_hand():
+def test_the_cost_of_a_two_step_search_matches_hand_calculation():
     search = RecordedSearch(
         Rung(1.0, (0.9, 0.94), 200.0), (Rung(0.5, (0.91, 0.92), 120.0), Rung(0.25, (0.88, 0.93), 80.0)), margin=0.01
     )
@@ -159,28 +159,28 @@ def test_what_a_two_rung_search_costs_by_hand():
     assert new.cost == pytest.approx(1 + 0.5 * 0.6 + 0.5 * 1.0)
 
 
-def test_a_run_that_diverged_fails_every_draw_with_it():
+def test_every_draw_with_a_diverged_run_fails():
     search = RecordedSearch(Rung(1.0, (0.9,), 100.0), (Rung(0.5, (0.9, nan, 0.9, 0.9), 50.0),), margin=1.0, truth=0.5)
     assert cost_of(search, 0, 1).success == 0.75
     assert cost_of(search, 0, 2).success == 0.5
     assert cost_of(search, 0, 4).success == 0
 
 
-def test_the_target_of_a_recurring_job_and_the_truth_can_be_given():
+def test_the_target_and_the_true_fraction_can_be_given():
     search = RecordedSearch(Rung(1.0, (0.9,), 100.0), (Rung(0.5, (0.9, 0.8), 50.0),), target=0.8)
     assert (search.found.fraction, cost_of(search, 0, 1).success, cost_of(search, 1, 1).success) == (0.5, 1, 0.5)
     other = RecordedSearch(search.bsp, search.ladder, target=0.8, truth=1.0)
     assert (cost_of(other, 0, 1).success, cost_of(other, 0, 1).amortised) == (0, inf)
 
 
-def test_without_settings_those_of_the_paper_are_taken_as_far_as_there_are_runs():
+def test_by_default_the_settings_of_the_paper_with_enough_runs_are_used():
     few = RecordedSearch(Rung(1.0, (0.9, 0.9, 0.9), 100.0), (Rung(0.5, (0.9, 0.9), 50.0),))
     asked = [str(each.setting) for each in search_costs(few)]
     assert asked == ["(No, 2, 2)", "(No, 1, 1)", "(No, 1, 2)", "(Yes, 0, 2)", "(Yes, 0, 1)"]
     assert len(search_costs(few, counting=ALL)) == 14
 
 
-def test_fewer_runs_than_asked_for_are_refused_unless_all_are_to_be_taken():
+def test_too_few_runs_are_refused_unless_all_are_requested():
     for runs, where in (((0, 6), "25%, but only 4"), ((6, 1), "100%, but only 5")):
         with pytest.raises(UsageError, match=f"has 6 runs at {where} are recorded; give fewer"):
             cost_of(MIXED, *runs, Counting())
@@ -196,7 +196,7 @@ RUNS = {
 }
 
 
-def test_recorded_runs_stand_for_the_shares_of_the_ladder():
+def test_recorded_runs_are_mapped_to_the_fractions_of_the_search():
     assert [rung.fraction for rung in recorded_search(RUNS).ladder] == [0.5, 0.1]
     search = recorded_search(RUNS, [0.5, 0.125, 0.0], stand_ins={0.125: 0.1}, best_alone=[0.5])
     assert [rung.fraction for rung in search.ladder] == [0.5, 0.125, 0.0]
@@ -218,7 +218,7 @@ def test_recorded_runs_stand_for_the_shares_of_the_ladder():
         ({"target": 92}, "target=92 is not a number in"),
     ],
 )
-def test_a_search_that_cannot_be_is_refused(options, said):
+def test_an_invalid_search_is_refused(options, said):
     with pytest.raises(UsageError, match=said):
         recorded_search(RUNS, **options)
 

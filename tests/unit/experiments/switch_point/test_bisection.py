@@ -47,7 +47,7 @@ def algorithm_1(beta, M, A, train, one_sided):
     two_sided=st.booleans(),
     table=st.lists(st.lists(shares, min_size=1, max_size=3), min_size=8, max_size=8),
 )
-def test_it_decides_as_algorithm_1_does(M, A, beta, two_sided, table):
+def test_decisions_equal_those_of_algorithm_1(M, A, beta, two_sided, table):
     def answers():
         rows = iter(table)
         return lambda fraction: next(rows)
@@ -57,14 +57,14 @@ def test_it_decides_as_algorithm_1_does(M, A, beta, two_sided, table):
 
 
 @given(thousandths=st.integers(1, 980), short=st.integers(1, 20))
-def test_a_mean_that_is_off_by_the_margin_exactly_is_accepted(thousandths, short):
+def test_a_mean_that_differs_by_exactly_the_margin_is_accepted(thousandths, short):
     mean, target, margin = thousandths / 1000, (thousandths + short) / 1000, short / 1000
     assert accepts([mean], target, margin, two_sided=True)
     assert accepts([target], mean, margin, two_sided=True)
 
 
 @given(knee=st.floats(0, 1), M=st.integers(1, 10), steepness=st.floats(0.1, 10))
-def test_on_a_curve_that_rises_it_finds_the_knee_from_above(knee, M, steepness):
+def test_on_an_increasing_curve_the_knee_is_found_from_above(knee, M, steepness):
     def train(fraction):
         return [0.9 + steepness / 100 * (fraction - knee)]
 
@@ -75,15 +75,15 @@ def test_on_a_curve_that_rises_it_finds_the_knee_from_above(knee, M, steepness):
     assert knee - 1e-9 <= found <= knee + 2.0**-M + 1e-9
 
 
-def test_where_nothing_is_accepted_the_first_protocol_stays_to_the_end():
+def test_without_an_accepted_fraction_the_first_protocol_runs_to_the_end():
     assert searched(Bisection(0.9, 0.01, 3), lambda fraction: [0.5]) == ([0.5, 0.75, 0.875], 1.0)
 
 
-def test_where_everything_is_accepted_it_goes_down_to_the_smallest_fraction():
+def test_if_every_fraction_is_accepted_the_smallest_is_found():
     assert searched(Bisection(0.9, 0.01, 3), lambda fraction: [0.9]) == ([0.5, 0.25, 0.125], 0.125)
 
 
-def test_a_more_accurate_switch_is_thrown_away_by_the_printed_test_only():
+def test_only_the_two_sided_rule_rejects_a_more_accurate_switch():
     def better(fraction):
         return [0.95]
 
@@ -92,13 +92,13 @@ def test_a_more_accurate_switch_is_thrown_away_by_the_printed_test_only():
 
 
 @pytest.mark.parametrize("lost", [None, nan, inf])
-def test_one_run_that_diverged_fails_its_setting(lost):
+def test_one_diverged_run_rejects_its_setting(lost):
     assert accepts([0.99, 0.99], 0.9, 0.01)
     assert not accepts([0.99, lost, 0.99], 0.9, 0.01)
     assert not accepts([], 0.9, 0.01)
 
 
-def test_the_bounds_belong_to_what_is_accepted():
+def test_bounds_are_inclusive():
     assert accepts([0.75], 1.0, 0.25)
     assert accepts([1.0], 0.75, 0.25, two_sided=True)
     assert not accepts([0.7499], 1.0, 0.25)
@@ -119,7 +119,7 @@ def test_the_bounds_belong_to_what_is_accepted():
         ({"settings": 2.5}, "settings=2.5 is not a whole number in [1, inf)"),
     ],
 )
-def test_what_is_out_of_range_is_refused(change, words):
+def test_arguments_out_of_range_are_refused(change, words):
     with pytest.raises(pl.UsageError) as refusal:
         Bisection(**{"target": 0.9, **change})
     assert words in str(refusal.value)

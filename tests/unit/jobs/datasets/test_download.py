@@ -47,7 +47,7 @@ def offer(root, name, content):
     return name, hashlib.sha256(content).hexdigest()
 
 
-def test_the_files_arrive_and_nothing_else(site, tmp_path):
+def test_only_the_listed_files_are_downloaded(site, tmp_path):
     root, url = site
     files = tuple(RemoteFile(*offer(root, name, name.encode() * 9), (url,)) for name in ("a.gz", "b.gz"))
     fetch("tiny", tmp_path / "deep/data", sources={"tiny": files})
@@ -79,7 +79,7 @@ def test_the_next_mirror_is_tried(site, refused, tmp_path):
     assert (tmp_path / "data/a.gz").read_bytes() == b"a"
 
 
-def test_a_wrong_hash_is_said_and_leaves_what_was_there(site, tmp_path):
+def test_a_wrong_hash_is_an_error_and_keeps_the_old_file(site, tmp_path):
     root, url = site
     folder = tmp_path / "data"
     folder.mkdir()
@@ -92,24 +92,24 @@ def test_a_wrong_hash_is_said_and_leaves_what_was_there(site, tmp_path):
     assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("a.gz", b"mine")]
 
 
-def test_a_refused_connection_is_one_plain_line(refused, tmp_path):
+def test_a_refused_connection_is_a_one_line_error(refused, tmp_path):
     file = RemoteFile("a.gz", "0" * 64, (refused,))
     with pytest.raises(RunError, match=rf"^cannot fetch a.gz; {refused}/a.gz: .*Connection refused.*$"):
         fetch("tiny", tmp_path / "data", sources={"tiny": (file,)})
 
 
-def test_an_unknown_name_is_answered_with_the_nearest(tmp_path):
+def test_an_unknown_name_is_an_error_with_the_nearest_name(tmp_path):
     with pytest.raises(UsageError, match="no data set is called 'minst'; did you mean 'mnist'"):
         fetch("minst", tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot write to '.*file/data': Not a directory; give another folder"):
         fetch("mnist", tmp_path / "file/data")
 
 
-def test_what_is_fetched_is_what_the_jobs_read():
+def test_downloaded_files_are_those_that_the_jobs_read():
     names = [file.name for file in SOURCES["mnist"]]
     assert sorted(names) == [
         f"{split}-{kind}-ubyte.gz" for split in ("t10k", "train") for kind in ("images-idx3", "labels-idx1")

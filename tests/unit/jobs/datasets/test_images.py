@@ -28,7 +28,7 @@ def test_a_batch_is_its_samples_stacked():
     assert labels.tolist() == [4, 0, 4]
 
 
-def test_reading_leaves_the_stored_bytes_alone():
+def test_reading_does_not_modify_the_stored_bytes():
     dataset = make_dataset()
     before = dataset.images.clone()
     dataset.minibatch(torch.arange(6))

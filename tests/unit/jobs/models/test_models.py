@@ -102,7 +102,7 @@ def test_vgg_refuses_an_image_that_does_not_halve_five_times(image_size):
         vgg16(10, image_size)
 
 
-def test_a_stem_that_there_is_not_is_refused():
+def test_an_unknown_stem_is_refused():
     with pytest.raises(UsageError, match="stem='big', expected 'small' or 'imagenet'"):
         resnet50(stem="big")
 

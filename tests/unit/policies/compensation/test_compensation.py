@@ -73,7 +73,7 @@ def test_a_stale_gradient_is_changed(compensator):
 
 
 @pytest.mark.parametrize("compensator", ALL, ids=repr)
-def test_parameters_that_have_not_moved_change_no_step_but_by_its_staleness(compensator):
+def test_unchanged_parameters_leave_only_the_staleness_scale(compensator):
     stale = delayed(now=vectors(1), then=vectors(1))
     factor = compensator.compensate(stale, {})
     assert all(map(torch.equal, stale.gradient, vectors(0)))
@@ -81,7 +81,7 @@ def test_parameters_that_have_not_moved_change_no_step_but_by_its_staleness(comp
 
 
 @given(C=st.floats(1e-6, 1e6), eta_max=st.floats(1e-4, 10))
-def test_the_staleness_learning_rate_is_equation_13(C, eta_max):
+def test_the_staleness_learning_rate_equals_equation_13(C, eta_max):
     stale = delayed(learning_rate=eta_max)
     distance = float(((joined(vectors(1)) - joined(vectors(2))) ** 2).sum())
     eta = eta_max * StalenessLR(C=C).compensate(stale, {})
@@ -89,19 +89,19 @@ def test_the_staleness_learning_rate_is_equation_13(C, eta_max):
 
 
 @pytest.mark.parametrize("explosion", [inf, float("nan"), 1e200])
-def test_a_distance_beyond_numbers_gives_the_smallest_step_and_no_nan(explosion):
+def test_an_overflowing_distance_gives_the_smallest_step(explosion):
     now = [torch.full((size,), explosion, dtype=torch.float64) for size in SIZES]
     assert 0 < StalenessLR(C=1.0).compensate(delayed(now=now), {}) < 1e-300
 
 
-def test_staleness_weights_are_what_they_are_called():
+def test_staleness_weights_equal_their_formulas():
     for tau in range(10):
         assert StalenessWeight().weight(tau) == 1 / (1 + tau)
         assert StalenessWeight("1/sqrt(1+tau)").weight(tau) == 1 / sqrt(1 + tau)
         assert StalenessWeight("1/(1+sqrt(tau))").weight(tau) == 1 / (1 + sqrt(tau))
 
 
-def test_constant_delay_compensation_is_its_formula():
+def test_constant_delay_compensation_equals_its_formula():
     stale, (g, now, then) = delayed(), map(vectors, (0, 1, 2))
     DCASGD(lambda0=0.3).compensate(stale, {})
     assert_close(stale.gradient, [a + 0.3 * a * a * (b - c) for a, b, c in zip(g, now, then, strict=True)])
@@ -120,7 +120,7 @@ def test_adaptive_delay_compensation_divides_by_the_moving_root_mean_square_of_a
         assert_close(stale.gradient, [a + 2 / (square + 1e-3).sqrt() * a * a * d for a, d, square in parts])
 
 
-def test_the_correction_of_dc_s3gd_is_lambda0_times_as_long_as_the_gradient():
+def test_the_correction_of_dc_s3gd_has_lambda0_times_the_norm_of_the_gradient():
     stale, (g, now, then) = delayed(), map(vectors, (0, 1, 2))
     lambda_ = DCS3GD(lambda0=0.2).compensate(stale, {})
     added = joined(stale.gradient) - joined(g)
@@ -224,7 +224,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("protocol", ["asp", "k_async(k=3)"])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_run_is_stale_sgd_written_down_plainly(rule, protocol, optimizer):
+def test_a_run_equals_a_plain_loop_of_stale_sgd(rule, protocol, optimizer):
     make, scales_gradient = OPTIMIZERS[optimizer]
     result = trained(f"{protocol} + {rule}", optimizer=make)
     assert any(record.staleness for record in result.history.of(GradientArrived))
@@ -234,7 +234,7 @@ def test_a_run_is_stale_sgd_written_down_plainly(rule, protocol, optimizer):
     assert largest_relative_difference(parameters_of(result.model), parameters_of(without.model)) > 1e-4
 
 
-def test_formula_and_factor_are_in_the_record_of_each_gradient():
+def test_the_record_of_each_gradient_has_formula_and_factor():
     result = trained("asp + staleness_weight + dc_asgd(lambda0=0.5)")
     for record in result.history.of(GradientArrived):
         (first, weight), (second, lambda_) = record.compensations
@@ -250,19 +250,19 @@ def first_frozen(parameters):
     return torch.optim.SGD([{"params": [first], "lr": 0.0}, {"params": others, "lr": 0.1}])
 
 
-def test_eta_max_is_the_rate_of_the_parameters_that_move():
+def test_eta_max_is_the_rate_of_the_trainable_parameters():
     result = trained("asp + staleness_lr(C=1e-6)", optimizer=first_frozen)
     assert min(record.step_scale for record in result.history.of(GradientArrived)) < 0.1
 
 
-def test_buffers_are_averaged_as_ever():
+def test_compensation_does_not_change_the_average_of_buffers():
     plain = trained("k_async(k=3)", model=batch_norm_net, optimizer=sgd(lr=0.0))
     scaled = trained("k_async(k=3) + staleness_weight", model=batch_norm_net, optimizer=sgd(lr=0.0))
     for ours, theirs in zip(scaled.model.buffers(), plain.model.buffers(), strict=True):
         assert torch.equal(ours, theirs)
 
 
-def test_under_a_synchronous_phase_nothing_is_compensated():
+def test_a_synchronous_phase_has_no_compensation():
     plain, compensated = trained("bsp@updates=10 >> asp"), trained("bsp@updates=10 >> asp + staleness_weight")
     first = [record for record in compensated.history.of(GradientArrived) if record.now_s < 10]
     assert first[0].compensations == []
@@ -281,7 +281,7 @@ class Halved(pl.Compensator):
         return 0.5 if delayed.staleness else 1.0
 
 
-def test_a_rule_of_the_users_own_acts_like_any_other():
+def test_a_user_defined_compensator_is_applied():
     result = trained(pl.asp() + Halved())
     for record in result.history.of(GradientArrived):
         assert record.compensations == [("1/2 if stale", record.step_scale)]
@@ -299,12 +299,12 @@ class Given(Halved):
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, inf, float("nan"), None, "half"])
-def test_a_scale_that_is_none_is_refused(factor):
+def test_an_invalid_scale_is_refused(factor):
     with pytest.raises(pl.UsageError, match=r"the step scale of halved=.* is not a number in"):
         trained(pl.k_async(k=2) + Given(factor))
 
 
-def test_scales_whose_product_is_below_all_numbers_leave_a_step():
+def test_scales_with_an_underflowing_product_leave_a_step():
     rules = pl.chain(Given(1e-200), pl.staleness_weight(lambda tau: 1.0 if tau == 0 else 1e-200))
     result = trained(pl.k_async(k=2) + rules)
     assert min(record.step_scale for record in result.history.of(GradientArrived)) > 0
@@ -325,7 +325,7 @@ def weight_of_my_own(tau):
     return 1 / (1 + tau) ** 2
 
 
-def test_a_function_of_the_users_own_is_called_by_its_name_in_every_process():
+def test_a_user_defined_function_keeps_its_name_in_every_process():
     assert repr(pl.staleness_weight(weight_of_my_own)) == "staleness_weight(weighting=weight_of_my_own)"
 
 
@@ -340,7 +340,7 @@ def test_a_function_of_the_users_own_is_called_by_its_name_in_every_process():
         ({"optimizer": partial(torch.optim.Adam, lr=0.01)}, "learning rate"),
     ],
 )
-def test_a_run_says_whether_gradient_or_learning_rate_is_scaled(changes, part, tmp_path):
+def test_a_run_records_whether_gradient_or_learning_rate_is_scaled(changes, part, tmp_path):
     job, out = tiny_job(**changes), tmp_path / "run"
     pl.train(job, protocol="asp + staleness_weight", cluster=pl.Cluster(2), stop="updates=3", out=out)
     assert json.loads((out / "run.json").read_text())["step_scale"] == f"multiplies the {part}"
@@ -365,7 +365,7 @@ def test_a_run_says_whether_gradient_or_learning_rate_is_scaled(changes, part, t
         ("asp + bsp", {}, "'bsp' is not known"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_reason(protocol, changes, message):
+def test_invalid_combinations_are_refused_with_the_reason(protocol, changes, message):
     with pytest.raises(pl.UsageError, match=message):
         trained(protocol, **changes)
 
@@ -381,19 +381,19 @@ def test_what_cannot_work_is_refused_with_the_reason(protocol, changes, message)
         (lambda: pl.staleness_weight(weighting=3), "expected text or a function"),
     ],
 )
-def test_bad_input_is_refused(make, message):
+def test_invalid_input_is_refused(make, message):
     with pytest.raises(pl.UsageError, match=message):
         make()
 
 
-def test_a_plan_with_compensators_is_what_its_text_says():
+def test_a_plan_with_compensators_equals_its_text():
     plan = pl.bsp().until(0.25) >> pl.k_async(k=2) + pl.chain(pl.staleness_lr(C=5e-5), pl.dc_asgd(lambda0=2, m=0.95))
     text = "bsp@25% >> k_async(k=2) + staleness_lr(C=5e-05) + dc_asgd(lambda0=2, m=0.95)"
     assert parse_plan(text) == plan
     assert str(plan) == text.replace("@25%", " until 0.25 of the workload")
 
 
-def test_a_correction_that_overflows_is_dropped_like_any_gradient_that_is_not_finite():
+def test_a_gradient_with_an_overflowing_correction_is_dropped():
     result = trained(
         pl.asp() + pl.dc_asgd(lambda0=1e30), model=partial(small_net, torch.float32), data=dataset(dtype=torch.float32)
     )

@@ -88,7 +88,7 @@ def test_the_first_two_updates_wait_for_all():
     assert "expects the loss to fall" in driven.reason
 
 
-def test_equal_times_and_equal_gains_are_a_tie_for_the_largest_k():
+def test_equal_times_and_gains_choose_the_largest_k():
     driven = Driven(pl.DBW(), 4)
     for loss in (1.0, 0.5, 0.2, 0.1, 0.05):  # falls faster than the gradient explains: L is clipped to 0
         driven.update(loss=loss, times=[1.0, 1.0 + 1e-13, 1.0 + 2e-13, 1.0 + 3e-13])
@@ -96,20 +96,20 @@ def test_equal_times_and_equal_gains_are_a_tie_for_the_largest_k():
 
 
 @pytest.mark.parametrize("controller", [pl.DBW(), pl.BDBW()])
-def test_times_of_zero_are_times(controller):
+def test_times_of_zero_are_accepted(controller):
     driven = Driven(controller, 4)
     for loss in (1.0, 0.9, 0.8, 0.7):
         driven.update(loss=loss, times=[0.0] * 4)
     assert driven.k == 4
 
 
-def test_a_quorum_that_takes_no_time_is_faster_than_any_that_does():
+def test_a_quorum_with_time_zero_is_preferred():
     assert fastest([1.0, 1.1, 5.0], [0.0, 0.0, 1e-6]) == 2
     assert fastest([-1.0, 0.1, 0.3], [0.0, 1.0, 2.0]) == 3
 
 
 @pytest.mark.parametrize(("no_gain", "expected"), [("all", 4), ("keep", 2)])
-def test_no_gain_at_all_is_a_case_of_its_own(no_gain, expected):
+def test_a_gain_of_zero_has_its_own_rule(no_gain, expected):
     """The loss rises although the gradient is large: L eta > 2, and every G_k is negative."""
     driven = Driven(pl.DBW(D=1, no_gain=no_gain, beta=9), 4)
     for loss in (1.0, 0.93, 0.86):
@@ -120,7 +120,7 @@ def test_no_gain_at_all_is_a_case_of_its_own(no_gain, expected):
     assert "no k has a positive gain" in driven.reason
 
 
-def test_a_rising_loss_asks_for_one_gradient_more():
+def test_a_rising_loss_increases_k_by_one():
     driven = Driven(pl.DBW(D=5), 4)
     for loss in (1.0, 0.93, 0.86):
         driven.update(loss=loss)
@@ -130,7 +130,7 @@ def test_a_rising_loss_asks_for_one_gradient_more():
     assert "more than k=1, because the loss rose" in driven.reason
 
 
-def test_a_negative_loss_that_rises_is_one_that_rises():
+def test_a_rising_negative_loss_increases_k_by_one():
     driven = Driven(pl.DBW(), 4)
     for loss in (-1.0, -1.07, -1.14):
         driven.update(loss=loss)
@@ -138,7 +138,7 @@ def test_a_negative_loss_that_rises_is_one_that_rises():
     assert driven.update(loss=-1.1) == 2
 
 
-def test_one_gradient_an_update_goes_on_with_what_was_known():
+def test_with_k_1_the_last_estimates_are_kept():
     driven = Driven(pl.DBW(D=2), 4)
     for loss in np.linspace(1.0, 0.3, 11):
         driven.update(loss=float(loss))
@@ -147,7 +147,7 @@ def test_one_gradient_an_update_goes_on_with_what_was_known():
     assert driven.state.gain.smoothness >= 0
 
 
-def test_microbatches_tell_the_variance_at_one_gradient():
+def test_microbatches_give_the_variance_at_k_1():
     driven = Driven(pl.DBW(D=2), 4)
     for loss in np.linspace(1.0, 0.3, 11):
         driven.update(loss=float(loss), variance=0.25)
@@ -155,7 +155,7 @@ def test_microbatches_tell_the_variance_at_one_gradient():
     assert driven.state.gain.variance == 0.25
 
 
-def test_an_update_whose_gradients_were_not_all_seen_teaches_nothing_of_the_gain():
+def test_an_update_with_unobserved_gradients_does_not_change_the_gain():
     driven = Driven(pl.DBW(), 4)
     driven.version, driven.update_size = 1, 4
     driven.ask("open", step=Step(0.9, 0.09, 0.009, 0.1, 0.1))
@@ -177,7 +177,7 @@ def test_the_rate_of_the_next_update_may_depend_on_k():
     assert min(chosen(result)) == 1
 
 
-def test_a_schedule_scales_the_rate_that_a_gain_is_expected_of():
+def test_a_schedule_scales_the_rate_of_the_expected_gain():
     scheduled, smaller, other = (Driven(pl.DBW(), 4) for _ in range(3))
     scheduled.schedule_scale = 0.25
     for loss in (1.0, 0.93, 0.86):
@@ -188,7 +188,7 @@ def test_a_schedule_scales_the_rate_that_a_gain_is_expected_of():
 
 
 @pytest.mark.parametrize(("unobserved", "expected"), [("lower", 1), ("upper", 4)])
-def test_an_untried_k_looks_fast_or_is_never_tried(unobserved, expected):
+def test_an_untried_k_is_optimistic_or_never_chosen(unobserved, expected):
     driven = Driven(pl.BDBW(unobserved=unobserved), 4)
     for _ in range(5):
         driven.update(loss=1.0, times=[1.0, 5.0, 10.0, 20.0])
@@ -199,7 +199,7 @@ def test_an_untried_k_looks_fast_or_is_never_tried(unobserved, expected):
 
 
 @pytest.mark.parametrize(("late", "expected"), [(True, (5 + 5 + 101 + 10 + 10 + 20 + 20) / 7), (False, 5)])
-def test_a_late_gradient_is_a_sample_of_its_own_version_unless_it_is_left_out(late, expected):
+def test_a_late_gradient_is_a_sample_of_its_version_unless_excluded(late, expected):
     driven = Driven(pl.BDBW(late=late), 4)
     for _ in range(3):  # of 4, 4, and 1 gradient
         driven.update(loss=1.0, times=[1.0, 5.0, 10.0, 20.0])
@@ -218,7 +218,7 @@ CHURN = [pl.Fault(1, 2, back_after_s=9.0), pl.Fault(2, 2), pl.Fault(3, 1, back_a
 @pytest.mark.parametrize(
     "protocol", ["dbw", "dbw(window=6)", "dbw(forgetting=0.9, base=k_sync)", "b_dbw", "adasync(base=backup)"]
 )
-def test_k_is_within_the_live_workers_when_some_are_lost_and_come_back(protocol):
+def test_k_is_at_most_the_live_workers_when_some_are_lost_and_rejoin(protocol):
     cluster = pl.Cluster(N, pl.Exponential(1.0), faults=CHURN)
     result = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=60")
     live = N
@@ -234,14 +234,14 @@ AWAY = [pl.Fault(worker, 3, back_after_s=9.0) for worker in range(4)]
 
 
 @pytest.mark.parametrize("protocol", ["bsp@seconds=9 >> dbw", "bsp@seconds=9 >> b_dbw"])
-def test_a_phase_may_begin_while_every_worker_is_away(protocol):
+def test_a_phase_may_begin_while_every_worker_is_lost(protocol):
     cluster = pl.Cluster(4, pl.Exponential(1.0), faults=AWAY)
     result = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=30", worker_timeout_s=3.0)
     assert result.history.totals.updates == 30
 
 
 @pytest.mark.parametrize("controller", [pl.DBW(), pl.BDBW()])
-def test_an_update_may_open_while_every_worker_is_away(controller):
+def test_an_update_may_open_while_every_worker_is_lost(controller):
     driven = Driven(controller, 4)
     for _ in range(3):
         driven.update(loss=1.0)
@@ -250,7 +250,7 @@ def test_an_update_may_open_while_every_worker_is_away(controller):
     assert driven.k == 1
 
 
-def test_gradients_that_were_there_before_the_phase_keep_their_ranks():
+def test_gradients_from_before_the_phase_keep_their_ranks():
     driven = Driven(pl.BDBW(), 3)
     driven.held = 2
     driven.ask("open")
@@ -259,7 +259,7 @@ def test_gradients_that_were_there_before_the_phase_keep_their_ranks():
     assert driven.state.durations.fitted() == {(3, 3): 5.0}
 
 
-def test_one_worker_is_plain_sgd_and_says_so():
+def test_one_worker_is_plain_sgd_with_a_note():
     with pytest.warns(PacelineWarning, match="plain SGD"):
         result = pl.train(tiny_job(), protocol="dbw", cluster=pl.Cluster(1), stop="updates=5")
     assert chosen(result) == [1] * 5
@@ -276,15 +276,15 @@ def idle_decisions(protocol):
     return [(r.kind, r.worker) for r in result.history.of(DecisionMade) if r.kind in ("idle", "set_aside")]
 
 
-def test_a_worker_that_is_never_among_the_used_is_reported_once():
+def test_an_unused_worker_is_reported_once():
     assert idle_decisions("b_dbw") == [("idle", 3)]
 
 
-def test_a_worker_that_is_never_among_the_used_is_handed_back_if_asked_to():
+def test_an_unused_worker_is_released_on_request():
     assert idle_decisions("b_dbw(release_idle=true)") == [("set_aside", 3)]
 
 
-def test_a_worker_that_was_lost_is_not_said_to_be_handed_back():
+def test_a_lost_worker_is_not_reported_as_released():
     phase = pl.bsp().controlled_by(pl.IdleWorkers(after=10, release=True))
     cluster = pl.Cluster(3, pl.Deterministic(1.0), faults=[pl.Fault(2, 3)])
     result = pl.train(tiny_job(), protocol=phase, cluster=cluster, stop="updates=30", worker_timeout_s=3.0)
@@ -293,7 +293,7 @@ def test_a_worker_that_was_lost_is_not_said_to_be_handed_back():
     assert [record.worker for record in result.history.of(WorkerLost)] == [2]
 
 
-def test_the_last_workers_are_never_handed_back():
+def test_the_last_workers_are_never_released():
     driven = Driven(pl.IdleWorkers(after=5, release=True), 2)
     driven.ask("open", workers=[0, 1])
     driven.version = 5
@@ -301,7 +301,7 @@ def test_the_last_workers_are_never_handed_back():
     assert [type(action) for action in driven.actions] == [pl.Exclude, pl.Note]
 
 
-def test_a_worker_that_was_away_begins_anew():
+def test_a_worker_that_rejoins_starts_a_new_count():
     driven = Driven(pl.IdleWorkers(after=5), 2)
     for version, workers in ((0, [0, 1]), (3, [0]), (4, [0, 1])):
         driven.version = version
@@ -331,11 +331,11 @@ def test_adasync_solves_its_equation(K_0, F):
 
 @pytest.mark.parametrize("base", [pl.k_sync(k=1), pl.k_batch_sync(k=1)])
 @pytest.mark.parametrize(("F_0", "F"), [(2.0, 0.0), (0.0, 0.0), (2.0, -1.0), (-1.0, 2.0)])
-def test_a_loss_that_is_not_positive_lets_adasync_wait_for_all(base, F_0, F):
+def test_adasync_waits_for_all_at_a_non_positive_loss(base, F_0, F):
     assert pl.AdaSync(K_0=2).quorum(F_0, F, observation_of(Driven(pl.AdaSync(K_0=2), 8, base))) == 8
 
 
-def test_a_loss_that_is_nearly_zero_lets_adasync_wait_for_all():
+def test_adasync_waits_for_all_at_a_loss_near_zero():
     observation = observation_of(Driven(pl.AdaSync(K_0=2), 8, pl.k_sync(k=1)))
     assert [pl.AdaSync(K_0=2).quorum(2.0, 10.0**-e, observation) for e in (10, 18, 30, 300)] == [8] * 4
 
@@ -388,12 +388,12 @@ def test_adasync_waits_for_more_as_the_loss_falls():
         ),
     ],
 )
-def test_what_cannot_work_is_refused(make, message):
+def test_invalid_arguments_are_refused(make, message):
     with pytest.raises(pl.UsageError, match=message):
         make()
 
 
-def test_blind_dbw_needs_times_only():
+def test_blind_dbw_needs_only_times():
     assert pl.simulate("b_dbw", "8*exp(mean=1)", updates=200).totals.mean_k < 8
 
 
@@ -418,7 +418,7 @@ def tempered(model, batch, reduction="mean"):
     return torch.nn.functional.cross_entropy(output, batch["target"], reduction=reduction)
 
 
-def test_whether_a_loss_is_a_sum_is_found_out_of_batches_that_cannot_be_cut():
+def test_a_sum_loss_is_detected_on_batches_that_cannot_be_split():
     job = {"model": Tempered, "loss": None, "step": tempered, "collate": with_temperature}
     pl.train(tiny_job(**job), protocol="dbw", cluster="2*exp(mean=1)", stop="updates=2")
     job["step"] = partial(tempered, reduction="sum")
@@ -426,7 +426,7 @@ def test_whether_a_loss_is_a_sum_is_found_out_of_batches_that_cannot_be_cut():
         pl.train(tiny_job(**job), protocol="dbw", cluster="2*exp(mean=1)", stop="updates=2")
 
 
-def test_a_loss_that_is_a_sum_is_warned_of():
+def test_a_sum_loss_causes_a_warning():
     with pytest.warns(PacelineWarning, match=r"sum of its samples' losses.*reduce the loss with .mean\(\)"):
         pl.train(tiny_job(loss=summed), protocol="dbw", cluster="2*exp(mean=1)", stop="updates=2")
     pl.train(tiny_job(loss=summed), protocol="bsp", cluster="2*exp(mean=1)", stop="updates=2")  # compares nothing

@@ -49,7 +49,7 @@ def test_a_window_is_judged_by_the_rule_of_the_cluster(rounds):
 
 
 @pytest.mark.parametrize(("sliding", "expected"), [(False, [6, 9]), (True, [4, 9])])
-def test_windows_follow_each_other_or_overlap(sliding, expected):
+def test_windows_are_adjacent_or_overlap(sliding, expected):
     detector = StragglerDetector(window=3, consecutive=2, sliding=sliding)
     changes, was = [], False
     for update in range(1, 13):
@@ -67,7 +67,7 @@ def test_the_throughput_of_a_window_is_gradients_by_busy_seconds():
     assert detector.throughput == {0: 2 / 4, 1: 0.5, 2: 0.5}
 
 
-def test_who_is_not_heard_of_in_a_window_stays_what_it_is():
+def test_a_worker_without_gradients_in_a_window_keeps_its_state():
     detector = StragglerDetector(window=1, consecutive=2)
     hear(detector, named([9, 1, 1, 1]))
     for _ in range(4):  # asynchronously: four arrivals of the others are a round
@@ -79,7 +79,7 @@ def test_who_is_not_heard_of_in_a_window_stays_what_it_is():
     assert detector.stragglers == set()
 
 
-def test_who_is_slower_by_less_than_the_gap_is_no_straggler():
+def test_a_worker_slower_by_less_than_the_gap_is_not_a_straggler():
     for gap, found in ((0.2, set()), (0.1, {0})):
         detector = StragglerDetector(window=1, consecutive=1, min_gap=gap)
         hear(detector, named([1.2, 1, 1, 1, 1, 1]))
@@ -87,7 +87,7 @@ def test_who_is_slower_by_less_than_the_gap_is_no_straggler():
 
 
 @pytest.mark.parametrize(("n", "slow"), [(2, {1}), (4, {2, 3}), (8, {4, 5, 6, 7}), (5, {0, 1, 2})])
-def test_half_of_the_cluster_is_found_by_its_own_past(n, slow):
+def test_stragglers_in_half_of_the_cluster_are_detected_by_their_own_history(n, slow):
     detector = StragglerDetector(window=1, consecutive=2)
     rng = np.random.default_rng(0)
     for _ in range(KNOWN):
@@ -99,7 +99,7 @@ def test_half_of_the_cluster_is_found_by_its_own_past(n, slow):
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
-def test_where_all_become_slow_nobody_is_a_straggler(n):
+def test_a_slowdown_of_all_workers_has_no_stragglers(n):
     detector = StragglerDetector(window=1, consecutive=1)
     rng = np.random.default_rng(0)
     for factor in [1] * 8 + [4] * 8:
@@ -107,7 +107,7 @@ def test_where_all_become_slow_nobody_is_a_straggler(n):
         assert detector.stragglers == set()
 
 
-def test_a_worker_that_was_always_slower_is_normal_to_itself_but_not_to_the_others():
+def test_a_constantly_slower_worker_is_normal_by_its_own_history_only():
     detector = StragglerDetector(window=1, consecutive=2)
     for _ in range(20):
         hear(detector, named([2.0, 1.0]))
@@ -115,7 +115,7 @@ def test_a_worker_that_was_always_slower_is_normal_to_itself_but_not_to_the_othe
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=30))
-def test_the_past_is_mean_and_population_deviation(values):
+def test_the_history_is_mean_and_population_deviation(values):
     past = ThroughputStats()
     for value in values:
         past.add(value)
@@ -123,7 +123,7 @@ def test_the_past_is_mean_and_population_deviation(values):
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), times, st.integers(1, 5)), max_size=60), st.booleans(), st.integers(0, 59))
-def test_a_detector_goes_on_from_its_state(arrivals, sliding, at):
+def test_a_detector_continues_from_its_state(arrivals, sliding, at):
     whole, part = (StragglerDetector(window=2, sliding=sliding) for _ in range(2))
     for i, arrival in enumerate(arrivals):
         whole.observe(*arrival)
@@ -135,7 +135,7 @@ def test_a_detector_goes_on_from_its_state(arrivals, sliding, at):
     assert part.state_dict() == whole.state_dict()
 
 
-def test_steps_of_20_percent_noise_are_told_from_a_straggler():
+def test_noise_of_20_percent_is_distinguished_from_a_straggler():
     """The bars of benchmarks/stragglers.py, in short."""
     rng, flagged, found = np.random.default_rng(1), 0, 0
     detector = StragglerDetector()
@@ -170,7 +170,7 @@ def decided(result, *kinds):
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "asp", "k_batch_async(k=3)", "ssp(lead=4)"])
-def test_a_straggler_is_reported_under_any_protocol_and_nothing_else_changes(protocol):
+def test_detection_reports_stragglers_under_any_protocol_and_changes_nothing(protocol):
     cluster = slow_while([(2, 8, 25)], factor=3)
     watched = run(f"{protocol} + stragglers", cluster, stop="gradients=160")
     assert decided(watched, "straggler", "recovered") == [("straggler", 2), ("recovered", 2)]
@@ -189,7 +189,7 @@ def test_greedy_is_asynchronous_while_there_is_a_straggler():
     ]
 
 
-def test_greedy_fulfils_the_share_of_bsp():
+def test_greedy_completes_the_share_of_bsp():
     result = run("bsp + greedy@50% >> asp", slow_while([(1, 10, 30)]))
     *_, back, after = [r.now_s for r in result.history.of(DecisionMade) if r.kind == "protocol"]
     updates = result.history.of(UpdateMade)
@@ -205,7 +205,7 @@ def test_with_two_stragglers_that_overlap_greedy_switches_once():
     assert len(protocols) == 4
 
 
-def test_elastic_goes_on_without_stragglers_and_takes_them_back_when_probes_are_fast():
+def test_elastic_excludes_stragglers_and_readmits_them_after_fast_probes():
     result = run("bsp + elastic", slow_while([(1, 10, 60), (2, 10, 90)], n=8), stop="seconds=120")
     assert decided(result, "set_aside", "take_back") == [
         ("set_aside", 1),
@@ -220,7 +220,7 @@ def test_elastic_goes_on_without_stragglers_and_takes_them_back_when_probes_are_
     assert 90 < back_s[2] < 100
 
 
-def test_batch_and_learning_rate_follow_the_workers_that_are_left():
+def test_batch_and_learning_rate_follow_the_remaining_workers():
     job = tiny_job(lr_rule="proportional", lr_is="per_worker")
     cluster = slow_while([(1, 10, 200)], n=4)
     result = pl.train(job, protocol="bsp + elastic", cluster=cluster, stop="updates=60")
@@ -228,7 +228,7 @@ def test_batch_and_learning_rate_follow_the_workers_that_are_left():
     assert rates == {(4, 32, 4.0), (3, 24, 3.0)}
 
 
-def test_stragglers_come_back_for_the_next_phase():
+def test_stragglers_are_readmitted_for_the_next_phase():
     result = run("bsp + elastic@25% >> asp", slow_while([(1, 5, 1000)]))
     [back] = [r for r in result.history.of(DecisionMade) if r.kind == "take_back"]
     [_, switch] = [r for r in result.history.of(DecisionMade) if r.kind == "protocol"]
@@ -249,14 +249,14 @@ def test_stragglers_come_back_for_the_next_phase():
         (2, 1.5, {1}, set()),
     ],
 )
-def test_stragglers_are_set_aside_where_the_others_bring_more_without_them(n, factor, slow, aside):
+def test_stragglers_are_excluded_if_the_others_are_faster_without_them(n, factor, slow, aside):
     cluster = slow_while([(worker, 10, 1000) for worker in slow], n=n, factor=factor)
     result = run("bsp + elastic", cluster, stop="seconds=80")
     assert {worker for _, worker in decided(result, "set_aside")} == aside
 
 
 @given(st.dictionaries(st.integers(0, 7), st.floats(0.1, 2.0), min_size=1), st.sets(st.integers(0, 9)))
-def test_those_are_left_out_without_whom_the_others_bring_most(throughput, stragglers):
+def test_the_exclusion_with_the_highest_throughput_is_chosen(throughput, stragglers):
     def gradients_per_s(left_out):
         left = [each for worker, each in throughput.items() if worker not in left_out]
         return len(left) * min(left, default=0.0)
@@ -286,14 +286,14 @@ def test_a_straggler_that_has_recovered_by_then_is_not_persistent():
     assert back.now_s - straggler.now_s < 25
 
 
-def test_a_straggler_that_has_died_is_not_persistent():
+def test_a_straggler_that_has_failed_is_not_persistent():
     cluster = slow_while([(1, 0, 1000)], faults=[pl.Fault(1, 6)])
     result = run("bsp + elastic(persistent_s=30)", cluster, stop="seconds=100")
     assert decided(result, "set_aside", "persistent") == [("set_aside", 1)]
     assert [lost.worker for lost in result.history.of(WorkerLost)] == [1]
 
 
-def test_a_straggler_that_dies_and_comes_back_is_a_new_worker():
+def test_a_straggler_that_fails_and_rejoins_is_a_new_worker():
     cluster = slow_while([(1, 0, 60)], faults=[pl.Fault(1, 6, back_after_s=50.0)])
     result = run("bsp + elastic", cluster, stop="seconds=120")
     assert decided(result, "set_aside", "take_back")[0] == ("set_aside", 1)
@@ -309,7 +309,7 @@ def test_greedy_changes_to_the_asp_of_the_catalogue():
     assert repr(Elastic()) == "elastic"
 
 
-def test_policies_run_where_only_times_are_simulated():
+def test_policies_run_in_a_simulation_of_times():
     cluster = slow_while([(1, 10, 60)], n=8)
     watched = pl.simulate("bsp + elastic", cluster, updates=60)
     assert watched.time_s < pl.simulate("bsp", cluster, updates=60).time_s

@@ -39,17 +39,17 @@ def test_norm_variance_and_curvature_are_those_of_the_gradients(k):
     assert found.curvature == pytest.approx(4 * (c**2).sum() / c.sum(), rel=0.15)
 
 
-def test_a_scaled_learning_rate_is_told_apart_from_the_optimizers_own():
+def test_a_scaled_learning_rate_is_distinguished_from_that_of_the_optimizer():
     assert estimate_noise([observed(np.ones((2, 3)) * i, scale=0.25) for i in (1, 2)]).eta == pytest.approx(ETA)
 
 
-def test_single_gradients_tell_no_noise():
+def test_single_gradients_give_no_noise_estimate():
     found = estimate_noise([observed(np.ones((1, 3)))] * 3)
     assert isnan(found.variance)
     assert isnan(found.curvature)
 
 
-def test_equal_gradients_have_none():
+def test_equal_gradients_have_no_noise():
     assert estimate_noise([observed(np.ones((3, 2)))] * 4).excess(1, 5.0, 1.0) == 0
 
 
@@ -68,13 +68,13 @@ def quadratic_sgd(h, eta, k, staleness, updates=400_000, seed=0):
 
 @pytest.mark.parametrize(("k", "staleness"), [(1, 0.0), (4, 0.0), (1, 1.0), (2, 3.0), (1, 7.0)])
 @pytest.mark.parametrize("a", [0.12, 0.7])
-def test_the_excess_is_that_of_sgd_on_a_quadratic(a, k, staleness):
+def test_the_excess_loss_equals_that_of_sgd_on_a_quadratic(a, k, staleness):
     excess = Noise(nan, variance=1.0, curvature=2.0, eta=a / 2).excess(k, staleness, 1.0)
     assert excess == pytest.approx(quadratic_sgd(2.0, a / 2, k, staleness), rel=0.05)
 
 
 @pytest.mark.parametrize("staleness", [0.0, 1.0, 4.0])
-def test_the_excess_ends_where_the_path_becomes_unstable(staleness):
+def test_the_excess_loss_is_infinite_beyond_stability(staleness):
     share = staleness / (1 + staleness)
 
     def largest_root(a):
@@ -86,7 +86,7 @@ def test_the_excess_ends_where_the_path_becomes_unstable(staleness):
     assert Noise(1.0, 1.0, 1.0, eta=0.999 * limit).excess(1, staleness, 1.0) < inf
 
 
-def test_a_curve_is_read_between_its_points_and_goes_on_straight():
+def test_a_curve_is_interpolated_and_extrapolated_linearly():
     curve = [(0, 4.0), (10, 2.0), (20, 1.0)]
     assert updates_needed(curve, 0.0) == 20
     assert updates_needed(curve, -1.0) == 10
@@ -96,7 +96,7 @@ def test_a_curve_is_read_between_its_points_and_goes_on_straight():
     assert updates_needed([(0, 1.0), (10, 2.0)], 1.5) == inf
 
 
-def test_a_run_that_went_down_was_stable():
+def test_a_run_with_decreasing_loss_is_stable():
     wild = Noise(1.0, 1.0, curvature=100.0, eta=0.5)
     assert wild.excess(1, 0.0, 1.0) == inf
     assert wild.stable_at(0.0, 1.0).curvature == 2.0

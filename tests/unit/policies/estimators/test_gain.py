@@ -50,7 +50,7 @@ def random_updates(seed, count, dimensions=7):
 
 
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 12), D=st.integers(1, 6), rate=st.floats(1e-3, 1))
-def test_the_gain_is_that_of_the_papers_equations(seed, count, D, rate):
+def test_the_gain_equals_the_equations_of_the_paper(seed, count, D, rate):
     updates = list(random_updates(seed, count))
     estimator = GainEstimator(D)
     for gradients, loss in updates:
@@ -58,7 +58,7 @@ def test_the_gain_is_that_of_the_papers_equations(seed, count, D, rate):
     assert estimator.gains([rate] * 9) == pytest.approx(literal(updates, rate, D, 9), rel=1e-9, abs=1e-12)
 
 
-def test_on_a_quadratic_the_smoothness_is_its_curvature():
+def test_the_smoothness_of_a_quadratic_is_its_curvature():
     """F = c |w|^2 / 2 without noise: every step tells L = c exactly, and the gain is the decrease exactly."""
     curvature, rate = 3.0, 0.1
     w = np.array([1.0, -2.0, 0.5])
@@ -88,7 +88,7 @@ def test_the_variance_has_no_bias_with_minibatches_of_different_sizes():
     assert np.mean(found) == pytest.approx(variance_of_one_sample / sizes.mean(), rel=0.05)
 
 
-def test_an_update_of_a_single_gradient_tells_nothing_and_nor_does_the_loss_beside_it():
+def test_an_update_of_a_single_gradient_gives_no_estimate():
     estimator, told_before = GainEstimator(2), [(2.0, 1.0), (3.0, 0.9), (1.0, 0.85)]
     for spread, loss in told_before:
         estimator.observe(told([[5 + spread], [5 - spread]], loss, 0.1))
@@ -104,13 +104,13 @@ def test_an_update_of_a_single_gradient_tells_nothing_and_nor_does_the_loss_besi
     assert estimator.smoothness != known[2]
 
 
-def test_a_single_gradient_of_microbatches_brings_its_own_variance():
+def test_a_single_gradient_of_microbatches_has_a_variance():
     estimator = GainEstimator(1)
     estimator.observe(told([[4.0]], 1.0, 0.1, within=3.0))
     assert (estimator.variance, estimator.squared_norm) == (3.0, 13.0)
 
 
-def test_nothing_is_promised_before_two_updates_are_known():
+def test_there_is_no_gain_before_two_updates():
     estimator = GainEstimator(5)
     assert estimator.gains([0.1]) is None
     estimator.observe(told([[1.0], [2.0]], 1.0, 0.1))
@@ -119,7 +119,7 @@ def test_nothing_is_promised_before_two_updates_are_known():
     assert estimator.gains([0.1]) is not None
 
 
-def test_single_gradients_from_the_first_promise_nothing():
+def test_single_gradients_from_the_start_give_no_gain():
     estimator = GainEstimator(5)
     for loss in (1.0, 0.9, 0.8):
         estimator.observe(told([[1.0]], loss, 0.1))
@@ -149,7 +149,7 @@ def test_zero_gradients_and_infinite_steps_are_no_estimates():
 
 
 @pytest.mark.parametrize(("g", "loss", "rate"), [(1e150, 1e200, 1e3), (1e-3, 1.0, 1e-200), (1.0, 1e300, 0.1)])
-def test_numbers_beyond_all_bounds_promise_nothing(g, loss, rate):
+def test_overflowing_numbers_give_no_gain(g, loss, rate):
     estimator = GainEstimator(2)
     for factor in (1.0, 10.0, 100.0):
         gradients = np.array([[g], [3 * g]])
@@ -159,7 +159,7 @@ def test_numbers_beyond_all_bounds_promise_nothing(g, loss, rate):
         assert gains is None or all(gain < np.inf for gain in gains)  # which nan is not
 
 
-def test_a_learning_rate_of_zero_tells_nothing_and_gains_nothing():
+def test_a_learning_rate_of_zero_gives_no_estimate_and_no_gain():
     estimator = GainEstimator(3)
     for loss, rate in ((1.0, 0.1), (0.9, 0.1), (0.7, 0.0)):
         estimator.observe(told([[1.0], [3.0]], loss, rate))
@@ -180,7 +180,7 @@ def test_the_rate_of_the_next_step_is_used():
     assert estimator.gains(rates) == pytest.approx(expected)
 
 
-def test_a_step_that_is_longer_than_plain_sgds_counts_as_it_was_made():
+def test_a_step_longer_than_plain_sgd_uses_its_measured_length():
     """A step of c times the gradient, as momentum makes it, is plain SGD's with c times the rate."""
     c, plain, longer = 4.0, GainEstimator(5), GainEstimator(5)
     for gradients, loss in random_updates(5, 6):
@@ -198,7 +198,7 @@ def test_a_window_of_no_updates_is_refused(D):
         GainEstimator(D)
 
 
-def test_a_state_goes_on_bit_for_bit():
+def test_a_restored_state_is_bit_identical():
     whole, first = GainEstimator(3), GainEstimator(3)
     updates = [told(gradients, loss, 0.1) for gradients, loss in random_updates(11, 8)]
     for update in updates[:5]:

@@ -20,7 +20,7 @@ def random_fit(rng, levels, columns, adds, draw):
 
 @pytest.mark.parametrize("along", ["column", "level"])
 @pytest.mark.parametrize("seed", range(10))
-def test_in_one_dimension_it_is_what_scipy_finds(seed, along):
+def test_the_fit_in_one_dimension_equals_that_of_scipy(seed, along):
     rng = np.random.default_rng(seed)
     weights, means = 10 ** rng.uniform(0, 9, 50), rng.normal(size=50) + np.linspace(0, 2, 50)
     fit = IsotonicFit(50 if along == "column" else 1)
@@ -32,7 +32,7 @@ def test_in_one_dimension_it_is_what_scipy_finds(seed, along):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_order_reversed_gives_the_values_reversed(seed):
+def test_a_reversed_order_gives_reversed_values(seed):
     rng = np.random.default_rng(seed)
     fit, mirrored = IsotonicFit(6), IsotonicFit(6)
     for level, column, mean in zip(
@@ -46,7 +46,7 @@ def test_the_order_reversed_gives_the_values_reversed(seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_one_cell_after_another_where_most_places_are_empty(seed):
+def test_sequential_cells_in_a_sparse_grid(seed):
     rng = np.random.default_rng(seed)
     fit, data = IsotonicFit(12), []
     for _ in range(60):
@@ -62,7 +62,7 @@ def test_one_cell_after_another_where_most_places_are_empty(seed):
 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-16, 3e-16, 1e-15, 1e-9])
-def test_values_that_differ_by_rounding_do_not_keep_it_from_ending(spread):
+def test_the_fit_terminates_on_values_that_differ_by_rounding(spread):
     rng = np.random.default_rng(0)
     fit = random_fit(rng, 30, 30, 2000, lambda: 1 / 3 + spread * rng.normal())
     fit.solve()
@@ -73,7 +73,7 @@ def test_values_that_differ_by_rounding_do_not_keep_it_from_ending(spread):
 
 
 @pytest.mark.timeout(20)
-def test_it_ends_even_if_every_two_blocks_seem_to_be_in_violation(monkeypatch):
+def test_the_fit_terminates_even_if_all_pairs_of_blocks_seem_violated(monkeypatch):
     def violations(fit, changed):
         blocks = list({cell.block: None for cell in changed})
         return pairwise(blocks)
@@ -109,7 +109,7 @@ def test_no_upper_set_of_a_block_has_a_mean_above_it(seed):
 
 @pytest.mark.parametrize("draw", ["normal", "few"])
 @pytest.mark.parametrize("seed", range(20))
-def test_pooling_a_chain_leads_to_the_parts_that_splitting_it_does(monkeypatch, seed, draw):
+def test_pooling_and_splitting_a_chain_give_the_same_blocks(monkeypatch, seed, draw):
     rng = np.random.default_rng(seed)
     columns = np.sort(rng.integers(6, size=30))
     chain = [GridCell(9 * level + int(column), level, int(column)) for level, column in enumerate(columns)]
@@ -137,7 +137,7 @@ def test_every_violation_is_chosen_or_waits_for_one_that_is(seed):
     assert set(postponed) == {block for pair in pairs for block in pair} - taken
 
 
-def test_a_chain_of_violations_is_not_united_as_a_whole():
+def test_a_chain_of_violations_is_not_merged_as_a_whole():
     chain = [Block([GridCell(place, 0, place)], float(-place)) for place in range(100)]
     chosen, _ = choose(list(pairwise(chain)))
     united = unions(chosen)
@@ -146,7 +146,7 @@ def test_a_chain_of_violations_is_not_united_as_a_whole():
 
 
 @pytest.mark.parametrize("seed", [536, *range(30)])
-def test_batches_with_ties_are_repaired_as_if_all_had_come_at_once(seed):
+def test_incremental_batches_with_ties_equal_one_batch(seed):
     rng = np.random.default_rng(seed)
     columns, means = int(rng.integers(2, 25)), int(rng.integers(2, 6))
     fit, fresh = IsotonicFit(columns), IsotonicFit(columns)

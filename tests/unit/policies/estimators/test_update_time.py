@@ -124,7 +124,7 @@ def bounds_of(n, x):
 
 @pytest.mark.parametrize("forgetting", [1.0, 0.1])  # 10 versions: weights up to 10^9 times the smallest
 @pytest.mark.parametrize("seed", range(40))
-def test_no_solver_finds_a_better_solution(seed, forgetting):
+def test_the_solution_is_at_least_as_good_as_that_of_a_solver(seed, forgetting):
     rng = np.random.default_rng(seed)
     samples = random_samples(rng, int(rng.integers(1, 9)), forgetting)
     durations, weighed = estimator(samples), samples.weighed()
@@ -171,7 +171,7 @@ def solve_by_brute_force(n, weighed):
 
 @pytest.mark.parametrize("forgetting", [1.0, 0.1])
 @pytest.mark.parametrize("seed", range(20))
-def test_the_solution_is_that_of_brute_force_in_exact_arithmetic(seed, forgetting):
+def test_the_solution_equals_brute_force_in_exact_arithmetic(seed, forgetting):
     rng = np.random.default_rng(seed)
     samples = random_samples(rng, int(rng.integers(2, 4)), forgetting)
     ours, exact = estimator(samples).fitted(), solve_by_brute_force(samples.n, samples.weighed())
@@ -217,7 +217,7 @@ batches = st.lists(
 
 
 @given(batches, st.sampled_from([None, 1, 4]), st.sampled_from([1.0, 0.5]))
-def test_repairing_is_solving_from_scratch_and_a_saved_state_goes_on_bit_for_bit(batches, window, forgetting):
+def test_incremental_repair_equals_a_full_solve_and_a_restored_state_is_bit_identical(batches, window, forgetting):
     samples = Samples(4, window, forgetting)
     durations, resumed = estimator(samples), estimator(samples)
     version = 0
@@ -237,7 +237,7 @@ def test_repairing_is_solving_from_scratch_and_a_saved_state_goes_on_bit_for_bit
         assert objective(weighed, durations.fitted()) <= best + 1e-6
 
 
-def test_a_window_forgets_what_it_has_left_and_takes_in_nothing_older():
+def test_a_window_drops_old_samples_and_accepts_no_older_ones():
     durations = UpdateTimeEstimator(2, window=2)
     for version, t_s in enumerate([8.0, 1.0, 3.0]):
         durations.add(version, 2, 2, t_s)
@@ -261,7 +261,7 @@ def test_weights_stay_finite_over_a_million_versions():
     assert 0 < min(weights) <= max(weights) < 1e13
 
 
-def test_what_is_forgotten_is_what_the_formula_says_over_hundreds_of_versions():
+def test_the_discount_follows_its_formula_over_hundreds_of_versions():
     samples = Samples(2, forgetting=0.5)
     durations, resumed = estimator(samples), estimator(samples)
     rng = np.random.default_rng(0)
@@ -305,18 +305,18 @@ def check_constant_quorum(k):
 
 
 @pytest.mark.parametrize("k", [1, 8, 16])
-def test_a_quorum_kept_is_known_within_three_percent(k):
+def test_the_time_of_a_constant_quorum_is_estimated_within_three_percent(k):
     check_constant_quorum(k)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("k", range(1, 17))
-def test_every_quorum_kept_is_known_within_three_percent(k):
+def test_the_time_of_every_constant_quorum_is_estimated_within_three_percent(k):
     check_constant_quorum(k)
 
 
 @pytest.mark.parametrize(("unobserved", "visits"), [("lower", 1), ("upper", 200)])
-def test_an_optimist_leaves_the_full_quorum_after_one_visit_and_a_pessimist_never(unobserved, visits):
+def test_an_optimistic_estimator_leaves_the_full_quorum_and_a_pessimistic_one_stays(unobserved, visits):
     durations = UpdateTimeEstimator(16, unobserved)
     chosen = []
 
@@ -360,7 +360,7 @@ def test_equal_times_are_estimated_exactly(t_s):
     assert unlimited.estimate().times.tolist() == unlimited.estimate().upper.tolist() == [t_s] * 5
 
 
-def test_without_samples_nothing_is_known():
+def test_without_samples_there_is_no_estimate():
     for rule in ("lower", "mid", "upper"):
         estimate = UpdateTimeEstimator(3, rule).estimate()
         assert estimate.times.tolist() == estimate.lower.tolist() == [0.0] * 3
@@ -380,12 +380,12 @@ def test_a_state_without_samples_is_loaded():
         ({"forgetting": 1.5}, r"forgetting=1.5 is not a number in \(0, 1\]"),
     ],
 )
-def test_options_that_cannot_work_are_refused(options, said):
+def test_invalid_options_are_refused(options, said):
     with pytest.raises(UsageError, match=said):
         UpdateTimeEstimator(**{"n": 4, **options})
 
 
 @pytest.mark.parametrize(("h", "i", "t_s"), [(0, 1, 1.0), (5, 1, 1.0), (1, 5, 1.0), (1, 1, -1.0), (1, 1, np.nan)])
-def test_samples_that_cannot_be_are_refused(h, i, t_s):
+def test_invalid_samples_are_refused(h, i, t_s):
     with pytest.raises(UsageError, match="expected ranks from 1 to 4 and finite t_s >= 0"):
         UpdateTimeEstimator(4).add(0, h, i, t_s)

@@ -42,7 +42,7 @@ def truth_of(records):
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=2)", "backup(k=2)", "ringmaster(r=2, stops=true)", "asp"])
-def test_every_piece_of_work_is_there_once_with_its_times(tmp_path, protocol):
+def test_every_task_is_in_the_trace_once_with_its_times(tmp_path, protocol):
     history, trace = run(tmp_path, protocol)
     shown = {
         (event["tid"] - 1, event["args"]["draw"]): (
@@ -58,7 +58,7 @@ def test_every_piece_of_work_is_there_once_with_its_times(tmp_path, protocol):
     assert all(shown[key][1:] == pytest.approx(truth[key][1:]) for key in truth)
 
 
-def test_arrivals_carry_what_they_were(tmp_path):
+def test_arrivals_have_their_details(tmp_path):
     history, trace = run(tmp_path, "backup(k=2)")
     shown = [event["args"] for event in work_of(trace) if event["name"] in ("used", "dropped")]
     assert [tuple(args.values()) for args in shown] == [
@@ -125,7 +125,7 @@ def test_a_late_return_replaces_the_unfinished_work(tmp_path):
     assert [event["name"] for event in work_of(json.loads((tmp_path / "trace").read_text()))] == ["used"]
 
 
-def test_work_on_a_track_never_overlaps_and_memory_is_bounded(tmp_path):
+def test_tasks_on_a_track_never_overlap_and_memory_is_bounded(tmp_path):
     many = [WorkInterrupted(draw + 1.0, 0, draw, 0, float(draw), 8) for draw in range(3 * HELD)]
     write(tmp_path / "trace", *many, END)
     tracks = defaultdict(list)
@@ -135,7 +135,7 @@ def test_work_on_a_track_never_overlaps_and_memory_is_bounded(tmp_path):
     assert all(end <= start for track in tracks.values() for (_, end), (start, _) in pairwise(track))
 
 
-def test_a_run_that_is_cut_short_leaves_whole_events_without_a_bracket(tmp_path):
+def test_a_killed_run_leaves_complete_events_without_the_closing_bracket(tmp_path):
     records = run(tmp_path)[0].records
     write(tmp_path / "cut", *records[:60])
     text = (tmp_path / "cut").read_text()
@@ -144,7 +144,7 @@ def test_a_run_that_is_cut_short_leaves_whole_events_without_a_bracket(tmp_path)
     assert len(work_of(json.loads(text + "]"))) > 10
 
 
-def test_a_run_that_is_resumed_has_one_whole_timeline(tmp_path):
+def test_a_resumed_run_has_one_complete_timeline(tmp_path):
     history, whole = run(tmp_path)
     records = history.records
     write(tmp_path / "resumed", *records[:70])
@@ -155,7 +155,7 @@ def test_a_run_that_is_resumed_has_one_whole_timeline(tmp_path):
     assert json.loads((tmp_path / "resumed").read_text()) == whole
 
 
-def test_a_run_that_goes_on_has_the_timeline_of_the_run_that_never_stopped(tmp_path):
+def test_a_resumed_run_has_the_timeline_of_the_uninterrupted_run(tmp_path):
     asked = {"protocol": "k_sync(k=2)", "cluster": CLUSTER, "seed": 3}
     for stop in ("updates=11", "updates=30"):
         where = {"resume" if stop == "updates=30" else "out": tmp_path / "run"}

@@ -62,14 +62,14 @@ def test_loss_metrics_with_targets_quorum_and_live_workers_are_shown():
     assert told(200, RECORDS) == f"k_sync(k=3)  2.0 s  {expected}"
 
 
-def test_workers_that_are_lost_are_told_and_counted():
+def test_lost_workers_are_shown_and_counted():
     lost = [*RECORDS, WorkerLost(2.5, 1, "unplugged"), update(3)]
     assert told(200, lost).endswith("k 3, 3 of 4 workers")
     assert told(200, [*lost, WorkerJoined(3.5, 1), update(4)]).endswith("k 3, 4 workers")
 
 
 @pytest.mark.parametrize("width", [80, 60, 40])
-def test_what_matters_most_is_kept_where_there_is_little_room(width):
+def test_a_narrow_line_keeps_the_most_important_parts(width):
     shown = told(width, RECORDS)
     assert len(shown) <= width
     assert "2 updates  loss 1.9" in shown
@@ -77,13 +77,13 @@ def test_what_matters_most_is_kept_where_there_is_little_room(width):
         assert shown == "k_sync(k=3)  2.0 s  2 updates  loss 1.9  nll 2.4  accuracy 0.25  k 3, 4 workers"
 
 
-def test_the_end_says_why_with_the_last_figures():
+def test_the_last_line_has_the_reason_and_the_final_figures():
     end = RunEnded(9.0, pl.Outcome.UPDATES, "2 updates made", 1.0, 1.0)
     assert told(200, [*RECORDS, end]).startswith("k_sync(k=3)  9.0 s  2 updates made  loss 1.9  nll 2.4 (target 1.4)")
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.text("abc ", min_size=1, max_size=9)), min_size=1), st.integers(1, 80))
-def test_a_line_is_as_wide_as_there_is_room_if_there_is_anything_to_leave_out(fields, width):
+def test_a_shortened_line_uses_the_full_width(fields, width):
     shown = fitted(fields, width)
     must = [text for rank, text in fields if rank == 0]
     assert len(shown) <= width or shown == "  ".join(must) or not must
@@ -102,7 +102,7 @@ def test_a_line_is_as_wide_as_there_is_room_if_there_is_anything_to_leave_out(fi
         ("gain>=3", None, 1 / 3),
     ],
 )
-def test_the_share_is_that_of_the_nearest_condition(stop, workload, share):
+def test_progress_is_that_of_the_nearest_stop_condition(stop, workload, share):
     progress = ProgressShare(pl.Stop.parse(stop), workload)
     progress.take_update(update(1, 1.0))
     for nll, gain in ((2.0, 0.0), (1.0, 1.0)):
@@ -110,7 +110,7 @@ def test_the_share_is_that_of_the_nearest_condition(stop, workload, share):
     assert progress.share(update(25)) == pytest.approx(share)
 
 
-def test_the_share_of_a_falling_loss_grows_as_its_logarithm():
+def test_progress_of_a_target_loss_is_logarithmic():
     progress = ProgressShare(pl.Stop(loss=0.25), None)
     for _ in range(200):
         progress.take_update(update(1, 0.5))
@@ -147,14 +147,14 @@ def on_a_terminal(command):
 
 
 @pytest.mark.slow
-def test_on_a_terminal_it_is_shown_unless_it_is_not_wanted():
+def test_a_terminal_shows_the_line_by_default():
     shown = on_a_terminal(script())
     assert "dbw" in shown
     assert "reached the target 1.9" in shown
     assert on_a_terminal(script(", progress=False")).strip() == "done"
 
 
-def test_where_there_is_no_terminal_it_is_shown_only_if_asked(capsys, tmp_path):
+def test_without_a_terminal_the_line_is_shown_only_on_request(capsys, tmp_path):
     asked = {"protocol": "bsp", "cluster": pl.Cluster(2), "stop": "updates=3"}
     pl.train(tiny_job(), **asked)
     several = {"cluster": pl.Cluster(2), "stop": "updates=3", "protocols": "bsp", "seeds": 1, "processes": 1}

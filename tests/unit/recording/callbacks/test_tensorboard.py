@@ -48,7 +48,7 @@ def assert_agree(read, history):
         ]
 
 
-def test_the_scalars_are_those_of_the_history(tmp_path):
+def test_scalars_equal_the_history(tmp_path):
     assert_agree(scalars_after(tmp_path, run(pl.TensorBoard(tmp_path))), run())
 
 
@@ -62,7 +62,7 @@ def test_a_new_run_replaces_the_scalars_of_an_earlier_one(tmp_path):
     assert_agree(scalars_after(tmp_path, run(pl.TensorBoard(tmp_path))), run())
 
 
-def test_a_run_that_is_resumed_hides_what_came_after_its_checkpoint(tmp_path):
+def test_a_resumed_run_hides_scalars_after_its_checkpoint(tmp_path):
     memory = Memory()
     history = run(memory)
     records = memory.records
@@ -78,7 +78,7 @@ def test_a_run_that_is_resumed_hides_what_came_after_its_checkpoint(tmp_path):
     assert_agree(scalars(tmp_path), history)
 
 
-def test_a_run_that_goes_on_has_all_scalars_once(tmp_path):
+def test_a_resumed_run_has_all_scalars_once(tmp_path):
     run(pl.TensorBoard(tmp_path / "scalars"), stop="updates=13", out=tmp_path / "run")
     history = run(pl.TensorBoard(tmp_path / "scalars"), resume=tmp_path / "run")
     assert_agree(scalars(tmp_path / "scalars"), history)
@@ -90,7 +90,7 @@ def test_a_folder_that_cannot_be_written_stops_the_run(tmp_path):
         run(pl.TensorBoard(tmp_path / "file/tensorboard"))
 
 
-def test_without_tensorboard_it_says_what_to_install(tmp_path, monkeypatch):
+def test_without_tensorboard_the_error_names_the_package(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     with pytest.raises(pl.UsageError, match=r"pip install 'paceline\[tensorboard\]'"):
         pl.TensorBoard(tmp_path)

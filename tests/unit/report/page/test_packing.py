@@ -20,7 +20,7 @@ def unpacked(packed_columns):
     return {name: ((column + 2**31) % 2**32) - 2**31 for name, column in columns.items()}
 
 
-def test_whole_numbers_come_back():
+def test_integers_survive_packing():
     rng = np.random.default_rng(0)
     columns = {"any": rng.integers(-(2**31), 2**31, size=1000), "none": np.zeros(0, int), "few": np.array([-1, 0, 7])}
     for name, column in unpacked(packed(columns)).items():
@@ -28,7 +28,7 @@ def test_whole_numbers_come_back():
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "asp", "k_batch_sync(k=3)"])
-def test_the_page_gets_every_piece_of_work_and_every_update(tmp_path, protocol):
+def test_the_page_has_every_task_and_every_update(tmp_path, protocol):
     run = read_run(train_run(tmp_path / "run", protocol), "")
     work = packed_work(run)
     columns = unpacked(work)
@@ -49,5 +49,5 @@ def test_the_page_gets_every_piece_of_work_and_every_update(tmp_path, protocol):
     assert np.cumsum(updates["workload"]).tolist() == run.updates["workload"].tolist()
 
 
-def test_the_same_step_again_and_again_costs_next_to_nothing():
+def test_a_constant_step_is_packed_in_a_few_bytes():
     assert len(packed({"draw": np.ones(100_000, int)})["deflated"]) < 1_000

@@ -41,14 +41,14 @@ def data_of(text):
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
 
 
-def test_the_page_asks_nothing_of_anybody(tmp_path):
+def test_the_page_loads_no_external_resource(tmp_path):
     parser = elements(page_of(train_run(tmp_path / "run")))
     assert not {"link", "img", "iframe", "object", "embed", "base"} & set(parser.tags)
     assert not {"src", "href", "action", "srcset"} & {name for name, _ in parser.attributes}
     assert any("default-src 'none'" in (value or "") for _, value in parser.attributes)
 
 
-def test_what_a_user_wrote_is_only_ever_text(tmp_path):
+def test_user_text_is_always_escaped(tmp_path):
     records = [*two_updates()[:-1], DecisionMade(4.0, "protocol", "plain"), ended(4.0, 8.0)]
     plain = elements(page_of(write_run(tmp_path / "plain", records)))
     saved = write_run(
@@ -70,20 +70,20 @@ def test_what_a_user_wrote_is_only_ever_text(tmp_path):
     assert HOSTILE in unescape(text)
 
 
-def test_a_run_that_is_still_going_says_so(tmp_path):
+def test_a_running_run_is_marked(tmp_path):
     text = page_of(write_run(tmp_path / "run", two_updates()[:-1]))
     assert NO_END in text.partition("<main>")[0]
     assert NO_END not in page_of(write_run(tmp_path / "whole", two_updates()))
 
 
-def test_a_run_without_any_update_says_that_there_is_nothing_yet(tmp_path):
+def test_a_run_without_updates_has_a_note(tmp_path):
     text = page_of(write_run(tmp_path / "run", [begun()]))
     assert "no update yet" in text.partition("<main>")[0]
     assert data_of(text)["groups"][0]["lines"]["time"] == {}
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_losses_that_are_no_numbers_leave_the_line_out_and_the_page_whole(tmp_path, loss):
+def test_nan_losses_are_omitted_from_the_curve(tmp_path, loss):
     text = page_of(write_run(tmp_path / "run", two_updates(loss=loss)))
     assert set(data_of(text)["groups"][0]["lines"]["time"]) == {"k"}
 
@@ -111,7 +111,7 @@ def test_the_headline_names_the_winner_only_if_all_reached_the_target(tmp_path):
     assert "first" not in headline(groups(runs))
 
 
-def test_the_headline_of_one_run_says_how_it_ended(tmp_path):
+def test_the_headline_of_one_run_has_its_outcome(tmp_path):
     run = read_run(write_run(tmp_path / "run", two_updates()), "")
     assert headline(groups([run])) == "made up with bsp: updates made after 4 s, loss 1"
 
