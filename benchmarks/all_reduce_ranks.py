@@ -25,8 +25,8 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from paceline.core.records import GradientArrived, UpdateMade
+from paceline.jobs import resnet18
 from paceline.jobs.digits import digits
-from paceline.jobs.models import resnet18
 from paceline.recording.callback import Callback
 from shaped_link import DEVICE, shape
 

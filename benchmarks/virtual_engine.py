@@ -20,8 +20,8 @@ import paceline as pl
 from common import options, ratios, report, spread
 from paceline.core.records import GradientArrived, UpdateMade
 from paceline.errors import UsageError
+from paceline.jobs import DBWNet
 from paceline.jobs.datasets.images import ImageDataset
-from paceline.jobs.models import DBWNet
 from paceline.recording.history import History
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 import paceline as pl
-from paceline.jobs import models
 from paceline.jobs.datasets.images import ImageDataset
 from papers.dc_s3gd.settings import (
     DECAY_FACTOR,
@@ -48,7 +47,7 @@ def imagenet_job(row: Theirs, data: Dataset[Any], eval_data: Dataset[Any] | None
     stem: dict[str, Any] = {} if row.model == "vgg16" else {"stem": "imagenet"}
     job = pl.Job(
         name=f"imagenet-{row.model}",
-        model=partial(getattr(models, row.model), classes=1000, **stem),
+        model=partial(getattr(pl.jobs, row.model), classes=1000, **stem),
         optimizer=torch.optim.SGD,
         data=data,
         batch_size=row.batch_size // row.nodes,
@@ -99,7 +98,7 @@ def _cifar10_network(model: str, folder: Path) -> pl.Job:
 
 def _small(job: pl.Job, name: str, pixels: int) -> pl.Job:
     assert isinstance(job.eval_data, ImageDataset)
-    model: Callable[[], nn.Module] = partial(models.SmallNet, pixels, HIDDEN, CLASSES)
+    model: Callable[[], nn.Module] = partial(pl.jobs.SmallNet, pixels, HIDDEN, CLASSES)
     return replace(job, name=name, model=model, eval_data=One.of(job.eval_data))
 
 

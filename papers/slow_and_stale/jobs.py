@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 import paceline as pl
+from paceline.jobs import SoftmaxRegression
 from paceline.jobs.datasets.images import ImageDataset
 from paceline.jobs.job import Batch, Metrics
-from paceline.jobs.models import SoftmaxRegression
 from papers.probe import One, probe
 from papers.slow_and_stale.settings import Case
 

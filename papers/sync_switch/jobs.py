@@ -8,8 +8,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 import paceline as pl
+from paceline.jobs import SmallNet
 from paceline.jobs.datasets.images import ImageDataset
-from paceline.jobs.models import SmallNet
 from papers.probe import One
 from papers.sync_switch.settings import DECAY_AT, MOMENTUM, Setup
 

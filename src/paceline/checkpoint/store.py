@@ -7,7 +7,6 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from safetensors import SafetensorError
 
 from paceline.checkpoint.codec import Tensors, decode, encode
 from paceline.errors import PacelineWarning, RunError, UsageError
-from paceline.utils.files import ContentError, parse_json, read_bytes, refuse_link, replace_file
+from paceline.utils.files import UNFINISHED, ContentError, parse_json, read_bytes, refuse_link, replace_file, writing
 
 SCHEMA = 2
 STATE = "state.json"
@@ -28,7 +27,7 @@ LATEST = "latest"
 MOST_SUMS_BYTES = 1 << 12
 MOST_NAME_BYTES = 1 << 12
 DEEPEST = 200  # levels of nested state
-UNFINISHED = ".unfinished"
+KEPT = "; the run stopped, and the checkpoints before it are kept"
 
 
 class Checkpoints:
@@ -63,7 +62,7 @@ class Checkpoints:
         content = {"schema": SCHEMA, "state": encode(state, tensors)}
         number = max((_number(path) for path in self._all()), default=0) + 1
         path = self._path / f"{number:06d}-update-{version}"
-        with self._writing(path):
+        with writing(f"the checkpoint {path}", KEPT, (OSError, SafetensorError)):
             unfinished = self._path / UNFINISHED
             refuse_link(self._path)
             _clear(unfinished)
@@ -78,17 +77,6 @@ class Checkpoints:
             for old in self._all()[self._keep :]:
                 _clear(old)
         return path
-
-    def load(self) -> dict[str, Any] | None:
-        """Return the state of the newest checkpoint that is not damaged, or None if there is no checkpoint.
-
-        Every damaged checkpoint is skipped with a warning.
-
-        Raises:
-            RunError: there are checkpoints, but all are damaged.
-            UsageError: the newest of them has another schema.
-        """
-        return next((state for _, state in self.whole()), None)
 
     def whole(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Yield the checkpoints that are not damaged, the newest first.
@@ -128,16 +116,6 @@ class Checkpoints:
             return found  # the numbers give the same order
         return [named, *(path for path in found if path != named)] if named in found else found
 
-    @contextmanager
-    def _writing(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise RunError(
-                f"cannot write the checkpoint {path}: {reason}; the run stopped, and the checkpoints before it are kept"
-            ) from error
-
 
 # Errors of decoding, and of the parts of a run, for content that no run has written.
 _WRONG_CONTENT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, SafetensorError)
@@ -173,8 +151,7 @@ def _decoded(path: Path, files: Mapping[str, bytes]) -> dict[str, Any]:
             f"the checkpoint {path} has schema {content['schema']}, this version reads schema {SCHEMA}; resume the run "
             "with the paceline version in its run.json, or start a new run"
         )
-    state = decode(content["state"], safetensors.torch.load(files[TENSORS]))
-    return {**state}
+    return {**decode(content["state"], safetensors.torch.load(files[TENSORS]))}
 
 
 def _sums(files: Mapping[str, bytes]) -> bytes:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.options import ClusterName, Format, JobName, Output, Overwrite, check_out, quorums
-from paceline.errors import RunError
-from paceline.utils.files import write_out
+from paceline.utils.files import write_out, writing
 
 if TYPE_CHECKING:
     from paceline.experiments.lr_range_test.search import Knees
@@ -54,14 +53,8 @@ def knee(
     if output is Format.TEXT:
         print(_advice(job, knees))
     if out is not None:
-        _write(out, knees.to_json())
-
-
-def _write(out: Path, content: bytes) -> None:
-    try:
-        write_out(out, content)
-    except OSError as error:
-        raise RunError(f"cannot write {out}: {error.strerror}; the rates are printed above") from error
+        with writing(out, "; the rates are printed above"):
+            write_out(out, knees.to_json())
 
 
 def _advice(job: str, knees: Knees) -> str:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.options import Format, Output, Overwrite, check_out, quorums
-from paceline.errors import RunError, UsageError
+from paceline.errors import UsageError
+from paceline.utils.files import writing
 from paceline.utils.wording import counted
 
 if TYPE_CHECKING:
@@ -176,7 +177,5 @@ def _draw(curves: Tradeoff, out: Path) -> None:
         axes.plot(curves.times_s, errors, linestyle=dashes, color=COLOURS[number % len(COLOURS)], label=name)
     axes.set(xlabel="seconds", ylabel="bound on the error", yscale="log")
     figure.legend(loc="outside right upper", fontsize="small")
-    try:
+    with writing(out):
         figure.savefig(out)
-    except OSError as error:
-        raise RunError(f"cannot write {out}: {error.strerror}") from error

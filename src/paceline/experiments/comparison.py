@@ -110,7 +110,7 @@ class ComparisonRow:
 
 @dataclass(frozen=True, repr=False)
 class Comparison(TableRepresentation):
-    """Comparison of several protocols on one job and cluster.
+    """Comparison of several protocols on one job and cluster; prints as a table of 80 columns.
 
     Attributes:
         rows: one row per protocol, in the given order.
@@ -176,8 +176,13 @@ class Comparison(TableRepresentation):
         return f"{winner} won: {', '.join([f'{self.goal} in {best_s:.2f} s', *behind])}."
 
     def table(self) -> Group:
-        """Return the table for people, 80 columns wide."""
-        return table(self)
+        """Return the table with bold headings and verdict, for a rich console."""
+        blocks: list[Text] = []
+        for grid in self._grids():
+            head, body = grid.text()
+            blocks += [Text(head, style="bold", no_wrap=True), Text(f"{body}\n", no_wrap=True)]
+        *others, verdict = map(paragraph, self._notes())
+        return Group(*blocks, *map(Text, others), Text(verdict, style="bold"))
 
     def _facts(self) -> Mapping[str, object]:
         runs = {status: sum(len(row.with_status(status, self.stop)) for row in self.rows) for status in STATUSES}
@@ -190,10 +195,21 @@ class Comparison(TableRepresentation):
         }
 
     def _grids(self) -> list[TextTable]:
-        return grids(self)
+        blocks = (_to_target(self), _WORK, _samples(self))
+        return [_block(columns, self.rows) for columns in blocks]
 
     def _notes(self) -> list[str]:
-        return notes(self)
+        """Return the notes: runs without a result, the meaning of the numbers, and the verdict."""
+        lines = [f"{run} failed: {crash}" for run, crash in self.failures.items()]
+        lines += [line for row in self.rows for line in _shortfalls(row, self.stop)]
+        if any(len(row.seeds) > 1 for row in self.rows):
+            lines.append(
+                f"Times to {self.goal} and worker-hours: mean (least to most) over the runs that reached it. "
+                "All other numbers: mean over all runs to their end; max: largest of all."
+            )
+        against = [difference_sentence(self.rows[0], row, self.stop) for row in self.rows[1:]]
+        lines += [line for line in against if line]
+        return [*lines, f"All runs and this table are in {self.folder}.", self.verdict()]
 
     def to_json(self) -> bytes:
         """Return all rows with every number of every run; an unknown number, or one that was not reached, is null."""
@@ -258,22 +274,6 @@ class FailedRunsError(RunError):
 MOST_METRICS = 2  # metrics of the stop that fit into 80 columns
 
 Cell = Callable[[ComparisonRow], str]
-
-
-def grids(comparison: Comparison) -> list[TextTable]:
-    """Return the blocks of the table."""
-    blocks = (_to_target(comparison), _WORK, _samples(comparison))
-    return [_block(columns, comparison.rows) for columns in blocks]
-
-
-def table(comparison: Comparison) -> Group:
-    """Return all blocks, with a note on what is missing and the verdict, for a terminal with colours."""
-    blocks: list[Text] = []
-    for grid in grids(comparison):
-        head, body = grid.text()
-        blocks += [Text(head, style="bold", no_wrap=True), Text(f"{body}\n", no_wrap=True)]
-    *others, verdict = map(paragraph, notes(comparison))
-    return Group(*blocks, *map(Text, others), Text(verdict, style="bold"))
 
 
 def spread(given: Spread) -> str:
@@ -365,18 +365,3 @@ def _shortfalls(row: ComparisonRow, stop: Stop) -> Iterator[str]:
             goal = f" {stop.goal}" if status == "missed" else ""
             why = f": {reasons.pop()}" if len(reasons) == 1 else ""
             yield f"{row.protocol}, {listed('seed', seeds)} {status}{goal}{why}"
-
-
-def notes(comparison: Comparison) -> list[str]:
-    """Return the notes below the table: runs without a result, the meaning of the numbers, and the verdict."""
-    several = any(len(row.seeds) > 1 for row in comparison.rows)
-    lines = [f"{run} failed: {crash}" for run, crash in comparison.failures.items()]
-    lines += [line for row in comparison.rows for line in _shortfalls(row, comparison.stop)]
-    if several:
-        lines.append(
-            f"Times to {comparison.goal} and worker-hours: mean (least to most) over the runs that reached it. "
-            "All other numbers: mean over all runs to their end; max: largest of all."
-        )
-    against = [difference_sentence(comparison.rows[0], row, comparison.stop) for row in comparison.rows[1:]]
-    lines += [line for line in against if line]
-    return [*lines, f"All runs and this table are in {comparison.folder}.", comparison.verdict()]

@@ -4,20 +4,9 @@ from paceline.jobs.cifar import cifar10, cifar100
 from paceline.jobs.digits import digits
 from paceline.jobs.lr_options import scheduled
 from paceline.jobs.mnist import mnist
-from paceline.jobs.models import (
-    VGG,
-    DBWNet,
-    ResNet,
-    SmallNet,
-    SoftmaxRegression,
-    resnet18,
-    resnet20,
-    resnet32,
-    resnet50,
-    resnet101,
-    resnet152,
-    vgg16,
-)
+from paceline.jobs.models.resnet import ResNet, resnet18, resnet20, resnet32, resnet50, resnet101, resnet152
+from paceline.jobs.models.small import DBWNet, SmallNet, SoftmaxRegression
+from paceline.jobs.models.vgg import VGG, vgg16
 from paceline.jobs.registry import JobLoadError, load_job
 
 __all__ = [

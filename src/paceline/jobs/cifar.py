@@ -5,13 +5,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from paceline.errors import UsageError
 from paceline.jobs.datasets.images import ImageDataset, crop_and_flip
 from paceline.jobs.job import Job
-from paceline.jobs.lr_options import choose_model, fetch_advice, sgd
-from paceline.jobs.models import SoftmaxRegression, resnet18, resnet20, resnet32, resnet50, resnet101, resnet152, vgg16
+from paceline.jobs.lr_options import choose_model, classification, fetch_advice, sgd
+from paceline.jobs.models.resnet import resnet18, resnet20, resnet32, resnet50, resnet101, resnet152
+from paceline.jobs.models.small import SoftmaxRegression
+from paceline.jobs.models.vgg import vgg16
 from paceline.utils.argument_types import checked_types
 from paceline.utils.files import ContentError, read_bytes
 from paceline.utils.wording import counted
@@ -63,21 +64,16 @@ class _Files:
         if augment is None:
             augment = model != "softmax"
         with fetch_advice(self.name, folder):
-            images, labels = self._read(folder, self.train)
-            test = ImageDataset(*self._read(folder, [self.test]), self.mean, self.std)
-        return Job(
-            name=f"{self.name}-{model}",
-            model=make_model,
-            optimizer=optimizer,
-            data=ImageDataset(images, labels, self.mean, self.std, augment=crop_and_flip if augment else None),
-            batch_size=batch_size,
-            loss=F.cross_entropy,
-            eval_data=test,
-        )
+            train = self._read(folder, self.train, crop_and_flip if augment else None)
+            test = self._read(folder, [self.test])
+        return classification(f"{self.name}-{model}", make_model, optimizer, train, test, batch_size)
 
-    def _read(self, folder: Path, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def _read(
+        self, folder: Path, names: Sequence[str], augment: Callable[[Tensor], Tensor] | None = None
+    ) -> ImageDataset:
         records = torch.cat([self._records(folder / name) for name in names])
-        return records[:, self.label_bytes :].reshape(-1, *IMAGE_SHAPE), records[:, self.label_bytes - 1].long()
+        images, labels = records[:, self.label_bytes :].reshape(-1, *IMAGE_SHAPE), records[:, self.label_bytes - 1]
+        return ImageDataset(images, labels.long(), self.mean, self.std, augment)
 
     def _records(self, path: Path) -> Tensor:
         record_bytes = self.label_bytes + PIXELS

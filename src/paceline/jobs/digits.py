@@ -1,13 +1,12 @@
 from functools import partial
 
 import torch
-from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
-from paceline.jobs.lr_options import MakeModel, choose_model, sgd
-from paceline.jobs.models import SmallNet, SoftmaxRegression
+from paceline.jobs.lr_options import MakeModel, choose_model, classification, sgd
+from paceline.jobs.models.small import SmallNet, SoftmaxRegression
 from paceline.utils.argument_types import checked_types
 
 TRAINING_SAMPLES = 1437
@@ -38,16 +37,7 @@ def digits(model: str = "softmax", batch_size: int = 32, lr: float | None = None
     """
     make_model = choose_model(model, _MODELS)
     optimizer = sgd(_LR[model] if lr is None else lr, momentum)
-    train, test = _split()
-    return Job(
-        name=f"digits-{model}",
-        model=make_model,
-        optimizer=optimizer,
-        data=train,
-        batch_size=batch_size,
-        loss=F.cross_entropy,
-        eval_data=test,
-    )
+    return classification(f"digits-{model}", make_model, optimizer, *_split(), batch_size)
 
 
 def _split() -> tuple[TensorDataset, TensorDataset]:
@@ -59,7 +49,5 @@ def _split() -> tuple[TensorDataset, TensorDataset]:
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     images = torch.tensor(pixels / _DARKEST, dtype=torch.float32)[order]
     targets = torch.tensor(labels, dtype=torch.int64)[order]
-    return (
-        TensorDataset(images[:TRAINING_SAMPLES], targets[:TRAINING_SAMPLES]),
-        TensorDataset(images[TRAINING_SAMPLES:], targets[TRAINING_SAMPLES:]),
-    )
+    train, test = slice(TRAINING_SAMPLES), slice(TRAINING_SAMPLES, None)
+    return TensorDataset(images[train], targets[train]), TensorDataset(images[test], targets[test])

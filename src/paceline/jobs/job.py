@@ -130,20 +130,32 @@ class Job(Representation):
             value = getattr(self, count)
             if value < least:
                 optional = "; it is optional only if data is a DataLoader" if count == "batch_size" else ""
-                raise UsageError(f"job {self.name}: {count} = {value!r}, expected a whole number >= {least}{optional}")
+                raise self._error(f"{count} = {value!r}, expected a whole number >= {least}{optional}")
         if (self.loss is None) == (self.step is None):
-            raise UsageError(
-                f"job {self.name}: expected either loss=, for (input, target) pairs, or step= for anything else"
-            )
+            raise self._error("expected either loss=, for (input, target) pairs, or step= for anything else")
         if self.clip_norm is not None and not self.clip_norm > 0:
-            raise UsageError(f"job {self.name}: clip_norm = {self.clip_norm!r}, expected a number > 0")
+            raise self._error(f"clip_norm = {self.clip_norm!r}, expected a number > 0")
         if self.microbatches > self.batch_size:
-            raise UsageError(
-                f"job {self.name}: {self.microbatches} microbatches of a minibatch of {self.batch_size}; "
-                f"expected at most {self.batch_size}"
+            parts = f"{self.microbatches} microbatches of a minibatch of {self.batch_size}"
+            raise self._error(f"{parts}; expected at most {self.batch_size}")
+        if self.schedule is not None and self.scheduler is not None:
+            raise self._error("give a schedule or a scheduler, not both")
+        if self.is_iterable and self.sampling == "epoch":
+            raise self._error("iterable data have no numbered samples; give sampling='replacement'")
+        if self.is_iterable and self.sharding == "partitioned":
+            raise self._error("iterable data are always split among the workers; give sharding='shared'")
+        if self.sampler is not None and not self._orders_epochs:
+            raise self._error(
+                "a sampler orders epochs of shared data; give sampling='epoch' and sharding='shared' with it"
             )
-        self._check_schedule()
-        self._check_sampling()
+
+    def _error(self, text: str) -> UsageError:
+        return UsageError(f"job {self.name}: {text}")
+
+    @property
+    def _orders_epochs(self) -> bool:
+        """Whether a sampler can order the data."""
+        return (self.sampling, self.sharding) == ("epoch", "shared")
 
     def _use_loaders(self) -> None:
         """Replace a DataLoader by its parts, and warn of the settings that the job ignores."""
@@ -153,13 +165,13 @@ class Job(Representation):
         if isinstance(self.eval_data, DataLoader):
             parts = loader_parts(self.eval_data, f"job {self.name}: eval_data", None)
             if parts.sampler is not None:
-                raise UsageError(
-                    f"job {self.name}: eval_data is a DataLoader with a {type(parts.sampler).__name__}, but evaluation "
+                raise self._error(
+                    f"eval_data is a DataLoader with a {type(parts.sampler).__name__}, but evaluation "
                     "reads every sample; give eval_data=torch.utils.data.Subset(dataset, indices)"
                 )
             if parts.collate is not None and parts.collate != self.collate:
-                raise UsageError(
-                    f"job {self.name}: eval_data is a DataLoader with another collate_fn than the training data; give "
+                raise self._error(
+                    "eval_data is a DataLoader with another collate_fn than the training data; give "
                     "both the same collate_fn"
                 )
             self._use_parts("eval_data", parts._replace(workers=0, prefetch=None), "eval_batch_size")
@@ -185,29 +197,12 @@ class Job(Representation):
             )
 
     def _sampler_of(self, parts: LoaderParts) -> Sampler[int] | None:
-        if parts.sampler is None or (self.sampling, self.sharding) == ("epoch", "shared"):
+        if parts.sampler is None or self._orders_epochs:
             return parts.sampler
-        raise UsageError(
-            f"job {self.name}: data is a DataLoader with a {type(parts.sampler).__name__}, which orders epochs; give "
+        raise self._error(
+            f"data is a DataLoader with a {type(parts.sampler).__name__}, which orders epochs; give "
             "sampling='epoch' to use it, or data=loader.dataset and batch_size to ignore it"
         )
-
-    def _check_schedule(self) -> None:
-        if self.schedule is not None and self.scheduler is not None:
-            raise UsageError(f"job {self.name}: give a schedule or a scheduler, not both")
-
-    def _check_sampling(self) -> None:
-        if self.is_iterable and self.sampling == "epoch":
-            raise UsageError(f"job {self.name}: iterable data have no numbered samples; give sampling='replacement'")
-        if self.is_iterable and self.sharding == "partitioned":
-            raise UsageError(
-                f"job {self.name}: iterable data are always split among the workers; give sharding='shared'"
-            )
-        if self.sampler is not None and (self.sampling, self.sharding) != ("epoch", "shared"):
-            raise UsageError(
-                f"job {self.name}: a sampler orders epochs of shared data; give sampling='epoch' and "
-                "sharding='shared' with it"
-            )
 
     def _facts(self) -> Mapping[str, object]:
         """Return the given arguments: a model by its size, data by their length, never their content."""
@@ -266,9 +261,7 @@ class Job(Representation):
         per_shard = samples // shards // self.batch_size
         if per_shard == 0:
             of = f"one of {shards} shards of {counted(samples, 'sample')}" if shards > 1 else f"a data set of {samples}"
-            raise UsageError(
-                f"job {self.name}: {of} is smaller than a batch of {self.batch_size}; give a smaller batch_size"
-            )
+            raise self._error(f"{of} is smaller than a batch of {self.batch_size}; give a smaller batch_size")
         return per_shard
 
     def build_model(self, seed: int) -> nn.Module:
@@ -280,9 +273,21 @@ class Job(Representation):
                 torch.manual_seed(seed)
                 model = self.model()
         if not isinstance(model, nn.Module):
-            raise UsageError(f"job {self.name}: model() returned {type(model).__name__}, expected an nn.Module")
-        _check_model(self.name, model)
+            raise self._error(f"model() returned {type(model).__name__}, expected an nn.Module")
+        self._check_model(model)
         return model
+
+    def _check_model(self, model: nn.Module) -> None:
+        if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
+            raise self._error("the model has lazy layers; give the sizes of every layer")
+        if not trainable(model):
+            raise self._error("the model has no parameters to train; expected at least one that requires a gradient")
+        for path, module in model.named_modules():
+            if getattr(module, "sparse", False) is True:
+                raise self._error(
+                    f"{path or type(module).__name__} makes sparse gradients, which do not fit in a flat vector; "
+                    "build it with sparse=False"
+                )
 
     def loss_of(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
         """Return the mean loss of a batch, a scalar, and the metrics of the batch."""
@@ -297,15 +302,14 @@ class Job(Representation):
             metrics = {} if model.training else _accuracy(output, target)
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise UsageError(f"job {self.name}: the loss is not a scalar (given {got}); reduce it with .mean()")
+            raise self._error(f"the loss is not a scalar (given {got}); reduce it with .mean()")
         return loss, metrics
 
     def _pair(self, batch: Batch) -> tuple[Any, Tensor]:
         if isinstance(batch, tuple | list) and len(batch) == 2:
             return batch[0], batch[1]
-        raise UsageError(
-            f"job {self.name}: loss= needs batches of (input, target), given {type(batch).__name__}; "
-            "give step= for other batches"
+        raise self._error(
+            f"loss= needs batches of (input, target), given {type(batch).__name__}; give step= for other batches"
         )
 
 
@@ -322,35 +326,11 @@ def _describe_data(value: object) -> object:
 
 
 _COUNTS = {"batch_size": 1, "microbatches": 1, "eval_batch_size": 0, "loader_workers": 0, "prefetch": 1}
-_DEFAULTS = {
-    "batch_size": 0,
-    "eval_batch_size": 0,
-    "collate": None,
-    "loader_workers": 0,
-    "prefetch": 2,
-    "sampler": None,
-}
-
-
-def _check_model(name: str, model: nn.Module) -> None:
-    if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
-        raise UsageError(f"job {name}: the model has lazy layers; give the sizes of every layer")
-    if not trainable(model):
-        raise UsageError(
-            f"job {name}: the model has no parameters to train; expected at least one that requires a gradient"
-        )
-    for path, module in model.named_modules():
-        if getattr(module, "sparse", False) is True:
-            raise UsageError(
-                f"job {name}: {path or type(module).__name__} makes sparse gradients, which do not fit in a flat "
-                "vector; build it with sparse=False"
-            )
+_DEFAULTS = {each.name: each.default for each in fields(Job)}
 
 
 def _accuracy(output: Any, target: Tensor) -> Metrics:
     is_classification = (
         isinstance(output, Tensor) and output.ndim == 2 and target.ndim == 1 and not target.is_floating_point()
     )
-    if not is_classification:
-        return {}
-    return {"accuracy": (output.argmax(dim=1) == target).float().mean()}
+    return {"accuracy": (output.argmax(dim=1) == target).float().mean()} if is_classification else {}

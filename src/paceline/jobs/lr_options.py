@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn, optim
+from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Dataset
 
 from paceline.errors import UsageError, did_you_mean
 from paceline.jobs.job import BATCH_NORMS, Job
@@ -44,6 +46,21 @@ def sgd(lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> partial[
     check_range("(0, inf)", lr=lr)
     check_range("[0, 1)", momentum=momentum)
     return partial(optim.SGD, lr=lr, momentum=momentum, weight_decay=weight_decay)
+
+
+def classification(
+    name: str, model: MakeModel, optimizer: partial[optim.SGD], train: Dataset[Any], test: Dataset[Any], batch_size: int
+) -> Job:
+    """Return a job that trains a classifier by cross-entropy, and evaluates it on the test data."""
+    return Job(
+        name=name,
+        model=model,
+        optimizer=optimizer,
+        data=train,
+        batch_size=batch_size,
+        loss=cross_entropy,
+        eval_data=test,
+    )
 
 
 @contextmanager
@@ -103,7 +120,7 @@ def scheduled(
         lr_is=lr_is,
         scheduler=decay,
         schedule_unit="gradient" if at else job.schedule_unit,
-        schedule=_schedule(schedule) if schedule is not None else job.schedule,
+        schedule=bind(parse_call(schedule), SCHEDULES) if isinstance(schedule, str) else schedule or job.schedule,
         no_decay_on=job.no_decay_on if decay_norms else BATCH_NORMS,
     )
 
@@ -132,10 +149,6 @@ def with_training_options(make: Callable[..., Job]) -> Callable[..., Job]:
     own = signature(make)
     made.__signature__ = own.replace(parameters=[*own.parameters.values(), *options.values()])  # type: ignore[attr-defined]
     return made
-
-
-def _schedule(given: str | LinearSchedule) -> LinearSchedule:
-    return bind(parse_call(given), SCHEDULES) if isinstance(given, str) else given
 
 
 def _milestones(given: Sequence[int]) -> tuple[int, ...]:

@@ -57,33 +57,29 @@ class Averages:
 
     def __init__(self, job: str) -> None:
         self._job = job
-        self._sums: dict[str, tuple[float, float]] = {}
-        self._transforms: dict[str, Callable[[float], float] | None] = {}
+        self._averages: dict[str, Average] = {}
 
     def add(self, metrics: Mapping[str, SupportsFloat | Average], samples: int) -> None:
         """Add the metrics of a batch; a plain number is weighted by the samples of the batch."""
         for name, value in metrics.items():
             if not isinstance(name, str):
                 raise UsageError(f"job {self._job}: a metric is named {name!r}; expected text, such as 'accuracy'")
-            if isinstance(value, Average):
-                total, count = self._number(name, value.total), self._number(name, value.count)
-            else:
-                total, count = self._number(name, value) * samples, float(samples)
-            before = self._sums.get(name, (0.0, 0.0))
-            self._sums[name] = before[0] + total, before[1] + count
-            self._transforms[name] = value.transform if isinstance(value, Average) else None
+            given = value if isinstance(value, Average) else Average(self._number(name, value) * samples, samples)
+            before = self._averages.get(name, Average(0.0, 0.0))
+            total = float(before.total) + self._number(name, given.total)
+            count = float(before.count) + self._number(name, given.count)
+            self._averages[name] = Average(total, count, given.transform)
 
     def means(self) -> dict[str, float]:
         """Return the means; nan for a count of 0."""
-        return {name: self._mean(name, *sums) for name, sums in self._sums.items()}
+        return {name: self._mean(name, average) for name, average in self._averages.items()}
 
-    def _mean(self, name: str, total: float, count: float) -> float:
-        mean = total / count if count else nan
-        transform = self._transforms[name]
-        if transform is None:
+    def _mean(self, name: str, average: Average) -> float:
+        mean = float(average.total) / float(average.count) if average.count else nan
+        if average.transform is None:
             return mean
         try:
-            return self._number(name, transform(mean))
+            return self._number(name, average.transform(mean))
         except OverflowError:  # math.exp of an untrained model's loss
             return inf
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from paceline.errors import UsageError
 from paceline.jobs.datasets.images import ImageDataset
 from paceline.jobs.job import Job
-from paceline.jobs.lr_options import MakeModel, choose_model, fetch_advice, sgd
-from paceline.jobs.models import DBWNet, SoftmaxRegression
+from paceline.jobs.lr_options import MakeModel, choose_model, classification, fetch_advice, sgd
+from paceline.jobs.models.small import DBWNet, SoftmaxRegression
 from paceline.utils.argument_types import checked_types
 from paceline.utils.files import ContentError, read_bytes
 from paceline.utils.wording import counted
@@ -106,15 +105,7 @@ def mnist(
     make_model, optimizer = choose_model(model, _MODELS), sgd(lr, momentum)
     with fetch_advice("mnist", folder):
         train, test = _read(folder, "train"), _read(folder, "t10k")
-    return Job(
-        name=f"mnist-{model}",
-        model=make_model,
-        optimizer=optimizer,
-        data=train,
-        batch_size=batch_size,
-        loss=F.cross_entropy,
-        eval_data=test,
-    )
+    return classification(f"mnist-{model}", make_model, optimizer, train, test, batch_size)
 
 
 def _read(folder: Path, split: str) -> ImageDataset:

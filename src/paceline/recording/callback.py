@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from paceline.core.records import DecisionMade, GradientArrived, Record, RunEnded, UpdateMade, VersionEvaluated
-from paceline.errors import RunError
+
+KEPT = "; the run stopped, and the files written before are kept"  # advice where a callback cannot write a file
 
 
 class Callback:
@@ -46,12 +46,6 @@ class Callback:
 
     def on_end(self, end: RunEnded) -> None:
         """Process the end of the run."""
-
-
-def write_error(path: Path, error: Exception) -> RunError:
-    """Return the error of a callback that cannot write a file during the run."""
-    reason = getattr(error, "strerror", None) or error
-    return RunError(f"cannot write {path}: {reason}; the run stopped, and the files written before are kept")
 
 
 class Memory(Callback):

@@ -20,8 +20,9 @@ import orjson
 from paceline.core.events import Outcome
 from paceline.core.records import Record, RunEnded, VersionEvaluated
 from paceline.errors import PacelineWarning, RunError
+from paceline.recording.callback import KEPT
 from paceline.recording.validation import RecordOrder, check_types
-from paceline.utils.files import ContentError, create_file, lines_of, open_regular, open_to_extend
+from paceline.utils.files import ContentError, create_file, lines_of, open_regular, open_to_extend, writing
 
 WAITING_RECORDS = 10_000  # upper bound; then the run waits for the disk
 BATCH_RECORDS = 500
@@ -67,8 +68,8 @@ class EventLog:
         keep: first bytes of an existing file that are kept; None for a new file.
 
     Raises:
-        OSError: the file cannot be opened; later, from any method, it could not be written.
-        RunError: from any method: a record has a field that is not plain data.
+        OSError: the file cannot be opened.
+        RunError: from any method: the file cannot be written, or a record has a field that is not plain data.
     """
 
     def __init__(self, path: Path, keep: Prefix | None = None) -> None:
@@ -78,7 +79,7 @@ class EventLog:
         self._file.truncate(keep.size_bytes if keep else 0)
         self._file.seek(0, os.SEEK_END)
         self._waiting: Queue[Record | None] = Queue(WAITING_RECORDS)
-        self._error: Exception | None = None
+        self._error: RunError | None = None
         self._writer = Thread(target=self._write, name="paceline event log", daemon=True)
         self._writer.start()
 
@@ -91,7 +92,8 @@ class EventLog:
         """Wait until all records are on the disk; return length and digest of the whole log."""
         self._waiting.join()
         self._raise()
-        os.fsync(self._file.fileno())
+        with writing(self._path, KEPT):
+            os.fsync(self._file.fileno())
         return Prefix(self._file.tell(), self._digest.copy())
 
     @property
@@ -123,7 +125,8 @@ class EventLog:
         self._waiting.put(None)
         self._writer.join()
         try:
-            self._file.close()
+            with writing(self._path, KEPT):
+                self._file.close()
         finally:
             self._raise()
 
@@ -154,10 +157,11 @@ class EventLog:
             return  # write and close raise it
         try:
             lines = b"".join(map(to_line, records))
-            self._file.write(lines)
-            self._file.flush()
+            with writing(self._path, KEPT):
+                self._file.write(lines)
+                self._file.flush()
             self._digest.update(lines)
-        except OSError as error:
+        except RunError as error:
             self._error = error
         except TypeError as error:
             self._error = RunError(f"a record of the run cannot be written as JSON: {error}")

@@ -21,7 +21,7 @@ from typing import Any
 
 from paceline.core.records import Record
 from paceline.errors import PacelineWarning, RunError, UsageError
-from paceline.recording.callback import Callback, write_error
+from paceline.recording.callback import KEPT, Callback
 from paceline.recording.event_log import EventLog, Prefix, read_records
 from paceline.recording.history import History
 from paceline.recording.lock import FolderLock
@@ -35,6 +35,7 @@ from paceline.utils.files import (
     read_json,
     refuse_link,
     replace_file,
+    writing,
 )
 from paceline.utils.wording import first_line
 
@@ -105,19 +106,14 @@ class RunFolder(Callback):
 
     def on_record(self, record: Record) -> None:
         """Append a record to the log; the first record creates the folder, so a run that never started leaves none."""
-        try:
-            if self._log is None:
+        if self._log is None:
+            with writing(self.path / EVENTS, KEPT):
                 self._log = self._begin()
-            self._log.write(record)
-        except OSError as error:
-            raise write_error(self.path / EVENTS, error) from error
+        self._log.write(record)
 
     def settle(self) -> Prefix:
         """Flush the log to the disk and return its length and digest."""
-        try:
-            return self._log.settle() if self._log is not None else self._keep or Prefix(0, sha256())
-        except OSError as error:
-            raise write_error(self.path / EVENTS, error) from error
+        return self._log.settle() if self._log is not None else self._keep or Prefix(0, sha256())
 
     def _begin(self) -> EventLog:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -148,14 +144,13 @@ class RunFolder(Callback):
 
         if self._log is None:
             return
-        try:
-            data = save({name: tensor.contiguous().clone() for name, tensor in tensors.items()})
-            if self.is_gone:
-                path = self.rescue()
-                warnings.warn(f"{self._gone()}; the model is in {path}", PacelineWarning, stacklevel=2)
-            replace_file(self.path / MODEL, data)
-        except (OSError, SafetensorError) as error:
-            raise write_error(self.path / MODEL, error) from error
+        if self.is_gone:
+            path = self.rescue()
+            warnings.warn(f"{self._gone()}; the model is in {path}", PacelineWarning, stacklevel=2)
+        with writing(self.path / MODEL, KEPT, (OSError, SafetensorError)):
+            replace_file(
+                self.path / MODEL, save({name: tensor.contiguous().clone() for name, tensor in tensors.items()})
+            )
 
     @property
     def is_gone(self) -> bool:
@@ -201,8 +196,6 @@ class RunFolder(Callback):
         try:
             if self._log is not None:
                 self._log.close()
-        except OSError as error:
-            raise write_error(self.path / EVENTS, error) from error
         finally:
             if self._lock is not None:
                 self._lock.release()

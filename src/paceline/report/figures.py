@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import RunError, UsageError
+from paceline.errors import UsageError
 from paceline.report import worker_stats
 from paceline.report.curves import AXES, Group, panels, switches
 from paceline.report.run_data import FATES, RunData
-from paceline.utils.files import replace_file
+from paceline.utils.files import replace_file, writing
 
 COLOURS = ("#0072b2", "#d55e00", "#00805c", "#b0508a", "#8a6d00", "#404852")  # equal to those in style.css
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (8, 2)))
@@ -70,7 +70,7 @@ def write_figures(runs: Sequence[RunData], groups: Sequence[Group], folder: Path
     for number, run in enumerate(runs, start=1):
         suffix = f"-{number}-{_slug(run.label)}" if len(runs) > 1 else ""
         makers |= {f"{name}{suffix}": partial(draw, run=run) for name, draw in ONE_RUN.items()}
-    try:
+    with writing(f"figures to {folder}", "; give another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, make in makers.items():
             figure = new_figure(figsize=(WIDTH_IN, 3.4), layout="constrained", dpi=150)
@@ -79,8 +79,6 @@ def write_figures(runs: Sequence[RunData], groups: Sequence[Group], folder: Path
                 drawn = BytesIO()
                 figure.savefig(drawn, format=kind)
                 replace_file(folder / f"{name}.{kind}", drawn.getvalue())
-    except OSError as error:
-        raise RunError(f"cannot write figures to {folder}: {error.strerror}; give another folder") from error
 
 
 def draw_progress(figure: Any, groups: Sequence[Group], axis: str) -> None:

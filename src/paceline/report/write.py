@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import RunError, UsageError
+from paceline.errors import UsageError
 from paceline.recording.run_folder import REPORT, RUN, SavedRun, run_folders
 from paceline.recording.validation import believed
 from paceline.report.curves import groups
@@ -15,7 +15,7 @@ from paceline.report.figures import figure_class, write_figures
 from paceline.report.page.page import page
 from paceline.report.run_data import RunData, read_run
 from paceline.utils.dict_diff import differences
-from paceline.utils.files import replace_file, write_out
+from paceline.utils.files import replace_file, write_out, writing
 
 KEYS = ("job", "batch_size", "parameters", "identity")
 
@@ -61,11 +61,9 @@ def write_report(folders: Sequence[Path], out: Path | None = None, figures: Path
         drawn = groups(runs)
         text = page(runs, drawn)
     target = out or (folders[0] / REPORT if len(folders) == 1 else Path(REPORT))
-    try:
+    with writing(target, "; give another file with out="):
         target.parent.mkdir(parents=True, exist_ok=True)
         (replace_file if out is None else write_out)(target, text.encode())
-    except OSError as error:
-        raise RunError(f"cannot write {target}: {error.strerror}; give another file with out=") from error
     if figures is not None:
         write_figures(runs, drawn, figures)
     return target

@@ -1,6 +1,5 @@
 """Expected runtime: seconds per update of a protocol, each formula with its lemma."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, isinf, log
 from typing import Literal
@@ -10,7 +9,6 @@ from paceline.clusters.timing import Deterministic, Distribution, Exponential
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.theory.assumptions import (
-    Name,
     NoTheoryError,
     memoryless,
     new_longer_than_used,
@@ -99,7 +97,20 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
     """
     known, n = protocol_family(protocol, cluster.n), cluster.n
     distribution = round_trip(cluster, payload_bytes, has_server=as_plan(protocol).allreduce is None)
-    return _RUNTIMES[known.name](distribution, known.k, n)
+    k = known.k
+    match known.name:
+        case "k_sync":
+            return _exact(order_statistic(distribution, k, n), "Lemma 3", k)
+        case "k_async":
+            return _k_async(distribution, k, n)
+        case "k_batch_sync":
+            return _k_batch_sync(distribution, k, n)
+        case "k_batch_async":
+            return _exact(k * _mean_s(distribution) / n, "Lemma 4", k)
+        case "backup":
+            return _chain(distribution, k, finish_and_idle(k, n))
+        case "pull":
+            return _chain(distribution, k, finish_and_continue(k, n))
 
 
 @checked_types
@@ -152,14 +163,6 @@ def _exact(seconds: float, source: str, k: int) -> Expected:
     return Expected(seconds, "exact", source, seconds, seconds, k)
 
 
-def _k_sync(distribution: Distribution, k: int, n: int) -> Expected:
-    return _exact(order_statistic(distribution, k, n), "Lemma 3", k)
-
-
-def _k_batch_async(distribution: Distribution, k: int, n: int) -> Expected:
-    return _exact(k * _mean_s(distribution) / n, "Lemma 4", k)
-
-
 def _k_async(distribution: Distribution, k: int, n: int) -> Expected:
     if memoryless(distribution):
         return _exact(order_statistic(distribution, k, n), "Theorem 2", k)
@@ -210,23 +213,15 @@ def _batch_sync_bounds(distribution: Distribution, k: int, n: int) -> tuple[floa
     """
     mean_s = distribution.expectation_s
     lower_s, upper_s = order_statistic(distribution, 1, n), mean_s * (k + n - 1) / n
-    if k <= n and not isinf(mean_s):
-        upper_s = min(upper_s, order_statistic(distribution, k, n))
     if isinf(mean_s):
         return lower_s, upper_s
+    if k <= n:
+        upper_s = min(upper_s, order_statistic(distribution, k, n))
     if new_longer_than_used(distribution):
         lower_s = max(lower_s, k * mean_s / n)
     if new_shorter_than_used(distribution):
         upper_s = min(upper_s, k * mean_s / n)
     return lower_s, upper_s
-
-
-def _backup(distribution: Distribution, k: int, n: int) -> Expected:
-    return _chain(distribution, k, finish_and_idle(k, n))
-
-
-def _pull(distribution: Distribution, k: int, n: int) -> Expected:
-    return _chain(distribution, k, finish_and_continue(k, n))
 
 
 def _chain(distribution: Distribution, k: int, round_trips: float) -> Expected:
@@ -239,13 +234,3 @@ def _mean_s(distribution: Distribution) -> float:
     if isinf(distribution.expectation_s):
         raise UsageError(f"{distribution} has an infinite mean, and so has the time of an update; give one with a mean")
     return distribution.expectation_s
-
-
-_RUNTIMES: dict[Name, Callable[[Distribution, int, int], Expected]] = {
-    "k_sync": _k_sync,
-    "k_async": _k_async,
-    "k_batch_sync": _k_batch_sync,
-    "k_batch_async": _k_batch_async,
-    "backup": _backup,
-    "pull": _pull,
-}

@@ -98,40 +98,28 @@ def staleness(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes
     distribution, known = round_trip(cluster, payload_bytes), protocol_family(protocol, cluster.n)
     if known.is_fresh:
         return Staleness(0.0, 1.0, 1.0, lambda s: float(s <= 0))
-    at_least = (
-        _k_async(distribution, known.k, cluster.n)
-        if known.name == "k_async"
-        else _batch_async(distribution, known.k, cluster.n)
-    )
     mean = cluster.n / known.k - 1 if known.name == "k_async" else (cluster.n - 1) / known.k
-    if at_least is not None:
-        fresh = 1 - at_least(1)
-        return Staleness(mean, fresh, fresh, at_least)
-    return Staleness(mean, *_bounds_of_fresh_share(known, distribution, cluster.n, mean))
-
-
-def _k_async(distribution: Distribution, k: int, n: int) -> Survival | None:
     if memoryless(distribution):
-        return lambda s: (1 - k / n) ** max(s, 0)
-    if isinstance(
-        distribution, Deterministic
-    ):  # the order of workers is constant: every n-th gradient is from one worker
-        return _between(n / k - 1)
-    return None
-
-
-def _batch_async(distribution: Distribution, k: int, n: int) -> Survival | None:
-    if memoryless(distribution):
-        q = 1 - 1 / n
-        return lambda s: 1.0 if s <= 0 else (n - 1) / k * (1 - q**k) * q ** ((s - 1) * k)
-    if isinstance(distribution, Deterministic):
-        return _between((n - 1) / k)
-    return None
+        at_least = _memoryless(known, cluster.n)
+    elif isinstance(distribution, Deterministic):  # every n-th gradient is from the same worker
+        at_least = _between(mean)
+    else:
+        return Staleness(mean, *_bounds_of_fresh_share(known, distribution, cluster.n, mean))
+    fresh = 1 - at_least(1)
+    return Staleness(mean, fresh, fresh, at_least)
 
 
 def _between(mean: float) -> Survival:
     """Return the distribution on the two whole numbers next to a mean."""
     return lambda s: min(max(mean - s + 1, 0.0), 1.0)
+
+
+def _memoryless(known: ProtocolFamily, n: int) -> Survival:
+    """Return the distribution of staleness for exponential times."""
+    k, q = known.k, 1 - 1 / n
+    if known.name == "k_async":
+        return lambda s: (1 - k / n) ** max(s, 0)
+    return lambda s: 1.0 if s <= 0 else (n - 1) / k * (1 - q**k) * q ** ((s - 1) * k)
 
 
 def _bounds_of_fresh_share(

@@ -20,6 +20,8 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISFIFO, S_ISLNK, S_ISREG
 from typing import Any, BinaryIO
 
+from paceline.errors import RunError
+
 MIB = 1 << 20
 MOST_JSON_BYTES = 16 * MIB
 MOST_TOML_BYTES = MIB // 2
@@ -191,6 +193,26 @@ def lines_of(file: BinaryIO) -> Iterator[bytes]:
         if len(line) > MOST_LINE_BYTES:
             raise ContentError(f"it has a line of more than {MOST_LINE_BYTES} bytes")
         yield line
+
+
+@contextmanager
+def writing(
+    what: object, advice: str = "", errors: type[Exception] | tuple[type[Exception], ...] = OSError
+) -> Iterator[None]:
+    """Convert the error of a file that cannot be written.
+
+    Args:
+        what: file or folder in the message.
+        advice: text after the reason in the message.
+        errors: classes of errors to convert.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    try:
+        yield
+    except errors as error:
+        raise RunError(f"cannot write {what}: {getattr(error, 'strerror', None) or error}{advice}") from error
 
 
 def replace_file(path: Path, content: bytes, *, to_disk: bool = False) -> None:

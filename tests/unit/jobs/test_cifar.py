@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from paceline.errors import UsageError
-from paceline.jobs import cifar10, cifar100
+from paceline.jobs import cifar10, cifar100, resnet50
 from paceline.jobs.datasets.images import crop_and_flip
-from paceline.jobs.models import resnet50
 from paceline.jobs.registry import load_job
 
 TRAINING_FILES = [f"data_batch_{k}.bin" for k in range(1, 6)]

@@ -193,10 +193,9 @@ def _check(saved: SavedRun, updates: Sequence[ObservedUpdate]) -> None:
 
 
 def _check_means(cluster: Cluster) -> None:
-    distributions = (
-        [] if isinstance(cluster.timing, Trace) else [cluster.distribution_of(worker) for worker in range(cluster.n)]
-    )
-    for distribution in distributions:
+    if isinstance(cluster.timing, Trace):
+        return
+    for distribution in map(cluster.distribution_of, range(cluster.n)):
         if isinf(distribution.expectation_s):
             raise UsageError(
                 f"{distribution} has an infinite mean, which cannot be simulated; give one with a finite mean"
@@ -222,16 +221,12 @@ def _plan(given: str | Protocol | Phase) -> Plan:
         raise UsageError(
             f"{plan} has phases, controllers or compensators; give protocols with constant knobs, as k_sync(k=4)"
         )
-    if _steps_apart(plan):
+    if plan.allreduce is not None and plan.allreduce.sums == "updates":
         raise UsageError(
             f"the workers of {plan} take steps of their own, so its number of updates cannot be predicted; give "
             "protocols with common steps, as all_reduce or k_sync(k=4)"
         )
     return plan
-
-
-def _steps_apart(plan: Plan) -> bool:
-    return plan.allreduce is not None and plan.allreduce.sums == "updates"
 
 
 def _predict(plan: Plan, cluster: Cluster, recorded: _Recorded | None, fifth: int | None, seed: int) -> Prediction:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from math import isfinite, isnan
 from typing import Any, NamedTuple
 
+from paceline.recording.run_folder import plain
 from paceline.utils.representation import TableRepresentation
 from paceline.utils.text_table import TextTable
 from paceline.utils.wording import counted
@@ -80,9 +81,6 @@ class Advice(TableRepresentation):
         return [TextTable(_HEAD, [_row(each) for each in self.ranking])]
 
     def _notes(self) -> list[str]:
-        return self.verdict()
-
-    def verdict(self) -> list[str]:
         """Return sentences on the best protocol, the reason, and the uncertainty."""
         if self.seen is None:
             return self._verdict_of_times()
@@ -107,7 +105,7 @@ class Advice(TableRepresentation):
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values, with None for nan and inf."""
-        ranking = [{name: _plain(value) for name, value in each._asdict().items()} for each in self.ranking]
+        ranking = [plain(each._asdict()) for each in self.ranking]
         return {"ranking": ranking, "seen": self.seen and asdict(self.seen)}
 
     def _verdict_of_times(self) -> list[str]:
@@ -130,7 +128,3 @@ def _row(each: Prediction) -> list[str]:
     if not isfinite(each.seconds):
         return [*times, "never", "never", ""]
     return [*times, f"{each.updates:.4g}", f"{each.seconds:.4g}", f"{each.low_s:.3g}..{each.high_s:.3g}"]
-
-
-def _plain(value: Any) -> Any:
-    return value if not isinstance(value, float) or isfinite(value) else None

@@ -265,16 +265,9 @@ class _Search:
         return [float(loss) for loss in columns["loss"]]
 
 
-@dataclass(frozen=True)
-class _Factor:
-    """Function from a number of gradients to the learning rate, relative to that of the optimizer."""
-
-    rates: Range
-    k: int
-    base: float
-
-    def __call__(self, gradients: int) -> float:
-        return self.rates.rate(1 + gradients // self.k) / self.base
+def _factor(gradients: int, rates: Range, k: int, base: float) -> float:
+    """Return the learning rate after a number of gradients, relative to that of the optimizer."""
+    return rates.rate(1 + gradients // k) / base
 
 
 def rising(optimizer: torch.optim.Optimizer, rates: Range, k: int) -> LambdaLR:
@@ -282,4 +275,4 @@ def rising(optimizer: torch.optim.Optimizer, rates: Range, k: int) -> LambdaLR:
     base = float(optimizer.param_groups[0]["lr"])
     if not base > 0:
         raise UsageError(f"the learning rate of the job's optimizer is {base:g}; give one > 0, which the test scales")
-    return LambdaLR(optimizer, _Factor(rates, k, base))
+    return LambdaLR(optimizer, partial(_factor, rates=rates, k=k, base=base))

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.fingerprint import described
-from paceline.errors import RunError, UsageError
+from paceline.errors import UsageError
 from paceline.experiments.runner.cell import RunSpec
 from paceline.jobs.job import Job
 from paceline.recording.lock import FolderLock
 from paceline.utils.dict_diff import changes
-from paceline.utils.files import UNFINISHED, ContentError, read_json, replace_file
+from paceline.utils.files import UNFINISHED, ContentError, read_json, replace_file, writing
 
 Request = Mapping[str, Any]
 
@@ -53,11 +53,9 @@ class RunsFolder:
         self.path = path
         self.request = request
         self._kind = kind
-        try:
+        with writing(path):
             path.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(path, f"another {kind.noun}")
-        except OSError as error:
-            raise RunError(f"cannot write {path}: {error.strerror or error}") from error
         try:
             self._check_request()
         except BaseException:
@@ -75,11 +73,9 @@ class RunsFolder:
 
     def save(self, contents: Mapping[str, bytes]) -> None:
         """Write the files of the result, by name."""
-        try:
+        with writing(f"in {self.path}"):
             for name, content in contents.items():
                 replace_file(self.path / name, content)
-        except OSError as error:
-            raise RunError(f"cannot write in {self.path}: {error.strerror or error}") from error
 
     def close(self) -> None:
         """Release the folder for other processes."""
@@ -91,7 +87,9 @@ class RunsFolder:
         if saved == self.request:
             self.request = saved  # the names of the folders depend on its order
         elif not names - {self._kind.request_file}:
-            self._write_request()
+            path = self.path / self._kind.request_file
+            with writing(path):
+                replace_file(path, f"{json.dumps(self.request, indent=2)}\n".encode())
         elif saved is None:
             raise UsageError(f"{self.path} is not the folder of a {self._kind.noun}; give another folder with out=")
         else:
@@ -99,13 +97,6 @@ class RunsFolder:
                 f"{self.path} contains another {self._kind.noun}: {'; '.join(changes(saved, self.request))}; "
                 "repeat the same call to resume it, or give another folder with out="
             )
-
-    def _write_request(self) -> None:
-        path = self.path / self._kind.request_file
-        try:
-            replace_file(path, f"{json.dumps(self.request, indent=2)}\n".encode())
-        except OSError as error:
-            raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def request(job: Job, seeds: Sequence[int], **arguments: object) -> Request:

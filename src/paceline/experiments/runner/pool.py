@@ -10,7 +10,6 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -161,9 +160,7 @@ class _Pool:
         self.signals.install()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for _, process in self.running.values():
             process.terminate()  # ends the run like Ctrl-C, with an entry in its log
         for connection, (_, process) in self.running.items():

@@ -15,10 +15,9 @@ from paceline.catalogue.switch_timing import SwitchTiming
 from paceline.experiments.switch_point.bisection import Bisection
 from paceline.experiments.switch_point.trials import Trials, TrialSpec
 from paceline.utils.representation import TableRepresentation
-from paceline.utils.text_table import TextTable
+from paceline.utils.text_table import NONE, TextTable
 from paceline.utils.wording import counted
 
-NONE = "-"
 HEADER = "# Written by paceline's search for a switch point; used by the protocol sync_switch(timing=FILE).\n\n"
 
 
@@ -109,21 +108,16 @@ class SwitchSearch(TableRepresentation):
         """Return the table of the settings; empty if the search was interrupted."""
         return [] if self.interrupted else [TextTable(_HEADINGS, [self._row(each) for each in self._all], left=(1,))]
 
-    def _notes(self) -> list[str]:
-        return self._verdict()
-
     def _row(self, trials: Trials) -> list[str]:
         kept = NONE if trials is self.alone else "yes" if self.is_accepted(trials) else "no"
         share, relative = f"{100 * trials.fraction:.6g}%", _number(self.relative_time(trials))
         return [share, _spread(trials), _number(trials.mean_s), relative, kept]
 
-    def _verdict(self) -> list[str]:
-        first, share = self.trial.first, 100 * (self.fraction or 0)
-        cost = (
-            ""
-            if isnan(self.cost)
-            else f", as much as {_number(self.cost)} {'run' if _number(self.cost) == '1' else 'runs'} of {first} alone"
-        )
+    def _notes(self) -> list[str]:
+        first, share, cost = self.trial.first, 100 * (self.fraction or 0), ""
+        if not isnan(self.cost):
+            runs = _number(self.cost)
+            cost = f", as much as {runs} {'run' if runs == '1' else 'runs'} of {first} alone"
         gain = "" if isnan(self.speed_up) else f", {self.speed_up:.2f} x faster than {first} alone"
         found = f"Found: {first} for {share:.6g}% of the workload, then {self.trial.then}{gain}."
         if self.fraction is None:
@@ -143,24 +137,16 @@ class SwitchSearch(TableRepresentation):
         table |= {"target": rule.target, "margin": rule.margin, "two_sided": rule.two_sided}
         table |= {"cluster": str(self.trial.cluster), "stop": str(self.trial.stop), "seeds": list(self.seeds)}
         table |= {"cost_s": self.cost_s, "cost_in_first_runs": self.cost, "speed_up": self.speed_up}
-        alone = {"first_alone": _plain(self.alone)} if self.alone else {}
-        return {
-            **table,
-            **alone,
-            "trials": [_plain(each) | {"accepted": self.is_accepted(each)} for each in self.tried],
-        }
+        table |= {"first_alone": _plain(self.alone)} if self.alone else {}
+        return table | {"trials": [_plain(each) | {"accepted": self.is_accepted(each)} for each in self.tried]}
 
 
 _HEADINGS = ("share of\nthe first", "accuracy at the end", "seconds", "of the\nfirst one", "kept")
 
 
 def _plain(trials: Trials) -> dict[str, Any]:
-    return {
-        "fraction": trials.fraction,
-        "accuracies": list(trials.accuracies),
-        "times_s": list(trials.times_s),
-        "mean_s": trials.mean_s,
-    }
+    numbers = {"accuracies": list(trials.accuracies), "times_s": list(trials.times_s)}
+    return {"fraction": trials.fraction, **numbers, "mean_s": trials.mean_s}
 
 
 def _spread(trials: Trials) -> str:

@@ -13,9 +13,9 @@ from typing import Any
 import orjson
 
 from paceline.core import records
-from paceline.recording.callback import Callback, write_error
+from paceline.recording.callback import KEPT, Callback
 from paceline.utils.argument_types import checked_types
-from paceline.utils.files import create_file, open_to_extend
+from paceline.utils.files import create_file, open_to_extend, writing
 
 SERVER = 0  # track of the server; worker w has track w + 1
 HELD = 100  # interrupted tasks kept per worker, whose gradients may still arrive
@@ -59,11 +59,9 @@ class PerfettoTrace(Callback):
     def on_record(self, record: records.Record) -> None:
         """Write the events that later records cannot change."""
         self._waiting += self._traces(record)
-        try:
-            if isinstance(record, records.UpdateMade | records.RunEnded):
+        if isinstance(record, records.UpdateMade | records.RunEnded):
+            with writing(self._path, KEPT):
                 self._write_out(end=b"\n]\n" if isinstance(record, records.RunEnded) else b"")
-        except OSError as error:
-            raise write_error(self._path, error) from error
 
     def _traces(self, record: records.Record) -> Iterator[Trace]:
         match record:

@@ -9,10 +9,10 @@ from typing import Any
 
 from paceline.core.records import Record, RunEnded, UpdateMade, VersionEvaluated
 from paceline.errors import UsageError
-from paceline.recording.callback import Callback, write_error
+from paceline.recording.callback import KEPT, Callback
 from paceline.recording.history import Totals
 from paceline.utils.argument_types import checked_types
-from paceline.utils.files import refuse_link
+from paceline.utils.files import refuse_link, writing
 
 FLUSH_S = 5
 
@@ -53,14 +53,16 @@ class TensorBoard(Callback):
                 case VersionEvaluated():
                     evaluated = record.version
                     again = [update for update in again if update[0] > evaluated]
-        self._guarded(self._open, evaluated + 1)
-        for update in again:
-            self._guarded(self._scalars, *update)
+        with writing(self._folder, KEPT):
+            self._open(evaluated + 1)
+            for update in again:
+                self._scalars(*update)
 
     def on_record(self, record: Record) -> None:
         """Write the scalars of an update or an evaluation."""
         self._totals.count(record)
-        self._guarded(self._write, record)
+        with writing(self._folder, KEPT):
+            self._write(record)
 
     def _write(self, record: Record) -> None:
         if self._writer is None:
@@ -94,9 +96,3 @@ class TensorBoard(Callback):
     def _open(self, first_version: int | None = None) -> None:
         refuse_link(self._folder)
         self._writer = self._make_writer(self._folder, purge_step=first_version, flush_secs=FLUSH_S)
-
-    def _guarded(self, write: Any, *arguments: object) -> None:
-        try:
-            write(*arguments)
-        except OSError as error:
-            raise write_error(self._folder, error) from error

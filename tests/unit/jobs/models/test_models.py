@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from paceline.errors import UsageError
-from paceline.jobs.models import (
+from paceline.jobs import (
     DBWNet,
     SmallNet,
     SoftmaxRegression,
