@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import paceline as pl
-from paceline.clusters.timing import Empirical
+from paceline.clusters.timing.distributions import Empirical
 
 RESULTS = Path(__file__).parent / "results"
 MOMENTUM = 0.9

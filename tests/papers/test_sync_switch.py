@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.catalogue.parser import parse_plan
-from paceline.clusters.timing import SlownessProfile
+from paceline.clusters.timing.slowdowns import SlownessProfile
 from papers.sync_switch import draw, jobs, run, table
 from papers.sync_switch.predicted import Workers, done, theirs_s, when
 from papers.sync_switch.settings import (

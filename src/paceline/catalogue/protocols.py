@@ -25,13 +25,12 @@ CATALOGUE: dict[str, Callable[..., Protocol | Phase]] = {}
 
 
 def named(factory: F) -> F:
-    """List a protocol in the catalogue, under the name of the function that makes it."""
-    CATALOGUE[factory.__name__] = factory
-    return factory
+    """Check the types of a factory's arguments, and list it in the catalogue under its name."""
+    CATALOGUE[factory.__name__] = checked = checked_types(factory)
+    return checked
 
 
 @named
-@checked_types
 def bsp() -> Protocol:
     """Bulk synchronous parallel: every update waits for one gradient of every live worker.
 
@@ -41,7 +40,6 @@ def bsp() -> Protocol:
 
 
 @named
-@checked_types
 def backup(k: int) -> Protocol:
     """Backup workers, Push & Wait: the k fastest make the update, the others finish and are dropped.
 
@@ -51,7 +49,6 @@ def backup(k: int) -> Protocol:
 
 
 @named
-@checked_types
 def k_sync(k: int) -> Protocol:
     """K-sync, or backup workers, Push & Interrupt: the k fastest make the update, the others restart.
 
@@ -61,7 +58,6 @@ def k_sync(k: int) -> Protocol:
 
 
 @named
-@checked_types
 def pull(k: int) -> Protocol:
     """Backup workers, Pull, or Rennala SGD: the first k fresh gradients, of any worker.
 
@@ -71,7 +67,6 @@ def pull(k: int) -> Protocol:
 
 
 @named
-@checked_types
 def k_batch_sync(k: int) -> Protocol:
     """K-batch-sync: as `pull`, but work that has become stale is interrupted.
 
@@ -81,7 +76,6 @@ def k_batch_sync(k: int) -> Protocol:
 
 
 @named
-@checked_types
 def k_async(k: int) -> Protocol:
     """K-async: k gradients of different workers, however stale.
 
@@ -91,7 +85,6 @@ def k_async(k: int) -> Protocol:
 
 
 @named
-@checked_types
 def k_batch_async(k: int) -> Protocol:
     """K-batch-async, or FedBuff: any k gradients, however stale; no worker ever waits.
 
@@ -101,7 +94,6 @@ def k_batch_async(k: int) -> Protocol:
 
 
 @named
-@checked_types
 def asp() -> Protocol:
     """Asynchronous parallel: every gradient is an update.
 
@@ -111,7 +103,6 @@ def asp() -> Protocol:
 
 
 @named
-@checked_types
 def ssp(lead: int) -> Protocol:
     """Stale synchronous parallel: asynchronous, but no worker is more than `lead` gradients ahead.
 
@@ -121,7 +112,6 @@ def ssp(lead: int) -> Protocol:
 
 
 @named
-@checked_types
 def ringmaster(r: int, stops: bool = False) -> Protocol:
     """Ringmaster ASGD: asynchronous, gradients r or more versions old are dropped, or stopped with `stops`.
 
@@ -134,7 +124,6 @@ def ringmaster(r: int, stops: bool = False) -> Protocol:
 
 
 @named
-@checked_types
 def dbw(
     base: str = "backup",
     D: int = 5,
@@ -156,7 +145,6 @@ def dbw(
 
 
 @named
-@checked_types
 def b_dbw(
     base: str = "backup",
     unobserved: Unobserved = "lower",
@@ -175,7 +163,6 @@ def b_dbw(
 
 
 @named
-@checked_types
 def adasync(base: str = "k_sync", K_0: int = 1, D: int = 5) -> Phase:
     """AdaSync: waits for more gradients per update as the loss falls.
 
@@ -185,7 +172,6 @@ def adasync(base: str = "k_sync", K_0: int = 1, D: int = 5) -> Phase:
 
 
 @named
-@checked_types
 def all_reduce() -> Phase:
     """All-reduce SGD: no server; every worker waits for the mean gradient and steps with it.
 
@@ -195,7 +181,6 @@ def all_reduce() -> Phase:
 
 
 @named
-@checked_types
 def local_sgd(H: int) -> Phase:
     """Local SGD: no server; every worker steps by itself, and all average their parameters every H gradients.
 
@@ -206,7 +191,6 @@ def local_sgd(H: int) -> Phase:
 
 
 @named
-@checked_types
 def s3gd() -> Phase:
     """Stale-synchronous SGD: no server; the next gradient is computed during the all-reduce of the updates.
 
@@ -216,7 +200,6 @@ def s3gd() -> Phase:
 
 
 @named
-@checked_types
 def dc_s3gd(lambda0: float = 0.2) -> Phase:
     """Delay-compensated stale-synchronous SGD: `s3gd` with corrected gradients; after a plus, the correction alone.
 

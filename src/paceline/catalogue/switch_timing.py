@@ -38,22 +38,15 @@ class FoundFor:
     batch_size: int
     workers: int
 
-    def check_workers(self, n: int) -> None:
-        """Check the number of workers."""
-        self._check("workers", self.workers, n)
-
-    def check_job(self, job: str, model: str, batch_size: int) -> None:
-        """Check the job."""
-        self._check("job", self.job, job)
-        self._check("model", self.model, model)
-        self._check("batch_size", self.batch_size, batch_size)
-
-    def _check(self, what: str, found: object, given: object) -> None:
-        if found != given:
-            raise UsageError(
-                f"{self.file} was found for {what} {found}, and this run has {given}; search again with "
-                "paceline search, or type sync_switch(fraction=...) if you know better"
-            )
+    def check(self, **given: object) -> None:
+        """Check properties of a run, given by the names of these attributes."""
+        for what, value in given.items():
+            found = getattr(self, what)
+            if found != value:
+                raise UsageError(
+                    f"{self.file} was found for {what} {found}, and this run has {value}; search again with "
+                    "paceline search, or type sync_switch(fraction=...) if you know better"
+                )
 
 
 @dataclass(frozen=True)
@@ -89,16 +82,8 @@ class SwitchTiming:
 
     def as_table(self) -> dict[str, Any]:
         """Return the content of the file."""
-        found = self.found_for
-        return {
-            "job": found.job,
-            "model": found.model,
-            "batch_size": found.batch_size,
-            "workers": found.workers,
-            "first": self.first,
-            "then": self.then,
-            "fraction": self.fraction,
-        }
+        content = {**vars(self.found_for), **vars(self)}
+        return {key: content[key] for key in _KINDS}
 
 
 def _check(table: dict[str, Any], file: str | Path) -> None:

@@ -33,7 +33,7 @@ def trace(
     overwrite: Overwrite = False,
 ) -> None:
     """Export the round-trip times of a run, to simulate them with --cluster trace:FILE."""
-    from paceline.clusters.timing import Trace
+    from paceline.clusters.timing.trace import Trace
     from paceline.recording.run_folder import SavedRun
     from paceline.recording.validation import believed
 

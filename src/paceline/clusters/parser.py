@@ -9,16 +9,10 @@ from typing import Any, Literal
 
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster
-from paceline.clusters.timing import (
-    Distribution,
-    Network,
-    Periodic,
-    ServerTime,
-    Slowdown,
-    Trace,
-    Transient,
-    parse_distribution,
-)
+from paceline.clusters.timing.distributions import Distribution, parse_distribution
+from paceline.clusters.timing.network import Network, ServerTime
+from paceline.clusters.timing.slowdowns import Periodic, Slowdown, Transient
+from paceline.clusters.timing.trace import Trace
 from paceline.clusters.torchrun import Torchrun
 from paceline.errors import UsageError, did_you_mean
 from paceline.utils.files import ContentError, read_toml

@@ -12,18 +12,10 @@ from numpy.typing import NDArray
 
 from paceline.clusters.devices import check_device
 from paceline.clusters.faults import Fault, check_faults
-from paceline.clusters.timing import (
-    Distribution,
-    Exponential,
-    Network,
-    Periodic,
-    ServerTime,
-    Slowdown,
-    SlownessProfile,
-    Trace,
-    Transient,
-)
-from paceline.clusters.timing.slowdowns import ALWAYS_NORMAL
+from paceline.clusters.timing.distributions import Distribution, Exponential
+from paceline.clusters.timing.network import Network, ServerTime
+from paceline.clusters.timing.slowdowns import ALWAYS_NORMAL, Periodic, Slowdown, SlownessProfile, Transient
+from paceline.clusters.timing.trace import Trace
 from paceline.clusters.timing.trace_replay import FILL_IN, TraceReplay
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Plan
@@ -81,7 +73,11 @@ class Cluster:
         object.__setattr__(self, "slowdowns", tuple(self.slowdowns))
         check_device(self.device)
         check_faults(self.faults, self.n)
-        _check_timing(self.timing, self.n)
+        if isinstance(self.timing, Trace) and self.timing.workers != self.n:
+            workers = self.timing.workers
+            raise UsageError(
+                f"{self.timing.source} has {counted(workers, 'worker')}, the cluster {self.n}: give {workers}"
+            )
         for speed in _each(self.speed):
             check_range("(0, inf)", speed=speed)
         for selection in [each.workers for each in (*self.slowdowns, self.transient) if each]:
@@ -250,13 +246,6 @@ class ReplayedTrips(RoundTrips):
     def confirm(self, worker: int, draw: int, start_s: float) -> None:
         """Raise a RunError if this round trip was censored, because its end is not known."""
         self._replay.confirm(worker, draw, start_s)
-
-
-def _check_timing(timing: object, n: int) -> None:
-    if isinstance(timing, Trace) and timing.workers != n:
-        raise UsageError(
-            f"{timing.source} has {counted(timing.workers, 'worker')}, the cluster {n}: give {timing.workers}"
-        )
 
 
 def _check_certain(timing: object, why: str) -> None:

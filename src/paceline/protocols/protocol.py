@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from paceline.core.duration import Duration, Unit
@@ -24,9 +26,48 @@ if TYPE_CHECKING:
     Addition: TypeAlias = "Compensator | Controller[Any] | Momentum | Phase"
 
 
+class PlanPart(ABC):
+    """Operations of a protocol and of a phase that return a phase or a plan."""
+
+    def until(
+        self,
+        fraction: float | None = None,
+        *,
+        updates: int | None = None,
+        gradients: int | None = None,
+        epochs: float | None = None,
+        seconds: float | None = None,
+    ) -> Phase:
+        """Return the phase, ending at this point of the run, counted from the run's beginning.
+
+        Updates, gradients, epochs and fractions are checked when an update is made: the phase ends with the update
+        that reaches them. Seconds end it between two events.
+        """
+        end = Duration.of(fraction=fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds)
+        return replace(self._as_phase(), end=end)
+
+    def __add__(self, added: Addition | tuple[Addition, ...]) -> Phase:
+        phase = self._as_phase()
+        for each in added if isinstance(added, tuple) else (added,):
+            if not hasattr(each, "added_to"):
+                raise UsageError(
+                    f"{each!r} cannot be added to {phase}; expected a compensator, a controller or a momentum, "
+                    "such as pl.staleness_lr(C=0.01), pl.elastic() or pl.momentum('1/n')"
+                )
+            phase = each.added_to(phase)
+        return phase
+
+    def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
+        return Plan((self._as_phase(),)) >> other
+
+    @abstractmethod
+    def _as_phase(self) -> Phase:
+        """Return the phase of this part."""
+
+
 @checked_types
 @dataclass(frozen=True)
-class Protocol:
+class Protocol(PlanPart):
     """Synchronization rule of a parameter server and its workers.
 
     Args:
@@ -93,28 +134,13 @@ class Protocol:
         """Return a phase with these controllers, which may change the knobs."""
         return Phase(self, controllers)
 
-    def until(
-        self,
-        fraction: float | None = None,
-        *,
-        updates: int | None = None,
-        gradients: int | None = None,
-        epochs: float | None = None,
-        seconds: float | None = None,
-    ) -> Phase:
-        """Return a phase that ends at this point of the run, counted from the run's beginning."""
-        return Phase(self).until(fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds)
-
-    def __add__(self, added: Addition | tuple[Addition, ...]) -> Phase:
-        return Phase(self) + added
-
-    def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
-        return as_plan(self) >> other
+    def _as_phase(self) -> Phase:
+        return Phase(self)
 
 
 @checked_types
 @dataclass(frozen=True)
-class Phase:
+class Phase(PlanPart):
     """Protocol with its controllers and modifiers, up to a point of the run.
 
     Args:
@@ -142,34 +168,6 @@ class Phase:
     momentum: Momentum = KEEP
     allreduce: AllReduceConfig | None = None
 
-    def until(
-        self,
-        fraction: float | None = None,
-        *,
-        updates: int | None = None,
-        gradients: int | None = None,
-        epochs: float | None = None,
-        seconds: float | None = None,
-    ) -> Phase:
-        """Return the same phase, ending at this point of the run, counted from the run's beginning.
-
-        Updates, gradients, epochs and fractions are checked when an update is made: the phase ends with the update
-        that reaches them. Seconds end it between two events.
-        """
-        end = Duration.of(fraction=fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds)
-        return replace(self, end=end)
-
-    def __add__(self, added: Addition | tuple[Addition, ...]) -> Phase:
-        phase = self
-        for each in added if isinstance(added, tuple) else (added,):
-            if not hasattr(each, "added_to"):
-                raise UsageError(
-                    f"{each!r} cannot be added to {self}; expected a compensator, a controller or a momentum, "
-                    "such as pl.staleness_lr(C=0.01), pl.elastic() or pl.momentum('1/n')"
-                )
-            phase = each.added_to(phase)
-        return phase
-
     def added_to(self, phase: Phase) -> Phase:
         """Return the phase with the correction of this phase, as in `pl.asp() + pl.dc_s3gd()`."""
         if self.allreduce is None or self.allreduce.correction is None:
@@ -179,8 +177,8 @@ class Phase:
             )
         return self.allreduce.correction.added_to(phase)
 
-    def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
-        return as_plan(self) >> other
+    def _as_phase(self) -> Phase:
+        return self
 
     @property
     def title(self) -> str:
@@ -231,19 +229,7 @@ class Plan:
     @property
     def in_full(self) -> str:
         """Plan with every knob; two plans with the same name may differ in it."""
-        return repr(
-            [
-                (
-                    vars(phase.protocol),
-                    phase.end,
-                    phase.controllers,
-                    phase.compensators,
-                    phase.momentum,
-                    phase.allreduce,
-                )
-                for phase in self.phases
-            ]
-        )
+        return repr([(vars(phase.protocol), *_KNOBS(phase)) for phase in self.phases])
 
     @property
     def allreduce(self) -> AllReduceConfig | None:
@@ -268,7 +254,7 @@ class Plan:
             seconds: seconds of the whole run; None if its stop does not limit them.
         """
         if self.found_for is not None:
-            self.found_for.check_workers(n)
+            self.found_for.check(workers=n)
         phases = []
         for phase in self.phases:
             for controller in phase.controllers:
@@ -286,13 +272,14 @@ class Plan:
         return replace(self, phases=tuple(phases))
 
 
+_KNOBS = attrgetter("end", "controllers", "compensators", "momentum", "allreduce")
+
+
 def as_plan(given: Protocol | Phase | Plan) -> Plan:
     """Return a protocol, a phase or a plan as a plan."""
     match given:
-        case Protocol():
-            return Plan((Phase(given),))
-        case Phase():
-            return Plan((given,))
+        case Protocol() | Phase():
+            return Plan((given._as_phase(),))
         case Plan():
             return given
     raise UsageError(f"{given!r} is no protocol; expected a protocol such as pl.bsp(), a phase or a plan")

@@ -61,9 +61,8 @@ class RunConfig:
         plan = self.plan.checked(self.cluster.n, total=total, per_epoch=self.per_epoch, **limits)
         self.cluster.check_plan(plan)
         if plan.found_for is not None:
-            plan.found_for.check_job(
-                self.job.name, model_in_short(build_model(self.job, self.seed)), self.job.batch_size
-            )
+            model = model_in_short(build_model(self.job, self.seed))
+            plan.found_for.check(job=self.job.name, model=model, batch_size=self.job.batch_size)
         return plan
 
     @cached_property

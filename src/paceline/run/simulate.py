@@ -11,7 +11,7 @@ from math import nan
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.parser import parse_cluster
 from paceline.clusters.simulated import Cluster
-from paceline.clusters.timing import ServerTime
+from paceline.clusters.timing.network import ServerTime
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.failure_detector import FailureDetector
 from paceline.core.events import Outcome

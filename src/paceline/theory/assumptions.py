@@ -6,9 +6,11 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.clusters import timing
 from paceline.clusters.simulated import Cluster
+from paceline.clusters.timing import distributions as timing
 from paceline.clusters.timing.distributions import Array
+from paceline.clusters.timing.network import ServerTime
+from paceline.clusters.timing.trace import Trace
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.utils.argument_types import checked_types
@@ -58,7 +60,8 @@ def round_trip(cluster: Cluster, payload_bytes: float = 0, *, has_server: bool =
     Raises:
         NoTheoryError: the cluster has other properties.
 
-    >>> round_trip(Cluster(4, timing.Exponential(mean_s=2.0), speed=2.0, network=timing.Network(latency_s=0.25)))
+    >>> from paceline import Network
+    >>> round_trip(Cluster(4, timing.Exponential(mean_s=2.0), speed=2.0, network=Network(latency_s=0.25)))
     ShiftedExponential(shift_s=0.5, mean_s=1.0)
     """
     _check_alike(cluster)
@@ -80,11 +83,11 @@ def round_trip(cluster: Cluster, payload_bytes: float = 0, *, has_server: bool =
 
 def _check_alike(cluster: Cluster) -> None:
     reasons = {
-        "with a trace as its timing": isinstance(cluster.timing, timing.Trace),
+        "with a trace as its timing": isinstance(cluster.timing, Trace),
         "whose workers differ": _differ(cluster.timing) or _differ(cluster.speed),
         "with slowdowns of workers": bool(cluster.slowdowns) or cluster.transient is not None,
         "with scripted faults": bool(cluster.faults),
-        "with server time": cluster.server != timing.ServerTime(),
+        "with server time": cluster.server != ServerTime(),
     }
     for why, is_so in reasons.items():
         if is_so:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.clusters import timing
+from paceline.clusters.timing import distributions as timing
 from paceline.errors import UsageError
 from paceline.theory.assumptions import RoundTripDistribution
 from paceline.utils.argument_types import checked_types

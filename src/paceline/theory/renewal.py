@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.clusters.timing import Distribution
+from paceline.clusters.timing.distributions import Distribution
 from paceline.theory.order_statistics import order_statistic
 from paceline.theory.survival_function import survival
 from paceline.theory.tail_bounds import beyond
@@ -49,7 +49,7 @@ def time_of_gradients(distribution: Distribution, k: int, n: int) -> Bracket:
     Raises:
         UsageError: E[X_{1:n}] is infinite, or not known to be finite.
 
-    >>> from paceline.clusters.timing import Pareto
+    >>> from paceline.clusters.timing.distributions import Pareto
     >>> lower_s, upper_s = time_of_gradients(Pareto(scale_s=1.0, shape=0.8), k=4, n=8)
     >>> round(lower_s, 2), round(upper_s, 2)
     (2.19, 2.21)

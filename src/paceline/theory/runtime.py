@@ -5,7 +5,7 @@ from math import ceil, isinf, log
 from typing import Literal
 
 from paceline.clusters.simulated import Cluster
-from paceline.clusters.timing import Deterministic, Distribution, Exponential
+from paceline.clusters.timing.distributions import Deterministic, Distribution, Exponential
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.theory.assumptions import (
@@ -81,7 +81,7 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
             is infinite if E[X_{1:n}] is: for Pareto times of shape at most 1/n.
 
     >>> from paceline.catalogue.protocols import bsp, k_async
-    >>> from paceline.clusters.timing import Uniform
+    >>> from paceline.clusters.timing.distributions import Uniform
     >>> expected(bsp(), Cluster(2))
     Expected(seconds_per_update=1.5, kind='exact', source='Lemma 3', lower_s=1.5, upper_s=1.5, k=2)
     >>> expected(k_async(k=2), Cluster(4, Uniform(0.0, 1.0))).kind

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 
 from paceline.clusters.simulated import Cluster
-from paceline.clusters.timing import Deterministic, Distribution
+from paceline.clusters.timing.distributions import Deterministic, Distribution
 from paceline.protocols.protocol import Phase, Plan, Protocol
 from paceline.theory.assumptions import (
     NoTheoryError,

@@ -4,7 +4,7 @@ from math import log
 
 import numpy as np
 
-from paceline.clusters import timing
+from paceline.clusters.timing import distributions as timing
 from paceline.clusters.timing.distributions import Array
 from paceline.theory.assumptions import RoundTripDistribution
 

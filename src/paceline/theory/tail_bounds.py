@@ -4,7 +4,7 @@ from math import exp, inf, lgamma, log
 
 import numpy as np
 
-from paceline.clusters.timing import Distribution, Pareto
+from paceline.clusters.timing.distributions import Distribution, Pareto
 from paceline.theory.assumptions import RoundTripDistribution
 from paceline.theory.survival_function import survival
 

@@ -7,18 +7,9 @@ from hypothesis import strategies as st
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.parser import load_cluster, parse_cluster
 from paceline.clusters.simulated import Cluster
-from paceline.clusters.timing import (
-    Deterministic,
-    Exponential,
-    Network,
-    Periodic,
-    ServerTime,
-    ShiftedExponential,
-    Slowdown,
-    SlownessProfile,
-    Transient,
-    Uniform,
-)
+from paceline.clusters.timing.distributions import Deterministic, Exponential, ShiftedExponential, Uniform
+from paceline.clusters.timing.network import Network, ServerTime
+from paceline.clusters.timing.slowdowns import Periodic, Slowdown, SlownessProfile, Transient
 from paceline.errors import UsageError
 from paceline.utils.rng import stream
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import paceline as pl
 from paceline.clusters.parser import parse_cluster
-from paceline.clusters.timing import TraceRow
+from paceline.clusters.timing.trace import TraceRow
 from tiny_jobs import dataset, small_net, tiny_job
 
 # Made by paceline for the user to read, or base classes: not called by users.

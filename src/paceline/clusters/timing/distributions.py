@@ -352,6 +352,10 @@ DISTRIBUTIONS: Mapping[str, Callable[..., Distribution]] = {
     "empirical": Empirical.from_csv,
 }
 
+# The quantile of one probability does not depend on the others in the array; the vectorized simulation evaluates other
+# distributions row by row, as `RoundTrips` does.
+ELEMENTWISE = (Deterministic, Empirical, Exponential, Gamma, LogNormal, Pareto, ShiftedExponential, Uniform)
+
 
 def parse_distribution(text: str) -> Distribution:
     """Parse a distribution as typed on the command line; the suffix ``_s`` of a knob is optional.

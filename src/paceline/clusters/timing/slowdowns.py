@@ -21,9 +21,22 @@ Piece = tuple[float, float]
 ALWAYS_NORMAL: tuple[Piece, ...] = ((inf, 1.0),)
 
 
+class _OfSomeWorkers:
+    """Property of selected workers."""
+
+    workers: Selection
+
+    def affects(self, worker: int, n: int) -> bool:
+        """Return whether a worker is selected in a cluster of n."""
+        if isinstance(self.workers, tuple):
+            return worker in self.workers
+        # The tolerance is for fractions such as 0.07 of 100, which is 7.000000000000001 and must not select eight.
+        return worker < ceil(self.workers * n - 1e-9)
+
+
 @checked_types
 @dataclass(frozen=True)
-class Slowdown:
+class Slowdown(_OfSomeWorkers):
     """Slowdown of some workers by ``factor`` from ``at_s`` until ``until_s``.
 
     Args:
@@ -49,10 +62,6 @@ class Slowdown:
         check_range(f"({self.at_s}, inf]", until_s=self.until_s)
         object.__setattr__(self, "workers", _checked(self.workers))
 
-    def affects(self, worker: int, n: int) -> bool:
-        """Return whether the slowdown affects a worker in a cluster of n."""
-        return _selects(self.workers, worker, n)
-
     def periods(self) -> Iterator[Piece]:
         """Yield the interval before, the slow interval, and the one after."""
         yield self.at_s, 1.0
@@ -62,7 +71,7 @@ class Slowdown:
 
 @checked_types
 @dataclass(frozen=True)
-class Periodic:
+class Periodic(_OfSomeWorkers):
     """Periodic slowdown of some workers: from ``at_s`` on, slow for ``on_s`` in every ``every_s`` seconds.
 
     ``work done in a whole period = every_s - on_s + on_s / slowdown`` seconds of work at normal speed
@@ -95,10 +104,6 @@ class Periodic:
         check_range("[0, inf)", at_s=self.at_s)
         object.__setattr__(self, "workers", _checked(self.workers))
 
-    def affects(self, worker: int, n: int) -> bool:
-        """Return whether a worker has slow periods in a cluster of n."""
-        return _selects(self.workers, worker, n)
-
     def periods(self) -> Iterator[Piece]:
         """Yield an endless sequence of intervals, normal and slow in turn."""
         for i in count():
@@ -109,7 +114,7 @@ class Periodic:
 
 @checked_types
 @dataclass(frozen=True)
-class Transient:
+class Transient(_OfSomeWorkers):
     """Random transient stragglers: each worker alternates between normal and slow periods, the first one normal.
 
     ``share of slow time = mean_on_s / (mean_on_s + mean_off_s)`` in the long run
@@ -132,10 +137,6 @@ class Transient:
     def __post_init__(self) -> None:
         check_range("(0, inf)", mean_on_s=self.mean_on_s, mean_off_s=self.mean_off_s, slowdown=self.slowdown)
         object.__setattr__(self, "workers", _checked(self.workers))
-
-    def affects(self, worker: int, n: int) -> bool:
-        """Return whether a worker has slow periods in a cluster of n."""
-        return _selects(self.workers, worker, n)
 
     def periods(self, stream: Generator) -> Iterator[Piece]:
         """Yield an endless sequence of intervals of one worker, normal and slow in turn, from its random stream."""
@@ -204,10 +205,3 @@ def _checked(workers: object) -> object:
     for worker in workers:
         check_range("[0, inf)", Integral, workers=worker)
     return tuple(workers)
-
-
-def _selects(workers: Selection, worker: int, n: int) -> bool:
-    if isinstance(workers, tuple):
-        return worker in workers
-    # The tolerance is for fractions such as 0.07 of 100, which is 7.000000000000001 and must not select eight.
-    return worker < ceil(workers * n - 1e-9)

@@ -15,7 +15,7 @@ from statistics import mean
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.parser import parse_cluster
 from paceline.clusters.simulated import Cluster
-from paceline.clusters.timing import Trace
+from paceline.clusters.timing.trace import Trace
 from paceline.core.records import GradientArrived, StepMeasured, UpdateMade
 from paceline.errors import PacelineWarning, UsageError
 from paceline.experiments.advise.result import PARTS, Advice, GradientSummary, Prediction

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from paceline.clusters.timing import (
+from paceline.clusters.timing.distributions import (
     Deterministic,
     Empirical,
     Exponential,

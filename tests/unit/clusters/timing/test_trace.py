@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import paceline as pl
 from catalogue_table import TABLE
 from paceline.clusters.parser import load_cluster, parse_cluster
-from paceline.clusters.timing import TraceRow
 from paceline.clusters.timing.survival import JUST_AFTER, Survival, impute_censored
+from paceline.clusters.timing.trace import TraceRow
 from paceline.core.records import WorkInterrupted, WorkUnfinished
 from paceline.errors import PacelineWarning
 from paceline.recording.event_log import to_line

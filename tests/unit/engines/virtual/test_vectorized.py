@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import paceline as pl
 from catalogue_table import TABLE
 from paceline.catalogue.parser import parse_plan
-from paceline.clusters.timing import TraceRow
+from paceline.clusters.timing.trace import TraceRow
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.failure_detector import FailureDetector
 from paceline.core.events import Apply, Compute, Decision

@@ -13,7 +13,7 @@ from scipy.stats import spearmanr
 
 import paceline as pl
 from paceline.cli import main
-from paceline.clusters.timing import Trace
+from paceline.clusters.timing.trace import Trace
 from paceline.experiments.advise.result import Advice, GradientSummary
 
 CLUSTER = pl.Cluster(8, pl.ShiftedExponential(shift_s=0.3, mean_s=0.7))

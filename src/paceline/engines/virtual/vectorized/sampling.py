@@ -9,16 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.clusters.simulated import TILE, Cluster
-from paceline.clusters.timing import (
-    Deterministic,
-    Empirical,
-    Exponential,
-    Gamma,
-    LogNormal,
-    Pareto,
-    ShiftedExponential,
-    Uniform,
-)
+from paceline.clusters.timing.distributions import ELEMENTWISE
 from paceline.utils.rng import stream
 from paceline.utils.validation import check_range
 
@@ -29,9 +20,6 @@ SHIFT, LAST = TILE.bit_length() - 1, TILE - 1
 # Cached tiles per group of 64 workers, and in total (128 MiB). Workers are seldom further apart; if they are, tiles are
 # computed again.
 MIN_CACHED, MAX_CACHED, MAX_CACHED_TOTAL = 4, 32, 4096
-# The quantile of one uniform number does not depend on its neighbours; other distributions are evaluated row by row, as
-# in `RoundTrips`.
-ELEMENTWISE = (Deterministic, Empirical, Exponential, Gamma, LogNormal, Pareto, ShiftedExponential, Uniform)
 
 
 class RoundTripSampler:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from paceline.clusters.simulated import Cluster
-from paceline.clusters.timing import Trace
+from paceline.clusters.timing.trace import Trace
 from paceline.engines.virtual.vectorized.lockstep import Lockstep
 from paceline.engines.virtual.vectorized.renewal import Renewal
 from paceline.engines.virtual.vectorized.rounds import Rounds
