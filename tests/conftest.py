@@ -23,6 +23,13 @@ torch.set_num_threads(1)
 # A shell that starts a command in the background lets it ignore SIGINT, which every process started by it inherits.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# No test needs its files to survive a power failure: the disk would be most of the time of short runs.
+os.fsync = os.fstat
+
+# Each rank that makes an optimizer imports this in 1.5 s, unless the process that forks it has done so.
+set_forkserver_preload = multiprocessing.forkserver.set_forkserver_preload
+multiprocessing.forkserver.set_forkserver_preload = lambda modules: set_forkserver_preload([*modules, "torch._dynamo"])
+
 pytest.register_assert_rewrite("coordinator_harness")
 
 MOST_WITH_PROCESSES = 20

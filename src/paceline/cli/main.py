@@ -9,7 +9,7 @@ from typing import Annotated, TextIO
 import typer
 
 from paceline.cli.compare import compare
-from paceline.cli.flags import flags_of, in_flags
+from paceline.cli.flags import command_of, flags_of, in_flags
 from paceline.cli.log_handler import logging_to_terminal, set_verbosity
 from paceline.cli.lr_range_test import knee
 from paceline.cli.protocols import fetch, protocols
@@ -56,7 +56,7 @@ def main() -> None:
 def _status() -> int:
     status = 0
     try:
-        status = app(standalone_mode=False)
+        status = command_of(app)(standalone_mode=False)
     except UsageError as error:
         _print_error(error)
         status = 2

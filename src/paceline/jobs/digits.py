@@ -1,4 +1,6 @@
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch.utils.data import TensorDataset
@@ -45,9 +47,15 @@ def _split() -> tuple[TensorDataset, TensorDataset]:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise UsageError("this job needs scikit-learn; run: pip install 'paceline[digits]'") from error
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = _pixels_and_labels(load_digits)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     images = torch.tensor(pixels / _DARKEST, dtype=torch.float32)[order]
     targets = torch.tensor(labels, dtype=torch.int64)[order]
     train, test = slice(TRAINING_SAMPLES), slice(TRAINING_SAMPLES, None)
     return TensorDataset(images[train], targets[train]), TensorDataset(images[test], targets[test])
+
+
+@cache
+def _pixels_and_labels(load: Callable[..., Any]) -> Any:
+    """Return scikit-learn's arrays, which it reads from a compressed text in 30 ms."""
+    return load(return_X_y=True)

@@ -229,7 +229,7 @@ def test_an_error_of_the_program_itself_is_not_hidden(monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr(sys.modules["paceline.cli.main"], "app", broken)
+    monkeypatch.setattr(sys.modules["paceline.cli.main"], "command_of", lambda _: broken)
     with pytest.raises(ZeroDivisionError):
         main()
 
