@@ -17,6 +17,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "myst_parser",
     "sphinx_copybutton",
+    "public_names",
 ]
 html_theme = "furo"
 html_title = "paceline"
@@ -25,7 +26,8 @@ exclude_patterns = ["_build", "README.md"]
 
 nitpicky = True
 default_role = "py:obj"
-nitpick_ignore_regex = [(r"py:.*", r"(torch|numpy|collections|pathlib|typing|types|enum|np|nn|dist)\b.*")]
+OTHERS = "torch|numpy|collections|pathlib|typing|types|enum|contextlib|math|np|nn|dist|Tensor|Path|Console|Dataset"
+nitpick_ignore_regex = [(r"py:.*", rf"({OTHERS})\b.*"), (r"py:.*", r".*\.Count")]
 
 autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"

@@ -104,7 +104,7 @@ def asp() -> Protocol:
 
 @named
 def ssp(lead: int) -> Protocol:
-    """Stale synchronous parallel: asynchronous, but no worker is more than `lead` gradients ahead.
+    """Stale synchronous parallel: asynchronous, but no worker is more than lead gradients ahead.
 
     Paper: Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", 2013.
     """
@@ -113,7 +113,7 @@ def ssp(lead: int) -> Protocol:
 
 @named
 def ringmaster(r: int, stops: bool = False) -> Protocol:
-    """Ringmaster ASGD: asynchronous, gradients r or more versions old are dropped, or stopped with `stops`.
+    """Ringmaster ASGD: asynchronous, gradients r or more versions old are dropped, or interrupted.
 
     Paper: Maranjyan, Tyurin and Richtarik, "Ringmaster ASGD", 2025.
     """

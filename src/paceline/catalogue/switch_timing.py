@@ -54,7 +54,7 @@ class SwitchTiming:
     """Switch point and the runs that it was found for.
 
     Attributes:
-        fraction: fraction of the workload after which `then` replaces `first`, in (0, 1]; 1 for never.
+        fraction: fraction of the workload after which ``then`` replaces ``first``, in (0, 1]; 1 for never.
         first: text of the first protocol.
         then: text of the second protocol.
         found_for: runs that the switch point was found for.

@@ -21,9 +21,9 @@ class Fault:
             begins has no fault, so under an interrupting protocol only the first draw is sure to be reached.
         kind: "die" kills the worker, "raise" raises an exception in it, "hang" makes it stop responding, and
             "not_finite" makes it send a gradient with nan. A simulated worker that hangs is lost after
-            `worker_timeout_s`; without a timeout, when no other worker computes.
+            ``worker_timeout_s``; without a timeout, when no other worker computes.
         back_after_s: simulated seconds after which a killed worker joins again, >= 0; None for never. Real processes
-            are restarted by `LocalCluster(respawn=True)`.
+            are restarted by ``LocalCluster(respawn=True)``.
     """
 
     worker: int

@@ -67,5 +67,5 @@ class LocalCluster:
 
     @property
     def worker_threads(self) -> int:
-        """Number of threads of each worker: as given, or an equal share of the cores of this machine, >= 1."""
+        """Number of threads of each worker, >= 1; by default an equal share of the cores of this machine."""
         return self.threads or max(1, cores() // self.n)

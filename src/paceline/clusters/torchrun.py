@@ -163,7 +163,7 @@ class Torchrun:
 
     @property
     def has_worker_at_server(self) -> bool:
-        """Whether a worker runs on the host of rank 0: by option, or as the only worker."""
+        """Whether a worker runs on the host of rank 0, by option or as the only worker."""
         return bool(self.worker_at_server) or self.ranks.world_size == 1
 
     @property
@@ -237,11 +237,11 @@ class Torchrun:
 
     @property
     def worker_threads(self) -> int:
-        """Number of threads of each worker: as given, or an equal share of the cores of its host, >= 1."""
+        """Number of threads of each worker, >= 1; by default an equal share of the cores of its host."""
         return self.threads or max(1, cores() // self.ranks.local_world_size)
 
     def has_gpu_each(self, gpus: int) -> bool:
-        """Return whether every process of this host can have its own GPU out of `gpus`, as NCCL requires."""
+        """Return whether every process of this host can have its own GPU out of ``gpus``, as NCCL requires."""
         return self.device == "cuda" and gpus >= self.ranks.local_world_size
 
     def check_plan(self, plan: Plan) -> None:

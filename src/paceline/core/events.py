@@ -77,7 +77,7 @@ class Arrival(NamedTuple):
     Attributes:
         now: time of the event, in seconds since the run began.
         worker: number of the worker.
-        draw: number of the work, as in its `Compute`.
+        draw: number of the work of this worker.
         loss: mean loss of the minibatch.
         samples: number of samples in the minibatch.
         squared_norm: squared norm of the gradient.

@@ -79,7 +79,7 @@ class RunResumed:
 
 @dataclass(frozen=True, slots=True)
 class GradientArrived:
-    """Arrival of a gradient, and whether it was used. See `core.events.Arrival` for the fields that are its own.
+    """Arrival of a gradient, and whether it was used. See `Arrival` for the fields that are its own.
 
     Attributes:
         version: version that the gradient was computed at.
@@ -199,7 +199,7 @@ class UpdateMade:
 
 @dataclass(frozen=True, slots=True)
 class StepMeasured:
-    """Measured step of an update; see `core.events.Step`."""
+    """Measured step of an update; see `Step`."""
 
     now_s: float
     version: int
@@ -243,7 +243,7 @@ class VersionEvaluated:
 
 @dataclass(frozen=True, slots=True)
 class DecisionMade:
-    """Decision, such as a change of protocol, quorum or membership; see `core.events.Decision`."""
+    """Decision, such as a change of protocol, quorum or membership."""
 
     now_s: float
     kind: str

@@ -70,7 +70,7 @@ def compare(
         UsageError: an argument is invalid, or the folder contains another comparison.
         RunError: the folder cannot be written.
         FailedRunsError: some runs crashed. It is raised after all other runs, when the table is saved, and has the
-            `comparison` as an attribute. The same call repeats the crashed runs. A run that missed the target or
+            ``comparison`` as an attribute. The same call repeats the crashed runs. A run that missed the target or
             diverged is a result, not a failure.
     """
     refuse_while_unpickling()

@@ -37,7 +37,7 @@ Step = Callable[[nn.Module, Batch], "Tensor | tuple[Tensor, Metrics]"]
 
 @runtime_checkable
 class Samples(Protocol):
-    """Protocol of map-style data that do not derive from torch's `Dataset`."""
+    """Protocol of map-style data that do not derive from torch's ``Dataset``."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -58,21 +58,21 @@ class Job(Representation):
 
     Args:
         model: module, which is copied, or function that returns one.
-        optimizer: function that returns a `torch.optim` optimizer, such as `partial(torch.optim.SGD, lr=0.1)`. The name
-            of its first argument selects what it receives: `model` the model, `named_parameters` the (name, parameter)
-            pairs, any other name the parameters. Only parameters that require a gradient are passed.
-        data: training data, map-style or iterable. Map-style data may have a method `minibatch(indices)` that returns a
-            whole batch. Of a DataLoader, the job uses the data set, batch_size, collate_fn, num_workers,
+        optimizer: function that returns a `torch.optim` optimizer, such as ``partial(torch.optim.SGD, lr=0.1)``. The
+            name of its first argument selects what it receives: ``model`` the model, ``named_parameters`` the (name,
+            parameter) pairs, any other name the parameters. Only parameters that require a gradient are passed.
+        data: training data, map-style or iterable. Map-style data may have a method ``minibatch(indices)`` that returns
+            a whole batch. Of a DataLoader, the job uses the data set, batch_size, collate_fn, num_workers,
             prefetch_factor and, with sampling="epoch", a custom sampler. Arguments of the job that differ from their
             defaults take precedence. A warning names the settings that are ignored.
-        batch_size: samples in a worker's minibatch, >= 1; optional only if `data` is a DataLoader.
-        loss: function `loss(output, target)`, for data of (input, target) pairs.
-        step: function `step(model, batch) -> loss` or `(loss, metrics)`, for all other data; give loss or step. Metrics
-            are used in evaluations: a number is averaged over samples, a `pl.Average` as it defines. A metric named
-            "loss" replaces the evaluation loss.
-        eval_data: evaluation data for the loss, `accuracy` and all other metrics; also a DataLoader. None for no
+        batch_size: samples in a worker's minibatch, >= 1; optional only if ``data`` is a DataLoader.
+        loss: function ``loss(output, target)``, for data of (input, target) pairs.
+        step: function ``step(model, batch) -> loss`` or ``(loss, metrics)``, for all other data; give loss or step.
+            Metrics are used in evaluations: a number is averaged over samples, a `pl.Average` as it defines. A metric
+            named "loss" replaces the evaluation loss.
+        eval_data: evaluation data for the loss, ``accuracy`` and all other metrics; also a DataLoader. None for no
             evaluation.
-        eval_batch_size: samples in a batch of the evaluation, >= 1; 0 for that of a DataLoader, or `batch_size`.
+        eval_batch_size: samples in a batch of the evaluation, >= 1; 0 for that of a DataLoader, or ``batch_size``.
         scheduler: function from the optimizer to a `torch.optim.lr_scheduler`, which is stepped by workload.
         schedule_unit: accepted work between two steps of the scheduler: a "gradient", an "epoch", an "update" of n
             gradients, where n is the number of workers at the start of the run, or a "sample", which is

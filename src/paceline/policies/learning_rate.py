@@ -69,7 +69,7 @@ class LinearSchedule:
     w + k has scale(w + k/2), the mean over its gradients. So a schedule means the same under every protocol.
 
     The loss is checked every ``check_every``. If the mean training loss of the last epoch is not less than at the
-    check before (`is_plateau`), the warm-up ends. So it ends at the second check at the earliest.
+    check before (``is_plateau``), the warm-up ends. So it ends at the second check at the earliest.
 
     Args:
         warm_up: workload after which the scale would reach 1, for example "50%", "epochs=5", "gradients=500" or a

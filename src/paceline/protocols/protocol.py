@@ -169,7 +169,7 @@ class Phase(PlanPart):
     allreduce: AllReduceConfig | None = None
 
     def added_to(self, phase: Phase) -> Phase:
-        """Return the phase with the correction of this phase, as in `pl.asp() + pl.dc_s3gd()`."""
+        """Return the phase with the correction of this phase, as in ``pl.asp() + pl.dc_s3gd()``."""
         if self.allreduce is None or self.allreduce.correction is None:
             raise UsageError(
                 f"{self} cannot be added to {phase}: it is a protocol of its own; expected a compensator, a controller "

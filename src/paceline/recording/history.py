@@ -126,7 +126,7 @@ class History(Representation):
         """Return columns of equal length.
 
         Args:
-            by: "update" for one row per update, or "second" for one row every `step_s` seconds.
+            by: "update" for one row per update, or "second" for one row every ``step_s`` seconds.
             step_s: seconds between rows, > 0.
 
         Returns:

@@ -218,7 +218,7 @@ class SavedRun:
         path: folder of the run.
 
     Attributes:
-        configuration: content of `run.json`.
+        configuration: content of ``run.json``.
         history: records of the log.
 
     Raises:

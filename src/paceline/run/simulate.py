@@ -71,12 +71,12 @@ class Simulated(Representation):
 
     @property
     def bytes_down(self) -> float:
-        """Bytes sent by the server: pulls of the parameters."""
+        """Bytes that the server sends in pulls of the parameters."""
         return self.pulls * self.payload_bytes
 
     @property
     def bytes_up(self) -> float:
-        """Bytes received by the server: pushes of gradients."""
+        """Bytes that the server receives in pushes of gradients."""
         return self.pushes * self.payload_bytes
 
     def server_busy(self, server: ServerTime | None = None) -> float:
@@ -122,9 +122,9 @@ def simulate(
 ) -> Simulated:
     """Simulate the timing of a protocol on a cluster, without gradients.
 
-    One protocol without faults is simulated for all workers at once (`paceline.engines.virtual.vectorized`), any other
-    plan event by event; both give equal results. A worker is lost only by a scripted fault or by `worker_timeout_s`,
-    so the result does not depend on the unit of time.
+    One protocol without faults is simulated for all workers at once (``paceline.engines.virtual.vectorized``), any
+    other plan event by event; both give equal results. A worker is lost only by a scripted fault or by
+    ``worker_timeout_s``, so the result does not depend on the unit of time.
 
     Args:
         protocol: protocol, phase or plan, or its text, as for `train`.

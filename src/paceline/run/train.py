@@ -98,27 +98,27 @@ def train(
 
     Args:
         job: job to train.
-        protocol: protocol such as `pl.k_sync(k=12)`, a phase, a plan, or its text: "bsp@25% >> asp".
+        protocol: protocol such as ``pl.k_sync(k=12)``, a phase, a plan, or its text: "bsp@25% >> asp".
         cluster: simulated `Cluster`, `LocalCluster` of processes, `Torchrun`, or its text: "local:4". Under torchrun
             every rank calls `train` with the same arguments. Rank 0 writes the folder of the run; the result of any
             other rank has the trained model and the reason for the end, and an empty history. After a restart by
-            torchrun the run in `out` is resumed from its last checkpoint.
-        stop: conditions that end the run, as `Stop(loss=0.2)` or "loss=0.2,seconds=600".
+            torchrun the run in ``out`` is resumed from its last checkpoint.
+        stop: conditions that end the run, as ``Stop(loss=0.2)`` or "loss=0.2,seconds=600".
         seed: seed of all random numbers, >= 0.
         out: folder to record the run in; without it nothing is written.
         overwrite: whether to replace an earlier run in that folder.
-        resume: folder of a run of the same job to resume, instead of `out`. A simulated run continues bit for bit as
+        resume: folder of a run of the same job to resume, instead of ``out``. A simulated run continues bit for bit as
             if it had not stopped; a real one continues from its last checkpoint.
         allow_change: whether protocol and cluster may differ from those of the resumed run.
         callbacks: callbacks that get each record of the run.
-        evaluate_every: interval between evaluations of `job.eval_data`, as `Duration("epochs", 1)` or "epochs=1". The
-            default is one epoch, or 100 updates for data without a length.
+        evaluate_every: interval between evaluations of ``job.eval_data``, as ``Duration("epochs", 1)`` or "epochs=1".
+            The default is one epoch, or 100 updates for data without a length.
         checkpoint_every: interval between checkpoints, as "updates=100" or "seconds=60" (real time). A checkpoint is
             also saved at the beginning, after the first update and at the end. With `local_sgd` on real ranks it is
             saved at the first sum or evaluation after the interval.
         keep_checkpoints: number of checkpoints kept, >= 1.
         worker_timeout_s: seconds without an answer after which a worker is lost, > 0. The default is derived from the
-            round trips of real workers (`paceline.policies.estimators.round_trip_timeout`); simulated workers then
+            round trips of real workers (``paceline.policies.estimators.round_trip_timeout``); simulated workers then
             have no timeout.
         measure_steps: whether to record how far each update moves the parameters, which `pl.advise` needs; it costs up
             to three additions of the parameters per update.

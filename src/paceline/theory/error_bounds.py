@@ -235,7 +235,7 @@ def mean_squared_gradient(constants: Constants, eta: float, k: int, p_0: float, 
     ``2 initial_error / (J eta gamma') + eta L sigma2 / (k m gamma')``
 
     Args:
-        constants: constants, of which c is not used; `initial_error` is relative to the infimum of F.
+        constants: constants, of which c is not used; ``initial_error`` is relative to the infimum of F.
         eta: learning rate, > 0, at most `max_learning_rate`.
         k: number of gradients of an update, >= 1.
         p_0: lower bound on the share of fresh gradients, given the past, in [0, 1]; 1 for fresh gradients.

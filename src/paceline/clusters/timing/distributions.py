@@ -192,7 +192,7 @@ class LogNormal:
 
     @property
     def expectation_s(self) -> float:
-        """Mean in seconds: ``median_s * exp(sigma**2 / 2)``."""
+        """Mean in seconds, ``median_s * exp(sigma**2 / 2)``."""
         return self.median_s * exp(self.sigma**2 / 2)
 
     def quantile(self, u: Array) -> Array:

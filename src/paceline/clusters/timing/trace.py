@@ -60,7 +60,7 @@ class TraceRow(NamedTuple):
 
     @property
     def waited_s(self) -> float:
-        """Seconds outside the parts: waiting in the queue of the server, and the update."""
+        """Seconds outside the parts, which are waiting in the queue of the server and the update."""
         # The simulator adds in this order, so that the result is exactly 0 if there was no waiting.
         return self.end_s - (self.start_s + (self.pull_s + self.push_s + self.compute_s)) - self.sum_s
 
@@ -154,7 +154,7 @@ class Trace:
     def from_csv(
         cls, file: str | Path, *, by: Literal["draw", "time"] = "draw", censored: Literal["km"] | None = None
     ) -> Trace:
-        """Read a trace from a CSV file, as `paceline trace` writes it.
+        """Read a trace from a CSV file, as ``paceline trace`` writes it.
 
         Args:
             file: path of the file.

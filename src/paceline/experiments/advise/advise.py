@@ -44,11 +44,11 @@ def advise(
     """Rank protocols by the predicted time in which they lower the loss as much as a recorded run.
 
     The seconds per update of each protocol are simulated with the round trips of the run. The number of updates follows
-    from the gradients of the run (`policies.estimators.convergence`): fewer or staler gradients per update leave the
+    from the gradients of the run (``policies.estimators.convergence``): fewer or staler gradients per update leave the
     loss higher.
 
     Args:
-        run: folder of a run recorded with `measure_steps=True`, with at least two gradients per update or with
+        run: folder of a run recorded with ``measure_steps=True``, with at least two gradients per update or with
             microbatches, because the noise of single gradients cannot be measured. Or a trace, or its file, which has
             times only.
         protocols: protocols to rank, with constant knobs; those of the papers with K = 1, 2, 4 ... n if none is given.

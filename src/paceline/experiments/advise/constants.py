@@ -21,14 +21,14 @@ PARTS = 10
 
 @checked_types
 def estimate_constants(run: str | Path | SavedRun, least_loss: float = 0.0) -> Constants:
-    """Estimate the constants of `pl.theory` from a run that was recorded with `measure_steps=True`.
+    """Estimate the constants of `pl.theory` from a run that was recorded with ``measure_steps=True``.
 
     From the norm N, the variance V and the loss F in each tenth of the run,
 
         m V = sigma2 + M_G N        fitted by non-negative least squares,
         c   = min N / (2 (F - F*)),   L = max h,   initial_error = F_0 - F*,
 
-    with h the curvature in the directions of the noise (`policies.estimators.convergence.estimate_noise`), and the
+    with h the curvature in the directions of the noise (``policies.estimators.convergence.estimate_noise``), and the
     minimum over the tenths in which N differs from 0 significantly.
 
     Args:

@@ -123,8 +123,8 @@ def knee(
 ) -> Knees:
     """Find the learning rate for each quorum k by the knee rule: the largest rate at which training progresses.
 
-    For each k, the job is trained with a learning rate that rises with every update from `lowest` to `highest`, or
-    until training diverges. `find_knee` returns the knee of the loss curve.
+    For each k, the job is trained with a learning rate that rises with every update from ``lowest`` to ``highest``, or
+    until training diverges. ``find_knee`` returns the knee of the loss curve.
 
     The rates are those of the optimizer's first parameter group; the other groups keep their ratios to it. The result
     is the total rate of an update of k gradients, as with lr_rule="constant". The runs ignore lr_rule, lr_is, scheduler

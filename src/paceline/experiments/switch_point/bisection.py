@@ -48,10 +48,10 @@ Accuracies = Sequence[float | None]
 class Bisection:
     """Bisection for the smallest fraction of the workload under the first protocol that keeps an accuracy.
 
-    The fraction s lies in (lower, upper], initially (0, 1]. The middle is tried. It becomes `upper` if it is accepted
-    and `lower` if not. After M settings the result is `upper`: an accepted fraction, or 1 if none was accepted, which
-    means to keep the first protocol to the end. If accuracy grows with s, the result is at most 2^-M above the smallest
-    s that would be accepted.
+    The fraction s lies in (lower, upper], initially (0, 1]. The middle is tried. It becomes ``upper`` if it is accepted
+    and ``lower`` if not. After M settings the result is ``upper``: an accepted fraction, or 1 if none was accepted,
+    which means to keep the first protocol to the end. If accuracy grows with s, the result is at most 2^-M above the
+    smallest s that would be accepted.
 
     Args:
         target: target accuracy A, in (0, 1].
@@ -72,10 +72,10 @@ class Bisection:
 
     Source: Li et al. (Sync-Switch), ICDCS 2021, Sect. IV-B1 and Algorithm 1, which counts in percent.
 
-    Differs from the paper: acceptance is one-sided, mean >= A - beta, unless `two_sided` selects the printed
-    |mean - A| <= beta, which rejects switch points that are more accurate than BSP. The sum alpha' of accuracies starts
-    at 0 for each setting; the pseudo-code resets it only once, so that every mean but the first would be too large. A
-    run that diverged fails its setting.
+    Differs from the paper: acceptance is one-sided, mean >= A - beta, unless ``two_sided`` selects the printed
+    ``|mean - A| <= beta``, which rejects switch points that are more accurate than BSP. The sum alpha' of accuracies
+    starts at 0 for each setting; the pseudo-code resets it only once, so that every mean but the first would be too
+    large. A run that diverged fails its setting.
     """
 
     target: float

@@ -127,7 +127,7 @@ class SwitchSearch(TableRepresentation):
         return [found, f"All runs together took {_number(self.cost_s)} s{cost}."]
 
     def to_toml(self) -> str:
-        """Return the content of the file for `sync_switch(timing=FILE)`, with every trial."""
+        """Return the content of the file for ``sync_switch(timing=FILE)``, with every trial."""
         return HEADER + tomli_w.dumps(self.as_table())
 
     def as_table(self) -> dict[str, Any]:

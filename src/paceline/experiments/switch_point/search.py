@@ -66,18 +66,18 @@ def search_switch(
     """Find the smallest share of the workload under one protocol after which a faster one keeps the accuracy.
 
     Without a target, the first protocol runs alone to the end, and the mean of its final accuracies is the target.
-    Then shares of the workload are tried by bisection (`Bisection`), each with `runs` runs. A share is accepted if the
-    mean final accuracy is at least target - margin. The final accuracy of a run is that of its last version.
+    Then shares of the workload are tried by bisection (``Bisection``), each with ``runs`` runs. A share is accepted if
+    the mean final accuracy is at least target - margin. The final accuracy of a run is that of its last version.
 
     A run that diverges ends and fails its setting. The other runs of the setting still take place, so that the result
     does not depend on their order. A run diverges if gradients are not finite, or if its mean training loss reaches
-    `max_loss` of the stop. If that is not given, it is ten times the loss of the untrained model on `job.eval_data`, if
-    that loss is positive.
+    ``max_loss`` of the stop. If that is not given, it is ten times the loss of the untrained model on
+    ``job.eval_data``, if that loss is positive.
 
     The same call resumes an interrupted search; finished runs are not repeated.
 
     Args:
-        job: job to train, with `eval_data` for an accuracy.
+        job: job to train, with ``eval_data`` for an accuracy.
         cluster: cluster of every run, as for `train`.
         stop: stop that fixes the workload, for example "epochs=20" or "gradients=64000". Apart from that it may only
             have a max_loss, because the search compares accuracies at the end of runs.
@@ -88,7 +88,7 @@ def search_switch(
         settings: number of shares to try, >= 1; the result is at most 2^-settings too large.
         runs: number of runs of each share, >= 1.
         first_runs: number of runs of the first protocol alone, >= 0, which are also the reference for times. If not
-            given, `runs` without a target and 0 with one.
+            given, ``runs`` without a target and 0 with one.
         seed: seed of the first run of each setting, >= 0; each further run has the next seed.
         two_sided: whether a mean above target + margin is also rejected, as in the printed algorithm.
         out: folder for all runs and for timing.toml. If not given, runs/search-JOB-1, -2, ...: the first interrupted or

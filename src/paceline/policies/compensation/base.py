@@ -117,7 +117,7 @@ class Compensator(ABC):
         """Return the factor for a gradient; a scale is in (0, inf), a correction also changes the gradient in place.
 
         Elements that are 0 must stay 0: they may belong to parameters that the worker did not use, and the worker does
-        not overwrite these. The vectors may be one shard: compute a sum over all elements with `stale.total`.
+        not overwrite these. The vectors may be one shard: compute a sum over all elements with ``stale.total``.
 
         Args:
             stale: gradient with the parameters of then and now.

@@ -85,8 +85,8 @@ class DBW(StatefulController[_State]):
 
         k_t = argmax_k G_k / T_k                                                                        (18)
 
-    G_k is the gain of an update of k gradients (`GainEstimator`). T_k = E[T_kk] is the time of an update if every
-    update waits for k gradients (`UpdateTimeEstimator`). If the loss rose, F_{t-1} > beta F_{t-2}, the quorum is at
+    G_k is the gain of an update of k gradients (``GainEstimator``). T_k = E[T_kk] is the time of an update if every
+    update waits for k gradients (``UpdateTimeEstimator``). If the loss rose, F_{t-1} > beta F_{t-2}, the quorum is at
     least k_{t-1} + 1 (19). The first two updates wait for all workers.
 
     Args:
@@ -107,11 +107,11 @@ class DBW(StatefulController[_State]):
     Source: Xu, Neglia, Sebastianelli, "Dynamic Backup Workers for Parallel Machine Learning", 2020, Sect. 3.3.
 
     Differs from the paper, or specifies what it leaves open:
-        - If no k has a gain, `no_gain` applies. An argmax over negative gains would take the longest time, and that
+        - If no k has a gain, ``no_gain`` applies. An argmax over negative gains would take the longest time, and that
           is k = n only by chance.
         - Ties go to the largest k.
-        - The loss has risen if F_{t-1} - F_{t-2} > (beta - 1) |F_{t-2}|: the same for positive losses, and valid for
-          others.
+        - The loss has risen if ``F_{t-1} - F_{t-2} > (beta - 1) |F_{t-2}|``: the same for positive losses, and valid
+          for others.
         - If workers join or leave, k stays within the live ones, and the samples of times are kept.
     """
 

@@ -93,7 +93,7 @@ class Stragglers(StatefulController[StragglerTracker]):
     """Straggler log: reports the workers that become stragglers or recover, under any protocol.
 
     A worker that stays a straggler for long is reported as persistent, and replaced where the engine can start
-    workers (`respawn`).
+    workers (``respawn``).
 
     Args:
         window: length of a window in rounds of n arrivals, >= 1.
@@ -102,7 +102,7 @@ class Stragglers(StatefulController[StragglerTracker]):
         sliding: whether a window begins at every round, so that windows overlap.
         persistent_s: seconds after which a straggler is persistent, > 0; inf for never.
 
-    Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2; see `StragglerDetector`. The default of 100 s is the paper's
+    Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2; see ``StragglerDetector``. The default of 100 s is the paper's
     assumption for the time to provision another server.
     """
 
@@ -189,7 +189,8 @@ class Greedy(Stragglers):
     under its own protocol.
 
     Args:
-        window: length of a window in rounds, >= 1; this and all other arguments except `to` are those of `Stragglers`.
+        window: length of a window in rounds, >= 1; this and all other arguments except ``to`` are those of
+            `Stragglers`.
         to: protocol while there is a straggler; asp if not given.
 
     Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2, who report that it lowers accuracy.
