@@ -38,6 +38,7 @@ FLOORS = [
     "run",
     "experiments",
     "report",
+    "diagnostics",
     "cli __main__",
 ]
 BELOW_ENGINES = range(FLOORS.index("recording"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import warnings
+from importlib.metadata import version
 from typing import Annotated, TextIO
 
 import typer
 
 from paceline.cli.compare import compare
+from paceline.cli.doctor import doctor
 from paceline.cli.flags import command_of, flags_of, in_flags
 from paceline.cli.log_handler import logging_to_terminal, set_verbosity
 from paceline.cli.lr_range_test import knee
@@ -22,13 +24,23 @@ from paceline.cli.train import train
 from paceline.errors import PacelineError, PacelineWarning, UsageError
 from paceline.utils.user_code import HEAD, place_of, report_of
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+FIRST_SCREEN = """\
+paceline {version}: straggler-proof data-parallel training for PyTorch.
+
+  paceline train digits      train a small model on two worker processes
+  paceline compare digits --protocols "bsp, k_sync(k=3)" \\
+      --cluster "4*exp(mean=1)" --stop loss=1 --seeds 2
+                             compare protocols on a simulated cluster
+  paceline protocols         list the protocols
+  paceline doctor            check this machine
+
+All commands: paceline --help. Options of one: paceline train --help.
+"""
+
+app = typer.Typer(pretty_exceptions_enable=False)
 data_app = typer.Typer(help="Download data sets for the jobs mnist, cifar10 and cifar100.", no_args_is_help=True)
 data_app.command()(fetch)
-for command in (train, compare, knee, search, search_cost, theory, report, trace, replay, advise, protocols):
+for command in (train, compare, knee, search, search_cost, theory, report, trace, replay, advise, protocols, doctor):
     app.command()(command)
 app.add_typer(data_app, name="data")
 
@@ -36,14 +48,21 @@ app.add_typer(data_app, name="data")
 @app.callback(
     help="Straggler-proof data-parallel training for PyTorch.",
     epilog="Exit status: 0 success, 1 the run failed, 2 usage error, 130 interrupted.",
-    no_args_is_help=True,
+    invoke_without_command=True,
 )
 def options(
+    context: typer.Context,
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Also log information, as joined workers.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Log errors only, and show no progress.")] = False,
 ) -> None:
-    """Set which log records are shown."""
+    """Set which log records are shown; without a command, print the first screen."""
     set_verbosity(verbose=verbose, quiet=quiet)
+    if show_version:
+        print(f"paceline {version('paceline')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(FIRST_SCREEN.format(version=version("paceline")), end="")
 
 
 def main() -> None:

@@ -126,7 +126,9 @@ def _check(path: Path, options: object) -> None:
 def _missing(names: list[str], resumed: Path | None) -> str:
     wanted = ", ".join(name.upper() if name == "job" else f"--{name}" for name in names)
     if resumed is None:
-        return f"{wanted} missing; for example: paceline train JOB --protocol bsp --cluster local:4 --stop loss=0.2"
+        if "job" in names:
+            return "JOB missing; for example: paceline train digits"
+        return f"{wanted} missing; for example: paceline train JOB --stop loss=0.2,epochs=10"
     if _is_elsewhere(resumed):
         here = f"{resumed} here, on rank {os.environ['RANK']}"
         return f"there is no run in {here}; share that folder, or give {wanted} as on rank 0"

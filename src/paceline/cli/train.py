@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -98,7 +101,10 @@ def train(
         tensorboard=tensorboard or None,
         censored=censored,
     )
-    result = _train(options.completed(resume, trust=trust), out, resume, overwrite=overwrite, allow_change=allow_change)
+    chosen = _chosen(options) if resume is None and job is not None else {}
+    options = SavedOptions({**options, **chosen}).completed(resume, trust=trust)
+    _print_chosen(chosen)
+    result = _train(options, out, resume, overwrite=overwrite, allow_change=allow_change)
     if result.folder is None:  # rank 0 prints the results; the status shows torchrun that this rank is interrupted too
         raise typer.Exit(130 if result.stopped_by == "interrupted" else 0)
     _print_result(result, output)
@@ -107,6 +113,22 @@ def train(
     if result.stopped_by == "interrupted":
         print(f"to resume: paceline train --resume {result.folder}", file=sys.stderr)
         raise typer.Exit(130)
+
+
+def _chosen(options: SavedOptions) -> dict[str, str]:
+    from paceline.cli.default_options import default_options
+    from paceline.clusters.launch_env import started_by_torchrun
+
+    return default_options(options, under_torchrun=started_by_torchrun(os.environ))
+
+
+def _print_chosen(options: Mapping[str, str]) -> None:
+    """Print the options that were chosen by default, on rank 0."""
+    from paceline.cli.log_handler import is_quiet
+
+    if options and not is_quiet() and os.environ.get("RANK", "0") == "0":
+        flags = " ".join(f"--{name} {shlex.quote(value)}" for name, value in options.items())
+        print(fitted(f"chosen by default: {flags}", sys.stderr), file=sys.stderr)
 
 
 def _train(
