@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from inspect import Parameter, getdoc, signature
 from pathlib import Path
@@ -9,33 +10,46 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.options import Format, Output
+
 DATA_FOLDERS = {  # default folders of the jobs
     "mnist": "data/mnist",
     "cifar10": "data/cifar-10-batches-bin",
     "cifar100": "data/cifar-100-binary",
 }
+TITLES = {
+    "plan": "Plans of several protocols, for the whole run",
+    "modifier": "Modifiers, added with a plus, for example asp + staleness_lr(C=0.01)",
+}
 
 
-def protocols() -> None:
+def protocols(output: Output = Format.TEXT) -> None:
     """List protocols, plans and modifiers with their arguments and papers."""
     from paceline.catalogue.modifiers import ADDITIONS
     from paceline.catalogue.parser import PLANS
     from paceline.catalogue.protocols import CATALOGUE
 
-    _list(CATALOGUE)
-    print("\nPlans of several protocols, for the whole run:\n")
-    _list(PLANS)
-    print("\nModifiers, added with a plus, for example asp + staleness_lr(C=0.01):\n")
-    _list(ADDITIONS)
+    parts = {"protocol": _entries(CATALOGUE), "plan": _entries(PLANS), "modifier": _entries(ADDITIONS)}
+    if output is Format.JSON:
+        print(json.dumps([{"kind": kind, **entry} for kind, entries in parts.items() for entry in entries]))
+        return
+    for kind, entries in parts.items():
+        if kind in TITLES:
+            print(f"\n{TITLES[kind]}:\n")
+        for entry in entries:
+            print(_wrapped(entry["call"], indent=""))
+            print(_wrapped(entry["summary"]))
+            print(_wrapped(entry["source"]))
 
 
-def _list(factories: Mapping[str, Callable[..., object]]) -> None:
+def _entries(factories: Mapping[str, Callable[..., object]]) -> list[dict[str, str]]:
+    """Return, for each factory, its call with its defaults, its summary and the paper it is from."""
+    entries = []
     for name, factory in factories.items():
         knobs = ", ".join(_parameter(knob) for knob in signature(factory).parameters.values())
-        summary, _, paper = (getdoc(factory) or "").partition("\n\n")
-        print(_wrapped(f"{name}({knobs})" if knobs else name, indent=""))
-        for line in (summary, paper):
-            print(_wrapped(line))
+        summary, _, source = (" ".join(part.split()) for part in (getdoc(factory) or "").partition("\n\n"))
+        entries.append({"call": f"{name}({knobs})" if knobs else name, "summary": summary, "source": source})
+    return entries
 
 
 def fetch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -45,14 +46,20 @@ def trace(
     print(f"{out}: {counted(len(recorded.rows), 'round trip')} of {counted(recorded.workers, 'worker')}, {censored}")
 
 
-def replay(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+def replay(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    output: Output = Format.TEXT,
+) -> None:
     """Replay the logged events of a run and check that every decision is reproduced."""
     from paceline import replay as feed
 
     found = feed(run)
+    if output is Format.JSON:
+        print(json.dumps(asdict(found)))
     if not found.is_same:
         raise RunError(f"{run}: the replay differs {found.difference}")
-    print(f"{counted(found.updates, 'update')}, {counted(found.decisions, 'decision')}: all reproduced.")
+    if output is Format.TEXT:
+        print(f"{counted(found.updates, 'update')}, {counted(found.decisions, 'decision')}: all reproduced.")
 
 
 def advise(

@@ -1,5 +1,6 @@
 """What the program prints without a command, and what it chooses without options."""
 
+import json
 import subprocess
 import sys
 from importlib.metadata import version
@@ -92,3 +93,11 @@ def test_the_shell_completes_commands():
         timeout=60,
     )
     assert done.stdout.split() == ["protocols"], done.stderr
+
+
+def test_the_result_of_a_replay_is_also_json(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert not run(monkeypatch, "train", "digits", "--cluster", "2*exp(mean=1)", "--stop", "updates=2", "--out", "run")
+    capsys.readouterr()
+    assert not run(monkeypatch, "replay", "run", "--format", "json")
+    assert json.loads(capsys.readouterr().out)["difference"] == ""
