@@ -9,6 +9,7 @@ import pytest
 import paceline as pl
 from paceline.core.records import DecisionMade, WorkerLost
 from paceline.recording.run_folder import EVENTS, RUN, SavedRun
+from selections import each_value_once
 from tiny_controllers import RandomWalk
 from tiny_jobs import dataset, tiny_job
 
@@ -29,9 +30,12 @@ def real(protocol="k_sync(k=3)", stop="updates=60", **options):
 
 
 @pytest.mark.parametrize(
-    "protocol", ["bsp", "k_batch_sync(k=3)", "ssp(lead=1)", "bsp@updates=5 >> asp@seconds=7 >> bsp", "dbw"]
+    ("protocol", "stop"),
+    each_value_once(
+        ["bsp", "k_batch_sync(k=3)", "ssp(lead=1)", "bsp@updates=5 >> asp@seconds=7 >> bsp", "dbw"],
+        ["updates=30", "seconds=7.5", "epochs=3", "accuracy=0.4,updates=30"],
+    ),
 )
-@pytest.mark.parametrize("stop", ["updates=30", "seconds=7.5", "epochs=3", "accuracy=0.4,updates=30"])
 def test_simulated(protocol, stop, tmp_path):
     run = simulated(protocol, stop, out=tmp_path / "run")
     found = pl.replay(tmp_path / "run")
@@ -118,19 +122,21 @@ def test_run_extended_by_epochs(tmp_path):
     assert pl.replay(tmp_path / "run").difference == ""
 
 
-@pytest.mark.parametrize("protocol", ["k_sync(k=3)", "bsp@updates=3 >> asp", "dbw"])
+OTHER_STOPS = [
+    ["updates=30", "updates=11"],
+    ["updates=30", "seconds=2"],
+    ["updates=30", "loss=5"],
+    ["seconds=9", "updates=4"],
+    ["accuracy=0.4,updates=30", "gradients=7", "updates=40"],
+    ["updates=10", "updates=20", "updates=5", "updates=4", "updates=25", "seconds=1"],
+    ["updates=10", "updates=10", "updates=10,seconds=1"],
+]
+
+
 @pytest.mark.parametrize(
-    "stops",
-    [
-        ["updates=30", "updates=11"],
-        ["updates=30", "seconds=2"],
-        ["updates=30", "loss=5"],
-        ["seconds=9", "updates=4"],
-        ["accuracy=0.4,updates=30", "gradients=7", "updates=40"],
-        ["updates=10", "updates=20", "updates=5", "updates=4", "updates=25", "seconds=1"],
-        ["updates=10", "updates=10", "updates=10,seconds=1"],
-    ],
-    ids=lambda stops: " then ".join(stops),
+    ("protocol", "stops"),
+    each_value_once(["k_sync(k=3)", "bsp@updates=3 >> asp", "dbw"], OTHER_STOPS),
+    ids=lambda each: each if isinstance(each, str) else " then ".join(each),
 )
 def test_run_resumed_with_other_stops(protocol, stops, tmp_path):
     run = simulated(protocol, stops[0], out=tmp_path / "run")

@@ -81,6 +81,13 @@ def test_an_interrupted_comparison_resumes(tmp_path, processes):
     assert finished.items() <= log_states(tmp_path).items()
 
 
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    compare(folder)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -94,12 +101,11 @@ def test_an_interrupted_comparison_resumes(tmp_path, processes):
         ({"job": tiny_job(optimizer=sgd(lr=0.2))}, "SGD(lr=0.1, momentum=0.9), now torch.optim.sgd.SGD(lr=0.2"),
     ],
 )
-def test_a_folder_of_another_comparison_is_refused(tmp_path, change, words):
-    compare(tmp_path)
+def test_a_folder_of_another_comparison_is_refused(compared, change, words):
     with pytest.raises(pl.UsageError, match="contains another comparison") as refusal:
-        compare(tmp_path, **change)
+        compare(compared, **change)
     assert words in str(refusal.value)
-    compare(tmp_path)  # and the folder is not locked
+    compare(compared)  # and the folder is not locked
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):

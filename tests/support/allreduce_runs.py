@@ -5,7 +5,7 @@ import torch
 import paceline as pl
 
 N = 4
-ITERATIONS = 50
+ITERATIONS = 25
 RATE, MOMENTUM, DECAY = 0.05, 0.9, 0.01
 ALGORITHMS = ("all_reduce", "local_sgd(H=3)", "s3gd", "dc_s3gd")
 

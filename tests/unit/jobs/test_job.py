@@ -22,6 +22,7 @@ from paceline.errors import PacelineWarning
 from paceline.jobs.job import trainable
 from paceline.server.optimizer import make_optimizer
 from paceline.worker.data_loader import eval_batches
+from selections import each_value_once
 from tiny_jobs import batch_norm_net, dataset, parameters_of, sgd, small_net, tiny_job
 
 DATA = dataset()
@@ -221,9 +222,10 @@ def halved(optimizer, every):
 UNITS = {"update": (4, 12), "gradient": (12, 12), "sample": (96, 12), "epoch": (1, 12)}
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "asp", "k_async(k=2)", "all_reduce", "dc_s3gd"])
-@pytest.mark.parametrize("unit", UNITS)
-def test_equivalent_units_give_the_same_schedule(unit, protocol):
+@pytest.mark.parametrize(
+    ("protocol", "unit"), each_value_once(["bsp", "asp", "k_async(k=2)", "all_reduce", "dc_s3gd"], list(UNITS))
+)
+def test_equivalent_units_give_the_same_schedule(protocol, unit):
     steps, _ = UNITS[unit]
     job = tiny_job(scheduler=partial(halved, every=steps), schedule_unit=unit, sampling="epoch")  # epochs of 12
     expected = tiny_job(scheduler=partial(halved, every=12), sampling="epoch")

@@ -183,7 +183,8 @@ def arguments(name, called, tmp_path):
 @pytest.mark.parametrize("name", CALLS)
 def test_a_wrong_type_is_a_usage_error(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert [wrong for argument in parameters(CALLS[name]) for wrong in accepted(name, argument, tmp_path)] == []
+    with torch.device("meta") if name.startswith("jobs.") else nullcontext():  # large models without their values
+        assert [wrong for argument in parameters(CALLS[name]) for wrong in accepted(name, argument, tmp_path)] == []
 
 
 def accepted(name, argument, tmp_path):

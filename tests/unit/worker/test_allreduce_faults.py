@@ -11,6 +11,7 @@ from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.allreduce import make_algorithm
 from paceline.worker.torch_utils import build_model
+from selections import each_value_once
 from tiny_jobs import (
     batch_norm_net,
     parameters_of,
@@ -20,8 +21,7 @@ from tiny_jobs import (
 )
 
 
-@pytest.mark.parametrize("sampling", ["replacement", "epoch"])
-@pytest.mark.parametrize("protocol", ALGORITHMS)
+@pytest.mark.parametrize(("protocol", "sampling"), each_value_once(ALGORITHMS, ["replacement", "epoch"]))
 def test_a_resumed_run_is_bit_identical_and_replays(protocol, sampling, tmp_path):
     job = tiny_job(sampling=sampling, model=batch_norm_net)
     common = {"protocol": protocol, "cluster": "4*exp(mean=1)", "seed": 1, "checkpoint_every": "updates=4"}
@@ -35,8 +35,7 @@ def test_a_resumed_run_is_bit_identical_and_replays(protocol, sampling, tmp_path
     assert pl.replay(tmp_path / "parts").is_same
 
 
-@pytest.mark.parametrize("protocol", ALGORITHMS)
-@pytest.mark.parametrize("kind", ["die", "hang", "not_finite"])
+@pytest.mark.parametrize(("protocol", "kind"), each_value_once(ALGORITHMS, ["die", "hang", "not_finite"]))
 def test_the_other_workers_continue_after_a_worker_fails(protocol, kind):
     fault = pl.Fault(2, 5, kind)
     run = pl.train(
@@ -55,8 +54,7 @@ def test_the_other_workers_continue_after_a_worker_fails(protocol, kind):
     assert np.mean(losses[-10:]) < np.mean(losses[:5])
 
 
-@pytest.mark.parametrize("worker", [1, 3])
-@pytest.mark.parametrize("protocol", ALGORITHMS)
+@pytest.mark.parametrize(("protocol", "worker"), each_value_once(ALGORITHMS, [1, 3]))
 def test_a_worker_that_rejoins_restarts_from_the_average(protocol, worker):
     cluster = pl.Cluster(4, pl.Deterministic(1.0), faults=[pl.Fault(worker, 3, "die", back_after_s=7.5)])
     run = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=30")

@@ -10,6 +10,7 @@ import paceline as pl
 from allreduce_runs import DECAY, ITERATIONS, MOMENTUM, RATE, N, decaying, trained
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
+from selections import each_value_once
 from tiny_jobs import (
     largest_relative_difference,
     parameters_of,
@@ -93,8 +94,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("lambda0", [0.2, 0.0, 1.0])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "lambda0"), each_value_once(list(MODELS), [0.0, 0.2, 1.0]))
 def test_dc_s3gd_is_algorithm_1(model, lambda0):
     changes, gradient = MODELS[model]
     job = tiny_job(optimizer=decaying, **changes)

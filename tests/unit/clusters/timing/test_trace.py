@@ -63,18 +63,18 @@ def replayed(trace, *asked, seed=0, **cluster):
 
 @pytest.mark.parametrize("protocol", [protocol for _, protocol, _ in TABLE], ids=str)
 def test_a_trace_replayed_under_the_same_protocol_gives_the_same_run(protocol, tmp_path):
-    run = trained(protocol, CLUSTER)
+    run = trained(protocol, CLUSTER, updates=20)
     pl.Trace.of(run).to_csv(tmp_path / "trace.csv")
     trace = pl.Trace.from_csv(tmp_path / "trace.csv")
-    assert log_of(trained(protocol, pl.Cluster(4, trace))) == log_of(run)
+    assert log_of(trained(protocol, pl.Cluster(4, trace), updates=20)) == log_of(run)
 
 
 @pytest.mark.parametrize("server", [pl.ServerTime(gradient_s=0.1), pl.ServerTime(update_s=0.4)], ids=str)
 @pytest.mark.parametrize("protocol", [pl.bsp(), pl.asp(), pl.k_sync(k=3), pl.k_batch_async(k=3)], ids=str)
 def test_the_service_time_of_the_server_is_in_the_trace(protocol, server):
-    run = trained(protocol, replace(CLUSTER, server=server), updates=80)
+    run = trained(protocol, replace(CLUSTER, server=server), updates=40)
     trace = pl.Trace.of(run)
-    simulated_s = pl.simulate(protocol, pl.Cluster(4, trace), updates=80).time_s
+    simulated_s = pl.simulate(protocol, pl.Cluster(4, trace), updates=40).time_s
     assert simulated_s == pytest.approx(run.history.of(pl.UpdateMade)[-1].now_s, rel=1e-9)
 
 

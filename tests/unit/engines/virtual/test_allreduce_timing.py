@@ -5,6 +5,7 @@ import pytest
 import paceline as pl
 from allreduce_runs import ALGORITHMS, N, trained
 from paceline.catalogue.parser import parse_plan
+from selections import each_value_once
 from tiny_jobs import (
     tiny_job,
 )
@@ -67,8 +68,7 @@ def test_a_gradient_records_its_compute_time_and_the_exposed_communication_time(
             assert [record.pull_s for record in gradients[4:]] == pytest.approx([exposed_s] * 32)
 
 
-@pytest.mark.parametrize("protocol", ALGORITHMS)
-@pytest.mark.parametrize("sum_s", [0.05, 0.7, 3.0])
+@pytest.mark.parametrize(("protocol", "sum_s"), each_value_once(ALGORITHMS, [0.05, 0.7, 3.0]))
 def test_a_trace_reproduces_a_run_with_overlapped_sums(protocol, sum_s, tmp_path):
     network = pl.Network(latency_s=sum_s / 6)
     run = pl.train(tiny_job(), protocol=protocol, cluster=pl.Cluster(N, network=network), stop="updates=20")

@@ -20,6 +20,7 @@ from paceline.policies.compensation.delay import DCASGD, DCS3GD
 from paceline.policies.compensation.step_scale import WEIGHTS, StalenessLR, StalenessWeight
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
+from selections import each_value_once
 from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, parameters_of, sgd, small_net, tiny_job
 
 SIZES = (BLOCK + 7, 3)  # of two flat vectors: more than a block, and less
@@ -221,9 +222,8 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("protocol", ["asp", "k_async(k=3)"])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "optimizer"), each_value_once(list(RULES), list(OPTIMIZERS)))
 def test_a_run_equals_a_plain_loop_of_stale_sgd(rule, protocol, optimizer):
     make, scales_gradient = OPTIMIZERS[optimizer]
     result = trained(f"{protocol} + {rule}", optimizer=make)
