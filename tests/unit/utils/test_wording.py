@@ -5,10 +5,13 @@ import pty
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout, suppress
 
 import pytest
 
 import paceline as pl
+from paceline.cli import main
 from paceline.cli.theory_table import HEADINGS
 from paceline.utils.wording import counted
 
@@ -18,29 +21,46 @@ PROTOCOLS = "bsp, k_batch_sync(k=2), k_batch_async(k=2), ssp(lead=2) + staleness
 LONG_ERROR = "bsp@25% >> k_batch_async(k=123) >> ringmaster(r=12, stops=true) >> nonsense"
 
 
+TERMINAL = {"COLUMNS": "80", "LINES": "24", "TERM": "xterm", "NO_COLOR": "1"}
+
+
+def everything_from(end):
+    """Return what is written to a terminal until its other end is closed."""
+    said = b""
+    with suppress(OSError):  # the other end is closed
+        while part := os.read(end, 1 << 16):
+            said += part
+    os.close(end)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode()).replace("\r", "")
+
+
 def on_a_terminal(folder, *arguments):
     """Return what `paceline` writes to a terminal of 80 columns, and its exit status."""
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "80", "LINES": "24", "TERM": "xterm", "NO_COLOR": "1"}
     command = [sys.executable, "-m", "paceline", *arguments]
-    process = subprocess.Popen(command, cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    process = subprocess.Popen(command, cwd=folder, env={**os.environ, **TERMINAL}, **streams)
     os.close(theirs)
-    said = b""
-    while True:
-        try:
-            part = os.read(ours, 1 << 16)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        said += part
-    os.close(ours)
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode()).replace("\r", ""), process.wait()
+    return everything_from(ours), process.wait()
 
 
-def test_a_table_breaks_no_word_and_uses_the_singular(tmp_path):
-    said, status = on_a_terminal(
-        tmp_path, "theory", "--protocols", PROTOCOLS, "--cluster", "2*exp(mean=1)", "--updates", "1"
+def on_a_terminal_here(monkeypatch, *arguments):
+    """Return the same of a command in this process, which has imported everything already."""
+    ours, theirs = pty.openpty()
+    for name, value in TERMINAL.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["paceline", *arguments])
+    with ThreadPoolExecutor(1) as reader:
+        said = reader.submit(everything_from, ours)
+        terminal = os.fdopen(theirs, "w")
+        with terminal, redirect_stdout(terminal), redirect_stderr(terminal), pytest.raises(SystemExit) as end:
+            main()
+        return said.result(), end.value.code or 0
+
+
+def test_a_table_breaks_no_word_and_uses_the_singular(monkeypatch):
+    said, status = on_a_terminal_here(
+        monkeypatch, "theory", "--protocols", PROTOCOLS, "--cluster", "2*exp(mean=1)", "--updates", "1"
     )
     assert status == 0, said
     assert all(len(line) <= 80 for line in said.splitlines())
