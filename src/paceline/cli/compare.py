@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paceline.cli.options import ClusterName, EvaluateEvery, Format, JobName, Output, Processes, WorkerTimeout
+from paceline.cli.options import (
+    ClusterName,
+    EvaluateEvery,
+    Format,
+    JobName,
+    Output,
+    Processes,
+    WorkerTimeout,
+    exit_interrupted,
+)
 
 
 def compare(
@@ -54,8 +62,7 @@ def compare(
         except FailedRunsError as error:
             failed, comparison = error, error.comparison
     if comparison.interrupted:
-        print(f"interrupted; to resume, run the same command with --out {comparison.folder}", file=sys.stderr)
-        raise typer.Exit(130)
+        exit_interrupted(comparison.folder)
     print(comparison.to_json().decode() if output is Format.JSON else comparison.text(), end="")
     if failed is not None:
         raise failed

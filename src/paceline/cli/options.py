@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -41,6 +42,12 @@ def quorums(text: str) -> list[int]:
         return [int(each) for each in text.split(",")]
     except ValueError:
         raise UsageError(f"--k {text!r}, expected whole numbers, for example --k 1,4,8,16") from None
+
+
+def exit_interrupted(folder: Path) -> NoReturn:
+    """End a command whose runs the user interrupted, with the way to resume them."""
+    print(f"interrupted; to resume, run the same command with --out {folder}", file=sys.stderr)
+    raise typer.Exit(130)
 
 
 def check_out(out: Path, overwrite: bool) -> None:

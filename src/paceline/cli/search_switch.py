@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paceline.cli.options import ClusterName, EvaluateEvery, Format, JobName, Output, Processes, WorkerTimeout
+from paceline.cli.options import (
+    ClusterName,
+    EvaluateEvery,
+    Format,
+    JobName,
+    Output,
+    Processes,
+    WorkerTimeout,
+    exit_interrupted,
+)
 
 
 def search(
@@ -64,8 +72,7 @@ def search(
             display=display,
         )
     if found.timing is None:
-        print(f"interrupted; to resume, run the same command with --out {found.folder}", file=sys.stderr)
-        raise typer.Exit(130)
+        exit_interrupted(found.folder)
     if output is Format.JSON:
         import orjson
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from textwrap import wrap
+from textwrap import TextWrapper
 from typing import TextIO
 
 
@@ -18,10 +18,5 @@ def fitted(text: str, stream: TextIO, indent: int = 0) -> str:
     if not stream.isatty():
         return text
     width, margin = shutil.get_terminal_size().columns, " " * indent
-    lines = (
-        wrap(
-            line, width, subsequent_indent=margin, drop_whitespace=True, break_long_words=False, break_on_hyphens=False
-        )
-        for line in text.splitlines()
-    )
-    return "\n".join("\n".join(line) for line in lines)
+    broken = TextWrapper(width, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(broken.fill(line) for line in text.splitlines())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 from paceline.clusters.simulated import Cluster
 from paceline.protocols.protocol import Plan, Protocol
@@ -14,7 +14,7 @@ from paceline.theory import Expected, NoTheoryError, Staleness, Tradeoff, expect
 from paceline.utils.text_table import NONE, TextTable, number, paragraph
 
 HEADINGS = ("s per\nupdate", "kind", "mean\nstaleness", "fresh\nshare", "gradients\nper s", "source")
-SIMULATED = "simulated"
+SIMULATED: Literal["simulated"] = "simulated"
 
 
 @dataclass(frozen=True)
@@ -24,45 +24,33 @@ class TheoryRow:
     Attributes:
         name: text of the plan.
         protocol: first protocol of the plan.
-        seconds_per_update: expectation, or its upper bound.
-        lower_s: lower bound on it.
-        upper_s: upper bound on it.
-        kind: "exact", "computed", "upper bound" or "simulated".
-        source: lemma that gives the expectation, or the reason why there is none.
-        k: mean number of gradients per update.
+        runtime: expected or simulated seconds per update; its source is the lemma, or the reason why there is none.
+        gradients_per_s: gradients per second that enter updates.
         staleness: distribution of the gradients' staleness; lower and upper bound are equal after a simulation. None
             for algorithms in which each worker applies its own gradients.
     """
 
     name: str
     protocol: Protocol
-    seconds_per_update: float
-    lower_s: float
-    upper_s: float
-    kind: str
-    source: str
-    k: float
+    runtime: Expected
+    gradients_per_s: float
     staleness: Staleness | None
 
     @property
     def has_theory(self) -> bool:
         """Whether theory gives the prediction, not a simulation."""
-        return self.kind != SIMULATED
+        return self.runtime.kind != SIMULATED
 
     def as_json(self) -> dict[str, Any]:
         """Return the prediction as plain values."""
-        fresh = {name: getattr(self.staleness, name, None) for name in ("fresh_lower", "fresh_upper")}
         return {
             "protocol": self.name,
-            "seconds_per_update": self.seconds_per_update,
-            "lower_s": self.lower_s,
-            "upper_s": self.upper_s,
-            "kind": self.kind,
-            "source": self.source,
+            **{name: getattr(self.runtime, name) for name in ("seconds_per_update", "lower_s", "upper_s")},
+            **{name: getattr(self.runtime, name) for name in ("kind", "source")},
             "mean_staleness": self.staleness and self.staleness.mean,
-            **fresh,
-            "updates_per_s": 1 / self.seconds_per_update,
-            "gradients_per_s": self.k / self.seconds_per_update,
+            **{name: getattr(self.staleness, name, None) for name in ("fresh_lower", "fresh_upper")},
+            "updates_per_s": self.runtime.updates_per_s,
+            "gradients_per_s": self.gradients_per_s,
         }
 
 
@@ -72,7 +60,7 @@ def predict(plan: Plan, cluster: Cluster, updates: int, seed: int) -> TheoryRow:
         runtime, stale = expected(plan, cluster), staleness(plan, cluster)
     except NoTheoryError as error:
         return _simulated(plan, cluster, updates, seed, str(error).partition(";")[0])
-    return _row(plan, runtime, stale)
+    return TheoryRow(str(plan), plan.phases[0].protocol, runtime, runtime.gradients_per_s, stale)
 
 
 def as_text(rows: Sequence[TheoryRow], curves: Tradeoff | None, simulation: str) -> str:
@@ -83,21 +71,6 @@ def as_text(rows: Sequence[TheoryRow], curves: Tradeoff | None, simulation: str)
     return "\n\n".join(blocks) + "\n"
 
 
-def _row(plan: Plan, runtime: Expected, stale: Staleness) -> TheoryRow:
-    protocol = plan.phases[0].protocol
-    return TheoryRow(
-        str(plan),
-        protocol,
-        runtime.seconds_per_update,
-        runtime.lower_s,
-        runtime.upper_s,
-        runtime.kind,
-        runtime.source,
-        runtime.k,
-        stale,
-    )
-
-
 def _simulated(plan: Plan, cluster: Cluster, updates: int, seed: int, why: str) -> TheoryRow:
     from paceline.run.simulate import simulate  # imports torch
 
@@ -106,21 +79,20 @@ def _simulated(plan: Plan, cluster: Cluster, updates: int, seed: int, why: str) 
     fresh = totals.staleness[0] / totals.used
     steps_apart = plan.allreduce is not None and plan.allreduce.sums == "updates"
     stale = None if steps_apart else Staleness(totals.mean_staleness, fresh, fresh)
-    protocol = plan.phases[0].protocol
-    return TheoryRow(
-        str(plan), protocol, seconds, seconds, seconds, SIMULATED, why, totals.applied / totals.updates, stale
-    )
+    runtime = Expected(seconds, SIMULATED, why, seconds, seconds, round(totals.mean_k))
+    return TheoryRow(str(plan), plan.phases[0].protocol, runtime, totals.mean_k / seconds, stale)
 
 
 def _cells(row: TheoryRow) -> list[str]:
-    seconds = row.seconds_per_update
+    runtime = row.runtime
+    seconds = number(runtime.seconds_per_update)
     return [
-        f"<={number(seconds)}" if row.kind == "upper bound" else number(seconds),
-        {"upper bound": "bound", SIMULATED: NONE}.get(row.kind, row.kind),
+        f"<={seconds}" if runtime.kind == "upper bound" else seconds,
+        {"upper bound": "bound", SIMULATED: NONE}.get(runtime.kind, runtime.kind),
         number(row.staleness.mean) if row.staleness else NONE,
         _fresh(row.staleness) if row.staleness else NONE,
-        number(row.k / seconds),
-        row.source if row.has_theory else SIMULATED,
+        number(row.gradients_per_s),
+        runtime.source if row.has_theory else SIMULATED,
     ]
 
 
@@ -142,16 +114,18 @@ def _fresh(stale: Staleness) -> str:
 
 def _notes(rows: Sequence[TheoryRow], simulation: str) -> list[str]:
     notes = [
-        f"{row.name}: {number(row.lower_s)} to {number(row.seconds_per_update)} s per update; rates are at the bound."
+        f"{row.name}: {number(row.runtime.lower_s)} to {number(row.runtime.upper_s)} s per update; "
+        "rates are at the bound."
         for row in rows
-        if row.kind == "upper bound"
+        if row.runtime.kind == "upper bound"
     ]
     notes += [
-        f"{row.name}: computed; the expectation is between {row.lower_s:.4g} and {row.upper_s:.4g} s per update."
+        f"{row.name}: computed; the expectation is between {row.runtime.lower_s:.4g} and {row.runtime.upper_s:.4g} s "
+        "per update."
         for row in rows
-        if row.kind == "computed"
+        if row.runtime.kind == "computed"
     ]
-    reasons = dict.fromkeys(row.source for row in rows if not row.has_theory)
+    reasons = dict.fromkeys(row.runtime.source for row in rows if not row.has_theory)
     return notes + [f"{why[0].upper()}{why[1:]}: {SIMULATED}, {simulation}." for why in reasons]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -187,17 +187,14 @@ def _elastic(cluster: Cluster | LocalCluster | Torchrun) -> Torchrun:
 def _print_result(result: Result, output: Format) -> None:
     from paceline.recording.run_folder import plain
 
-    stats = summary(result)
+    counted = count(result.history)
+    folder = str(result.folder) if result.folder else None
+    stats = {**counted.plain(), "updates_per_s": counted.updates_per_s, "folder": folder}
     if output is Format.JSON:
         print(json.dumps(plain(stats), allow_nan=False))
-    else:
-        _print_stats(stats)
-
-
-def _print_stats(stats: dict[str, object]) -> None:
-    metrics = stats.pop("metrics")
-    assert isinstance(metrics, dict)
-    for name, value in {**stats, **{f"test {name}": value for name, value in metrics.items()}}.items():
+        return
+    metrics = {f"test {name}": value for name, value in stats.pop("metrics").items()}
+    for name, value in {**stats, **metrics}.items():
         shown = f"{value:.4g}" if isinstance(value, float) else value
         print(fitted(f"{name.replace('_', ' '):16} {shown}", sys.stdout, indent=17))
 
@@ -216,13 +213,3 @@ def _free_folder(job: str) -> Path:
     while (folder := Path("runs") / f"{name}-{number}").exists():
         number += 1
     return folder
-
-
-def summary(result: Result) -> dict[str, Any]:
-    """Return the statistics of a run as plain values."""
-    stats = count(result.history)
-    return {
-        **stats.plain(),
-        "updates_per_s": stats.updates_per_s,
-        "folder": str(result.folder) if result.folder else None,
-    }

@@ -15,14 +15,13 @@ from rich.text import Text
 from paceline.core.stop import Stop
 from paceline.errors import RunError
 from paceline.experiments.paired_differences import PairedDifference, difference_sentence, differences
-from paceline.experiments.runner.ending import Crash
+from paceline.experiments.runner.ending import Crash, describe_crashes
 from paceline.recording.run_stats import RunStats
 from paceline.utils.representation import TableRepresentation
 from paceline.utils.text_table import NONE, TextTable, number, paragraph, whole
 from paceline.utils.wording import counted, listed
 
 SECONDS_PER_HOUR = 3600
-MOST_CRASHES = 4  # in an error message
 
 Status = Literal["reached", "missed", "diverged", "failed", "not finished"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -260,14 +259,8 @@ class FailedRunsError(RunError):
     """Some runs of a comparison crashed; the results of the others are in `comparison`."""
 
     def __init__(self, comparison: Comparison) -> None:
-        crashes = comparison.failures
         runs = sum(len(row.seeds) for row in comparison.rows)
-        listed_crashes = [f"{run}: {crash}" for run, crash in list(crashes.items())[:MOST_CRASHES]]
-        more = [f"and {len(crashes) - MOST_CRASHES} more"] if len(crashes) > MOST_CRASHES else []
-        super().__init__(
-            f"{len(crashes)} of {counted(runs, 'run')} failed: {'; '.join([*listed_crashes, *more])}; "
-            f"repeat the same call with out={str(comparison.folder)!r} to run only these again"
-        )
+        super().__init__(describe_crashes(comparison.failures, runs, comparison.folder))
         self.comparison = comparison
 
 

@@ -5,11 +5,15 @@ Only types, ranges and the order of records are checked. A check raises a `Conte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from math import inf, isfinite, isnan
-from typing import Any, get_args
+from math import inf
+from typing import Annotated, Any, get_args
+
+from msgspec import Meta, Struct, ValidationError, convert, defstruct
 
 from paceline.core.records import Record, RunResumed, RunStarted, UpdateMade
 from paceline.errors import PacelineError, UsageError
@@ -21,51 +25,40 @@ MOST_WORKERS = 100_000
 LARGEST = 1 << 53  # whole numbers that a float holds exactly
 SHOWN = 60
 
-Check = Callable[[object], bool]
+Type = Any  # for msgspec
 
+WHOLE: Type = Annotated[int, Meta(ge=0, le=LARGEST)]
+NUMBER: Type = float | Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]  # nan included
+TIMEOUT: Type = Annotated[float, Meta(ge=0)]  # which refuses nan
+WORKERS: Type = Annotated[int, Meta(ge=1, le=MOST_WORKERS)]
 
-def is_whole(value: object) -> bool:
-    """Return whether a value is a whole number from 0 to 2^53."""
-    return type(value) is int and 0 <= value <= LARGEST
-
-
-def is_number(value: object) -> bool:
-    """Return whether a value is a number, nan included, that is not too large for a float."""
-    return type(value) is float or (type(value) is int and -LARGEST <= value <= LARGEST)
-
-
-def is_text(value: object) -> bool:
-    """Return whether a value is text."""
-    return isinstance(value, str)
-
-
-def _is_numbers_by_name(value: object) -> bool:
-    return isinstance(value, Mapping) and all(is_text(name) and is_number(each) for name, each in value.items())
-
-
-def _is_pairs(value: object) -> bool:
-    return isinstance(value, Sequence) and all(
-        isinstance(pair, Sequence) and len(pair) == 2 and is_text(pair[0]) and is_number(pair[1]) for pair in value
-    )
-
-
-_BY_ANNOTATION: Mapping[str, Check] = {
-    "float": is_number,
-    "int": is_whole,
-    "bool": lambda value: isinstance(value, bool),
-    "str": is_text,
-    "int | None": lambda value: value is None or is_whole(value),
-    "Mapping[str, float]": _is_numbers_by_name,
-    "Sequence[tuple[str, float]]": _is_pairs,
+_BY_ANNOTATION: Mapping[str, Type] = {
+    "float": NUMBER,
+    "int": WHOLE,
+    "bool": bool,
+    "str": str,
+    "int | None": WHOLE | None,
+    "Mapping[str, float]": dict[str, NUMBER],
+    "Sequence[tuple[str, float]]": list[tuple[str, NUMBER]],
 }
 
 
-def _checks(kind: type[Any]) -> list[tuple[str, Check]]:
-    annotated = [(field.name, _BY_ANNOTATION.get(str(field.type))) for field in fields(kind)]
-    return [(name, check) for name, check in annotated if check is not None]
+def _checked_fields(kind: type[Any]) -> type[Struct]:
+    """Return the type of the fields of a record that are checked."""
+    types = [(field.name, _BY_ANNOTATION.get(str(field.type))) for field in fields(kind)]
+    return defstruct(kind.__name__, [(name, each) for name, each in types if each is not None])
 
 
-_CHECKS: Mapping[type[Any], list[tuple[str, Check]]] = {kind: _checks(kind) for kind in get_args(Record)}
+_CHECKED: Mapping[type[Any], type[Struct]] = {kind: _checked_fields(kind) for kind in get_args(Record)}
+
+
+def has_type(value: object, kind: Type) -> bool:
+    """Return whether a value of a JSON file has a type; the types are those of msgspec, without conversions."""
+    try:
+        convert(value, kind)
+    except ValidationError:
+        return False
+    return True
 
 
 def check_types(record: Record) -> None:
@@ -74,9 +67,11 @@ def check_types(record: Record) -> None:
     Raises:
         ContentError: a field has another type.
     """
-    for name, check in _CHECKS[type(record)]:
-        if not check(getattr(record, name)):
-            raise ContentError(f"{name} = {repr(getattr(record, name))[:SHOWN]}")
+    try:
+        convert(record, _CHECKED[type(record)], from_attributes=True)
+    except ValidationError as error:
+        _, name = re.split(r"\W+", str(error).partition(" - at ")[2])[:2]  # of $.name
+        raise ContentError(f"{name} = {repr(getattr(record, name))[:SHOWN]}") from None
 
 
 class RecordOrder:
@@ -111,59 +106,40 @@ class RecordOrder:
             self._version = record.version
 
 
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, dict)
+class _Interval(Struct, forbid_unknown_fields=True):
+    """Interval between evaluations, as in `core.duration.Duration`."""
+
+    unit: str
+    amount: Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 
 
-def _is_workers(value: object) -> bool:
-    return is_whole(value) and 1 <= value <= MOST_WORKERS  # type: ignore[operator]
-
-
-def _is_plan(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_mapping, value))
-
-
-def _is_optional_number(value: object) -> bool:
-    return value is None or (is_number(value) and not isnan(value))  # type: ignore[arg-type]
-
-
-def _is_extent(value: object) -> bool:
-    return value is None or (
-        isinstance(value, dict)
-        and value.keys() == {"unit", "amount"}
-        and is_text(value["unit"])
-        and is_number(value["amount"])
-        and isfinite(value["amount"])
-    )
-
-
-CONFIGURATION: Mapping[str, tuple[Check, str]] = {
-    "schema": (is_whole, "a whole number"),
-    "job": (is_text, "text"),
-    "protocol": (is_text, "text"),
-    "cluster": (is_text, "text"),
-    "stop": (is_text, "text"),
-    "seed": (lambda value: type(value) is int, "a whole number"),
-    "batch_size": (is_whole, "a whole number"),
-    "workers": (_is_workers, f"a whole number from 1 to {MOST_WORKERS}"),
-    "memory": (is_text, "text"),
-    "parameters": (is_whole, "a whole number"),
-    "plan": (_is_plan, "a list of phases"),
-    "rules": (_is_mapping, "a mapping"),
-    "threads": (is_whole, "a whole number"),
-    "identity": (_is_mapping, "a mapping"),
-    "stops_before": (lambda value: isinstance(value, list), "a list"),
-    "versions": (_is_mapping, "a mapping"),
+CONFIGURATION: Mapping[str, tuple[Type, str]] = {
+    "schema": (WHOLE, "a whole number"),
+    "job": (str, "text"),
+    "protocol": (str, "text"),
+    "cluster": (str, "text"),
+    "stop": (str, "text"),
+    "seed": (int, "a whole number"),
+    "batch_size": (WHOLE, "a whole number"),
+    "workers": (WORKERS, f"a whole number from 1 to {MOST_WORKERS}"),
+    "memory": (str, "text"),
+    "parameters": (WHOLE, "a whole number"),
+    "plan": (list[dict[str, Any]], "a list of phases"),
+    "rules": (dict[str, Any], "a mapping"),
+    "threads": (WHOLE, "a whole number"),
+    "identity": (dict[str, Any], "a mapping"),
+    "stops_before": (list[Any], "a list"),
+    "versions": (dict[str, Any], "a mapping"),
 }
-RULES: Mapping[str, tuple[Check, str]] = {
-    "workers": (_is_workers, f"a whole number from 1 to {MOST_WORKERS}"),
-    "per_epoch": (lambda value: value is None or is_whole(value), "a whole number"),
-    "minibatches": (lambda value: value is None or _is_mapping(value), "a mapping"),
-    "learning_rate": (_is_mapping, "a mapping"),
-    "schedule": (lambda value: value is None or _is_mapping(value), "a mapping"),
-    "worker_timeout_s": (_is_optional_number, "seconds"),
-    "evaluate_every": (_is_extent, "a unit and an amount"),
-    "measure_steps": (lambda value: isinstance(value, bool), "true or false"),
+RULES: Mapping[str, tuple[Type, str]] = {
+    "workers": (WORKERS, f"a whole number from 1 to {MOST_WORKERS}"),
+    "per_epoch": (WHOLE | None, "a whole number"),
+    "minibatches": (dict[str, Any] | None, "a mapping"),
+    "learning_rate": (dict[str, Any], "a mapping"),
+    "schedule": (dict[str, Any] | None, "a mapping"),
+    "worker_timeout_s": (TIMEOUT | None, "seconds"),
+    "evaluate_every": (_Interval | None, "a unit and an amount"),
+    "measure_steps": (bool, "true or false"),
 }
 
 
@@ -201,9 +177,9 @@ def configuration(content: object, source: str) -> Configuration:
     return Configuration(content, source)
 
 
-def _check_entries(content: Mapping[str, Any], known: Mapping[str, tuple[Check, str]], where: str) -> None:
-    for name, (check, wanted) in known.items():
-        if name in content and not check(content[name]):
+def _check_entries(content: Mapping[str, Any], known: Mapping[str, tuple[Type, str]], where: str) -> None:
+    for name, (kind, wanted) in known.items():
+        if name in content and not has_type(content[name], kind):
             raise ContentError(f"{where}{name} is {repr(content[name])[:SHOWN]}, expected {wanted}")
 
 

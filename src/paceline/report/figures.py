@@ -127,8 +127,7 @@ def draw_timeline(figure: Any, run: RunData) -> None:
 
     The ticks at the top are updates.
     """
-    figure.set_size_inches(WIDTH_IN, 1.3 + max(1.5, 0.16 * run.workers))
-    axes = figure.subplots()
+    axes = _worker_axes(figure, run)
     edges_s = np.linspace(0, run.end_s, TIMELINE_COLUMNS + 1)
     for worker, shares in enumerate(worker_stats.coverage(run, TIMELINE_COLUMNS)):
         tops = worker + 0.45 - 0.9 * np.vstack([np.zeros(TIMELINE_COLUMNS), np.cumsum(shares, axis=0)])
@@ -144,7 +143,6 @@ def draw_timeline(figure: Any, run: RunData) -> None:
     update_s = run.updates["time_s"]
     axes.plot(update_s, np.full(len(update_s), -0.75), "|", color="black", markersize=4, rasterized=True)
     axes.set(xlabel="seconds", ylabel="worker", xlim=(0, run.end_s or 1), ylim=(max(run.workers, 1) - 0.5, -1.0))
-    _number_workers(axes, run)
     figure.legend(loc="outside upper center", ncols=len(FATES))
 
 
@@ -153,8 +151,7 @@ def draw_round_trips(figure: Any, run: RunData) -> None:
 
     A triangle in place of the ring and a hollow box mark lower bounds of the times.
     """
-    figure.set_size_inches(WIDTH_IN, 1.3 + max(1.5, 0.16 * run.workers))
-    axes = figure.subplots()
+    axes = _worker_axes(figure, run)
     for worker, row in enumerate(worker_stats.round_trips(run)):
         if row is None:
             continue
@@ -167,18 +164,15 @@ def draw_round_trips(figure: Any, run: RunData) -> None:
         axes.plot(longest, worker, end, markerfacecolor="none", color="black", markersize=4)
     axes.set(xlabel="round-trip time in seconds", ylabel="worker", ylim=(max(run.workers, 1) - 0.5, -0.5))
     axes.set_xlim(left=0)
-    _number_workers(axes, run)
 
 
 def draw_heat_map(figure: Any, run: RunData) -> None:
     """Draw the mean compute time by worker and time."""
-    figure.set_size_inches(WIDTH_IN, 1.3 + max(1.5, 0.16 * run.workers))
-    axes = figure.subplots()
+    axes = _worker_axes(figure, run)
     means = np.ma.masked_invalid(worker_stats.heat_map(run)["mean_s"])
     extent = (0, run.end_s or 1, max(run.workers, 1) - 0.5, -0.5)
     image = axes.imshow(means, aspect="auto", cmap="magma_r", extent=extent, interpolation="none")
     axes.set(xlabel="seconds", ylabel="worker")
-    _number_workers(axes, run)
     figure.colorbar(image, label="mean compute seconds")
 
 
@@ -200,8 +194,12 @@ ONE_RUN: dict[str, Callable[..., None]] = {
 }
 
 
-def _number_workers(axes: Any, run: RunData) -> None:
+def _worker_axes(figure: Any, run: RunData) -> Any:
+    """Return axes with a row per worker, some of which are numbered."""
+    figure.set_size_inches(WIDTH_IN, 1.3 + max(1.5, 0.16 * run.workers))
+    axes = figure.subplots()
     axes.set_yticks(range(0, max(run.workers, 1), 1 + run.workers // 24))
+    return axes
 
 
 def _slug(label: str) -> str:

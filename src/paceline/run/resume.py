@@ -107,11 +107,7 @@ class Resumption:
             )
         other = changes_between(*({"threads": each["threads"], **each["versions"]} for each in (before, now)))
         if other:
-            warnings.warn(
-                f"{'; '.join(other)}: the resumed run is not bit-identical to an uninterrupted one",
-                PacelineWarning,
-                stacklevel=2,
-            )
+            _warn(f"{'; '.join(other)}: the resumed run is not bit-identical to an uninterrupted one")
         return changes
 
     def _elastic_advice(self, workers: int) -> str:

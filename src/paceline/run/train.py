@@ -133,16 +133,8 @@ def train(
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
     cluster = cluster.fitted_to(plan) if isinstance(cluster, Torchrun) else cluster
-    config = RunConfig(
-        job,
-        plan,
-        cluster,
-        stop,
-        seed,
-        _duration(evaluate_every) if evaluate_every is not None else None,
-        worker_timeout_s,
-        measure_steps,
-    )
+    evaluations = None if evaluate_every is None else _duration(evaluate_every)
+    config = RunConfig(job, plan, cluster, stop, seed, evaluations, worker_timeout_s, measure_steps)
     if isinstance(cluster, Torchrun) and not cluster.is_server:
         release_sigterm()
         return _serve(config)

@@ -21,7 +21,7 @@ from paceline.theory.renewal import MOST, time_of_gradients
 from paceline.theory.stale_work import finish_and_continue, finish_and_idle
 from paceline.utils.argument_types import checked_types
 
-Kind = Literal["exact", "computed", "upper bound"]
+Kind = Literal["exact", "computed", "upper bound", "simulated"]
 COMPUTED_WIDTH = 0.01
 
 
@@ -32,11 +32,11 @@ class Expected:
     Attributes:
         seconds_per_update: the expectation if the kind is "exact"; if "computed", the middle of bounds at most 1 %
             apart; else the upper bound.
-        kind: accuracy, "exact", "computed" or "upper bound".
+        kind: accuracy, "exact", "computed", "upper bound" or, in `paceline theory`, "simulated".
         source: lemma or theorem.
         lower_s: lower bound on the expectation in seconds.
         upper_s: upper bound on the expectation in seconds.
-        k: number of gradients of an update, >= 1.
+        k: number of gradients of an update, >= 1; the rounded mean if simulated.
     """
 
     seconds_per_update: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,11 +14,12 @@ from paceline.recording.event_log import to_record
 from paceline.recording.run_folder import ERROR, EVENTS
 from paceline.utils.files import ContentError, open_regular, replace_file
 from paceline.utils.rank_logger import RankLogger
-from paceline.utils.wording import first_line
+from paceline.utils.wording import counted, first_line
 
 LOG = RankLogger(__name__)
 
 TAIL_BYTES = 1 << 16
+MOST_CRASHES = 4  # in an error message
 
 
 class Crash(NamedTuple):
@@ -66,6 +68,16 @@ def write_crash(run: Path, message: str, details: str) -> Crash:
         LOG.error("cannot write %s (%s):\n%s", run / ERROR, error.strerror or error, details or message)
         return Crash(crash.message)
     return crash
+
+
+def describe_crashes(crashes: Mapping[str, Crash], runs: int, folder: Path) -> str:
+    """Return a text on the crashed runs, and how to repeat only these."""
+    reasons = "; ".join(f"{run}: {crash}" for run, crash in list(crashes.items())[:MOST_CRASHES])
+    more = f"; and {len(crashes) - MOST_CRASHES} more" if len(crashes) > MOST_CRASHES else ""
+    return (
+        f"{len(crashes)} of {counted(runs, 'run')} failed: {reasons}{more}; "
+        f"repeat the same call with out={str(folder)!r} to run only these again"
+    )
 
 
 def describe_end(stop: Stop, outcome: Outcome, reason: str) -> str:

@@ -17,7 +17,7 @@ from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.errors import RunError, UsageError
 from paceline.experiments.runner.ending import is_finished
-from paceline.experiments.runner.folder import FolderKind, Request, request
+from paceline.experiments.runner.folder import FolderKind, request
 from paceline.experiments.runner.pool import Display, at_a_time, displayed, open_folder
 from paceline.experiments.switch_point.bisection import Bisection
 from paceline.experiments.switch_point.result import SwitchSearch
@@ -34,11 +34,7 @@ TIMING = "timing.toml"
 DIVERGED_AT = 10.0
 
 
-def _is_complete(path: Path, given: Request) -> bool:
-    return (path / TIMING).exists()
-
-
-SEARCH = FolderKind("search", "search.json", _is_complete)
+SEARCH = FolderKind("search", "search.json", is_complete=lambda path, request: (path / TIMING).exists())
 
 
 @checked_types

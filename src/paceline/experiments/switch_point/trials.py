@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
@@ -17,13 +17,12 @@ from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.errors import RunError, UsageError
 from paceline.experiments.runner.cell import GridSpec, RunSpec
-from paceline.experiments.runner.ending import Crash
+from paceline.experiments.runner.ending import describe_crashes
 from paceline.experiments.runner.folder import cells_of
 from paceline.experiments.runner.pool import Display, run_cells
 from paceline.jobs.job import Job
 from paceline.recording.run_folder import SavedRun
 from paceline.recording.run_stats import count
-from paceline.utils.wording import counted
 from paceline.worker.torch_utils import build_model
 
 
@@ -110,18 +109,11 @@ class TrialRunner:
         report = run_cells(self.trial.grid(fraction), cells, self.display, self.processes)
         if report.interrupted:
             return None
-        _refuse_crashes(report.crashes, len(cells), self.folder)
+        if report.crashes:
+            crashes = {str(cell): crash for cell, crash in report.crashes.items()}
+            raise RunError(describe_crashes(crashes, len(cells), self.folder))
         ends = [_end(cell) for cell in cells]
         return Trials(fraction, *(tuple(column) for column in zip(*ends, strict=True)))
-
-
-def _refuse_crashes(crashes: Mapping[RunSpec, Crash], runs: int, folder: Path) -> None:
-    if crashes:
-        reasons = "; ".join(f"{cell}: {crash}" for cell, crash in crashes.items())
-        raise RunError(
-            f"{len(crashes)} of {counted(runs, 'run')} failed: {reasons}; "
-            f"repeat the same call with out={str(folder)!r} to run only these again"
-        )
 
 
 def _end(cell: RunSpec) -> tuple[float, float]:
