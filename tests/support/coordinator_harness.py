@@ -10,8 +10,10 @@ from math import nan
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.failure_detector import FailureDetector
 from paceline.coordinator.settings import CoordinatorSettings
-from paceline.coordinator.updates import LATE_RETURN, NOT_FINITE, OLD_DRAW, PROBE, STALE
+from paceline.coordinator.updates import LATE_RETURN, PROBE, STALE
 from paceline.core.events import (
+    NOT_FINITE,
+    OLD_DRAW,
     AbortRun,
     Accept,
     Apply,

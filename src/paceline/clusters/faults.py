@@ -1,17 +1,15 @@
 """Scripted fault injection: a failure at a given draw of a given worker, on any engine."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from paceline.errors import UsageError
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 
 KINDS = ("die", "raise", "hang", "not_finite")
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Fault:
     """One scripted fault.
 

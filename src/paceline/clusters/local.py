@@ -1,7 +1,7 @@
 """Local cluster: worker processes on this machine."""
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from numbers import Integral
 
 from paceline.clusters.devices import check_device, cores
@@ -9,14 +9,13 @@ from paceline.clusters.faults import Fault, check_faults
 from paceline.clusters.simulated import Cluster, check_no_censored_sleep
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Plan
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.spec_parser import short_repr
 from paceline.utils.validation import check_range
 from paceline.utils.wording import counted
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class LocalCluster:
     """Cluster of n worker processes on this machine.
 

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, field
 from functools import lru_cache
 from numbers import Integral
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from paceline.clusters.timing.trace import Trace
 from paceline.clusters.timing.trace_replay import FILL_IN, TraceReplay
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Plan
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.rng import stream
 from paceline.utils.spec_parser import short_repr
 from paceline.utils.validation import check_range
@@ -29,8 +29,7 @@ TILE = 64
 RECENT_TILES = 4  # workers are rarely more than 256 draws apart; a larger distance only costs time
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Cluster:
     """Simulated cluster of n workers and one parameter server.
 

@@ -6,7 +6,7 @@ import ipaddress
 import os
 import signal
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, field, replace
 from numbers import Integral
 
 from paceline.clusters.devices import check_device, cores
@@ -16,7 +16,7 @@ from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster, check_no_censored_sleep
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Plan
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.spec_parser import short_repr
 from paceline.utils.validation import check_range
 from paceline.utils.wording import counted
@@ -25,8 +25,7 @@ WIRES = ("float32", "bf16", "float16")
 WORKERS = ("process", "node")
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Torchrun:
     """Cluster of processes that torchrun has started: rank 0 hosts the coordinator and the server.
 

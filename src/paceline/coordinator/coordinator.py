@@ -17,24 +17,7 @@ from paceline.coordinator.settings import DEFAULT, CoordinatorSettings
 from paceline.coordinator.step_scaling import StepScaling
 from paceline.coordinator.updates import UpdateRunner
 from paceline.coordinator.worker_table import BUSY
-from paceline.core.events import (
-    AbortRun,
-    Accept,
-    Apply,
-    Arrival,
-    Command,
-    Compute,
-    EndRun,
-    Evaluate,
-    Evaluated,
-    Event,
-    Joined,
-    Lost,
-    Outcome,
-    Restarted,
-    Timer,
-    UpdateApplied,
-)
+from paceline.core import events
 from paceline.core.stop import Stop as StopRule
 from paceline.core.stop import StopMonitor
 from paceline.policies.compensation.base import Compensator
@@ -138,23 +121,23 @@ class Coordinator:
         is_current = state.status is BUSY and state.draw == draw
         return is_current and self._run.version - state.version <= self._phases.protocol.max_staleness
 
-    def expected_update(self) -> Apply:
+    def expected_update(self) -> events.Apply:
         """Return the next update as it would be if every busy worker contributed to it."""
         run, table = self._run, self._membership.table
-        expected = tuple(Accept(worker, state.draw, 0, 1) for worker, state in table.in_flight.items())
+        expected = tuple(events.Accept(worker, state.draw, 0, 1) for worker, state in table.in_flight.items())
         scales = self._scaling.scales(len(expected) or 1, table.live, run.workload)
-        return Apply(run.version + 1, expected, scales.lr, "expected", weight_decay_scale=scales.weight_decay)
+        return events.Apply(run.version + 1, expected, scales.lr, "expected", weight_decay_scale=scales.weight_decay)
 
-    def expected_work(self) -> dict[int, Compute]:
+    def expected_work(self) -> dict[int, events.Compute]:
         """Return the work of the next version by worker, if every busy worker contributed to it."""
         return self._dispatcher.expected_work(self._run.version + 1)
 
     # --- events -------------------------------------------------------------------------------------------
 
-    def begin(self, now: float = 0.0) -> list[Command]:
+    def begin(self, now: float = 0.0) -> list[events.Command]:
         """Open the first update with all workers, or resume from a state that was loaded."""
         run = self._run
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         run.commands = commands
         if self.has_begun:
             self._resume()
@@ -167,15 +150,15 @@ class Coordinator:
         self._updates.open()
         return commands
 
-    def handle(self, event: Event) -> list[Command]:
+    def handle(self, event: events.Event) -> list[events.Command]:
         """Return the commands that answer an event, in order."""
         run = self._run
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         run.commands = commands
-        if run.stopped and type(event) is not Restarted:
+        if run.stopped and type(event) is not events.Restarted:
             return commands
         run.now = event.now
-        if type(event) is Arrival:
+        if type(event) is events.Arrival:
             self._updates.arrive(event)
         else:
             self._handle_rare(event)
@@ -183,21 +166,21 @@ class Coordinator:
             self._updates.settle()
         return commands
 
-    def _handle_rare(self, event: Event) -> None:
+    def _handle_rare(self, event: events.Event) -> None:
         match event:
-            case UpdateApplied():
+            case events.UpdateApplied():
                 self._updates.finish_measured(event)
-            case Timer():
+            case events.Timer():
                 self._handle_timer()
-            case Joined():
+            case events.Joined():
                 self._membership.join(event.worker)
-            case Lost():
+            case events.Lost():
                 self._membership.lose(event.worker)
-            case Evaluated():
+            case events.Evaluated():
                 self._handle_evaluation(event)
-            case AbortRun():
-                self._run.end(EndRun(event.outcome, event.reason))
-            case Restarted():
+            case events.AbortRun():
+                self._run.end(events.EndRun(event.outcome, event.reason))
+            case events.Restarted():
                 self._restart(event.workers)
 
     def _handle_timer(self) -> None:
@@ -209,12 +192,15 @@ class Coordinator:
         if self._phases.check() and self._phases.has_controllers:
             self._phases.ask("open")  # the update in progress is the first one of the phase
         if self._membership.is_deserted:
-            run.end(EndRun(Outcome.NO_WORKERS, "every worker is lost, and none has come back"), cut_short="timer")
+            run.end(
+                events.EndRun(events.Outcome.NO_WORKERS, "every worker is lost, and none has come back"),
+                cut_short="timer",
+            )
             return
         self._membership.lose_silent()
         self._phases.ask_at_timer()
 
-    def _handle_evaluation(self, event: Evaluated) -> None:
+    def _handle_evaluation(self, event: events.Evaluated) -> None:
         if self._evaluations is not None:
             self._evaluations.end()
         end = self._monitor.after_evaluation(event.version, event.metrics)
@@ -295,5 +281,5 @@ class Coordinator:
         self._set_timers()
         self._membership.reset_timers()
         if self._evaluations is not None and self._evaluations.is_running:
-            run.commands.append(Evaluate(run.version))
+            run.commands.append(events.Evaluate(run.version))
         self._resume()

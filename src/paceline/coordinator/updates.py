@@ -11,18 +11,7 @@ from paceline.coordinator.phases import PhaseRunner
 from paceline.coordinator.run_state import RunState
 from paceline.coordinator.step_scaling import StepScaling
 from paceline.coordinator.worker_table import BUSY, EXCLUDED, IDLE, NEVER, PROBED, WorkerState
-from paceline.core.events import (
-    NOT_FINITE,
-    OLD_DRAW,
-    Accept,
-    Apply,
-    Arrival,
-    Drop,
-    EndRun,
-    Evaluate,
-    Outcome,
-    UpdateApplied,
-)
+from paceline.core import events
 from paceline.core.stop import StopMonitor
 from paceline.utils.wording import counted
 
@@ -74,7 +63,7 @@ class UpdateRunner:
 
     # --- arrivals -----------------------------------------------------------------------------------------
 
-    def arrive(self, event: Arrival) -> None:
+    def arrive(self, event: events.Arrival) -> None:
         """Accept or drop a gradient."""
         worker = self._workers[event.worker]
         if event.draw != worker.draw or worker.status is not BUSY:
@@ -89,7 +78,7 @@ class UpdateRunner:
         if not event.finite:
             self._reject(event, worker, staleness)
         elif staleness > phases.protocol.max_staleness:
-            run.commands.append(Drop(event.worker, event.draw, staleness, STALE))
+            run.commands.append(events.Drop(event.worker, event.draw, staleness, STALE))
             self._dispatcher.return_minibatch(worker)
         else:
             accepted = True
@@ -98,8 +87,8 @@ class UpdateRunner:
         if phases.has_controllers and not run.stopped:
             phases.ask("arrival", arrival=event, busy_s=_busy_s(event, worker), staleness=staleness, accepted=accepted)
 
-    def _accept(self, event: Arrival, worker: WorkerState, staleness: int) -> None:
-        command = Accept(event.worker, event.draw, staleness, event.samples, event.step_scale)
+    def _accept(self, event: events.Arrival, worker: WorkerState, staleness: int) -> None:
+        command = events.Accept(event.worker, event.draw, staleness, event.samples, event.step_scale)
         self._run.commands.append(command)
         self._update.hold(command)
         worker.contributed_to = self._run.version
@@ -108,9 +97,9 @@ class UpdateRunner:
         if self._scaling.schedule is not None and (reason := self._scaling.schedule.accept(event.loss)):
             self._run.decide("warm_up", reason)
 
-    def _reject(self, event: Arrival, worker: WorkerState, staleness: int) -> None:
+    def _reject(self, event: events.Arrival, worker: WorkerState, staleness: int) -> None:
         # The minibatch is not returned: it would break the next gradient too.
-        self._run.commands.append(Drop(event.worker, event.draw, staleness, NOT_FINITE))
+        self._run.commands.append(events.Drop(event.worker, event.draw, staleness, events.NOT_FINITE))
         worker.rejections += 1
         if not self._has_server:
             self._update_without(event.worker, worker)
@@ -133,21 +122,21 @@ class UpdateRunner:
                 f"{state.rejections} gradients in a row of worker {worker} were not finite, the last at "
                 f"update {self._run.version}; lower the learning rate, clip gradients (clip_norm=) or check the data"
             )
-            self._run.end(EndRun(Outcome.NOT_FINITE, reason))
+            self._run.end(events.EndRun(events.Outcome.NOT_FINITE, reason))
 
-    def _arrive_unexpectedly(self, event: Arrival, worker: WorkerState) -> None:
+    def _arrive_unexpectedly(self, event: events.Arrival, worker: WorkerState) -> None:
         """Drop a gradient of cancelled work, of a probe, or of a worker that was declared lost."""
         run = self._run
         staleness = run.version - worker.version
         if event.draw != worker.draw or worker.status in {IDLE, EXCLUDED}:
-            run.commands.append(Drop(event.worker, event.draw, None, OLD_DRAW))
+            run.commands.append(events.Drop(event.worker, event.draw, None, events.OLD_DRAW))
         elif worker.status is PROBED:
-            run.commands.append(Drop(event.worker, event.draw, staleness, PROBE))
+            run.commands.append(events.Drop(event.worker, event.draw, staleness, PROBE))
             worker.status = EXCLUDED
             self._phases.ask("arrival", arrival=event, busy_s=_busy_s(event, worker), staleness=staleness)
         else:
             self._membership.observe(event.worker, event.now - worker.started_s)
-            run.commands.append(Drop(event.worker, event.draw, staleness, LATE_RETURN))
+            run.commands.append(events.Drop(event.worker, event.draw, staleness, LATE_RETURN))
             self._membership.join(event.worker)
 
     # --- updates ------------------------------------------------------------------------------------------
@@ -186,13 +175,13 @@ class UpdateRunner:
         run.update_size = k
         measures = phases.measures_steps
         run.commands.append(
-            Apply(run.version, gradients, scales.lr, reason, measures, step_scale, limit, scales.weight_decay)
+            events.Apply(run.version, gradients, scales.lr, reason, measures, step_scale, limit, scales.weight_decay)
         )
         run.awaits_step = measures
         if not measures:
             self.check_stop()
 
-    def finish_measured(self, event: UpdateApplied) -> None:
+    def finish_measured(self, event: events.UpdateApplied) -> None:
         """Finish an update whose step was measured."""
         self._run.awaits_step = False
         self._phases.step = event.step
@@ -206,7 +195,7 @@ class UpdateRunner:
             run.end(end, cut_short="update")
             return
         if self._evaluations is not None and self._evaluations.is_due(run.version, run.workload, run.now):
-            run.commands.append(Evaluate(run.version))
+            run.commands.append(events.Evaluate(run.version))
         self._phases.check()
         self._interrupt_stale()
         self._update.joining.clear()
@@ -239,12 +228,12 @@ class UpdateRunner:
             workload = self._run.workload
             were = f"{counted(workload, 'gradient')} {'was' if workload == 1 else 'were'}"
             reason = f"every minibatch was dealt out; {were} applied, the others not finite"
-            self._run.end(EndRun(Outcome.EPOCHS, reason))
+            self._run.end(events.EndRun(events.Outcome.EPOCHS, reason))
         else:
             self._dispatcher.release_workers_without_data()
             self._membership.refill()
 
 
-def _busy_s(event: Arrival, worker: WorkerState) -> float:
+def _busy_s(event: events.Arrival, worker: WorkerState) -> float:
     """Return the seconds that the worker has measured, or else those of the round trip."""
     return event.pull_s + event.compute_s + event.push_s or event.now - worker.started_s

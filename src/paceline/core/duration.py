@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
 from paceline.errors import UsageError
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 
 Unit = Literal["fraction", "updates", "gradients", "epochs", "seconds"]
 UNITS: tuple[Unit, ...] = ("fraction", "updates", "gradients", "epochs", "seconds")
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Duration:
     """Duration, or point of a run counted from its beginning, in one unit.
 

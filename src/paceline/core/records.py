@@ -13,24 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from paceline.core.events import (
-    NOT_FINITE,
-    OLD_DRAW,
-    Accept,
-    Arrival,
-    Compensation,
-    Decision,
-    Drop,
-    Evaluated,
-    Event,
-    Joined,
-    Lost,
-    Outcome,
-    Restarted,
-    Step,
-    Timer,
-    UpdateApplied,
-)
+from paceline.core import events
 
 Column = NDArray[Any]
 
@@ -72,9 +55,9 @@ class RunResumed:
     changes: str
 
     @property
-    def event(self) -> Restarted:
+    def event(self) -> events.Restarted:
         """Event of this record."""
-        return Restarted(self.now_s, self.workers, self.stop_before)
+        return events.Restarted(self.now_s, self.workers, self.stop_before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +97,7 @@ class GradientArrived:
     left_over_s: float = 0.0
 
     @classmethod
-    def of(cls, arrival: Arrival, command: Accept | Drop, **facts: Any) -> GradientArrived:
+    def of(cls, arrival: events.Arrival, command: events.Accept | events.Drop, **facts: Any) -> GradientArrived:
         """Return the record of an arrival and the command that answered it.
 
         Args:
@@ -122,11 +105,11 @@ class GradientArrived:
             command: acceptance or drop.
             facts: fields that neither has.
         """
-        reason = command.reason if isinstance(command, Drop) else ""
+        reason = command.reason if isinstance(command, events.Drop) else ""
         return cls(
-            used=isinstance(command, Accept),
+            used=isinstance(command, events.Accept),
             reason=reason,
-            crossed_interrupt=reason == OLD_DRAW,
+            crossed_interrupt=reason == events.OLD_DRAW,
             event_s=arrival.now,
             **{
                 **{name: getattr(arrival, name) for name in _OF_ARRIVAL},
@@ -136,14 +119,14 @@ class GradientArrived:
         )
 
     @property
-    def event(self) -> Arrival:
+    def event(self) -> events.Arrival:
         """Event of this record."""
         fields = {name: getattr(self, name) for name in _OF_ARRIVAL}
-        fields["compensations"] = tuple(Compensation(*each) for each in self.compensations)
-        return Arrival(now=self.event_s, finite=self.reason != NOT_FINITE, **fields)
+        fields["compensations"] = tuple(events.Compensation(*each) for each in self.compensations)
+        return events.Arrival(now=self.event_s, finite=self.reason != events.NOT_FINITE, **fields)
 
 
-_OF_ARRIVAL = tuple(name for name in Arrival._fields if name in GradientArrived.__dataclass_fields__)
+_OF_ARRIVAL = tuple(name for name in events.Arrival._fields if name in GradientArrived.__dataclass_fields__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +194,14 @@ class StepMeasured:
     event_s: float = nan
 
     @property
-    def step(self) -> Step:
+    def step(self) -> events.Step:
         """Step of the event."""
-        return Step(*(getattr(self, name) for name in Step._fields))
+        return events.Step(*(getattr(self, name) for name in events.Step._fields))
 
     @property
-    def event(self) -> UpdateApplied:
+    def event(self) -> events.UpdateApplied:
         """Event of this record."""
-        return UpdateApplied(self.event_s, self.version, self.step)
+        return events.UpdateApplied(self.event_s, self.version, self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +219,9 @@ class VersionEvaluated:
     event_s: float = nan
 
     @property
-    def event(self) -> Evaluated:
+    def event(self) -> events.Evaluated:
         """Event of this record."""
-        return Evaluated(self.event_s, self.version, self.metrics)
+        return events.Evaluated(self.event_s, self.version, self.metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +235,7 @@ class DecisionMade:
     k: int | None = None
 
     @classmethod
-    def of(cls, now_s: float, decision: Decision) -> DecisionMade:
+    def of(cls, now_s: float, decision: events.Decision) -> DecisionMade:
         """Return the record of a decision."""
         return cls(now_s, *decision)
 
@@ -271,9 +254,9 @@ class WorkerJoined:
     event_s: float = nan
 
     @property
-    def event(self) -> Joined | None:
+    def event(self) -> events.Joined | None:
         """Event of this record; None for a late return, whose event is an arrival."""
-        return None if self.late_return else Joined(self.event_s, self.worker)
+        return None if self.late_return else events.Joined(self.event_s, self.worker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,9 +274,9 @@ class WorkerLost:
     event_s: float = nan
 
     @property
-    def event(self) -> Lost | None:
+    def event(self) -> events.Lost | None:
         """Event of this record; None for an expired timeout, whose event is a timer."""
-        return None if self.silent else Lost(self.event_s, self.worker, self.reason)
+        return None if self.silent else events.Lost(self.event_s, self.worker, self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,9 +287,9 @@ class TimerRang:
     event_s: float
 
     @property
-    def event(self) -> Timer:
+    def event(self) -> events.Timer:
         """Event of this record."""
-        return Timer(self.event_s)
+        return events.Timer(self.event_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +302,7 @@ class RunEnded:
     """
 
     now_s: float
-    outcome: Outcome
+    outcome: events.Outcome
     reason: str
     busy_s: float
     live_s: float
@@ -342,7 +325,7 @@ Record = (
 )
 
 
-def event_of(record: Record) -> Event | None:
+def event_of(record: Record) -> events.Event | None:
     """Return the event that a record was made of; None for a record of a command."""
-    event: Event | None = getattr(record, "event", None)
+    event: events.Event | None = getattr(record, "event", None)
     return event

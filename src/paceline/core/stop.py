@@ -3,7 +3,7 @@
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import inf, isfinite
 from typing import Any
 
@@ -11,15 +11,14 @@ from paceline.core import events
 from paceline.core.events import Outcome
 from paceline.core.targets import MetricTarget, Target, targets
 from paceline.errors import UsageError, did_you_mean
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.wording import counted
 
 LEAST_LOSS_WINDOW = 10
 TARGETS = (Outcome.LOSS, Outcome.ACCURACY, Outcome.EVAL_LOSS, Outcome.METRIC)
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Stop:
     """Stop conditions: the first one that is reached ends the run. They are checked when an update is made.
 

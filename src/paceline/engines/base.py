@@ -10,28 +10,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from paceline.coordinator.coordinator import Coordinator
-from paceline.core.events import (
-    AbortRun,
-    Accept,
-    Apply,
-    Arrival,
-    Command,
-    Compute,
-    EndRun,
-    Evaluate,
-    Event,
-    Interrupt,
-    Outcome,
-    RestartWorker,
-    SetTimer,
-    Step,
-    UpdateApplied,
-)
+from paceline.core import events
 from paceline.engines.signals import Signals
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.server.parameter_server import ParameterServer
 
-Observer = Callable[[float, Event | None, Sequence[Command]], None]
+Observer = Callable[[float, events.Event | None, Sequence[events.Command]], None]
 
 
 class Engine(ABC):
@@ -51,7 +35,7 @@ class Engine(ABC):
 
     def __init__(self) -> None:
         self.signals = Signals()
-        self._applied: UpdateApplied | None = None  # the next event, if there is one
+        self._applied: events.UpdateApplied | None = None  # the next event, if there is one
         self._is_ready = True  # False after a signal before all workers were ready: no command is carried out
 
     def __enter__(self) -> Self:
@@ -63,54 +47,61 @@ class Engine(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         """Release all resources of the run."""
+        self._close(error)
         self.signals.remove()
 
-    def abort_by_signal(self) -> AbortRun:
-        """Return the event of the signal that was caught."""
-        return AbortRun(self.now, Outcome.INTERRUPTED, f"interrupted by {self.signals.caught}")
+    @abstractmethod
+    def _close(self, error: BaseException | None) -> None:
+        """Release what the run has started; `error` is the reason if the run has failed."""
 
-    def report_step(self, command: Apply, step: Step | None) -> None:
+    def abort_by_signal(self) -> events.AbortRun:
+        """Return the event of the signal that was caught."""
+        return events.AbortRun(self.now, events.Outcome.INTERRUPTED, f"interrupted by {self.signals.caught}")
+
+    def report_step(self, command: events.Apply, step: events.Step | None) -> None:
         """Make the step of an update the next event, if it was measured."""
         if step is not None:
-            self._applied = UpdateApplied(self.now, command.version, step)
+            self._applied = events.UpdateApplied(self.now, command.version, step)
 
     @abstractmethod
     def resume_at(self, version: int, now: float) -> None:
         """Start from what the server holds as this version, at this time; call it before `__enter__`."""
 
     @abstractmethod
-    def next_event(self) -> Event:
+    def next_event(self) -> events.Event:
         """Wait for the next event and return it."""
 
     @abstractmethod
-    def compute(self, command: Compute) -> None:
+    def compute(self, command: events.Compute) -> None:
         """Give a worker a task."""
 
     @abstractmethod
-    def interrupt(self, command: Interrupt) -> None:
+    def interrupt(self, command: events.Interrupt) -> None:
         """Cancel the task of a worker."""
 
     @abstractmethod
-    def restart_worker(self, command: RestartWorker) -> None:
+    def restart_worker(self, command: events.RestartWorker) -> None:
         """Replace a worker by a new one, if the engine can start workers; else keep it."""
 
     @abstractmethod
-    def accept(self, command: Accept) -> None:
+    def accept(self, command: events.Accept) -> None:
         """Add the gradient that has just arrived to the pending update."""
 
     @abstractmethod
-    def apply(self, command: Apply) -> None:
+    def apply(self, command: events.Apply) -> None:
         """Make an update and publish it."""
 
     @abstractmethod
-    def evaluate(self, command: Evaluate) -> None:
+    def evaluate(self, command: events.Evaluate) -> None:
         """Start to evaluate a version; an `Evaluated` event follows."""
 
     @abstractmethod
-    def set_timer(self, command: SetTimer) -> None:
+    def set_timer(self, command: events.SetTimer) -> None:
         """Set a timer; a `Timer` event follows at its time."""
 
-    def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> EndRun:
+    def run(
+        self, coordinator: Coordinator, observe: Observer | None = None, first: events.Event | None = None
+    ) -> events.EndRun:
         """Run to the end and return the last command.
 
         Args:
@@ -119,13 +110,13 @@ class Engine(ABC):
             first: first event; None begins the run.
         """
         carry_out: dict[type[Any], Callable[[Any], None]] = {
-            Compute: self.compute,
-            Interrupt: self.interrupt,
-            RestartWorker: self.restart_worker,
-            Accept: self.accept,
-            Apply: self.apply,
-            Evaluate: self.evaluate,
-            SetTimer: self.set_timer,
+            events.Compute: self.compute,
+            events.Interrupt: self.interrupt,
+            events.RestartWorker: self.restart_worker,
+            events.Accept: self.accept,
+            events.Apply: self.apply,
+            events.Evaluate: self.evaluate,
+            events.SetTimer: self.set_timer,
         }
         self._coordinator = coordinator
         event = first
@@ -141,9 +132,9 @@ class Engine(ABC):
                 break
             event = self._following()
             commands = coordinator.handle(event)
-        return next(command for command in commands if isinstance(command, EndRun))
+        return next(command for command in commands if isinstance(command, events.EndRun))
 
-    def _following(self) -> Event:
+    def _following(self) -> events.Event:
         applied, self._applied = self._applied, None
         if applied is not None:
             return applied
@@ -151,13 +142,13 @@ class Engine(ABC):
 
 
 def compensated(
-    arrival: Arrival,
+    arrival: events.Arrival,
     coordinator: Coordinator,
     server: ParameterServer,
     version: int,
     then: FlatBuffers,
     gradient: FlatBuffers,
-) -> Arrival:
+) -> events.Arrival:
     """Compensate a gradient for its staleness if it will be accepted; return its arrival with the compensations.
 
     A correction that overflows makes the gradient non-finite, so that it is dropped.
@@ -180,6 +171,6 @@ def compensated(
     return arrival._replace(step_scale=step_scale, compensations=done, finite=finite)
 
 
-def will_be_compensated(arrival: Arrival, coordinator: Coordinator) -> bool:
+def will_be_compensated(arrival: events.Arrival, coordinator: Coordinator) -> bool:
     """Return whether there are compensators, and the gradient is finite and will be accepted."""
     return bool(coordinator.compensators) and arrival.finite and coordinator.would_accept(arrival.worker, arrival.draw)

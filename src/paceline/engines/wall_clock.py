@@ -31,8 +31,7 @@ class WallClockEngine(Engine):
         try:
             self._start()
         except BaseException as error:
-            self._close(error)
-            self.signals.remove()
+            super().__exit__(type(error), error, error.__traceback__)
             raise
         self._begun_s = time.monotonic() - self.now
         return self
@@ -42,16 +41,11 @@ class WallClockEngine(Engine):
     ) -> None:
         """End the workers and release all resources."""
         torch.set_num_threads(self._threads)
-        self._close(error)
         super().__exit__(kind, error, where)
 
     @abstractmethod
     def _start(self) -> None:
         """Start what the run needs and wait until it is ready, or until a signal is caught."""
-
-    @abstractmethod
-    def _close(self, error: BaseException | None) -> None:
-        """Release what `_start` has started; `error` is the reason if the run has failed."""
 
     @abstractmethod
     def _advance(self) -> None:

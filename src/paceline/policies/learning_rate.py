@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from paceline.core.duration import Duration
 from paceline.errors import UsageError
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.spec_parser import short_repr
 from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range
@@ -58,8 +58,7 @@ class Scales(NamedTuple):
     weight_decay: float = 1.0
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class LinearSchedule:
     """Linear warm-up, which a plateau of the training loss may end, and linear decay, both by workload.
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import UsageError
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.validation import check_range
 
 if TYPE_CHECKING:
     from paceline.policies.compensation.base import Compensator
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class AllReduceConfig:
     """All-reduce among n workers without a server.
 

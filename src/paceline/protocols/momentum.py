@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError, did_you_mean
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.state_dict import Stateful
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ LIMITS: Mapping[str, Callable[[int, int], float]] = {
 }
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Momentum:
     """Limit on the momentum of the optimizer from the beginning of a phase on.
 

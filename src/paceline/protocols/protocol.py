@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from operator import attrgetter
@@ -13,7 +13,7 @@ from paceline.core.duration import Duration, Unit
 from paceline.errors import UsageError
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.momentum import KEEP, Momentum
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.wording import counted
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ class PlanPart(ABC):
         """Return the phase of this part."""
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Protocol(PlanPart):
     """Synchronization rule of a parameter server and its workers.
 
@@ -138,8 +137,7 @@ class Protocol(PlanPart):
         return Phase(self)
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Phase(PlanPart):
     """Protocol with its controllers and modifiers, up to a point of the run.
 
@@ -192,8 +190,7 @@ class Phase(PlanPart):
         return f"{name}{f' until {self.end}' if self.end else ''}"
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Plan:
     """Sequence of phases.
 

@@ -56,9 +56,7 @@ class MinibatchForecast:
 
     def observe(self, upcoming: UpcomingMinibatch) -> None:
         """Record that this draw was requested."""
-        _, step = self._with_step(upcoming)
-        self._latest.pop(upcoming.worker, None)
-        self._latest[upcoming.worker] = (upcoming, step)
+        self._add(upcoming, self._latest)
 
     def is_past(self, upcoming: UpcomingMinibatch) -> bool:
         """Return whether this draw, or a later one of its worker, was requested."""
@@ -80,9 +78,7 @@ class MinibatchForecast:
         first = list(islice(known, limit))
         latest = dict(self._latest)
         for upcoming in first:
-            _, step = self._with_step(upcoming)
-            latest.pop(upcoming.worker, None)
-            latest[upcoming.worker] = (upcoming, step)
+            self._add(upcoming, latest)
         further = self._further(list(latest.values()))
         return [*first, *islice(further, limit - len(first))]
 
@@ -92,15 +88,16 @@ class MinibatchForecast:
                 minibatch = self._moved(upcoming.minibatch, ahead * step)
                 yield UpcomingMinibatch(upcoming.worker, upcoming.draw + ahead, minibatch)
 
-    def _with_step(self, upcoming: UpcomingMinibatch) -> tuple[UpcomingMinibatch, int]:
-        """Return a draw with the distance to its worker's previous minibatch."""
+    def _add(self, upcoming: UpcomingMinibatch, latest: dict[int, tuple[UpcomingMinibatch, int]]) -> None:
+        """Make a draw the latest one of its worker, with the distance to the worker's previous minibatch."""
         before, step = self._latest.get(upcoming.worker, (None, self._n))
         now = self._index(upcoming.minibatch)
         then = self._index(before.minibatch) if before is not None else None
-        if before is None or now is None or then is None or upcoming.draw <= before.draw:
-            return upcoming, step
-        distance = (now - then) // (upcoming.draw - before.draw)
-        return upcoming, distance if distance > 0 else step
+        if before is not None and now is not None and then is not None and upcoming.draw > before.draw:
+            distance = (now - then) // (upcoming.draw - before.draw)
+            step = distance if distance > 0 else step
+        latest.pop(upcoming.worker, None)
+        latest[upcoming.worker] = (upcoming, step)
 
     def _index(self, minibatch: Minibatch | None) -> int | None:
         if minibatch is None or minibatch.epoch is None or minibatch.number is None or self._per_epoch is None:

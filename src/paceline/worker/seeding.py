@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +15,9 @@ _CPU = torch.device("cpu")
 @contextmanager
 def seeded(seed: int, device: torch.device = _CPU) -> Iterator[None]:
     """Seed the global generators of Python, NumPy and torch in this context, and restore their states afterwards."""
-    states: Mapping[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
+    before = RandomStates()
     is_cuda = device.type == "cuda"
-    with torch.random.fork_rng([device] if is_cuda else []):
+    with torch.random.fork_rng([device], enabled=is_cuda):
         # Without CUDA, `torch.manual_seed` would record a stack trace for each kind of device that is not initialised.
         (torch if is_cuda else torch.default_generator).manual_seed(seed)
         random.seed(seed)
@@ -26,8 +25,7 @@ def seeded(seed: int, device: torch.device = _CPU) -> Iterator[None]:
         try:
             yield
         finally:
-            random.setstate(states["python"])
-            np.random.set_state(states["numpy"])
+            before.restore()
 
 
 class RandomStates:

@@ -6,7 +6,6 @@ distributions with the same random stream are coupled: their samples have the sa
 
 import csv
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import exp, inf, isclose
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import UsageError, did_you_mean
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.files import ContentError, open_table
 from paceline.utils.spec_parser import bind, parse_call
 from paceline.utils.validation import check_range
@@ -35,8 +34,7 @@ class Distribution(Protocol):
         """Return the quantiles in seconds for probabilities u in [0, 1)."""
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Deterministic:
     """Constant time of ``value_s`` seconds.
 
@@ -59,8 +57,7 @@ class Deterministic:
         return np.full_like(u, self.value_s)
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Uniform:
     """Uniform distribution: ``low_s + (high_s - low_s) * u``.
 
@@ -86,8 +83,7 @@ class Uniform:
         return self.low_s + (self.high_s - self.low_s) * u
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Exponential:
     """Exponential distribution: ``-mean_s * log(1 - u)``.
 
@@ -113,8 +109,7 @@ class Exponential:
         return -self.mean_s * np.log1p(-u)
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class ShiftedExponential:
     """Shifted exponential distribution: ``shift_s - mean_s * log(1 - u)``.
 
@@ -146,8 +141,7 @@ class ShiftedExponential:
         return self.shift_s - self.mean_s * np.log1p(-u)
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Pareto:
     """Pareto distribution (type I), with a heavy tail: ``scale_s * (1 - u) ** (-1 / shape)``.
 
@@ -174,8 +168,7 @@ class Pareto:
         return self.scale_s * (1 - u) ** (-1 / self.shape)
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class LogNormal:
     """Log-normal distribution: ``median_s * exp(sigma * z)``, where z is the standard normal quantile of u.
 
@@ -202,8 +195,7 @@ class LogNormal:
         return np.asarray(self.median_s * np.exp(self.sigma * ndtri(u)))
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Gamma:
     """Gamma distribution; for a whole shape, the sum of ``shape`` exponential stages.
 
@@ -230,8 +222,7 @@ class Gamma:
         return np.asarray(self.mean_s / self.shape * gammaincinv(self.shape, u))
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class HyperExponential:
     """Hyperexponential distribution: a mixture of exponentials, with a branch chosen at each draw.
 
@@ -277,8 +268,7 @@ class HyperExponential:
         return x
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Empirical:
     """Empirical distribution of measured times, all equally probable.
 

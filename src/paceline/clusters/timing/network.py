@@ -1,14 +1,12 @@
 """Network and server models: the seconds of a round trip besides computing."""
 
-from dataclasses import dataclass
 from math import inf
 
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.validation import check_range
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Network:
     """Link between a worker and the parameter server, the same for all workers, without congestion.
 
@@ -54,8 +52,7 @@ class Network:
         return 2 * (n - 1) * (self.latency_s + payload_bytes / n / bytes_per_s)
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class ServerTime:
     """Seconds that the parameter server is busy and serves no other request.
 

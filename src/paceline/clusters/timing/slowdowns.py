@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from math import ceil, inf, prod
 from numbers import Integral
@@ -11,7 +10,7 @@ from operator import itemgetter
 from numpy.random import Generator
 
 from paceline.errors import UsageError
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.validation import check_range
 
 Selection = tuple[int, ...] | float
@@ -34,8 +33,7 @@ class _OfSomeWorkers:
         return worker < ceil(self.workers * n - 1e-9)
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Slowdown(_OfSomeWorkers):
     """Slowdown of some workers by ``factor`` from ``at_s`` until ``until_s``.
 
@@ -69,8 +67,7 @@ class Slowdown(_OfSomeWorkers):
         yield inf, 1.0
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Periodic(_OfSomeWorkers):
     """Periodic slowdown of some workers: from ``at_s`` on, slow for ``on_s`` in every ``every_s`` seconds.
 
@@ -112,8 +109,7 @@ class Periodic(_OfSomeWorkers):
             yield begin_s + self.on_s, self.slowdown
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Transient(_OfSomeWorkers):
     """Random transient stragglers: each worker alternates between normal and slow periods, the first one normal.
 

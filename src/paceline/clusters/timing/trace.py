@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, field
 from hashlib import sha256
 from io import StringIO
 from itertools import pairwise
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from paceline.core.records import GradientArrived, Record, WorkInterrupted, WorkUnfinished
 from paceline.errors import UsageError
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.files import ContentError, open_table, write_out
 from paceline.utils.validation import check_range
 
@@ -76,8 +76,7 @@ class HasHistory(Protocol):
         """Records of the run."""
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Trace:
     """Trace: the round trips of a run, for use as the timing of a `Cluster`.
 

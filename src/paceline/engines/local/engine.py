@@ -13,28 +13,9 @@ import torch
 
 from paceline.clusters.devices import cores
 from paceline.clusters.local import LocalCluster
-from paceline.core.events import (
-    AbortRun,
-    Compute,
-    Evaluate,
-    Evaluated,
-    Event,
-    Interrupt,
-    Joined,
-    Outcome,
-    RestartWorker,
-)
+from paceline.core import events
+from paceline.engines.local import messages
 from paceline.engines.local import worker_process as processes
-from paceline.engines.local.messages import (
-    ComputeTask,
-    EvaluateTask,
-    EvaluationDone,
-    TaskCancelled,
-    TaskDone,
-    TaskFailed,
-    WakeUp,
-    WorkerReady,
-)
 from paceline.engines.worker_pool import PoolWorker, WorkerPoolEngine
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
@@ -66,7 +47,7 @@ class _Peer(PoolWorker):
         self.connection = connection
         self.is_replaced = False  # killed by the engine, so that another one takes its place
 
-    def send(self, message: ComputeTask | EvaluateTask | WakeUp | None) -> None:
+    def send(self, message: messages.ComputeTask | messages.EvaluateTask | messages.WakeUp | None) -> None:
         """Send a message; the loss of the process is noticed when its pipe is read."""
         with suppress(OSError):
             self.connection.send(message)
@@ -103,7 +84,7 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
         self._respawns = [0] * n
         self._lost_for_good: set[int] = set()
         self._failed: set[int] = set()  # workers whose latest process has ended by an exception
-        self._first_failure: TaskFailed | None = None
+        self._first_failure: messages.TaskFailed | None = None
         self._error: RunError | None = None  # to be raised once all events are handled
         self._spec: SharedPickle | None = None
 
@@ -124,32 +105,32 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
 
     # --- commands -----------------------------------------------------------------------------------------
 
-    def _cancel_task(self, peer: _Peer, command: Interrupt) -> None:
+    def _cancel_task(self, peer: _Peer, command: events.Interrupt) -> None:
         """Set the worker's flag, which it checks between layers, and wake it if it sleeps."""
         self._memory.interrupt(command.worker, command.draw)
-        peer.send(WakeUp())
+        peer.send(messages.WakeUp())
 
-    def restart_worker(self, command: RestartWorker) -> None:
+    def restart_worker(self, command: events.RestartWorker) -> None:
         """Kill a worker's process, if another one will start in its place."""
         peer = self._workers[command.worker]
         if self._cluster.respawn and peer.is_ready:
             peer.is_replaced = True
             peer.process.kill()
 
-    def evaluate(self, command: Evaluate) -> None:
+    def evaluate(self, command: events.Evaluate) -> None:
         """Send the version to the evaluation process."""
         assert self._evaluator is not None
         version = self._versions.acquire(command.version)
         assert isinstance(version, SharedBuffers)
-        self._evaluator.send(EvaluateTask(command.version, version.slot))
+        self._evaluator.send(messages.EvaluateTask(command.version, version.slot))
 
     # --- events -------------------------------------------------------------------------------------------
 
-    def _send(self, peer: _Peer, command: Compute) -> None:
+    def _send(self, peer: _Peer, command: events.Compute) -> None:
         version = self._versions[command.version]
         assert isinstance(version, SharedBuffers)
         peer.send(
-            ComputeTask(
+            messages.ComputeTask(
                 command.draw, command.version, version.slot, command.minibatch, self._elapsed_s(), time.monotonic()
             )
         )
@@ -165,19 +146,19 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
             return
         now = self._elapsed_s()
         match reply:
-            case TaskDone():
+            case messages.TaskDone():
                 self._respawns[worker] = 0
                 push_s = now + self._begun_s - reply.sent_s  # at most until the arrival
                 self._on_gradient(worker, reply.draw, reply.measured, pull_s=reply.pull_s, push_s=push_s)
-            case TaskCancelled():
+            case messages.TaskCancelled():
                 self._on_idle(peer)
-            case WorkerReady():
+            case messages.WorkerReady():
                 peer.is_ready = True
-                self._events.append(Joined(now, worker))
-            case EvaluationDone():
+                self._events.append(events.Joined(now, worker))
+            case messages.EvaluationDone():
                 self._versions.release(reply.version)
-                self._events.append(Evaluated(now, reply.version, reply.metrics))
-            case TaskFailed():
+                self._events.append(events.Evaluated(now, reply.version, reply.metrics))
+            case messages.TaskFailed():
                 if reply.is_usage:
                     raise UsageError(reply.message)
                 if worker == self._cluster.n:
@@ -185,7 +166,7 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
                     raise RunError(f"the evaluation failed: {reply.message}")
                 self._on_failure(worker, reply)
 
-    def _on_failure(self, worker: int, failure: TaskFailed) -> None:
+    def _on_failure(self, worker: int, failure: messages.TaskFailed) -> None:
         """Log the failure of a worker: the traceback of the first one, one line of each further one."""
         self._failed.add(worker)
         if self._first_failure is None:
@@ -194,7 +175,7 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
         else:
             LOG.error("worker %d failed: %s", worker, failure.message)
 
-    def next_event(self) -> Event:
+    def next_event(self) -> events.Event:
         """Wait for a worker, a timer or a signal.
 
         Raises:
@@ -221,7 +202,9 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
             self._error = RunError(f"every worker failed, the first one with: {self._first_failure.message}")
             self._error.__cause__ = _RemoteTracebackError(self._first_failure.details)
         else:
-            self._events.append(AbortRun(self._elapsed_s(), Outcome.NO_WORKERS, "every worker process has ended"))
+            self._events.append(
+                events.AbortRun(self._elapsed_s(), events.Outcome.NO_WORKERS, "every worker process has ended")
+            )
 
     def _use_idle_cores(self) -> None:
         """Use as many threads as there are cores without a worker: two threads on one core wait for each other."""
@@ -261,7 +244,7 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
         except (EOFError, OSError):
             reason = self._reap(peer)
             raise RunError(f"a worker process ended while it started: {reason}") from None
-        if isinstance(reply, TaskFailed):
+        if isinstance(reply, messages.TaskFailed):
             if reply.is_usage:
                 raise UsageError(reply.message)
             LOG.error("a worker process failed while it started:\n%s", reply.details.rstrip())

@@ -11,16 +11,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from paceline.clusters.local import LocalCluster
-from paceline.engines.local.messages import (
-    ComputeTask,
-    EvaluateTask,
-    EvaluationDone,
-    TaskCancelled,
-    TaskDone,
-    TaskFailed,
-    WakeUp,
-    WorkerReady,
-)
+from paceline.engines.local import messages
 from paceline.jobs.job import Job
 from paceline.processes.child_process import ProcessSettings, init_child
 from paceline.processes.shared_memory import SharedMemory
@@ -78,9 +69,9 @@ def _serve(arguments: ProcessArguments, build: Callable[[WorkerSpec], _Worker | 
             spec.settings.apply()
             torch.set_num_threads(spec.cluster.worker_threads)
             server = built.enter_context(closing(build(spec)))
-            connection.send(WorkerReady())
+            connection.send(messages.WorkerReady())
             while (request := connection.recv()) is not None:
-                if not isinstance(request, WakeUp):  # else its task has ended already
+                if not isinstance(request, messages.WakeUp):  # else its task has ended already
                     connection.send(server.answer(request))
         except (EOFError, ConnectionError):
             return  # the engine has ended
@@ -88,7 +79,7 @@ def _serve(arguments: ProcessArguments, build: Callable[[WorkerSpec], _Worker | 
             failure = failure_of(error)
             place, message = place_of(error), first_line(failure["failed"])
             message = f"{place}: {message}" if place else message
-            connection.send(TaskFailed(message, failure["details"], failure["is_usage"]))
+            connection.send(messages.TaskFailed(message, failure["details"], failure["is_usage"]))
 
 
 class _Worker:
@@ -107,8 +98,10 @@ class _Worker:
         if cluster.device == "cuda":
             pin(self._gradient)
 
-    def answer(self, request: ComputeTask | EvaluateTask) -> TaskDone | TaskCancelled:
-        assert isinstance(request, ComputeTask)
+    def answer(
+        self, request: messages.ComputeTask | messages.EvaluateTask
+    ) -> messages.TaskDone | messages.TaskCancelled:
+        assert isinstance(request, messages.ComputeTask)
         begun_s = time.monotonic()
         self._draw = request.draw
         version = self._versions.get(request.slot)
@@ -121,8 +114,8 @@ class _Worker:
                     request.draw, request.minibatch, request.run_s, version, self._gradient
                 )
         except Interrupted:
-            return TaskCancelled(request.draw)
-        return TaskDone(request.draw, measured, begun_s - request.sent_s, time.monotonic())
+            return messages.TaskCancelled(request.draw)
+        return messages.TaskDone(request.draw, measured, begun_s - request.sent_s, time.monotonic())
 
     def close(self) -> None:
         """End the child processes of the replica."""
@@ -145,10 +138,10 @@ class _Evaluator:
         device = device_of(cluster.device, cluster.n)
         self._replica = Replica(spec.job, spec.seed, cluster.n, device=device)
 
-    def answer(self, request: ComputeTask | EvaluateTask) -> EvaluationDone:
-        assert isinstance(request, EvaluateTask)
+    def answer(self, request: messages.ComputeTask | messages.EvaluateTask) -> messages.EvaluationDone:
+        assert isinstance(request, messages.EvaluateTask)
         version = self._memory.version(self._replica.layout, request.slot)
-        return EvaluationDone(request.version, self._replica.evaluate(version))
+        return messages.EvaluationDone(request.version, self._replica.evaluate(version))
 
     def close(self) -> None:
         """Do nothing: there are no child processes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from paceline.clusters.simulated import Cluster
@@ -48,12 +47,9 @@ class VirtualAllReduce(AllReduceTiming):
         self._contributed: set[int] = set()  # to the open update
         self._expected: Apply | None = None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def _close(self, error: BaseException | None) -> None:
         """End the background processes of the replica."""
         self._replica.close()
-        super().__exit__(kind, error, where)
 
     def compute(self, command: Compute) -> None:
         """Store the task; a worker that has joined again continues from the average."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import nan
 from operator import itemgetter
-from types import TracebackType
 
 from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster, RoundTrip
@@ -44,12 +43,9 @@ class VirtualEngine(TimingEngine):
         self._duration_s = self._stored_duration_s
         server.publish(self._versions.publish(0))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def _close(self, error: BaseException | None) -> None:
         """End the background processes of the replica."""
         self._replica.close()
-        super().__exit__(kind, error, where)
 
     def compute(self, command: Compute) -> None:
         """Keep the version until the gradient arrives."""

@@ -10,22 +10,7 @@ from typing import Any, ClassVar
 
 from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster
-from paceline.core.events import (
-    AbortRun,
-    Accept,
-    Apply,
-    Arrival,
-    Compute,
-    Evaluate,
-    Event,
-    Interrupt,
-    Joined,
-    Lost,
-    Outcome,
-    RestartWorker,
-    SetTimer,
-    Timer,
-)
+from paceline.core import events
 from paceline.engines.base import Engine
 from paceline.recording.history import Totals
 from paceline.utils.state_dict import Stateful
@@ -89,18 +74,20 @@ class TimingEngine(Stateful, Engine):
         """Number of arrivals."""
         return self._arrivals
 
-    def next_event(self) -> Event:
+    def next_event(self) -> events.Event:
         """Return the earliest event that was not cancelled."""
         while True:
             if self.fired and (lost := self._lost_by_hanging()):
                 return lost
             if not self._heap:
-                return AbortRun(self.now, Outcome.NO_WORKERS, "no live worker will deliver another gradient")
+                return events.AbortRun(
+                    self.now, events.Outcome.NO_WORKERS, "no live worker will deliver another gradient"
+                )
             at_s, _, worker, what = heappop(self._heap)
             if worker == NOT_A_WORKER:
                 if at_s > self.now:
                     self.now = at_s
-                event: Event = what._replace(now=self.now)
+                event: events.Event = what._replace(now=self.now)
                 return event
             if self._current[worker] != what:
                 continue  # interrupted
@@ -112,7 +99,7 @@ class TimingEngine(Stateful, Engine):
             if arrived is not None:
                 return arrived
 
-    def compute(self, command: Compute) -> None:
+    def compute(self, command: events.Compute) -> None:
         """Schedule the arrival of the gradient after a round trip."""
         worker, _, draw, _ = command
         self.pulls += 1
@@ -122,19 +109,19 @@ class TimingEngine(Stateful, Engine):
         at_s = self.now + self._duration_s(worker, draw, self.now)
         heappush(self._heap, (at_s, self._sequence, worker, draw))
 
-    def interrupt(self, command: Interrupt) -> None:
+    def interrupt(self, command: events.Interrupt) -> None:
         """Cancel the arrival."""
         self._totals.interrupted += 1
         self._finish(command.worker)
 
-    def restart_worker(self, command: RestartWorker) -> None:
+    def restart_worker(self, command: events.RestartWorker) -> None:
         """Do nothing: times belong to the number of a worker, so another process would be as slow."""
 
-    def accept(self, command: Accept) -> None:
+    def accept(self, command: events.Accept) -> None:
         """Count the task as useful."""
         self._useful_s += self.now - self._started_s[command.worker]
 
-    def apply(self, command: Apply) -> None:
+    def apply(self, command: events.Apply) -> None:
         """Count the gradients of the update, and advance the clock by the server's time."""
         totals = self._totals
         totals.updates += 1
@@ -142,12 +129,12 @@ class TimingEngine(Stateful, Engine):
             totals.staleness[gradient.staleness] += 1
         self.now += self._update_s
 
-    def evaluate(self, command: Evaluate) -> None:
+    def evaluate(self, command: events.Evaluate) -> None:
         """Do nothing: there are no parameters."""
 
-    def set_timer(self, command: SetTimer) -> None:
+    def set_timer(self, command: events.SetTimer) -> None:
         """Schedule a timer."""
-        self._at(command.at_s, Timer(command.at_s))
+        self._at(command.at_s, events.Timer(command.at_s))
 
     def resume_at(self, version: int, now: float) -> None:
         """Start at this time."""
@@ -174,30 +161,33 @@ class TimingEngine(Stateful, Engine):
         self._totals = Totals(**state["totals"])
         super().load_state_dict(state)
 
+    def _close(self, error: BaseException | None) -> None:
+        """Do nothing: there are no processes."""
+
     def _finish(self, worker: int) -> None:
         self._current[worker] = 0
         self._busy_s += self.now - self._started_s[worker]
 
-    def _arrival(self, worker: int, draw: int) -> Arrival:
+    def _arrival(self, worker: int, draw: int) -> events.Arrival:
         self._arrivals += 1
         self._finish(worker)
-        return Arrival(self.now, worker, draw)
+        return events.Arrival(self.now, worker, draw)
 
-    def _at(self, at_s: float, event: Event) -> None:
+    def _at(self, at_s: float, event: events.Event) -> None:
         self._sequence += 1
         heappush(self._heap, (at_s, self._sequence, NOT_A_WORKER, event))
 
-    def _inject_fault(self, fault: Fault) -> Event | None:
+    def _inject_fault(self, fault: Fault) -> events.Event | None:
         self.fired.append(fault)
         if fault.kind == "hang":
             return None
         if fault.kind == "not_finite":
             return self._arrival(fault.worker, fault.draw)._replace(finite=False)
         if fault.back_after_s is not None:
-            self._at(self.now + fault.back_after_s, Joined(self.now, fault.worker))
+            self._at(self.now + fault.back_after_s, events.Joined(self.now, fault.worker))
         return self._lose(fault, f"scripted fault at draw {fault.draw}")
 
-    def _lost_by_hanging(self) -> Lost | None:
+    def _lost_by_hanging(self) -> events.Lost | None:
         """Return the loss of a hanging worker if no other worker computes and no timeout would detect it."""
         if self._coordinator.worker_timeout_s < inf or (self._heap and self._heap[0][0] <= self.now):
             return None
@@ -207,6 +197,6 @@ class TimingEngine(Stateful, Engine):
         fault = next(iter(hanging.values()))
         return self._lose(fault, f"scripted fault: hangs since draw {fault.draw}, while no other worker computes")
 
-    def _lose(self, fault: Fault, reason: str) -> Lost:
+    def _lose(self, fault: Fault, reason: str) -> events.Lost:
         self._finish(fault.worker)
-        return Lost(self.now, fault.worker, reason)
+        return events.Lost(self.now, fault.worker, reason)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf, sqrt
 from typing import TYPE_CHECKING, ClassVar
 
 from paceline.policies.compensation.base import Compensator, Kind, StaleGradient, squared_norm
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.validation import check_range
 
 if TYPE_CHECKING:
@@ -17,8 +16,7 @@ MEAN_SQUARE = "mean_square"
 REPRESENTABLE = "[0, 1e30]"  # in single precision, with a margin
 
 
-@checked_types
-@dataclass(frozen=True, repr=False)
+@checked_dataclass(frozen=True, repr=False)
 class DCASGD(Compensator):
     """DC-ASGD correction: adds lambda * g * g * (w_now - w_then) to the gradient g.
 
@@ -75,8 +73,7 @@ class DCASGD(Compensator):
                 g.addcdiv_(difference.mul_(g).mul_(g), root, value=self.lambda0)
 
 
-@checked_types
-@dataclass(frozen=True, repr=False)
+@checked_dataclass(frozen=True, repr=False)
 class DCS3GD(Compensator):
     """DC-S3GD correction: adds lambda * g * g * D with D = w_now - w_then and lambda = lambda0 ||g|| / ||g * g * D||.
 

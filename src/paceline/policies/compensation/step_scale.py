@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import inf, sqrt
 from sys import float_info
 from typing import TYPE_CHECKING, ClassVar
 
 from paceline.errors import UsageError
 from paceline.policies.compensation.base import Compensator, Kind, StaleGradient
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.validation import check_range
 
 if TYPE_CHECKING:
     from paceline.policies.compensation.base import Memory
 
 
-@checked_types
-@dataclass(frozen=True, repr=False)
+@checked_dataclass(frozen=True, repr=False)
 class StalenessLR(Compensator):
     """Staleness learning rate: eta_j = min(C / ||w_j - w_tau(j)||^2, eta_max) for each gradient.
 
@@ -69,8 +67,7 @@ WEIGHTS: Mapping[str, Callable[[int], float]] = {
 }
 
 
-@checked_types
-@dataclass(frozen=True, repr=False)
+@checked_dataclass(frozen=True, repr=False)
 class StalenessWeight(Compensator):
     """Staleness weight: factor on the step of a gradient that depends on its staleness tau alone.
 

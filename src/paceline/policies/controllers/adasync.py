@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import isfinite, nan, sqrt
 from numbers import Integral
 from typing import Any, ClassVar, Literal
@@ -11,15 +10,14 @@ from typing import Any, ClassVar, Literal
 from paceline.errors import UsageError
 from paceline.policies.controllers.base import Action, Controller, Observation, SetQuorum
 from paceline.protocols.protocol import Protocol
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.validation import check_range
 from paceline.utils.wording import counted
 
 State = dict[str, Any]
 
 
-@checked_types
-@dataclass(frozen=True, repr=False)
+@checked_dataclass(frozen=True, repr=False)
 class AdaSync(Controller[State]):
     """AdaSync quorum: K grows as the loss F falls from its initial value F_0.
 

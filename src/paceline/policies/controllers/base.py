@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args
 
 from paceline.core.events import Arrival, Step
 from paceline.policies.learning_rate import LRScaling
@@ -149,20 +149,9 @@ class Note(NamedTuple):
     worker: int | None = None
 
 
-Action = SetQuorum | CloseUpdate | ChangeProtocol | Exclude | Readmit | Probe | ReplaceWorker | CallAgainAt | Note
-
-# Order in which the actions of several controllers are applied: notes, membership, protocol, quorum, timers.
-PRECEDENCE: tuple[type[Action], ...] = (
-    Note,
-    Exclude,
-    Readmit,
-    Probe,
-    ReplaceWorker,
-    ChangeProtocol,
-    SetQuorum,
-    CloseUpdate,
-    CallAgainAt,
-)
+# In the order in which the actions of several controllers are applied: notes, membership, protocol, quorum, timers.
+Action = Note | Exclude | Readmit | Probe | ReplaceWorker | ChangeProtocol | SetQuorum | CloseUpdate | CallAgainAt
+PRECEDENCE: tuple[type[Action], ...] = get_args(Action)
 
 
 class Controller(ABC, Generic[State]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import nan
 from typing import ClassVar, Literal
 
@@ -14,13 +13,12 @@ from paceline.policies.controllers.update_times import UpdateTimes, fastest
 from paceline.policies.estimators.gain import GainEstimator, GainInput
 from paceline.policies.estimators.update_time import Unobserved, UpdateTimeEstimator
 from paceline.protocols.protocol import Protocol
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range
 
 
-@checked_types
-@dataclass(frozen=True, repr=False)
+@checked_dataclass(frozen=True, repr=False)
 class BDBW(StatefulController[UpdateTimes]):
     """Blind DBW: sets the quorum k that maximises k / T_k, without losses or gradients.
 
@@ -78,8 +76,7 @@ class _State(Stateful):
         self.k = 0
 
 
-@checked_types
-@dataclass(frozen=True, repr=False)
+@checked_dataclass(frozen=True, repr=False)
 class DBW(StatefulController[_State]):
     """Dynamic backup workers: sets the quorum that maximises the expected decrease of the loss per second.
 

@@ -3,11 +3,10 @@
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from paceline.errors import UsageError
 from paceline.policies.controllers.base import Action, Controller, Observation, SetQuorum
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 
 
 class _QuorumRule(Controller[None]):
@@ -24,8 +23,7 @@ class _QuorumRule(Controller[None]):
     def _quorum(self, observation: Observation) -> SetQuorum: ...
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class FixedQuorum(_QuorumRule):
     """Constant quorum of k gradients.
 
@@ -42,8 +40,7 @@ class FixedQuorum(_QuorumRule):
         return SetQuorum(self.k, f"fixed k={self.k}")
 
 
-@checked_types
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class ScheduledQuorum(_QuorumRule):
     """Piecewise-constant quorum: the k of the last schedule entry at or before the version.
 
@@ -73,8 +70,7 @@ class ScheduledQuorum(_QuorumRule):
         return SetQuorum(k, f"scheduled k={k} from version {observation.version}")
 
 
-@checked_types
-@dataclass(frozen=True, repr=False)
+@checked_dataclass(frozen=True, repr=False)
 class QuorumFunction(_QuorumRule):
     """Quorum computed by a function of the user when an update opens.
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from numbers import Integral
 
 from paceline.policies.controllers.base import Action, Controller, Exclude, Note, Observation
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.validation import check_range
 
 State = dict[int, tuple[int, bool]]  # worker -> (version of its last use, whether it was reported)
 
 
-@checked_types
-@dataclass(frozen=True, repr=False)
+@checked_dataclass(frozen=True, repr=False)
 class IdleWorkers(Controller[State]):
     """Reports each worker none of whose gradients was used for a number of updates, and optionally excludes it.
 

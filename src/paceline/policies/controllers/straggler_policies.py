@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
 from numbers import Integral
 from typing import ClassVar
 
 from paceline.errors import PacelineWarning, UsageError
-from paceline.policies.controllers.base import (
-    Action,
-    ChangeProtocol,
-    Exclude,
-    Note,
-    Observation,
-    Probe,
-    Readmit,
-    ReplaceWorker,
-    StatefulController,
-)
+from paceline.policies.controllers import base as control
 from paceline.policies.estimators.stragglers import StragglerDetector
 from paceline.protocols.protocol import Phase, Protocol
-from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.spec_parser import short_repr
 from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range
@@ -47,7 +37,7 @@ class StragglerTracker(Stateful):
         self.excluded: dict[int, list[float]] = {}  # excluded worker -> seconds of its latest probes
         self.home: Protocol | None = None  # protocol of the phase
 
-    def observe(self, observation: Observation) -> None:
+    def observe(self, observation: control.Observation) -> None:
         """Add an arrival or a probe."""
         assert observation.arrival is not None
         worker = observation.arrival.worker
@@ -87,9 +77,8 @@ class StragglerTracker(Stateful):
         self.persistent.discard(worker)
 
 
-@checked_types
-@dataclass(frozen=True, repr=False)
-class Stragglers(StatefulController[StragglerTracker]):
+@checked_dataclass(frozen=True, repr=False)
+class Stragglers(control.StatefulController[StragglerTracker]):
     """Straggler log: reports the workers that become stragglers or recover, under any protocol.
 
     A worker that stays a straggler for long is reported as persistent, and replaced where the engine can start
@@ -139,7 +128,9 @@ class Stragglers(StatefulController[StragglerTracker]):
         """Return the initial state: no stragglers."""
         return StragglerTracker(StragglerDetector(self.window, self.consecutive, self.min_gap, self.sliding))
 
-    def decide(self, state: StragglerTracker, observation: Observation) -> tuple[StragglerTracker, Sequence[Action]]:
+    def decide(
+        self, state: StragglerTracker, observation: control.Observation
+    ) -> tuple[StragglerTracker, Sequence[control.Action]]:
         """Record every arrival, and act when an update opens, so that the open update is not affected."""
         if observation.trigger == "arrival":
             state.observe(observation)
@@ -149,39 +140,38 @@ class Stragglers(StatefulController[StragglerTracker]):
             return state, [*report, *actions, *self._replace(state, observation)]
         return state, self._end(state) if observation.trigger == "end" else []
 
-    def _report(self, state: StragglerTracker, observation: Observation) -> list[Action]:
-        actions: list[Action] = [
-            Note("recovered", f"worker {worker}: no longer a straggler", worker)
+    def _report(self, state: StragglerTracker, observation: control.Observation) -> list[control.Action]:
+        actions: list[control.Action] = [
+            control.Note("recovered", f"worker {worker}: no longer a straggler", worker)
             for worker in sorted(state.pop_recovered())
         ]
         for worker in sorted(state.detector.stragglers - state.since_s.keys()):
             state.since_s[worker] = observation.now
-            actions.append(Note("straggler", f"worker {worker}: {_slowness(state, worker)}", worker))
+            actions.append(control.Note("straggler", f"worker {worker}: {_slowness(state, worker)}", worker))
         return actions
 
-    def _replace(self, state: StragglerTracker, observation: Observation) -> list[Action]:
-        actions: list[Action] = []
+    def _replace(self, state: StragglerTracker, observation: control.Observation) -> list[control.Action]:
+        actions: list[control.Action] = []
         for worker, since_s in state.since_s.items():
             slow_s = observation.now - since_s
             if worker not in state.persistent and slow_s >= self.persistent_s:
                 state.persistent.add(worker)
                 actions += [
-                    Note("persistent", f"worker {worker}: slow for {slow_s:.3g} s", worker),
-                    ReplaceWorker(worker),
+                    control.Note("persistent", f"worker {worker}: slow for {slow_s:.3g} s", worker),
+                    control.ReplaceWorker(worker),
                 ]
         return actions
 
-    def _act(self, state: StragglerTracker, observation: Observation) -> list[Action]:
+    def _act(self, state: StragglerTracker, observation: control.Observation) -> list[control.Action]:
         """Return the actions on stragglers when an update opens."""
         return []
 
-    def _end(self, state: StragglerTracker) -> list[Action]:
+    def _end(self, state: StragglerTracker) -> list[control.Action]:
         """Return the actions at the end of the phase."""
         return []
 
 
-@checked_types
-@dataclass(frozen=True, repr=False)
+@checked_dataclass(frozen=True, repr=False)
 class Greedy(Stragglers):
     """Greedy straggler policy: trains asynchronously while there is a straggler.
 
@@ -210,19 +200,20 @@ class Greedy(Stragglers):
         if protocol == self.to:
             raise UsageError(f"{protocol} + greedy: the phase runs {protocol} already; give a synchronous one, as bsp")
 
-    def _act(self, state: StragglerTracker, observation: Observation) -> list[Action]:
+    def _act(self, state: StragglerTracker, observation: control.Observation) -> list[control.Action]:
         if state.home is None:
             state.home = observation.protocol
         is_away = observation.protocol == self.to
         if state.since_s and not is_away:
-            return [ChangeProtocol(self.to, f"{listed('worker', sorted(state.since_s))} fell behind", counts=False)]
+            return [
+                control.ChangeProtocol(self.to, f"{listed('worker', sorted(state.since_s))} fell behind", counts=False)
+            ]
         if is_away and not state.since_s:
-            return [ChangeProtocol(state.home, "all stragglers have recovered")]
+            return [control.ChangeProtocol(state.home, "all stragglers have recovered")]
         return []
 
 
-@checked_types
-@dataclass(frozen=True, repr=False)
+@checked_dataclass(frozen=True, repr=False)
 class Elastic(Stragglers):
     """Elastic straggler policy: excludes stragglers until they have recovered or the phase ends.
 
@@ -253,29 +244,29 @@ class Elastic(Stragglers):
                 stacklevel=2,
             )
 
-    def _act(self, state: StragglerTracker, observation: Observation) -> list[Action]:
+    def _act(self, state: StragglerTracker, observation: control.Observation) -> list[control.Action]:
         actions = [self._probe(state, worker) for worker in list(state.excluded)]
         stragglers = state.detector.stragglers & set(observation.workers)
         slowest = _best_exclusion(stragglers, state.detector.throughput)
-        actions += [Exclude(worker, _slowness(state, worker)) for worker in slowest]
+        actions += [control.Exclude(worker, _slowness(state, worker)) for worker in slowest]
         for worker in slowest:
             state.detector.clear(worker)
             state.excluded[worker] = []
         return actions
 
-    def _probe(self, state: StragglerTracker, worker: int) -> Action:
+    def _probe(self, state: StragglerTracker, worker: int) -> control.Action:
         probes_s = state.excluded[worker]
         if len(probes_s) < self.window:
-            return Probe(worker)
+            return control.Probe(worker)
         throughput = len(probes_s) / max(sum(probes_s), 1e-12)
         if state.detector.is_slow_beside(throughput):
             probes_s.clear()
-            return Probe(worker)
+            return control.Probe(worker)
         state.readmit(worker)
-        return Readmit(worker, f"{throughput:.3g} gradients/s in a window of probes")
+        return control.Readmit(worker, f"{throughput:.3g} gradients/s in a window of probes")
 
-    def _end(self, state: StragglerTracker) -> list[Action]:
-        return [Readmit(worker, "the phase ends") for worker in state.excluded]
+    def _end(self, state: StragglerTracker) -> list[control.Action]:
+        return [control.Readmit(worker, "the phase ends") for worker in state.excluded]
 
 
 def _best_exclusion(stragglers: Collection[int], throughput: Mapping[int, float]) -> list[int]:
