@@ -19,49 +19,49 @@ import paceline as pl
 from event_lines import read_events
 from paceline.engines.signals import holding_sigterm, is_sigterm_held
 from paceline.recording.run_folder import EVENTS
-from paths import environment
-from ranks import free_port, run
+from ranks import context, free_port, run
 from tiny_jobs import small_net, tiny_job
 
-SCRIPT = """
-import paceline as pl
-from tiny_jobs import tiny_job
 
 class Announce(pl.Callback):
+    """Callback that sends a message after some updates."""
+
+    def __init__(self, connection):
+        self._connection = connection
+
     def on_update(self, update):
         if update.version == 5:
-            print("training", flush=True)
+            self._connection.send("training")
 
-if __name__ == "__main__":
+
+def train_in(folder, connection):
+    """Train as a script does that was started by a shell: in a session of its own."""
+    os.setsid()
+    os.chdir(folder)
     slow = pl.Cluster(2, timing=pl.Deterministic(0.01))
-    pl.train(tiny_job(), protocol="asp", cluster=pl.LocalCluster(2, slowness=slow),
-             stop="updates=1000000", out="run", callbacks=[Announce()])
-"""
-LIMIT_S = 60
-
-
-def start(folder, script=SCRIPT):
-    (folder / "script.py").write_text(script)
-    return subprocess.Popen(
-        [sys.executable, "script.py"],
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+    cluster = pl.LocalCluster(2, slowness=slow)
+    pl.train(
+        tiny_job(), protocol="asp", cluster=cluster, stop="updates=1000000", out="run", callbacks=[Announce(connection)]
     )
+
+
+LIMIT_S = 60
 
 
 @pytest.fixture
 def running(tmp_path):
-    """Return a training process, its descendants and its event log."""
-    with start(tmp_path) as process:
-        assert process.stdout.readline() == "training\n"
-        descendants = psutil.Process(process.pid).children(recursive=True)
-        assert len(descendants) >= 3  # two workers and the process that forks them
-        yield process, descendants, tmp_path / "run" / EVENTS
-        process.kill()
+    """A process that trains, the processes that it has started, and its log."""
+    ours, theirs = context().Pipe(duplex=False)
+    process = context().Process(target=train_in, args=(tmp_path, theirs))
+    process.start()
+    theirs.close()
+    assert ours.poll(LIMIT_S)
+    assert ours.recv() == "training"
+    descendants = psutil.Process(process.pid).children(recursive=True)
+    assert len(descendants) >= 3  # two workers and the process that forks them
+    yield process, descendants, tmp_path / "run" / EVENTS
+    process.kill()
+    process.join()
 
 
 def assert_gone(processes):
@@ -73,7 +73,7 @@ def assert_gone(processes):
 def test_kill_9_of_the_parent_leaves_no_process(running):
     process, descendants, log = running
     process.kill()
-    process.wait()
+    process.join()
     assert_gone(descendants)
     events = read_events(log)
     assert events[0]["event"] == "run_started"
@@ -87,9 +87,9 @@ def test_a_signal_ends_the_run_and_saves_the_model(running, number):
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # a terminal sends Ctrl-C to every process
     else:
-        process.send_signal(number)
-    _, errors = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, errors
+        os.kill(process.pid, number)
+    process.join(LIMIT_S)
+    assert process.exitcode == 0
     assert_gone(descendants)
     end = read_events(log)[-1]
     assert (end["event"], end["outcome"]) == ("run_ended", "interrupted")
