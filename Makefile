@@ -4,12 +4,16 @@ BIN := .venv/bin
 # The many processes that tests start would each compile the source anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-docs test-slow docs explore lint types browser clean
+.PHONY: demo test suite test-docs test-slow docs explore lint types browser clean
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
 
-test: lint types browser
+# The types are checked beside the tests, of which some wait.
+test: .venv/installed
+	@$(MAKE) --no-print-directory --jobs 2 lint types suite
+
+suite: .venv/installed browser
 	$(BIN)/pytest
 
 # The programs and commands of the README, the examples and the pages; the blocks of a page depend on each other.
