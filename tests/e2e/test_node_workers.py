@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from unittest.mock import patch
 
 import pytest
@@ -20,7 +19,7 @@ from hosts import Cut, hosts, need_hosts, ranks_on_hosts
 from paceline.core.events import Minibatch
 from paceline.core.records import DecisionMade, GradientArrived, WorkInterrupted
 from paceline.engines.distributed.node_worker.node_group import NodeGroup, NodeGroupLost
-from paceline.engines.distributed.transport.connection import dist, gloo_group
+from paceline.engines.distributed.transport.transport import GlooTransport
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.gradient_variance import variance
 from paceline.worker.replica import Interrupted, PartialGradient, Replica
@@ -125,12 +124,11 @@ def test_each_process_drops_out_by_itself():
 
 def together(size, act, unwanted=()):
     """Return what each of a team does, in threads of this process."""
-    store = dist.HashStore()
+    endpoint, _store = GlooTransport(60.0).listen("127.0.0.1")
 
     def take_part(place):
         team = NodeGroup(place, size, lambda: place in unwanted)
-        device = dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
-        team.connect(store, "a key", device)
+        team.connect(endpoint, "a key")
         return act(team)
 
     with ThreadPoolExecutor(size) as pool:
@@ -214,9 +212,10 @@ def test_who_is_slow_is_waited_for():
         return outcome(team.check)
 
     def connecting(*what, **settings):
-        return gloo_group(*what, **{**settings, "timeout": timedelta(seconds=1)})
+        return connect(*what, **{**settings, "timeout_s": 1.0})
 
-    with patch("paceline.engines.distributed.transport.process_group.gloo_group", connecting):
+    connect = GlooTransport.group
+    with patch.object(GlooTransport, "group", connecting):
         assert together(2, act) == [None, None]
 
 

@@ -17,7 +17,7 @@ import torch
 
 import paceline as pl
 from paceline.core.records import DecisionMade, GradientArrived, WorkerLost
-from paceline.engines import distributed
+from paceline.engines.distributed import HostProcess
 
 PRELOAD = ["paceline.engines.local.worker_process", "paceline.run.train"]
 LIMIT_S = 60
@@ -114,7 +114,7 @@ class Job:
         """Be rank 0 in this process, which has loaded everything already, and return its result."""
         with patch.dict(os.environ, self._environment(0)):
             result = pl.train(self._job, cluster=pl.Torchrun(**self._torchrun), **self._settings)
-        return _portable((result, result.history.records))
+        return portable((result, result.history.records))
 
     def start_all(self):
         self.start_slices()
@@ -195,7 +195,7 @@ def _rank(environment, job, torchrun, settings, said, connection, prepare):
     if prepare is not None:
         prepare()
     try:
-        with patch.object(distributed, "SidecarProcess", NotHere):
+        with patch.object(HostProcess, "start_sidecar", lambda process, worker: NotHere()):
             end = pl.train(job, cluster=pl.Torchrun(**torchrun), **settings)
         records = end.history.records
         told = (end, records)
@@ -204,15 +204,12 @@ def _rank(environment, job, torchrun, settings, said, connection, prepare):
     except BaseException as error:
         traceback.print_exc()
         told = error
-    connection.send_bytes(pickle.dumps(_portable(told)))
+    connection.send_bytes(pickle.dumps(portable(told)))
     connection.close()
 
 
 class NotHere:
     """A process beside a rank, which these tests start themselves."""
-
-    def __init__(self, worker):
-        pass
 
     def kill(self):
         pass
@@ -229,7 +226,7 @@ def enter(namespace):
             raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
 
 
-def _portable(told):
+def portable(told):
     if isinstance(told, BaseException):
         return told
     result, records = told

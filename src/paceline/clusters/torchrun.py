@@ -25,6 +25,10 @@ WIRES = ("float32", "bf16", "float16")
 WORKERS = ("process", "node")
 
 
+def _launch_env() -> LaunchEnv:
+    return LaunchEnv.from_environment(os.environ)
+
+
 @checked_dataclass(frozen=True)
 class Torchrun:
     """Cluster of processes that torchrun has started: rank 0 hosts the coordinator and the server.
@@ -63,6 +67,7 @@ class Torchrun:
             host of a process that hangs still responds.
         debug: whether the run ends when user code changes the parameters, as in `LocalCluster`. Workers also compare
             every version with the server's. Without a server, each rank checks its own parameters.
+        ranks: rank, number of ranks and address of rank 0; the default reads the variables of torchrun.
 
     Raises:
         UsageError: the variables of torchrun are not set, or an argument is invalid.
@@ -83,10 +88,9 @@ class Torchrun:
     elastic: bool = False
     silence_s: float = 60.0
     debug: bool = False
-    ranks: LaunchEnv = field(init=False, repr=False, compare=False)
+    ranks: LaunchEnv = field(default_factory=_launch_env, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ranks", LaunchEnv.from_environment(os.environ))
         if self.workers not in WORKERS:
             raise UsageError(f"workers={self.workers!r}, expected {' or '.join(WORKERS)}")
         if self.workers == "node":

@@ -111,6 +111,18 @@ def is_sigterm_held() -> bool:
 
 
 @contextmanager
+def ignoring_ctrl_c() -> Iterator[None]:
+    """Ignore Ctrl-C if this is the main thread: rank 0 ends all processes."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
+    try:
+        yield
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def leaving_on_sigterm(leave: Callable[[], None]) -> Iterator[None]:
     """Call a function at the first SIGTERM; the second one acts as usual. Ignore Ctrl-C: rank 0 ends all processes.
 
@@ -125,9 +137,9 @@ def leaving_on_sigterm(leave: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         leave()
 
-    before = signal.signal(signal.SIGTERM, on_sigterm), signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.signal(signal.SIGTERM, on_sigterm)
     try:
-        yield
+        with ignoring_ctrl_c():
+            yield
     finally:
-        signal.signal(signal.SIGTERM, before[0])
-        signal.signal(signal.SIGINT, before[1])
+        signal.signal(signal.SIGTERM, before)

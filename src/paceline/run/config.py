@@ -13,6 +13,7 @@ from paceline.clusters.simulated import Cluster
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.duration import Duration
 from paceline.core.stop import Stop
+from paceline.engines.distributed import THIS_PROCESS, HostProcess
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
 from paceline.policies.learning_rate import ScheduleCurve
@@ -31,6 +32,7 @@ class RunConfig:
         worker_timeout_s: timeout of the failure detector in seconds, > 0; None to derive it from the round trips of
             real workers, and for no timeout in a simulation.
         measure_steps: whether to record how far each update moves the parameters.
+        process: process in which this rank of a distributed run runs.
     """
 
     job: Job
@@ -41,6 +43,7 @@ class RunConfig:
     evaluate_every: Duration | None = None
     worker_timeout_s: float | None = None
     measure_steps: bool = False
+    process: HostProcess = THIS_PROCESS
 
     @cached_property
     def per_epoch(self) -> int | None:

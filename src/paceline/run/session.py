@@ -178,7 +178,9 @@ def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:
 def rank_of(config: RunConfig, cluster: Torchrun) -> distributed.Rank:
     """Return the settings of a process of a distributed run."""
     make_job_spec = partial(job_spec, config)
-    return distributed.Rank(config.job, cluster, config.seed, config.checked_plan, config.per_epoch, make_job_spec)
+    return distributed.Rank(
+        config.job, cluster, config.seed, config.checked_plan, config.per_epoch, make_job_spec, config.process
+    )
 
 
 def serve(config: RunConfig) -> tuple[nn.Module, distributed.End]:

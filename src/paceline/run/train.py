@@ -137,8 +137,8 @@ def train(
     config = RunConfig(job, plan, cluster, stop, seed, evaluations, worker_timeout_s, measure_steps)
     if isinstance(cluster, Torchrun) and not cluster.is_server:
         release_sigterm()
-        return _serve(config)
-    if resume is None and out is not None and _is_restarted(cluster, Path(out)):
+        return serve_run(config)
+    if resume is None and out is not None and _is_restarted(config, Path(out)):
         out, resume = None, out
     policy = CheckpointPolicy(config.in_gradients(_duration(checkpoint_every)), keep_checkpoints)
     session = Session(config)
@@ -154,15 +154,20 @@ def train(
         folder = RunFolder(Path(resume), session.configuration, overwrite=True, keep=resumption.kept)
     title = protocol if isinstance(protocol, str) else str(plan)
     with shown(progress, title, stop, stop.workload(config.per_epoch), cluster.n) as line:
-        return _run(session, folder, resumption, [*callbacks, *line], policy)
+        return run_session(session, folder, resumption, [*callbacks, *line], policy)
 
 
-def _is_restarted(cluster: Cluster | LocalCluster | Torchrun, out: Path) -> bool:
+def _is_restarted(config: RunConfig, out: Path) -> bool:
     """Return whether torchrun has restarted the ranks since the run in this folder started."""
-    return isinstance(cluster, Torchrun) and is_restart(cluster, str(out.resolve())) and (out / RUN).exists()
+    cluster = config.cluster
+    if not isinstance(cluster, Torchrun):
+        return False
+    transport = config.process.transport(cluster)
+    return is_restart(cluster, transport, str(out.resolve())) and (out / RUN).exists()
 
 
-def _serve(config: RunConfig) -> Result:
+def serve_run(config: RunConfig) -> Result:
+    """Take part in the run of rank 0 until it ends."""
     try:
         model, end = serve(config)
     except RunFinished as finished:
@@ -182,13 +187,22 @@ def _raise_error(end: End) -> None:
         raise (UsageError if end.is_usage else RunError)(f"rank 0: {end.reason}")
 
 
-def _run(
+def run_session(
     session: Session,
     folder: RunFolder | None,
     resumption: Resumption | None,
     callbacks: Sequence[Callback],
     policy: CheckpointPolicy,
 ) -> Result:
+    """Run to the end on rank 0, or without ranks.
+
+    Args:
+        session: parts of the run.
+        folder: folder to record the run in, None for no folder.
+        resumption: saved run to continue, None for a new run.
+        callbacks: callbacks that get each record of the run.
+        policy: when checkpoints are saved.
+    """
     memory = Memory()
     log = RunLog(is_simulated=isinstance(session.config.cluster, Cluster))
     recorder = session.recorder([folder or memory, log, *callbacks])

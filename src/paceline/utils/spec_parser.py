@@ -164,8 +164,10 @@ def short_repr(instance: Any, name: str = "", without: Collection[str] = ()) -> 
     """
     knobs = []
     for each in fields(instance):
+        if not (each.init and each.repr) or each.name in without:
+            continue
         default = each.default_factory() if each.default_factory is not MISSING else each.default
         value = getattr(instance, each.name)
-        if each.init and value != default and each.name not in without:
+        if value != default:
             knobs.append(f"{each.name}={getattr(value, '__qualname__', None) or repr(value)}")
     return f"{name or type(instance).__name__}({', '.join(knobs)})"

@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 
@@ -16,6 +17,19 @@ from paceline.core.events import Minibatch
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.replica import GradientStats, Replica
 from paceline.worker.torch_utils import usable_device
+
+
+def kill_process() -> None:
+    """End this process at once, without any clean-up."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang() -> None:
+    """Wait forever."""
+    threading.Event().wait()
+
+
+FAULT_ACTIONS = MappingProxyType({"die": kill_process, "hang": hang})
 
 
 class TaskRunner:
@@ -28,6 +42,7 @@ class TaskRunner:
         seed: seed of the run, >= 0.
         faults: scripted faults of all workers.
         sleep: function that waits for a number of seconds, and raises `Interrupted` if the task is cancelled.
+        fault_actions: functions that carry out the faults "die" and "hang".
     """
 
     def __init__(
@@ -38,12 +53,14 @@ class TaskRunner:
         seed: int,
         faults: tuple[Fault, ...],
         sleep: Callable[[float], None],
+        fault_actions: Mapping[str, Callable[[], None]] = FAULT_ACTIONS,
     ) -> None:
         self._replica = replica
         self._worker = worker
         self._slowness = slowness.round_trips(seed) if slowness is not None else None
         self._faults = {fault.draw: fault.kind for fault in faults if fault.worker == worker}
         self._sleep = sleep
+        self._fault_actions = fault_actions
 
     def gradient(
         self, draw: int, minibatch: Minibatch | None, run_s: float, version: FlatBuffers, gradient: FlatBuffers
@@ -70,13 +87,11 @@ class TaskRunner:
         return measured._replace(compute_s=measured.compute_s + slept_s, finite=finite)
 
     def _inject_fault(self, draw: int) -> None:
-        match self._faults.get(draw):
-            case "die":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "raise":
-                raise RuntimeError(f"scripted fault at draw {draw}")
-            case "hang":
-                threading.Event().wait()
+        kind = self._faults.get(draw, "")
+        if kind == "raise":
+            raise RuntimeError(f"scripted fault at draw {draw}")
+        if kind in self._fault_actions:
+            self._fault_actions[kind]()
 
 
 def device_of(kind: str, number: int) -> str:

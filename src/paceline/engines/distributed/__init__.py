@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.clusters.torchrun import Torchrun
 from paceline.engines.distributed.allreduce.elastic_group import check_summable
 from paceline.engines.distributed.allreduce.engine import AllReduceEngine
 from paceline.engines.distributed.node_worker.follower import follow
@@ -18,12 +15,11 @@ from paceline.engines.distributed.parameter_server.engine import ParameterServer
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
 from paceline.engines.distributed.parameter_server.shard_server import serve_shard
 from paceline.engines.distributed.parameter_server.worker_process import serve
+from paceline.engines.distributed.rank import THIS_PROCESS, HostProcess, Rank
 from paceline.engines.distributed.rendezvous.handshake import WORLD_SIZE, RunFinished
-from paceline.engines.distributed.rendezvous.rendezvous import POLL_S, is_restart
-from paceline.engines.distributed.rendezvous.sidecar import SidecarProcess
+from paceline.engines.distributed.rendezvous.rendezvous import is_restart
 from paceline.engines.distributed.transport.messages import End
-from paceline.jobs.job import Job, trainable
-from paceline.protocols.protocol import Plan
+from paceline.jobs.job import trainable
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.allreduce import make_algorithm
@@ -31,9 +27,11 @@ from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model
 
 __all__ = [
+    "THIS_PROCESS",
     "WORLD_SIZE",
     "AllReduceEngine",
     "End",
+    "HostProcess",
     "ParameterServerEngine",
     "Rank",
     "RunFinished",
@@ -43,29 +41,6 @@ __all__ = [
     "make_engine",
     "serve_rank",
 ]
-
-_has_served = False  # whether this process has taken part in an earlier run
-
-
-@dataclass(frozen=True)
-class Rank:
-    """Settings of a run, as one of its processes needs them.
-
-    Args:
-        job: job to train.
-        cluster: launch settings of this process.
-        seed: seed of the run, >= 0.
-        plan: protocol of each phase.
-        per_epoch: gradients per epoch; None for data without a length.
-        make_job_spec: returns, given the model, the settings that must be equal on all processes.
-    """
-
-    job: Job
-    cluster: Torchrun
-    seed: int
-    plan: Plan
-    per_epoch: float | None
-    make_job_spec: Callable[[nn.Module], dict[str, Any]]
 
 
 def make_engine(
@@ -79,12 +54,11 @@ def make_engine(
         layout: layout of what the server holds.
         shards: clients of the servers of the other shards.
     """
-    job, cluster, seed, allreduce = rank.job, rank.cluster, rank.seed, rank.plan.allreduce
-    job_spec = rank.make_job_spec(server.model)
+    allreduce = rank.plan.allreduce
     if allreduce is None:
-        return ParameterServerEngine(job, cluster, server, layout, shards, job_spec)
-    replica = Replica(job, seed, cluster.n, device=server.device, debug=cluster.debug)
-    return AllReduceEngine(cluster, seed, allreduce, replica, make_algorithm(allreduce, server, layout), job_spec)
+        return ParameterServerEngine(rank, server, layout, shards)
+    replica = Replica(rank.job, rank.seed, rank.cluster.n, device=server.device, debug=rank.cluster.debug)
+    return AllReduceEngine(rank, allreduce, replica, make_algorithm(allreduce, server, layout))
 
 
 def serve_rank(rank: Rank, train: Callable[[], tuple[nn.Module, End]]) -> tuple[nn.Module, End]:
@@ -99,28 +73,26 @@ def serve_rank(rank: Rank, train: Callable[[], tuple[nn.Module, End]]) -> tuple[
         RunError: the run has failed.
         RunFinished: the run ended before this process took part.
     """
-    global _has_served
     while True:
         try:
             result = _serve_shard_or_worker(rank) if rank.plan.allreduce is None else train()
         except RunFinished:
-            if not _has_served:
+            if not rank.process.has_served:
                 raise
-            time.sleep(POLL_S)  # the notice of the previous run, which rank 0 has not removed yet
+            time.sleep(rank.transport.poll_s)  # the notice of the previous run, which rank 0 has not removed yet
         else:
-            _has_served = True
+            rank.process.has_served = True
             return result
 
 
 def _serve_shard_or_worker(rank: Rank) -> tuple[nn.Module, End]:
-    job, cluster, seed = rank.job, rank.cluster, rank.seed
-    model = build_model(job, seed)
+    cluster = rank.cluster
+    model = build_model(rank.job, rank.seed)
     job_spec = rank.make_job_spec(model)
     if cluster.shard is not None:
-        compensators = [each for phase in rank.plan.phases for each in phase.compensators]
-        return model, serve_shard(job, cluster, seed, rank.per_epoch, compensators, job_spec)
-    sidecars = [SidecarProcess(cluster.n + shard) for shard in cluster.shards_here]
-    final = (follow if cluster.rank_in_node else serve)(job, cluster, seed, job_spec)
+        return model, serve_shard(rank, model, job_spec)
+    sidecars = [rank.process.start_sidecar(cluster.n + shard) for shard in cluster.shards_here]
+    final = (follow if cluster.rank_in_node else serve)(rank, job_spec)
     for sidecar in sidecars:
         if final.end.has_failed:
             sidecar.kill()  # it may be the process that hangs, and only this process waits for it

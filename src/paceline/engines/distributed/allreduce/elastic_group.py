@@ -13,17 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from paceline.checkpoint.codec import decode, encode
-from paceline.engines.distributed.rendezvous.rendezvous import Endpoint
-from paceline.engines.distributed.transport.connection import (
-    ConnectionLost,
-    as_bytes,
-    dist,
-    raising_connection_lost,
-    shorten,
-)
-from paceline.engines.distributed.transport.keepalive import open_sockets, published_addresses, set_keepalive_timeout
+from paceline.engines.distributed.transport.connection import ConnectionLost, as_bytes
+from paceline.engines.distributed.transport.gloo import dist, raising_connection_lost, shorten
 from paceline.engines.distributed.transport.messages import describe
 from paceline.engines.distributed.transport.process_group import AbortableGroup, PendingCollective
+from paceline.engines.distributed.transport.transport import Endpoint
 from paceline.errors import UsageError
 from paceline.server.flat_buffers import FlatBuffers
 
@@ -82,12 +76,11 @@ class ElasticGroup:
         self._group = AbortableGroup(rank, size, THREADS)
         self.is_waiting = False
 
-    def connect(self, endpoint: Endpoint, keepalive_timeout_s: float, timeout_s: float = inf) -> None:
+    def connect(self, endpoint: Endpoint, timeout_s: float = inf) -> None:
         """Wait until all members have come, and connect.
 
         Args:
             endpoint: endpoint of the store in which they meet.
-            keepalive_timeout_s: seconds without any answer from a host after which its connections end, >= 1.
             timeout_s: seconds to wait for the other members.
 
         Raises:
@@ -99,12 +92,10 @@ class ElasticGroup:
             return
         with raising_connection_lost():
             store = dist.PrefixStore(f"group/{self._digest('place').hex()}", endpoint.client())
-            self._await_peers(store, timeout_s)
-        before = open_sockets()
-        timeout = timedelta(seconds=keepalive_timeout_s / GLOO_WAITS)
+            self._await_peers(store, timeout_s, endpoint.transport.poll_s)
+        keepalive_timeout_s = endpoint.transport.keepalive_timeout_s
         try:
-            self._group.connect(store, endpoint.device, timeout)
-            set_keepalive_timeout(before, keepalive_timeout_s, published_addresses(store, self._size))
+            self._group.connect(store, endpoint, keepalive_timeout_s / GLOO_WAITS)
             if self._uses_nccl:
                 self._group.connect_gpus(dist.PrefixStore("nccl", store))
         except RuntimeError as error:
@@ -112,7 +103,7 @@ class ElasticGroup:
         self._check()
         self._authenticate_peers(timedelta(seconds=2 * keepalive_timeout_s))  # others may still be connecting
 
-    def _await_peers(self, store: Any, timeout_s: float) -> None:
+    def _await_peers(self, store: Any, timeout_s: float, poll_s: float) -> None:
         """Wait until all members connect, which may be long after this process."""
         store.set(_ready_key(self._rank), "ready")
         deadline_s = time.monotonic() + timeout_s
@@ -120,7 +111,7 @@ class ElasticGroup:
             self._check()
             if time.monotonic() > deadline_s:
                 raise MissingPeers([peer for peer in self._peers if not store.check([_ready_key(peer)])])
-            time.sleep(POLL_S)
+            time.sleep(min(POLL_S, poll_s))
 
     def _authenticate_peers(self, timeout: timedelta) -> None:
         """Prove to all members that this process has the key, and check their proofs: the store is readable by all."""

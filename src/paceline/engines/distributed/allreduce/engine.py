@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any, Self
 
-import torch
 from msgspec.structs import replace
 
-from paceline.clusters.torchrun import Torchrun
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import (
     AbortRun,
@@ -32,6 +30,7 @@ from paceline.engines.distributed.allreduce.elastic_group import MembershipChang
 from paceline.engines.distributed.allreduce.local_step import LocalStep, StepTimes, arrival_of
 from paceline.engines.distributed.allreduce.member import MembershipClient
 from paceline.engines.distributed.allreduce.membership import MembershipServer
+from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
 from paceline.engines.distributed.transport.messages import End, StepSummary
@@ -54,38 +53,28 @@ class AllReduceEngine(WallClockEngine):
     of the sum itself (`CompletionTimer`) and the overhead of the iteration (`OverheadEstimator`).
 
     Args:
-        cluster: launch settings of this process.
-        seed: seed of the run, >= 0.
+        rank: settings of this process.
         allreduce: what is summed, and when.
         replica: replica that computes this rank's gradients, and at rank 0 the evaluations.
         algorithm: optimizer and parameters of this rank.
-        job_spec: settings that must be equal on all processes.
 
     Attributes:
         end: end of the run, after `run`.
     """
 
-    def __init__(
-        self,
-        cluster: Torchrun,
-        seed: int,
-        allreduce: AllReduceConfig,
-        replica: Replica,
-        algorithm: AllReduceAlgorithm,
-        job_spec: dict[str, Any],
-    ) -> None:
+    def __init__(self, rank: Rank, allreduce: AllReduceConfig, replica: Replica, algorithm: AllReduceAlgorithm) -> None:
         super().__init__()
-        self._cluster = cluster
+        self._cluster = cluster = rank.cluster
+        self._process = rank.process
+        job_spec = rank.make_job_spec(algorithm.server.model)
         self._allreduce = allreduce
         self._replica = replica
         self._algorithm = algorithm
         self._number = cluster.worker
-        self._local_step = LocalStep(cluster, seed, replica, algorithm)
+        self._local_step = LocalStep(rank, replica, algorithm)
         self._is_rank_0 = cluster.is_server
         self._membership: GroupMembership = (
-            MembershipServer(cluster, job_spec, self._elapsed_s)
-            if self._is_rank_0
-            else MembershipClient(cluster, job_spec)
+            MembershipServer(rank, job_spec, self._elapsed_s) if self._is_rank_0 else MembershipClient(rank, job_spec)
         )
         self._tasks: dict[int, Compute] = {}
         self._evaluation: Evaluate | None = None
@@ -99,7 +88,7 @@ class AllReduceEngine(WallClockEngine):
 
     def __enter__(self) -> Self:
         """Wait until all ranks have joined; until then a signal acts as usual, because no run can be saved."""
-        torch.set_num_threads(self._cluster.worker_threads)
+        self._process.set_num_threads(self._cluster.worker_threads)
         try:
             self._membership.open()
         except BaseException as error:
@@ -333,7 +322,7 @@ class AllReduceEngine(WallClockEngine):
         return events
 
     def _close(self, error: BaseException | None) -> None:
-        torch.set_num_threads(self._threads)
+        self._process.set_num_threads(self._threads)
         self._membership.close(failed_end(error) if error else self.end, error)
         self._replica.close()
 

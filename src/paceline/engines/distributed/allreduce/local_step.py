@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from math import inf, isnan, nan
 from typing import NamedTuple
 
-from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Apply, Arrival, Compensation, Compute
+from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.transport.messages import StepReport, StepSummary
 from paceline.engines.distributed.transport.process_group import CompletionTimer
 from paceline.protocols.allreduce import AllReduceConfig
@@ -154,15 +154,17 @@ class LocalStep:
     In debug mode it detects changes of the parameters by other code.
 
     Args:
-        cluster: launch settings of this process.
-        seed: seed of the run, >= 0.
+        rank: settings of this process.
         replica: replica that computes the gradients.
         algorithm: optimizer and parameters of this rank.
     """
 
-    def __init__(self, cluster: Torchrun, seed: int, replica: Replica, algorithm: AllReduceAlgorithm) -> None:
+    def __init__(self, rank: Rank, replica: Replica, algorithm: AllReduceAlgorithm) -> None:
+        cluster, actions = rank.cluster, rank.process.fault_actions
         faults = tuple(cluster.faults)
-        self._task_runner = TaskRunner(replica, cluster.worker, cluster.slowness, seed, faults, time.sleep)
+        self._task_runner = TaskRunner(
+            replica, cluster.worker, cluster.slowness, rank.seed, faults, time.sleep, actions
+        )
         self._batch_size = replica.batch_size
         self._algorithm = algorithm
         self._prefetched: _Prefetched | None = None

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from paceline.clusters.torchrun import Torchrun
 from paceline.engines.distributed.allreduce.base import GroupMembership
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, MembershipChanged, Unreachable
+from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.rendezvous.rendezvous import find_rank_0
 from paceline.engines.distributed.rendezvous.session import ClientSession, describe_process, raising_run_error
@@ -25,13 +25,13 @@ class MembershipClient(GroupMembership):
     """Counterpart of `MembershipServer` at every other rank: joins the groups that rank 0 forms.
 
     Args:
-        cluster: launch settings of this process.
+        rank: settings of this process.
         job_spec: settings that must be equal on all processes.
     """
 
-    def __init__(self, cluster: Torchrun, job_spec: dict[str, Any]) -> None:
+    def __init__(self, rank: Rank, job_spec: dict[str, Any]) -> None:
         super().__init__()
-        self._cluster = cluster
+        self._rank = rank
         self._job_spec = job_spec
         self._messages: queue.SimpleQueue[
             messages.StepSummary | messages.FormGroup | messages.MetricsMeasured | Exception
@@ -42,8 +42,8 @@ class MembershipClient(GroupMembership):
 
     def open(self) -> None:
         """Join rank 0."""
-        cluster = self._cluster
-        self._rank_0 = find_rank_0(cluster)
+        cluster = self._rank.cluster
+        self._rank_0 = find_rank_0(cluster, self._rank.transport)
         has_own_gpu = cluster.has_gpu_each(torch.cuda.device_count())
         name = describe_process(f"worker {cluster.worker}", cluster)
         hello = messages.Hello(name, cluster.worker, self._job_spec, has_own_gpu=has_own_gpu)
@@ -64,7 +64,7 @@ class MembershipClient(GroupMembership):
                 group = self.group = ElasticGroup(form.key, form.rank, form.size, uses_nccl=form.uses_nccl)
                 if self._newest != form.generation:  # `_abort_group` may have missed this group
                     continue
-                group.connect(self._rank_0, self._cluster.silence_s)
+                group.connect(self._rank_0)
                 return group.broadcast_state(None)
             except ConnectionLost as error:
                 self._report_broken(error)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Event, Joined, Lost
 from paceline.engines.distributed.allreduce.base import GroupMembership, MakeState
 from paceline.engines.distributed.allreduce.elastic_group import (
@@ -20,8 +19,9 @@ from paceline.engines.distributed.allreduce.elastic_group import (
     MissingPeers,
     Unreachable,
 )
+from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, AcceptedPeer, Acceptor, await_peers
-from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous, listen_as_rank_0
+from paceline.engines.distributed.rendezvous.rendezvous import listen_as_rank_0
 from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.connection import ConnectionLost, Message
 from paceline.engines.distributed.transport.process_group import PendingCollective
@@ -48,14 +48,15 @@ class MembershipServer(GroupMembership):
     computation. Its methods `on_join` to `fail` are the callbacks of the acceptor, from the thread of each rank.
 
     Args:
-        cluster: launch settings of this process.
+        rank: settings of this process.
         job_spec: settings that must be equal on all processes.
         clock: returns the seconds since the run began.
     """
 
-    def __init__(self, cluster: Torchrun, job_spec: dict[str, Any], clock: Callable[[], float]) -> None:
+    def __init__(self, rank: Rank, job_spec: dict[str, Any], clock: Callable[[], float]) -> None:
         super().__init__()
-        self._cluster = cluster
+        self._rank = rank
+        self._cluster = rank.cluster
         self._job_spec = job_spec
         self._clock = clock
         self._lock = threading.Condition()
@@ -69,14 +70,13 @@ class MembershipServer(GroupMembership):
         self._reason = ""  # of the first of them
         self._failure: Exception | None = None
         self._end: messages.End | None = None
-        self._rendezvous: Rendezvous | None = None
         self._acceptor: Acceptor | None = None
 
     def open(self) -> None:
         """Wait until all ranks have joined."""
         cluster = self._cluster
-        self._rendezvous = listen_as_rank_0(cluster)
-        self._acceptor = Acceptor(self._rendezvous, cluster.ranks.token, self._job_spec, [None] * cluster.n, self)
+        rendezvous = listen_as_rank_0(cluster, self._rank.transport)
+        self._acceptor = Acceptor(rendezvous, cluster.ranks.token, self._job_spec, [None] * cluster.n, self)
         await_peers(self._missing, self._wait_for_join, cluster.start_timeout_s)
 
     def _missing(self) -> str:
@@ -95,12 +95,12 @@ class MembershipServer(GroupMembership):
     def form(self, make_state: MakeState, timeout_s: float) -> dict[str, Any]:
         """Form a group of all ranks and broadcast the state from which it starts, until a group stays complete."""
         events: list[Event] = []
-        assert self._rendezvous is not None
+        assert self._acceptor is not None
         while True:
             events += self._next_generation()
             group, workers = self._announce_group()
             try:
-                group.connect(self._rendezvous.endpoint, self._cluster.silence_s, timeout_s)
+                group.connect(self._acceptor.endpoint, timeout_s)
                 return group.broadcast_state(make_state(events))
             except MissingPeers as error:
                 self._expel([workers[rank] for rank in error.ranks], timeout_s)
@@ -162,7 +162,7 @@ class MembershipServer(GroupMembership):
             self._acceptor.join([peer.peer_id for peer in peers], GRACE_S)
             self._acceptor.close()
         self._close_group(end)
-        self._acceptor = self._rendezvous = None
+        self._acceptor = None
 
     # --- callbacks of the acceptor ------------------------------------------------------------------------
 

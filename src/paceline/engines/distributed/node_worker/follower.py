@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from paceline.clusters.torchrun import Torchrun
 from paceline.engines.distributed.node_worker.leader import LOOPBACK, leader_key
 from paceline.engines.distributed.node_worker.node_group import NodeGroup, NodeGroupLost
-from paceline.engines.distributed.rendezvous.rendezvous import POLL_S, Endpoint, find_rank_0, reach
+from paceline.engines.distributed.rank import Rank
+from paceline.engines.distributed.rendezvous.rendezvous import find_rank_0
 from paceline.engines.distributed.rendezvous.session import (
     ClientSession,
     FinalState,
@@ -23,9 +23,8 @@ from paceline.engines.distributed.rendezvous.session import (
 from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.connection import ConnectionLost, Message
 from paceline.engines.distributed.transport.headers import RemoteTask
-from paceline.engines.signals import leaving_on_sigterm
+from paceline.engines.distributed.transport.transport import Endpoint
 from paceline.errors import RunError
-from paceline.jobs.job import Job
 from paceline.utils.user_code import note_place
 from paceline.worker.parameter_guard import check_version
 from paceline.worker.replica import Interrupted, Replica
@@ -34,13 +33,11 @@ from paceline.worker.task_runner import device_of
 Request = RemoteTask | FinalState | SystemExit | Exception
 
 
-def follow(job: Job, cluster: Torchrun, seed: int, job_spec: dict[str, Any]) -> FinalState:
+def follow(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
     """Take part in the tasks of the leader of this host until the run ends.
 
     Args:
-        job: job to train.
-        cluster: launch settings of this process.
-        seed: seed of the run, >= 0.
+        rank: settings of this process.
         job_spec: settings that must be equal on all processes.
 
     Raises:
@@ -48,8 +45,8 @@ def follow(job: Job, cluster: Torchrun, seed: int, job_spec: dict[str, Any]) -> 
         RunError: the leader is gone, or the run has failed.
         SystemExit: all processes of this worker were asked to end.
     """
-    torch.set_num_threads(cluster.worker_threads)
-    follower = NodeFollower(job, cluster, seed)
+    rank.process.set_num_threads(rank.cluster.worker_threads)
+    follower = NodeFollower(rank)
     try:
         with raising_run_error(follower.leader_name), closing(follower.join(job_spec)):
             return follower.run()
@@ -60,13 +57,15 @@ def follow(job: Job, cluster: Torchrun, seed: int, job_spec: dict[str, Any]) -> 
 class NodeFollower:
     """Process of a node that computes its share of each minibatch."""
 
-    def __init__(self, job: Job, cluster: Torchrun, seed: int) -> None:
-        self._cluster = cluster
+    def __init__(self, rank: Rank) -> None:
+        self._cluster = cluster = rank.cluster
+        self._transport = rank.transport
+        self._process = rank.process
         uses_nccl = cluster.has_gpu_each(torch.cuda.device_count())
         self._group = NodeGroup(cluster.rank_in_node, cluster.node_size, lambda: False, uses_nccl=uses_nccl)
         device = device_of(cluster.device, cluster.ranks.local_rank)
         settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "shards": cluster.slices}
-        self._replica = Replica(job, seed, cluster.n, group=self._group, **settings)
+        self._replica = Replica(rank.job, rank.seed, cluster.n, group=self._group, **settings)
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
@@ -83,15 +82,15 @@ class NodeFollower:
         timeout_s = self._cluster.start_timeout_s
         deadline_s = time.monotonic() + timeout_s
         hello = messages.Hello(describe_process(self._name, self._cluster), self._cluster.rank_in_node, job_spec)
-        store = find_rank_0(self._cluster).client()
+        store = find_rank_0(self._cluster, self._transport).client()
         while time.monotonic() < deadline_s:
             address = _leader_address(store, leader_key(self._cluster.worker))
-            if address is not None and (endpoint := reach(address)):
+            if address is not None and (endpoint := self._transport.reach(address)):
                 try:
                     return self._join(endpoint, hello)
                 except ConnectionLost:  # the address is that of an earlier leader
                     pass
-            time.sleep(POLL_S)
+            time.sleep(self._transport.poll_s)
         raise RunError(f"{self.leader_name} could not be reached within start_timeout_s={timeout_s:g}: check its log")
 
     def close(self) -> None:
@@ -104,13 +103,13 @@ class NodeFollower:
         message = session.connection.recv()
         if not isinstance(message, messages.FormNodeGroup):
             raise ConnectionLost(f"expected FormNodeGroup, received {type(message).__name__}")
-        self._group.connect(endpoint.client(), message.key, endpoint.device)
+        self._group.connect(endpoint, message.key)
         return session
 
     def run(self) -> FinalState:
         """Compute this process's share of all minibatches until the end of the run."""
         self._session.listen(self._on_message, self._on_error)
-        with leaving_on_sigterm(self._request_leave):
+        with self._process.leaving_on_sigterm(self._request_leave):
             while True:
                 match self._requests.get():
                     case RemoteTask() as task:

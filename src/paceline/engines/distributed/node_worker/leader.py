@@ -13,11 +13,12 @@ from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Minibatch
 from paceline.engines.distributed.node_worker.node_group import NodeGroup
 from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, AcceptedPeer, Acceptor, await_peers
-from paceline.engines.distributed.rendezvous.rendezvous import POLL_S, Endpoint, Rendezvous
+from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous
 from paceline.engines.distributed.rendezvous.session import FinalState
 from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.connection import Message
 from paceline.engines.distributed.transport.headers import RemoteTask
+from paceline.engines.distributed.transport.transport import Endpoint, Transport
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
 from paceline.server.flat_buffers import FlatBuffers
@@ -37,6 +38,7 @@ class NodeLeader:
 
     Args:
         cluster: launch settings of this process.
+        transport: transport to the other processes.
         is_cancelled: returns whether the current task was cancelled.
         leave: callback, from another thread, with the reason why a process of the node was asked to end.
         on_lost: callback, from another thread, when a process of the node has failed or is gone; see `loss`.
@@ -48,11 +50,13 @@ class NodeLeader:
     def __init__(
         self,
         cluster: Torchrun,
+        transport: Transport,
         is_cancelled: Callable[[], bool],
         leave: Callable[[str], None],
         on_lost: Callable[[], None],
     ) -> None:
         self._cluster = cluster
+        self._transport = transport
         self._leave = leave
         self._on_lost = on_lost
         self._loss: messages.Leave | messages.Failed = messages.Leave("a process of its host is gone")
@@ -76,7 +80,7 @@ class NodeLeader:
         """
         if self.group.size == 1:
             return
-        rendezvous = Rendezvous.listen(LOOPBACK, keepalive_timeout_s=self._cluster.silence_s)
+        rendezvous = Rendezvous(*self._transport.listen(LOOPBACK))
         self._acceptor = Acceptor(rendezvous, self._cluster.ranks.token, job_spec, [None] * self.group.size, self)
         endpoint = rendezvous.endpoint
         rank_0.client().set(leader_key(self._cluster.worker), str(endpoint.address[1]))
@@ -84,7 +88,7 @@ class NodeLeader:
         key = secrets.token_hex(32)  # a process that finds the store but has no token cannot join the group
         for peer in self._peers.values():
             peer.connection.send(messages.FormNodeGroup(key))
-        self.group.connect(endpoint.client(), key, endpoint.device)
+        self.group.connect(endpoint, key)
 
     def _missing(self) -> str:
         with self._lock:
@@ -97,7 +101,7 @@ class NodeLeader:
 
     def _wait(self) -> None:
         with self._lock:
-            self._lock.wait(POLL_S)
+            self._lock.wait(self._transport.poll_s)
 
     # --- callbacks of the acceptor ------------------------------------------------------------------------
 

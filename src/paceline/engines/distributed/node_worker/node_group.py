@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.engines.distributed.transport.connection import ConnectionLost, dist
+from paceline.engines.distributed.transport.connection import ConnectionLost
+from paceline.engines.distributed.transport.gloo import dist
 from paceline.engines.distributed.transport.process_group import AbortableGroup
+from paceline.engines.distributed.transport.transport import Endpoint
 from paceline.errors import RunError
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.replica import GradientGroup, Interrupted, PartialGradient
@@ -43,19 +44,19 @@ class NodeGroup(GradientGroup):
         self._group = AbortableGroup(local_rank, size)
         self._sums = torch.zeros(5, dtype=torch.float64)
 
-    def connect(self, store: Any, key: str, device: Any) -> None:
+    def connect(self, endpoint: Endpoint, key: str) -> None:
         """Connect all processes of the node.
 
         Args:
-            store: store in which they meet; a client of its own.
+            endpoint: endpoint of the store in which they meet.
             key: secret of the group.
-            device: gloo device on this host.
 
         Raises:
             NodeGroupLost: a process did not connect.
         """
         with self._raising_group_lost():
-            self._group.connect(dist.PrefixStore(key, store), device)
+            store = endpoint.client()
+            self._group.connect(dist.PrefixStore(key, store), endpoint)
             if self._uses_nccl:
                 self._group.connect_gpus(dist.PrefixStore(f"{key}/nccl", store))
 

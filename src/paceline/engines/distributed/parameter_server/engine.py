@@ -7,9 +7,6 @@ import selectors
 import threading
 import time
 from math import inf
-from typing import Any
-
-import torch
 
 from paceline.clusters.devices import cores
 from paceline.clusters.torchrun import Torchrun
@@ -35,6 +32,7 @@ from paceline.engines.distributed.parameter_server.link_utilization import LinkM
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
+from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.acceptor import (
     GRACE_S,
     AcceptedPeer,
@@ -56,7 +54,6 @@ from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
 from paceline.engines.worker_pool import WorkerPoolEngine
 from paceline.errors import RunError, UsageError
-from paceline.jobs.job import Job
 from paceline.server.flat_buffers import FlatLayout, flat_copy
 from paceline.server.parameter_server import ParameterServer
 from paceline.utils.rank_logger import RankLogger
@@ -71,31 +68,23 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
     """Engine of rank 0 under a protocol with a server.
 
     Args:
-        job: job to train.
-        cluster: launch settings of this process.
+        rank: settings of this process.
         server: server of the parameters, or of their first shard.
         layout: layout of what the server holds.
         shards: clients of the servers of the other shards.
-        job_spec: settings that must be equal on all processes.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        cluster: Torchrun,
-        server: ParameterServer,
-        layout: FlatLayout,
-        shards: ShardClients,
-        job_spec: dict[str, Any],
-    ) -> None:
-        self._needs_evaluator = job.eval_data is not None
+    def __init__(self, rank: Rank, server: ParameterServer, layout: FlatLayout, shards: ShardClients) -> None:
+        cluster = rank.cluster
+        self._rank = rank
+        self._needs_evaluator = rank.job.eval_data is not None
         self._wire = WireFormat(cluster.wire, layout)
         self._published = PublishedVersions(server, layout, self._wire, self._on_version_released)
         self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
         super().__init__(server, self._published, [layout.allocate() for _ in range(cluster.n)], debug=cluster.debug)
         self._cluster = cluster
         self._shards = shards
-        self._job_spec = job_spec
+        self._job_spec = rank.make_job_spec(server.model)
         self._peer_events: EventQueue[PeerEvent] = EventQueue()
         shards.events = self._peer_events
         self._acceptor: Acceptor | None = None
@@ -108,16 +97,16 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._end = messages.End("", "")
 
     def _start_workers(self) -> None:
-        torch.set_num_threads(max(1, cores() // self._cluster.ranks.local_world_size))
-        rendezvous = listen_as_rank_0(self._cluster)
+        self._rank.process.set_num_threads(max(1, cores() // self._cluster.ranks.local_world_size))
+        rendezvous = listen_as_rank_0(self._cluster, self._rank.transport)
         buffers: list[WireBuffer | None] = [WireBuffer(self._wire, gradient) for gradient in self._gradients]
         buffers += [None] * self._cluster.slices  # for the evaluator, and for the servers of the other shards
         handler = QueueHandler(self._peer_events)
         self._acceptor = Acceptor(rendezvous, self._cluster.ranks.token, self._job_spec, buffers, handler)
         if self._cluster.has_worker_at_server:
-            self._sidecars.append(SidecarProcess(0))
+            self._sidecars.append(self._rank.process.start_sidecar(0))
         if self._needs_evaluator:
-            self._sidecars.append(SidecarProcess(self._cluster.n))
+            self._sidecars.append(self._rank.process.start_sidecar(self._cluster.n))
         self._selector.register(self._peer_events, selectors.EVENT_READ)
         await_peers(self._missing, self._read_for_a_moment, self._cluster.start_timeout_s)
         self._shards.init(self._first_version)

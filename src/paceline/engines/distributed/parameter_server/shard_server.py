@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-import torch
+from torch import Tensor, nn
 
 from paceline.checkpoint.codec import decode, encode
 from paceline.clusters.devices import cores
-from paceline.clusters.torchrun import Torchrun
 from paceline.core.sharding import ShardPeers
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
+from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.acceptor import (
     GRACE_S,
     AcceptedPeer,
@@ -33,66 +31,53 @@ from paceline.engines.distributed.transport import headers, messages
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost, Message
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
+from paceline.engines.signals import ignoring_ctrl_c
 from paceline.errors import RunError
-from paceline.jobs.job import Job
 from paceline.policies.compensation.base import Compensator
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.utils.rank_logger import RankLogger
-from paceline.worker.torch_utils import build_model
 
 LOG = RankLogger(__name__)
 RANK_0 = 0  # peer id of rank 0; all others are counted from 1
 
 
-def serve_shard(
-    job: Job,
-    cluster: Torchrun,
-    seed: int,
-    per_epoch: float | None,
-    compensators: Iterable[Compensator],
-    job_spec: dict[str, Any],
-) -> messages.End:
+def serve_shard(rank: Rank, model: nn.Module, job_spec: dict[str, Any]) -> messages.End:
     """Serve a shard until the run of rank 0 ends; return the end.
 
     Args:
-        job: job to train.
-        cluster: launch settings of this process, with the number of the shard.
-        seed: seed of the run, >= 0.
-        per_epoch: gradients per epoch; None for data without a length.
-        compensators: compensators of the plan, which rank 0 names in its messages.
+        rank: settings of this process, with the number of the shard.
+        model: model whose shard is served.
         job_spec: settings that must be equal on all processes.
 
     Raises:
         UsageError: rank 0 rejects this process.
         RunError: rank 0 is gone.
     """
-    torch.set_num_threads(max(1, cores() // cluster.ranks.local_world_size))
+    cluster = rank.cluster
+    rank.process.set_num_threads(max(1, cores() // cluster.ranks.local_world_size))
     number = cluster.shard
     assert number is not None
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends all processes
-    model = build_model(job, seed)
     layout = FlatLayout(model, cluster.slices, only=number)
     hello = messages.Hello(describe_process(f"the server of slice {number}", cluster), cluster.worker, job_spec)
-    with raising_run_error():
-        rank_0 = find_rank_0(cluster)
+    with raising_run_error(), ignoring_ctrl_c():
+        rank_0 = find_rank_0(cluster, rank.transport)
         with closing(ClientSession.connect(rank_0, cluster, hello)) as session:
             if isinstance(end := session.connection.recv(), messages.End):
                 return end  # the shard has a server: its rank was restarted, and has started this one too
             events: EventQueue[PeerEvent] = EventQueue()
             peers = _RankZero(session.connection, events)
-            server = ParameterServer(job, model, layout, per_epoch, peers, cluster.n)
+            server = ParameterServer(rank.job, model, layout, rank.per_epoch, peers, cluster.n)
             server.watch_gradients()
             wire = WireFormat(cluster.wire, layout)
             buffers = [WireBuffer(wire, layout.allocate()) for _ in range(cluster.n)]
-            rendezvous = Rendezvous(rank_0._replace(shard=number), cluster.silence_s)
+            rendezvous = Rendezvous(rank_0._replace(shard=number))
             acceptor = Acceptor(rendezvous, cluster.ranks.token, job_spec, [*buffers, None], QueueHandler(events))
             session.listen(peers.on_message, peers.on_error)
             try:
                 published = PublishedVersions(server, layout, wire)
                 gradients = [buffer.vectors for buffer in buffers]
-                named = {repr(each): each for each in compensators}
+                named = {repr(each): each for phase in rank.plan.phases for each in phase.compensators}
                 return _ShardServer(server, published, gradients, named, session.connection, acceptor).run(events)
             finally:
                 acceptor.close()
@@ -231,7 +216,7 @@ class _ShardServer:
         self._published.acquire(version)
 
     def _send(
-        self, peer_id: int, message: headers.RemoteTask | headers.RemoteEvaluateTask, part: torch.Tensor | None
+        self, peer_id: int, message: headers.RemoteTask | headers.RemoteEvaluateTask, part: Tensor | None
     ) -> None:
         peer = self._peers.get(peer_id)
         if peer is not None:

@@ -10,12 +10,10 @@ from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 
-import torch
-
-from paceline.clusters.torchrun import Torchrun
 from paceline.engines.distributed.node_worker.leader import LeadingReplica, NodeLeader
 from paceline.engines.distributed.node_worker.node_group import NodeGroupLost
 from paceline.engines.distributed.parameter_server.shard_channel import ShardChannel, shard_channels
+from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.rendezvous.rendezvous import find_rank_0
 from paceline.engines.distributed.rendezvous.session import (
@@ -26,9 +24,7 @@ from paceline.engines.distributed.rendezvous.session import (
 )
 from paceline.engines.distributed.transport import headers, messages
 from paceline.engines.distributed.transport.connection import ConnectionLost, Message
-from paceline.engines.signals import leaving_on_sigterm
 from paceline.errors import RunError, UsageError
-from paceline.jobs.job import Job
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.user_code import note_place
 from paceline.worker.parameter_guard import check_version
@@ -41,13 +37,11 @@ Task = headers.RemoteTask | headers.RemoteEvaluateTask
 Request = tuple[Task, float] | messages.Leave | FinalState | Exception  # a task comes with its arrival time
 
 
-def serve(job: Job, cluster: Torchrun, seed: int, job_spec: dict[str, Any]) -> FinalState:
+def serve(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
     """Take part in the run of rank 0 until it ends.
 
     Args:
-        job: job to train.
-        cluster: launch settings of this process.
-        seed: seed of the run, >= 0.
+        rank: settings of this process.
         job_spec: settings that must be equal on all processes.
 
     Raises:
@@ -56,11 +50,12 @@ def serve(job: Job, cluster: Torchrun, seed: int, job_spec: dict[str, Any]) -> F
         RunFinished: the run ended before this process took part.
         SystemExit: this process was asked to end, and has sent what it had.
     """
-    torch.set_num_threads(cluster.worker_threads)
-    worker = WorkerProcess(job, cluster, seed)
+    cluster = rank.cluster
+    rank.process.set_num_threads(cluster.worker_threads)
+    worker = WorkerProcess(rank)
     try:
         with raising_run_error(), ExitStack() as open_sessions:
-            rank_0 = find_rank_0(cluster)
+            rank_0 = find_rank_0(cluster, rank.transport)
             worker.leader.gather(rank_0, job_spec)
             sessions: list[ClientSession] = []
             for shard in range(cluster.slices):
@@ -80,12 +75,14 @@ def serve(job: Job, cluster: Torchrun, seed: int, job_spec: dict[str, Any]) -> F
 class WorkerProcess:
     """Worker, or evaluator, of a parameter server."""
 
-    def __init__(self, job: Job, cluster: Torchrun, seed: int) -> None:
+    def __init__(self, rank: Rank) -> None:
+        job, cluster, seed = rank.job, rank.cluster, rank.seed
+        self._process = rank.process
         self._worker = cluster.worker
         self._leaving_status = cluster.leaving_status
         device = device_of(cluster.device, cluster.ranks.local_rank)
         is_worker = self._worker < cluster.n
-        self.leader = NodeLeader(cluster, self._is_cancelled, self._leave, self._on_group_lost)
+        self.leader = NodeLeader(cluster, rank.transport, self._is_cancelled, self._leave, self._on_group_lost)
         settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "shards": cluster.slices}
         self._replica: Replica
         if self.leader.group.size > 1:
@@ -95,7 +92,10 @@ class WorkerProcess:
             self._replica = Replica(job, seed, cluster.n, check=check, **settings)
             self._replica.on_gradient_ready = self._on_accumulated
         faults = tuple(cluster.faults)
-        self._task_runner = TaskRunner(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
+        actions = rank.process.fault_actions
+        self._task_runner = TaskRunner(
+            self._replica, self._worker, cluster.slowness, seed, faults, self._sleep, actions
+        )
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
         dtype = cluster.wire if is_worker else "float32"  # an evaluation is exact
@@ -125,7 +125,7 @@ class WorkerProcess:
         for channel, session in zip(self._channels[1:], sessions[1:], strict=True):
             # Rank 0 reports the loss of another server.
             session.listen(partial(self._on_task, channel), lambda error: None)
-        with leaving_on_sigterm(partial(self._leave, "SIGTERM")):
+        with self._process.leaving_on_sigterm(partial(self._leave, "SIGTERM")):
             while True:
                 request = self._requests.get()
                 if isinstance(request, FinalState):

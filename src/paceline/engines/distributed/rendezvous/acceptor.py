@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from paceline.engines.distributed.rendezvous.handshake import JoinRejected, authenticate_peer, sign_end
-from paceline.engines.distributed.rendezvous.rendezvous import POLL_S, Rendezvous
+from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous
 from paceline.engines.distributed.transport import headers, messages
 from paceline.engines.distributed.transport.buckets import from_bitmask
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost, Message
@@ -158,6 +158,9 @@ class Acceptor:
         job_spec: settings that must be equal on all processes.
         buffers: by number of the process, memory for a worker's gradients; None for other processes.
         handler: receiver of the callbacks.
+
+    Attributes:
+        endpoint: endpoint of this server.
     """
 
     def __init__(
@@ -168,6 +171,7 @@ class Acceptor:
         buffers: Sequence[WireBuffer | None],
         handler: PeerHandler,
     ) -> None:
+        self.endpoint = rendezvous.endpoint
         self._rendezvous = rendezvous
         self._token = token
         self._job_spec = job_spec
@@ -227,7 +231,7 @@ class Acceptor:
         return not any(thread.is_alive() for thread in list(self._threads.values()))
 
     def _watch(self) -> None:
-        while not self._stopping.wait(POLL_S):
+        while not self._stopping.wait(self._rendezvous.poll_s):
             self._accept_new_peers()
         self._accept_new_peers()
 

@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.clusters.torchrun import Torchrun
 from paceline.engines.distributed.rendezvous.handshake import check_signed_end
-from paceline.engines.distributed.transport.connection import Connection, ConnectionLost, dist
-from paceline.errors import RunError, UsageError
+from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
+from paceline.engines.distributed.transport.transport import Endpoint, Transport
+from paceline.errors import RunError
 
-STORE_TIMEOUT = timedelta(seconds=20)
-POLL_S = 0.1
 PEER_COUNT = "peers"
 OPEN = "open"  # set when a server polls for peers
 ENDED = "ended"  # set when the run has ended, to its `SignedEnd`
 ADDRESS = "paceline/address"  # of rank 0, in the store of torchrun's agents, who may count restarts differently
-
-
-class Endpoint(NamedTuple):
-    """Address at which a server can be reached: a store, or the part of it that belongs to a shard.
-
-    Attributes:
-        address: host and port of the store.
-        device: gloo device on this host's address towards it.
-        shard: number of the shard whose server is reached; 0 for the owner of the store.
-    """
-
-    address: tuple[str, int]
-    device: Any
-    shard: int = 0
-
-    def client(self) -> Any:
-        """Return a new connection to the store; a blocking call on a connection blocks all its users."""
-        store = dist.TCPStore(*self.address, None, False, STORE_TIMEOUT, wait_for_workers=False)
-        return dist.PrefixStore(f"shard/{self.shard}", store) if self.shard else store
 
 
 class Rendezvous:
@@ -45,39 +24,20 @@ class Rendezvous:
 
     Args:
         endpoint: endpoint of this server.
-        keepalive_timeout_s: seconds without any answer from a host after which its connections end.
         store: connection to the store; None opens a new one.
+
+    Attributes:
+        endpoint: as given.
+        poll_s: interval in seconds between two searches for new processes.
     """
 
-    def __init__(self, endpoint: Endpoint, keepalive_timeout_s: float, store: Any = None) -> None:
+    def __init__(self, endpoint: Endpoint, store: Any = None) -> None:
         self.endpoint = endpoint
-        self._keepalive_timeout_s = keepalive_timeout_s
+        self.poll_s = endpoint.transport.poll_s
         self._store = store or endpoint.client()
         self._last_peer_id = 0
         self._announced: list[int] = []  # ids that were drawn by processes which are not ready yet
         self._store.set(OPEN, "open")
-
-    @classmethod
-    def listen(cls, host: str, port: int = 0, name: str | None = None, *, keepalive_timeout_s: float) -> Rendezvous:
-        """Return a rendezvous in a new store on an address of this host.
-
-        Args:
-            host: address to listen on.
-            port: port to listen on; 0 for a free one.
-            name: address by which others reach this host, if it is another one.
-            keepalive_timeout_s: as above.
-
-        Raises:
-            UsageError: the address is not this host's, or its port is in use.
-        """
-        listener = _listen(host, port)
-        port = listener.getsockname()[1]
-        store = dist.TCPStore(
-            host, port, None, True, STORE_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-        name = name or host
-        endpoint = Endpoint((name, port), dist.ProcessGroupGloo.create_device(hostname=name))
-        return cls(endpoint, keepalive_timeout_s, store)
 
     def accept(self, peer_id: int) -> Connection:
         """Return the connection to a process that wants to join.
@@ -85,9 +45,7 @@ class Rendezvous:
         Raises:
             ConnectionLost: the process has gone.
         """
-        return Connection(
-            self.endpoint.client(), _connection_key(peer_id), 0, self.endpoint.device, self._keepalive_timeout_s
-        )
+        return self.endpoint.transport.connect(self.endpoint, _connection_key(peer_id), side=0)
 
     def publish_end(self, signed_end: str) -> None:
         """Publish the end of the run to processes that come from now on."""
@@ -103,7 +61,7 @@ class Rendezvous:
         return ready
 
 
-def listen_as_rank_0(cluster: Torchrun) -> Rendezvous:
+def listen_as_rank_0(cluster: Torchrun, transport: Transport) -> Rendezvous:
     """Return the rendezvous of rank 0, on the address that the user has given, where every rank finds it.
 
     Raises:
@@ -112,9 +70,9 @@ def listen_as_rank_0(cluster: Torchrun) -> Rendezvous:
     ranks = cluster.ranks
     name = ranks.master[0] if cluster.host == "0.0.0.0" else None
     port = cluster.port or (0 if ranks.has_agent else ranks.master[1])
-    rendezvous = Rendezvous.listen(cluster.host, port, name, keepalive_timeout_s=cluster.silence_s)
+    rendezvous = Rendezvous(*transport.listen(cluster.host, port, name))
     if ranks.has_agent:
-        _agents_store(cluster).set(ADDRESS, "{}:{}".format(*rendezvous.endpoint.address))
+        transport.store(ranks.master).set(ADDRESS, "{}:{}".format(*rendezvous.endpoint.address))
     return rendezvous
 
 
@@ -139,7 +97,7 @@ def join(endpoint: Endpoint, cluster: Torchrun) -> tuple[int, Connection]:
     except RuntimeError as error:
         server = f"the server of slice {endpoint.shard}" if endpoint.shard else "rank 0"
         raise ConnectionLost("{} does not answer at {}:{}".format(server, *endpoint.address)) from error
-    return peer_id, Connection(store, _connection_key(peer_id), 1, endpoint.device, cluster.silence_s)
+    return peer_id, endpoint.transport.connect(endpoint, _connection_key(peer_id), side=1)
 
 
 def _check_end(store: Any, cluster: Torchrun) -> None:
@@ -147,13 +105,7 @@ def _check_end(store: Any, cluster: Torchrun) -> None:
         check_signed_end(store.get(ENDED).decode(), cluster.ranks.token)
 
 
-def reach(address: tuple[str, int]) -> Endpoint | None:
-    """Return the endpoint at an address, None if no process listens there."""
-    local_address = _local_address_towards(address)
-    return Endpoint(address, dist.ProcessGroupGloo.create_device(hostname=local_address)) if local_address else None
-
-
-def find_rank_0(cluster: Torchrun) -> Endpoint:
+def find_rank_0(cluster: Torchrun, transport: Transport) -> Endpoint:
     """Wait for rank 0 and return its endpoint.
 
     Raises:
@@ -161,8 +113,8 @@ def find_rank_0(cluster: Torchrun) -> Endpoint:
     """
     deadline_s = time.monotonic() + cluster.start_timeout_s
     while True:
-        address = _address(cluster)
-        if address is not None and (endpoint := reach(address)):
+        address = _address(cluster, transport)
+        if address is not None and (endpoint := transport.reach(address)):
             return endpoint
         if time.monotonic() > deadline_s:
             where = "{}:{}".format(*address) if address else "{}:{}".format(*cluster.ranks.master)
@@ -170,10 +122,10 @@ def find_rank_0(cluster: Torchrun) -> Endpoint:
                 f"rank 0 could not be reached at {where} within start_timeout_s={cluster.start_timeout_s:g}; "
                 "if it runs on another host, give its address, as pl.Torchrun(address=...)"
             )
-        time.sleep(POLL_S)
+        time.sleep(transport.poll_s)
 
 
-def is_restart(cluster: Torchrun, what: str) -> bool:
+def is_restart(cluster: Torchrun, transport: Transport, what: str) -> bool:
     """Record that rank 0 begins a run, and return whether this job of torchrun had begun it before.
 
     torchrun counts only restarts after failures. The store of its agents also outlives a restart after a node has
@@ -181,32 +133,16 @@ def is_restart(cluster: Torchrun, what: str) -> bool:
 
     Args:
         cluster: launch settings of this process.
+        transport: transport to the store of torchrun's agents.
         what: name of the run.
     """
     if not cluster.ranks.has_agent:
         return cluster.ranks.restarts > 0
-    times = int(_agents_store(cluster).add(f"paceline/begun/{what}", 1))
+    times = int(transport.store(cluster.ranks.master).add(f"paceline/begun/{what}", 1))
     return cluster.ranks.restarts > 0 or times > 1
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        where = f"{host}:{port}" if port else host
-        raise UsageError(
-            f"cannot listen on {where} ({error.strerror}); give an address of this host and a free port, as "
-            f"pl.Torchrun(address='{host}:29511')"
-        ) from None
-    return listener
-
-
-def _address(cluster: Torchrun) -> tuple[str, int] | None:
+def _address(cluster: Torchrun, transport: Transport) -> tuple[str, int] | None:
     """Return the address on which rank 0 listens, None if it is not known yet."""
     ranks = cluster.ranks
     host, port = ranks.master
@@ -214,27 +150,14 @@ def _address(cluster: Torchrun) -> tuple[str, int] | None:
         return (cluster.host if cluster.host != "0.0.0.0" else host), cluster.port
     if not ranks.has_agent:
         return host, port
-    if not _local_address_towards(ranks.master):
+    if not transport.reach(ranks.master):
         return None
     with suppress(RuntimeError):
-        store = _agents_store(cluster)
+        store = transport.store(ranks.master)
         if store.check([ADDRESS]):
             host, _, text = store.get(ADDRESS).decode().rpartition(":")
             return host, int(text)
     return None
-
-
-def _local_address_towards(address: tuple[str, int]) -> str | None:
-    """Return this host's own address on the route to another one, None if no process listens there."""
-    try:
-        with socket.create_connection(address, timeout=2.0) as connection:
-            return str(connection.getsockname()[0])
-    except OSError:
-        return None
-
-
-def _agents_store(cluster: Torchrun) -> Any:
-    return dist.TCPStore(*cluster.ranks.master, None, False, STORE_TIMEOUT, wait_for_workers=False)
 
 
 def _ready_key(peer_id: int) -> str:

@@ -12,9 +12,10 @@ from typing import NamedTuple, Self
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import EndRun, Outcome
 from paceline.engines.distributed.rendezvous.handshake import authenticate_self
-from paceline.engines.distributed.rendezvous.rendezvous import Endpoint, join
+from paceline.engines.distributed.rendezvous.rendezvous import join
 from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost, Message
+from paceline.engines.distributed.transport.transport import Endpoint
 from paceline.errors import RunError, UsageError, describe_error
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from paceline.engines.distributed.transport.connection import (
-    CONNECT_TIMEOUT,
+from paceline.engines.distributed.transport.connection import ConnectionLost
+from paceline.engines.distributed.transport.gloo import (
+    CONNECT_TIMEOUT_S,
     NO_TIMEOUT,
-    ConnectionLost,
     disconnect_pair,
     dist,
-    gloo_group,
     post_probe,
     raising_connection_lost,
 )
+from paceline.engines.distributed.transport.transport import Endpoint
 
 GPU_POLL_S = 0.0005
 ABORT_POLL_S = 0.05  # longest time until a waiting thread notices that the group was aborted
@@ -71,20 +71,22 @@ class AbortableGroup:
         self.is_aborted = False
         self.is_complete = False
 
-    def connect(self, store: Any, device: Any, timeout: timedelta = CONNECT_TIMEOUT) -> None:
+    def connect(self, store: Any, endpoint: Endpoint, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         """Connect all processes of the group.
 
         Args:
             store: store in which only the processes of the group meet.
-            device: gloo device on the address of this host.
-            timeout: longest wait for each action of another process.
+            endpoint: endpoint of the server of that store.
+            timeout_s: longest wait for each action of another process, in seconds.
 
         Raises:
             RuntimeError: a process did not connect.
             ConnectionLost: this process has aborted the group meanwhile.
         """
         self._check()
-        self._gloo = gloo_group(store, self._rank, self._size, device, timeout=timeout, threads=self._threads)
+        self._gloo = endpoint.transport.group(
+            store, self._rank, self._size, endpoint.device, timeout_s=timeout_s, threads=self._threads
+        )
         if self.is_aborted:
             self.abort()
         self._check()

@@ -6,6 +6,7 @@ import threading
 import time
 from contextlib import suppress
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, Accep
 from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous
 from paceline.engines.distributed.rendezvous.session import ClientSession, failed_end
 from paceline.engines.distributed.transport import process_group as process_group_module
-from paceline.engines.distributed.transport.connection import ConnectionLost, dist, gloo_group
+from paceline.engines.distributed.transport.connection import ConnectionLost
+from paceline.engines.distributed.transport.gloo import dist
 from paceline.engines.distributed.transport.messages import (
     FormGroup,
     GroupBroken,
@@ -30,6 +32,7 @@ from paceline.engines.distributed.transport.messages import (
     StepSummary,
 )
 from paceline.engines.distributed.transport.process_group import AbortableGroup, PendingCollective
+from paceline.engines.distributed.transport.transport import GlooTransport
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from ranks import ranks
 from this_process import in_thread, torn, what_is_open
@@ -41,7 +44,7 @@ SIZE = 1_000_000  # numbers
 
 @pytest.fixture
 def rendezvous():
-    return Rendezvous.listen("127.0.0.1", keepalive_timeout_s=5.0)
+    return Rendezvous(*GlooTransport(5.0).listen("127.0.0.1"))
 
 
 def found(store):
@@ -52,10 +55,10 @@ def found(store):
 
 
 def test_a_process_that_finds_the_group_in_the_store_but_does_not_have_its_key_cannot_join(rendezvous):
-    thread, raised = in_thread(lambda: ElasticGroup("a secret", 0, 2).connect(rendezvous.endpoint, 5.0))
+    thread, raised = in_thread(lambda: ElasticGroup("a secret", 0, 2).connect(rendezvous.endpoint))
     store = dist.PrefixStore(found(rendezvous.endpoint.client()), rendezvous.endpoint.client())
     store.set("ready/1", "ready")
-    stranger = gloo_group(store, 1, 2, rendezvous.endpoint.device)
+    stranger = rendezvous.endpoint.transport.group(store, 1, 2, rendezvous.endpoint.device)
     received = torch.zeros(2, 32, dtype=torch.uint8)
     stranger.alltoall_base(received, torch.zeros_like(received), [], [])
     thread.join(10)
@@ -63,16 +66,16 @@ def test_a_process_that_finds_the_group_in_the_store_but_does_not_have_its_key_c
 
 
 def test_processes_with_different_keys_do_not_meet(rendezvous):
-    thread, _ = in_thread(lambda: ElasticGroup("a secret", 1, 2).connect(rendezvous.endpoint, 5.0, timeout_s=0.5))
+    thread, _ = in_thread(lambda: ElasticGroup("a secret", 1, 2).connect(rendezvous.endpoint, timeout_s=0.5))
     with pytest.raises(MissingPeers) as absent:
-        ElasticGroup("a guess", 0, 2).connect(rendezvous.endpoint, 5.0, timeout_s=0.5)
+        ElasticGroup("a guess", 0, 2).connect(rendezvous.endpoint, timeout_s=0.5)
     assert absent.value.ranks == [1]
     thread.join()
 
 
 def test_a_group_can_be_aborted_while_others_are_awaited(rendezvous):
     group = ElasticGroup("a secret", 0, 3)
-    thread, raised = in_thread(lambda: group.connect(rendezvous.endpoint, 5.0))
+    thread, raised = in_thread(lambda: group.connect(rendezvous.endpoint))
     found(rendezvous.endpoint.client())
     group.abort()
     thread.join(1.0)
@@ -91,8 +94,8 @@ def some_vectors(memory=None):
 def two_groups(rendezvous):
     """Return the two members of a group."""
     groups = [ElasticGroup("a secret", place, 2) for place in range(2)]
-    other, _ = in_thread(lambda: groups[1].connect(rendezvous.endpoint, 5.0))
-    groups[0].connect(rendezvous.endpoint, 5.0)
+    other, _ = in_thread(lambda: groups[1].connect(rendezvous.endpoint))
+    groups[0].connect(rendezvous.endpoint)
     other.join()
     yield groups
     for group in groups:
@@ -317,14 +320,15 @@ class Torn:
         pass
 
 
-def cluster(**changes):
+def rank(**changes):
     settings = {"elastic": False, "silence_s": 5.0, "worker": 1, "start_timeout_s": 5.0, "n": 3}
-    return SimpleNamespace(**{**settings, "has_gpu_each": lambda gpus: True, **changes})
+    cluster = SimpleNamespace(**{**settings, "has_gpu_each": lambda gpus: True, **changes})
+    return SimpleNamespace(cluster=cluster, transport=None)
 
 
 def server_with(*members, **changes):
-    server = MembershipServer(cluster(**changes), {}, lambda: 0.0)
-    server._rendezvous = SimpleNamespace(endpoint=None)
+    server = MembershipServer(rank(**changes), {}, lambda: 0.0)
+    server._acceptor = Mock()
     for member in members:
         server.on_join(member)
     return server
@@ -390,7 +394,7 @@ def test_the_error_names_why_a_group_has_broken(stops_when_formed):
 
 
 def client_on(wire):
-    client = MembershipClient(cluster(), {})
+    client = MembershipClient(rank(), {})
     client._session = ClientSession(wire)
     client._session.listen(client._on_message, client._on_error)
     return client
@@ -441,7 +445,7 @@ def test_rank_0_that_cannot_open_leaves_nothing_behind(monkeypatch):
             raise RuntimeError("no thread to be had")
 
     monkeypatch.setattr(membership_module, "Acceptor", NoAcceptor)
-    monkeypatch.setattr(membership_module, "listen_as_rank_0", lambda cluster: None)
+    monkeypatch.setattr(membership_module, "listen_as_rank_0", lambda cluster, transport: None)
     before = what_is_open()
     server = server_with(ranks=SimpleNamespace(token="a secret"))
     with pytest.raises(RuntimeError, match="no thread"):

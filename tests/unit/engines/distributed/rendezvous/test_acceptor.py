@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.engines.distributed.allreduce import elastic_group as group_module
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup
 from paceline.engines.distributed.rendezvous import rendezvous as rendezvous_module
 from paceline.engines.distributed.rendezvous.acceptor import (
@@ -24,12 +23,12 @@ from paceline.engines.distributed.rendezvous.acceptor import (
 )
 from paceline.engines.distributed.rendezvous.handshake import RunFinished, authenticate_self, sign_end
 from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous
-from paceline.engines.distributed.transport import connection as connection_module
-from paceline.engines.distributed.transport import keepalive
+from paceline.engines.distributed.transport import gloo, keepalive
 from paceline.engines.distributed.transport.connection import UNAUTHENTICATED_BYTES, Connection, ConnectionLost
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.headers import ControlHeader
 from paceline.engines.distributed.transport.messages import End, Hello, Proof
+from paceline.engines.distributed.transport.transport import GlooTransport
 
 TOKEN = "a secret"
 DEEP = {"layers": {f"layers_of_a_deep_network.{i}": "Linear(in_features=1, out_features=1)" for i in range(20_000)}}
@@ -45,7 +44,7 @@ def accepting(job_spec=None, processes=2):
 @contextmanager
 def acceptor_at(job_spec=None, processes=2):
     """Yield an acceptor, too."""
-    rendezvous = Rendezvous.listen("127.0.0.1", keepalive_timeout_s=60)
+    rendezvous = Rendezvous(*GlooTransport(60).listen("127.0.0.1"))
     events = EventQueue()
     acceptor = Acceptor(rendezvous, TOKEN, job_spec or {}, [None] * processes, QueueHandler(events))
     try:
@@ -59,7 +58,7 @@ def connect(endpoint):
     store = endpoint.client()
     peer_id = int(store.add(rendezvous_module.PEER_COUNT, 1))
     store.set(rendezvous_module._ready_key(peer_id), "ready")
-    return Connection(store, rendezvous_module._connection_key(peer_id), 1, endpoint.device, 60)
+    return endpoint.transport.connect(endpoint, rendezvous_module._connection_key(peer_id), 1)
 
 
 def hello(worker=0, job_spec=None):
@@ -192,14 +191,11 @@ def test_another_number_of_processes_is_rejected_with_what_to_type():
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_only_the_connections_of_gloo_end_when_their_host_is_silent(host):
-    rendezvous = Rendezvous.listen(host, keepalive_timeout_s=60)
-    endpoint = rendezvous.endpoint
+    endpoint, _store = GlooTransport(60).listen(host)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         users = [socket.create_connection(listener.getsockname()), listener.accept()[0]]
-        clients = [endpoint.client() for _ in range(2)]
-        # As if all of them were new:
-        with patch.object(connection_module, "open_sockets", set), patch.object(group_module, "open_sockets", set):
-            ours = _together(lambda side: Connection(clients[side], "key", side, endpoint.device, 60), 2)
+        with patch.object(gloo, "open_sockets", set):  # as if all of them were new
+            ours = _together(lambda side: endpoint.transport.connect(endpoint, "key", side), 2)
             of_connections = _limited()
             theirs = _together(lambda rank: _group(rank, endpoint), 3)
         assert (len(of_connections), len(_limited())) == (2, 2 + 6)
@@ -212,7 +208,7 @@ def test_only_the_connections_of_gloo_end_when_their_host_is_silent(host):
 
 def _group(rank, endpoint):
     group = ElasticGroup("a secret", rank, 3)
-    group.connect(endpoint, 60)
+    group.connect(endpoint)
     return group
 
 

@@ -1,5 +1,6 @@
-"""A connection over gloo whose peer dies in the middle of a message."""
+"""Connection on gloo: when it posts receives, and a peer that dies in the middle of a message."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 
@@ -7,8 +8,9 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
-from paceline.engines.distributed.transport.headers import RemoteTask, RemoteTaskDone
+from paceline.engines.distributed.transport.connection import ConnectionLost
+from paceline.engines.distributed.transport.gloo_connection import GlooConnection
+from paceline.engines.distributed.transport.headers import CancelTask, RemoteTask, RemoteTaskCancelled, RemoteTaskDone
 from ranks import context, free_port
 from this_process import in_thread, torn
 
@@ -18,11 +20,47 @@ SIZE = 1_000_000
 
 
 def line(store, side, buffers=None):
-    made = Connection(
+    made = GlooConnection(
         store, "line", side, dist.ProcessGroupGloo.create_device(hostname="127.0.0.1"), keepalive_timeout_s=5.0
     )
     made.post_buckets(buffers or [torch.zeros(1000), torch.zeros(1000)])
     return made
+
+
+class Recorded:
+    """A process group, and what was done with it."""
+
+    def __init__(self, group):
+        self._group = group
+        self.done = []
+
+    def recv(self, *args):
+        self.done.append("recv")
+        return self._group.recv(*args)
+
+    def send(self, *args):
+        self.done.append("send")
+        return self._group.send(*args)
+
+
+def test_a_receiver_posts_no_receive_before_its_reply():
+    store = dist.HashStore()
+    with ThreadPoolExecutor() as pool:
+        server, worker = pool.map(lambda side: line(store, side), range(2))
+    worker._group = Recorded(worker._group)
+    worker.send(FINISHED)
+    for draw in range(3):
+        worker._group.done.clear()
+        server.send(WORK._replace(draw=draw), buckets=[(0, torch.full([1000], float(draw)))])
+        assert worker.recv() == WORK._replace(draw=draw)
+        worker.recv_buckets([0])
+        assert worker._buffers[0].tolist() == [draw] * 1000
+        server.send(CancelTask(draw))
+        assert worker.recv() == CancelTask(draw)
+        assert worker._group.done == []
+        worker.send(RemoteTaskCancelled(draw, 0))
+        assert worker._group.done == ["recv"] * 4 + ["send"], "two messages, a room and an end, before the answer"
+    server.close()
 
 
 def store_at(port, *, is_server):

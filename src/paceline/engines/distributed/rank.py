@@ -1,0 +1,79 @@
+"""Rank: what one process of a distributed run needs to take part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.clusters.torchrun import Torchrun
+from paceline.engines.distributed.rendezvous.sidecar import SidecarProcess
+from paceline.engines.distributed.transport.transport import GlooTransport, Transport
+from paceline.engines.signals import leaving_on_sigterm
+from paceline.jobs.job import Job
+from paceline.protocols.protocol import Plan
+from paceline.worker.task_runner import FAULT_ACTIONS
+
+
+class HostProcess:
+    """Process of the operating system in which a rank runs; tests replace it by a thread.
+
+    Attributes:
+        has_served: whether the process has taken part in an earlier run.
+        fault_actions: what a scripted fault does, by its kind.
+    """
+
+    has_served = False
+    fault_actions: Mapping[str, Callable[[], None]] = FAULT_ACTIONS
+
+    def transport(self, cluster: Torchrun) -> Transport:
+        """Return the transport to the other ranks."""
+        return GlooTransport(cluster.silence_s)
+
+    def start_sidecar(self, worker: int) -> SidecarProcess:
+        """Start a process of the same script, which is the worker of this number."""
+        return SidecarProcess(worker)
+
+    def set_num_threads(self, count: int) -> None:
+        """Set the number of threads that torch uses."""
+        torch.set_num_threads(count)
+
+    def leaving_on_sigterm(self, leave: Callable[[], None]) -> AbstractContextManager[None]:
+        """Call a function at the first SIGTERM."""
+        return leaving_on_sigterm(leave)
+
+
+THIS_PROCESS = HostProcess()
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Settings of a run, as one of its processes needs them.
+
+    Args:
+        job: job to train.
+        cluster: launch settings of this process.
+        seed: seed of the run, >= 0.
+        plan: protocol of each phase.
+        per_epoch: gradients per epoch; None for data without a length.
+        make_job_spec: returns, given the model, the settings that must be equal on all processes.
+        process: process in which the rank runs.
+    """
+
+    job: Job
+    cluster: Torchrun
+    seed: int
+    plan: Plan
+    per_epoch: float | None
+    make_job_spec: Callable[[nn.Module], dict[str, Any]]
+    process: HostProcess = THIS_PROCESS
+
+    @cached_property
+    def transport(self) -> Transport:
+        """Transport to the other ranks."""
+        return self.process.transport(self.cluster)

@@ -1,0 +1,349 @@
+"""Ranks with a parameter server, as threads: what they decide, and faults scripted by (worker, draw)."""
+
+import signal
+import threading
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+from catalogue_table import TABLE
+from end_when import FOREVER, EndWhen
+from halves import halves_job
+from paceline.core.records import GradientArrived, WorkerJoined, WorkerLost, WorkInterrupted
+from paceline.engines.distributed import ParameterServerEngine
+from paceline.engines.distributed.parameter_server import engine as engine_module
+from rank_threads import ranks, run
+from ranks import flat, lost, used_by
+from this_process import what_is_open
+from tiny_counting import BATCH, counting_job, times_applied
+from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, small_net, tiny_job
+
+EXACT = 1e-12
+
+
+def counts_of(end, job):
+    model = job.model()
+    model.load_state_dict(end.parameters)
+    return times_applied(model)
+
+
+def assert_is_simulation(ends, job, n, **settings):
+    simulated = pl.train(job, cluster=pl.Cluster(n), seed=1, **settings)
+    for end in ends:
+        assert largest_relative_difference(flat(end.parameters), flat(simulated.model.state_dict())) < EXACT
+        assert end.reason == simulated.reason
+
+
+@pytest.mark.parametrize(("protocol", "n"), [("bsp", 1), ("asp", 1), ("bsp", 3), ("k_sync(k=3)", 3)])
+def test_ranks_reach_the_parameters_of_the_simulation(protocol, n):
+    job = tiny_job(model=batch_norm_net)
+    settings = {"protocol": protocol, "stop": "updates=40"}
+    assert_is_simulation(run(n + 1, job, **settings), job, n, **settings)
+
+
+@pytest.mark.parametrize("protocol", [str(row[1]) for row in TABLE])
+def test_every_protocol_runs_and_replays(protocol, tmp_path):
+    ends = run(4, tiny_job(), protocol=protocol, stop="updates=60", out=tmp_path / "run")
+    assert [end.stopped_by for end in ends] == ["updates"] * 4
+    assert pl.replay(tmp_path / "run").is_same
+
+
+@pytest.mark.parametrize("protocol", ["asp + dc_asgd(lambda0=0.04)", "k_async(k=2) + staleness_weight"])
+def test_stale_gradients_are_compensated(protocol):
+    [end, *_] = run(4, tiny_job(), protocol=protocol, stop="updates=60")
+    assert any(record.compensations for record in end.of(GradientArrived))
+
+
+def test_a_worker_beside_rank_0_evaluates():
+    job = tiny_job(model=batch_norm_net, eval_data=dataset(20))
+    settings = {"protocol": "bsp", "stop": "updates=12", "evaluate_every": "updates=4"}
+    ends = run(3, job, **settings)
+    simulated = pl.train(job, cluster=pl.Cluster(2), seed=1, **settings)
+    assert ends[0].metrics["loss"] == pytest.approx(simulated.metrics["loss"], rel=EXACT)
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+@pytest.mark.parametrize("wire", ["float32", "bf16"])
+def test_rounded_numbers_on_the_wire(slices, wire):
+    job = tiny_job(model=partial(small_net, torch.float32), data=dataset(dtype=torch.float32))
+    ends = run(3, job, {"slices": slices, "wire": wire}, protocol="bsp", stop="updates=20")
+    simulated = pl.train(job, protocol="bsp", cluster=pl.Cluster(2), stop="updates=20", seed=1)
+    difference = largest_relative_difference(flat(ends[0].parameters), flat(simulated.model.state_dict()))
+    assert difference < 1e-5 if wire == "float32" else 1e-4 < difference < 2e-2
+    assert all(torch.equal(flat(end.parameters), flat(ends[0].parameters)) for end in ends)
+
+
+# --- workers that leave, fail and come back ----------------------------------------------------------------------
+
+
+def test_a_killed_worker_is_lost_at_once_and_one_that_comes_back_does_its_share():
+    epochs, samples = 3, 8 * BATCH
+    faults = [pl.Fault(worker=0, draw=9), pl.Fault(worker=1, draw=3)]  # after that no worker is left
+    train = counting_job(samples)
+    with ranks(3, train, {"faults": faults}, protocol="bsp", stop=f"epochs={epochs}") as job:
+        job.start_all()
+        job.join(2)  # worker 1
+        job.join(1)
+        job.start(2)
+        end = job.end(0)
+        assert job.faults("die") == 2
+    assert [worker for worker, _ in lost(end)] == [1, 0]
+    assert all("closed" in reason for _, reason in lost(end))
+    assert used_by(end, 0) == 8  # two with the other one, and then alone
+    assert [record.worker for record in end.of(WorkerJoined)] == [1]
+    assert counts_of(end, train) == [epochs] * samples
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_every_sample_is_applied_exactly_once_an_epoch_though_workers_are_killed_and_come_back(slices):
+    samples, n, epochs = 4 * BATCH * 5, 4, 3
+    train = counting_job(samples) if slices == 1 else halves_job(samples)
+    slow = pl.Cluster(n, timing=pl.Exponential(0.02))
+    faults = [pl.Fault(worker, draw) for worker, draw in enumerate([2, 3, 4, 2])]
+    torchrun = {"slowness": slow, "faults": faults, "slices": slices}
+    with ranks(n + 1, train, torchrun, protocol="k_async(k=2)", stop=f"epochs={epochs}") as job:
+        job.start_all()
+        for rank in (1, 4, 2, 3):
+            job.join(rank)
+            job.start(rank)
+        end = job.end(0)
+        assert job.faults("die") >= n
+    assert len(lost(end)) >= n
+    assert counts_of(end, train) == [epochs] * samples
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "asp", "k_sync(k=2)"])
+@pytest.mark.parametrize("draw", [1, 2, 7])
+@pytest.mark.parametrize("worker", [0, 2])
+def test_a_worker_that_fails_at_any_draw_is_lost_and_the_others_go_on(worker, draw, protocol):
+    with ranks(
+        4,
+        tiny_job(),
+        {"faults": [pl.Fault(worker, draw, "raise")]},
+        protocol=protocol,
+        stop=FOREVER,
+        callbacks=[EndWhen(lambda seen: seen.lost and seen.updates >= 20)],
+    ) as job:
+        job.start_workers()
+        end = job.serve()
+        with pytest.raises(RuntimeError, match=f"scripted fault at draw {draw}"):
+            job.end(worker + 1)
+    assert lost(end) == [(worker, f"RuntimeError: scripted fault at draw {draw}")]
+    assert used_by(end, worker) <= draw - 1
+
+
+def test_an_interrupted_worker_abandons_its_sleep_at_once_and_begins_anew():
+    slow = pl.Cluster(2, timing=[pl.Deterministic(0.01), pl.Deterministic(30.0)])
+    faults = [pl.Fault(1, draw) for draw in range(2, 500)]  # the next task that it begins is the end of it
+    settings = {"protocol": "k_sync(k=1)", "stop": "seconds=25", "callbacks": [EndWhen(lambda seen: seen.lost)]}
+    [end, *_] = run(3, tiny_job(), {"slowness": slow, "faults": faults}, **settings)
+    assert end.stopped_by == "interrupted"  # its sleep is longer than the run may be
+    assert {record.worker for record in end.of(WorkInterrupted)} == {1}
+    assert [worker for worker, _ in lost(end)] == [1]
+
+
+def test_a_gradient_that_is_not_finite_is_rejected():
+    [end, *_] = run(3, tiny_job(), {"faults": [pl.Fault(1, 7, "not_finite")]}, protocol="bsp", stop="updates=20")
+    assert [record.worker for record in end.of(GradientArrived) if record.reason == "not finite"] == [1]
+
+
+def test_a_worker_that_is_to_end_sends_what_it_has():
+    slow = pl.Cluster(2, timing=pl.Deterministic(0.2))
+    with ranks(3, tiny_job(), {"slowness": slow}, protocol="asp", stop="updates=12") as job:
+        job.start_all()
+        job.await_training()
+        job.processes[1].leave()
+        with pytest.raises(SystemExit) as left:
+            job.end(1)
+        assert left.value.code == 128 + signal.SIGTERM
+        end = job.end(0)
+    assert lost(end) == [(0, "SIGTERM")]
+    assert end.stopped_by == "updates"
+    last_s = max(record.now_s for record in end.of(GradientArrived) if record.worker == 0)
+    assert end.of(WorkerLost)[0].now_s - last_s < 0.15  # not in the middle of a task
+
+
+def test_a_silent_worker_is_declared_lost_and_another_one_takes_its_place():
+    has_hung = threading.Event()
+
+    class Hung(EndWhen):
+        def _count(self, record):
+            super()._count(record)
+            if self.used[0] == 3 and self.used[1] >= 3:
+                has_hung.set()
+
+    def is_back(seen):
+        return seen.joined == [0] and seen.used_since[0] > 20
+
+    settings = {"protocol": "bsp", "stop": FOREVER, "worker_timeout_s": 0.3}
+    with ranks(3, tiny_job(), {"faults": [pl.Fault(0, 4, "hang")]}, **settings, callbacks=[Hung(is_back)]) as job:
+        job.start_workers()
+        threading.Thread(target=lambda: (has_hung.wait(10), job.start(1, torchrun={"faults": []})), daemon=True).start()
+        end = job.serve()
+        assert job.faults("hang") == 1
+    assert (0, "replaced by another process") in lost(end)
+    assert used_by(end, 0) >= 20
+
+
+def test_a_run_without_workers_ends_when_none_comes():
+    faults = [pl.Fault(worker, 3) for worker in range(2)]
+    with ranks(3, tiny_job(), {"faults": faults, "start_timeout_s": 0.5}, protocol="asp", stop=FOREVER) as job:
+        job.start_workers()
+        end = job.serve()
+        assert job.faults("die") == 2
+    assert end.reason == "all workers are gone and none has joined for 0.5 s"
+    assert sorted(worker for worker, _ in lost(end)) == [0, 1]
+
+
+# --- rank 0 ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["asp", "bsp"])
+def test_workers_end_when_rank_0_is_killed(protocol):
+    slow = pl.Cluster(2, timing=[pl.Deterministic(0.01), pl.Deterministic(0.02)])
+    # Its thread ends when no worker has come back.
+    with ranks(3, tiny_job(), {"slowness": slow, "start_timeout_s": 1.5}, protocol=protocol, stop=FOREVER) as job:
+        job.start_all()
+        job.await_training()
+        job.processes[0].kill()
+        for rank in (1, 2):
+            with pytest.raises(pl.RunError, match="rank 0 is gone"):
+                job.end(rank)
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path):
+    job = tiny_job(model=batch_norm_net)
+    run(4, job, protocol="bsp", stop="updates=15", out=tmp_path / "run")
+    [end, *_] = run(4, job, protocol="bsp", stop="updates=40", resume=tmp_path / "run")
+    assert_is_simulation([end], job, 3, protocol="bsp", stop="updates=40")
+    assert pl.replay(tmp_path / "run").is_same
+
+
+def test_rank_0_that_fails_at_an_update_sends_its_error_and_its_run_is_resumed(tmp_path):
+    class Failing(pl.Callback):
+        def on_update(self, update):
+            if update.version == 12:
+                raise RuntimeError("the disk is full")
+
+    job, settings = tiny_job(), {"protocol": "bsp", "checkpoint_every": "updates=5"}
+    with ranks(3, job, **settings, stop="updates=30", out=tmp_path / "run", callbacks=[Failing()]) as started:
+        started.start_workers()
+        with pytest.raises(RuntimeError, match="the disk is full"):
+            started.serve()
+        for rank in (1, 2):
+            with pytest.raises(pl.RunError, match="rank 0: the disk is full"):
+                started.end(rank)
+    ends = run(3, job, **settings, stop="updates=30", resume=tmp_path / "run")
+    assert_is_simulation(ends, job, 2, protocol="bsp", stop="updates=30")
+
+
+# --- joining -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seed": 2, "job": tiny_job(batch_size=4)}, r"seed 1, now 2; .*batch_size 8, now 4"),
+        ({"protocol": "asp"}, "protocol bsp, now asp"),
+        ({"torchrun": {"wire": "bf16"}}, "wire float32, now bf16"),
+        ({"torchrun": {"slices": 2}}, "slices 1, now 2"),
+        ({"job": tiny_job(model=batch_norm_net)}, r"model .*1.weight not set.*"),
+    ],
+    ids=["seed and job", "protocol", "wire", "slices", "model"],
+)
+def test_ranks_that_do_not_agree_stop_with_the_difference(changes, said):
+    with ranks(2, tiny_job(), protocol="bsp", stop="updates=5") as job:
+        job.start(0)
+        job.start(1, **changes)
+        who = r"^(rank 0: )?worker 0 \(rank 1, .*, process \d+\) differs from rank 0"
+        for rank in range(2):
+            with pytest.raises(pl.UsageError, match=f"{who}: {said}"):
+                job.end(rank)
+
+
+def test_another_version_of_paceline_is_rejected(monkeypatch):
+    with ranks(2, tiny_job(), protocol="bsp", stop="updates=5") as job:
+        job.start(0)
+        job.started(0)
+        monkeypatch.setattr("paceline.run.session.versions", lambda: {"paceline": "0.0.1"})
+        job.start(1)
+        for rank in range(2):
+            with pytest.raises(pl.UsageError, match=r"differs from rank 0: .*paceline.*0\.0\.1"):
+                job.end(rank)
+
+
+def test_a_rank_with_another_token_is_rejected_and_the_right_one_is_awaited(caplog):
+    with ranks(2, tiny_job(), protocol="bsp", stop="updates=5") as job:
+        job.start(0)
+        job.start(1, token="a guess")
+        with pytest.raises(pl.UsageError, match="rank 0 has another token; set PACELINE_TOKEN to the same"):
+            job.end(1)
+        job.start(1)
+        assert job.end(0).stopped_by == "updates"
+    assert "rejected a connection: wrong token" in caplog.text
+
+
+def test_a_loss_that_is_no_scalar_stops_every_rank_with_one_line():
+    job = tiny_job(loss=nn.CrossEntropyLoss(reduction="none"))
+    with ranks(2, job, protocol="bsp", stop="updates=30") as started:
+        started.start_all()
+        for rank in range(2):
+            with pytest.raises(pl.UsageError, match=r"the loss is not a scalar"):
+                started.end(rank)
+
+
+def test_a_rank_that_does_not_come_and_an_address_in_use():
+    with ranks(2, tiny_job(), {"start_timeout_s": 0.3}, protocol="bsp", stop="updates=3") as job:
+        job.start(0)
+        with pytest.raises(pl.RunError, match=r"worker 0 did not join within start_timeout_s=0.3"):
+            job.end(0)
+        job.start(1)
+        with pytest.raises(pl.RunError, match=r"rank 0 could not be reached at 127.0.0.1:29500 within start_timeout"):
+            job.end(1)
+    with ranks(2, tiny_job(), {"start_timeout_s": 1.5}, protocol="bsp", stop=FOREVER) as job:
+        job.start_all()
+        job.await_training()
+        job.start(0)
+        with pytest.raises(pl.UsageError, match=r"cannot listen on 127.0.0.1:29500 \(Address already in use\)"):
+            job.end(0)
+
+
+def test_a_worker_that_comes_back_after_the_end_leaves_with_status_0(caplog):
+    with ranks(2, tiny_job(), protocol="asp", stop="updates=5") as job:
+        announce = ParameterServerEngine._send_end
+
+        def come_back_after(engine, acceptor, end):
+            announce(engine, acceptor, end)
+            job.start(1)
+            with pytest.raises(SystemExit) as left:
+                job.end(1)
+            assert left.value.code == 0
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(ParameterServerEngine, "_send_end", come_back_after)
+            job.start(1)
+            assert job.serve().reason == "5 updates made"
+    assert "the run has ended already (5 updates made): this process exits" in caplog.text
+
+
+@pytest.mark.parametrize("fault", [None, pl.Fault(1, 3), pl.Fault(0, 3, "hang")], ids=["healthy", "killed", "hung"])
+def test_rank_0_leaves_nothing_behind(fault, monkeypatch):
+    monkeypatch.setattr(engine_module, "GRACE_S", 0.2)
+
+    def has_fired(seen):
+        if fault is None:
+            return seen.updates >= 20
+        return seen.used[fault.worker] == 2 and seen.used[1 - fault.worker] >= 20
+
+    run(3, tiny_job(), protocol="asp", stop="updates=20")  # the first one starts what stays
+    before = what_is_open()
+    settings = {"protocol": "k_async(k=1)", "stop": FOREVER, "callbacks": [EndWhen(has_fired)]}
+    with ranks(3, tiny_job(), {"faults": [fault] if fault else []}, **settings) as job:
+        job.start_workers()
+        assert job.serve().stopped_by == "interrupted"
+        assert sum(job.faults(kind) for kind in ("die", "hang")) == bool(fault)
+    del job
+    assert what_is_open() == before

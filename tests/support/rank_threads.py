@@ -1,0 +1,316 @@
+"""The ranks of a job as threads of this process, which reach each other in memory: a run takes milliseconds.
+
+The functions have the names of those in `ranks`, which starts processes.
+"""
+
+import threading
+from collections import Counter
+from contextlib import contextmanager
+
+import paceline as pl
+from memory_transport import MemoryNetwork, MemoryTransport
+from paceline.catalogue.parser import parse_plan
+from paceline.clusters.launch_env import ASSISTANT, LaunchEnv
+from paceline.core.duration import Duration
+from paceline.engines.distributed import HostProcess
+from paceline.protocols.protocol import as_plan
+from paceline.recording.run_folder import RunFolder
+from paceline.run.checkpointer import CheckpointPolicy
+from paceline.run.config import RunConfig
+from paceline.run.resume import Resumption
+from paceline.run.session import Session
+from paceline.run.train import run_session, serve_run
+from ranks import portable
+
+LIMIT_S = 20
+TOKEN = "a secret of the tests"
+
+
+class Killed(BaseException):
+    """This rank was killed."""
+
+
+class ThreadProcess(HostProcess):
+    """Thread in which a rank runs as if it were a process.
+
+    Attributes:
+        faults: how often each kind of scripted fault has fired.
+        thread: thread of the rank, None if this is the thread of the test.
+        answer: result of the rank, or what it has raised.
+        leave: what SIGTERM calls; None while the rank does not wait for work.
+    """
+
+    def __init__(self, ranks, network):
+        self._ranks = ranks
+        self._own_transport = MemoryTransport(network, self.on_use)
+        self._start_lock = None
+        self.has_started = threading.Event()
+        self._over = threading.Event()
+        self.fault_actions = {"die": self.die, "hang": self.hang}
+        self.faults = Counter()
+        self.thread = None
+        self.answer = None
+        self.leave = None
+
+    def begin_start(self, lock):
+        """Start alone: the model of a rank depends on torch's random numbers, which belong to the whole process."""
+        lock.acquire()
+        self._start_lock = lock
+
+    def end_start(self):
+        """Let other ranks start."""
+        self.has_started.set()
+        lock, self._start_lock = self._start_lock, None
+        if lock is not None:
+            lock.release()
+
+    def on_use(self):
+        self.end_start()
+        if self._over.is_set():
+            raise Killed
+
+    def set_num_threads(self, count):
+        pass
+
+    def transport(self, cluster):
+        return self._own_transport
+
+    def start_sidecar(self, worker):
+        return self._ranks.start_sidecar(worker)
+
+    @contextmanager
+    def leaving_on_sigterm(self, leave):
+        self.leave = leave
+        yield
+        self.leave = None
+
+    def kill(self):
+        """Let all its connections end now; its thread ends when it notices."""
+        self.end_start()
+        self._own_transport.close()
+        self._over.set()
+
+    def die(self):
+        self.faults["die"] += 1
+        self.kill()
+        raise Killed
+
+    def hang(self):
+        self.faults["hang"] += 1
+        self._over.wait()
+        raise Killed
+
+
+class Sidecar:
+    """Process beside a rank, which is a thread here; None for one that the test starts itself."""
+
+    def __init__(self, process=None):
+        self._process = process
+
+    def check(self):
+        pass
+
+    def kill(self):
+        if self._process is not None:
+            self._process.kill()
+
+    def stop(self):
+        if self._process is not None:
+            self._process.thread.join(LIMIT_S)
+
+
+class Job:
+    """Starts ranks as threads, and keeps what became of them.
+
+    Args:
+        world_size: number of ranks.
+        job: job that they train.
+        torchrun: arguments of `pl.Torchrun`, for every rank.
+        nodes: number of hosts, with as many ranks on each.
+        settings: arguments of `pl.train`, for every rank.
+    """
+
+    def __init__(self, world_size, job, torchrun=None, nodes=1, **settings):
+        self._world_size = world_size
+        self._nodes = nodes
+        self._job = job
+        self._torchrun = {"start_timeout_s": 10.0, **(torchrun or {})}
+        self._settings = {"seed": 1, **settings}
+        self._network = MemoryNetwork()
+        self._starting = threading.Lock()
+        self._is_training = threading.Event()
+        self._all = []
+        self.processes = {}  # the last one of each rank, by rank, or by worker for those beside a rank
+
+    def start(self, rank, **changes):
+        """Start a rank, or start it once more, perhaps with other settings."""
+        return self._start(rank, self._environment(rank, changes.pop("token", TOKEN)), changes)
+
+    def start_shards(self):
+        """Start the servers of all shards but the first."""
+        for shard in range(1, self._torchrun.get("slices", 1)):
+            self.start_shard(shard)
+
+    def start_shard(self, shard, **changes):
+        """Start the server of a shard."""
+        return self.start_sidecar(self._cluster(self._environment(0), {}).n + shard, by_test=True, **changes)
+
+    def start_sidecar(self, worker, *, by_test=False, **changes):
+        cluster = self._cluster(self._environment(0), {})
+        if worker > cluster.n and not by_test:
+            return Sidecar()
+        rank = cluster.ranks_of_shards[worker - cluster.n] if worker > cluster.n else 0
+        environment = {**self._environment(rank), ASSISTANT: str(worker)}
+        return Sidecar(
+            self._start(f"shard {worker - cluster.n}" if worker > cluster.n else "beside", environment, changes)
+        )
+
+    def start_workers(self):
+        self.start_shards()
+        for rank in range(1, self._world_size):
+            self.start(rank)
+
+    def start_all(self):
+        self.start(0)
+        self.start_workers()
+
+    def serve(self):
+        """Be rank 0 in this thread, and return its result."""
+        process = self.processes[0] = ThreadProcess(self, self._network)
+        self._all.append(process)
+        try:
+            return self._train(process, self._environment(0), {})
+        finally:
+            process.kill()
+
+    def end(self, rank):
+        """Return a rank's result, or raise what it has raised; None if it was killed."""
+        process = self.processes[rank]
+        process.thread.join(LIMIT_S)
+        if process.thread.is_alive():
+            raise TimeoutError(f"rank {rank} does not end")
+        if isinstance(process.answer, Killed):
+            return None
+        if isinstance(process.answer, BaseException):
+            raise process.answer
+        return process.answer
+
+    def join(self, rank):
+        """Wait until a rank has ended."""
+        self.processes[rank].thread.join(LIMIT_S)
+        assert not self.processes[rank].thread.is_alive()
+
+    def started(self, rank):
+        """Wait until a rank uses the network."""
+        assert self.processes[rank].has_started.wait(LIMIT_S)
+
+    def await_training(self):
+        """Wait until some updates have been made."""
+        assert self._is_training.wait(LIMIT_S), "no update was made"
+
+    def faults(self, kind):
+        """Return how often a fault of this kind has fired."""
+        return sum(process.faults[kind] for process in self._all)
+
+    def kill_all(self):
+        for process in self._all:
+            process.kill()
+        for process in self._all:
+            if process.thread is not None:
+                process.thread.join(LIMIT_S)
+                assert not process.thread.is_alive(), "a rank does not end"
+
+    def _start(self, name, environment, changes):
+        process = self.processes[name] = ThreadProcess(self, self._network)
+        self._all.append(process)
+
+        def run():
+            try:
+                process.answer = self._train(process, environment, changes)
+            except BaseException as error:
+                process.answer = error
+            finally:
+                process.kill()
+
+        process.thread = threading.Thread(target=run, daemon=True, name=f"rank {name}")
+        process.thread.start()
+        return process
+
+    def _environment(self, rank, token=TOKEN):
+        local = self._world_size // self._nodes
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self._world_size),
+            "LOCAL_WORLD_SIZE": str(local),
+            "LOCAL_RANK": str(rank % local),
+            "GROUP_RANK": str(rank // local),
+            "GROUP_WORLD_SIZE": str(self._nodes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+            "PACELINE_TOKEN": token,
+        }
+
+    def _cluster(self, environment, changes):
+        return pl.Torchrun(**{**self._torchrun, **changes}, ranks=LaunchEnv.from_environment(environment))
+
+    def _train(self, process, environment, changes):
+        process.begin_start(self._starting)
+        given = {**self._settings, "job": self._job, **changes}
+        plan = given["protocol"]
+        plan = parse_plan(plan) if isinstance(plan, str) else as_plan(plan)
+        cluster = self._cluster(environment, given.pop("torchrun", {})).fitted_to(plan)
+        every = given.get("evaluate_every")
+        config = RunConfig(
+            given["job"],
+            plan,
+            cluster,
+            pl.Stop.parse(given["stop"]),
+            given["seed"],
+            Duration.parse(every) if every else None,
+            given.get("worker_timeout_s"),
+            given.get("measure_steps", False),
+            process,
+        )
+        if not cluster.is_server:
+            result = serve_run(config)
+            return portable((result, result.history.records))
+        session = Session(config)
+        folder, resumption = given.get("out"), given.get("resume")
+        if resumption is not None:
+            resumption = Resumption(resumption, session, False)
+            folder = RunFolder(given["resume"], session.configuration, overwrite=True, keep=resumption.kept)
+        elif folder is not None:
+            folder = RunFolder(folder, session.configuration)
+        saved = given.get("checkpoint_every", "seconds=60")
+        policy = CheckpointPolicy(config.in_gradients(Duration.parse(saved)), given.get("keep_checkpoints", 3))
+        callbacks = [Training(self._is_training), *given.get("callbacks", [])]
+        result = run_session(session, folder, resumption, callbacks, policy)
+        return portable((result, result.history.records))
+
+
+class Training(pl.Callback):
+    """Sets an event when some updates have been made."""
+
+    def __init__(self, is_training):
+        self._is_training = is_training
+
+    def on_update(self, update):
+        if update.version == 3:
+            self._is_training.set()
+
+
+@contextmanager
+def ranks(world_size, job, torchrun=None, **settings):
+    """Yield the ranks of a job, none of them started; none of them is left afterwards."""
+    made = Job(world_size, job, torchrun, **settings)
+    try:
+        yield made
+    finally:
+        made.kill_all()
+
+
+def run(world_size, job, torchrun=None, **settings):
+    """Return the results of every rank, of which the first one is this thread."""
+    with ranks(world_size, job, torchrun, **settings) as made:
+        made.start_workers()
+        return [made.serve(), *(made.end(rank) for rank in range(1, world_size))]
