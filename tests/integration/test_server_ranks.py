@@ -12,7 +12,7 @@ import paceline as pl
 from catalogue_table import TABLE
 from end_when import FOREVER, EndWhen
 from halves import halves_job
-from paceline.core.records import GradientArrived, WorkerJoined, WorkerLost, WorkInterrupted
+from paceline.core.records import GradientArrived, RunResumed, WorkerJoined, WorkerLost, WorkInterrupted
 from paceline.engines.distributed import ParameterServerEngine
 from paceline.engines.distributed.parameter_server import engine as engine_module
 from rank_threads import ranks, run
@@ -228,16 +228,19 @@ def test_rank_0_that_fails_at_an_update_sends_its_error_and_its_run_is_resumed(t
             if update.version == 12:
                 raise RuntimeError("the disk is full")
 
-    job, settings = tiny_job(), {"protocol": "bsp", "checkpoint_every": "updates=5"}
-    with ranks(3, job, **settings, stop="updates=30", out=tmp_path / "run", callbacks=[Failing()]) as started:
+    job = counting_job(16 * BATCH)
+    settings = {"protocol": "bsp", "checkpoint_every": "updates=5", "stop": "epochs=3"}
+    with ranks(3, job, **settings, out=tmp_path / "run", callbacks=[Failing()]) as started:
         started.start_workers()
         with pytest.raises(RuntimeError, match="the disk is full"):
             started.serve()
         for rank in (1, 2):
             with pytest.raises(pl.RunError, match="rank 0: the disk is full"):
                 started.end(rank)
-    ends = run(3, job, **settings, stop="updates=30", resume=tmp_path / "run")
-    assert_is_simulation(ends, job, 2, protocol="bsp", stop="updates=30")
+    end = run(3, job, **settings, resume=tmp_path / "run")[0]
+    assert [record.version for record in end.of(RunResumed)] == [10]
+    assert counts_of(end, job) == [3] * 16 * BATCH
+    assert pl.replay(tmp_path / "run").is_same
 
 
 # --- joining -----------------------------------------------------------------------------------------------------
