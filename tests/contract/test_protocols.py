@@ -6,7 +6,8 @@ from random import Random
 import pytest
 
 from catalogue_table import TABLE, WITHOUT_SERVER
-from coordinator_harness import Watch, coordinator, run
+from coordinator_harness import coordinator
+from coordinator_invariants import InvariantChecker, run
 from paceline.catalogue.parser import parse_plan
 from paceline.catalogue.protocols import CATALOGUE
 from paceline.core.events import Accept, Apply, Decision, Interrupt
@@ -26,15 +27,15 @@ DISTRIBUTIONS = {
 each_protocol = pytest.mark.parametrize("protocol", [protocol for _, protocol, _ in ALL], ids=str)
 
 
-def made(protocol, law, updates=UPDATES):
-    watch = Watch(coordinator(protocol, N, worker_timeout_s=1e9), N, [knobs_of(protocol)])
-    return run(watch, DISTRIBUTIONS[law], updates)  # and the watch checks every command
+def checked_run(protocol, law, updates=UPDATES):
+    checker = InvariantChecker(coordinator(protocol, N, worker_timeout_s=1e9), N, [knobs_of(protocol)])
+    return run(checker, DISTRIBUTIONS[law], updates)  # every command is checked
 
 
 @pytest.fixture(scope="module", params=[protocol for _, protocol, _ in ALL], ids=str)
-def watches(request):
-    """Return a protocol, and what was watched of a run of it with each distribution of compute times."""
-    return request.param, [made(request.param, law) for law in DISTRIBUTIONS]
+def checkers(request):
+    """Return a protocol, and its checked run with each distribution of compute times."""
+    return request.param, [checked_run(request.param, law) for law in DISTRIBUTIONS]
 
 
 def knobs_of(protocol):
@@ -42,17 +43,17 @@ def knobs_of(protocol):
     return phase.protocol
 
 
-def quorums(watch, protocol):
+def quorums(checker, protocol):
     """Return the quorum of every update, which a controller may have chosen."""
     [phase] = as_plan(protocol).phases
     if not phase.controllers:
         fixed = N if phase.protocol.quorum == "all" else phase.protocol.quorum
-        return [fixed] * len(watch.updates)
-    return [decision.k for decision in all_commands(watch, Decision) if decision.kind == "quorum"]
+        return [fixed] * len(checker.updates)
+    return [decision.k for decision in all_commands(checker, Decision) if decision.kind == "quorum"]
 
 
-def all_commands(watch, kind):
-    return [command for commands in watch.commands for command in commands if isinstance(command, kind)]
+def all_commands(checker, kind):
+    return [command for commands in checker.commands for command in commands if isinstance(command, kind)]
 
 
 def test_the_table_has_every_protocol_of_the_catalogue():
@@ -78,56 +79,56 @@ def test_a_protocol_is_read_back_from_its_name(protocol):
     assert parse_plan(str(protocol)) == as_plan(protocol)
 
 
-def test_updates_are_made_one_version_at_a_time(watches):
-    for watch in watches[1]:
-        assert [update.version for update in watch.updates] == list(range(1, UPDATES + 1))
+def test_updates_are_made_one_version_at_a_time(checkers):
+    for checker in checkers[1]:
+        assert [update.version for update in checker.updates] == list(range(1, UPDATES + 1))
 
 
-def test_every_update_has_the_required_quorum(watches):
-    protocol, watched = watches
-    for watch in watched:
-        for update, quorum in zip(watch.updates, quorums(watch, protocol), strict=False):
+def test_every_update_has_the_required_quorum(checkers):
+    protocol, checkers = checkers
+    for checker in checkers:
+        for update, quorum in zip(checker.updates, quorums(checker, protocol), strict=False):
             assert len(update.gradients) == quorum
             if knobs_of(protocol).refill == "update":
                 assert len({accepted.worker for accepted in update.gradients}) == quorum
 
 
-def test_accepted_gradients_enter_one_update_each_in_order_and_within_the_bound(watches):
-    protocol, watched = watches
-    for watch in watched:
-        applied = [accepted for update in all_commands(watch, Apply) for accepted in update.gradients]
-        accepted = all_commands(watch, Accept)
+def test_accepted_gradients_enter_one_update_each_in_order_and_within_the_bound(checkers):
+    protocol, checkers = checkers
+    for checker in checkers:
+        applied = [accepted for update in all_commands(checker, Apply) for accepted in update.gradients]
+        accepted = all_commands(checker, Accept)
         assert applied == accepted[: len(applied)]
         assert len({(a.worker, a.draw) for a in accepted}) == len(accepted)
         assert max(a.staleness for a in accepted) <= knobs_of(protocol).max_staleness
 
 
-def test_tasks_are_interrupted_only_by_protocols_with_interrupts(watches):
-    protocol, watched = watches
-    for law, watch in zip(DISTRIBUTIONS, watched, strict=True):
-        is_expected = knobs_of(protocol).on_update == "interrupt" and min(quorums(watch, protocol)) < N
-        assert bool(all_commands(watch, Interrupt)) == is_expected, law
+def test_tasks_are_interrupted_only_by_protocols_with_interrupts(checkers):
+    protocol, checkers = checkers
+    for law, checker in zip(DISTRIBUTIONS, checkers, strict=True):
+        is_expected = knobs_of(protocol).on_update == "interrupt" and min(quorums(checker, protocol)) < N
+        assert bool(all_commands(checker, Interrupt)) == is_expected, law
 
 
 @each_protocol
 def test_the_same_durations_lead_to_the_same_commands(protocol):
-    assert made(protocol, "exponential").commands == made(protocol, "exponential").commands
+    assert checked_run(protocol, "exponential").commands == checked_run(protocol, "exponential").commands
 
 
 @each_protocol
 def test_updates_go_on_when_all_but_one_worker_are_lost(protocol):
-    watch = made(protocol, "exponential")
+    checker = checked_run(protocol, "exponential")
     for worker in range(1, N):
-        watch.lose(worker)
-    before = len(watch.updates)
+        checker.lose(worker)
+    before = len(checker.updates)
     for _ in range(100):
-        watch.arrive(0)
-    assert len(watch.updates) >= before + 3
+        checker.arrive(0)
+    assert len(checker.updates) >= before + 3
 
 
 @each_protocol
 def test_no_worker_exceeds_the_maximum_lead(protocol):
-    watch = made(protocol, "one slow")
-    deliveries = watch.deliveries.values()
+    checker = checked_run(protocol, "one slow")
+    deliveries = checker.deliveries.values()
     furthest = knobs_of(protocol).max_lead + 1  # one more is delivered by who started at the bound
     assert max(deliveries) - min(deliveries) <= furthest

@@ -94,7 +94,7 @@ class Kill(pl.Callback):
 
 def is_slice(process):
     try:
-        return process.environ().get("PACELINE_ASSISTANT") == "3" and process.cwd() == os.getcwd()
+        return process.environ().get("PACELINE_SIDECAR") == "3" and process.cwd() == os.getcwd()
     except psutil.Error:
         return False
 

@@ -103,7 +103,7 @@ class Job:
             return environment
         with patch.dict(os.environ, environment):
             workers = pl.Torchrun(**self._torchrun).n
-        return {**environment, "PACELINE_ASSISTANT": str(workers + number), "SLICE": f"slice {number}"}
+        return {**environment, "PACELINE_SIDECAR": str(workers + number), "SLICE": f"slice {number}"}
 
     def start_workers(self):
         self.start_slices()

@@ -11,7 +11,7 @@ from paceline.utils.wording import counted
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TOKEN = "PACELINE_TOKEN"
 NODE, NODES = "GROUP_RANK", "GROUP_WORLD_SIZE"
-ASSISTANT = "PACELINE_ASSISTANT"  # number of the worker that runs in a process started by rank 0
+SIDECAR = "PACELINE_SIDECAR"  # number of the worker that runs in a process started by rank 0
 COMMAND = "torchrun --nproc-per-node 4 train.py, or -m paceline train ... in place of train.py"
 TO_JOIN = "to join a run, set the WORLD_SIZE of the other processes and the RANK of a process that has ended"
 BY_HAND = (
@@ -65,7 +65,7 @@ class LaunchEnv:
             raise UsageError(f"{', '.join(missing)} {_is(missing)} not set{although}: {BY_HAND}")
         world_size = _number(environment, "WORLD_SIZE", 1, None)
         local = _number(environment, "LOCAL_WORLD_SIZE", 1, world_size, default=1)
-        sidecar = environment.get(ASSISTANT)
+        sidecar = environment.get(SIDECAR)
         has_nodes = environment.get(NODE) or environment.get(NODES)
         single = {} if has_nodes or local < world_size else {NODE: "0", NODES: "1"}
         return cls(

@@ -43,7 +43,7 @@ def started(monkeypatch):
             "GROUP_RANK",
             "GROUP_WORLD_SIZE",
             "PACELINE_TOKEN",
-            "PACELINE_ASSISTANT",
+            "PACELINE_SIDECAR",
             "TORCHELASTIC_RESTART_COUNT",
         ):
             monkeypatch.delenv(name, raising=False)
@@ -136,7 +136,7 @@ def test_workers_are_the_ranks_beside_the_server(started, rank, arguments, n, wo
 def test_a_single_rank_is_server_and_has_a_worker(started):
     started(RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
     assert (pl.Torchrun().n, pl.Torchrun().is_server) == (1, True)
-    started(RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", PACELINE_ASSISTANT="0")
+    started(RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", PACELINE_SIDECAR="0")
     assert (pl.Torchrun().worker, pl.Torchrun().is_server) == (0, False)
 
 
@@ -210,8 +210,8 @@ def test_every_process_has_a_local_rank_in_a_worker(started, nodes, local, at_se
     server = place(0)
     ranks = [place(rank) for rank in range(1, nodes * local)]
     if server.has_worker_at_server:
-        ranks.append(place(0, PACELINE_ASSISTANT=0))
-    evaluator = place(0, PACELINE_ASSISTANT=server.n)
+        ranks.append(place(0, PACELINE_SIDECAR=0))
+    evaluator = place(0, PACELINE_SIDECAR=server.n)
     assert (evaluator.worker, evaluator.rank_in_node, evaluator.node_size) == (server.n, 0, 1)
     assert {cluster.n for cluster in ranks} == {server.n}
     places = sorted((cluster.worker, cluster.rank_in_node) for cluster in ranks)
@@ -284,7 +284,7 @@ def test_shard_servers_are_distributed_over_the_ranks(started, slices, hosts):
         by_rank[rank] = pl.Torchrun(slices=slices).shards_here
     assert [rank for rank, here in by_rank.items() for _ in here] == hosts
     assert sorted(slice_ for here in by_rank.values() for slice_ in here) == list(range(1, slices))
-    started(RANK="2", PACELINE_ASSISTANT="5")
+    started(RANK="2", PACELINE_SIDECAR="5")
     cluster = pl.Torchrun(slices=slices)
     assert (cluster.shard, cluster.shards_here) == (2, [])  # 3 workers, one that evaluates, and then the slices
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from coordinator_harness import Watch, coordinator
+from coordinator_harness import coordinator
+from coordinator_invariants import InvariantChecker
 from naive_coordinator import NaiveCoordinator, told
 from paceline.catalogue.protocols import asp, backup, k_batch_async, k_sync, pull
 from paceline.coordinator.minibatch_sampler import MinibatchSampler
@@ -91,7 +92,7 @@ def whims(draw, n):
     return kind(tuple(map(tuple, answers))), choices
 
 
-# What happens, to a worker chosen by the second number; mostly, somebody who computes delivers.
+# Kind of an event and number of its worker; most events are arrivals.
 happenings = st.lists(
     st.tuples(
         st.sampled_from(["arrival"] * 8 + ["not finite", "old draw", "probe", "lost", "joined", "joined", "timer"]),
@@ -101,35 +102,35 @@ happenings = st.lists(
 )
 
 
-def happen(watch, what, number):
+def happen(checker, what, number):
     """Let one thing happen; what cannot happen now does not."""
-    flying = list(watch.flying)
-    if watch.stopped:  # all silent workers may have been given up
+    flying = list(checker.in_flight)
+    if checker.stopped:  # every silent worker may be lost
         return
     if what in {"arrival", "not finite"} and flying:
-        watch.arrive(flying[number % len(flying)], finite=what == "arrival", dt=0.5)
+        checker.arrive(flying[number % len(flying)], finite=what == "arrival", dt=0.5)
     elif what == "old draw":
-        if watch.draws[number] > 1:
-            watch.arrive(number, draw=watch.draws[number] - 1, dt=0.0)
-    elif what == "probe" and watch.probed:
-        watch.arrive(sorted(watch.probed)[number % len(watch.probed)], dt=0.5)
-    elif what == "lost" and len(watch.live) > 1 and number in watch.live:
-        watch.lose(number)
+        if checker.draws[number] > 1:
+            checker.arrive(number, draw=checker.draws[number] - 1, dt=0.0)
+    elif what == "probe" and checker.probed:
+        checker.arrive(sorted(checker.probed)[number % len(checker.probed)], dt=0.5)
+    elif what == "lost" and len(checker.live) > 1 and number in checker.live:
+        checker.lose(number)
     elif what == "joined":
-        watch.join(number % MOST_WORKERS)
+        checker.join(number % MOST_WORKERS)
     elif what == "timer":
-        watch.timer(dt=float(number))
+        checker.timer(dt=float(number))
 
 
-def an_update_is_made_soon(watch):
+def an_update_is_made_soon(checker):
     """From now on every live worker delivers what it is given; each round in another order."""
-    made = len(watch.updates)
+    made = len(checker.updates)
     for rounds in range(4 * MOST_WORKERS):
-        in_flight = [(worker, watch.draws[worker]) for worker in watch.flying]
+        in_flight = [(worker, checker.draws[worker]) for worker in checker.in_flight]
         for worker, draw in in_flight if rounds % 2 else reversed(in_flight):
-            if worker in watch.flying and watch.draws[worker] == draw and not watch.stopped:
-                watch.arrive(worker)
-        if len(watch.updates) > made or watch.stopped:
+            if worker in checker.in_flight and checker.draws[worker] == draw and not checker.stopped:
+                checker.arrive(worker)
+        if len(checker.updates) > made or checker.stopped:
             return True
     return False
 
@@ -139,12 +140,12 @@ def an_update_is_made_soon(watch):
 def test_invariants_hold_and_updates_continue_under_any_plan(data, n, steps):
     plan, known = data.draw(plans(n))
     timeout_s = data.draw(st.sampled_from([None, 3.0, 1000.0]))
-    watch = Watch(coordinator(plan, n, worker_timeout_s=timeout_s), n, known)
+    checker = InvariantChecker(coordinator(plan, n, worker_timeout_s=timeout_s), n, known)
     for what, number in steps:
-        happen(watch, what, number)
-    if not watch.live and not watch.stopped:
-        watch.join(0)
-    assert watch.stopped or an_update_is_made_soon(watch)
+        happen(checker, what, number)
+    if not checker.live and not checker.stopped:
+        checker.join(0)
+    assert checker.stopped or an_update_is_made_soon(checker)
 
 
 @given(data=st.data(), n=workers, steps=happenings)
@@ -164,21 +165,21 @@ def test_invariants_hold_and_updates_continue_under_any_controllers(data, n, ste
         )
     )
     plan = protocol.controlled_by(one, other)
-    watch = Watch(coordinator(plan, n), n, [protocol, *some, *more])
+    checker = InvariantChecker(coordinator(plan, n), n, [protocol, *some, *more])
     for what, number in steps:
-        happen(watch, what, number)
+        happen(checker, what, number)
     for _ in range(12):  # let the controllers run out of whims
-        watch.timer(dt=2.0)
-        if not watch.live:
-            watch.join(0)
-        an_update_is_made_soon(watch)
-    assert an_update_is_made_soon(watch)
+        checker.timer(dt=2.0)
+        if not checker.live:
+            checker.join(0)
+        an_update_is_made_soon(checker)
+    assert an_update_is_made_soon(checker)
 
 
 @given(data=st.data(), n=workers, steps=happenings)
 def test_the_same_events_are_answered_by_the_same_commands(data, n, steps):
     plan, known = data.draw(plans(n))
-    one, other = (Watch(coordinator(plan, n), n, known) for _ in range(2))
+    one, other = (InvariantChecker(coordinator(plan, n), n, known) for _ in range(2))
     for what, number in steps:
         happen(one, what, number)
         happen(other, what, number)
@@ -191,21 +192,21 @@ def test_the_coordinator_equals_the_naive_one_of_the_design_page(data, n, steps)
     plan, known = data.draw(plans(n, units=("updates",)))
     ends = [phase.end and phase.end.amount for phase in plan.phases]
     naive = NaiveCoordinator(zip(known, ends, strict=True), n)
-    watch = Watch(coordinator(plan, n), n, known)
+    checker = InvariantChecker(coordinator(plan, n), n, known)
     both = [(None, naive.begin())]
-    handle = watch.driven.handle
+    handle = checker.driven.handle
 
     def handle_twice(event):
         if isinstance(event, Arrival | Joined | Lost):
             both.append((event, naive.handle(event)))
         return handle(event)
 
-    watch.driven.handle = handle_twice
+    checker.driven.handle = handle_twice
     for what, number in steps:
-        assume(not (what == "old draw" and number not in watch.live))  # a late return: the naive one has no timeouts
+        assume(not (what == "old draw" and number not in checker.live))  # a late return: the naive one has no timeouts
         if what != "timer":
-            happen(watch, what, number)
-    for commands, (event, expected) in zip(watch.commands, both, strict=True):
+            happen(checker, what, number)
+    for commands, (event, expected) in zip(checker.commands, both, strict=True):
         assert told(commands) == told(expected), event
 
 
@@ -272,21 +273,21 @@ def test_every_minibatch_of_an_epoch_is_used_exactly_once(partitioned, data, n, 
     per_epoch = data.draw(st.integers(1, 8))
     plan, known = data.draw(plans(n))
     minibatches = MinibatchSampler(n, per_epoch=per_epoch, partitioned=partitioned)
-    watch = Watch(coordinator(plan, n, minibatches=minibatches), n, known)
-    dealt = Dealt(watch.commands[0])
-    handle = watch.driven.handle
+    checker = InvariantChecker(coordinator(plan, n, minibatches=minibatches), n, known)
+    dealt = Dealt(checker.commands[0])
+    handle = checker.driven.handle
 
     def handle_and_see(event):
         commands = handle(event)
         dealt.see(event, commands)
         return commands
 
-    watch.driven.handle = handle_and_see
+    checker.driven.handle = handle_and_see
     for what, number in steps:
-        happen(watch, what, number)
+        happen(checker, what, number)
     minibatches.assign_shards([0])  # who now takes what came back, and then new ones, of all shards in turn
     shards = n if partitioned else 1
-    undealt = [minibatches.next(0) for _ in range(shards * (len(watch.commands) + per_epoch + MOST_WORKERS))]
+    undealt = [minibatches.next(0) for _ in range(shards * (len(checker.commands) + per_epoch + MOST_WORKERS))]
     everything = [*dealt.applied, *dealt.held, *dealt.discarded, *dealt.out.values(), *undealt]
     for shard in range(shards):
         numbers = sorted(epoch * per_epoch + number for part, epoch, number in everything if part == shard)
@@ -295,27 +296,27 @@ def test_every_minibatch_of_an_epoch_is_used_exactly_once(partitioned, data, n, 
 
 @pytest.mark.parametrize("protocol", [asp(), backup(k=1), k_sync(k=2), pull(k=3), k_batch_async(k=5)])
 def test_the_shard_of_a_lost_worker_is_redistributed_until_it_rejoins(protocol):
-    watch = Watch(
+    checker = InvariantChecker(
         coordinator(protocol, 3, minibatches=MinibatchSampler(3, per_epoch=4, partitioned=True)), 3, [protocol]
     )
-    dealt = Dealt(watch.commands[0])
-    dealt.see(Lost(0, 1, ""), watch.lose(1))
+    dealt = Dealt(checker.commands[0])
+    dealt.see(Lost(0, 1, ""), checker.lose(1))
     owners = {shard: set() for shard in range(3)}
 
     def rounds(count):
         for _ in range(count):
-            for worker in list(watch.flying):
-                if worker in watch.flying:
-                    dealt.see(None, watch.arrive(worker))
+            for worker in list(checker.in_flight):
+                if worker in checker.in_flight:
+                    dealt.see(None, checker.arrive(worker))
                 for computing, minibatch in dealt.out.items():
                     owners[minibatch.shard].add(computing)
 
     rounds(8)
     assert owners[1] == {0}, "the first of those that are there"
     assert (owners[0], owners[2]) == ({0}, {2})
-    dealt.see(Joined(0, 1), watch.join(1))
+    dealt.see(Joined(0, 1), checker.join(1))
     for worker in (0, 2):  # who may still be computing on the shard of worker 1
-        dealt.see(None, watch.arrive(worker) if worker in watch.flying else [])
+        dealt.see(None, checker.arrive(worker) if worker in checker.in_flight else [])
     rounds(1)
     owners[1].clear()
     rounds(8)

@@ -1,4 +1,4 @@
-"""Controllers of the quorum, moment by moment and in short runs; the points that the papers leave open."""
+"""DBW and blind DBW: the chosen quorum, observation by observation and in short runs."""
 
 from functools import partial
 from math import inf
@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import paceline as pl
+from driven_controller import Driven
 from paceline.core.events import Arrival, Step
 from paceline.core.records import DecisionMade, WorkerJoined, WorkerLost
 from paceline.errors import PacelineWarning
-from paceline.policies.controllers.base import Observation, SetQuorum
 from paceline.policies.controllers.update_times import fastest
-from paceline.policies.learning_rate import LRScaling
 from tiny_jobs import sgd, small_net, tiny_job
 
 N = 5
@@ -21,63 +20,6 @@ N = 5
 
 def chosen(result):
     return [record.k for record in result.history.of(DecisionMade) if record.kind == "quorum"]
-
-
-class Driven:
-    """A controller that hears, update by update, of gradients that arrive after given times."""
-
-    def __init__(self, controller, n, protocol=None):
-        self.controller, self.n = controller, n
-        self.protocol = protocol or pl.backup(k=1)
-        self.state = controller.begin(n)
-        self.version, self.now, self.opened_s, self.update_size = 0, 0.0, 0.0, 0
-        self.held = 0
-        self.schedule_scale = 1.0
-        self.actions = []
-        self.ask("open")
-
-    def ask(self, trigger, step=None, **more):
-        observation = Observation(
-            trigger=trigger,
-            now=self.now,
-            version=self.version,
-            opened_s=self.opened_s,
-            live=self.n,
-            held=self.held,
-            quorum=1,
-            protocol=self.protocol,
-            workload=0,
-            learning_rate=LRScaling(),
-            schedule_scale=self.schedule_scale,
-            update_size=self.update_size,
-            step=step,
-            **more,
-        )
-        self.state, self.actions = self.controller.decide(self.state, observation)
-
-    @property
-    def k(self):
-        [quorum] = [action for action in self.actions if isinstance(action, SetQuorum)]
-        return quorum.k
-
-    @property
-    def reason(self):
-        return next(action.reason for action in self.actions if isinstance(action, SetQuorum))
-
-    def update(
-        self, loss, times=None, squared_norm=1.0, mean_norm=0.9, rate=0.1, next_rate=None, variance=float("nan")
-    ):
-        """Let k gradients arrive after these times, and make the update."""
-        k = self.k
-        for worker, after_s in enumerate((times or range(1, self.n + 1))[:k]):
-            self.now = self.opened_s + after_s
-            arrival = Arrival(self.now, worker, 1, loss=loss, squared_norm=squared_norm, variance=variance)
-            self.ask("arrival", arrival=arrival, accepted=True)
-        self.version += 1
-        self.update_size, self.opened_s = k, self.now
-        step = Step(mean_norm, rate * mean_norm, rate**2 * mean_norm, rate, next_rate or rate)
-        self.ask("open", step=step)
-        return self.k
 
 
 def test_the_first_two_updates_wait_for_all():
@@ -196,8 +138,6 @@ def test_an_untried_k_is_optimistic_or_never_chosen(unobserved, expected):
 
 
 # -- late gradients
-
-
 @pytest.mark.parametrize(("late", "expected"), [(True, (5 + 5 + 101 + 10 + 10 + 20 + 20) / 7), (False, 5)])
 def test_a_late_gradient_is_a_sample_of_its_version_unless_excluded(late, expected):
     driven = Driven(pl.BDBW(late=late), 4)
@@ -210,8 +150,6 @@ def test_a_late_gradient_is_a_sample_of_its_version_unless_excluded(late, expect
 
 
 # -- with workers that come and go, and others
-
-
 CHURN = [pl.Fault(1, 2, back_after_s=9.0), pl.Fault(2, 2), pl.Fault(3, 1, back_after_s=3.0)]
 
 
@@ -268,96 +206,7 @@ def test_one_worker_is_plain_sgd_with_a_note():
         assert torch.equal(ours, theirs)
 
 
-SLOW = pl.Cluster(4, timing=[*[pl.Exponential(1.0)] * 3, pl.Deterministic(200.0)])
-
-
-def idle_decisions(protocol):
-    result = pl.train(tiny_job(), protocol=protocol, cluster=SLOW, stop="seconds=450", worker_timeout_s=1e9)
-    return [(r.kind, r.worker) for r in result.history.of(DecisionMade) if r.kind in ("idle", "set_aside")]
-
-
-def test_an_unused_worker_is_reported_once():
-    assert idle_decisions("b_dbw") == [("idle", 3)]
-
-
-def test_an_unused_worker_is_released_on_request():
-    assert idle_decisions("b_dbw(release_idle=true)") == [("set_aside", 3)]
-
-
-def test_a_lost_worker_is_not_reported_as_released():
-    phase = pl.bsp().controlled_by(pl.IdleWorkers(after=10, release=True))
-    cluster = pl.Cluster(3, pl.Deterministic(1.0), faults=[pl.Fault(2, 3)])
-    result = pl.train(tiny_job(), protocol=phase, cluster=cluster, stop="updates=30", worker_timeout_s=3.0)
-    kinds = [record.kind for record in result.history.of(DecisionMade) if record.worker == 2]
-    assert kinds == []
-    assert [record.worker for record in result.history.of(WorkerLost)] == [2]
-
-
-def test_the_last_workers_are_never_released():
-    driven = Driven(pl.IdleWorkers(after=5, release=True), 2)
-    driven.ask("open", workers=[0, 1])
-    driven.version = 5
-    driven.ask("open", workers=[0, 1])
-    assert [type(action) for action in driven.actions] == [pl.Exclude, pl.Note]
-
-
-def test_a_worker_that_rejoins_starts_a_new_count():
-    driven = Driven(pl.IdleWorkers(after=5), 2)
-    for version, workers in ((0, [0, 1]), (3, [0]), (4, [0, 1])):
-        driven.version = version
-        driven.ask("open", workers=workers)
-    driven.version = 5
-    driven.ask("open", workers=[0, 1])
-    assert [action.worker for action in driven.actions] == [0]
-
-
-# -- AdaSync
-
-
-@pytest.mark.parametrize("K_0", [1, 2, 7])
-@pytest.mark.parametrize("F", [0.01, 0.3, 1.0, 2.0, 3.0])
-def test_adasync_solves_its_equation(K_0, F):
-    P, F_0 = 16, 2.0
-    driven = Driven(pl.AdaSync(K_0=K_0), P, pl.k_sync(k=1))
-    K = pl.AdaSync(K_0=K_0).quorum(F_0, F, observation_of(driven))
-    c = K_0**2 * F_0 / ((P - K_0) * F)
-    residual = {k: k * k + c * k - c * P for k in (K - 0.5, K + 0.5)}
-    assert residual[K - 0.5] <= 0 <= residual[K + 0.5] or K in (1, P)
-    if F == F_0:
-        assert K == K_0
-    batch = Driven(pl.AdaSync(K_0=K_0), P, pl.k_batch_sync(k=1))
-    assert pl.AdaSync(K_0=K_0).quorum(F_0, F, observation_of(batch)) == max(1, round(K_0 * (F_0 / F) ** 0.5))
-
-
-@pytest.mark.parametrize("base", [pl.k_sync(k=1), pl.k_batch_sync(k=1)])
-@pytest.mark.parametrize(("F_0", "F"), [(2.0, 0.0), (0.0, 0.0), (2.0, -1.0), (-1.0, 2.0)])
-def test_adasync_waits_for_all_at_a_non_positive_loss(base, F_0, F):
-    assert pl.AdaSync(K_0=2).quorum(F_0, F, observation_of(Driven(pl.AdaSync(K_0=2), 8, base))) == 8
-
-
-def test_adasync_waits_for_all_at_a_loss_near_zero():
-    observation = observation_of(Driven(pl.AdaSync(K_0=2), 8, pl.k_sync(k=1)))
-    assert [pl.AdaSync(K_0=2).quorum(2.0, 10.0**-e, observation) for e in (10, 18, 30, 300)] == [8] * 4
-
-
-def observation_of(driven):
-    seen = []
-    driven.controller = type("Keeps", (), {"decide": lambda self, state, observation: (seen.append(observation), [])})()
-    driven.ask("open")
-    return seen[0]
-
-
-def test_adasync_waits_for_more_as_the_loss_falls():
-    driven = Driven(pl.AdaSync(K_0=2, D=1), 8, pl.k_sync(k=2))
-    ks = [driven.k, *(driven.update(loss=loss) for loss in (2.0, 1.0, 0.5, 0.1, 0.01))]
-    assert ks[:2] == [2, 2]
-    assert ks == sorted(ks)
-    assert ks[-1] == 8
-
-
 # -- what is refused
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

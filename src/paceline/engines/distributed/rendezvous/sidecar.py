@@ -7,7 +7,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from paceline.clusters.launch_env import ASSISTANT
+from paceline.clusters.launch_env import SIDECAR
 from paceline.errors import RunError
 
 STOP_TIMEOUT_S = 5.0
@@ -25,7 +25,7 @@ class SidecarProcess:
     def __init__(self, worker: int) -> None:
         self._worker = worker
         command = [sys.executable, *sys.orig_argv[1:]]
-        environment = {**os.environ, ASSISTANT: str(worker)}
+        environment = {**os.environ, SIDECAR: str(worker)}
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
     def check(self) -> None:

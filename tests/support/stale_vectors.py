@@ -1,0 +1,25 @@
+"""What the tests of compensation share."""
+
+import torch
+
+import paceline as pl
+from paceline.policies.compensation.base import BLOCK, StaleGradient
+from tiny_jobs import tiny_job
+
+SIZES = (BLOCK + 7, 3)  # of two flat vectors: more than a block, and less
+
+
+def vectors(seed, dtype=torch.float64):
+    drawn = torch.Generator().manual_seed(seed)
+    return [torch.randn(size, generator=drawn, dtype=torch.float64).to(dtype) for size in SIZES]
+
+
+def delayed(staleness=3, learning_rate=0.5, g=None, now=None, then=None):
+    g = g or vectors(0)
+    squared_norm = sum(float((each.double() ** 2).sum()) for each in g)
+    return StaleGradient(staleness, learning_rate, squared_norm, g, now or vectors(1), then or vectors(2))
+
+
+def trained(protocol, **changes):
+    stop = pl.Stop(updates=25)
+    return pl.train(tiny_job(**changes), protocol=protocol, cluster=pl.Cluster(4), stop=stop, seed=3)
