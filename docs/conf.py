@@ -17,7 +17,10 @@ extensions = [
     "sphinx.ext.mathjax",
     "myst_parser",
     "sphinx_copybutton",
+    "command_line_page",
     "public_names",
+    "record_fields",
+    "string_tables",
 ]
 html_theme = "furo"
 html_title = "paceline"

@@ -2,16 +2,25 @@
 
 import re
 import sys
+from dataclasses import fields
 from importlib import import_module
+from typing import get_args
 
 import pytest
+from typer.main import get_command
 
+from paceline.cli.main import app
+from paceline.clusters.parser import load_cluster
+from paceline.core.records import Record
 from paths import ROOT
 
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "_ext"))
 
-from public_names import NAMESPACES, documented_name, public_names  # noqa: E402 - it is no package
+from command_line_page import command_line  # noqa: E402 - the folder is no package
+from public_names import NAMESPACES, documented_name, public_names  # noqa: E402
+from record_fields import field_meanings, record_tables  # noqa: E402
+from string_tables import TABLES, table  # noqa: E402
 
 ENTRY = re.compile(r"^\.\. (?:py:)?(currentmodule|module|auto\w+|data):: (\S+)$", re.MULTILINE)
 
@@ -55,3 +64,29 @@ def test_a_reference_leads_to_the_entry_of_its_object(reference, place):
     documented = ["paceline.train", "paceline.Result", "paceline.Exponential", "paceline.Job", "paceline.Stop"]
     documented += ["paceline.Stop.parse", "paceline.recording.history.Totals", "paceline.theory"]
     assert documented_name(reference, public_names(), documented) == place
+
+
+def test_the_page_of_the_command_line_has_every_command_option_and_default():
+    page = command_line()
+    program = get_command(app)
+    assert {f"## `paceline {name}`" for name in program.commands if name != "data"} < set(page.splitlines())
+    assert "## `paceline data fetch`" in page.splitlines()
+    options = [name for each in program.commands.values() for option in each.params for name in option.opts]
+    assert [name for name in options if name.startswith("--") and f"`{name}" not in page] == []
+    assert "`--format <text|json>`\n: Format of the results. \\[default: text\\]" in page
+
+
+def test_the_page_of_file_formats_explains_every_field_of_the_log():
+    for record in get_args(Record):
+        assert {field.name for field in fields(record)} - {"now_s"} <= field_meanings(record).keys()
+    assert record_tables().count("### ") == len(get_args(Record))
+
+
+def test_the_page_of_configuration_has_a_table_for_every_kind_of_string_and_files_that_load(tmp_path):
+    page = (DOCS / "reference/configuration.md").read_text(encoding="utf-8")
+    for place, factories in TABLES.items():
+        assert place in page
+        assert all(f"| `{name}" in table(factories) for name in factories)
+    for text in re.findall(r"```toml\n(.*?)```", page, re.DOTALL):
+        (tmp_path / "cluster.toml").write_text(text)
+        load_cluster(tmp_path / "cluster.toml")

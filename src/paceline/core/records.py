@@ -44,6 +44,8 @@ class RunResumed:
     A simulated run without changes has no such record: it continues as if it had never stopped.
 
     Attributes:
+        version: version of the checkpoint.
+        workers: number of workers.
         stop_before: stop conditions before the restart.
         changes: settings that differ from the run before, in text; empty for none.
     """
@@ -71,6 +73,7 @@ class GradientArrived:
         used: whether the gradient was accepted.
         reason: why it was dropped; empty if it was used.
         crossed_interrupt: whether its work was cancelled before; it counts as interrupted work.
+        event_s: time of the event, in seconds; ``now_s`` is the time at which the server had handled it.
         compensations: formula and applied factor of each compensator.
     """
 
@@ -157,9 +160,15 @@ class UpdateMade:
     """Update made of k gradients.
 
     Attributes:
+        version: number of the new version.
+        k: number of gradients.
+        workload: number of gradients accepted so far.
+        samples: number of samples of these gradients.
         loss: mean loss of these gradients, each at its own version.
         learning_rate: learning rate of this step, of the first parameter group.
         staleness: mean staleness of these gradients, in versions.
+        max_staleness: largest staleness of these gradients, in versions.
+        reason: why the update was made at this time.
         busy_s: worker-seconds of work so far.
         live_s: worker-seconds of live workers so far.
         step_scale: factor of the compensators on the step.
@@ -182,7 +191,11 @@ class UpdateMade:
 
 @dataclass(frozen=True, slots=True)
 class StepMeasured:
-    """Measured step of an update; see `Step`."""
+    """Measured step of an update; see `Step`.
+
+    Attributes:
+        version: number of the new version.
+    """
 
     now_s: float
     version: int
@@ -209,6 +222,8 @@ class VersionEvaluated:
     """Evaluation of a version.
 
     Attributes:
+        version: number of the version.
+        metrics: value of each metric, by its name.
         published_s: time at which the version was made, in seconds; the time of its metrics.
     """
 
@@ -264,6 +279,7 @@ class WorkerLost:
     """Lost worker.
 
     Attributes:
+        reason: why it counts as lost.
         silent: whether its timeout expired.
     """
 
@@ -297,6 +313,8 @@ class RunEnded:
     """End of a run.
 
     Attributes:
+        outcome: word for the condition that ended the run.
+        reason: reason in text.
         busy_s: worker-seconds of work.
         live_s: worker-seconds of live workers.
     """
