@@ -204,6 +204,10 @@ class Job:
         """Wait until a rank uses the network."""
         assert self.processes[rank].has_started.wait(LIMIT_S)
 
+    def when_ended(self, rank, act):
+        """Do something in another thread when a rank has ended."""
+        threading.Thread(target=lambda: (self.join(rank), act()), daemon=True).start()
+
     def await_training(self):
         """Wait until some updates have been made."""
         assert self._is_training.wait(LIMIT_S), "no update was made"
