@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import paceline as pl
 from memory_transport import MemoryNetwork, MemoryTransport
 from paceline.catalogue.parser import parse_plan
-from paceline.clusters.launch_env import ASSISTANT, LaunchEnv
+from paceline.clusters.launch_env import SIDECAR, LaunchEnv
 from paceline.core.duration import Duration
 from paceline.engines.distributed import HostProcess
 from paceline.protocols.protocol import as_plan
@@ -160,7 +160,7 @@ class Job:
         if worker > cluster.n and not by_test:
             return Sidecar()
         rank = cluster.ranks_of_shards[worker - cluster.n] if worker > cluster.n else 0
-        environment = {**self._environment(rank), ASSISTANT: str(worker)}
+        environment = {**self._environment(rank), SIDECAR: str(worker)}
         return Sidecar(
             self._start(f"shard {worker - cluster.n}" if worker > cluster.n else "beside", environment, changes)
         )
