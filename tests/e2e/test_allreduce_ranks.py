@@ -76,28 +76,13 @@ class Idle(nn.Module):
         return inputs + self.bias[:3]
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_ranks_do_what_the_simulation_does():
     settings = {"protocol": "dc_s3gd", "stop": "epochs=5", "evaluate_every": "updates=4"}
     faults = [pl.Fault(1, 5, "not_finite")]
     job = uneven_epochs(eval_data=dataset(20), scheduler=halving, schedule_unit="gradient")
     end = assert_does_what_the_simulation_does(4, job, faults, **settings)
     assert [record.worker for record in of(end.records, GradientArrived) if not record.used] == [1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("n", [1, 2, 4])
-def test_every_algorithm_does_what_its_simulation_does(protocol, n):
-    job = tiny_job(model=batch_norm_net, eval_data=dataset(20), scheduler=halving, schedule_unit="gradient")
-    settings = {"protocol": protocol, "stop": "updates=50", "evaluate_every": "updates=7"}
-    assert_does_what_the_simulation_does(n, job, [pl.Fault(n - 1, 9, "not_finite")], **settings)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_algorithm_does_what_its_simulation_does_in_epochs(protocol):
-    assert_does_what_the_simulation_does(4, uneven_epochs(), protocol=protocol, stop="epochs=17")
 
 
 @pytest.mark.slow
@@ -108,7 +93,7 @@ def test_partitioned_data_and_steps_that_are_measured(protocol):
     assert_does_what_the_simulation_does(3, job, protocol=protocol, stop="epochs=6", measure_steps=measures)
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_a_killed_rank_is_named_by_all_others_at_once():
     slow = pl.Cluster(3, timing=pl.Deterministic(0.05))
     torchrun = {"faults": [pl.Fault(2, 9)], "slowness": slow}
@@ -150,24 +135,6 @@ def _has_come_back_and_done_its_share(seen):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_algorithm_goes_on_without_those_who_are_gone(protocol):
-    slow = pl.Cluster(4, timing=pl.Deterministic(0.01))
-    torchrun = {"faults": [pl.Fault(3, 9), pl.Fault(1, 30, "raise")], "slowness": slow, "elastic": True}
-    with ranks(4, uneven_epochs(eval_data=dataset(20)), torchrun, protocol=protocol, stop="epochs=20") as job:
-        job.start_all()
-        ends = {rank: job.end(rank) for rank in (0, 2)}
-        with pytest.raises(RuntimeError, match="scripted fault at draw 30"):
-            job.end(1)
-        assert "worker 1 failed: RuntimeError: scripted fault at draw 30" in job.said(0)
-        assert ["Traceback" in job.said(rank) for rank in range(2)] == [False, True]
-    assert [each.worker for each in of(ends[0].records, WorkerLost)] == [3, 1]
-    used = [each for each in of(ends[0].records, GradientArrived) if each.used]
-    assert len(used) == 20 * 9  # every minibatch, once an epoch
-    assert torch.equal(flat(ends[0].parameters), flat(ends[2].parameters))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["all_reduce", "dc_s3gd", "local_sgd(H=4)"])
 def test_a_trace_of_ranks_replays_as_long_as_they_took(protocol):
     slowness = pl.Cluster(2, timing=pl.Exponential(0.03))
@@ -206,21 +173,6 @@ def test_a_rank_alone_is_left():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("elastic", [False, True])
-def test_a_rank_that_hangs_counts_as_dead(elastic):
-    torchrun = {"faults": [pl.Fault(1, 9, "hang")], "elastic": elastic}
-    settings = {"protocol": "all_reduce", "stop": "updates=30", "worker_timeout_s": 1.5}
-    with ranks(3, tiny_job(), torchrun, **settings) as job:
-        job.start_all()
-        if elastic:
-            [lost] = of(job.end(0).records, WorkerLost)
-            assert (lost.worker, lost.reason[-16:]) == (1, "silent for 1.5 s")
-        else:
-            with pytest.raises(pl.RunError, match=r"worker 1 \(.*silent for 1.5 s"):
-                job.end(2)
-
-
-@pytest.mark.slow
 def test_a_rank_whose_gradients_are_never_finite_is_named():
     faults = [pl.Fault(1, draw, "not_finite") for draw in range(5, 20)]
     ends = run(2, tiny_job(), {"faults": faults}, protocol="dc_s3gd", stop="updates=50")
@@ -234,17 +186,6 @@ def test_local_sgd_is_saved_at_the_first_sum_when_it_is_time(tmp_path):
     run(1, tiny_job(), **settings, checkpoint_every="updates=5", keep_checkpoints=100)
     saved = [path.name.rpartition("-")[2] for path in (tmp_path / "run" / CHECKPOINTS).iterdir() if path.is_dir()]
     assert sorted(map(int, saved)) == [0, 4, 8, 14]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("elastic", [False, True])
-def test_decisions_can_be_replayed(elastic, tmp_path):
-    torchrun = {"faults": [pl.Fault(1, 9), pl.Fault(2, 5, "not_finite")] if elastic else [], "elastic": elastic}
-    settings = {"protocol": "dc_s3gd", "stop": "epochs=7", "out": tmp_path / "run"}
-    with ranks(3, uneven_epochs(eval_data=dataset(20)), torchrun, **settings) as job:
-        job.start_workers()
-        job.serve()
-    assert pl.replay(tmp_path / "run").is_same
 
 
 @pytest.mark.slow
@@ -321,27 +262,6 @@ def test_ranks_without_rank_0_end():
 
 
 @pytest.mark.slow
-def test_ranks_that_do_not_agree_or_have_another_token():
-    with ranks(2, tiny_job(), protocol="dc_s3gd", stop="updates=5") as job:
-        job.start(0)
-        job.start(1, token="a guess")
-        with pytest.raises(pl.UsageError, match="rank 0 has another token"):
-            job.end(1)
-        job.start(1, protocol="dc_s3gd(lambda0=0.3)")
-        for rank in range(2):
-            with pytest.raises(pl.UsageError, match=r"differs from rank 0: protocol"):
-                job.end(rank)
-
-
-@pytest.mark.slow
-def test_a_rank_that_does_not_come_is_named():
-    with ranks(3, tiny_job(), {"start_timeout_s": 1.0}, protocol="dc_s3gd", stop="updates=5") as job:
-        job.start(0)
-        with pytest.raises(pl.RunError, match=r"worker 1, 2 did not join within start_timeout_s=1"):
-            job.end(0)
-
-
-@pytest.mark.slow
 def test_another_world_size_needs_elastic(tmp_path):
     settings = {"protocol": "dc_s3gd", "seed": 1}
     run(3, tiny_job(), **settings, stop="updates=20", out=tmp_path / "run")
@@ -352,16 +272,6 @@ def test_another_world_size_needs_elastic(tmp_path):
     run(3, tiny_job(), {"elastic": True}, **settings, stop="updates=20", out=tmp_path / "other")
     ends = run(2, tiny_job(), {"elastic": True}, **settings, stop="updates=40", resume=tmp_path / "other")
     assert [update.k for update in of(ends[0].records, UpdateMade)] == [3] * 20 + [2] * 20
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_no_scalar_stops_every_rank():
-    job = tiny_job(loss=torch.nn.CrossEntropyLoss(reduction="none"))
-    with ranks(2, job, protocol="dc_s3gd", stop="updates=30") as started:
-        started.start_all()
-        for rank in range(2):
-            with pytest.raises(pl.UsageError, match=r"the loss is not a scalar"):
-                started.end(rank)
 
 
 def open_files():

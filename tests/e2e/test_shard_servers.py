@@ -7,17 +7,14 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
 import paceline as pl
 from arrival_replay import ArrivalReplay
 from end_when import FOREVER
 from paceline.coordinator.coordinator import Coordinator
-from paceline.core.records import GradientArrived, StepMeasured, WorkerLost, WorkInterrupted
+from paceline.core.records import GradientArrived, StepMeasured, WorkInterrupted
 from paceline.engines import distributed
 from paceline.engines.distributed import ParameterServerEngine
-from paceline.engines.distributed.parameter_server.remote_worker import RemoteWorker
-from paceline.engines.distributed.parameter_server.shard_channel import ShardChannel
 from paceline.protocols.protocol import as_plan
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
@@ -26,7 +23,6 @@ from paceline.worker.torch_utils import build_model
 from pausing_job import large_job, sgd_over
 from ranks import ranks, run
 from rounding import plain_loop_with_rounding, single_job
-from tiny_counting import BATCH, counting_job, times_applied
 from tiny_jobs import batch_norm_net, largest_relative_difference, tiny_job
 
 EXACT = 1e-12
@@ -36,7 +32,7 @@ def flat(parameters):
     return torch.cat([tensor.reshape(-1).double() for tensor in parameters.values()])
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_bsp_on_three_slices_is_bsp_of_the_simulation_and_every_rank_has_its_model():
     job = tiny_job(model=batch_norm_net, clip_norm=0.5)
     ends = run(4, job, {"slices": 3}, protocol="bsp", stop="updates=20", measure_steps=True)
@@ -121,92 +117,7 @@ def test_slices_send_rounded_numbers_too():
 # --- faults ----------------------------------------------------------------------------------------------------------
 
 
-class Halves(nn.Module):
-    """Counts samples in two tensors, each of which is a slice."""
-
-    def __init__(self, samples):
-        super().__init__()
-        self.halves = nn.ParameterList(torch.zeros(samples // 2, dtype=torch.float64) for _ in range(2))
-
-    @property
-    def count(self):
-        return torch.cat(list(self.halves))
-
-    def forward(self, index):
-        return self.count[index]
-
-
-def halves_job(samples, **settings):
-    job = counting_job(samples, **settings)
-    return pl.Job(
-        **{**{name: getattr(job, name) for name in job.__dataclass_fields__}, "model": partial(Halves, samples)}
-    )
-
-
-def hang_between_parts(part, draw):
-    """Let this worker hang when a part of a gradient, and nothing else of it, has been sent."""
-
-    def send_remaining(self, done):
-        if done.draw != draw or self.parameters.start == part:
-            original(self, done)
-        if done.draw == draw and self.parameters.start == part:
-            hang()
-
-    original = ShardChannel.send_remaining
-    ShardChannel.send_remaining = send_remaining
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("part", "method"), [(0, "on_task_done"), pytest.param(1, "on_part_received", marks=pytest.mark.slow)]
-)
-def test_a_worker_that_dies_between_two_parts_of_a_gradient_is_lost_with_it(part, method, monkeypatch):
-    samples, epochs = 8 * BATCH, 3
-    train = halves_job(samples)
-
-    def kill_when_a_part_has_come(self, first, second):
-        whole = original(self, first, second)
-        draw = first.draw if method == "on_task_done" else second
-        if (self.worker, draw) == (0, 4):
-            assert whole is None
-            job.processes[1].kill()
-        return whole
-
-    original = getattr(RemoteWorker, method)
-    monkeypatch.setattr(RemoteWorker, method, kill_when_a_part_has_come)
-    with ranks(3, train, {"slices": 2}, protocol="bsp", stop=f"epochs={epochs}") as job:
-        job.start_slices()
-        job.start(1, prepare=partial(hang_between_parts, part, draw=4))
-        job.start(2)
-        end = job.serve()
-    assert end.of(WorkerLost)[0].worker == 0
-    assert [arrival.draw for arrival in end.of(GradientArrived) if arrival.worker == 0] == [1, 2, 3]
-    model = train.model()
-    model.load_state_dict(end.parameters)
-    assert times_applied(model) == [epochs] * samples
-
-
 @pytest.mark.slow
-def test_every_sample_is_applied_exactly_once_though_workers_are_killed_and_come_back():
-    samples, n, epochs = 4 * BATCH * 5, 4, 3
-    slow = pl.Cluster(n, timing=pl.Exponential(0.2))
-    faults = [pl.Fault(worker, draw) for worker, draw in enumerate([2, 3, 4, 2])]
-    settings = {"protocol": "k_async(k=2)", "stop": f"epochs={epochs}"}
-    with ranks(n + 1, halves_job(samples), {"slowness": slow, "faults": faults, "slices": 2}, **settings) as job:
-        job.start_all()
-        for rank in (1, 4, 2, 3):
-            job.processes[rank].join(60)
-            job.start(rank)
-            if rank == 2:  # which starts the server of its slice once more
-                job.start(rank, slice=1)
-        end = job.end(0)
-    assert len(end.of(WorkerLost)) == n
-    model = halves_job(samples).model()
-    model.load_state_dict(end.parameters)
-    assert times_applied(model) == [epochs] * samples
-
-
-@pytest.mark.processes
 def test_the_death_of_a_server_ends_the_run_of_everybody():
     with ranks(3, tiny_job(), {"slices": 2}, protocol="asp", stop=FOREVER) as job:
         job.start_all()
@@ -304,43 +215,4 @@ class Failing(torch.optim.SGD):
         super().step()
 
 
-@pytest.mark.slow
-def test_a_server_that_does_not_come_is_missed():
-    with ranks(2, tiny_job(), {"slices": 2, "start_timeout_s": 2.0}, protocol="bsp", stop="updates=3") as job:
-        job.start(0)
-        job.start(1)
-        with pytest.raises(pl.RunError, match=r"the server of slice 1 did not join within start_timeout_s=2"):
-            job.end(0)
-
-
-@pytest.mark.slow
-def test_more_slices_than_tensors_are_refused_by_everybody():
-    with ranks(6, tiny_job(), {"slices": 5}, protocol="bsp", stop="updates=3") as job:
-        job.start_all()
-        for name in (0, 1, "slice 1"):
-            with pytest.raises(pl.UsageError, match="slices=5, but the model has 4 tensors"):
-                job.end(name)
-
-
-@pytest.mark.slow
-def test_ranks_with_other_slices_stop_with_the_difference():
-    with ranks(2, tiny_job(), protocol="bsp", stop="updates=5") as job:
-        job.start(0)
-        job.start(1, torchrun={"slices": 2})
-        for rank in range(2):
-            with pytest.raises(pl.UsageError, match=r"differs from rank 0: slices 1, now 2"):
-                job.end(rank)
-
-
 # --- going on --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 2)])
-def test_a_run_goes_on_from_its_checkpoint_with_other_slices(before, after, tmp_path):
-    job = tiny_job(model=batch_norm_net, optimizer=partial(torch.optim.Adam, lr=0.01), clip_norm=0.5)
-    run(4, job, {"slices": before}, protocol="bsp", stop="updates=15", out=tmp_path / "run")
-    [end, *_] = run(4, job, {"slices": after}, protocol="bsp", stop="updates=40", resume=tmp_path / "run")
-    simulated = pl.train(job, protocol="bsp", cluster=pl.Cluster(3), stop="updates=40", seed=1)
-    assert largest_relative_difference(flat(end.parameters), flat(simulated.model.state_dict())) < 1e-9
-    assert pl.replay(tmp_path / "run").is_same

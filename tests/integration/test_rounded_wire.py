@@ -1,12 +1,11 @@
-"""Ranks that send rounded numbers: the same training, within that rounding."""
+"""Ranks that send rounded numbers, as threads: the same training, within that rounding."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 
 import paceline as pl
 from paceline.core.records import GradientArrived
-from ranks import run
+from rank_threads import run
 from rounding import UPDATES, plain_loop_with_rounding, single_job
 from tiny_jobs import largest_relative_difference, parameters_of
 
@@ -15,7 +14,6 @@ def flat(parameters):
     return torch.cat([tensor.reshape(-1) for tensor in parameters.values()])
 
 
-@pytest.mark.processes
 def test_bf16_on_the_wire_is_training_with_rounded_numbers_and_replays(tmp_path):
     job = single_job()
     stop = f"updates={UPDATES}"
@@ -33,7 +31,6 @@ def steep(outputs, target):
     return 1e9 * F.cross_entropy(outputs, target)
 
 
-@pytest.mark.slow
 def test_gradients_that_overflow_on_the_wire_are_rejected():
     [end, *_] = run(3, single_job(loss=steep), {"wire": "float16"}, protocol="asp", stop="updates=500")
     arrivals = end.of(GradientArrived)
