@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.options import ClusterName, Format, JobName, Output, Overwrite, check_out, quorums
+from paceline.cli.options import ClusterName, Format, JobName, Output, Overwrite, arguments, check_out, quorums
 from paceline.utils.files import write_out, writing
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def knee(
+    context: typer.Context,
     job: JobName,
     protocol: Annotated[str, typer.Option(help="Protocol with a quorum k, given without it, for example k_sync.")],
     k: Annotated[str, typer.Option("--k", help="Quorums to test, for example 1,4,8,16.")],
@@ -39,14 +40,8 @@ def knee(
     console = progress_console()
     knees = search(
         load_job(job),
-        protocol=protocol,
+        **arguments(context, "job", "k", "out", "overwrite", "output"),
         k=quorums(k),
-        cluster=cluster,
-        lowest=lowest,
-        highest=highest,
-        updates=updates,
-        seed=seed,
-        runs=runs,
         watch=lambda title, stop: ProgressLine(title, stop, console),
     )
     print(knees.to_json().decode() if output is Format.JSON else knees.text(), end="")

@@ -73,15 +73,11 @@ def main() -> None:
 
 
 def _status() -> int:
-    status = 0
     try:
-        status = command_of(app)(standalone_mode=False)
-    except UsageError as error:
-        _print_error(error)
-        status = 2
+        status: int = command_of(app)(standalone_mode=False)
     except PacelineError as error:
         _print_error(error)
-        status = 1
+        status = 2 if isinstance(error, UsageError) else 1
     except typer.TyperException as error:
         if str(error):  # empty where the help was printed instead
             print(f"paceline: {error} (see paceline --help)", file=sys.stderr)

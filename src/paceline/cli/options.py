@@ -6,7 +6,7 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -42,6 +42,16 @@ def quorums(text: str) -> list[int]:
         return [int(each) for each in text.split(",")]
     except ValueError:
         raise UsageError(f"--k {text!r}, expected whole numbers, for example --k 1,4,8,16") from None
+
+
+def arguments(context: typer.Context, *without: str) -> dict[str, Any]:
+    """Return the options of a command that are arguments of the same name of its function.
+
+    Args:
+        context: context of the command.
+        without: names of the other options.
+    """
+    return {name: value for name, value in context.params.items() if name not in without}
 
 
 def exit_interrupted(folder: Path) -> NoReturn:

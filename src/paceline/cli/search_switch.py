@@ -7,21 +7,13 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import (
-    ClusterName,
-    EvaluateEvery,
-    Format,
-    JobName,
-    Output,
-    Processes,
-    WorkerTimeout,
-    exit_interrupted,
-)
+from paceline.cli import options
 
 
 def search(
-    job: JobName,
-    cluster: ClusterName,
+    context: typer.Context,
+    job: options.JobName,
+    cluster: options.ClusterName,
     stop: Annotated[str, typer.Option(help="Workload of each run, for example epochs=20 or gradients=64000.")],
     first: Annotated[str, typer.Option(help="First protocol of a run; alone, it sets the accuracy to keep.")] = "bsp",
     then: Annotated[str, typer.Option(help="Protocol after the switch.")] = "asp",
@@ -40,10 +32,10 @@ def search(
         bool, typer.Option("--two-sided", help="Also reject a mean accuracy above the target by more than the margin.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the search. Default: runs/search-JOB-1, -2, ...")] = None,
-    processes: Processes = None,
-    evaluate_every: EvaluateEvery = None,
-    worker_timeout_s: WorkerTimeout = None,
-    output: Output = Format.TEXT,
+    processes: options.Processes = None,
+    evaluate_every: options.EvaluateEvery = None,
+    worker_timeout_s: options.WorkerTimeout = None,
+    output: options.Output = options.Format.TEXT,
 ) -> None:
     """Find how early a run can switch protocols (Sync-Switch). Run the same command again to resume."""
     from paceline import search_switch
@@ -52,28 +44,10 @@ def search(
     from paceline.jobs import load_job
 
     with ProgressBars(progress_console()) as display:
-        found = search_switch(
-            load_job(job),
-            cluster=cluster,
-            stop=stop,
-            first=first,
-            then=then,
-            target=target,
-            margin=margin,
-            settings=settings,
-            runs=runs,
-            first_runs=first_runs,
-            seed=seed,
-            two_sided=two_sided,
-            out=out,
-            processes=processes,
-            evaluate_every=evaluate_every,
-            worker_timeout_s=worker_timeout_s,
-            display=display,
-        )
+        found = search_switch(load_job(job), **options.arguments(context, "job", "output"), display=display)
     if found.timing is None:
-        exit_interrupted(found.folder)
-    if output is Format.JSON:
+        options.exit_interrupted(found.folder)
+    if output is options.Format.JSON:
         import orjson
 
         print(orjson.dumps(found.as_table(), option=orjson.OPT_INDENT_2).decode())

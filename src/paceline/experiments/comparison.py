@@ -150,6 +150,11 @@ class Comparison(TableRepresentation):
         """Return the spread of the worker-hours to the target."""
         return self.over_reaching(row, lambda stats: stats.worker_s / SECONDS_PER_HOUR)
 
+    def cost(self, row: ComparisonRow) -> float | None:
+        """Return the mean price of the worker-hours to the target; None without a price."""
+        hours = self.worker_hours(row)
+        return None if hours is None or self.price is None else hours.mean * self.price
+
     def speed_up(self, row: ComparisonRow) -> float | None:
         """Return the speed-up over the first protocol; None unless both reach the target at every seed."""
         first, this = self.time_s(self.rows[0]), self.time_s(row)
@@ -223,7 +228,6 @@ class Comparison(TableRepresentation):
         return orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
     def _plain(self, row: ComparisonRow) -> dict[str, Any]:
-        worker_hours = self.worker_hours(row)
         return {
             "protocol": row.protocol,
             "seeds": len(row.seeds),
@@ -234,8 +238,8 @@ class Comparison(TableRepresentation):
                 each.name: {**each.interval._asdict(), "is_ratio": each.is_ratio, "is_seen": each.is_seen}
                 for each in (self.against_first(row) if row is not self.rows[0] else [])
             },
-            "worker_hours_to_target": worker_hours,
-            "cost_to_target": worker_hours and self.price and worker_hours.mean * self.price,
+            "worker_hours_to_target": self.worker_hours(row),
+            "cost_to_target": self.cost(row),
             "runs": [self._plain_run(row, seed) for seed in row.seeds],
         }
 
@@ -277,22 +281,14 @@ def spread(given: Spread) -> str:
 
 
 def _to_target(comparison: Comparison) -> Mapping[str, Cell]:
-    def worker_hours(row: ComparisonRow) -> float | None:
-        hours = comparison.worker_hours(row)
-        return hours.mean if hours else None
-
-    def cost(row: ComparisonRow) -> float | None:
-        hours = worker_hours(row)
-        return None if hours is None or comparison.price is None else hours * comparison.price
-
     columns: dict[str, Cell] = {
         f"seconds to\n{comparison.goal}": lambda row: (
             spread(times) if (times := comparison.time_s(row)) else _without_time(row, comparison.stop)
         ),
         "speed-up over\nthe first": lambda row: number(comparison.speed_up(row)),
-        "worker\nhours": lambda row: number(worker_hours(row)),
+        "worker\nhours": lambda row: number(hours.mean if (hours := comparison.worker_hours(row)) else None),
     }
-    return {**columns, "\ncost": lambda row: number(cost(row))} if comparison.price is not None else columns
+    return columns if comparison.price is None else {**columns, "\ncost": lambda row: number(comparison.cost(row))}
 
 
 def _without_time(row: ComparisonRow, stop: Stop) -> str:

@@ -26,17 +26,7 @@ from paceline.recording.event_log import EventLog, Prefix, read_records
 from paceline.recording.history import History
 from paceline.recording.lock import FolderLock
 from paceline.recording.validation import configuration
-from paceline.utils.files import (
-    UNFINISHED,
-    ContentError,
-    lines_of,
-    open_regular,
-    read_bytes,
-    read_json,
-    refuse_link,
-    replace_file,
-    writing,
-)
+from paceline.utils import files
 from paceline.utils.wording import first_line
 
 RUN = "run.json"
@@ -95,7 +85,7 @@ class RunFolder(Callback):
             raise UsageError(f"{self.path} exists already; give another folder, or overwrite=True")
         if not self.path.is_dir():
             raise UsageError(f"{self.path} is not a folder; give another name")
-        names = {entry.name for entry in self.path.iterdir() if not entry.name.startswith(UNFINISHED)}
+        names = {entry.name for entry in self.path.iterdir() if not entry.name.startswith(files.UNFINISHED)}
         if names and RUN not in names:
             raise UsageError(f"{self.path} contains other files than a run; give another folder")
 
@@ -107,7 +97,7 @@ class RunFolder(Callback):
     def on_record(self, record: Record) -> None:
         """Append a record to the log; the first record creates the folder, so a run that never started leaves none."""
         if self._log is None:
-            with writing(self.path / EVENTS, KEPT):
+            with files.writing(self.path / EVENTS, KEPT):
                 self._log = self._begin()
         self._log.write(record)
 
@@ -126,14 +116,14 @@ class RunFolder(Callback):
 
     def _write_configuration(self, path: Path) -> None:
         text = json.dumps(self._configuration, indent=2, default=str)
-        replace_file(path / RUN, f"{text}\n".encode())
+        files.replace_file(path / RUN, f"{text}\n".encode())
 
     def _clear(self) -> None:
         """Remove the files of an earlier run that this run may not replace."""
         for name in (MODEL, REPORT, TIMELINE):
             (self.path / name).unlink(missing_ok=True)
         for folder in (self.path / CHECKPOINTS, self.path / TENSORBOARD):
-            refuse_link(folder)
+            files.refuse_link(folder)
             if folder.exists():
                 shutil.rmtree(folder)
 
@@ -147,8 +137,8 @@ class RunFolder(Callback):
         if self.is_gone:
             path = self.rescue()
             warnings.warn(f"{self._gone()}; the model is in {path}", PacelineWarning, stacklevel=2)
-        with writing(self.path / MODEL, KEPT, (OSError, SafetensorError)):
-            replace_file(
+        with files.writing(self.path / MODEL, KEPT, (OSError, SafetensorError)):
+            files.replace_file(
                 self.path / MODEL, save({name: tensor.contiguous().clone() for name, tensor in tensors.items()})
             )
 
@@ -228,8 +218,8 @@ class SavedRun:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            self.configuration = configuration(read_json(self.path / RUN), str(self.path / RUN))
-        except (OSError, ContentError) as error:
+            self.configuration = configuration(files.read_json(self.path / RUN), str(self.path / RUN))
+        except (OSError, files.ContentError) as error:
             raise UsageError(self._describe_problem(error)) from error
         self.history = History(lambda: read_records(self.path / EVENTS))
 
@@ -237,7 +227,7 @@ class SavedRun:
     def error(self) -> str | None:
         """First line of the error that ended a run of a comparison or a search; None without a crash."""
         try:
-            return first_line(read_bytes(self.path / ERROR, MOST_ERROR_BYTES).decode())
+            return first_line(files.read_bytes(self.path / ERROR, MOST_ERROR_BYTES).decode())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -248,9 +238,9 @@ class SavedRun:
         if not places_bytes:
             return []
         try:
-            with open_regular(self.path / EVENTS) as file:
-                ends_bytes = list(accumulate(map(len, lines_of(file))))
-        except (OSError, ContentError) as error:
+            with files.open_regular(self.path / EVENTS) as file:
+                ends_bytes = list(accumulate(map(len, files.lines_of(file))))
+        except (OSError, files.ContentError) as error:
             raise RunError(f"cannot read {self.path / EVENTS}: {getattr(error, 'strerror', None) or error}") from error
         return [bisect_right(ends_bytes, place) for place in places_bytes]
 

@@ -13,12 +13,7 @@ from typing import NamedTuple
 
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core import records
-from paceline.core.events import (
-    Command,
-    EndRun,
-    Outcome,
-    Restarted,
-)
+from paceline.core.events import Command, EndRun, Outcome, Restarted
 from paceline.core.stop import Stop as StopRule
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan

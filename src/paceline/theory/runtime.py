@@ -8,14 +8,7 @@ from paceline.clusters.simulated import Cluster
 from paceline.clusters.timing.distributions import Deterministic, Distribution, Exponential
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
-from paceline.theory.assumptions import (
-    NoTheoryError,
-    memoryless,
-    new_longer_than_used,
-    new_shorter_than_used,
-    protocol_family,
-    round_trip,
-)
+from paceline.theory import assumptions
 from paceline.theory.order_statistics import log_harmonic, order_statistic
 from paceline.theory.renewal import MOST, time_of_gradients
 from paceline.theory.stale_work import finish_and_continue, finish_and_idle
@@ -95,8 +88,8 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
     have just started are enough). If new work is shorter than used, the inequality of Lemma 5 is reversed. K-batch-sync
     is computed, for K up to 256.
     """
-    known, n = protocol_family(protocol, cluster.n), cluster.n
-    distribution = round_trip(cluster, payload_bytes, has_server=as_plan(protocol).allreduce is None)
+    known, n = assumptions.protocol_family(protocol, cluster.n), cluster.n
+    distribution = assumptions.round_trip(cluster, payload_bytes, has_server=as_plan(protocol).allreduce is None)
     k = known.k
     match known.name:
         case "k_sync":
@@ -164,7 +157,7 @@ def _exact(seconds: float, source: str, k: int) -> Expected:
 
 
 def _k_async(distribution: Distribution, k: int, n: int) -> Expected:
-    if memoryless(distribution):
+    if assumptions.memoryless(distribution):
         return _exact(order_statistic(distribution, k, n), "Theorem 2", k)
     if isinstance(distribution, Deterministic):
         # All workers deliver at the end of each round, which makes floor(n/k) updates.
@@ -172,9 +165,9 @@ def _k_async(distribution: Distribution, k: int, n: int) -> Expected:
     lower_s, upper_s, source = k * _mean_s(distribution) / n, order_statistic(distribution, k, k), "E[X_K:K]"
     if 2 * k > n:
         lower_s = max(lower_s, order_statistic(distribution, 2 * k - n, k))
-    if new_longer_than_used(distribution):
+    if assumptions.new_longer_than_used(distribution):
         upper_s, source = order_statistic(distribution, k, n), "Lemma 5"
-    if new_shorter_than_used(distribution):
+    if assumptions.new_shorter_than_used(distribution):
         lower_s = max(lower_s, order_statistic(distribution, k, n))
     return Expected(upper_s, "upper bound", source, lower_s, upper_s, k)
 
@@ -182,7 +175,7 @@ def _k_async(distribution: Distribution, k: int, n: int) -> Expected:
 def _k_batch_sync(distribution: Distribution, k: int, n: int) -> Expected:
     if k == 1:
         return _exact(order_statistic(distribution, 1, n), "Lemma 3", k)
-    if memoryless(distribution) or n == 1:
+    if assumptions.memoryless(distribution) or n == 1:
         return _exact(k * _mean_s(distribution) / n, "Erlang" if n > 1 else "Lemma 4", k)
     if isinstance(distribution, Deterministic):
         return _exact(ceil(k / n) * distribution.value_s, "constant", k)
@@ -217,16 +210,16 @@ def _batch_sync_bounds(distribution: Distribution, k: int, n: int) -> tuple[floa
         return lower_s, upper_s
     if k <= n:
         upper_s = min(upper_s, order_statistic(distribution, k, n))
-    if new_longer_than_used(distribution):
+    if assumptions.new_longer_than_used(distribution):
         lower_s = max(lower_s, k * mean_s / n)
-    if new_shorter_than_used(distribution):
+    if assumptions.new_shorter_than_used(distribution):
         upper_s = min(upper_s, k * mean_s / n)
     return lower_s, upper_s
 
 
 def _chain(distribution: Distribution, k: int, round_trips: float) -> Expected:
-    if not memoryless(distribution):
-        raise NoTheoryError("workers that finish stale work, unless round trips are exponential")
+    if not assumptions.memoryless(distribution):
+        raise assumptions.NoTheoryError("workers that finish stale work, unless round trips are exponential")
     return _exact(round_trips * distribution.expectation_s, "Markov", k)
 
 

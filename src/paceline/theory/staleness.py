@@ -7,15 +7,7 @@ from numbers import Integral
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.timing.distributions import Deterministic, Distribution
 from paceline.protocols.protocol import Phase, Plan, Protocol
-from paceline.theory.assumptions import (
-    NoTheoryError,
-    ProtocolFamily,
-    memoryless,
-    new_longer_than_used,
-    new_shorter_than_used,
-    protocol_family,
-    round_trip,
-)
+from paceline.theory import assumptions
 from paceline.utils.argument_types import checked_types
 from paceline.utils.validation import check_range
 
@@ -52,7 +44,7 @@ class Staleness:
         """
         check_range("[0, inf)", Integral, staleness=staleness)
         if self.at_least is None:
-            raise NoTheoryError("the distribution of staleness, unless times are exponential or constant")
+            raise assumptions.NoTheoryError("the distribution of staleness, unless times are exponential or constant")
         return self.at_least(staleness) - self.at_least(staleness + 1)
 
 
@@ -95,11 +87,12 @@ def staleness(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes
     are not exponential it bounds p_0 by 1/n from above (new longer than used; the bound of K-async is K/n) or from
     below (new shorter than used). In addition ``p_0 >= 1 - mean``, because a stale gradient adds at least 1.
     """
-    distribution, known = round_trip(cluster, payload_bytes), protocol_family(protocol, cluster.n)
+    distribution = assumptions.round_trip(cluster, payload_bytes)
+    known = assumptions.protocol_family(protocol, cluster.n)
     if known.is_fresh:
         return Staleness(0.0, 1.0, 1.0, lambda s: float(s <= 0))
     mean = cluster.n / known.k - 1 if known.name == "k_async" else (cluster.n - 1) / known.k
-    if memoryless(distribution):
+    if assumptions.memoryless(distribution):
         at_least = _memoryless(known, cluster.n)
     elif isinstance(distribution, Deterministic):  # every n-th gradient is from the same worker
         at_least = _between(mean)
@@ -114,7 +107,7 @@ def _between(mean: float) -> Survival:
     return lambda s: min(max(mean - s + 1, 0.0), 1.0)
 
 
-def _memoryless(known: ProtocolFamily, n: int) -> Survival:
+def _memoryless(known: assumptions.ProtocolFamily, n: int) -> Survival:
     """Return the distribution of staleness for exponential times."""
     k, q = known.k, 1 - 1 / n
     if known.name == "k_async":
@@ -123,12 +116,12 @@ def _memoryless(known: ProtocolFamily, n: int) -> Survival:
 
 
 def _bounds_of_fresh_share(
-    known: ProtocolFamily, distribution: Distribution, n: int, mean: float
+    known: assumptions.ProtocolFamily, distribution: Distribution, n: int, mean: float
 ) -> tuple[float, float]:
     if_equal = known.k / n if known.name == "k_async" else 1 / n
     lower, upper = max(0.0, 1 - mean), 1.0
-    if new_shorter_than_used(distribution):
+    if assumptions.new_shorter_than_used(distribution):
         lower = max(lower, if_equal)
-    if new_longer_than_used(distribution) and (known.name == "k_async" or known.k == 1):
+    if assumptions.new_longer_than_used(distribution) and (known.name == "k_async" or known.k == 1):
         upper = if_equal
     return lower, upper

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 from math import inf, isfinite, isinf, nan
@@ -113,7 +113,8 @@ def read_updates(history: History, rate: LRScaling, n: int) -> Iterator[Observed
         elif isinstance(record, StepMeasured):
             samples = sum(each.samples for each in accepted)
             loss, square, within, staleness = (
-                sum(each.samples * value(each) for each in accepted) / samples for value in _MEANS
+                sum(each.samples * getattr(each, name) for each in accepted) / samples
+                for name in ("loss", "squared_norm", "variance", "staleness")
             )
             k = len(accepted)
             yield ObservedUpdate(
@@ -127,14 +128,6 @@ def default_protocols(n: int) -> list[str]:
     families = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
     some = [f"{family}(k={k})" for family in families for k in ks if k < n or "batch" in family]
     return ["bsp", "asp", *(text for text in some if text not in ("k_async(k=1)", "k_batch_async(k=1)"))]
-
-
-_MEANS: Sequence[Callable[[GradientArrived], float]] = (
-    attrgetter("loss"),
-    attrgetter("squared_norm"),
-    attrgetter("variance"),
-    attrgetter("staleness"),
-)
 
 
 class _Recorded:

@@ -134,13 +134,17 @@ def run_in_processes(
 def _attempt(grid: GridSpec, cell: RunSpec, reporter: ProgressReporter) -> RunEnding | RunFailed:
     try:
         result = run_cell(grid, cell, [reporter])
-    except (UsageError, RunError) as error:
-        return RunFailed(str(error), isinstance(error, UsageError), report_of(error))
-    except Exception as error:  # from the job: the other runs continue
-        return RunFailed(f"{type(error).__name__}: {error}", details=report_of(error))
+    except Exception as error:  # also from the job: the other runs continue
+        return _failure(error)
     if result.stopped_by.is_crash:
         return RunFailed(result.reason)
     return RunEnding(result.time_s, result.stopped_by, describe_end(grid.stop, result.stopped_by, result.reason))
+
+
+def _failure(error: Exception) -> RunFailed:
+    is_ours = isinstance(error, UsageError | RunError)
+    message = str(error) if is_ours else f"{type(error).__name__}: {error}"
+    return RunFailed(message, isinstance(error, UsageError), report_of(error))
 
 
 class _Pool:
@@ -205,11 +209,8 @@ def _serve(
     torch.set_num_threads(threads)
     try:
         grid: GridSpec = shared.load()
-    except UsageError as error:
-        connection.send(RunFailed(str(error), is_usage=True))
-        return
     except Exception as error:  # from unpickling an object, or from the import of its module
-        connection.send(RunFailed(f"{type(error).__name__}: {error}", details=report_of(error)))
+        connection.send(_failure(error))
         return
     connection.send(_attempt(grid, cell, ProgressReporter(grid.stop, grid.workload, connection.send)))
 

@@ -139,14 +139,7 @@ class PerfettoTrace(Callback):
 
 def _outcome(arrival: records.GradientArrived) -> tuple[str, Trace]:
     name = "interrupted" if arrival.crossed_interrupt else "used" if arrival.used else "dropped"
-    args = {
-        "draw": arrival.draw,
-        "version": arrival.version,
-        "staleness": arrival.staleness,
-        "reason": arrival.reason,
-        "loss": arrival.loss,
-    }
-    return name, args
+    return name, {shown: getattr(arrival, shown) for shown in ("draw", "version", "staleness", "reason", "loss")}
 
 
 def _parts(arrival: records.GradientArrived, begin_s: float) -> Iterator[Trace]:
