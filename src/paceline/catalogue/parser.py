@@ -57,14 +57,14 @@ def switch_plan(fraction: float, first: str, then: str) -> Plan:
 
 
 def _typed_phase(text: str, knob: str) -> Phase:
-    plan = parse_plan(text) if isinstance(text, str) else None
-    if plan is None or len(plan.phases) > 1 or plan.phases[0].end is not None:
+    plan = parse_plan(text)
+    if len(plan.phases) > 1 or plan.phases[0].end is not None:
         raise UsageError(f"{knob} = {text!r}, expected the text of one protocol without an end, as 'ssp(lead=2)'")
     return plan.phases[0]
 
 
-def _instead(fraction: object) -> str:
-    if not isinstance(fraction, int | float) or not 0 <= fraction <= 100:
+def _instead(fraction: float) -> str:
+    if not 0 <= fraction <= 100:
         return ", as 0.0625"
     if fraction in (0, 1):
         return f"; there would be no switch, so type {'the second' if fraction == 0 else 'the first'} protocol alone"

@@ -11,7 +11,7 @@ from paceline.errors import UsageError
 from paceline.protocols.protocol import Plan
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.spec_parser import short_repr
-from paceline.utils.validation import check_range
+from paceline.utils.validation import check_optional_range, check_range
 from paceline.utils.wording import counted
 
 
@@ -42,8 +42,7 @@ class LocalCluster:
 
     def __post_init__(self) -> None:
         check_range("[1, inf)", Integral, n=self.n)
-        if self.threads is not None:
-            check_range("[1, inf)", Integral, threads=self.threads)
+        check_optional_range("[1, inf)", Integral, threads=self.threads)
         check_device(self.device)
         check_faults(self.faults, self.n)
         if self.slowness is not None and self.slowness.n != self.n:

@@ -77,7 +77,7 @@ class Cluster:
             raise UsageError(
                 f"{self.timing.source} has {counted(workers, 'worker')}, the cluster {self.n}: give {workers}"
             )
-        for speed in _each(self.speed):
+        for speed in self.speed if isinstance(self.speed, tuple) else (self.speed,):
             check_range("(0, inf)", speed=speed)
         for selection in [each.workers for each in (*self.slowdowns, self.transient) if each]:
             for worker in selection if isinstance(selection, tuple) else ():
@@ -257,10 +257,6 @@ def check_no_censored_sleep(slowness: Cluster | None) -> None:
     """Raise a UsageError for injected slowness from a trace with unknown times."""
     if slowness is not None:
         _check_certain(slowness.timing, "worker processes must sleep for a known time")
-
-
-def _each(given: object) -> tuple[object, ...]:
-    return given if isinstance(given, tuple) else (given,)
 
 
 def _one_or_n(name: str, given: object, n: int) -> object:

@@ -18,7 +18,7 @@ from paceline.errors import UsageError
 from paceline.protocols.protocol import Plan
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.spec_parser import short_repr
-from paceline.utils.validation import check_range
+from paceline.utils.validation import check_optional_range, check_range
 from paceline.utils.wording import counted
 
 WIRES = ("float32", "bf16", "float16")
@@ -95,8 +95,7 @@ class Torchrun:
             raise UsageError(f"workers={self.workers!r}, expected {' or '.join(WORKERS)}")
         if self.workers == "node":
             self.ranks.check_nodes()
-        if self.threads is not None:
-            check_range("[1, inf)", Integral, threads=self.threads)
+        check_optional_range("[1, inf)", Integral, threads=self.threads)
         check_range("[1, inf)", Integral, slices=self.slices)
         if self.slices > self.ranks.world_size:
             raise UsageError(
@@ -108,8 +107,7 @@ class Torchrun:
                 f"slices={self.slices} with debug=True, which supports one server only; omit slices while debugging, "
                 "the resulting parameters are the same"
             )
-        if self.bytes_per_s is not None:
-            check_range("(0, inf)", bytes_per_s=self.bytes_per_s)
+        check_optional_range("(0, inf)", bytes_per_s=self.bytes_per_s)
         if self.wire not in WIRES:
             raise UsageError(f"wire={self.wire!r}, expected {', '.join(WIRES[:-1])} or {WIRES[-1]}")
         check_range("(0, inf)", start_timeout_s=self.start_timeout_s)

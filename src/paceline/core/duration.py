@@ -30,8 +30,6 @@ class Duration:
     amount: float
 
     def __post_init__(self) -> None:
-        if self.unit not in UNITS:
-            raise UsageError(f"unit {self.unit!r}, expected one of {', '.join(UNITS)}")
         if not 0 < self.amount < inf or (self.unit == "fraction" and self.amount >= 1):
             limits = "0 < fraction < 1 (or 0% < x < 100%)" if self.unit == "fraction" else "a number > 0"
             raise UsageError(f"{self.unit} = {self.amount!r}, expected {limits}")

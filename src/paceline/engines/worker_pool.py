@@ -188,19 +188,7 @@ class WorkerPoolEngine(WallClockEngine, Generic[P]):
 
     def _on_gradient(self, worker: int, draw: int, stats: GradientStats, *, pull_s: float, push_s: float) -> None:
         """Report a gradient, and give its worker the waiting task."""
-        arrival = Arrival(
-            now=self._elapsed_s(),
-            worker=worker,
-            draw=draw,
-            loss=stats.loss,
-            samples=stats.samples,
-            squared_norm=stats.squared_norm,
-            finite=stats.finite,
-            pull_s=pull_s,
-            compute_s=stats.compute_s,
-            push_s=push_s,
-            variance=stats.variance,
-        )
+        arrival = Arrival(self._elapsed_s(), worker, draw, pull_s=pull_s, push_s=push_s, **stats._asdict())
         self._events.append(arrival)
         state = self._workers[worker]
         assert state.working is not None

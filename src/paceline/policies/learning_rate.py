@@ -10,7 +10,7 @@ from paceline.errors import UsageError
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.spec_parser import short_repr
 from paceline.utils.state_dict import Stateful
-from paceline.utils.validation import check_range
+from paceline.utils.validation import check_optional_range, check_range
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,7 @@ class LinearSchedule:
         if self.total is not None:
             self._duration("total")
         check_range("[0, 1)", least_reduction=self.least_reduction)
-        if self.weight_decay is not None:
-            check_range("[0, inf)", weight_decay=self.weight_decay)
+        check_optional_range("[0, inf)", weight_decay=self.weight_decay)
 
     def __repr__(self) -> str:
         return short_repr(self)
@@ -154,7 +153,7 @@ class LinearSchedule:
     def _duration(self, name: str) -> Duration:
         given = getattr(self, name)
         duration = Duration.parse(given) if isinstance(given, str) else given
-        if not isinstance(duration, Duration) or duration.unit in {"updates", "seconds"}:
+        if duration.unit in {"updates", "seconds"}:
             raise UsageError(
                 f"schedule: {name}={given!r}, expected a workload, for example '50%', 'epochs=5' or 'gradients=500'"
             )

@@ -102,10 +102,6 @@ class Protocol(PlanPart):
             value = getattr(self, knob)
             if value != inf and not _is_count(value, least=0):
                 raise UsageError(f"{self.name}: {knob} = {value!r}, expected a whole number >= 0 or inf")
-        if self.refill not in {"update", "arrival"}:
-            raise UsageError(f"{self.name}: refill = {self.refill!r}, expected 'update' or 'arrival'")
-        if self.on_update not in {"finish", "interrupt"}:
-            raise UsageError(f"{self.name}: on_update = {self.on_update!r}, expected 'finish' or 'interrupt'")
         if self.on_update == "interrupt" and self.max_staleness == inf:
             raise UsageError(
                 f"{self.name}: on_update = 'interrupt' with max_staleness = inf never interrupts, because no work "

@@ -25,6 +25,11 @@ def check_range(interval: str, kind: type = Real, /, **values: object) -> None:
             raise UsageError(f"{name}={value!r} is not {noun} in {interval}")
 
 
+def check_optional_range(interval: str, kind: type = Real, /, **values: object) -> None:
+    """Check as `check_range` does, but accept None."""
+    check_range(interval, kind, **{name: value for name, value in values.items() if value is not None})
+
+
 def _as_float(value: Real) -> float:
     try:
         return float(value)

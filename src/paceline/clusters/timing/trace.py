@@ -20,8 +20,6 @@ from paceline.utils.files import ContentError, open_table, write_out
 from paceline.utils.validation import check_range
 
 WHOLE = {"worker": "[0, inf)", "draw": "[1, inf)", "censored": "[0, 1]"}
-BY = ("draw", "time")
-CENSORED = (None, "km")
 ROUNDING = 1e-6  # relative; a trace may have passed through a program that keeps six digits
 
 

@@ -142,8 +142,6 @@ def chain(*compensators: Compensator) -> tuple[Compensator, ...]:
         (staleness_lr(C=0.01), dc_asgd(lambda0=0.04))
     """
     for given in compensators:
-        if not isinstance(given, Compensator):
-            raise UsageError(f"{given!r} is not a compensator; give for example pl.staleness_lr(C=0.01)")
         if not is_dataclass(given) or getattr(given, "kind", None) not in get_args(Kind):
             raise UsageError(
                 f"{type(given).__name__} is incomplete: expected a frozen dataclass with a name, and with "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from paceline.policies.compensation.base import Compensator, Kind, StaleGradient, squared_norm
 from paceline.utils.checked_dataclass import checked_dataclass
-from paceline.utils.validation import check_range
+from paceline.utils.validation import check_optional_range, check_range
 
 if TYPE_CHECKING:
     from paceline.policies.compensation.base import Memory
@@ -46,8 +46,7 @@ class DCASGD(Compensator):
     def __post_init__(self) -> None:
         check_range(REPRESENTABLE, lambda0=self.lambda0)
         check_range("(0, inf)", epsilon=self.epsilon)
-        if self.m is not None:
-            check_range("[0, 1)", m=self.m)
+        check_optional_range("[0, 1)", m=self.m)
 
     @property
     def formula(self) -> str:

@@ -94,8 +94,6 @@ class StalenessWeight(Compensator):
             raise UsageError(
                 f"weighting={self.weighting!r}, expected {known}, or in Python a function from staleness to weight"
             )
-        if not isinstance(self.weighting, str) and not callable(self.weighting):
-            raise UsageError(f"weighting={self.weighting!r}, expected text or a function from staleness to weight")
         if self.weight(0) != 1:
             raise UsageError(f"{self.formula} is {self.weight(0)!r} at staleness 0; expected 1 for fresh gradients")
 

@@ -190,11 +190,6 @@ class Greedy(Stragglers):
 
     name: ClassVar[str] = "greedy"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.to, Protocol):
-            raise UsageError(f"greedy: to={self.to!r}, expected a protocol, for example pl.asp()")
-
     def check(self, protocol: Protocol, n: int) -> None:
         """Refuse a phase that already has the protocol to change to."""
         if protocol == self.to:

@@ -32,7 +32,7 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.policies.estimators.isotonic import Floats, IsotonicFit
-from paceline.utils.validation import check_range
+from paceline.utils.validation import check_optional_range, check_range
 
 Unobserved = Literal["lower", "mid", "upper"]
 Cell = tuple[int, int]  # (h, i)
@@ -89,8 +89,7 @@ class UpdateTimeEstimator:
         check_range("(0, 1]", forgetting=forgetting)
         if unobserved not in get_args(Unobserved):
             raise UsageError(f"unobserved = {unobserved!r}, expected one of {', '.join(get_args(Unobserved))}")
-        if window is not None:
-            check_range("[1, inf)", Integral, window=window)
+        check_optional_range("[1, inf)", Integral, window=window)
         self.n = n
         self.unobserved = unobserved
         self.window = window
