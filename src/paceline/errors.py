@@ -29,6 +29,15 @@ def describe_error(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+def describe_read_error(error: Exception) -> str:
+    """Return why a file could not be read, without the number of the error and the name of the file.
+
+    >>> describe_read_error(FileNotFoundError(2, "No such file or directory", "run.csv"))
+    'No such file or directory'
+    """
+    return getattr(error, "strerror", None) or describe_error(error)
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the nearest known name, else the list of known names.
 

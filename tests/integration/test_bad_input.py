@@ -35,6 +35,7 @@ def train(paceline, job="digits", **options):
     return paceline("train", job, *[word for option in given.items() for word in option])
 
 
+TRAIN_DIGITS = ("train", "digits", "--protocol", "bsp", "--stop", "updates=3")
 USAGE = [
     ({"protocol": "k_sink(k=2)"}, "'k_sink' is not known; did you mean 'k_sync'?"),
     ({"protocol": "ssp(leed=2)"}, "ssp has no knob 'leed'; did you mean 'lead'?"),
@@ -80,8 +81,35 @@ def test_an_unknown_option_is_one_line(paceline):
     assert "--protocl" in said
 
 
-def test_without_arguments_only_the_help_is_printed(paceline):
-    assert paceline() == (2, "")
+COMPARE = ("compare", "digits", "--protocols", "bsp", "--cluster", "2*exp(mean=1)", "--stop", "updates=2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "digits", "--seed", "-1"), "'--seed': Input should be greater than or equal to 0; see "),
+        (("train", "digits", "--seed", "x"), "'--seed': Input should be a valid integer"),
+        ((*COMPARE, "--price", "nan"), "'--price': Input should be greater than or equal to 0"),
+        ((*COMPARE, "--format", "yaml"), "'--format': 'yaml' is not one of 'text', 'json'; see "),
+        (("compare", "digits"), "Missing option '--protocols'; see "),
+        (("replay",), "Missing argument 'run'; see "),
+        (("train", "--sed", "3"), "No such option: --sed (Possible options: "),
+        (("serch", "digits"), "No such command 'serch'. Did you mean 'search', 'search-cost'; see "),
+        (("report", ""), "an argument is empty; is a variable of the shell not set?"),
+        ((*TRAIN_DIGITS, "--cluster", "trace:none.csv"), "cannot read the trace 'none.csv': No such file or directory"),
+        ((*TRAIN_DIGITS, "--cluster", "2*exp(mean=nan)"), "exp: mean=nan is not a number in (0, inf)"),
+    ],
+    ids=lambda value: " ".join(value)[-30:] if isinstance(value, tuple) else "",
+)
+def test_a_wrong_command_line_is_one_line_with_option_and_remedy(arguments, message, paceline):
+    status, stderr = paceline(*arguments)
+    assert status == 2
+    assert message in " ".join(stderr.split())
+    assert "Traceback" not in stderr
+
+
+def test_without_arguments_only_the_first_screen_is_printed(paceline):
+    assert paceline() == (0, "")
 
 
 def test_a_trace_is_refused_with_its_line_and_column(paceline, tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, describe_read_error
 from paceline.utils.files import ContentError, read_toml
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
@@ -75,7 +75,9 @@ class SwitchTiming:
         try:
             _, table = read_toml(file)
         except (OSError, ContentError) as error:
-            raise UsageError(f"cannot read the timing file {file} ({error}); paceline search writes one") from error
+            raise UsageError(
+                f"cannot read the timing file {file} ({describe_read_error(error)}); paceline search writes one"
+            ) from error
         _check(table, file)
         found_for = FoundFor(str(file), table["job"], table["model"], table["batch_size"], table["workers"])
         return cls(float(table["fraction"]), table["first"], table["then"], found_for)

@@ -74,13 +74,15 @@ def main() -> None:
 
 def _status() -> int:
     try:
+        if "" in sys.argv[1:]:
+            raise UsageError("an argument is empty; is a variable of the shell not set?")
         status: int = command_of(app)(standalone_mode=False)
     except PacelineError as error:
         _print_error(error)
         status = 2 if isinstance(error, UsageError) else 1
     except typer.TyperException as error:
         if str(error):  # empty where the help was printed instead
-            print(f"paceline: {error} (see paceline --help)", file=sys.stderr)
+            print(fitted(f"paceline: {_describe_usage(error)}", sys.stderr), file=sys.stderr)
         status = 2
     except (KeyboardInterrupt, typer.Abort):
         status = 130
@@ -88,6 +90,13 @@ def _status() -> int:
         _print_unexpected(error)
         status = 1
     return status
+
+
+def _describe_usage(error: typer.TyperException) -> str:
+    """Return a wrong command line as one line: the option, what was expected, and where to read on."""
+    text = error.format_message().rstrip(".?").replace("Value error, ", "")
+    context = getattr(error, "ctx", None)
+    return f"{text}; see {context.command_path if context else 'paceline'} --help"
 
 
 def _show_warning(

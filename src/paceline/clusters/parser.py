@@ -14,7 +14,7 @@ from paceline.clusters.timing.network import Network, ServerTime
 from paceline.clusters.timing.slowdowns import Periodic, Slowdown, Transient
 from paceline.clusters.timing.trace import Trace
 from paceline.clusters.torchrun import Torchrun
-from paceline.errors import UsageError, did_you_mean
+from paceline.errors import UsageError, describe_read_error, did_you_mean
 from paceline.utils.files import ContentError, read_toml
 from paceline.utils.spec_parser import Call, bind, parse_call, split_top
 
@@ -132,7 +132,7 @@ def load_cluster(path: str | Path) -> Cluster | LocalCluster:
     try:
         text, tables = read_toml(path)
     except (OSError, ContentError) as error:
-        raise UsageError(f"cannot read the cluster file {path}: {error}") from error
+        raise UsageError(f"cannot read the cluster file {path}: {describe_read_error(error)}") from error
     is_local = "local" in tables
     for header, key, known in _unknown_keys(tables, _LOCAL if is_local else _CLUSTER):
         where = f"{path}, line {_line(text, header, key)}"

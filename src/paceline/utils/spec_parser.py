@@ -132,7 +132,13 @@ def bind(call: Call, factories: Mapping[str, Callable[..., T]]) -> T:
     if is_checked(factory):
         bound = {name: _as_text(factory, name, value) for name, value in bound.items()}
         refuse_wrong_types(factory, (), bound, call.name, typed)
-    return factory(**bound)
+    try:
+        return factory(**bound)
+    except UsageError as error:
+        name = str(error).partition("=")[0]
+        if typed.get(name, name) == name:
+            raise
+        raise UsageError(f"{call.name}: {str(error).replace(f'{name}=', f'{typed[name]}=')}") from error
 
 
 def _as_text(factory: Callable[..., Any], name: str, value: Any) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from paceline.core.records import GradientArrived, Record, WorkInterrupted, WorkUnfinished
-from paceline.errors import UsageError
+from paceline.errors import UsageError, describe_read_error
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.files import ContentError, open_table, write_out
 from paceline.utils.validation import check_range
@@ -166,7 +166,7 @@ class Trace:
                 reader = csv.DictReader(stream)
                 lines, rows = _read(reader, str(file))
         except (OSError, ContentError, csv.Error) as error:
-            raise UsageError(f"cannot read the trace {file}: {error}") from error
+            raise UsageError(f"cannot read the trace {str(file)!r}: {describe_read_error(error)}") from error
         try:
             has_server = LAST not in (reader.fieldnames or ())
             return cls(rows, by=by, censored=censored, has_server=has_server, source=str(file))

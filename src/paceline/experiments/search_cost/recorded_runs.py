@@ -9,7 +9,7 @@ from math import inf, isnan
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, describe_read_error
 from paceline.utils.files import ContentError, open_table
 
 PERCENT, FRACTION = "bsp_percent", "setting"
@@ -49,7 +49,7 @@ def read_recorded_runs(file: str | Path, leave_out: Mapping[str, Sequence[str]] 
         with open_table(file, "utf-8-sig") as stream:  # spreadsheets write a byte-order mark
             return _read(csv.DictReader(stream, skipinitialspace=True), str(file), leave_out or {})
     except (OSError, ContentError, csv.Error) as error:
-        raise UsageError(f"cannot read the runs in {file}: {error}; give a CSV file") from error
+        raise UsageError(f"cannot read the runs in {file}: {describe_read_error(error)}; give a CSV file") from error
 
 
 def percent(fraction: float) -> str:
