@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from paceline.engines.distributed.rendezvous.acceptor import Acceptor, PeerEvent, PeerLost
 from paceline.engines.distributed.transport.connection import Connection
-from paceline.engines.distributed.transport.event_queue import EventSink
+from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.headers import Heartbeat
 
 CHECKS = 10  # per timeout; a pause of this process counts as one check, and never as the silence of others
@@ -29,7 +29,7 @@ class HeartbeatMonitor:
         self,
         connections: Mapping[int, Connection],
         acceptor: Acceptor,
-        events: EventSink[PeerEvent],
+        events: EventQueue[PeerEvent],
         timeout_s: Callable[[], float],
     ) -> None:
         self._connections = connections

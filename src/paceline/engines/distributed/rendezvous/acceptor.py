@@ -13,7 +13,7 @@ from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous
 from paceline.engines.distributed.transport import headers, messages
 from paceline.engines.distributed.transport.buckets import from_bitmask
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost, Message
-from paceline.engines.distributed.transport.event_queue import EventSink
+from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.wire_format import WireBuffer
 from paceline.errors import RunError
 from paceline.utils.rank_logger import RankLogger
@@ -125,7 +125,7 @@ class QueueHandler:
         events: queue.
     """
 
-    def __init__(self, events: EventSink[PeerEvent]) -> None:
+    def __init__(self, events: EventQueue[PeerEvent]) -> None:
         self._events = events
 
     def on_join(self, peer: AcceptedPeer) -> None:

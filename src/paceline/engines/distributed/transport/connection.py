@@ -14,6 +14,7 @@ from paceline.engines.distributed.transport.headers import ControlHeader, DataMe
 from paceline.engines.distributed.transport.messages import ControlMessage, ControlStruct, StateMessage
 
 Message = DataMessage | ControlMessage
+Buckets = Sequence[tuple[int, Tensor]] | None  # numbered
 
 UNAUTHENTICATED_BYTES = 1 << 10  # longest control message of a peer that is not authenticated
 AUTHENTICATED_BYTES = 1 << 26
@@ -44,7 +45,7 @@ class Connection(ABC):
         message: Message,
         contents: Sequence[Tensor] = (),
         *,
-        buckets: Sequence[tuple[int, Tensor]] | None = None,
+        buckets: Buckets = None,
         will_be_answered: bool = False,
     ) -> None:
         """Start to send a message and the tensors that follow it; the next `recv` reports a lost connection.
@@ -65,14 +66,7 @@ class Connection(ABC):
         self._send(headers.encode(header), contents, buckets, will_be_answered=will_be_answered)
 
     @abstractmethod
-    def _send(
-        self,
-        header: Tensor,
-        contents: Sequence[Tensor],
-        buckets: Sequence[tuple[int, Tensor]] | None,
-        *,
-        will_be_answered: bool,
-    ) -> None:
+    def _send(self, header: Tensor, contents: Sequence[Tensor], buckets: Buckets, *, will_be_answered: bool) -> None:
         """Start to send an encoded header and what follows it."""
 
     @abstractmethod

@@ -5,17 +5,9 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
-Item = TypeVar("Item", contravariant=True)
-
-
-class EventSink(Protocol[Item]):
-    """Destination of events from any thread."""
-
-    def put(self, item: Item, /) -> None:
-        """Add an event."""
 
 
 class EventQueue(Generic[T]):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.engines.distributed.transport import headers
-from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
+from paceline.engines.distributed.transport.connection import Buckets, Connection, ConnectionLost
 from paceline.engines.distributed.transport.gloo import (
     NO_TIMEOUT,
     PROBE_TAG,
@@ -64,14 +64,7 @@ class GlooConnection(Connection):
         self._posted_buckets: list[Any] = []  # None where no receive is posted
         self._end_of_buckets: Any = None
 
-    def _send(
-        self,
-        header: Tensor,
-        contents: Sequence[Tensor],
-        buckets: Sequence[tuple[int, Tensor]] | None,
-        *,
-        will_be_answered: bool,
-    ) -> None:
+    def _send(self, header: Tensor, contents: Sequence[Tensor], buckets: Buckets, *, will_be_answered: bool) -> None:
         with self._send_lock, suppress(RuntimeError):
             self._post_receives()
             self._start_send(header, HEADER_TAG)

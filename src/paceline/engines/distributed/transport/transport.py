@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from abc import abstractmethod
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
@@ -48,7 +47,6 @@ class Transport(Protocol):
     keepalive_timeout_s: float
     poll_s: float
 
-    @abstractmethod
     def listen(self, host: str, port: int = 0, name: str | None = None) -> tuple[Endpoint, Any]:
         """Return the endpoint of a new store on an address of this host, and the store.
 
@@ -61,15 +59,12 @@ class Transport(Protocol):
             UsageError: the address is not this host's, or its port is in use.
         """
 
-    @abstractmethod
     def reach(self, address: tuple[str, int]) -> Endpoint | None:
         """Return the endpoint at an address, None if no process listens there."""
 
-    @abstractmethod
     def store(self, address: tuple[str, int]) -> Any:
         """Return a new connection to the store at an address."""
 
-    @abstractmethod
     def connect(self, endpoint: Endpoint, key: str, side: int) -> Connection:
         """Connect the server at an endpoint and a peer.
 
@@ -82,7 +77,6 @@ class Transport(Protocol):
             ConnectionLost: the other process did not connect.
         """
 
-    @abstractmethod
     def group(
         self, store: Any, rank: int, size: int, device: Any, *, timeout_s: float = CONNECT_TIMEOUT_S, threads: int = 1
     ) -> Any:

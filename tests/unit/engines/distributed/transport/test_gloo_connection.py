@@ -76,6 +76,7 @@ def die_while_sending(port, is_piece):
         worker.recv()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("is_piece", [True, False])
 def test_a_receiver_of_half_a_message_notices_that_the_connection_has_ended(is_piece):
     port, room = free_port(), torch.zeros(SIZE)
