@@ -320,7 +320,7 @@ def test_a_model_that_cannot_be_written_leaves_the_folder_unlocked(tmp_path, mon
             raise OSError(28, "No space left on device")
         replace_file(path, content)
 
-    monkeypatch.setattr("paceline.recording.run_folder.replace_file", full)
+    monkeypatch.setattr("paceline.utils.files.replace_file", full)
     with pytest.raises(pl.RunError, match=r"model.safetensors: No space left"):
         train(tmp_path / "run", stop="updates=3")
     monkeypatch.undo()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.options import CLUSTER, JOB, EvaluateEvery, Format, Output, WorkerTimeout
+from paceline.cli.options import CLUSTER, JOB, EvaluateEvery, Format, Output, WorkerTimeout, arguments
 from paceline.cli.terminal import fitted
 from paceline.engines.signals import holding_sigterm
 from paceline.errors import RunError, UsageError
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from paceline.run.train import Result
 
 
+# Options that are arguments of `train` as they are.
+TRAINING = ("protocol", "seed", "evaluate_every", "checkpoint_every", "keep_checkpoints", "worker_timeout_s")
+
+
 class Censored(StrEnum):
     """Estimate of the duration of censored work."""
 
@@ -37,6 +41,7 @@ class Censored(StrEnum):
 
 @holding_sigterm(acts_at_end=False)  # also while torch is imported
 def train(
+    context: typer.Context,
     job: Annotated[str | None, typer.Argument(help=JOB)] = None,
     protocol: Annotated[
         str | None, typer.Option(help="Protocol, for example bsp, k_sync(k=12) or 'bsp@25% >> asp'.")
@@ -85,22 +90,8 @@ def train(
         raise UsageError("--trust only works with --resume, for the job that a folder names; remove --trust")
     from paceline.cli.saved_options import SavedOptions
 
-    options = SavedOptions(
-        job=job,
-        protocol=protocol,
-        cluster=cluster,
-        elastic=elastic or None,
-        stop=stop,
-        seed=seed,
-        evaluate_every=evaluate_every,
-        checkpoint_every=checkpoint_every,
-        keep_checkpoints=keep_checkpoints,
-        worker_timeout_s=worker_timeout_s,
-        measure_steps=measure_steps or None,
-        timeline=timeline or None,
-        tensorboard=tensorboard or None,
-        censored=censored,
-    )
+    given = arguments(context, "out", "overwrite", "resume", "allow_change", "trust", "output")
+    options = SavedOptions({name: None if value is False else value for name, value in given.items()})
     chosen = _chosen(options) if resume is None and job is not None else {}
     options = SavedOptions({**options, **chosen}).completed(resume, trust=trust)
     _print_chosen(chosen)
@@ -156,19 +147,14 @@ def _train(
     with options.saved_if_rescued():
         return run(
             job,
-            protocol=options["protocol"],
+            **{name: options[name] for name in TRAINING},
             cluster=cluster,
             stop=stop,
-            seed=options["seed"],
             out=None if resume else folder,
             overwrite=overwrite,
             resume=resume,
             allow_change=allow_change,
             callbacks=[options.saver(folder), *_writers(folder, options)],
-            evaluate_every=options["evaluate_every"],
-            checkpoint_every=options["checkpoint_every"],
-            keep_checkpoints=options["keep_checkpoints"],
-            worker_timeout_s=options["worker_timeout_s"],
             measure_steps=bool(options["measure_steps"]),
             progress=not is_quiet(),
         )
