@@ -15,6 +15,7 @@ from paceline.errors import UsageError
 from paceline.report import worker_stats
 from paceline.report.curves import AXES, Group, panels, switches
 from paceline.report.run_data import FATES, RunData
+from paceline.report.task_timeline import draw_tasks
 from paceline.utils.files import replace_file, writing
 
 COLOURS = ("#0072b2", "#d55e00", "#00805c", "#b0508a", "#8a6d00", "#404852")  # equal to those in style.css
@@ -188,6 +189,7 @@ def draw_staleness(figure: Any, run: RunData) -> None:
 
 ONE_RUN: dict[str, Callable[..., None]] = {
     "timeline": draw_timeline,
+    "first-updates": draw_tasks,
     "round-trips": draw_round_trips,
     "compute-time": draw_heat_map,
     "staleness": draw_staleness,

@@ -25,7 +25,7 @@ class Expected:
     Attributes:
         seconds_per_update: the expectation if the kind is "exact"; if "computed", the middle of bounds at most 1 %
             apart; else the upper bound.
-        kind: accuracy, "exact", "computed", "upper bound" or, in `paceline theory`, "simulated".
+        kind: accuracy, "exact", "computed", "upper bound" or, in ``paceline theory``, "simulated".
         source: lemma or theorem.
         lower_s: lower bound on the expectation in seconds.
         upper_s: upper bound on the expectation in seconds.

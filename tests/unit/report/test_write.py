@@ -112,7 +112,7 @@ def test_an_old_configuration_without_some_keys_is_read(tmp_path):
 def test_every_figure_is_written_as_png_and_svg(parent, tmp_path):
     write_report([parent / "bsp" / "seed-0"], figures=tmp_path / "figures")
     names = {"progress-time", "progress-updates", "progress-workload", "worker-seconds", "activities", "samples"}
-    names |= {"timeline", "round-trips", "compute-time", "staleness"}
+    names |= {"timeline", "first-updates", "round-trips", "compute-time", "staleness"}
     written = {path.name for path in (tmp_path / "figures").iterdir()}
     assert written == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
 
