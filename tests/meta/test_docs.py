@@ -7,6 +7,12 @@ from paths import ROOT
 
 README = (ROOT / "README.md").read_text()
 EXAMPLES = ROOT / "examples"
+PAGES_WITH_PATHS = (
+    "docs/concepts/architecture.md",
+    "docs/concepts/guarantees/*.md",
+    "CONTRIBUTING.md",
+    "docs/decisions/*.md",
+)
 
 
 def blocks(language):
@@ -41,7 +47,7 @@ def test_every_link_has_a_target():
 def test_every_path_that_a_page_names_exists():
     assert [
         f"{page.relative_to(ROOT)}: {place}"
-        for page in pages("docs/concepts/architecture.md", "CONTRIBUTING.md", "docs/decisions/*.md")
+        for page in pages(*PAGES_WITH_PATHS)
         for place in re.findall(r"`([\w/.]+(?:\.py|/))`", page.read_text(encoding="utf-8"))
         if not (ROOT / "src/paceline" / place).exists() and not (ROOT / place).exists()
     ] == []
