@@ -21,6 +21,7 @@ extensions = [
     "protocol_pictures",
     "public_names",
     "record_fields",
+    "shown_files",
     "string_tables",
 ]
 html_theme = "furo"

@@ -20,6 +20,7 @@ sys.path.insert(0, str(DOCS / "_ext"))
 from command_line_page import command_line  # noqa: E402 - the folder is no package
 from public_names import NAMESPACES, documented_name, public_names  # noqa: E402
 from record_fields import field_meanings, record_tables  # noqa: E402
+from shown_files import shown_file, text_on_site  # noqa: E402
 from string_tables import TABLES, table  # noqa: E402
 
 ENTRY = re.compile(r"^\.\. (?:py:)?(currentmodule|module|auto\w+|data):: (\S+)$", re.MULTILINE)
@@ -90,3 +91,23 @@ def test_the_page_of_configuration_has_a_table_for_every_kind_of_string_and_file
     for text in re.findall(r"```toml\n(.*?)```", page, re.DOTALL):
         (tmp_path / "cluster.toml").write_text(text)
         load_cluster(tmp_path / "cluster.toml")
+
+
+def test_a_file_of_the_repository_is_shown_with_links_to_the_pages_of_the_site(tmp_path):
+    docs, readme = tmp_path / "docs", tmp_path / "bench/README.md"
+    (docs / "papers").mkdir(parents=True)
+    readme.parent.mkdir()
+    readme.write_text("[a](../CONTRIBUTING.md) [b/c](results.md) ![d](e.svg) [f](../docs/g.md#h) [i](https://j.org)")
+    (docs / "bench.md").write_text("<!-- shows ../bench/README.md -->\n")
+    (docs / "papers/about.md").write_text("<!-- shows ../../CONTRIBUTING.md -->\n")
+    (docs / "g.md").write_text("# G\n")
+    assert shown_file(docs / "bench.md") == readme
+    assert shown_file(docs / "g.md") is None
+    assert text_on_site(readme, docs / "bench.md", docs) == (
+        "[a](papers/about.md) `b/c` ![d](../bench/e.svg) [f](g.md#h) [i](https://j.org)"
+    )
+
+
+def test_every_paper_and_the_benchmarks_have_a_page():
+    shown = {shown_file(page) for page in DOCS.rglob("*.md")}
+    assert {*ROOT.glob("papers/*/README.md"), ROOT / "benchmarks/README.md", ROOT / "CHANGELOG.md"} <= shown
