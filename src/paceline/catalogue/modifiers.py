@@ -40,6 +40,15 @@ def dc_asgd(lambda0: float, m: float | None = None, epsilon: float = 1e-7) -> DC
 
 
 @checked_types
+def dc_s3gd(lambda0: float = 0.2) -> DCS3GD:
+    """DC-S3GD correction: corrects a stale gradient to first order, by lambda0 times the length of the gradient.
+
+    Paper: Rigazzi, "DC-S3GD", 2019, eq. 10 and 17.
+    """
+    return DCS3GD(lambda0)
+
+
+@checked_types
 def stragglers(
     window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False, persistent_s: float = 100.0
 ) -> Stragglers:
@@ -85,7 +94,7 @@ ADDITIONS: Mapping[str, Callable[..., Compensator | Controller[Any] | Momentum]]
     "staleness_lr": staleness_lr,
     "staleness_weight": staleness_weight,
     "dc_asgd": dc_asgd,
-    "dc_s3gd": DCS3GD,
+    "dc_s3gd": dc_s3gd,
     "stragglers": stragglers,
     "greedy": greedy,
     "elastic": elastic,

@@ -13,6 +13,8 @@ import numpy as np
 from paceline.core.records import Column, GradientArrived, Record, RunEnded, UpdateMade, WorkInterrupted
 from paceline.utils.representation import Representation
 
+ROUNDING = 1e-9  # of shares; sums of times in another order differ by less
+
 
 @dataclass(repr=False)
 class Totals(Representation):
@@ -57,7 +59,7 @@ class Totals(Representation):
                 self.interrupted += 1
                 self.samples_dropped += record.samples
             case RunEnded(live_s=live_s) if live_s:
-                self.idle_share = 1 - record.busy_s / live_s
+                self.idle_share = idle_share(record.busy_s, live_s)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -178,8 +180,18 @@ _COLUMNS: Mapping[str, tuple[type, Callable[[UpdateMade, Totals], float]]] = {
     "used": (int, lambda update, so_far: so_far.used),
     "dropped": (int, lambda update, so_far: so_far.dropped),
     "interrupted": (int, lambda update, so_far: so_far.interrupted),
-    "idle_share": (float, lambda update, so_far: 1 - update.busy_s / update.live_s if update.live_s else nan),
+    "idle_share": (float, lambda update, so_far: idle_share(update.busy_s, update.live_s)),
 }
+
+
+def idle_share(busy_s: float, live_s: float) -> float:
+    """Return the share of worker-seconds without work, in [0, 1]; nan if there are none.
+
+    >>> idle_share(busy_s=3.0, live_s=4.0), idle_share(busy_s=0.3, live_s=0.1 + 0.2)
+    (0.25, 0.0)
+    """
+    share = 1 - busy_s / live_s if live_s else nan
+    return 0.0 if abs(share) < ROUNDING else share
 
 
 def mean_loss(losses: Sequence[float]) -> float:

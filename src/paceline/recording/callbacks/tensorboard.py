@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import nan
 from pathlib import Path
 from typing import Any
 
 from paceline.core.records import Record, RunEnded, UpdateMade, VersionEvaluated
 from paceline.errors import UsageError
 from paceline.recording.callback import KEPT, Callback
-from paceline.recording.history import Totals
+from paceline.recording.history import Totals, idle_share
 from paceline.utils.argument_types import checked_types
 from paceline.utils.files import refuse_link, writing
 
@@ -84,7 +83,7 @@ class TensorBoard(Callback):
             "train/learning_rate": update.learning_rate,
             "update/k": update.k,
             "update/staleness": update.staleness,
-            "workers/idle_share": 1 - update.busy_s / update.live_s if update.live_s else nan,
+            "workers/idle_share": idle_share(update.busy_s, update.live_s),
             "gradients/dropped": self._totals.dropped,
             "gradients/interrupted": self._totals.interrupted,
         }
