@@ -53,15 +53,27 @@ def draw(run, ink, file):
 
 
 def write_pictures(app):
-    """Write a picture of each protocol for each theme."""
+    """Write a picture of each protocol for each theme, unless they are newer than the source of paceline."""
     folder = Path(app.srcdir, FOLDER)
     folder.mkdir(exist_ok=True)
+    pictures = [folder / f"{name}-{theme}.svg" for name in PROTOCOLS for theme in INK]
+    code = [Path(__file__), *Path(pl.__file__).parent.rglob("*.py")]
+    if all(picture.exists() for picture in pictures) and _newest_s(code) < min(map(_changed_s, pictures)):
+        return
     logging.getLogger("paceline").setLevel(logging.WARNING)  # Sphinx shows the log of every package
     with TemporaryDirectory() as runs:
         for name, protocol in PROTOCOLS.items():
             run = run_of(protocol, Path(runs, name))
             for theme, ink in INK.items():
                 draw(run, ink, folder / f"{name}-{theme}.svg")
+
+
+def _changed_s(path):
+    return path.stat().st_mtime
+
+
+def _newest_s(paths):
+    return max(map(_changed_s, paths))
 
 
 def setup(app):

@@ -10,6 +10,7 @@ from typing import Annotated, TextIO
 import typer
 
 from paceline.cli.compare import compare
+from paceline.cli.docs import docs
 from paceline.cli.doctor import doctor
 from paceline.cli.flags import command_of, flags_of, in_flags
 from paceline.cli.log_handler import logging_to_terminal, set_verbosity
@@ -40,7 +41,8 @@ All commands: paceline --help. Options of one: paceline train --help.
 app = typer.Typer(pretty_exceptions_enable=False)
 data_app = typer.Typer(help="Download data sets for the jobs mnist, cifar10 and cifar100.", no_args_is_help=True)
 data_app.command()(fetch)
-for command in (train, compare, knee, search, search_cost, theory, report, trace, replay, advise, protocols, doctor):
+RUNS = (train, compare, knee, search, search_cost, theory, report, trace, replay, advise)
+for command in (*RUNS, protocols, doctor, docs):
     app.command()(command)
 app.add_typer(data_app, name="data")
 
