@@ -268,7 +268,7 @@ def test_the_command_writes_json(program, tmp_path):
     ("options", "words"),
     [
         ({"k": "1,x"}, "paceline: --k '1,x', expected whole numbers, for example --k 1,4,8,16\n"),
-        ({"k": ""}, "paceline: --k '', expected whole numbers, for example --k 1,4,8,16\n"),
+        ({"k": ""}, "paceline: an argument is empty"),
         ({"protocol": "bsp"}, "paceline: 'bsp' has no quorum k"),
     ],
 )
