@@ -26,6 +26,8 @@ extensions = [
 ]
 html_theme = "furo"
 html_title = "paceline"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 exclude_patterns = ["_build", "README.md"]
 
