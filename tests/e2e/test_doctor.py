@@ -12,6 +12,9 @@ from paths import environment
 DOCTOR = [sys.executable, "-m", "paceline", "doctor", "--format", "json"]
 
 
+pytestmark = pytest.mark.slow
+
+
 def found(command, cwd, **variables):
     """Return the checks by subject, and the last line on standard error."""
     done = subprocess.run(
@@ -24,7 +27,6 @@ def found(command, cwd, **variables):
     return checks, problems
 
 
-@pytest.mark.slow
 def test_a_machine_without_problems_trains(tmp_path):
     checks, problems = found(DOCTOR, tmp_path)
     assert problems == []
@@ -38,7 +40,6 @@ def test_few_open_files_are_a_problem(tmp_path):
     assert "hard limit is 64" in checks["open files"]["advice"]
 
 
-@pytest.mark.slow
 def test_a_host_without_a_route_is_reported_and_one_without_loopback_is_a_problem(tmp_path):
     need_hosts()
     with hosts(1) as made:

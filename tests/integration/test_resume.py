@@ -124,6 +124,7 @@ def assert_same(ours, theirs):
 
 # Settings whose every part is in another one.
 SIMPLER = {"bsp", "backup", "k_sync", "k_batch_sync", "asp", "evaluated", "dbw"}
+SIMPLER |= {"pull", "k_async", "k_batch_async", "iterable data", "ssp", "schedule"}
 
 
 @pytest.fixture(

@@ -15,6 +15,7 @@ from paceline.engines.distributed import ParameterServerEngine
 from paceline.engines.distributed.parameter_server import engine as engine_module
 from rank_threads import ranks, run
 from ranks import flat, lost, used_by
+from selections import each_value_once
 from this_process import what_is_open
 from tiny_counting import BATCH, counting_job, times_applied
 from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, tiny_job
@@ -50,7 +51,16 @@ def test_a_schedule_and_parameters_without_decay_are_those_of_the_simulation():
     assert [len(end.records) > 40 for end in ends] == [True, False, False, False]
 
 
-@pytest.mark.parametrize("protocol", [str(row[1]) for row in TABLE])
+SIMPLER = {"bsp", "backup", "pull", "k_batch_sync", "k_async", "asp", "ringmaster", "b_dbw"}  # others have their parts
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        pytest.param(str(row[1]), marks=pytest.mark.slow if str(row[1]).split("(")[0] in SIMPLER else ())
+        for row in TABLE
+    ],
+)
 def test_every_protocol_runs_and_replays(protocol, tmp_path):
     ends = run(4, tiny_job(), protocol=protocol, stop="updates=60", out=tmp_path / "run")
     assert [end.stopped_by for end in ends] == ["updates"] * 4
@@ -110,9 +120,10 @@ def test_every_sample_is_applied_exactly_once_an_epoch_though_workers_are_killed
     assert counts_of(end, train) == [epochs] * samples
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "asp", "k_sync(k=2)"])
-@pytest.mark.parametrize("draw", [1, 2, 7])
-@pytest.mark.parametrize("worker", [0, 2])
+@pytest.mark.parametrize(
+    ("worker", "draw", "protocol"),
+    each_value_once([0, 2], [1, 2, 7], ["bsp", "asp", "k_async(k=2)"]),  # which interrupt no draw
+)
 def test_a_worker_that_fails_at_any_draw_is_lost_and_the_others_go_on(worker, draw, protocol):
     with ranks(
         4,
@@ -327,8 +338,14 @@ def test_a_worker_that_comes_back_after_the_end_leaves_with_status_0(caplog):
     assert "the run has ended already (5 updates made): this process exits" in caplog.text
 
 
-@pytest.mark.parametrize("fault", [None, pl.Fault(1, 3), pl.Fault(0, 3, "hang")], ids=["healthy", "killed", "hung"])
-def test_rank_0_leaves_nothing_behind(fault, monkeypatch):
+FAULTS = {"healthy": None, "killed": pl.Fault(1, 3), "hung": pl.Fault(0, 3, "hang")}
+
+
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(each, marks=pytest.mark.slow) for each in ("healthy", "killed")), "hung"]
+)
+def test_rank_0_leaves_nothing_behind(name, monkeypatch):
+    fault = FAULTS[name]
     monkeypatch.setattr(engine_module, "GRACE_S", 0.2)
 
     def has_fired(seen):

@@ -41,6 +41,7 @@ def test_the_pages_are_built_and_opened_or_only_named(pages, tmp_path, monkeypat
     assert len(opened) == 1
 
 
+@pytest.mark.slow
 def test_the_pages_of_a_wheel_are_built_from_a_copy(pages, tmp_path, monkeypatch, capsys):
     wheel = tmp_path / "installed" / "docs"
     wheel.parent.mkdir()
