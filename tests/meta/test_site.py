@@ -4,6 +4,7 @@ import re
 import sys
 from dataclasses import fields
 from importlib import import_module
+from inspect import getdoc, isclass, isfunction, signature
 from typing import get_args
 
 import pytest
@@ -111,3 +112,21 @@ def test_a_file_of_the_repository_is_shown_with_links_to_the_pages_of_the_site(t
 def test_every_paper_and_the_benchmarks_have_a_page():
     shown = {shown_file(page) for page in DOCS.rglob("*.md")}
     assert {*ROOT.glob("papers/*/README.md"), ROOT / "benchmarks/README.md", ROOT / "CHANGELOG.md"} <= shown
+
+
+RECORDS = {"GradientArrived", "StepMeasured", "UpdateMade"}  # the page of file formats describes their other fields
+WITHOUT_ARGUMENTS = {"Outcome", *RECORDS}
+
+
+def test_the_docstring_of_every_public_name_describes_each_argument():
+    missing = []
+    for namespace in NAMESPACES:
+        for name in set(import_module(namespace).__all__) - WITHOUT_ARGUMENTS:
+            public = getattr(import_module(namespace), name)
+            if isfunction(public) or (isclass(public) and not issubclass(public, Exception)):
+                text = getdoc(public) or ""
+                arguments = signature(public).parameters.keys() - {"self", "args", "kwargs"}
+                missing += [
+                    f"{name}: {each}" for each in arguments if not re.search(rf"^ +{each}: ", text, re.MULTILINE)
+                ]
+    assert missing == []

@@ -16,6 +16,10 @@ from paceline.utils.argument_types import checked_types
 def staleness_lr(C: float | None = None, error_floor: float | None = None) -> StalenessLR:
     """Staleness learning rate: scales a step by the squared distance that the parameters have moved since its version.
 
+    Args:
+        C: bound on the learning rate times the squared distance, > 0; give this or error_floor.
+        error_floor: wanted floor of the loss above its minimum, > 0.
+
     Paper: Dutta et al. 2018, eq. 13.
     """
     return StalenessLR(C, error_floor)
@@ -24,6 +28,9 @@ def staleness_lr(C: float | None = None, error_floor: float | None = None) -> St
 @checked_types
 def staleness_weight(weighting: str | Callable[[int], float] = "1/(1+tau)") -> StalenessWeight:
     """Staleness weight: scales a step by 1/(1+tau), 1/sqrt(1+tau) or 1/(1+sqrt(tau)) of its staleness tau.
+
+    Args:
+        weighting: "1/(1+tau)", "1/sqrt(1+tau)", "1/(1+sqrt(tau))", or a function from tau to a weight > 0.
 
     Paper: Zhang et al., "Staleness-aware async-SGD", 2016; Nguyen et al. (FedBuff) 2022.
     """
@@ -34,6 +41,11 @@ def staleness_weight(weighting: str | Callable[[int], float] = "1/(1+tau)") -> S
 def dc_asgd(lambda0: float, m: float | None = None, epsilon: float = 1e-7) -> DCASGD:
     """Delay compensation: corrects a stale gradient to first order; m makes the correction adaptive.
 
+    Args:
+        lambda0: strength of the correction, in [0, 1e30]; in the paper 0.04 if constant, 2 if adaptive.
+        m: decay of the mean square, in [0, 1), 0.95 in the paper; None for a constant lambda.
+        epsilon: term against division by 0, > 0.
+
     Paper: Zheng et al., "Asynchronous stochastic gradient descent with delay compensation", 2017.
     """
     return DCASGD(lambda0, m, epsilon)
@@ -42,6 +54,9 @@ def dc_asgd(lambda0: float, m: float | None = None, epsilon: float = 1e-7) -> DC
 @checked_types
 def dc_s3gd(lambda0: float = 0.2) -> DCS3GD:
     """DC-S3GD correction: corrects a stale gradient to first order, by lambda0 times the length of the gradient.
+
+    Args:
+        lambda0: length of the correction relative to the gradient, in [0, 1e30]; 0.2 in the paper.
 
     Paper: Rigazzi, "DC-S3GD", 2019, eq. 10 and 17.
     """
@@ -54,6 +69,13 @@ def stragglers(
 ) -> Stragglers:
     """Straggler detection: logs workers that fall behind.
 
+    Args:
+        window: length of a window in rounds of n arrivals, >= 1.
+        consecutive: number of slow windows in a row that make a straggler, >= 1.
+        min_gap: smallest relative gap to the mean throughput, in [0, 1).
+        sliding: whether a window begins at every round, so that windows overlap.
+        persistent_s: seconds after which a straggler is persistent, > 0; inf for never.
+
     Paper: Li et al., "Sync-Switch", 2021, Sect. IV-B2.
     """
     return Stragglers(window, consecutive, min_gap, sliding, persistent_s)
@@ -64,6 +86,13 @@ def greedy(
     window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False, persistent_s: float = 100.0
 ) -> Greedy:
     """Greedy online policy: asynchronous while there is a straggler.
+
+    Args:
+        window: length of a window in rounds of n arrivals, >= 1.
+        consecutive: number of slow windows in a row that make a straggler, >= 1.
+        min_gap: smallest relative gap to the mean throughput, in [0, 1).
+        sliding: whether a window begins at every round, so that windows overlap.
+        persistent_s: seconds after which a straggler is persistent, > 0; inf for never.
 
     Paper: Li et al., "Sync-Switch", 2021, Sect. IV-B2.
     """
@@ -76,6 +105,13 @@ def elastic(
 ) -> Elastic:
     """Elastic online policy: excludes stragglers until they have recovered.
 
+    Args:
+        window: length of a window in rounds of n arrivals, >= 1.
+        consecutive: number of slow windows in a row that make a straggler, >= 1.
+        min_gap: smallest relative gap to the mean throughput, in [0, 1).
+        sliding: whether a window begins at every round, so that windows overlap.
+        persistent_s: seconds after which a straggler is persistent, > 0; inf for never.
+
     Paper: Li et al., "Sync-Switch", 2021, Sect. IV-B2.
     """
     return Elastic(window, consecutive, min_gap, sliding, persistent_s)
@@ -84,6 +120,9 @@ def elastic(
 @checked_types
 def momentum(rule: str) -> Momentum:
     """Momentum after a switch: "keep", "zero", "1/n", or ramps "i/n" and "2^i/n" by epoch.
+
+    Args:
+        rule: "keep" (no limit), "zero", "1/n", "i/n" or "2^i/n", with i the epochs since the phase began.
 
     Paper: Li et al., "Sync-Switch", 2021, Fig. 8b.
     """

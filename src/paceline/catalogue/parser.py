@@ -21,6 +21,12 @@ def sync_switch(
 ) -> Plan:
     """Sync-Switch: one protocol (bsp) for a fraction of the workload, then another (asp); or the file of a search.
 
+    Args:
+        fraction: fraction of the workload under the first protocol, in (0, 1); give this or timing.
+        timing: path of the file timing.toml of a search.
+        first: text of the first protocol, bsp if not given.
+        then: text of the second protocol, asp if not given.
+
     Paper: Li et al., "Sync-Switch: hybrid parameter synchronization for distributed deep learning", 2021.
     """
     if (fraction is None) == (timing is None):

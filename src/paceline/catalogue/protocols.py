@@ -43,6 +43,9 @@ def bsp() -> Protocol:
 def backup(k: int) -> Protocol:
     """Backup workers, Push & Wait: the k fastest make the update, the others finish and are dropped.
 
+    Args:
+        k: number of gradients of an update, from 1 to the number of workers.
+
     Paper: Chen et al., "Revisiting distributed synchronous SGD", 2016; Xu et al. (DBW) 2020, Sect. 2.
     """
     return Protocol(k, 0, "update", name=f"backup(k={k})")
@@ -51,6 +54,9 @@ def backup(k: int) -> Protocol:
 @named
 def k_sync(k: int) -> Protocol:
     """K-sync, or backup workers, Push & Interrupt: the k fastest make the update, the others restart.
+
+    Args:
+        k: number of gradients of an update, from 1 to the number of workers.
 
     Paper: Dutta et al., "Slow and stale gradients can win the race", 2018.
     """
@@ -61,6 +67,9 @@ def k_sync(k: int) -> Protocol:
 def pull(k: int) -> Protocol:
     """Backup workers, Pull, or Rennala SGD: the first k fresh gradients, of any worker.
 
+    Args:
+        k: number of gradients of an update, >= 1.
+
     Paper: Xu et al. (DBW) 2020, Sect. 2; Tyurin and Richtarik, "Optimal time complexities", 2023.
     """
     return Protocol(k, 0, "arrival", name=f"pull(k={k})")
@@ -69,6 +78,9 @@ def pull(k: int) -> Protocol:
 @named
 def k_batch_sync(k: int) -> Protocol:
     """K-batch-sync: as `pull`, but work that has become stale is interrupted.
+
+    Args:
+        k: number of gradients of an update, >= 1.
 
     Paper: Dutta et al. 2018.
     """
@@ -79,6 +91,9 @@ def k_batch_sync(k: int) -> Protocol:
 def k_async(k: int) -> Protocol:
     """K-async: k gradients of different workers, however stale.
 
+    Args:
+        k: number of gradients of an update, from 1 to the number of workers.
+
     Paper: Dutta et al. 2018.
     """
     return Protocol(k, inf, "update", name=f"k_async(k={k})")
@@ -87,6 +102,9 @@ def k_async(k: int) -> Protocol:
 @named
 def k_batch_async(k: int) -> Protocol:
     """K-batch-async, or FedBuff: any k gradients, however stale; no worker ever waits.
+
+    Args:
+        k: number of gradients of an update, >= 1.
 
     Paper: Dutta et al. 2018; Nguyen et al., "Federated learning with buffered asynchronous aggregation", 2022.
     """
@@ -106,6 +124,9 @@ def asp() -> Protocol:
 def ssp(lead: int) -> Protocol:
     """Stale synchronous parallel: asynchronous, but no worker is more than lead gradients ahead.
 
+    Args:
+        lead: number of gradients by which a worker may be ahead of the slowest live one when it starts, >= 0.
+
     Paper: Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", 2013.
     """
     return Protocol(1, inf, "arrival", max_lead=lead, name=f"ssp(lead={lead})")
@@ -114,6 +135,10 @@ def ssp(lead: int) -> Protocol:
 @named
 def ringmaster(r: int, stops: bool = False) -> Protocol:
     """Ringmaster ASGD: asynchronous, gradients r or more versions old are dropped, or interrupted.
+
+    Args:
+        r: staleness in versions from which on a gradient is dropped, >= 1.
+        stops: whether work that would be dropped is interrupted.
 
     Paper: Maranjyan, Tyurin and Richtarik, "Ringmaster ASGD", 2025.
     """
@@ -137,6 +162,18 @@ def dbw(
 ) -> Phase:
     """Dynamic backup workers: chooses k for every update so that the loss falls fastest.
 
+    Args:
+        base: protocol whose quorum is controlled: "backup", "k_sync", "pull", "k_batch_sync", "k_async" or
+            "k_batch_async".
+        D: number of updates over which the means of the gain are taken, >= 1.
+        beta: ratio of two losses above which the loss has risen, >= 1.
+        no_gain: quorum if no k has a positive gain: "all" workers, or "keep" the k before.
+        unobserved: end of the interval of a time without samples that is taken: "lower", "mid" or "upper".
+        window: number of latest updates whose times count, >= 1; None for all.
+        forgetting: factor on the weight of a time at each further update, in (0, 1].
+        late: whether the times of gradients that arrived too late to be used count.
+        release_idle: whether a worker whose gradients are never used is excluded, as with `IdleWorkers`.
+
     Paper: Xu, Neglia, Sebastianelli, "Dynamic backup workers for parallel machine learning", 2020.
     """
     given = locals()
@@ -155,6 +192,15 @@ def b_dbw(
 ) -> Phase:
     """Blind DBW: chooses k for the most gradients per second, regardless of the loss.
 
+    Args:
+        base: protocol whose quorum is controlled: "backup", "k_sync", "pull", "k_batch_sync", "k_async" or
+            "k_batch_async".
+        unobserved: end of the interval of a time without samples that is taken: "lower", "mid" or "upper".
+        window: number of latest updates whose times count, >= 1; None for all.
+        forgetting: factor on the weight of a time at each further update, in (0, 1].
+        late: whether the times of gradients that arrived too late to be used count.
+        release_idle: whether a worker whose gradients are never used is excluded, as with `IdleWorkers`.
+
     Paper: Teng and Wood, "Bayesian distributed stochastic gradient descent", 2018; Xu et al. (DBW) 2020, Sect. 4.
     """
     given = locals()
@@ -165,6 +211,12 @@ def b_dbw(
 @named
 def adasync(base: str = "k_sync", K_0: int = 1, D: int = 5) -> Phase:
     """AdaSync: waits for more gradients per update as the loss falls.
+
+    Args:
+        base: protocol whose quorum is controlled: "backup", "k_sync", "pull", "k_batch_sync", "k_async" or
+            "k_batch_async".
+        K_0: quorum of the first update, >= 1; below the number of workers for k_sync and k_async.
+        D: number of updates over which the loss is averaged, >= 1.
 
     Paper: Dutta, Wang, Joshi, "Slow and stale gradients can win the race", 2020 (arXiv:2003.10579).
     """
@@ -184,6 +236,9 @@ def all_reduce() -> Phase:
 def local_sgd(H: int) -> Phase:
     """Local SGD: no server; every worker steps by itself, and all average their parameters every H gradients.
 
+    Args:
+        H: number of gradients of each worker from one average to the next, >= 1.
+
     Paper: Stich, "Local SGD converges fast and communicates little", 2019.
     """
     check_range("[1, inf)", Integral, H=H)
@@ -202,6 +257,9 @@ def s3gd() -> Phase:
 @named
 def dc_s3gd(lambda0: float = 0.2) -> Phase:
     """Delay-compensated stale-synchronous SGD: `s3gd` with corrected gradients; after a plus, the correction alone.
+
+    Args:
+        lambda0: length of the correction relative to the gradient, in [0, 1e30]; 0.2 in the paper.
 
     Paper: Rigazzi, "DC-S3GD: delay-compensated stale-synchronous SGD", 2019, Algorithm 1 and eq. 7 to 12, 17.
     """

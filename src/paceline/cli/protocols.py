@@ -47,7 +47,7 @@ def _entries(factories: Mapping[str, Callable[..., object]]) -> list[dict[str, s
     entries = []
     for name, factory in factories.items():
         knobs = ", ".join(_parameter(knob) for knob in signature(factory).parameters.values())
-        summary, _, source = (" ".join(part.split()) for part in (getdoc(factory) or "").partition("\n\n"))
+        summary, *_, source = (" ".join(part.split()) for part in (getdoc(factory) or "").split("\n\n"))
         entries.append({"call": f"{name}({knobs})" if knobs else name, "summary": summary, "source": source})
     return entries
 

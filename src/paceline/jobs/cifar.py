@@ -147,7 +147,15 @@ def cifar100(
 ) -> Job:
     """Return a job on CIFAR-100 with its 100 fine labels: 50,000 training images, 10,000 for evaluation.
 
-    Samples, optimizer and arguments are those of `cifar10`.
+    Samples and optimizer are those of `cifar10`.
+
+    Args:
+        model: as for `cifar10`.
+        batch_size: samples per gradient, >= 1.
+        lr: learning rate, > 0.
+        momentum: momentum of SGD, in [0, 1).
+        augment: whether training images are shifted and mirrored at random; None for all models but "softmax".
+        folder: folder of the files of the standard binary version.
 
     Raises:
         UsageError: the files are missing or damaged, or there is no such model.

@@ -108,6 +108,9 @@ def new_longer_than_used(distribution: timing.Distribution) -> bool:
     `Empirical` distribution that satisfies it at each of its values. False for `Pareto`, `LogNormal` and
     `HyperExponential`, whose remaining time grows with the time spent. False for distributions of the user.
 
+    Args:
+        distribution: distribution of a compute time.
+
     >>> [new_longer_than_used(timing.Gamma(shape, mean_s=1.0)) for shape in (2.0, 0.5)]
     [True, False]
 
@@ -136,6 +139,9 @@ def new_shorter_than_used(distribution: timing.Distribution) -> bool:
     True for `Exponential`, `HyperExponential` and `Gamma` with shape <= 1. False for distributions with a constant
     part: `Pareto`, whose smallest value is above 0, has neither property.
 
+    Args:
+        distribution: distribution of a compute time.
+
     Source: Dutta et al., AISTATS 2018, Sect. 4.3 ("new worse than used" in reliability theory).
     """
     match distribution:
@@ -152,7 +158,11 @@ def new_shorter_than_used(distribution: timing.Distribution) -> bool:
 
 @checked_types
 def memoryless(distribution: timing.Distribution) -> bool:
-    """Return whether the distribution is memoryless, which only the exponential is."""
+    """Return whether the distribution is memoryless, which only the exponential is.
+
+    Args:
+        distribution: distribution of a compute time.
+    """
     return new_longer_than_used(distribution) and new_shorter_than_used(distribution)
 
 

@@ -79,6 +79,10 @@ class Constants:
 def max_learning_rate(constants: Constants, k: int = 1) -> float:
     """Return the largest learning rate of Lemma 2 and Theorems 3, 4 and 5: ``1 / (2 L (M_G / (k m) + 1))``.
 
+    Args:
+        constants: constants of the problem.
+        k: number of gradients of an update, >= 1.
+
     >>> max_learning_rate(Constants(L=2.0, c=1.0, sigma2=1.0, M_G=4.0), k=4)
     0.125
 
@@ -120,6 +124,11 @@ def sync_error(constants: Constants, eta: float, k: int, updates: Count) -> Coun
 def sync_floor(constants: Constants, eta: float, k: int) -> float:
     """Return the limit of `sync_error`: ``eta L sigma2 / (2 c k m)``.
 
+    Args:
+        constants: constants with c > 0.
+        eta: learning rate, > 0, at most `max_learning_rate`.
+        k: number of gradients of an update, >= 1.
+
     Source: Dutta et al., AISTATS 2018, Lemma 2.
     """
     _check_rate(constants, eta, k)
@@ -149,6 +158,12 @@ def async_error(constants: Constants, eta: float, k: int, p_0: float, updates: C
 @checked_types
 def async_floor(constants: Constants, eta: float, k: int, p_0: float) -> float:
     """Return the limit of `async_error`: ``eta L sigma2 / (2 c gamma' k m)``.
+
+    Args:
+        constants: constants with c > 0.
+        eta: learning rate, > 0, at most `max_learning_rate`.
+        k: number of gradients of an update, >= 1.
+        p_0: lower bound on the share of fresh gradients, given the past, in [0, 1].
 
     Source: Dutta et al., AISTATS 2018, Theorem 3.
     """
@@ -187,6 +202,13 @@ def variable_rate_error(constants: Constants, etas: Sequence[float], C: float, p
 @checked_types
 def variable_rate_floor(constants: Constants, eta: float, C: float, p_0: float, k: int = 1) -> float:
     """Return the limit of `variable_rate_error` for a constant rate eta: ``Delta / rho``.
+
+    Args:
+        constants: constants with c > 0.
+        eta: learning rate, > 0, at most `max_learning_rate`.
+        C: bound on the learning rate times the squared distance, >= 0.
+        p_0: lower bound on the share of fresh gradients, given the past, in [0, 1].
+        k: number of gradients of an update, >= 1.
 
     Source: Dutta et al., AISTATS 2018, Theorem 4.
     """

@@ -65,6 +65,10 @@ def order_statistic(distribution: timing.Distribution, k: int, n: int) -> float:
 def harmonic(k: int, n: int) -> float:
     """Return the sum of 1/i for i from n-k+1 to n: the expected k-th smallest of n exponentials of mean 1.
 
+    Args:
+        k: rank K, from 1 to n.
+        n: number of workers, >= 1.
+
     >>> harmonic(k=2, n=2)
     1.5
     """
@@ -76,6 +80,10 @@ def log_harmonic(k: int, n: int) -> float:
     """Return the paper's approximation of `harmonic`: ``log(n / (n - k))``, and ``log(n)`` for k = n.
 
     It is too low: by 23 % for k = n = 8, and by Euler's constant, 0.577, for any large k = n.
+
+    Args:
+        k: rank K, from 1 to n.
+        n: number of workers, >= 1.
 
     >>> round(log_harmonic(8, 8) / harmonic(8, 8) - 1, 3)
     -0.235

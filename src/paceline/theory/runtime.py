@@ -110,6 +110,10 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
 def sync_to_async(distribution: Distribution, n: int) -> float:
     """Return the ratio of a synchronous to an asynchronous update time: ``n E[X_{n:n}] / E[X]``.
 
+    Args:
+        distribution: distribution of a compute time.
+        n: number of workers, >= 1.
+
     >>> round(sync_to_async(Exponential(mean_s=1.0), n=8), 3), round(log_sync_to_async(n=8), 3)
     (21.743, 16.636)
 
@@ -122,6 +126,9 @@ def sync_to_async(distribution: Distribution, n: int) -> float:
 def log_sync_to_async(n: int) -> float:
     """Return the paper's approximation of `sync_to_async` for an exponential, ``n log(n)``: 23 % low for n = 8.
 
+    Args:
+        n: number of workers, >= 1.
+
     Source: Dutta et al., AISTATS 2018, Corollary 1.
     """
     return n * log_harmonic(n, n)
@@ -132,6 +139,10 @@ def async_to_batch_async(k: int, n: int) -> float:
     """Return the ratio of the K-async to the K-batch-async update time, for exponential times.
 
     ``n E[X_{K:n}] / (K E[X])``; K-sync against K-batch-sync is the same.
+
+    Args:
+        k: number K of gradients of an update, from 1 to n.
+        n: number of workers, >= 1.
 
     >>> round(async_to_batch_async(k=4, n=8), 3), round(log_async_to_batch_async(k=4, n=8), 3)
     (1.269, 1.386)
@@ -144,6 +155,10 @@ def async_to_batch_async(k: int, n: int) -> float:
 @checked_types
 def log_async_to_batch_async(k: int, n: int) -> float:
     """Return the paper's approximation of `async_to_batch_async`: ``n log(n / (n - K)) / K``; k below n.
+
+    Args:
+        k: number K of gradients of an update, from 1 to n - 1.
+        n: number of workers, >= 1.
 
     Source: Dutta et al., AISTATS 2018, Theorem 2.
     """

@@ -89,6 +89,14 @@ class ResNet(nn.Sequential):
     The stem for small images is a 3x3 convolution of stride 1; that of ImageNet, 7x7 of stride 2 with max-pooling,
     divides height and width by 4.
 
+    Args:
+        blocks: number of blocks of each stage, each >= 1.
+        width: number of channels of the first stage, >= 1.
+        classes: number of classes, >= 1.
+        shortcut: builder of the shortcut where the number of channels changes.
+        bottlenecks: whether a block is a bottleneck.
+        stem: first layers: "small" for 32x32 images, or "imagenet".
+
     Reference: He et al. 2016, figures 3 and 5 and section 4.2; convolutions are initialised as in their reference
     [13] (normal, gain of ReLU).
     """
@@ -121,6 +129,9 @@ class ResNet(nn.Sequential):
 def resnet20(classes: int = 10) -> ResNet:
     """Return the CIFAR ResNet-20: 6n+2 layers with n = 3 and option A shortcuts, 0.27M parameters.
 
+    Args:
+        classes: number of classes, >= 1.
+
     Reference: He et al. 2016, section 4.2.
     """
     return ResNet([3, 3, 3], width=16, classes=classes, shortcut=_ZeroPadding)
@@ -129,6 +140,9 @@ def resnet20(classes: int = 10) -> ResNet:
 @checked_types
 def resnet32(classes: int = 10) -> ResNet:
     """Return the CIFAR ResNet-32: 6n+2 layers with n = 5 and option A shortcuts, 0.46M parameters.
+
+    Args:
+        classes: number of classes, >= 1.
 
     Reference: He et al. 2016, section 4.2; the model of Sync-Switch's setups 1 and 3.
     """
@@ -139,6 +153,9 @@ def resnet32(classes: int = 10) -> ResNet:
 def resnet18(classes: int = 10) -> ResNet:
     """Return ImageNet's ResNet-18 with the stem for small images, 11.2M parameters.
 
+    Args:
+        classes: number of classes, >= 1.
+
     Reference: He et al. 2016, table 1, option B shortcuts; the model of DBW's CIFAR-10 experiments.
     Differs from the paper: the stem is 3x3 of stride 1 without max-pooling, as is common for 32x32 images.
     """
@@ -148,6 +165,10 @@ def resnet18(classes: int = 10) -> ResNet:
 @checked_types
 def resnet50(classes: int = 100, stem: Stem = "small") -> ResNet:
     """Return ImageNet's ResNet-50: bottlenecks, 23.7M parameters for 100 classes of small images.
+
+    Args:
+        classes: number of classes, >= 1.
+        stem: first layers: "small" for 32x32 images, or "imagenet".
 
     Reference: He et al. 2016, table 1, option B shortcuts; the model of Sync-Switch's set-up 2, which took it from
     Tensor2Tensor (Vaswani et al. 2018): as there, the stride of a stage is that of its first 3x3 convolution.
@@ -161,6 +182,10 @@ def resnet50(classes: int = 100, stem: Stem = "small") -> ResNet:
 def resnet101(classes: int = 1000, stem: Stem = "imagenet") -> ResNet:
     """Return ImageNet's ResNet-101: bottlenecks, 44.5M parameters; for 32x32 images give stem="small".
 
+    Args:
+        classes: number of classes, >= 1.
+        stem: first layers: "small" for 32x32 images, or "imagenet".
+
     Reference: He et al. 2016, table 1, option B shortcuts; a model of DC-S3GD's table I (Rigazzi 2019).
     Differs from the paper: the stride of a stage is that of its first 3x3 convolution, see `resnet50`.
     """
@@ -170,6 +195,10 @@ def resnet101(classes: int = 1000, stem: Stem = "imagenet") -> ResNet:
 @checked_types
 def resnet152(classes: int = 1000, stem: Stem = "imagenet") -> ResNet:
     """Return ImageNet's ResNet-152: bottlenecks, 60.2M parameters; for 32x32 images give stem="small".
+
+    Args:
+        classes: number of classes, >= 1.
+        stem: first layers: "small" for 32x32 images, or "imagenet".
 
     Reference: He et al. 2016, table 1, option B shortcuts; a model of DC-S3GD's table I (Rigazzi 2019).
     Differs from the paper: the stride of a stage is that of its first 3x3 convolution, see `resnet50`.

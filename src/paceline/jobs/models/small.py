@@ -9,6 +9,10 @@ class SoftmaxRegression(nn.Sequential):
 
     Maps ``[batch, ...]`` with ``features`` values per sample to logits ``[batch, classes]``. The parameters
     start at zero, so the first loss is ln(classes) for every seed; the problem is convex, so no start is better.
+
+    Args:
+        features: number of values per sample, >= 1.
+        classes: number of classes, >= 1.
     """
 
     def __init__(self, features: int, classes: int) -> None:
@@ -23,6 +27,11 @@ class SmallNet(nn.Sequential):
     """Network with one hidden layer of ReLU units.
 
     Maps ``[batch, ...]`` with ``features`` values per sample to logits ``[batch, classes]``.
+
+    Args:
+        features: number of values per sample, >= 1.
+        hidden: number of hidden units, >= 1.
+        classes: number of classes, >= 1.
     """
 
     def __init__(self, features: int, hidden: int, classes: int) -> None:
@@ -34,6 +43,9 @@ class DBWNet(nn.Sequential):
     """Convolutional network of DBW's MNIST experiments: 21,840 parameters.
 
     Maps images ``[batch, 1, 28, 28]`` to logits ``[batch, classes]``.
+
+    Args:
+        classes: number of classes, >= 1.
 
     Reference: Xu, Neglia, Sebastianelli, "Dynamic Backup Workers for Parallel Machine Learning", 2020,
     section 4: two convolutional layers with 5x5 filters and two fully connected layers. The paper gives no

@@ -52,6 +52,10 @@ class VGG(nn.Sequential):
 def vgg16(classes: int = 1000, image_size: int = 224) -> VGG:
     """Return VGG-16, 138M parameters; with image_size=32, for CIFAR, 34M.
 
+    Args:
+        classes: number of classes, >= 1.
+        image_size: height and width in pixels, a multiple of 32.
+
     Reference: Simonyan and Zisserman 2015, table 1, column D; a model of DC-S3GD's table I (Rigazzi 2019).
     Differs from the paper: weights are initialised as by He et al. 2015 (normal, gain of ReLU), with which 16 layers
     learn from the start; the paper takes them from a shallower network that was trained before.

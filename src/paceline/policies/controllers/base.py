@@ -69,7 +69,12 @@ class Observation:
 
 @checked_types
 class SetQuorum(NamedTuple):
-    """Set the quorum of the open update to k gradients, k >= 1."""
+    """Set the quorum of the open update to k gradients, k >= 1.
+
+    Attributes:
+        k: number of gradients, >= 1.
+        reason: text for the log.
+    """
 
     k: int
     reason: str
@@ -77,7 +82,11 @@ class SetQuorum(NamedTuple):
 
 @checked_types
 class CloseUpdate(NamedTuple):
-    """Make the update now, from the gradients that are held."""
+    """Make the update now, from the gradients that are held.
+
+    Attributes:
+        reason: text for the log.
+    """
 
     reason: str
 
@@ -99,7 +108,12 @@ class ChangeProtocol(NamedTuple):
 
 @checked_types
 class Exclude(NamedTuple):
-    """Exclude a live worker, which stays connected and idle. The last live worker is never excluded."""
+    """Exclude a live worker, which stays connected and idle. The last live worker is never excluded.
+
+    Attributes:
+        worker: number of the worker.
+        reason: text for the log.
+    """
 
     worker: int
     reason: str
@@ -107,7 +121,12 @@ class Exclude(NamedTuple):
 
 @checked_types
 class Readmit(NamedTuple):
-    """Readmit an excluded worker."""
+    """Readmit an excluded worker.
+
+    Attributes:
+        worker: number of the worker.
+        reason: text for the log.
+    """
 
     worker: int
     reason: str
@@ -115,21 +134,33 @@ class Readmit(NamedTuple):
 
 @checked_types
 class Probe(NamedTuple):
-    """Time an excluded worker on one minibatch; its gradient is not used."""
+    """Time an excluded worker on one minibatch; its gradient is not used.
+
+    Attributes:
+        worker: number of the worker.
+    """
 
     worker: int
 
 
 @checked_types
 class ReplaceWorker(NamedTuple):
-    """Replace a worker by a new one, where the engine can start workers."""
+    """Replace a worker by a new one, where the engine can start workers.
+
+    Attributes:
+        worker: number of the worker.
+    """
 
     worker: int
 
 
 @checked_types
 class CallAgainAt(NamedTuple):
-    """Call the controller again at a time, in seconds since the run began."""
+    """Call the controller again at a time, in seconds since the run began.
+
+    Attributes:
+        at_s: time in seconds since the run began.
+    """
 
     at_s: float
 

@@ -179,8 +179,11 @@ class Greedy(Stragglers):
     under its own protocol.
 
     Args:
-        window: length of a window in rounds, >= 1; this and all other arguments except ``to`` are those of
-            `Stragglers`.
+        window: length of a window in rounds of n arrivals, >= 1.
+        consecutive: number of slow windows in a row that make a straggler, >= 1.
+        min_gap: smallest relative gap to the mean throughput, in [0, 1).
+        sliding: whether a window begins at every round, so that windows overlap.
+        persistent_s: seconds after which a straggler is persistent, > 0; inf for never.
         to: protocol while there is a straggler; asp if not given.
 
     Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2, who report that it lowers accuracy.
@@ -219,6 +222,13 @@ class Elastic(Stragglers):
     n workers, the slowest with throughput S_min, deliver about n S_min gradients per second to synchronous updates.
     The policy excludes the number of stragglers, slowest first, that maximises this for the others. It may be none,
     and is never all workers.
+
+    Args:
+        window: length of a window in rounds of n arrivals, >= 1.
+        consecutive: number of slow windows in a row that make a straggler, >= 1.
+        min_gap: smallest relative gap to the mean throughput, in [0, 1).
+        sliding: whether a window begins at every round, so that windows overlap.
+        persistent_s: seconds after which a straggler is persistent, > 0; inf for never.
 
     Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2.
 
