@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 
@@ -23,6 +24,17 @@ def test_examples_run(name):
     )
     assert done.returncode == 0, done.stderr
     assert "reached the target" in done.stdout
+
+
+def test_the_job_of_a_tutorial_trains_from_the_command_line(tmp_path):
+    page = (ROOT / "docs/tutorials/own-model.md").read_text()
+    code = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "sides.py").write_text("\n".join(code[:2]))
+    [command] = re.findall(r"^paceline train sides:job .*$", page, re.MULTILINE)
+    words = [sys.executable, "-m", *shlex.split(command)]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert "reached the target 0.2" in done.stdout
 
 
 def test_the_notebook_trains(tmp_path):

@@ -2,8 +2,12 @@
 
 import re
 
+import pytest
+
 from paceline.catalogue.protocols import CATALOGUE
 from paths import ROOT
+from prose import reading_seconds, sentences, words
+from shown_code import BLOCK, checked_pages
 
 README = (ROOT / "README.md").read_text()
 EXAMPLES = ROOT / "examples"
@@ -15,16 +19,71 @@ PAGES_WITH_PATHS = (
 )
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def test_the_readme_is_read_in_five_minutes():
+    assert len(README.splitlines()) <= 150
+    assert reading_seconds(README) <= 300
 
 
 def test_the_readme_lists_every_protocol():
-    assert re.findall(r"^\| `(\w+)", README, re.MULTILINE) == list(CATALOGUE)
+    family = README.partition("| family |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"`(\w+)`", family)) == sorted(CATALOGUE)
 
 
-def test_the_program_of_ten_lines_has_ten_lines_or_fewer():
-    assert len([line for line in blocks("python")[0].splitlines() if line]) <= 10
+def test_the_program_of_the_readme_has_five_lines():
+    program = re.search(r"```python\n(.*?)```", README, re.DOTALL).group(1)
+    assert len([line for line in program.splitlines() if line]) == 5
+
+
+SHORT = [page for page in checked_pages() if page.parent in (ROOT, ROOT / "docs", ROOT / "docs/tutorials")]
+
+
+@pytest.mark.parametrize("page", SHORT, ids=lambda page: str(page.relative_to(ROOT)))
+def test_sentences_have_25_words_or_fewer(page):
+    text = page.read_text(encoding="utf-8")
+    assert [sentence for sentence in sentences(text) if len(words(sentence)) > 25] == []
+
+
+PROSE = """\
+# A heading without a full stop
+
+```sh
+no prose. here
+```
+
+A sentence of `two words or more` and **one in bold**. Another,
+over two lines, e.g. with 0.5 s and
+$a + b$! {py:obj}`paceline.train` begins a third [link](page.md "title").
+
+| a table. | is none. |
+
+- **Label:** an item
+  of two lines
+- "quoted words." Then more
+<!-- a comment. -->
+1. a number
+
+    indented code. none
+"""
+
+
+def test_the_sentences_of_a_page_are_found():
+    assert list(sentences(PROSE)) == [
+        "A heading without a full stop",
+        "A sentence of Code and **one in bold**.",
+        "Another, over two lines, e.g with 0.5 s and Code!",
+        "Code begins a third link.",
+        "an item of two lines",
+        '"quoted words."',
+        "Then more",
+        "a number",
+    ]
+    assert len(words("- a | b: 3.5 `c`")) == 4
+
+
+@pytest.mark.parametrize("page", checked_pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_of_code_is_run_or_marked(page):
+    text = page.read_text(encoding="utf-8")
+    assert len(BLOCK.findall(text)) == len(re.findall(r"^ *```(?:python|console|sh)$", text, re.MULTILINE))
 
 
 def test_the_own_model_example_has_at_most_25_lines():

@@ -17,7 +17,7 @@ from sybil import Region
 from paceline.cli import main
 from paths import ROOT
 
-MARK = r"(?:<!-- (?P<mark>slow|numbers vary|slow, numbers vary|not run: .*|run by .*) -->\n)?"
+MARK = r"(?:<!-- (?P<mark>slow|numbers vary|slow, numbers vary|not run: [^\n]*|run by [^\n]*) -->\n)?"
 OUTPUT = r"(?:\n\n<!-- output -->\n```text\n(?P<output>.*?)^```)?"
 BLOCK = re.compile(
     rf"^{MARK}```(?P<language>python|console|sh)\n(?P<source>.*?)^```(?P<after>{OUTPUT})", re.DOTALL | re.MULTILINE
@@ -76,7 +76,7 @@ def run_python(source, example):
 
 def run_command(command):
     """Run a shell command and return what it prints; `paceline` alone runs in this process, which has torch already."""
-    words = shlex.split(command, comments=True)
+    words = shlex.split(command.replace("\\\n", " "), comments=True)
     if words[0] == "paceline" and not {">", "|", "&&", "||", "&", ";"} & set(words):
         return run_paceline(words)
     done = subprocess.run(

@@ -116,8 +116,9 @@ def _chosen(options: SavedOptions) -> dict[str, str]:
 def _print_chosen(options: Mapping[str, str]) -> None:
     """Print the options that were chosen by default, on rank 0."""
     from paceline.cli.log_handler import is_quiet
+    from paceline.clusters.launch_env import is_rank_0
 
-    if options and not is_quiet() and os.environ.get("RANK", "0") == "0":
+    if options and not is_quiet() and is_rank_0(os.environ):
         flags = " ".join(f"--{name} {shlex.quote(value)}" for name, value in options.items())
         print(fitted(f"chosen by default: {flags}", sys.stderr), file=sys.stderr)
 

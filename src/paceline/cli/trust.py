@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from paceline.clusters.launch_env import is_rank_0
 from paceline.errors import UsageError
 from paceline.jobs.registry import user_module
 from paceline.recording.source_digest import KNOWN_BY_VERSION, CodeFile, code_behind
@@ -52,7 +53,7 @@ def check_folder(folder: Path, file: Path, job: str, recorded: Mapping[str, str]
         return
     files = _files(job)
     where = files[module].path if module in files else "no file on Python's path"
-    if os.environ.get("RANK", "0") == "0":
+    if is_rank_0(os.environ):
         print(f"paceline: {folder} names the job {job}, imported from {where}", file=sys.stderr)
     reason = _writable_by_others(folder) or _writable_by_others(file) or _code_problem(folder, module, files, recorded)
     if reason and not trusted:

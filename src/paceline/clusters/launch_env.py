@@ -112,6 +112,11 @@ def started_by_torchrun(environment: Mapping[str, str]) -> bool:
     return all(environment.get(name) for name in NEEDED)
 
 
+def is_rank_0(environment: Mapping[str, str]) -> bool:
+    """Return whether this process prints for its job: rank 0, not a worker that rank 0 started, or the only process."""
+    return environment.get("RANK", "0") == "0" and not environment.get(ASSISTANT)
+
+
 def _number(
     environment: Mapping[str, str],
     name: str,
