@@ -29,6 +29,11 @@ def test_the_readme_lists_every_protocol():
     assert sorted(re.findall(r"`(\w+)`", family)) == sorted(CATALOGUE)
 
 
+def test_the_page_on_protocols_lists_every_protocol():
+    page = (ROOT / "docs/concepts/protocols.md").read_text()
+    assert re.findall(r"^\| `(\w+)(?:\(\w+\))?` \|", page, re.MULTILINE) == list(CATALOGUE)
+
+
 def test_the_program_of_the_readme_has_five_lines():
     program = re.search(r"```python\n(.*?)```", README, re.DOTALL).group(1)
     assert len([line for line in program.splitlines() if line]) == 5
@@ -73,7 +78,7 @@ def test_the_sentences_of_a_page_are_found():
         "Another, over two lines, e.g with 0.5 s and Code!",
         "Code begins a third link.",
         "an item of two lines",
-        '"quoted words."',
+        '"quoted words.',
         "Then more",
         "a number",
     ]
