@@ -6,7 +6,11 @@ from sybil import Sybil
 from shown_code import new_folder, remove_folder, shown_blocks
 
 pages = Sybil(
-    parsers=[shown_blocks], patterns=["README.md", "docs/*.md", "docs/**/*.md"], setup=new_folder, teardown=remove_folder, path="."
+    parsers=[shown_blocks],
+    patterns=["README.md", "docs/*.md", "docs/**/*.md"],
+    setup=new_folder,
+    teardown=remove_folder,
+    path=".",
 )
 pytest_collect_file = pages.pytest()
 

@@ -114,7 +114,7 @@ def started_by_torchrun(environment: Mapping[str, str]) -> bool:
 
 def is_rank_0(environment: Mapping[str, str]) -> bool:
     """Return whether this process prints for its job: rank 0, not a worker that rank 0 started, or the only process."""
-    return environment.get("RANK", "0") == "0" and not environment.get(ASSISTANT)
+    return environment.get("RANK", "0") == "0" and not environment.get(SIDECAR)
 
 
 def _number(

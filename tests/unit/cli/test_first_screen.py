@@ -68,11 +68,11 @@ def test_what_was_chosen_is_printed_and_recorded(monkeypatch, capsys, tmp_path):
     assert "chosen by default" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("rank", "assistant", "printed"), [("0", "", True), ("1", "", False), ("0", "2", False)])
-def test_of_all_ranks_only_rank_0_prints_what_was_chosen(monkeypatch, capsys, tmp_path, rank, assistant, printed):
+@pytest.mark.parametrize(("rank", "sidecar", "printed"), [("0", "", True), ("1", "", False), ("0", "2", False)])
+def test_of_all_ranks_only_rank_0_prints_what_was_chosen(monkeypatch, capsys, tmp_path, rank, sidecar, printed):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("PACELINE_ASSISTANT", assistant)
+    monkeypatch.setenv("PACELINE_SIDECAR", sidecar)
     assert not run(monkeypatch, "train", "digits", "--cluster", "4*exp(mean=1)", "--stop", "updates=1")
     assert ("chosen by default" in capsys.readouterr().err) == printed
 
