@@ -22,4 +22,11 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 def __getattr__(name: str) -> object:
     if name in _RENAMED:
         raise AttributeError(f"paceline.{name} is called paceline.{_RENAMED[name]} since version 0.2.0")
-    return _load(name)
+    try:
+        return _load(name)
+    except AttributeError as error:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, __all__, n=1)
+        advice = f"; did you mean '{near[0]}'?" if near else ""
+        raise AttributeError(f"paceline has no {name!r}{advice}") from error

@@ -3,6 +3,23 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+# Arguments by the words of other libraries and of the papers, for names that differ too much from ours.
+_OTHER_WORDS = {
+    "accuracy": "stop",
+    "epochs": "stop",
+    "gradients": "stop",
+    "loss": "stop",
+    "max_lead": "lead",
+    "num_workers": "n",
+    "period": "H",
+    "seconds": "stop",
+    "shards": "slices",
+    "staleness": "lead",
+    "target": "stop",
+    "updates": "stop",
+    "world_size": "n",
+}
+
 
 class PacelineError(Exception):
     """Base class of the errors of paceline; the message is one line."""
@@ -47,5 +64,8 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     '; known: asp, bsp'
     """
     names = sorted(known)
-    near = get_close_matches(given, names, n=1)
+    by_lower_case = {name.lower(): name for name in names}
+    near = [by_lower_case[name] for name in get_close_matches(given.lower(), by_lower_case, n=1)]
+    if _OTHER_WORDS.get(given) in names:
+        near = [_OTHER_WORDS[given]]
     return f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(names)}"

@@ -4,7 +4,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
@@ -239,3 +239,8 @@ def test_importing_paceline_is_cheap():
     code = "import sys, paceline; print(sorted({'torch', 'scipy', 'sklearn', 'numpy'} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_names_of_test_files_are_unique():
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert {name for name, files in names.items() if files > 1} == set()

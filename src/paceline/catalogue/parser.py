@@ -108,7 +108,7 @@ def _parse_part(text: str) -> Plan:
         _refuse_more(protocol.strip(), additions, ends)
         return given
     phase = given if isinstance(given, Phase) else Phase(given)
-    phase += tuple(bind(parse_call(each), ADDITIONS) for each in additions)
+    phase += tuple(bind(parse_call(each, "staleness_lr(C=0.01)"), ADDITIONS) for each in additions)
     return as_plan(replace(phase, end=_parse_end(call.strip(), ends[0])) if ends else phase)
 
 

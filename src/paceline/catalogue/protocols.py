@@ -129,7 +129,10 @@ def ssp(lead: int) -> Protocol:
 
     Paper: Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", 2013.
     """
-    return Protocol(1, inf, "arrival", max_lead=lead, name=f"ssp(lead={lead})")
+    name = f"ssp(lead={lead})"
+    if lead < 0:
+        raise UsageError(f"{name}: lead = {lead!r}, expected a whole number >= 0")
+    return Protocol(1, inf, "arrival", max_lead=lead, name=name)
 
 
 @named

@@ -88,7 +88,7 @@ def _constants(text: str) -> Constants:
     from paceline.utils.spec_parser import bind, parse_call
 
     if "=" in text:
-        return bind(parse_call(f"constants({text})"), {"constants": Constants})
+        return bind(parse_call(f"constants({text})", "constants(L=1,c=0.5,sigma2=1)"), {"constants": Constants})
     return estimate_constants(text)
 
 
@@ -134,10 +134,11 @@ def _plans(protocols: str, k: str | None) -> list[Plan]:
     from paceline.catalogue.protocols import CATALOGUE
     from paceline.utils.spec_parser import split_top
 
+    counts = None if k is None else quorums(k)
     texts: list[str] = []
     for text in (part.strip() for part in split_top(protocols, ",")):
         lacks_k = text in CATALOGUE and "k" in signature(CATALOGUE[text]).parameters
-        texts += [f"{text}(k={each})" for each in quorums(k)] if k is not None and lacks_k else [text]
+        texts += [f"{text}(k={each})" for each in counts] if counts is not None and lacks_k else [text]
     return [parse_plan(text) for text in texts]
 
 

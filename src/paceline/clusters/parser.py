@@ -66,7 +66,7 @@ def _parse(text: str) -> Cluster | LocalCluster | Torchrun:
     if text.endswith(".toml"):
         return load_cluster(text)
     if re.match(r"\s*torchrun\s*(\(|$)", text):
-        return bind(parse_call(text), {"torchrun": Torchrun})
+        return bind(parse_call(text, "torchrun(slices=2)"), {"torchrun": Torchrun})
     if text.startswith("local:"):
         return LocalCluster(_count(text.removeprefix("local:"), text))
     groups = [_group(part, text) for part in split_top(text, "+")]
@@ -96,7 +96,9 @@ def _is_trace(text: str) -> bool:
 
 def _trace(text: str) -> Trace:
     colon = text.strip().startswith("trace:")
-    call = Call("trace", {"file": text.partition(":")[2].strip()}) if colon else parse_call(text)
+    call = (
+        Call("trace", {"file": text.partition(":")[2].strip()}) if colon else parse_call(text, "trace(file=times.csv)")
+    )
     return bind(call, {"trace": Trace.from_csv})
 
 

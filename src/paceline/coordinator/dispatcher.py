@@ -155,5 +155,3 @@ class Dispatcher(Stateful):
     def _assign_shards(self) -> None:
         if self._minibatches is not None:
             self._minibatches.assign_shards(self.table.active())
-
-    # --- checkpoint ---------------------------------------------------------------------------------------

@@ -61,7 +61,9 @@ class Duration:
         """Return the duration that exactly one of the keyword arguments gives."""
         given = {unit: amount for unit, amount in amounts.items() if amount is not None}
         if len(given) != 1:
-            raise UsageError(f"given {given or 'nothing'}, expected exactly one of {', '.join(UNITS)}")
+            raise UsageError(
+                f"given {given or 'nothing'}, expected exactly one of {', '.join(UNITS)}, for example updates=100"
+            )
         [(unit, amount)] = given.items()
         return cls(unit, amount)  # type: ignore[arg-type]  # checked when built
 

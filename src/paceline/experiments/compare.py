@@ -25,6 +25,7 @@ from paceline.recording.run_stats import count
 from paceline.run.train import AnyCluster, AnyProtocol
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import split_top
+from paceline.utils.validation import check_optional_range
 
 
 @checked_types
@@ -74,6 +75,7 @@ def compare(
             diverged is a result, not a failure.
     """
     refuse_while_unpickling()
+    check_optional_range("[0, inf)", price=price)
     grid = GridSpec(
         job=job,
         plans=_plans(protocols),

@@ -110,6 +110,8 @@ def scheduled(
     Source: Li et al. (Sync-Switch), ICDCS 2021, Sect. IV-C and VI-A: proportional, per_worker, and [32000, 48000]
     of 64,000 minibatches. Rigazzi (DC-S3GD), 2019, Sect. IV-A: proportional, per_worker, linear, and no decay of norms.
     """
+    if isinstance(schedule, str):
+        schedule = bind(parse_call(schedule, "linear(warm_up_until='epochs=2')"), SCHEDULES)
     check_range("(0, 1]", decay_by=decay_by)
     LRScaling(lr_rule, lr_is)  # raises for other words
     at = _milestones(decay_at)
@@ -120,7 +122,7 @@ def scheduled(
         lr_is=lr_is,
         scheduler=decay,
         schedule_unit="gradient" if at else job.schedule_unit,
-        schedule=bind(parse_call(schedule), SCHEDULES) if isinstance(schedule, str) else schedule or job.schedule,
+        schedule=schedule or job.schedule,
         no_decay_on=job.no_decay_on if decay_norms else BATCH_NORMS,
     )
 

@@ -74,7 +74,7 @@ def user_module(text: str) -> str | None:
 
 
 def _call(text: str, settings: Mapping[str, Any]) -> Call:
-    call = parse_call(text)
+    call = parse_call(text, "mnist(model=softmax)")
     if twice := sorted(call.kwargs.keys() & settings.keys()):
         raise UsageError(f"{', '.join(twice)} is given in '{text}' and as a setting: give it once")
     return Call(call.name, {**call.kwargs, **settings})

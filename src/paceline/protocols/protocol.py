@@ -13,6 +13,7 @@ from paceline.core.duration import Duration, Unit
 from paceline.errors import UsageError
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.momentum import KEEP, Momentum
+from paceline.utils.argument_types import checked_types
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.wording import counted
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 class PlanPart(ABC):
     """Operations of a protocol and of a phase that return a phase or a plan."""
 
+    @checked_types
     def until(
         self,
         fraction: float | None = None,
@@ -97,7 +99,7 @@ class Protocol(PlanPart):
 
     def __post_init__(self) -> None:
         if self.quorum != "all" and not _is_count(self.quorum, least=1):
-            raise UsageError(f"{self.name}: quorum k = {self.quorum!r}, expected a whole number >= 1 or 'all'")
+            raise UsageError(f"{self.name}: quorum k = {self.quorum!r}, expected a whole number >= 1")
         for knob in ("max_staleness", "max_lead"):
             value = getattr(self, knob)
             if value != inf and not _is_count(value, least=0):
@@ -205,6 +207,10 @@ class Plan:
 
     phases: tuple[Phase, ...]
     found_for: FoundFor | None = None
+
+    def __post_init__(self) -> None:
+        if not self.phases:
+            raise UsageError("phases=() has no phase; type for example pl.bsp().until(0.25) >> pl.asp()")
 
     def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
         follower = as_plan(other)

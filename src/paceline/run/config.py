@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sized
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 from paceline.checkpoint.fingerprint import model_in_short
@@ -18,6 +19,7 @@ from paceline.errors import UsageError
 from paceline.jobs.job import Job
 from paceline.policies.learning_rate import ScheduleCurve
 from paceline.protocols.protocol import Plan
+from paceline.utils.validation import check_range
 from paceline.worker.torch_utils import build_model
 
 
@@ -59,6 +61,7 @@ class RunConfig:
     @cached_property
     def checked_plan(self) -> Plan:
         """Plan with its durations in gradients, checked against job and cluster."""
+        check_range("[0, inf)", Integral, seed=self.seed)
         total = self.stop.workload(self.per_epoch)
         limits = {"updates": self.stop.updates, "seconds": self.stop.seconds}
         plan = self.plan.checked(self.cluster.n, total=total, per_epoch=self.per_epoch, **limits)

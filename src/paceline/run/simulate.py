@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import nan
+from numbers import Integral
 
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.parser import parse_cluster
@@ -140,6 +141,9 @@ def simulate(
         >>> simulated.time_s, simulated.totals.used
         (25.0, 100)
     """
+    check_range("[1, inf)", Integral, updates=updates)
+    check_range("[0, inf)", Integral, seed=seed)
+    check_range("[0, inf)", payload_bytes=payload_bytes)
     plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
     simulated = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     if not isinstance(simulated, Cluster):

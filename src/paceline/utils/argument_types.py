@@ -25,8 +25,8 @@ from typing import (
     overload,
 )
 
-from paceline.errors import UsageError
-from paceline.utils.wording import join_words
+from paceline.errors import UsageError, did_you_mean
+from paceline.utils.wording import counted, join_words
 
 T = TypeVar("T")
 
@@ -40,6 +40,19 @@ _WORDS: Mapping[object, tuple[str, str]] = {
     Path: ("a path", "paths"),
     NoneType: ("None", "None"),
     Callable: ("a function", "functions"),
+}
+_EXAMPLES: Mapping[str, str] = {
+    "Callback": "pl.PerfettoTrace('run.json')",
+    "Cluster": "pl.Cluster(4)",
+    "Compensator": "pl.dc_asgd(lambda0=0.04)",
+    "Distribution": "pl.Exponential(mean_s=1.0)",
+    "Duration": "pl.Duration('updates', 100)",
+    "Fault": "pl.Fault(worker=0, draw=3)",
+    "Job": "pl.jobs.digits()",
+    "Phase": "pl.bsp().until(0.25)",
+    "Protocol": "pl.bsp()",
+    "Stop": "pl.Stop(updates=100)",
+    "TraceRow": "the rows of pl.Trace.from_csv('times.csv')",
 }
 
 
@@ -55,6 +68,8 @@ class _Parameters(NamedTuple):
     """Parameters of a call, with their annotations and defaults."""
 
     positional: tuple[str, ...]
+    by_name_only: tuple[str, ...]  # those without a default
+    names: frozenset[str] | None  # of all arguments that can be given by name; None if any name is accepted
     variadic: str  # name of the parameter after a star; empty without one
     hints: Mapping[str, object]
     defaults: Mapping[str, object]
@@ -103,10 +118,27 @@ def _decorated(target: Any, advice: Mapping[str, str]) -> Any:
 def _checked(function: Callable[..., Any], target: object, skipped: int) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        _refuse_wrong_names(target, args[skipped:], kwargs)
         refuse_wrong_types(target, args[skipped:], kwargs)
         return function(*args, **kwargs)
 
     return call
+
+
+def _refuse_wrong_names(target: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+    """Raise a TypeError, as Python does, for an unknown argument and for positional arguments that need a name."""
+    parameters = _parameters(target)
+    if parameters.names is not None and not kwargs.keys() <= parameters.names:
+        unknown = next(name for name in kwargs if name not in parameters.names)
+        advice = did_you_mean(unknown, parameters.names) if parameters.names else "; it takes no arguments"
+        raise TypeError(f"{target.__name__} has no argument {unknown!r}{advice}")
+    most = len(parameters.positional)
+    if len(args) > most and parameters.by_name_only and not parameters.variadic:
+        names = join_words([f"{name}=..." for name in parameters.by_name_only])
+        raise TypeError(
+            f"{target.__name__} takes at most {counted(most, 'argument')} without a name, but {len(args)} were given; "
+            f"type {names}"
+        )
 
 
 def refuse_wrong_types(
@@ -134,7 +166,7 @@ def refuse_wrong_types(
             advice = target.__paceline_advice__.get(name) or _advice(shown, misfit, parameters.defaults.get(name))
             raise UsageError(
                 f"{called or target.__name__}: {shown}{misfit.path}={truncated_repr(misfit.value)}, "
-                f"expected {describe_type(misfit.hint)}{advice}"
+                f"expected {describe_type(_without_none(misfit.hint))}{advice}"
             )
 
 
@@ -151,7 +183,24 @@ def fits(target: Any, name: str, value: object) -> bool:
 def _advice(name: str, misfit: _Misfit, default: object) -> str:
     if isinstance(misfit.value, FunctionType | type):
         return f"; call it: {misfit.value.__name__}(...)"
+    if example := _example(misfit.hint):
+        return f", for example {example}"
     return "" if default is None or misfit.path else f", as {name}={truncated_repr(default)}"
+
+
+def _example(hint: Any) -> str:
+    """Return an example of a public class, or of a list of its instances; empty for other types."""
+    if isinstance(hint, type) and get_origin(hint) is None:
+        return _EXAMPLES.get(hint.__name__, "")
+    found = next(filter(None, map(_example, get_args(hint))), "")
+    return f"[{found}]" if found.startswith("pl.") and get_origin(hint) in _CONTAINERS else found
+
+
+def _without_none(hint: Any) -> Any:
+    """Return the other types of an optional argument, for messages on other values."""
+    choices = [each for each in get_args(hint) if each is not NoneType]
+    is_optional = isinstance(hint, UnionType) or get_origin(hint) is Union
+    return Union[tuple(choices)] if is_optional else hint  # noqa: UP007  # of a number of types
 
 
 @cache
@@ -160,9 +209,18 @@ def _parameters(target: Any) -> _Parameters:
     signature = inspect.signature(target)
     kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     variadic = [name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL]
     return _Parameters(
         tuple(name for name, kind in kinds.items() if kind in by_position),
+        tuple(
+            name
+            for name, parameter in signature.parameters.items()
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is inspect.Parameter.empty
+        ),
+        None
+        if inspect.Parameter.VAR_KEYWORD in kinds.values()
+        else frozenset(name for name, kind in kinds.items() if kind in by_name),
         variadic[0] if variadic else "",
         {name: hint for name, hint in _hints(target).items() if name in kinds},
         {n: p.default for n, p in signature.parameters.items() if p.default is not inspect.Parameter.empty},

@@ -27,10 +27,14 @@ class Call:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-def parse_call(text: str) -> Call:
+def parse_call(text: str, example: str = "k_sync(k=12)") -> Call:
     """Parse ``name`` or ``name(knob=value, ...)``.
 
     A value is a number, ``inf``, ``true``, ``false``, ``none``, a bare word, a quoted string, or a list in brackets.
+
+    Args:
+        text: call to parse.
+        example: call of this kind for messages.
 
     >>> parse_call("k_sync(k=12)")
     Call(name='k_sync', kwargs={'k': 12})
@@ -39,21 +43,21 @@ def parse_call(text: str) -> Call:
     """
     match = _CALL.fullmatch(text)
     if match is None:
-        raise UsageError(f"cannot read {text!r}: type a name, or a name with its knobs, as in k_sync(k=12)")
+        raise UsageError(f"cannot read {text!r}: type a name, or a name with its knobs, as in {example}")
     name, inside = match[1], match[2] or ""
     kwargs: dict[str, Value] = {}
     for argument in split_top(inside, ",") if inside.strip() else []:
-        knob, value = _argument(name, argument)
+        knob, value = _argument(name, argument, example)
         if knob in kwargs:
             raise UsageError(f"{knob} is given twice in {text!r}: type it once")
         kwargs[knob] = value
     return Call(name, kwargs)
 
 
-def _argument(name: str, text: str) -> tuple[str, Value]:
+def _argument(name: str, text: str, example: str) -> tuple[str, Value]:
     knob, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not knob.isidentifier():
-        raise UsageError(f"{text.strip()!r} has no name in {name}(...): type it as knob=value, as in k_sync(k=12)")
+        raise UsageError(f"{text.strip()!r} has no name in {name}(...): type it as knob=value, as in {example}")
     return knob, _value(value)
 
 

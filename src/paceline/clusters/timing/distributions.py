@@ -353,4 +353,4 @@ def parse_distribution(text: str) -> Distribution:
     >>> parse_distribution("shifted_exp(shift=0.3, mean=0.7)")
     ShiftedExponential(shift_s=0.3, mean_s=0.7)
     """
-    return bind(parse_call(text), DISTRIBUTIONS)
+    return bind(parse_call(text, "exp(mean=1)"), DISTRIBUTIONS)

@@ -53,6 +53,8 @@ class RunsFolder:
         self.path = path
         self.request = request
         self._kind = kind
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"{path} is a file; give another folder with out=, or remove the file")
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(path, f"another {kind.noun}")
