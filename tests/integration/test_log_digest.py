@@ -60,6 +60,7 @@ def test_the_digest_of_a_resumed_run_covers_its_whole_log(whole, tmp_path):
     )
 
 
+@pytest.mark.slow
 @given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_any_flipped_bit_is_detected_before_training_resumes(where, bit, whole, tmp_path_factory):
     run = shutil.copytree(whole.folder, tmp_path_factory.mktemp("copy") / "run")

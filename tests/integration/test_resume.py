@@ -211,6 +211,7 @@ def test_a_reached_target_accuracy_can_be_raised(tmp_path):
     assert_same(raised, whole)
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(share=st.floats(0.01, 0.99), every=st.integers(1, 15))
 def test_a_resume_is_exact_for_any_crash_point_and_checkpoint_interval(share, every, tmp_path_factory):

@@ -69,6 +69,7 @@ def test_round_trips_take_one_second_on_average(alpha):
     assert cluster(alpha).distribution_of(0).expectation_s == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_a_figure_is_run_once_tabulated_and_drawn(folder, tmp_path, capsys):
     asked = ["--figure", "8", "--only", r"B=16/(dbw|backup\(k=2\))$", "--folder", str(folder), "--updates", "4"]
     asked += ["--seeds", "1", "--out", str(tmp_path / "results")]

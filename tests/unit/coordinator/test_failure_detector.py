@@ -108,6 +108,7 @@ def test_the_running_median_equals_the_median_of_the_latest_values(values, size)
     assert running.value == RunningMedian(size, values).value == median(values[-size:])
 
 
+@pytest.mark.slow
 def test_false_alarms_have_the_stated_probability():
     normal = NormalDist()
     assert 1 - normal.cdf(DEVIATIONS) < 2e-8

@@ -195,6 +195,7 @@ def numbers(told):
     return [*(each.factor for each in done), float(finite)]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     model=st.sampled_from(MODELS),

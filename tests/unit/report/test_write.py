@@ -145,6 +145,7 @@ def test_a_report_that_cannot_be_written_is_an_error(parent, tmp_path, monkeypat
     assert "cannot write" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_figures_of_a_run_without_updates_and_with_names_that_look_like_formulas_are_drawn(tmp_path):
     write_run(tmp_path / "one", two_updates(), protocol="$\\frac{_")
     write_run(tmp_path / "two", two_updates()[:1], protocol="_hidden")

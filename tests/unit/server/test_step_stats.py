@@ -133,6 +133,7 @@ def test_the_variance_equals_that_of_the_microbatches(microbatches, model):
     assert measured.variance == pytest.approx(spread / (microbatches - 1))
 
 
+@pytest.mark.slow
 def test_the_variance_has_no_bias():
     job = tiny_job(microbatches=4, batch_size=16)
     variances, gradients = zip(*((m.variance, g) for m, g in gradients_of(job, 600)), strict=True)

@@ -122,6 +122,7 @@ def test_without_censoring_the_estimate_is_the_empirical_distribution():
     assert [survival.time_after(0.0, each) for each in u] == pytest.approx(list(expected), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_imputed_times_have_the_mean_of_the_censored_times():
     rng = stream(0, "test")
     times_s, limits_s = rng.exponential(1.0, 5000), rng.exponential(3.0, 5000)

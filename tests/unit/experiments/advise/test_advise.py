@@ -69,6 +69,7 @@ def test_the_shares_of_wins_sum_to_one(advice):
     assert [each.seconds for each in advice.ranking] == sorted(each.seconds for each in advice.ranking)
 
 
+@pytest.mark.slow
 def test_a_proportional_learning_rate_makes_small_quorums_need_more_updates(tmp_path):
     record(tmp_path / "run", protocol="bsp", lr_rule="proportional")
     found = {each.protocol: each.updates for each in pl.advise(tmp_path / "run", protocols=PROTOCOLS[:2]).ranking}
@@ -167,12 +168,14 @@ def test_unpredictable_protocols_are_refused(folder, options, message):
         pl.advise(folder, **options)
 
 
+@pytest.mark.slow
 def test_adam_and_momentum_use_their_effective_step(tmp_path):
     record(tmp_path / "run", optimizer=partial(torch.optim.SGD, lr=0.02, momentum=0.8))
     [own] = pl.advise(tmp_path / "run", protocols=["k_sync(k=4)"]).ranking
     assert own.updates == pytest.approx(100)
 
 
+@pytest.mark.slow
 def test_single_gradients_need_microbatches_to_measure_noise(tmp_path):
     record(tmp_path / "run", protocol="asp", updates=200, microbatches=4)
     found = {each.protocol: each for each in pl.advise(tmp_path / "run", protocols=["asp", "bsp"]).ranking}

@@ -39,6 +39,7 @@ def recorded(out, samples):
     return out
 
 
+@pytest.mark.slow
 def test_the_constants_of_a_quadratic_are_found(tmp_path):
     # With noise of the covariance 1 / a^2 of x, that of a sample's gradient is a^2, the Hessian: a log-likelihood.
     samples = torch.tensor(np.random.default_rng(0).normal(size=(20_000, 3))) / SIDES

@@ -63,6 +63,7 @@ def test_the_quadratic_job_has_the_stated_curvatures():
     assert torch.allclose(2 * inputs.T @ inputs / len(inputs), torch.diag(CURVATURES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "largest"),
     [

@@ -128,6 +128,7 @@ def test_with_equal_accuracies_the_search_reaches_the_smallest_fraction(accuracy
         assert found.amortised == pytest.approx(2 * found.cost)
 
 
+@pytest.mark.slow
 @given(searches())
 def test_with_all_runs_the_search_finds_the_true_fraction(search):
     most = max(len(rung.accuracies) for rung in (search.bsp, *search.ladder))

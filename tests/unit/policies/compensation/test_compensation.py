@@ -62,6 +62,7 @@ def test_unchanged_parameters_leave_only_the_staleness_scale(compensator):
     assert factor in (1.0, 0.0, getattr(compensator, "lambda0", None)) or isinstance(compensator, StalenessWeight)
 
 
+@pytest.mark.slow
 @given(C=st.floats(1e-6, 1e6), eta_max=st.floats(1e-4, 10))
 def test_the_staleness_learning_rate_equals_equation_13(C, eta_max):
     stale = delayed(learning_rate=eta_max)

@@ -216,6 +216,7 @@ batches = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(batches, st.sampled_from([None, 1, 4]), st.sampled_from([1.0, 0.5]))
 def test_incremental_repair_equals_a_full_solve_and_a_restored_state_is_bit_identical(batches, window, forgetting):
     samples = Samples(4, window, forgetting)
