@@ -97,6 +97,14 @@ class Job(Representation):
 
     Raises:
         UsageError: an argument is missing, of the wrong kind, or contradicts another.
+
+    Example:
+        >>> from functools import partial
+        >>> import torch
+        >>> data = torch.utils.data.TensorDataset(torch.zeros(64, 2), torch.zeros(64, 1))
+        >>> sgd, loss = partial(torch.optim.SGD, lr=0.1), torch.nn.functional.mse_loss
+        >>> Job(model=torch.nn.Linear(2, 1), optimizer=sgd, data=data, batch_size=8, loss=loss).batch_size
+        8
     """
 
     model: nn.Module | Callable[[], nn.Module]

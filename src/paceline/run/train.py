@@ -127,6 +127,12 @@ def train(
     Raises:
         UsageError: the arguments cannot work; nothing has run.
         RunError: the run failed.
+
+    Example:
+        >>> import paceline as pl
+        >>> result = pl.train(pl.jobs.digits(), protocol="k_sync(k=3)", cluster="4*exp(mean=1)", stop="updates=20")
+        >>> result.reason, round(result.time_s, 1)
+        ('20 updates made', 22.7)
     """
     refuse_while_unpickling()
     plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
