@@ -170,7 +170,7 @@ def train_by_hand(model: nn.Module, workload: Workload, rank: int, settings: Ans
 
 
 def train_ours(settings: Answer) -> Answer:
-    """Train without a server; tell the times, and what rank 0 says of its waiting."""
+    """Train without a server; report the times, and the waiting time that rank 0 measured."""
     if "mbit_per_s" in settings:
         shape(settings["mbit_per_s"])
     workload = make_workload(settings)
@@ -243,7 +243,7 @@ def hold_model(settings: Answer) -> Answer:
 
 
 def train_and_measure(settings: Answer) -> Answer:
-    """Train, and tell the largest memory before, while and after everything is there."""
+    """Train; report the peak memory before, during and after the set-up."""
     answer = train_ours(settings)
     return {**answer.get("memory", {}), "peak_after_bytes": peak_bytes()}
 
@@ -253,7 +253,7 @@ def peak_bytes() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError("this system does not tell the peak of resident memory")
+    raise RuntimeError("this system does not report the peak of resident memory")
 
 
 def forget_peak() -> None:
@@ -261,7 +261,7 @@ def forget_peak() -> None:
 
 
 def tensors_bytes() -> int:
-    """Return the memory of all large tensors that Python knows, each once."""
+    """Return the memory of all large tensors that the garbage collector tracks, each counted once."""
     storages = {}
     for each in gc.get_objects():
         if issubclass(type(each), Tensor):  # isinstance would ask objects that then warn

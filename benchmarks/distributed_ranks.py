@@ -197,7 +197,7 @@ def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def train_ddp(settings: dict[str, Any]) -> dict[str, Any]:
-    """Train as DDP does, and tell how it ends when one of its ranks dies."""
+    """Train as DDP does, and report how the run ends when one of its ranks is killed."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)

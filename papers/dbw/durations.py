@@ -54,7 +54,7 @@ class Watch(pl.Controller[UpdateTimes]):
     said: list[tuple[list[float], list[float]]] = field(default_factory=list)
 
     def begin(self, n: int) -> UpdateTimes:
-        """Know nothing yet."""
+        """Start without measurements."""
         return UpdateTimes(n, Both(n), late=True)
 
     def decide(self, state: UpdateTimes, observation: pl.Observation) -> tuple[UpdateTimes, Sequence[Action]]:
@@ -76,7 +76,7 @@ class Durations:
     """The figure, for one seed.
 
     Args:
-        truth_updates: of the long simulations that tell the true times.
+        truth_updates: number of updates of the long simulations that measure the true times, >= 1.
     """
 
     seed: int

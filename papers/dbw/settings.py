@@ -31,7 +31,7 @@ class Series:
 
     @property
     def name(self) -> str:
-        """What tells it from the other series of its case."""
+        """Label that distinguishes the series from the others of its case."""
         rule = ", proportional" if self.lr_rule == "proportional" else ""
         return f"{self.protocol}{rule}" if self.lr is None else f"{self.protocol}, lr={self.lr:g}"
 

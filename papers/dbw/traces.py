@@ -153,7 +153,7 @@ def estimates(history: History, D: int, lr: float, n: int) -> list[Estimate]:
 
 
 def updates(history: History) -> Iterator[tuple[int, GainInput]]:
-    """Yield k of every update, and what its gradients tell."""
+    """Yield k of every update, and the statistics of its gradients."""
     used: list[GradientArrived] = []
     for record in history:
         match record:

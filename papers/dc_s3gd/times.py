@@ -22,7 +22,7 @@ PLAYED = 10_000  # rounds
 
 
 def predicted_s(protocol: str, compute_s: float, all_reduce_s: float, there_and_back_s: float) -> float:
-    """Return the seconds in which each of N workers that are alike has made a gradient and come to know the result.
+    """Return the seconds in which each of N workers that are alike has computed a gradient and received the result.
 
     Args:
         compute_s: t_C.

@@ -115,7 +115,7 @@ class Series:
 
     @property
     def name(self) -> str:
-        """What tells it from the other series of its case."""
+        """Label that distinguishes the series from the others of its case."""
         return self.protocol if self.lr is None else f"{self.protocol}, lr={self.lr:g}"
 
 

@@ -73,7 +73,7 @@ class Series:
 
     @property
     def name(self) -> str:
-        """What tells it from the other series of its case."""
+        """Label that distinguishes the series from the others of its case."""
         others = {"lr": self.lr, "B": self.batch_size}
         return ", ".join([self.protocol, *(f"{name}={value:g}" for name, value in others.items() if value)])
 

@@ -16,7 +16,7 @@ from tiny_jobs import tiny_job
 
 @pytest.fixture
 def heard(monkeypatch):
-    """Return what rank 0 hears, which is this process."""
+    """Return the messages that rank 0, this process, receives."""
     messages = []
     receive = Connection.recv
 

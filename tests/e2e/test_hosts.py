@@ -92,7 +92,7 @@ def test_a_worker_that_is_started_again_after_its_host_was_cut_off_takes_its_pla
         with ranks_on_hosts(made, [0, 0, 1], tiny_job(), slow, [cut, EndWhen(_is_back)], **settings) as job:
             job.start_all()
             job.await_loss()
-            job.processes[2].kill()  # of which rank 0 hears nothing
+            job.processes[2].kill()  # without a message to rank 0
             job.processes[2].join()
             made.mend(1)
             job.start(2)

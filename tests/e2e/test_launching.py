@@ -140,7 +140,7 @@ def test_a_host_of_torchrun_dies_and_another_one_takes_its_place(start, tmp_path
         time.sleep(2.0)
         outputs([first, start(made, there, 1)])
     history = SavedRun(tmp_path / "runs/torchrun").history
-    assert history.of(RunResumed) == []  # nobody else was started again
+    assert history.of(RunResumed) == []  # no other process was restarted
     lost = [record.worker for record in history.of(WorkerLost)]
     assert sorted(lost) == sorted(record.worker for record in history.of(WorkerJoined)) == [1, 2]
 

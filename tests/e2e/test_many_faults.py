@@ -29,7 +29,7 @@ def script(random):
 
 
 class Script(pl.Callback):
-    """Cuts links by script, for as long as it says, and tells which workers hang."""
+    """Cuts links by script, for the scripted times, and reports which workers hang."""
 
     def __init__(self, made, befalls, said):
         self._hosts = made
@@ -57,7 +57,7 @@ class Script(pl.Callback):
 
 
 def supervise(job, said):
-    """Start whoever has ended again, and end whoever hangs, until rank 0 is done; return what was seen."""
+    """Restart processes that have ended, and end those that hang, until rank 0 is done; return the observations."""
     seen, read = Counter(), 0
     while not job.has_ended(0, within_s=0.05):
         lines = said.read_text().splitlines() if said.exists() else []

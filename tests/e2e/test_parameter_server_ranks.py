@@ -23,7 +23,7 @@ EXACT = 1e-12
 @pytest.mark.processes
 def test_a_killed_worker_is_lost_at_once_and_one_that_comes_back_does_its_share():
     epochs, samples = 3, 8 * BATCH
-    faults = [pl.Fault(worker=0, draw=9), pl.Fault(worker=1, draw=3)]  # after that there is nobody
+    faults = [pl.Fault(worker=0, draw=9), pl.Fault(worker=1, draw=3)]  # then no worker is left
     train = counting_job(samples)
     killed_s = []
 
@@ -60,7 +60,7 @@ def test_a_worker_that_is_told_to_end_hands_in_what_it_has():
         os.kill(job.processes[1].pid, signal.SIGTERM)
         with pytest.raises(SystemExit) as left:
             job.end(1)
-        assert left.value.code == 128 + signal.SIGTERM  # without torchrun, somebody is to take its place
+        assert left.value.code == 128 + signal.SIGTERM  # without torchrun, another process is to take its place
         end = job.end(0)
     assert lost(end) == [(0, "SIGTERM")]
     assert end.stopped_by == "updates"

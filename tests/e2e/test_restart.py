@@ -46,7 +46,7 @@ def loss(model):
 
 @pytest.fixture(scope="module")
 def unbroken():
-    """Return the losses of runs of ten seeds that nobody kills."""
+    """Return the losses of ten seeds of runs that are not killed."""
     runs = [restarted_script.train("loss", pl.Cluster(2), seed) for seed in range(10)]
     return torch.tensor([loss(result.model) for result in runs])
 

@@ -22,7 +22,7 @@ def run(folder, at_call):
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    """Return the folder of the run that nobody kills, and how many function calls it makes."""
+    """Return the folder of the run that is not killed, and how many function calls it makes."""
     folder = tmp_path_factory.mktemp("unbroken") / "run"
     return folder, int(run(folder, at_call=-1).stdout)
 

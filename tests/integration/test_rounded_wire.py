@@ -23,7 +23,9 @@ def test_bf16_on_the_wire_is_training_with_rounded_numbers_and_replays(tmp_path)
     exact = parameters_of(simulated.model)
     assert largest_relative_difference(ours, rounded) < 1e-5
     assert 1e-4 < largest_relative_difference(ours, exact) < 2e-2
-    assert all(torch.equal(flat(end.parameters), ours) for end in ends)  # what everybody has at the end is not rounded
+    assert all(
+        torch.equal(flat(end.parameters), ours) for end in ends
+    )  # the final parameters are not rounded on any worker
     assert pl.replay(tmp_path / "run").is_same
 
 

@@ -43,7 +43,7 @@ TABLE = [
     ("adasync", adasync(base="k_batch_async", K_0=2), (2, inf, "arrival", "finish", inf)),
 ]
 
-# Without a server: the coordinator sees one gradient of everybody an update.
+# Without a server: the coordinator sees one gradient of each worker per update.
 WITHOUT_SERVER = [
     (name, protocol, ("all", 0, "update", "finish", inf))
     for name, protocol in [

@@ -7,7 +7,7 @@ from paceline.policies.learning_rate import LRScaling
 
 
 class Driven:
-    """A controller that hears, update by update, of gradients that arrive after given times."""
+    """Controller that observes, update by update, gradients that arrive after given times."""
 
     def __init__(self, controller, n, protocol=None):
         self.controller, self.n = controller, n

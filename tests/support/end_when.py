@@ -38,7 +38,7 @@ class EndWhen(pl.Callback):
             signal.raise_signal(signal.SIGTERM)
 
     def on_end(self, end):
-        self._has_ended = True  # nobody listens to signals any more
+        self._has_ended = True  # signals are no longer handled
 
     def _count(self, record):
         match record:

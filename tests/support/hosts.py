@@ -46,7 +46,7 @@ def need_hosts():
 class Hosts:
     """Namespaces with an `eth0` each, and one more with the switch that their links lead to.
 
-    Nothing is made in the namespace of this process, and the names hold its number, so that nobody collides.
+    Nothing is made in the namespace of this process, and the names hold its number, so that names do not collide.
     """
 
     def __init__(self, count):
@@ -84,7 +84,7 @@ class Hosts:
         ip("-n", self.switch, "link", "set", f"h{host}", "down")
 
     def part(self, one, other):
-        """Let nothing come from one host to the other, either way: each takes it for somebody else's address."""
+        """Let nothing come from one host to the other, either way: each takes it for another host's address."""
         for here, there in ((one, other), (other, one)):
             words = ["replace", self.address(there), "lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"]
             ip("-n", self.names[here], "neigh", *words)

@@ -82,14 +82,14 @@ class NaiveCoordinator:
 
     def able(self):
         """Those that can still contribute: for "all" it has to be their first gradient of this update."""
-        everybody = self.protocol.quorum == "all"
+        waits_for_all = self.protocol.quorum == "all"
         return [
             worker
             for worker in self.workers
             if worker.live
             and worker.counts
             and (worker.version is not None or self.may_start(worker))
-            and not (everybody and worker.contributed)
+            and not (waits_for_all and worker.contributed)
         ]
 
     def may_start(self, worker):

@@ -1,4 +1,4 @@
-"""The ranks of a job on this machine, each a process with torchrun's variables, as somebody who starts them by hand."""
+"""The ranks of a job on this machine, each a process with torchrun's variables, as when they are started by hand."""
 
 import ctypes
 import multiprocessing
@@ -37,7 +37,7 @@ def context():
 
 
 class Job:
-    """Starts ranks and hears what became of them.
+    """Starts ranks and collects their results.
 
     Args:
         world_size: ranks.
@@ -130,7 +130,7 @@ class Job:
 
     def await_loss(self):
         """Wait until rank 0, in a process of its own, has declared a silent worker lost."""
-        self._await("loss", "nobody was declared lost")
+        self._await("loss", "no worker was declared lost")
 
     def _await(self, what, otherwise):
         deadline_s = time.monotonic() + LIMIT_S

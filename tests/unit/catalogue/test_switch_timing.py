@@ -207,7 +207,7 @@ def test_a_simulation_with_an_unreachable_phase_is_refused():
     [
         ("bsp@updates=2 >> asp", "updates=3"),
         ("bsp@updates=23 >> asp", "epochs=2"),  # if workers are lost, its updates are of one gradient
-        ("bsp@updates=50 >> asp", "seconds=3"),  # in other units: nobody knows beforehand
+        ("bsp@updates=50 >> asp", "seconds=3"),  # in other units: not comparable before the run
         ("bsp@seconds=100 >> asp", "updates=3"),
         ("bsp@99% >> asp", "epochs=1"),
     ],

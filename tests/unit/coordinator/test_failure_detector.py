@@ -118,7 +118,7 @@ def test_false_alarms_have_the_stated_probability():
         draws = np.random.default_rng(count).standard_normal((100_000, count + 1))
         above = draws[:, -1] - np.log(np.median(np.exp(draws[:, :-1]), axis=1))
         bound = DEVIATIONS * np.sqrt(1 + np.pi / (2 * (count - 1) + np.pi))
-        exceeded = np.mean(above > bound * 3 / DEVIATIONS)  # 3 deviations, as nobody sees 5.5 by chance
+        exceeded = np.mean(above > bound * 3 / DEVIATIONS)  # 3 deviations, as 5.5 do not occur by chance
         assert exceeded < 1.5 * (1 - normal.cdf(3))
 
 

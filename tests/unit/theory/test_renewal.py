@@ -16,7 +16,7 @@ from theory_cases import CONSTANT, EXPONENTIAL, HYPER, PARETO, SHIFTED, seconds,
 
 # -- K-batch-sync: the renewal integral
 def test_the_second_of_two_uniform_times():
-    # Nobody is done by t with probability (1-t)**2, one worker once with 2 (1-t) (t - t**2/2): 1/3 + 1/4.
+    # No worker is done by t with probability (1-t)**2, one worker once with 2 (1-t) (t - t**2/2): 1/3 + 1/4.
     lower_s, upper_s = time_of_gradients(pl.Uniform(0.0, 1.0), k=2, n=2)
     assert lower_s < 7 / 12 < upper_s < 1.01 * lower_s
 
@@ -30,7 +30,7 @@ def test_the_second_of_two_uniform_times():
         (pl.Pareto(1.0, 0.5001), 1, 2, 1.0002 / 0.0002),
         (CONSTANT, 7, 3, 3.0),
         (pl.Empirical((1.0, 3.0)), 2, 2, 9 / 4),  # (1, 1): 1 s. (1, 3): 2 s or 3 s. (3, 3): 3 s
-        (pl.Uniform(1.0, 1.9), 5, 7, 1 + 0.9 * 5 / 8),  # nobody is done twice before the fifth is done once
+        (pl.Uniform(1.0, 1.9), 5, 7, 1 + 0.9 * 5 / 8),  # no worker is done twice before the fifth is done once
     ],
     ids=str,
 )

@@ -54,10 +54,10 @@ def test_all_reduce_of_gradients_is_synchronous_with_its_sum_in_every_round_trip
 
 
 @pytest.mark.parametrize("protocol", [pl.dc_s3gd(), pl.s3gd(), pl.local_sgd(4)], ids=str)
-@pytest.mark.parametrize("tells", [expected, pl.theory.staleness])
-def test_update_averaging_protocols_have_no_theory(protocol, tells):
+@pytest.mark.parametrize("function", [expected, pl.theory.staleness])
+def test_update_averaging_protocols_have_no_theory(protocol, function):
     with pytest.raises(NoTheoryError, match="whose workers take steps of their own; measure it"):
-        tells(protocol, pl.Cluster(P, EXPONENTIAL))
+        function(protocol, pl.Cluster(P, EXPONENTIAL))
 
 
 # -- which protocols are which

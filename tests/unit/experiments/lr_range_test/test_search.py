@@ -213,9 +213,9 @@ def test_a_range_test_without_live_workers_is_an_error():
     cluster = pl.Cluster(4, faults=[pl.Fault(0, 3)])
     with pytest.raises(pl.RunError, match=r"k_sync\(k=4\), seed 0: an update had fewer than 4 gradients"):
         find(cluster=cluster, updates=10)
-    nobody = pl.Cluster(4, faults=[pl.Fault(worker, 3) for worker in range(4)])
+    all_lost = pl.Cluster(4, faults=[pl.Fault(worker, 3) for worker in range(4)])
     with pytest.raises(pl.RunError, match=r"k_sync\(k=4\), seed 0: .*worker"):
-        find(cluster=nobody, updates=10)
+        find(cluster=all_lost, updates=10)
 
 
 # --- the command line -------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def searched(bisection, train):
 
 
 def algorithm_1(beta, M, A, train, one_sided):
-    """Algorithm 1, line by line and in percent; alpha' is set to 0 for each setting, which the paper forgets."""
+    """Algorithm 1, line by line and in percent; alpha' is set to 0 for each setting, which the paper omits."""
     upper, lower, m = 100.0, 0.0, 0
     timings = []
     while m < M:

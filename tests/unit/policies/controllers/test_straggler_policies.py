@@ -15,7 +15,7 @@ from paceline.policies.estimators.stragglers import KNOWN, StragglerDetector, Th
 from tiny_jobs import tiny_job
 
 
-def hear(detector, times_s):
+def observe(detector, times_s):
     """Let every worker deliver once, in a round."""
     for worker, busy_s in times_s.items():
         detector.observe(worker, busy_s, live=len(times_s))
@@ -43,7 +43,7 @@ times = st.floats(0.1, 10.0)
 def test_a_window_is_judged_by_the_rule_of_the_cluster(rounds):
     detector = StragglerDetector(window=1, consecutive=1, min_gap=0.2)
     for times_s in rounds:
-        hear(detector, named(times_s))
+        observe(detector, named(times_s))
         assert detector.throughput == {k: 1 / each for k, each in enumerate(times_s)}
         assert detector.stragglers == slow_by_the_rule(detector.throughput, 0.2)
 
@@ -53,7 +53,7 @@ def test_windows_are_adjacent_or_overlap(sliding, expected):
     detector = StragglerDetector(window=3, consecutive=2, sliding=sliding)
     changes, was = [], False
     for update in range(1, 13):
-        hear(detector, {0: 1.0, 1: 1.0, 2: 1.0, 3: 9.0 if update <= 6 else 1.0})
+        observe(detector, {0: 1.0, 1: 1.0, 2: 1.0, 3: 9.0 if update <= 6 else 1.0})
         if (3 in detector.stragglers) is not was:
             was = not was
             changes.append(update)
@@ -63,26 +63,26 @@ def test_windows_are_adjacent_or_overlap(sliding, expected):
 def test_the_throughput_of_a_window_is_gradients_by_busy_seconds():
     detector = StragglerDetector(window=2)
     for busy_s in (1.0, 3.0):
-        hear(detector, {0: busy_s, 1: 2.0, 2: 2.0})
+        observe(detector, {0: busy_s, 1: 2.0, 2: 2.0})
     assert detector.throughput == {0: 2 / 4, 1: 0.5, 2: 0.5}
 
 
 def test_a_worker_without_gradients_in_a_window_keeps_its_state():
     detector = StragglerDetector(window=1, consecutive=2)
-    hear(detector, named([9, 1, 1, 1]))
+    observe(detector, named([9, 1, 1, 1]))
     for _ in range(4):  # asynchronously: four arrivals of the others are a round
         detector.observe(1, 1.0, live=4)
     assert detector.stragglers == set()
-    hear(detector, named([9, 1, 1, 1]))
+    observe(detector, named([9, 1, 1, 1]))
     assert detector.stragglers == {0}
-    hear(detector, named([1, 1, 1, 1]))
+    observe(detector, named([1, 1, 1, 1]))
     assert detector.stragglers == set()
 
 
 def test_a_worker_slower_by_less_than_the_gap_is_not_a_straggler():
     for gap, found in ((0.2, set()), (0.1, {0})):
         detector = StragglerDetector(window=1, consecutive=1, min_gap=gap)
-        hear(detector, named([1.2, 1, 1, 1, 1, 1]))
+        observe(detector, named([1.2, 1, 1, 1, 1, 1]))
         assert detector.stragglers == found
 
 
@@ -91,9 +91,9 @@ def test_stragglers_in_half_of_the_cluster_are_detected_by_their_own_history(n, 
     detector = StragglerDetector(window=1, consecutive=2)
     rng = np.random.default_rng(0)
     for _ in range(KNOWN):
-        hear(detector, named(rng.uniform(0.95, 1.05, n)))
+        observe(detector, named(rng.uniform(0.95, 1.05, n)))
     for _ in range(2):
-        hear(detector, {k: 5.0 if k in slow else 1.0 for k in range(n)})
+        observe(detector, {k: 5.0 if k in slow else 1.0 for k in range(n)})
     assert slow_by_the_rule(detector.throughput, 0.2) & slow == set(), "which the rule of the cluster does not see"
     assert detector.stragglers == slow
 
@@ -103,15 +103,15 @@ def test_a_slowdown_of_all_workers_has_no_stragglers(n):
     detector = StragglerDetector(window=1, consecutive=1)
     rng = np.random.default_rng(0)
     for factor in [1] * 8 + [4] * 8:
-        hear(detector, named(factor * rng.uniform(0.95, 1.05, n)))
+        observe(detector, named(factor * rng.uniform(0.95, 1.05, n)))
         assert detector.stragglers == set()
 
 
 def test_a_constantly_slower_worker_is_normal_by_its_own_history_only():
     detector = StragglerDetector(window=1, consecutive=2)
     for _ in range(20):
-        hear(detector, named([2.0, 1.0]))
-    assert detector.stragglers == set(), "two workers: only a change tells"
+        observe(detector, named([2.0, 1.0]))
+    assert detector.stragglers == set(), "two workers: only a change identifies the straggler"
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=30))
@@ -140,13 +140,13 @@ def test_noise_of_20_percent_is_distinguished_from_a_straggler():
     rng, flagged, found = np.random.default_rng(1), 0, 0
     detector = StragglerDetector()
     for _ in range(800):
-        hear(detector, named(np.maximum(0.05, 1 + 0.2 * rng.standard_normal(8))))
+        observe(detector, named(np.maximum(0.05, 1 + 0.2 * rng.standard_normal(8))))
         flagged += len(detector.stragglers)
     for _ in range(50):
         detector = StragglerDetector()
         for update in range(20):
             busy_s = np.maximum(0.05, 1 + 0.2 * rng.standard_normal(8))
-            hear(detector, named(busy_s * [1 + (update >= 14), *[1] * 7]))
+            observe(detector, named(busy_s * [1 + (update >= 14), *[1] * 7]))
         found += 0 in detector.stragglers
     assert flagged / (800 * 8) < 0.01
     assert found >= 48
@@ -244,7 +244,7 @@ def test_stragglers_are_readmitted_for_the_next_phase():
         (4, 5.0, {1, 2}, {1, 2}),  # half of the cluster
         (4, 3.0, {0, 1, 2}, set()),  # one worker brings less than four at a third
         (4, 5.0, {0, 1, 2}, {0, 1, 2}),
-        (4, 5.0, {0, 1, 2, 3}, set()),  # everybody
+        (4, 5.0, {0, 1, 2, 3}, set()),  # all workers
         (2, 5.0, {1}, {1}),
         (2, 1.5, {1}, set()),
     ],

@@ -1,4 +1,4 @@
-"""What a run tells of the noise of its gradients, against gradients whose noise is known."""
+"""Estimated gradient noise of a run, against gradients of known noise."""
 
 from math import inf, isnan, nan
 
@@ -13,7 +13,7 @@ ETA = 0.1
 
 
 def observed(gradients, samples=4, scale=1.0):
-    """Return what an update of these gradients [k, d] tells, with plain SGD."""
+    """Return the statistics of an update of these gradients [k, d], with plain SGD."""
     mean = gradients.mean(0)
     square = float(mean @ mean)
     step = Step(square, ETA * scale * square, (ETA * scale) ** 2 * square, ETA * scale, ETA)

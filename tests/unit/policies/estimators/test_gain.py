@@ -59,7 +59,7 @@ def test_the_gain_equals_the_equations_of_the_paper(seed, count, D, rate):
 
 
 def test_the_smoothness_of_a_quadratic_is_its_curvature():
-    """F = c |w|^2 / 2 without noise: every step tells L = c exactly, and the gain is the decrease exactly."""
+    """F = c |w|^2 / 2 without noise: every step measures L = c exactly, and the gain is the decrease exactly."""
     curvature, rate = 3.0, 0.1
     w = np.array([1.0, -2.0, 0.5])
     estimator, losses = GainEstimator(5), []

@@ -1,4 +1,4 @@
-"""The isotonic fit where other solvers know the answer, and where rounding could keep it from ending."""
+"""Isotonic fit: against other solvers, and where rounding could prevent its end."""
 
 from itertools import pairwise
 

@@ -27,7 +27,7 @@ def work_of(trace):
 
 
 def truth_of(records):
-    """Return (name, start, end) of each (worker, draw), as the records tell at last."""
+    """Return (name, start, end) of each (worker, draw), as in the final records."""
     truth = {}
     for record in records:
         match record:

@@ -57,7 +57,7 @@ def test_who_answers_is_left_alone_however_late():
     asked = [server.asked for server in servers.values()]
     assert told.empty()
     assert not any(server.is_disconnected for server in servers.values())
-    assert [server.asked for server in servers.values()] == asked  # nobody is asked any more
+    assert [server.asked for server in servers.values()] == asked  # no further requests
 
 
 def test_who_falls_silent_is_reported_once_with_how_long_was_waited():
