@@ -6,12 +6,14 @@ import runpy
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
 from paths import ROOT
+from shown_code import BLOCK, commands_of, run_command
 
 EXAMPLES = ROOT / "examples"
 pytestmark = pytest.mark.docs
@@ -35,6 +37,19 @@ def test_the_job_of_a_tutorial_trains_from_the_command_line(tmp_path):
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False, env=os.environ)
     assert done.returncode == 0, done.stderr
     assert "reached the target 0.2" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_script_of_a_tutorial_runs_under_torchrun_and_by_hand(tmp_path, monkeypatch):
+    page = (ROOT / "docs/tutorials/many-machines.md").read_text()
+    blocks = [each.groupdict() for each in BLOCK.finditer(page) if (each["mark"] or "").startswith("run by")]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    (tmp_path / "train.py").write_text(blocks[0]["source"])
+    for block in blocks[1:]:
+        [(command, shown)] = commands_of(block)
+        last = shown.splitlines()[-1]
+        assert last in run_command(command)
 
 
 def test_the_notebook_trains(tmp_path):
