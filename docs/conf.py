@@ -42,6 +42,7 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
+smartquotes = False  # quotes in docstrings are code
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
