@@ -8,6 +8,7 @@ from math import ceil
 from paceline.utils.wording import counted
 
 BUSIEST = 0.5  # utilization beyond which workers that send at random wait about as long as they send
+MEASURABLE_BYTES = 100_000  # the time of a shorter transfer is latency, from which no bandwidth follows
 MAX_GRADIENTS = 4  # per worker on average, after which the estimate no longer waits for further workers
 
 
@@ -52,7 +53,8 @@ class LinkMonitor:
     Args:
         n: number of workers.
         shards: bytes of each shard of a version, and of a gradient, on the wire.
-        bytes_per_s: bandwidth of a server's link in each direction; None to use the fastest of the first transfers.
+        bytes_per_s: bandwidth of a server's link in each direction; None to use the fastest of the first transfers,
+            without a report if they are too short for that.
 
     Attributes:
         is_bottleneck: whether more shards are recommended than there are.
@@ -67,7 +69,7 @@ class LinkMonitor:
         self._first: dict[int, tuple[float, float]] = {}
         self._lost: set[int] = set()
         self._gradients = 0
-        self._has_reported = False
+        self._has_reported = bytes_per_s is None and self._largest < MEASURABLE_BYTES  # there is nothing to report
         self.is_bottleneck = False
 
     def on_gradient(self, worker: int, compute_s: float, network_s: float) -> str | None:

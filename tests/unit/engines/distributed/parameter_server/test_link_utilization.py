@@ -118,3 +118,10 @@ def test_with_slices_the_largest_one_makes_the_busiest_link(slices, expected):
     share = link_utilization(4, max(slices), 12.0, 1e6)
     assert said.startswith(f"busiest link of {len(slices)} servers about {share:.0%} busy, {expected}: ")
     assert "4 workers, 8 MB per gradient in each direction" in said
+
+
+def test_the_bandwidth_of_a_short_transfer_is_not_guessed():
+    monitor = LinkMonitor(2, [2600], None)
+    assert [monitor.on_gradient(worker, 0.001, 0.001) for worker in range(2)] == [None, None]
+    assert monitor.final_report() is None
+    assert not monitor.is_bottleneck
