@@ -42,7 +42,7 @@ class Checkpoints:
         keep: number of checkpoints to keep, >= 1.
     """
 
-    def __init__(self, path: Path, keep: int = 3) -> None:
+    def __init__(self, path: Path, keep: int = 1) -> None:
         if keep < 1:
             raise UsageError(f"keep {keep} checkpoints, expected at least 1")
         self._path = path
