@@ -5,47 +5,30 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 
 import paceline as pl
+from group_members import Wire, peer, server_with
 from paceline.core.records import WorkerLost
-from paceline.engines.distributed.allreduce import membership as membership_module
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, MembershipChanged, MissingPeers
-from paceline.engines.distributed.allreduce.member import MembershipClient
-from paceline.engines.distributed.allreduce.membership import MembershipServer
-from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, Acceptor
-from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous
-from paceline.engines.distributed.rendezvous.session import ClientSession, failed_end
 from paceline.engines.distributed.transport import process_group as process_group_module
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.gloo import dist
 from paceline.engines.distributed.transport.messages import (
-    FormGroup,
     GroupBroken,
-    Leave,
-    StepReport,
-    StepSummary,
 )
 from paceline.engines.distributed.transport.process_group import AbortableGroup, PendingCollective
-from paceline.engines.distributed.transport.transport import GlooTransport
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from rank_threads import run
 from ranks import ranks
-from this_process import in_thread, torn, what_is_open
+from this_process import in_thread, torn
 from tiny_jobs import dataset, tiny_job
 
 LATE_S = 0.9
 SIZE = 1_000_000  # numbers
-
-
-@pytest.fixture
-def rendezvous():
-    return Rendezvous(*GlooTransport(5.0).listen("127.0.0.1"))
 
 
 def found(store):
@@ -178,7 +161,7 @@ def die_in_the_midst_of_the_third_sum():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["s3gd", "dc_s3gd", "all_reduce", "local_sgd(H=1)"])
-def test_those_who_are_left_continue_when_a_rank_has_died_in_the_middle_of_a_sum(protocol):
+def test_the_remaining_ranks_continue_when_a_rank_ends_in_the_middle_of_a_sum(protocol):
     job = tiny_job(model=wide, loss=mean_square, data=dataset(dtype=torch.float32))
     with ranks(3, job, {"elastic": True}, protocol=protocol, stop="updates=8") as started:
         started.start(1)
@@ -280,186 +263,3 @@ def test_a_second_rank_that_dies_while_the_ring_forms_costs_no_more_than_the_fir
         end = job.serve()
     assert [lost.worker for lost in end.of(WorkerLost)] == [2, 3]
     assert end.time_s < 10.0
-
-
-# --- what goes wrong beside the vectors -----------------------------------------------------------------------
-
-
-class Wire:
-    """Connection that records what is sent, and from which the given messages are received, and then none."""
-
-    def __init__(self, *coming):
-        self.sent = []
-        self._coming = iter(coming)
-
-    def send(self, message, **_):
-        self.sent.append(message)
-
-    def recv(self):
-        return next(self._coming, None) or threading.Event().wait()
-
-    def release_sent(self):
-        pass
-
-    def close(self):
-        pass
-
-
-class Torn:
-    """Group in which no sum can be started."""
-
-    def begin_sum(self, vectors):
-        raise ConnectionLost("cut off")
-
-    def abort(self):
-        pass
-
-
-def rank(**changes):
-    settings = {"elastic": False, "silence_s": 5.0, "worker": 1, "start_timeout_s": 5.0, "n": 3}
-    cluster = SimpleNamespace(**{**settings, "has_gpu_each": lambda gpus: True, **changes})
-    return SimpleNamespace(cluster=cluster, transport=None)
-
-
-def server_with(*members, **changes):
-    server = MembershipServer(rank(**changes), {}, lambda: 0.0)
-    server._acceptor = Mock()
-    for member in members:
-        server.on_join(member)
-    return server
-
-
-def peer(worker, connection, name="", has_own_gpu=True):
-    return AcceptedPeer(worker, worker, connection, name, has_own_gpu)
-
-
-class Formed(Exception):  # noqa: N818  # which ends a test
-    """A group was announced to all members."""
-
-
-@pytest.fixture
-def stops_when_formed(monkeypatch):
-    def connect(*_):
-        raise Formed
-
-    monkeypatch.setattr(ElasticGroup, "connect", connect)
-    monkeypatch.setattr(membership_module, "GRACE_S", 0.05)
-
-
-def test_a_rank_that_leaves_while_a_group_is_announced_does_not_disturb_the_others(stops_when_formed):
-    wires = [Wire(), Wire()]
-    members = [peer(worker, wire, f"worker {worker}") for worker, wire in enumerate(wires, start=1)]
-    server = server_with(*members)
-    send = wires[0].send
-
-    def send_while_the_other_one_leaves(message, **_):
-        thread, _ = in_thread(lambda: server.on_leave(members[1], "gone"))
-        thread.join(0.1)
-        send(message)
-
-    wires[0].send = send_while_the_other_one_leaves
-    with pytest.raises(Formed):
-        server.form(lambda events: {}, 1.0)
-    assert [wire.sent[0].rank for wire in wires] == [1, 2]
-
-
-@pytest.mark.parametrize("theirs", [[True, True], [True, False]])
-@pytest.mark.parametrize("ours", [True, False])
-def test_nccl_sums_if_every_process_has_its_own_gpu_and_each_group_has_another_key(theirs, ours, stops_when_formed):
-    wires = [Wire(), Wire()]
-    members = [peer(worker, wires[worker - 1], has_own_gpu=theirs[worker - 1]) for worker in (1, 2)]
-    server = server_with(*members, elastic=True, has_gpu_each=lambda gpus: ours)
-    for _ in range(2):
-        with pytest.raises(Formed):
-            server.form(lambda events: {}, 1.0)
-    sent = [form for wire in wires for form in wire.sent]
-    assert {form.uses_nccl for form in sent} == {ours and all(theirs)}
-    assert {len(form.key) for form in sent} == {64}
-    assert len({form.key for form in sent}) == 2
-
-
-def test_the_error_names_why_a_group_has_broken(stops_when_formed):
-    member = peer(1, Wire(), "worker 1 (here)")
-    server = server_with(member)
-    with pytest.raises(Formed):
-        server.form(lambda events: {}, 1.0)
-    server.on_message(member, GroupBroken(1, "no such numbers", False))
-    with pytest.raises(pl.RunError, match=r"worker 1 \(here\) .* \(worker 1: no such numbers\)"):
-        server.form(lambda events: {}, 1.0)
-
-
-def client_on(wire):
-    client = MembershipClient(rank(), {})
-    client._session = ClientSession(wire)
-    client._session.listen(client._on_message, client._on_error)
-    return client
-
-
-def test_a_sum_that_cannot_be_started_breaks_the_group():
-    server = server_with()
-    server.group = Torn()
-    with pytest.raises(MembershipChanged, match="cut off"):
-        server.begin_sum(None)
-    wire = Wire(FormGroup(2, "a secret", 1, 2, False))
-    client = client_on(wire)
-    client.group = Torn()
-    with pytest.raises(MembershipChanged):
-        client.begin_sum(None)
-    assert wire.sent == [GroupBroken(0, "cut off", False)]
-
-
-def fail(*_):
-    raise TypeError("unexpected")
-
-
-def test_an_error_of_the_receiving_thread_is_raised_in_the_main_thread():
-    wire = Wire(StepSummary(0, 0.0, False, {}))
-    wire.release_sent = fail
-    with pytest.raises(TypeError, match="unexpected"):
-        client_on(wire).summary(1.0)
-
-
-@pytest.mark.parametrize("message", [StepReport(1), Leave("SIGTERM")])
-def test_an_error_in_a_callback_of_the_acceptor_ends_the_run(message, rendezvous, monkeypatch):
-    server = server_with()
-    monkeypatch.setattr(server, "on_message", fail)
-    acceptor = Acceptor(rendezvous, "a secret", {}, [None, None], server)
-    server.generation = 1
-    acceptor._run(peer(1, Wire(message)))
-    thread, raised = in_thread(lambda: server.summary(1.0))
-    thread.join(5.0)
-    assert [type(error) for error in raised] == [MembershipChanged]
-    with pytest.raises(TypeError, match="unexpected"):
-        server.form(lambda events: {}, 1.0)
-    acceptor.close()
-
-
-def test_rank_0_that_cannot_open_leaves_nothing_behind(monkeypatch):
-    class NoAcceptor:
-        def __init__(self, *_):
-            raise RuntimeError("no thread to be had")
-
-    monkeypatch.setattr(membership_module, "Acceptor", NoAcceptor)
-    monkeypatch.setattr(membership_module, "listen_as_rank_0", lambda cluster, transport: None)
-    before = what_is_open()
-    server = server_with(ranks=SimpleNamespace(token="a secret"))
-    with pytest.raises(RuntimeError, match="no thread"):
-        server.open()
-    server.close(failed_end(RuntimeError()))
-    assert what_is_open() == before
-
-
-class Odd(nn.Linear):
-    """Counts in numbers that gloo cannot sum."""
-
-    def __init__(self):
-        super().__init__(5, 3)
-        self.register_buffer("count", torch.zeros(1, dtype=torch.int16))
-
-
-def test_numbers_that_cannot_be_summed_are_refused_before_anything_runs():
-    with (
-        ranks(1, tiny_job(model=Odd), protocol="all_reduce", stop="updates=1") as job,
-        pytest.raises(pl.UsageError, match=r"^count is of torch\.int16, .* int32"),
-    ):
-        job.serve()
