@@ -37,6 +37,7 @@ def test_every_documented_program_passes_mypy_strict(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.docs
 def test_user_defined_parts_need_only_public_names(capsys):
     runpy.run_path(str(OWN_PARTS))
     assert capsys.readouterr().out.split() == ["2.0", "updates"]

@@ -40,8 +40,8 @@ class Damped(pl.Compensator):
     def formula(self) -> str:
         return "1/(1+by*tau)"
 
-    def compensate(self, delayed: pl.StaleGradient, memory: dict[str, list[Tensor]]) -> float:
-        return 1 / (1 + self.by * delayed.staleness)
+    def compensate(self, stale: pl.StaleGradient, memory: dict[str, list[Tensor]]) -> float:
+        return 1 / (1 + self.by * stale.staleness)
 
 
 law: pl.Distribution = Constant()
