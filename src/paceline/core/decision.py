@@ -1,0 +1,38 @@
+"""Decision for the log, and its record; a new field is added here only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Decision(NamedTuple):
+    """Decision for the log; the engine does nothing.
+
+    Attributes:
+        kind: word that all decisions of a sort share, for example "quorum".
+        reason: text of the decision.
+        worker: number of the worker that the decision is about; None for none.
+        k: chosen quorum; None for none.
+    """
+
+    kind: str
+    reason: str
+    worker: int | None = None
+    k: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionMade:
+    """Decision, such as a change of protocol, quorum or membership."""
+
+    now_s: float
+    kind: str
+    reason: str
+    worker: int | None = None
+    k: int | None = None
+
+    @classmethod
+    def of(cls, now_s: float, decision: Decision) -> DecisionMade:
+        """Return the record of a decision."""
+        return cls(now_s, *decision)

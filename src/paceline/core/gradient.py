@@ -1,0 +1,161 @@
+"""Gradient of a worker, from its arrival to its record; a new field is added here only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+from typing import Any, NamedTuple
+
+NOT_FINITE = "not finite"
+OLD_DRAW = "finished after its interrupt"
+
+
+class Compensation(NamedTuple):
+    """Compensation of a stale gradient.
+
+    Attributes:
+        formula: formula in text.
+        factor: applied factor: a step scale, or the lambda of a correction.
+    """
+
+    formula: str
+    factor: float
+
+
+class Arrival(NamedTuple):
+    """Arrival of a gradient.
+
+    Attributes:
+        now: time of the event, in seconds since the run began.
+        worker: number of the worker.
+        draw: number of the work of this worker.
+        loss: mean loss of the minibatch.
+        samples: number of samples in the minibatch.
+        squared_norm: squared norm of the gradient.
+        variance: variance of the gradient, estimated from its microbatches; nan without microbatches.
+        finite: whether loss and gradient are finite.
+        pull_s: seconds to receive the parameters.
+        compute_s: seconds of forward and backward pass, with injected slowness, without waiting for other workers. A
+            real worker without a server includes its own step.
+        push_s: seconds to send the gradient.
+        step_scale: factor that the compensators give it.
+        compensations: what each compensator did.
+        sum_s: seconds of the all-reduce that includes it, after the last contribution; 0 before the first one, nan
+            with a server. Only rank 0 measures it and the next field; both are for the log only.
+        left_over_s: seconds in which real ranks without a server neither computed nor waited.
+    """
+
+    now: float
+    worker: int
+    draw: int
+    loss: float = nan
+    samples: int = 1
+    squared_norm: float = nan
+    finite: bool = True
+    pull_s: float = 0.0
+    compute_s: float = 0.0
+    push_s: float = 0.0
+    variance: float = nan
+    step_scale: float = 1.0
+    compensations: tuple[Compensation, ...] = ()
+    sum_s: float = nan
+    left_over_s: float = 0.0
+
+
+class Accept(NamedTuple):
+    """Add the gradient that has just arrived to the update in progress.
+
+    Attributes:
+        step_scale: factor on its weight, which is its number of samples.
+    """
+
+    worker: int
+    draw: int
+    staleness: int
+    samples: int
+    step_scale: float = 1.0
+
+
+class Drop(NamedTuple):
+    """Discard the gradient that has just arrived.
+
+    Attributes:
+        staleness: staleness in versions; None for cancelled work, whose version is not stored.
+        reason: reason for the log.
+    """
+
+    worker: int
+    draw: int
+    staleness: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GradientArrived:
+    """Arrival of a gradient, and whether it was used. See `Arrival` for the fields that are its own.
+
+    Attributes:
+        version: version that the gradient was computed at.
+        started_s: time at which the work was assigned, in seconds.
+        staleness: staleness in versions.
+        used: whether the gradient was accepted.
+        reason: why it was dropped; empty if it was used.
+        crossed_interrupt: whether its work was cancelled before; it counts as interrupted work.
+        event_s: time of the event, in seconds; ``now_s`` is the time at which the server had handled it.
+        compensations: formula and applied factor of each compensator.
+    """
+
+    now_s: float
+    worker: int
+    draw: int
+    version: int
+    started_s: float
+    staleness: int
+    used: bool
+    reason: str
+    loss: float
+    samples: int
+    squared_norm: float
+    pull_s: float
+    compute_s: float
+    push_s: float
+    crossed_interrupt: bool = False
+    event_s: float = nan
+    variance: float = nan
+    step_scale: float = 1.0
+    compensations: Sequence[tuple[str, float]] = ()
+    sum_s: float = nan
+    left_over_s: float = 0.0
+
+    @classmethod
+    def of(cls, arrival: Arrival, command: Accept | Drop, **facts: Any) -> GradientArrived:
+        """Return the record of an arrival and the command that answered it.
+
+        Args:
+            arrival: the event.
+            command: acceptance or drop.
+            facts: fields that neither has.
+        """
+        reason = command.reason if isinstance(command, Drop) else ""
+        return cls(
+            used=isinstance(command, Accept),
+            reason=reason,
+            crossed_interrupt=reason == OLD_DRAW,
+            event_s=arrival.now,
+            **{
+                **{name: getattr(arrival, name) for name in _OF_ARRIVAL},
+                "compensations": [tuple(each) for each in arrival.compensations],
+                **facts,
+            },
+        )
+
+    @property
+    def event(self) -> Arrival:
+        """Event of this record."""
+        fields = {name: getattr(self, name) for name in _OF_ARRIVAL}
+        fields["compensations"] = tuple(Compensation(*each) for each in self.compensations)
+        return Arrival(now=self.event_s, finite=self.reason != NOT_FINITE, **fields)
+
+
+_OF_ARRIVAL = tuple(name for name in Arrival._fields if name in GradientArrived.__dataclass_fields__)
