@@ -38,8 +38,22 @@ def documented_name(target, names, documented):
 def _entry(name, names, documented):
     """Return the entry of an object by its full name, its public name or, if unique, its last part; None for none."""
     last = [entry for entry in documented if "." not in name and entry.endswith(f".{name}")]
-    places = (name, names.get(name), *(last if len(last) == 1 else ()))
+    places = (name, names.get(name), definition(name), *(last if len(last) == 1 else ()))
     return next((place for place in places if place in documented), None)
+
+
+def definition(name):
+    """Return the place of the definition of a name that another module imports; None for no such name.
+
+    >>> definition("paceline.core.records.DecisionMade")
+    'paceline.core.decision.DecisionMade'
+    """
+    place, _, last = name.rpartition(".")
+    try:
+        found = getattr(import_module(place), last)
+        return f"{found.__module__}.{found.__qualname__}"
+    except (ImportError, AttributeError, ValueError):
+        return None
 
 
 def resolve(app, env, node, contnode):

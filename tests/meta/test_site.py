@@ -130,3 +130,9 @@ def test_the_docstring_of_every_public_name_describes_each_argument():
                     f"{name}: {each}" for each in arguments if not re.search(rf"^ +{each}: ", text, re.MULTILINE)
                 ]
     assert missing == []
+
+
+def test_an_imported_name_is_found_where_it_is_defined():
+    place = "paceline.core.decision.DecisionMade"
+    assert documented_name("paceline.core.records.DecisionMade", public_names(), {place}) == place
+    assert documented_name("paceline.core.records.Nothing", public_names(), {place}) is None
