@@ -28,8 +28,15 @@ def decisions(result):
     return [(record.now_s, record.version, record.k, record.staleness) for record in result.history.of(UpdateMade)]
 
 
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("make_cluster", [pl.Cluster, pl.LocalCluster], ids=["virtual", "local"])
+@pytest.mark.parametrize(
+    ("make_cluster", "n"),
+    [
+        (pl.Cluster, 1),
+        (pl.Cluster, 3),
+        pytest.param(pl.LocalCluster, 1, marks=pytest.mark.slow),
+        (pl.LocalCluster, 3),
+    ],
+)
 def test_bsp_is_a_plain_loop_over_the_same_minibatches(make_cluster, n):
     result = trained(pl.bsp(), make_cluster(n))
     plain = plain_loop(tiny_job(), seed=3, n=n, updates=30)

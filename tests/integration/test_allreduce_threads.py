@@ -66,7 +66,10 @@ def test_a_killed_rank_is_named_by_all_others():
         assert job.faults("die") == 1
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    "protocol",
+    ["all_reduce", "dc_s3gd", *(pytest.param(each, marks=pytest.mark.slow) for each in ("s3gd", "local_sgd(H=4)"))],
+)
 def test_the_ranks_that_are_left_go_on(protocol, caplog):
     torchrun = {"faults": [pl.Fault(3, 9), pl.Fault(1, 14, "raise")], "elastic": True}
     with ranks(4, uneven_epochs(eval_data=dataset(20)), torchrun, protocol=protocol, stop="epochs=10") as job:
@@ -128,7 +131,7 @@ def test_ranks_without_rank_0_end():
                 job.end(rank)
 
 
-@pytest.mark.parametrize("elastic", [False, True])
+@pytest.mark.parametrize("elastic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_decisions_can_be_replayed(elastic, tmp_path):
     faults = [pl.Fault(1, 9), pl.Fault(2, 5, "not_finite")] if elastic else []
     settings = {"protocol": "dc_s3gd", "stop": "epochs=7", "out": tmp_path / "run"}

@@ -19,7 +19,7 @@ from tiny_jobs import batch_norm_net, largest_relative_difference, tiny_job
 EXACT = 1e-12
 
 
-@pytest.mark.parametrize("slices", [2, 3])
+@pytest.mark.parametrize("slices", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_bsp_on_shards_is_bsp_of_the_simulation_and_every_rank_has_its_model(slices):
     job = tiny_job(model=batch_norm_net, clip_norm=0.5)
     settings = {"protocol": "bsp", "stop": "updates=20", "measure_steps": True}
@@ -31,7 +31,14 @@ def test_bsp_on_shards_is_bsp_of_the_simulation_and_every_rank_has_its_model(sli
     assert [each.squared_step for each in ours] == pytest.approx([each.squared_step for each in theirs], rel=1e-9)
 
 
-@pytest.mark.parametrize("protocol", ["asp", "k_sync(k=1)", "k_batch_async(k=2) + dc_asgd(lambda0=2, m=0.95)", "dbw"])
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("asp", "dbw")),
+        "k_sync(k=1)",
+        "k_batch_async(k=2) + dc_asgd(lambda0=2, m=0.95)",
+    ],
+)
 def test_protocols_run_on_shards_and_every_rank_has_the_model(protocol):
     ends = run(4, tiny_job(model=batch_norm_net), {"slices": 3}, protocol=protocol, stop="updates=40")
     assert all(torch.equal(flat(end.parameters), flat(ends[0].parameters)) for end in ends)
@@ -122,7 +129,10 @@ def test_more_slices_than_tensors_are_rejected_by_all_ranks():
                 job.end(name)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [pytest.param(2, 3, marks=pytest.mark.slow), (3, 1), pytest.param(1, 2, marks=pytest.mark.slow)],
+)
 def test_a_run_goes_on_from_its_checkpoint_with_other_slices(before, after, tmp_path):
     job = tiny_job(model=batch_norm_net, clip_norm=0.5)
     run(4, job, {"slices": before}, protocol="bsp", stop="updates=10", out=tmp_path / "run")
