@@ -182,7 +182,7 @@ def test_a_worker_that_comes_back_as_the_run_ends_leaves_with_status_0(protocol,
         assert "[rank 1] the run has ended already (5 updates made): this process exits" in job.said(1)
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_two_runs_of_one_script_follow_each_other():
     """The end of the first one does not turn its workers away from the second one."""
     with ranks(2, tiny_job(), protocol="asp", stop="updates=3") as job:
