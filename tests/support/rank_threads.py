@@ -20,7 +20,7 @@ from paceline.run.config import RunConfig
 from paceline.run.resume import Resumption
 from paceline.run.session import Session
 from paceline.run.train import run_session, serve_run
-from ranks import portable
+from ranks import launchers, portable
 
 LIMIT_S = 20
 TOKEN = "a secret of the tests"
@@ -303,18 +303,4 @@ class Training(pl.Callback):
             self._is_training.set()
 
 
-@contextmanager
-def ranks(world_size, job, torchrun=None, **settings):
-    """Yield the ranks of a job, none of them started; none of them is left afterwards."""
-    made = Job(world_size, job, torchrun, **settings)
-    try:
-        yield made
-    finally:
-        made.kill_all()
-
-
-def run(world_size, job, torchrun=None, **settings):
-    """Return the results of every rank, of which the first one is this thread."""
-    with ranks(world_size, job, torchrun, **settings) as made:
-        made.start_workers()
-        return [made.serve(), *(made.end(rank) for rank in range(1, world_size))]
+ranks, run = launchers(Job)

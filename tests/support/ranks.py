@@ -250,21 +250,28 @@ class Ended:
         return [record for record in self.records if isinstance(record, kind)]
 
 
-@contextmanager
-def ranks(world_size, job, torchrun=None, **settings):
-    """Yield the ranks of a job, none of them started; none of them is left afterwards."""
-    made = Job(world_size, job, torchrun, **settings)
-    try:
-        yield made
-    finally:
-        made.kill_all()
+def launchers(job_class):
+    """Return `ranks` and `run` for ranks that are processes, or threads, of this class."""
+
+    @contextmanager
+    def ranks(world_size, job, torchrun=None, **settings):
+        """Yield the ranks of a job, none of them started; none of them is left afterwards."""
+        made = job_class(world_size, job, torchrun, **settings)
+        try:
+            yield made
+        finally:
+            made.kill_all()
+
+    def run(world_size, job, torchrun=None, **settings):
+        """Return the results of every rank, of which the first one is the caller."""
+        with ranks(world_size, job, torchrun, **settings) as made:
+            made.start_workers()
+            return [made.serve(), *(made.end(rank) for rank in range(1, world_size))]
+
+    return ranks, run
 
 
-def run(world_size, job, torchrun=None, **settings):
-    """Return the results of every rank, of which the first one is this process."""
-    with ranks(world_size, job, torchrun, **settings) as made:
-        made.start_workers()
-        return [made.serve(), *(made.end(rank) for rank in range(1, world_size))]
+ranks, run = launchers(Job)
 
 
 def flat(parameters):
