@@ -4,13 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from paceline.engines.distributed.transport.gloo_connection import POSTED_HEADERS, GlooConnection
 from torch import distributed as dist
 
 from memory_transport import memory_connections
 from paceline.engines.distributed.transport.connection import UNAUTHENTICATED_BYTES, ConnectionLost
-from paceline.engines.distributed.transport.gloo_connection import POSTED_HEADERS, GlooConnection
-from paceline.engines.distributed.transport.headers import CancelTask, RemoteTask, RemoteTaskDone
 from paceline.engines.distributed.transport.messages import Rejected
+from paceline.engines.distributed.transport.task_messages import CancelTask, RemoteTask, RemoteTaskDone
 from this_process import in_thread
 
 WORK = RemoteTask(1, 7, True, 0.5, None, None, None)

@@ -7,7 +7,7 @@ from end_when import EndWhen
 from paceline.core.records import GradientArrived
 from paceline.engines.distributed.transport.buckets import BUCKET_BYTES
 from paceline.engines.distributed.transport.connection import Connection
-from paceline.engines.distributed.transport.headers import GradientStarted, RemoteTaskCancelled
+from paceline.engines.distributed.transport.task_messages import GradientStarted, RemoteTaskCancelled
 from paceline.worker.replica import Replica
 from pausing_job import large_job, sgd_over
 from ranks import run

@@ -12,7 +12,7 @@ from paceline.cli import main
 from paceline.cli.saved_options import SavedOptions
 from paceline.clusters.parser import parse_cluster
 from paceline.core.events import Accept, Apply
-from paceline.engines.distributed.transport.headers import (
+from paceline.engines.distributed.transport.task_messages import (
     KINDS,
     ApplyUpdate,
     RemoteTask,

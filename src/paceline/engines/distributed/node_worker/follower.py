@@ -22,7 +22,7 @@ from paceline.engines.distributed.rendezvous.session import (
 )
 from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.connection import ConnectionLost, Message
-from paceline.engines.distributed.transport.headers import RemoteTask
+from paceline.engines.distributed.transport.task_messages import RemoteTask
 from paceline.engines.distributed.transport.transport import Endpoint
 from paceline.errors import RunError
 from paceline.utils.user_code import note_place

@@ -17,7 +17,7 @@ from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous
 from paceline.engines.distributed.rendezvous.session import FinalState
 from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.connection import Message
-from paceline.engines.distributed.transport.headers import RemoteTask
+from paceline.engines.distributed.transport.task_messages import RemoteTask
 from paceline.engines.distributed.transport.transport import Endpoint, Transport
 from paceline.errors import UsageError
 from paceline.jobs.job import Job

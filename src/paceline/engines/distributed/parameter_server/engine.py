@@ -49,7 +49,7 @@ from paceline.engines.distributed.rendezvous.acceptor import (
 from paceline.engines.distributed.rendezvous.rendezvous import listen_as_rank_0
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
 from paceline.engines.distributed.rendezvous.sidecar import SidecarProcess
-from paceline.engines.distributed.transport import headers, messages
+from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
 from paceline.engines.worker_pool import WorkerPoolEngine
@@ -197,7 +197,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
 
     def accept(self, command: Accept) -> None:
         """Add all parts of a gradient to the pending update."""
-        self._shards.send(headers.AcceptGradient(command.worker, command.samples, command.step_scale))
+        self._shards.send(task_messages.AcceptGradient(command.worker, command.samples, command.step_scale))
         super().accept(command)
 
     def _compensated(self, arrival: Arrival) -> Arrival:
@@ -207,7 +207,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         return super()._compensated(arrival)
 
     def _on_version_released(self, version: int) -> None:
-        self._shards.send(headers.ReleaseVersion(version))
+        self._shards.send(task_messages.ReleaseVersion(version))
 
     def _publish(self, version: int) -> None:
         self._published.publish_storage(version)
@@ -215,17 +215,17 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
     def _send(self, worker: RemoteWorker, command: Compute) -> None:
         minibatch = command.minibatch or (None, None, None)
         sends_version = worker.newest_sent != command.version
-        task = headers.RemoteTask(command.draw, command.version, sends_version, self._elapsed_s(), *minibatch)
+        task = task_messages.RemoteTask(command.draw, command.version, sends_version, self._elapsed_s(), *minibatch)
         if self._cluster.debug:
             task = task._replace(checksum=checksum(self._published.packed(command.version)))
         worker.newest_sent = command.version
         worker.sent_s = time.monotonic()
-        self._shards.send(headers.AssignTask(worker.peer_id, command.draw, command.version, sends_version))
+        self._shards.send(task_messages.AssignTask(worker.peer_id, command.draw, command.version, sends_version))
         buckets = [(0, self._published.packed(command.version))] if sends_version else None
         worker.connection.send(task, buckets=buckets, will_be_answered=True)
 
     def _cancel_task(self, worker: RemoteWorker, command: Interrupt) -> None:
-        worker.connection.send(headers.CancelTask(command.draw))
+        worker.connection.send(task_messages.CancelTask(command.draw))
 
     def restart_worker(self, command: RestartWorker) -> None:
         """Keep the worker: only its launcher can restart it."""
@@ -234,8 +234,8 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         """Send the version to the evaluator."""
         assert self._evaluator is not None
         version = self._versions.acquire(command.version)
-        self._shards.send(headers.AssignEvaluation(self._evaluator.peer_id, command.version))
-        task = headers.RemoteEvaluateTask(command.version)
+        self._shards.send(task_messages.AssignEvaluation(self._evaluator.peer_id, command.version))
+        task = task_messages.RemoteEvaluateTask(command.version)
         self._evaluator.connection.send(task, buckets=[(0, version.memory)], will_be_answered=True)
 
     # --- events -------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
             self._shards.on_leave(number, event.reason)
             return
         match event.message:
-            case headers.GradientReceived(peer_id, draw) if peer_id in self._peers:
+            case task_messages.GradientReceived(peer_id, draw) if peer_id in self._peers:
                 worker = self._peers[peer_id]
                 self._deliver(worker, worker.on_part_received(number, draw))
             case messages.PeerAdmitted(peer_id) if peer_id in self._peers:
@@ -300,9 +300,9 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
 
     def _on_message(self, worker: RemoteWorker, event: PeerMessage) -> None:
         match event.message:
-            case headers.RemoteTaskDone() as done:
+            case task_messages.RemoteTaskDone() as done:
                 self._deliver(worker, worker.on_task_done(done, event))
-            case headers.RemoteTaskCancelled():
+            case task_messages.RemoteTaskCancelled():
                 self._on_idle(worker)
             case messages.EvaluationResult(version, metrics):
                 self._versions.release(version)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from paceline.engines.distributed.rendezvous.acceptor import Acceptor, PeerEvent, PeerLost
 from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.event_queue import EventQueue
-from paceline.engines.distributed.transport.headers import Heartbeat
+from paceline.engines.distributed.transport.task_messages import Heartbeat
 
 CHECKS = 10  # per timeout; a pause of this process counts as one check, and never as the silence of others
 

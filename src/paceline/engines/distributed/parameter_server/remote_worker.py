@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerMessage
-from paceline.engines.distributed.transport.headers import RemoteTaskDone
+from paceline.engines.distributed.transport.task_messages import RemoteTaskDone
 from paceline.engines.worker_pool import PoolWorker
 
 NO_VERSION = -1

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.engines.distributed.transport.buckets import BucketSender, to_bitmask
 from paceline.engines.distributed.transport.connection import Connection
-from paceline.engines.distributed.transport.headers import GradientStarted, RemoteTaskCancelled, RemoteTaskDone
+from paceline.engines.distributed.transport.task_messages import GradientStarted, RemoteTaskCancelled, RemoteTaskDone
 from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.worker.replica import Replica

@@ -11,7 +11,7 @@ from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Apply, Arrival
 from paceline.core.sharding import ShardPeers
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerEvent, PeerLost, PeerMessage
-from paceline.engines.distributed.transport import headers, messages
+from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.connection import Connection, Message
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.errors import RunError
@@ -73,7 +73,7 @@ class ShardClients(ShardPeers):
         self._loaded = None
         self.send(messages.InitShard(state, tensors, version))
 
-    def send(self, message: headers.ShardCommand | Message) -> None:
+    def send(self, message: task_messages.ShardCommand | Message) -> None:
         """Send a message to all servers."""
         for connection in self._connections.values():
             connection.send(message)
@@ -86,8 +86,8 @@ class ShardClients(ShardPeers):
             rebinds: whether the previous version is still read.
         """
         for number in list(self._busy):
-            self.on_message(number, self._await(number, lambda message: isinstance(message, headers.UpdateDone)))
-        command = headers.ApplyUpdate.of(update, rebinds)
+            self.on_message(number, self._await(number, lambda message: isinstance(message, task_messages.UpdateDone)))
+        command = task_messages.ApplyUpdate.of(update, rebinds)
         for number, connection in self._connections.items():
             connection.send(command, will_be_answered=True)
             self._busy.add(number)
@@ -108,7 +108,7 @@ class ShardClients(ShardPeers):
             RunError: the server has failed.
         """
         match message:
-            case headers.UpdateDone():
+            case task_messages.UpdateDone():
                 self._busy.discard(number)
             case messages.Failed(text, is_usage):
                 if is_usage:
@@ -131,10 +131,11 @@ class ShardClients(ShardPeers):
     def summed(self, shares: Sequence[float]) -> list[float]:
         """Return the sums over all shards, and send them to all servers."""
         theirs = [
-            self._await(number, lambda message: isinstance(message, headers.PartialSums)) for number in self.numbers
+            self._await(number, lambda message: isinstance(message, task_messages.PartialSums))
+            for number in self.numbers
         ]
         totals = [sum(each) for each in zip(shares, *(each.values for each in theirs), strict=True)]
-        self.send(headers.partial_sums(totals))
+        self.send(task_messages.partial_sums(totals))
         return totals
 
     def states(self) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from paceline.engines.distributed.rendezvous.acceptor import (
 )
 from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous, find_rank_0
 from paceline.engines.distributed.rendezvous.session import ClientSession, describe_process, raising_run_error
-from paceline.engines.distributed.transport import headers, messages
+from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost, Message
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
@@ -91,7 +91,7 @@ class _RankZero(ShardPeers):
         self._events = events
 
     def on_message(self, message: Message) -> None:
-        if isinstance(message, headers.ApplyUpdate):
+        if isinstance(message, task_messages.ApplyUpdate):
             self._connection.release_sent()  # rank 0 has received the answer to the previous update
         self._events.put(PeerMessage(RANK_0, message, time.monotonic(), 0.0))
 
@@ -99,21 +99,21 @@ class _RankZero(ShardPeers):
         self._events.put(PeerLost(RANK_0, str(error)))
 
     def summed(self, shares: Sequence[float]) -> list[float]:
-        self._connection.send(headers.partial_sums(shares))
+        self._connection.send(task_messages.partial_sums(shares))
         while _is_heartbeat(event := self._events.get_first(_is_answer_or_end)):
-            self._connection.send(headers.Heartbeat())
-        if not isinstance(event, PeerMessage) or not isinstance(event.message, headers.PartialSums):
+            self._connection.send(task_messages.Heartbeat())
+        if not isinstance(event, PeerMessage) or not isinstance(event.message, task_messages.PartialSums):
             raise ConnectionLost("it has ended the run")
         return event.message.values
 
 
 def _is_heartbeat(event: PeerEvent) -> bool:
-    return isinstance(event, PeerMessage) and isinstance(event.message, headers.Heartbeat)
+    return isinstance(event, PeerMessage) and isinstance(event.message, task_messages.Heartbeat)
 
 
 def _is_answer_or_end(event: PeerEvent) -> bool:
     if isinstance(event, PeerMessage) and event.peer_id == RANK_0:
-        return isinstance(event.message, headers.PartialSums | headers.Heartbeat | messages.End)
+        return isinstance(event.message, task_messages.PartialSums | task_messages.Heartbeat | messages.End)
     return isinstance(event, PeerLost) and event.peer_id == RANK_0
 
 
@@ -145,16 +145,16 @@ class _ShardServer:
             match events.get():
                 case PeerMessage(peer_id, messages.End() as end) if peer_id == RANK_0:
                     return end
-                case PeerMessage(peer_id, headers.Heartbeat()) if peer_id == RANK_0:
-                    self._rank_0.send(headers.Heartbeat())
+                case PeerMessage(peer_id, task_messages.Heartbeat()) if peer_id == RANK_0:
+                    self._rank_0.send(task_messages.Heartbeat())
                 case PeerMessage(peer_id, message) if peer_id == RANK_0:
                     self._try(message)
                 case PeerLost(peer_id, reason) if peer_id == RANK_0:
                     raise RunError(reason)
                 case PeerJoined(peer):
                     self._on_join(peer)
-                case PeerMessage(peer_id, headers.RemoteTaskDone(draw)) if peer_id in self._rank_0_ids:
-                    self._rank_0.send(headers.GradientReceived(self._rank_0_ids[peer_id], draw))
+                case PeerMessage(peer_id, task_messages.RemoteTaskDone(draw)) if peer_id in self._rank_0_ids:
+                    self._rank_0.send(task_messages.GradientReceived(self._rank_0_ids[peer_id], draw))
                 case PeerLost(peer_id, reason) if peer_id in self._rank_0_ids:
                     self._rank_0.send(messages.PeerDisconnected(self._rank_0_ids[peer_id], reason))
                 case Exception() as error:
@@ -176,17 +176,17 @@ class _ShardServer:
 
     def _carry_out(self, message: Message) -> None:
         match message:
-            case headers.AssignTask(peer_id, draw, version, sends_version):
+            case task_messages.AssignTask(peer_id, draw, version, sends_version):
                 self._server.flush()  # the worker's next gradient overwrites the previous one
-                task = headers.RemoteTask(draw, version, sends_version, 0.0, None, None, None)
+                task = task_messages.RemoteTask(draw, version, sends_version, 0.0, None, None, None)
                 self._send(peer_id, task, self._published.packed(version) if sends_version else None)
-            case headers.AssignEvaluation(peer_id, version):
-                self._send(peer_id, headers.RemoteEvaluateTask(version), self._published[version].memory)
-            case headers.AcceptGradient(worker, samples, step_scale):
+            case task_messages.AssignEvaluation(peer_id, version):
+                self._send(peer_id, task_messages.RemoteEvaluateTask(version), self._published[version].memory)
+            case task_messages.AcceptGradient(worker, samples, step_scale):
                 self._server.enqueue(self._gradients[worker], samples, step_scale)
-            case headers.ApplyUpdate():
+            case task_messages.ApplyUpdate():
                 self._apply(message)
-            case headers.ReleaseVersion(version):
+            case task_messages.ReleaseVersion(version):
                 self._published.release(version)
             case messages.CompensateGradient(names, worker, version, staleness, squared_norm):
                 compensators = [self._compensators[each] for each in names]
@@ -203,12 +203,12 @@ class _ShardServer:
             case _:
                 LOG.error("unknown message from rank 0: %r", message)
 
-    def _apply(self, command: headers.ApplyUpdate) -> None:
+    def _apply(self, command: task_messages.ApplyUpdate) -> None:
         if command.rebinds:
             self._published.rebind()
         self._server.apply(command.update)
         self._publish(command.version)
-        self._rank_0.send(headers.UpdateDone(command.version), will_be_answered=True)
+        self._rank_0.send(task_messages.UpdateDone(command.version), will_be_answered=True)
 
     def _publish(self, version: int) -> None:
         """Publish a version and keep it until rank 0 releases it."""
@@ -216,7 +216,7 @@ class _ShardServer:
         self._published.acquire(version)
 
     def _send(
-        self, peer_id: int, message: headers.RemoteTask | headers.RemoteEvaluateTask, part: Tensor | None
+        self, peer_id: int, message: task_messages.RemoteTask | task_messages.RemoteEvaluateTask, part: Tensor | None
     ) -> None:
         peer = self._peers.get(peer_id)
         if peer is not None:

@@ -22,7 +22,7 @@ from paceline.engines.distributed.rendezvous.session import (
     describe_process,
     raising_run_error,
 )
-from paceline.engines.distributed.transport import headers, messages
+from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.connection import ConnectionLost, Message
 from paceline.errors import RunError, UsageError
 from paceline.utils.rank_logger import RankLogger
@@ -33,7 +33,7 @@ from paceline.worker.task_runner import TaskRunner, device_of, pin
 
 LOG = RankLogger(__name__)
 ALL_DRAWS = sys.maxsize
-Task = headers.RemoteTask | headers.RemoteEvaluateTask
+Task = task_messages.RemoteTask | task_messages.RemoteEvaluateTask
 Request = tuple[Task, float] | messages.Leave | FinalState | Exception  # a task comes with its arrival time
 
 
@@ -150,9 +150,9 @@ class WorkerProcess:
 
     def _carry_out(self, request: Request) -> None:
         match request:
-            case headers.RemoteTask() as task, received_s:
+            case task_messages.RemoteTask() as task, received_s:
                 self._compute(task, received_s)
-            case headers.RemoteEvaluateTask(version), _:
+            case task_messages.RemoteEvaluateTask(version), _:
                 metrics = self._replica.evaluate(self._version)
                 self._session.connection.send(messages.EvaluationResult(version, metrics), will_be_answered=True)
             case messages.Leave(reason):
@@ -163,7 +163,7 @@ class WorkerProcess:
             case Exception():
                 raise request
 
-    def _compute(self, task: headers.RemoteTask, received_s: float) -> None:
+    def _compute(self, task: task_messages.RemoteTask, received_s: float) -> None:
         self._draw, self._received_s = task.draw, received_s
         for channel in self._channels:
             channel.begin(task.draw)
@@ -190,7 +190,7 @@ class WorkerProcess:
             channel.pack_remaining()
         overflows = any(channel.overflows(stats.squared_norm) for channel in self._channels)
         stats = stats._replace(finite=stats.finite and not overflows)
-        done = headers.RemoteTaskDone(self._draw, 0, self._busy_s, *stats)
+        done = task_messages.RemoteTaskDone(self._draw, 0, self._busy_s, *stats)
         for channel in self._channels:
             channel.send_remaining(done)
 
@@ -198,7 +198,7 @@ class WorkerProcess:
     def _busy_s(self) -> float:
         return time.monotonic() - self._received_s
 
-    def _check_version(self, task: headers.RemoteTask, when: str) -> None:
+    def _check_version(self, task: task_messages.RemoteTask, when: str) -> None:
         """Compare the version with the server's, in debug mode."""
         if task.checksum is not None:
             at = f"{when} its draw {task.draw}, of version {task.version}"
@@ -223,9 +223,9 @@ class WorkerProcess:
 
     def _on_message(self, message: Message) -> None:
         match message:
-            case headers.RemoteTask() | headers.RemoteEvaluateTask():
+            case task_messages.RemoteTask() | task_messages.RemoteEvaluateTask():
                 self._on_task(self._channels[0], message)  # the main thread does not read the previous version now
-            case headers.CancelTask(draw):
+            case task_messages.CancelTask(draw):
                 self._cancel(draw)
             case messages.End() as end:
                 if end.has_parameters:
@@ -238,7 +238,7 @@ class WorkerProcess:
         """Receive one shard's part of a task; the part that arrives last starts the task."""
         assert isinstance(task, Task)
         channel.connection.release_sent()
-        if isinstance(task, headers.RemoteEvaluateTask) or task.sends_version:
+        if isinstance(task, task_messages.RemoteEvaluateTask) or task.sends_version:
             channel.recv_version()
         with self._lock:
             self._received[channel] = task

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from paceline.engines.distributed.rendezvous.handshake import JoinRejected, authenticate_peer, sign_end
 from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous
-from paceline.engines.distributed.transport import headers, messages
+from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.buckets import from_bitmask
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost, Message
 from paceline.engines.distributed.transport.event_queue import EventQueue
@@ -22,9 +22,9 @@ LOG = RankLogger(__name__)
 
 GRACE_S = 5.0  # for other processes to end
 ANSWERS = (
-    headers.RemoteTaskDone
-    | headers.RemoteTaskCancelled
-    | headers.UpdateDone
+    task_messages.RemoteTaskDone
+    | task_messages.RemoteTaskCancelled
+    | task_messages.UpdateDone
     | messages.EvaluationResult
     | messages.StepReport
 )
@@ -307,12 +307,12 @@ class Acceptor:
             at_s = time.monotonic()
             self._active.add(peer.peer_id)
             match message:
-                case headers.Heartbeat():
+                case task_messages.Heartbeat():
                     continue
-                case headers.GradientStarted(_, busy_s):
+                case task_messages.GradientStarted(_, busy_s):
                     task_s = at_s - busy_s
                     continue
-                case headers.RemoteTaskDone() if task_s is not None:
+                case task_messages.RemoteTaskDone() if task_s is not None:
                     at_s = task_s + message.busy_s  # the header itself has waited behind buckets
             if isinstance(message, ANSWERS):
                 if buffer is not None:
@@ -325,14 +325,14 @@ class Acceptor:
 def _receive_buckets(connection: Connection, buffer: WireBuffer, message: Message) -> None:
     """Wait for the buckets of the gradient to which a message belongs."""
     match message:
-        case headers.RemoteTaskDone():
+        case task_messages.RemoteTaskDone():
             connection.recv_buckets(range(len(buffer.buckets)))
             for number in range(len(buffer.buckets)):
                 buffer.unpack(number)
             for number in from_bitmask(message.resent):
                 connection.recv_into(buffer.buckets[number])
                 buffer.unpack(number)
-        case headers.RemoteTaskCancelled():
+        case task_messages.RemoteTaskCancelled():
             connection.recv_early_buckets(from_bitmask(message.sent))
 
 

@@ -1,140 +1,408 @@
-"""Connection between two processes: the interface that all transports implement."""
+"""Connection between two processes over two sockets: one for messages, one for tensors."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+import queue
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import prod
+from socket import socket
+from typing import NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
 
-from paceline.engines.distributed.transport import headers, messages
-from paceline.engines.distributed.transport.headers import ControlHeader, DataMessage
-from paceline.engines.distributed.transport.messages import ControlMessage, ControlStruct, StateMessage
+from paceline.engines.distributed.transport import messages
+from paceline.engines.distributed.transport.messages import Message, StateMessage
+from paceline.engines.distributed.transport.socket_loop import SocketLoop
+from paceline.engines.distributed.transport.stream import Stream
+from paceline.engines.distributed.transport.task_messages import CancelTask, Heartbeat, HeartbeatAnswer
 
-Message = DataMessage | ControlMessage
-Buckets = Sequence[tuple[int, Tensor]] | None  # numbered
+OVERTAKING = (CancelTask, Heartbeat, HeartbeatAnswer)
+MESSAGE = struct.Struct("!IQ")  # bytes of the message; tensors that were sent before it
+TENSOR = struct.Struct("!IQ")  # number of the bucket, or STATE; bytes that follow
+STATE = 0xFFFFFFFF  # tensor of a `StateMessage`
+MAX_MESSAGE_BYTES = 1 << 26
+MAX_STATE_BYTES = 1 << 40
+MAX_WAITING = 1024  # messages that wait for tensors, or for `recv`; a faster sender has to wait
+HEARTBEAT_CHECKS = 12  # per timeout; a pause of this process counts as one check
+CLOSING_S = 1.0  # for the second socket to end after the first one
+CLOSED = "the connection was closed by this process"
 
-UNAUTHENTICATED_BYTES = 1 << 10  # longest control message of a peer that is not authenticated
-AUTHENTICATED_BYTES = 1 << 26
+OnMessage = Callable[[Message, float, float], None]
+OnEnd = Callable[[str], None]
 
 
 class ConnectionLost(Exception):  # noqa: N818  # every connection ends with the run
     """The connection has ended, or invalid data arrived over it."""
 
 
-class Connection(ABC):
-    """Connection to one other process.
+class Arrival(NamedTuple):
+    """Message that has arrived.
 
-    Any thread may send; one thread receives. Memory that is sent must not change until the other side has answered.
-    Every method that receives raises ConnectionLost when the connection has ended or a message is invalid.
+    Attributes:
+        message: the message.
+        tensors: tensors that were sent before it, since the connection began.
+        at_s: arrival on the monotonic clock.
     """
 
-    def __init__(self) -> None:
-        self._max_bytes = UNAUTHENTICATED_BYTES
+    message: Message
+    tensors: int
+    at_s: float
 
-    def lift_size_limit(self) -> None:
-        """Allow long control messages, and those with tensors: the peer is authenticated."""
-        self._max_bytes = AUTHENTICATED_BYTES
+
+class Connection:
+    """Connection to one other process.
+
+    Messages are sent over the control socket, tensors over the data socket: numbered buckets, for which the receiver has
+    posted memory, and the tensors of a `StateMessage`. A tensor is read straight into its memory, after its size has
+    been compared with that memory. A message is delivered when everything sent before it has arrived; only those in
+    `OVERTAKING` do not wait. Memory that is sent must not change until the other side has answered.
+
+    Any thread may send. All callbacks come from the thread of the loop.
+
+    Args:
+        loop: thread that reads and writes the sockets.
+        control: connected and authenticated socket.
+        data: connected and authenticated socket to the same process.
+        heartbeat_timeout_s: seconds without any byte after which the other process counts as lost, > 0.
+
+    Attributes:
+        address: host and port of the other process, for messages.
+        answers_heartbeats: whether the thread of the loop answers heartbeats; else they are delivered, and this side asks
+            for heartbeats only while it sends, so that it counts as lost when nothing answers.
+    """
+
+    def __init__(self, loop: SocketLoop, control: socket, data: socket, heartbeat_timeout_s: float) -> None:
+        self.address = _peer_of(control)
+        self.answers_heartbeats = True
+        self._loop = loop
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._idle_checks = 0  # in a row
+        self._send_lock = threading.Lock()  # keeps the order of messages and tensors
+        self._tensors_sent = 0
+        self._deliver_lock = threading.RLock()  # held while a message is delivered
+        self._arrived: deque[Arrival] = deque()
+        self._tensors_arrived = 0
+        self._buffers: list[memoryview] = []
+        self._state_buffers: deque[memoryview] = deque()
+        self._inbox: queue.SimpleQueue[Arrival | str] = queue.SimpleQueue()
+        self._listener: tuple[OnMessage, OnEnd] | None = None
+        self._end_reason = ""
+        self._open_streams = 2
+        self._control = Stream(loop, control, _MessageReader(self))
+        self._data = Stream(loop, data, _TensorReader(self))
+        loop.call(self._start)
 
     # --- sending ------------------------------------------------------------------------------------------
 
-    def send(
-        self,
-        message: Message,
-        contents: Sequence[Tensor] = (),
-        *,
-        buckets: Buckets = None,
-        will_be_answered: bool = False,
-    ) -> None:
-        """Start to send a message and the tensors that follow it; the next `recv` reports a lost connection.
+    def send(self, message: Message, buckets: Sequence[tuple[int, Tensor]] = ()) -> None:
+        """Start to send a message and numbered buckets that belong to it; `on_end` reports a lost connection."""
+        content, tensors = messages.encode(message)
+        state = [as_bytes(tensor) for tensor in tensors if tensor.numel()]
+        with self._send_lock:
+            parts = [part for number, tensor in buckets for part in _framed(number, tensor)]
+            parts += [part for tensor in state for part in _framed(STATE, tensor)]
+            self._tensors_sent += len(parts) // 2
+            before = 0 if isinstance(message, OVERTAKING) else self._tensors_sent
+            self._control.send([memoryview(MESSAGE.pack(len(content), before) + content)])
+            if parts:
+                self._data.send(parts)
 
-        Args:
-            message: message to send.
-            contents: tensors that follow it.
-            buckets: last numbered buckets that belong to it; the other side has posted receives for them.
-            will_be_answered: whether an answer will come, which confirms that everything has been received.
-        """
-        header: DataMessage
-        if isinstance(message, ControlStruct):
-            content, tensors = messages.encode(message)
-            header = ControlHeader(content.numel())
-            contents = [content, *(as_bytes(each) for each in tensors if each.numel()), *contents]
-        else:
-            header = message
-        self._send(headers.encode(header), contents, buckets, will_be_answered=will_be_answered)
-
-    @abstractmethod
-    def _send(self, header: Tensor, contents: Sequence[Tensor], buckets: Buckets, *, will_be_answered: bool) -> None:
-        """Start to send an encoded header and what follows it."""
-
-    @abstractmethod
     def send_bucket(self, number: int, bucket: Tensor) -> None:
-        """Start to send a bucket whose message, which will be answered, follows later."""
-
-    @abstractmethod
-    def release_sent(self) -> None:
-        """Release the memory of everything up to the message whose answer has arrived."""
+        """Start to send a numbered bucket whose message follows later."""
+        with self._send_lock:
+            self._tensors_sent += 1
+            self._data.send(_framed(number, bucket))
 
     # --- receiving ----------------------------------------------------------------------------------------
 
-    def recv(self) -> Message:
-        """Wait for a message."""
-        numbers = self._recv_header()
-        try:
-            header = headers.decode(numbers)
-            return self._recv_control(header) if isinstance(header, ControlHeader) else header
-        except ValueError as error:
-            raise ConnectionLost(f"invalid message: {error}") from error
-
-    @abstractmethod
-    def _recv_header(self) -> Tensor:
-        """Wait for an encoded header."""
-
-    @abstractmethod
-    def recv_into(self, contents: Tensor) -> None:
-        """Wait for a tensor that follows a message."""
-
-    @abstractmethod
     def post_buckets(self, buffers: Sequence[Tensor]) -> None:
-        """Post receives for numbered buckets into this memory, so that they need not wait for an answer.
+        """Receive numbered buckets into this memory from now on.
 
-        The other side sends a bucket only when its buffer is free, which follows from earlier messages.
+        The other side sends a bucket only when its memory is free, which follows from earlier messages.
         """
+        self._buffers = [_memory(each) for each in buffers]
+        self._data.resume()
 
-    @abstractmethod
-    def recv_buckets(self, numbers: Iterable[int]) -> None:
-        """Wait until the buckets of a message are in their buffers, which are reused after the next `send`."""
+    def recv(self, timeout_s: float | None = None) -> Message:
+        """Wait for a message; only before `listen`.
 
-    @abstractmethod
-    def recv_early_buckets(self, numbers: Iterable[int]) -> None:
-        """Wait for buckets that were sent before their message; there may be others."""
+        Raises:
+            ConnectionLost: the connection has ended, or no message has come within the timeout.
+        """
+        try:
+            arrived = self._inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            raise ConnectionLost(f"no message came within {timeout_s:g} s") from None
+        if isinstance(arrived, str):
+            self._inbox.put(arrived)
+            raise ConnectionLost(arrived)
+        if self._inbox.qsize() == MAX_WAITING - 1:
+            self._control.resume()
+        return arrived.message
 
-    @abstractmethod
+    def listen(self, on_message: OnMessage, on_end: OnEnd) -> None:
+        """Call handlers in the thread of the loop from now on; they must not block.
+
+        Args:
+            on_message: is called with each message, its arrival on the monotonic clock in seconds, and the seconds from
+                then until everything sent before it had arrived.
+            on_end: is called once with the reason, after the last message.
+        """
+        with self._deliver_lock:
+            self._listener = on_message, on_end
+            while not self._inbox.empty():
+                self._deliver(self._inbox.get())
+        self._control.resume()
+
     def close(self) -> None:
-        """Close the connection now; pending operations fail on both sides."""
+        """Close the connection now; both sides are notified."""
+        self._loop.call(lambda: self.end(CLOSED))
 
-    def _recv_control(self, header: ControlHeader) -> ControlMessage:
-        if not 0 < header.nbytes <= self._max_bytes:
-            raise ValueError(f"control message of {header.nbytes} bytes")
-        content = torch.zeros(header.nbytes, dtype=torch.uint8)
-        self.recv_into(content)
+    # --- in the thread of the loop ------------------------------------------------------------------------
+
+    def end(self, reason: str) -> None:
+        """Close both sockets, if they are still open; in the thread of the loop only."""
+        self._end_reason = self._end_reason or reason
+        self._control.end(reason)
+        self._data.end(reason)
+
+    def on_stream_end(self, reason: str) -> None:
+        """Handle the end of one socket: the other one may still have something to read."""
+        self._end_reason = self._end_reason or reason
+        self._open_streams -= 1
+        if self._open_streams:
+            self._loop.call_later(CLOSING_S, lambda: self.end(reason))
+        else:
+            self._deliver(self._end_reason)
+
+    def is_full(self) -> bool:
+        """Return whether no further message is read for now."""
+        return len(self._arrived) >= MAX_WAITING or self._inbox.qsize() >= MAX_WAITING
+
+    def on_message(self, content: memoryview, tensors: int) -> None:
+        """Deliver a message, or keep it until its tensors have arrived."""
         message = messages.decode(content)
         if isinstance(message, StateMessage):
-            if self._max_bytes == UNAUTHENTICATED_BYTES:
-                raise ValueError("tensors of an unauthenticated peer")
-            tensors = {name: self._recv_tensor(*described) for name, described in message.tensors.items()}
-            return msgspec.structs.replace(message, tensors=tensors)
-        return message
+            message = self._with_tensors(message)
+        arrival = Arrival(message, tensors, time.monotonic())
+        if isinstance(message, OVERTAKING):
+            self._deliver(arrival)
+        else:
+            self._arrived.append(arrival)
+            self._deliver_complete()
 
-    def _recv_tensor(self, dtype: str, shape: list[int]) -> Tensor:
-        tensor = torch.zeros(shape, dtype=getattr(torch, dtype))
-        if tensor.numel():
-            self.recv_into(as_bytes(tensor))
-        return tensor
+    def on_tensor(self) -> None:
+        """Deliver the messages that have waited for a tensor."""
+        self._tensors_arrived += 1
+        was_full = self.is_full()
+        self._deliver_complete()
+        if was_full:
+            self._control.resume()
+
+    def memory_of(self, number: int) -> memoryview | None:
+        """Return the memory of the next tensor; None if it is not known yet.
+
+        Raises:
+            ValueError: there is no such bucket.
+        """
+        if number == STATE:
+            return self._state_buffers.popleft() if self._state_buffers else None
+        if not self._buffers:
+            return None
+        if number >= len(self._buffers):
+            raise ValueError(f"no bucket {number}")
+        return self._buffers[number]
+
+    def on_bytes(self) -> None:
+        """Record that the other process is alive."""
+        self._idle_checks = 0
+
+    def _start(self) -> None:
+        self._control.resume()
+        self._data.resume()
+        self._loop.call_later(self._heartbeat_timeout_s / HEARTBEAT_CHECKS, self._check_heartbeat)
+
+    def _check_heartbeat(self) -> None:
+        if not self._open_streams:
+            return
+        self._idle_checks += 1
+        if self._idle_checks > HEARTBEAT_CHECKS:
+            self.end(f"silent for {self._heartbeat_timeout_s:g} s")
+            return
+        if self._idle_checks > HEARTBEAT_CHECKS // 3 and (self.answers_heartbeats or self._data.is_sending):
+            self.send(Heartbeat())
+        self._loop.call_later(self._heartbeat_timeout_s / HEARTBEAT_CHECKS, self._check_heartbeat)
+
+    def _with_tensors(self, message: StateMessage) -> StateMessage:
+        """Return the message with memory for its tensors, which are received next.
+
+        Raises:
+            ValueError: a tensor is not valid, or too large.
+        """
+        try:
+            tensors = {name: _allocate(*described) for name, described in message.tensors.items()}
+        except (AttributeError, RuntimeError, TypeError) as error:
+            raise ValueError(f"invalid tensors: {error}") from error
+        self._state_buffers.extend(_memory(tensor) for tensor in tensors.values() if tensor.numel())
+        self._data.resume()
+        return msgspec.structs.replace(message, tensors=tensors)
+
+    def _deliver_complete(self) -> None:
+        while self._arrived and self._arrived[0].tensors <= self._tensors_arrived:
+            self._deliver(self._arrived.popleft())
+
+    def _deliver(self, arrived: Arrival | str) -> None:
+        """Deliver a message, or the reason of the end."""
+        with self._deliver_lock:
+            if self._answer_heartbeat(arrived):
+                return
+            if self._listener is None:
+                self._inbox.put(arrived)
+            elif isinstance(arrived, str):
+                self._listener[1](arrived)
+            else:
+                self._listener[0](arrived.message, arrived.at_s, time.monotonic() - arrived.at_s)
+
+    def _answer_heartbeat(self, arrived: Arrival | str) -> bool:
+        """Answer a heartbeat; return whether it, or the answer to one, need not be delivered."""
+        message = arrived.message if isinstance(arrived, Arrival) else None
+        if isinstance(message, Heartbeat) and self.answers_heartbeats:
+            self.send(HeartbeatAnswer())
+            return True
+        return isinstance(message, HeartbeatAnswer)
+
+
+class _MessageReader:
+    """Reader of messages, several of which may arrive together."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._memory = memoryview(bytearray(1 << 16))
+        self._start = self._stop = 0  # of what is not delivered yet
+
+    def next_buffer(self) -> memoryview | None:
+        if self._connection.is_full():
+            return None
+        return self._memory[self._stop :]
+
+    def on_bytes(self, count: int) -> None:
+        self._connection.on_bytes()
+        self._stop += count
+        try:
+            while (needed := self._deliver_one()) == 0:
+                pass
+        except ValueError as error:
+            self._connection.end(f"invalid message: {error}")
+            return
+        self._make_room(needed)
+
+    def on_end(self, reason: str) -> None:
+        self._connection.on_stream_end(reason)
+
+    def _deliver_one(self) -> int:
+        """Deliver a message and return 0; if it is not complete, return its bytes."""
+        received = self._memory[self._start : self._stop]
+        if len(received) < MESSAGE.size:
+            return MESSAGE.size
+        nbytes, tensors = MESSAGE.unpack_from(received)
+        if not 0 < nbytes <= MAX_MESSAGE_BYTES:
+            raise ValueError(f"{nbytes} bytes")
+        whole = MESSAGE.size + int(nbytes)
+        if len(received) < whole:
+            return whole
+        self._start += whole
+        self._connection.on_message(received[MESSAGE.size : whole], tensors)
+        return 0
+
+    def _make_room(self, needed: int) -> None:
+        """Move an incomplete message to the beginning of memory that has room for it."""
+        rest = bytes(self._memory[self._start : self._stop])
+        if needed > len(self._memory):
+            self._memory = memoryview(bytearray(needed))
+        self._memory[: len(rest)] = rest
+        self._start, self._stop = 0, len(rest)
+
+
+class _TensorReader:
+    """Reader of tensors, each into its memory."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._frame = memoryview(bytearray(TENSOR.size))
+        self._unread = self._frame
+        self._is_frame = True  # else a tensor is read
+        self._announced: tuple[int, int] | None = None  # number and bytes of a tensor whose memory is not known yet
+
+    def next_buffer(self) -> memoryview | None:
+        if self._announced is not None:
+            try:
+                self._find_memory(*self._announced)
+            except ValueError as error:
+                self._connection.end(f"invalid tensor: {error}")
+        return self._unread or None
+
+    def on_bytes(self, count: int) -> None:
+        self._connection.on_bytes()
+        self._unread = self._unread[count:]
+        if self._unread:
+            return
+        if self._is_frame:
+            self._announced = TENSOR.unpack(self._frame)
+        else:
+            self._finish()
+
+    def on_end(self, reason: str) -> None:
+        self._connection.on_stream_end(reason)
+
+    def _finish(self) -> None:
+        self._unread = self._frame
+        self._is_frame = True
+        self._connection.on_tensor()
+
+    def _find_memory(self, number: int, nbytes: int) -> None:
+        memory = self._connection.memory_of(number)
+        if memory is None:
+            return
+        if len(memory) != nbytes:
+            raise ValueError(f"{nbytes} bytes, but {len(memory)} were expected")
+        self._announced = None
+        self._unread = memory
+        self._is_frame = False
+        if not nbytes:
+            self._finish()
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """Return a contiguous tensor as its bytes."""
-    return tensor.reshape(-1).view(torch.uint8)
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _memory(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor on the CPU, without a copy."""
+    return memoryview(as_bytes(tensor).numpy())
+
+
+def _framed(number: int, tensor: Tensor) -> list[memoryview]:
+    memory = _memory(tensor)
+    return [memoryview(TENSOR.pack(number, len(memory))), memory]
+
+
+def _allocate(dtype: str, shape: list[int]) -> Tensor:
+    if prod(shape) > MAX_STATE_BYTES or any(length < 0 for length in shape):
+        raise ValueError(f"tensor of shape {shape}")
+    return torch.zeros(shape, dtype=getattr(torch, dtype))
+
+
+def _peer_of(sock: socket) -> str:
+    """Return the address of the other side; sockets within one process have none."""
+    try:
+        name = sock.getpeername()
+    except OSError:
+        return "a connection that has ended"
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "this process"

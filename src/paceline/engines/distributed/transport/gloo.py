@@ -11,7 +11,6 @@ import torch
 from torch import distributed
 
 from paceline.engines.distributed.transport.connection import ConnectionLost
-from paceline.engines.distributed.transport.keepalive import open_sockets, published_addresses, set_keepalive_timeout
 
 dist: Any = distributed  # it does not export the types of all its names
 
@@ -25,9 +24,8 @@ def gloo_group(
     store: Any,
     rank: int,
     size: int,
-    device: Any,
+    host: str,
     *,
-    keepalive_timeout_s: float,
     timeout_s: float = CONNECT_TIMEOUT_S,
     threads: int = 1,
 ) -> Any:
@@ -37,8 +35,7 @@ def gloo_group(
         store: store in which exactly the processes of the group meet.
         rank: rank of this process in the group, from 0.
         size: number of processes.
-        device: gloo device on the address of this host.
-        keepalive_timeout_s: seconds without any answer from a host after which its connections end, >= 1.
+        host: address of this host, which the other processes can reach.
         timeout_s: longest wait for each action of another process, in seconds.
         threads: threads that carry out the operations.
 
@@ -47,12 +44,9 @@ def gloo_group(
     """
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timedelta(seconds=timeout_s)
-    options._devices = [device]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     options._threads = threads
-    before = open_sockets()
-    group = dist.ProcessGroupGloo(store, rank, size, options)
-    set_keepalive_timeout(before, keepalive_timeout_s, published_addresses(store, size))
-    return group
+    return dist.ProcessGroupGloo(store, rank, size, options)
 
 
 def disconnect_pair(group: Any, peer: int) -> None:

@@ -1,4 +1,4 @@
-"""Control messages: typed structs that processes send each other beside parameters, gradients and sums."""
+"""Messages between processes: typed structs, of which nothing is pickled or executed."""
 
 from __future__ import annotations
 
@@ -6,33 +6,26 @@ from math import nan
 from typing import Any
 
 import msgspec
-import torch
 from torch import Tensor
 
+from paceline.engines.distributed.transport.task_messages import MessageStruct, TaskMessage
 from paceline.errors import RunError, UsageError
 
 
-class ControlStruct(msgspec.Struct, frozen=True, tag=True):
-    """Base of all control messages; the class name is the tag on the wire."""
+class StateMessage(MessageStruct, frozen=True, kw_only=True):
+    """Base of messages with tensors, which are sent after them in this order.
+
+    Attributes:
+        tensors: tensors by name; in the encoded message, their dtype and shape.
+    """
+
+    tensors: dict[str, Any] = {}
 
 
 # --- joining: see `rendezvous.handshake` ------------------------------------------------------------------
 
 
-class Challenge(ControlStruct, frozen=True):
-    """First message of a server: a random number that the peer has to sign with the token."""
-
-    nonce: str
-
-
-class Proof(ControlStruct, frozen=True):
-    """Signature of the other side's nonce, and a nonce for the other side to sign."""
-
-    digest: str
-    nonce: str = ""
-
-
-class Hello(ControlStruct, frozen=True):
+class Hello(MessageStruct, frozen=True):
     """Introduction of a process that wants to join.
 
     Attributes:
@@ -41,6 +34,7 @@ class Hello(ControlStruct, frozen=True):
         job_spec: settings that must be equal on all processes.
         peer_id: id of this process at rank 0, for servers of other shards; 0 when rank 0 is the receiver.
         has_own_gpu: whether the process has a GPU that no other process uses.
+        port: port on which the process listens; 0 for none.
     """
 
     name: str
@@ -48,13 +42,14 @@ class Hello(ControlStruct, frozen=True):
     job_spec: dict[str, Any]
     peer_id: int = 0
     has_own_gpu: bool = False
+    port: int = 0
 
 
-class Accepted(ControlStruct, frozen=True):
+class Accepted(MessageStruct, frozen=True):
     """The process may take part."""
 
 
-class Rejected(ControlStruct, frozen=True):
+class Rejected(MessageStruct, frozen=True):
     """The process may not take part."""
 
     reason: str
@@ -63,13 +58,13 @@ class Rejected(ControlStruct, frozen=True):
 # --- leaving, failing, ending -----------------------------------------------------------------------------
 
 
-class Leave(ControlStruct, frozen=True):
+class Leave(MessageStruct, frozen=True):
     """The sender ends on purpose, for example after SIGTERM; it waits until the receiver closes the connection."""
 
     reason: str
 
 
-class Failed(ControlStruct, frozen=True):
+class Failed(MessageStruct, frozen=True):
     """The sender ends after an error.
 
     Attributes:
@@ -96,34 +91,33 @@ class Failed(ControlStruct, frozen=True):
         return (UsageError if self.is_usage else RunError)(self.message)
 
 
-class End(ControlStruct, frozen=True):
+class End(StateMessage, frozen=True):
     """The run is over.
 
     Attributes:
+        tensors: under "final", the memory of the final parameters and buffers, if the receiver gets them.
         outcome: value of an `Outcome`; "failed" after an error.
         reason: why the run ended; the message of the error if it failed.
         time_s: length of the run in seconds.
         is_usage: whether the error is one that the user has to correct.
-        has_parameters: whether the final parameters and buffers follow.
     """
 
     outcome: str
     reason: str
     time_s: float = 0.0
     is_usage: bool = False
-    has_parameters: bool = False
 
     @property
     def has_failed(self) -> bool:
         """Whether an error ended the run."""
         return self.outcome == "failed"
 
-    def with_parameters(self) -> End:
-        """Return the message that the final parameters follow."""
-        return msgspec.structs.replace(self, has_parameters=True)
+    def with_parameters(self, memory: Tensor) -> End:
+        """Return the message with the memory of the final parameters and buffers."""
+        return msgspec.structs.replace(self, tensors={"final": memory})
 
 
-class Shutdown(ControlStruct, frozen=True):
+class Shutdown(MessageStruct, frozen=True):
     """The processes of a node end with this exit status."""
 
     status: int
@@ -132,75 +126,109 @@ class Shutdown(ControlStruct, frozen=True):
 # --- parameter server -------------------------------------------------------------------------------------
 
 
-class EvaluationResult(ControlStruct, frozen=True):
+class EvaluationResult(MessageStruct, frozen=True):
     """Metrics of a version."""
 
     version: int
     metrics: dict[str, float]
 
 
-class FormNodeGroup(ControlStruct, frozen=True):
+class ShardAddresses(MessageStruct, frozen=True):
+    """All shard servers listen: their addresses, from shard 1 on."""
+
+    addresses: list[tuple[str, int]]
+
+
+class LeaderListens(MessageStruct, frozen=True):
+    """The leader of a worker's node listens on this port of its host; sent on a connection of its own."""
+
+    worker: int
+    port: int
+
+
+class FindLeader(MessageStruct, frozen=True):
+    """Question for the port of the leader of this worker's node; sent on a connection of its own."""
+
+    worker: int
+
+
+class LeaderPort(MessageStruct, frozen=True):
+    """Answer to `FindLeader`: the port; None if the leader does not listen yet."""
+
+    port: int | None
+
+
+class StoreKey(MessageStruct, frozen=True):
+    """Key and value with which the processes of a group for sums find each other; relayed to all of them.
+
+    Attributes:
+        generation: number of the group; 0 for the group of a node.
+        key: key in the store of the group.
+        value: its value.
+    """
+
+    generation: int
+    key: str
+    value: bytes
+
+
+class FormNodeGroup(MessageStruct, frozen=True):
     """The processes of a node connect to each other under this key."""
 
     key: str
 
 
-class ShardAssigned(ControlStruct, frozen=True):
+class ShardAssigned(MessageStruct, frozen=True):
     """The receiver is the server of this shard."""
 
     shard: int
 
 
-class StateMessage(ControlStruct, frozen=True):
-    """Base of messages with tensors: they follow the message, in the order of their names here.
+class InitShard(StateMessage, frozen=True):
+    """A shard server starts from this version, with this state if there is one.
 
     Attributes:
-        state: JSON text of the state, in which tensors are names.
-        tensors: tensors by name.
+        state: JSON text of the state, in which tensors are names; empty for none.
+        version: first version.
     """
 
     state: str
-    tensors: dict[str, Any]
-
-
-class InitShard(StateMessage, frozen=True):
-    """A shard server starts from this version, with this state if there is one."""
-
     version: int
 
 
 class ShardState(StateMessage, frozen=True):
-    """Answer to `RequestShardState`."""
+    """Answer to `RequestShardState`; `state` as in `InitShard`."""
 
+    state: str
     part: str
 
 
-class RequestShardState(ControlStruct, frozen=True):
+class RequestShardState(MessageStruct, frozen=True):
     """The shard server sends its whole "state" or its part of the "model"."""
 
     part: str
 
 
-class PeerAdmitted(ControlStruct, frozen=True):
+class PeerAdmitted(MessageStruct, frozen=True):
     """A worker has joined a shard server; `peer_id` is its id at rank 0."""
 
     peer_id: int
 
 
-class PeerDisconnected(ControlStruct, frozen=True):
+class PeerDisconnected(MessageStruct, frozen=True):
     """A shard server has lost the connection to a worker; `peer_id` is its id at rank 0."""
 
     peer_id: int
     reason: str
 
 
-class DisconnectPeer(ControlStruct, frozen=True):
+class DisconnectPeer(MessageStruct, frozen=True):
     """The shard server closes its connection to a worker; `peer_id` is its id at rank 0."""
 
     peer_id: int
 
 
-class CompensateGradient(ControlStruct, frozen=True):
+class CompensateGradient(MessageStruct, frozen=True):
     """The shard server compensates its part of a gradient for its staleness.
 
     Attributes:
@@ -221,7 +249,7 @@ class CompensateGradient(ControlStruct, frozen=True):
 # --- all-reduce -------------------------------------------------------------------------------------------
 
 
-class FormGroup(ControlStruct, frozen=True):
+class FormGroup(MessageStruct, frozen=True):
     """The receiver takes its rank in a new group.
 
     Attributes:
@@ -239,7 +267,7 @@ class FormGroup(ControlStruct, frozen=True):
     uses_nccl: bool
 
 
-class GroupBroken(ControlStruct, frozen=True):
+class GroupBroken(MessageStruct, frozen=True):
     """The sender can no longer sum in its group.
 
     Attributes:
@@ -253,13 +281,13 @@ class GroupBroken(ControlStruct, frozen=True):
     is_unreachable: bool
 
 
-class ProgressRequest(ControlStruct, frozen=True):
+class ProgressRequest(MessageStruct, frozen=True):
     """The receiver reports how far it is in the group of this generation."""
 
     generation: int
 
 
-class Progress(ControlStruct, frozen=True):
+class Progress(MessageStruct, frozen=True):
     """Answer to `ProgressRequest`.
 
     Attributes:
@@ -273,7 +301,7 @@ class Progress(ControlStruct, frozen=True):
     is_summing: bool
 
 
-class StepReport(ControlStruct, frozen=True):
+class StepReport(MessageStruct, frozen=True):
     """Scalars of a worker's gradient in one iteration.
 
     Attributes:
@@ -303,7 +331,7 @@ class StepReport(ControlStruct, frozen=True):
     interruption: str = ""
 
 
-class StepSummary(ControlStruct, frozen=True):
+class StepSummary(MessageStruct, frozen=True):
     """Reports of all workers in one iteration.
 
     Attributes:
@@ -323,7 +351,7 @@ class StepSummary(ControlStruct, frozen=True):
     reports: dict[int, StepReport]
 
 
-class MetricsMeasured(ControlStruct, frozen=True):
+class MetricsMeasured(MessageStruct, frozen=True):
     """Metrics that rank 0 has measured in the group of this generation."""
 
     generation: int
@@ -331,9 +359,7 @@ class MetricsMeasured(ControlStruct, frozen=True):
 
 
 ControlMessage = (
-    Challenge
-    | Proof
-    | Hello
+    Hello
     | Accepted
     | Rejected
     | Leave
@@ -341,6 +367,11 @@ ControlMessage = (
     | End
     | Shutdown
     | EvaluationResult
+    | ShardAddresses
+    | LeaderListens
+    | FindLeader
+    | LeaderPort
+    | StoreKey
     | FormNodeGroup
     | ShardAssigned
     | InitShard
@@ -360,29 +391,30 @@ ControlMessage = (
 )
 
 
+Message = ControlMessage | TaskMessage
+
+
 def describe(tensor: Any) -> tuple[str, list[int]]:
     """Return dtype and shape of a tensor, as they are sent."""
     return str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=describe)
-_DECODER = msgspec.msgpack.Decoder(ControlMessage)
+_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
-def encode(message: ControlMessage) -> tuple[Tensor, list[Tensor]]:
-    """Return a message as bytes, uint8 [nbytes], and the tensors that follow it."""
-    tensors = list(message.tensors.values()) if isinstance(message, StateMessage) else []
-    return torch.frombuffer(bytearray(_ENCODER.encode(message)), dtype=torch.uint8), tensors
+def encode(message: Message) -> tuple[bytes, list[Tensor]]:
+    """Return a message as bytes, and the tensors that are sent after it."""
+    return _ENCODER.encode(message), list(message.tensors.values()) if isinstance(message, StateMessage) else []
 
 
-def decode(content: Tensor) -> ControlMessage:
+def decode(content: bytes | memoryview) -> Message:
     """Return the message of such bytes; the tensors of a `StateMessage` are still (dtype, shape).
 
     Raises:
         ValueError: the bytes are no message.
     """
     try:
-        message: ControlMessage = _DECODER.decode(content.numpy().tobytes())
-    except msgspec.DecodeError as error:
+        return _DECODER.decode(content)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from error
-    return message

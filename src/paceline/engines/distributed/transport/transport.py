@@ -1,150 +1,218 @@
-"""Transport: how the processes of a job reach each other, and what they exchange messages over."""
+"""Transport: how the processes of a job reach each other."""
 
 from __future__ import annotations
 
+import resource
+import secrets
 import socket
+import ssl
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property
+from math import ceil
+from typing import Any
 
-from paceline.engines.distributed.transport.connection import Connection
+from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
 from paceline.engines.distributed.transport.gloo import CONNECT_TIMEOUT_S, dist, gloo_group
-from paceline.engines.distributed.transport.gloo_connection import GlooConnection
+from paceline.engines.distributed.transport.listener import HANDSHAKE_S, AcceptedSockets, Listener
+from paceline.engines.distributed.transport.security import (
+    PREAMBLE_BYTES,
+    AuthenticationFailed,
+    Preamble,
+    Security,
+    recv_exactly,
+    run_blocking,
+)
+from paceline.engines.distributed.transport.socket_loop import SocketLoop
 from paceline.errors import UsageError
+from paceline.utils.rank_logger import RankLogger
 
-STORE_TIMEOUT = timedelta(seconds=20)
-
-
-class Endpoint(NamedTuple):
-    """Address at which a server can be reached: a store, or the part of it that belongs to a shard.
-
-    Attributes:
-        transport: transport to the server.
-        address: host and port of the store.
-        device: gloo device on this host's address towards it.
-        shard: number of the shard whose server is reached; 0 for the owner of the store.
-    """
-
-    transport: Transport
-    address: tuple[str, int]
-    device: Any
-    shard: int = 0
-
-    def client(self) -> Any:
-        """Return a new connection to the store; a blocking call on a connection blocks all its users."""
-        store = self.transport.store(self.address)
-        return dist.PrefixStore(f"shard/{self.shard}", store) if self.shard else store
+LOG = RankLogger(__name__)
+Address = tuple[str, int]
+AGENT_STORE_TIMEOUT = timedelta(seconds=20)
+BUFFER_BYTES = 1 << 22
+BACKLOG = 1024
 
 
-class Transport(Protocol):
-    """Factory of the connections and of the groups of one process.
+class Transport:
+    """Connections of one process over TCP, and its groups for sums.
+
+    Args:
+        security: returns the handshake of new connections; the token may be known only when a connection is made.
+        version: version of paceline.
+        heartbeat_timeout_s: seconds without any byte after which a process counts as lost, >= 1.
 
     Attributes:
-        keepalive_timeout_s: seconds without any answer from a host after which its connections end, >= 1.
-        poll_s: interval in seconds between two checks of a store.
+        heartbeat_timeout_s: as given.
+        poll_s: interval in seconds between two attempts to reach a process.
     """
 
-    keepalive_timeout_s: float
-    poll_s: float
+    poll_s = 0.1
 
-    def listen(self, host: str, port: int = 0, name: str | None = None) -> tuple[Endpoint, Any]:
-        """Return the endpoint of a new store on an address of this host, and the store.
+    def __init__(self, security: Callable[[], Security], version: str, heartbeat_timeout_s: float) -> None:
+        self.heartbeat_timeout_s = heartbeat_timeout_s
+        self._security = security
+        self._version = version
+
+    @cached_property
+    def _loop(self) -> SocketLoop:
+        return SocketLoop()
+
+    def listen(
+        self,
+        host: str,
+        port: int,
+        on_connection: Callable[[Connection], None],
+        on_reject: Callable[[str], None],
+    ) -> Listener:
+        """Listen on an address of this host.
 
         Args:
             host: address to listen on.
             port: port to listen on; 0 for a free one.
-            name: address by which others reach this host, if it is another one.
+            on_connection: callback, in the thread of the sockets, with each authenticated connection.
+            on_reject: callback, in that thread, with the reason why a process of this job cannot take part.
 
         Raises:
             UsageError: the address is not this host's, or its port is in use.
         """
 
-    def reach(self, address: tuple[str, int]) -> Endpoint | None:
-        """Return the endpoint at an address, None if no process listens there."""
+        def on_sockets(sockets: AcceptedSockets) -> None:
+            on_connection(self._connection(*sockets))
 
-    def store(self, address: tuple[str, int]) -> Any:
-        """Return a new connection to the store at an address."""
+        _raise_file_limit()
+        security = self._security()
+        listener = Listener(self._loop, self._bind(host, port), security, self._version, on_sockets, on_reject)
+        LOG.info("listens on %s:%d, %s", *listener.address, security.description)
+        return listener
 
-    def connect(self, endpoint: Endpoint, key: str, side: int) -> Connection:
-        """Connect the server at an endpoint and a peer.
-
-        Args:
-            endpoint: endpoint of the server, at both sides.
-            key: key that only these two use.
-            side: 0 for the server, 1 for the peer.
+    def connect(self, address: Address) -> Connection:
+        """Connect to the server at an address.
 
         Raises:
-            ConnectionLost: the other process did not connect.
+            ConnectionLost: no process answers there.
+            AuthenticationFailed: the process there does not belong to this job.
+            UsageError: the process there runs another version of paceline.
         """
+        security = self._security()
+        deadline_s = time.monotonic() + HANDSHAKE_S
+        preamble = Preamble(self._version, secrets.token_bytes(16), is_control=True)
+        control = data = None
+        try:
+            control = self._handshake(address, security, preamble, deadline_s)
+            data = self._handshake(address, security, preamble._replace(is_control=False), deadline_s)
+            answer = Preamble.decode(run_blocking(recv_exactly(control, PREAMBLE_BYTES), control, deadline_s))
+            self._check_version(address, answer.version)
+            return self._connection(control, data)
+        except BaseException as error:
+            for sock in (control, data):
+                if sock is not None:
+                    sock.close()
+            if isinstance(error, AuthenticationFailed | ssl.SSLError):
+                raise AuthenticationFailed("{}:{} is not of this job: {}".format(*address, error)) from error
+            if isinstance(error, OSError | ConnectionLost):
+                reason = getattr(error, "strerror", None) or str(error)
+                raise ConnectionLost("{}:{} does not answer ({})".format(*address, reason)) from error
+            raise
+
+    def agent_store(self, address: Address) -> Any:
+        """Return a client of the store of torchrun's agents at an address.
+
+        Raises:
+            RuntimeError: no store answers there.
+        """
+        return dist.TCPStore(*address, None, False, AGENT_STORE_TIMEOUT, wait_for_workers=False)
 
     def group(
-        self, store: Any, rank: int, size: int, device: Any, *, timeout_s: float = CONNECT_TIMEOUT_S, threads: int = 1
+        self, store: Any, rank: int, size: int, host: str, *, timeout_s: float = CONNECT_TIMEOUT_S, threads: int = 1
     ) -> Any:
-        """Return a process group for sums; the arguments are those of `gloo_group`.
+        """Return a process group on gloo for sums; the arguments are those of `gloo_group`.
 
         Raises:
             RuntimeError: a process did not connect.
         """
+        return gloo_group(store, rank, size, host, timeout_s=timeout_s, threads=threads)
+
+    def close(self) -> None:
+        """Stop the thread; all connections have been closed."""
+        if "_loop" in self.__dict__:
+            self._loop.close()
+            del self._loop
+
+    def _bind(self, host: str, port: int) -> socket.socket:
+        """Return a listening socket.
+
+        Raises:
+            UsageError: the address is not this host's, or its port is in use.
+        """
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._tune(sock)  # accepted sockets inherit it
+        try:
+            sock.bind((host, port))
+            sock.listen(BACKLOG)
+        except OSError as error:
+            sock.close()
+            where = f"{host}:{port}" if port else host
+            raise UsageError(
+                f"cannot listen on {where} ({error.strerror}); give an address of this host and a free port, as "
+                f"pl.Torchrun(address='{host}:29511')"
+            ) from None
+        return sock
+
+    def _dial(self, address: Address, timeout_s: float) -> socket.socket:
+        """Return a connected socket.
+
+        Raises:
+            OSError: no process listens there.
+        """
+        sock = socket.create_connection(address, timeout=timeout_s)
+        self._tune(sock)
+        return sock
+
+    def _tune(self, sock: socket.socket) -> None:
+        """Send small messages at once, use large buffers, and detect a host that does not respond."""
+        timeout_s = ceil(self.heartbeat_timeout_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, timeout_s // 4))
+        for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, buffer, BUFFER_BYTES)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, timeout_s // 4))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * timeout_s)
+
+    def _handshake(self, address: Address, security: Security, preamble: Preamble, deadline_s: float) -> socket.socket:
+        """Return an authenticated socket on which the preamble has been sent."""
+        sock = self._dial(address, max(0.001, deadline_s - time.monotonic()))
+        try:
+            sock.setblocking(False)
+            sock = security.wrap(sock, is_server=False)
+            run_blocking(security.authenticate(sock, is_server=False), sock, deadline_s)
+            sock.send(preamble.encode())
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _check_version(self, address: Address, version: str) -> None:
+        if version != self._version:
+            raise UsageError(
+                "the process at {}:{} runs paceline {}, this one {}: install the same version on every host".format(
+                    *address, version, self._version
+                )
+            )
+
+    def _connection(self, control: socket.socket, data: socket.socket) -> Connection:
+        return Connection(self._loop, control, data, self.heartbeat_timeout_s)
 
 
-class GlooTransport(Transport):
-    """Transport on gloo, whose processes meet in TCP stores.
-
-    Args:
-        keepalive_timeout_s: seconds without any answer from a host after which its connections end, >= 1.
-    """
-
-    poll_s = 0.1
-
-    def __init__(self, keepalive_timeout_s: float) -> None:
-        self.keepalive_timeout_s = keepalive_timeout_s
-
-    def listen(self, host: str, port: int = 0, name: str | None = None) -> tuple[Endpoint, Any]:
-        """Return the endpoint of a new TCP store, and the store."""
-        listener = _listen(host, port)
-        port = listener.getsockname()[1]
-        store = dist.TCPStore(
-            host, port, None, True, STORE_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-        return self._endpoint((name or host, port), name or host), store
-
-    def reach(self, address: tuple[str, int]) -> Endpoint | None:
-        """Return the endpoint at an address, with this host's own address on the route to it."""
-        with suppress(OSError), socket.create_connection(address, timeout=2.0) as connection:
-            return self._endpoint(address, connection.getsockname()[0])
-        return None
-
-    def store(self, address: tuple[str, int]) -> Any:
-        """Return a client of the TCP store at an address."""
-        return dist.TCPStore(*address, None, False, STORE_TIMEOUT, wait_for_workers=False)
-
-    def connect(self, endpoint: Endpoint, key: str, side: int) -> Connection:
-        """Connect two processes through the store of the endpoint."""
-        return GlooConnection(endpoint.client(), key, side, endpoint.device, self.keepalive_timeout_s)
-
-    def group(
-        self, store: Any, rank: int, size: int, device: Any, *, timeout_s: float = CONNECT_TIMEOUT_S, threads: int = 1
-    ) -> Any:
-        """Return a process group on gloo."""
-        limits = {"keepalive_timeout_s": self.keepalive_timeout_s, "timeout_s": timeout_s}
-        return gloo_group(store, rank, size, device, threads=threads, **limits)
-
-    def _endpoint(self, address: tuple[str, int], local_address: str) -> Endpoint:
-        return Endpoint(self, address, dist.ProcessGroupGloo.create_device(hostname=local_address))
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        where = f"{host}:{port}" if port else host
-        raise UsageError(
-            f"cannot listen on {where} ({error.strerror}); give an address of this host and a free port, as "
-            f"pl.Torchrun(address='{host}:29511')"
-        ) from None
-    return listener
+def _raise_file_limit() -> None:
+    """Allow this process as many open files as the operating system permits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            LOG.info("raised the limit of open files from %d to %d", soft, hard)

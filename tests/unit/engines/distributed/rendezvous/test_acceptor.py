@@ -26,8 +26,8 @@ from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous
 from paceline.engines.distributed.transport import gloo, keepalive
 from paceline.engines.distributed.transport.connection import UNAUTHENTICATED_BYTES, Connection, ConnectionLost
 from paceline.engines.distributed.transport.event_queue import EventQueue
-from paceline.engines.distributed.transport.headers import ControlHeader
 from paceline.engines.distributed.transport.messages import End, Hello, Proof
+from paceline.engines.distributed.transport.task_messages import ControlHeader
 from paceline.engines.distributed.transport.transport import GlooTransport
 
 TOKEN = "a secret"

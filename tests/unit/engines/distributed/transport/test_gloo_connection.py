@@ -6,11 +6,16 @@ from datetime import timedelta
 
 import pytest
 import torch
+from paceline.engines.distributed.transport.gloo_connection import GlooConnection
 from torch import distributed as dist
 
 from paceline.engines.distributed.transport.connection import ConnectionLost
-from paceline.engines.distributed.transport.gloo_connection import GlooConnection
-from paceline.engines.distributed.transport.headers import CancelTask, RemoteTask, RemoteTaskCancelled, RemoteTaskDone
+from paceline.engines.distributed.transport.task_messages import (
+    CancelTask,
+    RemoteTask,
+    RemoteTaskCancelled,
+    RemoteTaskDone,
+)
 from ranks import context, free_port
 from this_process import in_thread, torn
 

@@ -1,0 +1,216 @@
+"""Listener: accepts connections, and admits those of processes that prove that they belong to the job."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from paceline.engines.distributed.transport.security import (
+    PREAMBLE_BYTES,
+    READ,
+    AuthenticationFailed,
+    Preamble,
+    Security,
+    Steps,
+    recv_exactly,
+)
+from paceline.engines.distributed.transport.socket_loop import SocketLoop
+from paceline.utils.rank_logger import RankLogger
+
+LOG = RankLogger(__name__)
+HANDSHAKE_S = 3.0
+MAX_CANDIDATES = 256  # sockets that are not authenticated; the oldest silent one is closed for a new one
+RETRY_ACCEPT_S = 0.1
+MAX_LOGGED_HOSTS = 1000
+
+
+class Candidate:
+    """Accepted socket that does not belong to a connection yet.
+
+    Attributes:
+        sock: the socket.
+        host: address of the other side.
+        deadline_s: end of the time for the handshake, on the monotonic clock.
+        steps: rest of the handshake; None until the first bytes have come.
+        preamble: preamble of the other side, once the handshake is complete.
+    """
+
+    def __init__(self, sock: socket.socket, host: str) -> None:
+        self.sock = sock
+        self.host = host
+        self.deadline_s = time.monotonic() + HANDSHAKE_S
+        self.steps: Steps[Preamble] | None = None
+        self.preamble: Preamble | None = None
+
+
+class AcceptedSockets(NamedTuple):
+    """Both sockets of a connection, authenticated."""
+
+    control: socket.socket
+    data: socket.socket
+
+
+class Listener:
+    """Listening socket of a server.
+
+    A socket whose other side is silent costs a file descriptor until its deadline; OpenSSL begins with its first bytes.
+    Nothing is parsed before the handshake is complete.
+
+    Args:
+        loop: thread that reads and writes.
+        sock: listening socket.
+        security: handshake.
+        version: version of paceline, which must be equal on both sides.
+        on_sockets: callback, in the thread of the loop, with the sockets of each new connection.
+        on_reject: callback, in the thread of the loop, with the reason why a process of this job cannot take part.
+
+    Attributes:
+        address: host and port to connect to.
+    """
+
+    def __init__(
+        self,
+        loop: SocketLoop,
+        sock: socket.socket,
+        security: Security,
+        version: str,
+        on_sockets: Callable[[AcceptedSockets], None],
+        on_reject: Callable[[str], None],
+    ) -> None:
+        host, port = sock.getsockname()[:2]
+        self.address: tuple[str, int] = host, port
+        self._loop = loop
+        self._sock = sock
+        self._security = security
+        self._version = version
+        self._on_sockets = on_sockets
+        self._on_reject = on_reject
+        self._candidates: dict[Candidate, None] = {}  # oldest first
+        self._logged: set[str] = set()
+        self._is_closed = False
+        sock.setblocking(False)
+        loop.call(self._start)
+
+    def close(self) -> None:
+        """Stop to accept connections; those that exist stay."""
+        self._loop.call(self._close)
+
+    def _start(self) -> None:
+        self._loop.watch(self._sock, READ, self._accept)
+        self._drop_late()
+
+    def _close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._loop.watch(self._sock, 0, self._accept)
+        self._sock.close()
+        for candidate in list(self._candidates):
+            self._drop(candidate)
+
+    def _accept(self) -> None:
+        """Accept one socket; other sockets are read before the next one."""
+        try:
+            sock, address = self._sock.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:  # no file descriptor is left, for example
+            LOG.warning("a connection could not be accepted (%s); the server tries again", error.strerror)
+            self._drop_one()
+            self._loop.watch(self._sock, 0, self._accept)
+            self._loop.call_later(RETRY_ACCEPT_S, self._resume)
+            return
+        if len(self._candidates) >= MAX_CANDIDATES:
+            self._drop_one()
+        sock.setblocking(False)
+        candidate = Candidate(sock, str(address[0]))
+        self._candidates[candidate] = None
+        self._wait(candidate, READ)
+
+    def _resume(self) -> None:
+        if not self._is_closed:
+            self._loop.watch(self._sock, READ, self._accept)
+
+    def _wait(self, candidate: Candidate, event: int) -> None:
+        self._loop.watch(candidate.sock, event, lambda: self._advance(candidate))
+
+    def _advance(self, candidate: Candidate) -> None:
+        """Carry out the next steps of a handshake."""
+        if candidate.steps is None:
+            self._wait(candidate, 0)
+            candidate.sock = self._security.wrap(candidate.sock, is_server=True)
+            candidate.steps = self._handshake(candidate.sock)
+        try:
+            event = next(candidate.steps)
+        except StopIteration as end:
+            self._wait(candidate, 0)
+            candidate.preamble = end.value
+            self._pair(candidate, end.value)
+        except (OSError, AuthenticationFailed) as error:
+            self._log_rejection(candidate.host, error)
+            self._drop(candidate)
+        else:
+            self._wait(candidate, event)
+
+    def _handshake(self, sock: socket.socket) -> Steps[Preamble]:
+        yield from self._security.authenticate(sock, is_server=True)
+        content = yield from recv_exactly(sock, PREAMBLE_BYTES)
+        return Preamble.decode(content)
+
+    def _pair(self, candidate: Candidate, preamble: Preamble) -> None:
+        """Complete a connection if its other socket has been authenticated before."""
+        ours = preamble._replace(version=self._version)
+        if preamble.version != self._version:
+            with suppress(OSError):
+                candidate.sock.send(ours.encode())
+            self._drop(candidate)
+            if preamble.is_control:
+                self._on_reject(
+                    f"a process at {candidate.host} runs paceline {preamble.version}, this one {self._version}: "
+                    "install the same version on every host"
+                )
+            return
+        other = self._find(preamble._replace(is_control=not preamble.is_control))
+        if other is None:
+            return
+        control, data = (candidate, other) if preamble.is_control else (other, candidate)
+        for each in (control, data):
+            del self._candidates[each]
+        with suppress(OSError):  # the connection reports it
+            control.sock.send(ours.encode())
+        self._on_sockets(AcceptedSockets(control.sock, data.sock))
+
+    def _find(self, preamble: Preamble) -> Candidate | None:
+        return next((each for each in self._candidates if each.preamble == preamble), None)
+
+    def _drop_late(self) -> None:
+        """Close the sockets whose deadline has passed, from time to time."""
+        if self._is_closed:
+            return
+        now_s = time.monotonic()
+        for candidate in [each for each in self._candidates if each.deadline_s < now_s]:
+            self._drop(candidate)
+        self._loop.call_later(HANDSHAKE_S / 4, self._drop_late)
+
+    def _drop_one(self) -> None:
+        """Close the oldest silent socket, or the oldest one if none is silent."""
+        silent = (each for each in self._candidates if each.steps is None)
+        oldest = next(silent, None) or next(iter(self._candidates), None)
+        if oldest is not None:
+            self._drop(oldest)
+
+    def _drop(self, candidate: Candidate) -> None:
+        del self._candidates[candidate]
+        self._wait(candidate, 0)
+        candidate.sock.close()
+
+    def _log_rejection(self, host: str, error: Exception) -> None:
+        """Log the first rejection of each host as a warning."""
+        level = logging.DEBUG if host in self._logged else logging.WARNING
+        if len(self._logged) < MAX_LOGGED_HOSTS:
+            self._logged.add(host)
+        LOG.log(level, "rejected a connection from %s: %s", host, error)

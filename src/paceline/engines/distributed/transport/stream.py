@@ -1,0 +1,150 @@
+"""Stream: one non-blocking socket, whose bytes are read straight into the memory where they belong."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from paceline.engines.distributed.transport.socket_loop import SocketLoop
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+FIRST_BYTES = 1 << 17  # that the thread of the sender writes itself
+PIECE_BYTES = 1 << 20  # of one system call, or of one call of OpenSSL
+TURN_BYTES = 1 << 22  # that one socket reads or writes before the others have their turn
+WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class StreamReader(Protocol):
+    """Receiver of the bytes of a stream; called in the thread of the loop."""
+
+    def next_buffer(self) -> memoryview | None:
+        """Return memory for the next bytes, not empty; None to read nothing until `Stream.resume`."""
+
+    def on_bytes(self, count: int) -> None:
+        """Handle that this many bytes, at least one, have been written to the memory of `next_buffer`."""
+
+    def on_end(self, reason: str) -> None:
+        """Handle the end of the stream, once."""
+
+
+class Stream:
+    """Non-blocking socket with a queue of bytes to send.
+
+    Args:
+        loop: thread that reads and writes.
+        sock: connected socket, with TLS or without, on which both sides are authenticated.
+        reader: receiver of what arrives.
+    """
+
+    def __init__(self, loop: SocketLoop, sock: socket.socket, reader: StreamReader) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._reader = reader
+        self._unsent: deque[memoryview] = deque()
+        self._lock = threading.Lock()  # OpenSSL allows one thread at a time
+        self._watched = 0  # events
+        self._has_ended = False
+        sock.setblocking(False)
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether bytes are queued that the operating system has not taken yet."""
+        return bool(self._unsent)
+
+    def send(self, parts: Sequence[memoryview]) -> None:
+        """Start to send bytes, which must not change until they have arrived; any thread may use this."""
+        with self._lock:
+            was_idle = not self._unsent
+            self._unsent.extend(parts)
+            if was_idle and not self._has_ended:
+                self._send_some(FIRST_BYTES)  # most messages need no change of threads
+            if not self._unsent:
+                return
+        self._loop.call(self._on_ready)
+
+    def resume(self) -> None:
+        """Read, and ask the reader for memory again; any thread may use this."""
+        self._loop.call(self._on_ready)
+
+    def end(self, reason: str) -> None:
+        """Close the socket and report the end; in the thread of the loop only."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._loop.watch(self._sock, 0, self._on_ready)
+        with self._lock:
+            self._sock.close()
+            self._unsent.clear()
+        self._reader.on_end(reason)
+
+    def _on_ready(self) -> None:
+        if self._has_ended:
+            return
+        try:
+            has_more = self._recv_some()
+            with self._lock:
+                has_more |= self._send_some(TURN_BYTES)
+        except OSError as error:
+            self.end(error.strerror or str(error))
+            return
+        if has_more:
+            self._loop.call(self._on_ready)  # also for bytes inside OpenSSL, which the selector does not see
+        self._watch()
+
+    def _recv_some(self) -> bool:
+        """Receive what has arrived; return whether there may be more.
+
+        Raises:
+            OSError: the stream has ended.
+        """
+        left_bytes = TURN_BYTES
+        while left_bytes > 0:
+            buffer = None if self._has_ended else self._reader.next_buffer()
+            if buffer is None:
+                return False
+            try:
+                with self._lock:
+                    count = self._sock.recv_into(buffer[:PIECE_BYTES])
+            except WOULD_BLOCK:
+                return False
+            if not count:
+                raise OSError("the other process has closed the connection")
+            left_bytes -= count
+            self._reader.on_bytes(count)
+        return True
+
+    def _send_some(self, most_bytes: int) -> bool:
+        """Send what the socket takes, with the lock held; return whether it would take more.
+
+        An error is not raised here but by the next receive, so that what the other side has sent is read first.
+        """
+        while self._unsent and not self._has_ended:
+            if most_bytes <= 0:
+                return True
+            first = self._unsent[0]
+            try:
+                count = self._sock.send(first[:PIECE_BYTES])
+            except WOULD_BLOCK:
+                return False
+            except OSError:
+                self._unsent.clear()
+                return False
+            most_bytes -= count
+            if count < len(first):
+                self._unsent[0] = first[count:]
+            else:
+                self._unsent.popleft()
+        return False
+
+    def _watch(self) -> None:
+        if self._has_ended:
+            return
+        events = (READ if self._reader.next_buffer() is not None else 0) | (WRITE if self._unsent else 0)
+        if events != self._watched:
+            self._loop.watch(self._sock, events, self._on_ready)
+            self._watched = events

@@ -1,0 +1,181 @@
+"""Messages about tasks, gradients and updates: small and frequent."""
+
+from __future__ import annotations
+
+import msgspec
+
+from paceline.core.events import Apply, Minibatch
+from paceline.worker.replica import GradientStats
+
+
+class MessageStruct(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of all messages: an array on the wire, which begins with the name of the class."""
+
+
+class RemoteTask(MessageStruct, frozen=True):
+    """Task of a worker: the gradient of a minibatch at a version.
+
+    Attributes:
+        draw: number of the worker's task, counted from 1.
+        version: version at which the gradient is computed.
+        sends_version: whether the version comes with it; else the worker already has it.
+        run_s: seconds since the run began.
+        minibatch: samples of the task; None where the worker draws them itself.
+        checksum: checksum of the version as sent, in debug mode.
+    """
+
+    draw: int
+    version: int
+    sends_version: bool
+    run_s: float
+    minibatch: Minibatch | None = None
+    checksum: int | None = None
+
+
+class CancelTask(MessageStruct, frozen=True):
+    """Cancel the tasks of a worker up to this draw."""
+
+    draw: int
+
+
+class RemoteEvaluateTask(MessageStruct, frozen=True):
+    """Evaluate the version that follows."""
+
+    version: int
+
+
+class GradientStarted(MessageStruct, frozen=True):
+    """The first bucket of a gradient follows, while the other buckets are still being computed.
+
+    Attributes:
+        draw: number of the worker's task.
+        busy_s: seconds from the arrival of the task to this message.
+    """
+
+    draw: int
+    busy_s: float
+
+
+class RemoteTaskDone(MessageStruct, frozen=True):
+    """The gradient of a task is complete.
+
+    Attributes:
+        draw: number of the worker's task.
+        busy_s: seconds from the arrival of the task to this message.
+        stats: scalars of the gradient.
+    """
+
+    draw: int
+    busy_s: float
+    stats: GradientStats
+
+
+class RemoteTaskCancelled(MessageStruct, frozen=True):
+    """The task was cancelled; the worker no longer reads its version.
+
+    Attributes:
+        draw: number of the worker's task.
+    """
+
+    draw: int
+
+
+class AssignTask(MessageStruct, frozen=True):
+    """The shard server sends a worker its part of a task.
+
+    Attributes:
+        peer_id: id of the worker at rank 0.
+        draw: number of the worker's task.
+        version: version at which the gradient is computed.
+        sends_version: whether the version follows the task.
+    """
+
+    peer_id: int
+    draw: int
+    version: int
+    sends_version: bool
+
+
+class AssignEvaluation(MessageStruct, frozen=True):
+    """The shard server sends its part of a version to the process that evaluates."""
+
+    peer_id: int
+    version: int
+
+
+class AcceptGradient(MessageStruct, frozen=True):
+    """The shard server adds the gradient of a worker to the pending update."""
+
+    worker: int
+    samples: int
+    step_scale: float
+
+
+class ApplyUpdate(MessageStruct, frozen=True):
+    """The shard server makes an update.
+
+    Attributes:
+        update: update to make.
+        rebinds: whether the previous version is still read, so that the next one needs other memory.
+    """
+
+    update: Apply
+    rebinds: bool
+
+
+class UpdateDone(MessageStruct, frozen=True):
+    """The shard server has made an update."""
+
+    version: int
+
+
+class ReleaseVersion(MessageStruct, frozen=True):
+    """No process reads this version any more."""
+
+    version: int
+
+
+class Heartbeat(MessageStruct, frozen=True):
+    """Request for an answer, on a connection that is idle."""
+
+
+class HeartbeatAnswer(MessageStruct, frozen=True):
+    """Answer to a heartbeat."""
+
+
+class GradientReceived(MessageStruct, frozen=True):
+    """The shard server has received its part of a gradient.
+
+    Attributes:
+        peer_id: id of the worker at rank 0.
+        draw: number of the worker's task.
+    """
+
+    peer_id: int
+    draw: int
+
+
+class PartialSums(MessageStruct, frozen=True):
+    """One shard's part of sums over elements, or the sums over all shards."""
+
+    values: list[float]
+
+
+TaskMessage = (
+    RemoteTask
+    | CancelTask
+    | RemoteEvaluateTask
+    | GradientStarted
+    | RemoteTaskDone
+    | RemoteTaskCancelled
+    | AssignTask
+    | AssignEvaluation
+    | AcceptGradient
+    | ApplyUpdate
+    | UpdateDone
+    | ReleaseVersion
+    | Heartbeat
+    | HeartbeatAnswer
+    | GradientReceived
+    | PartialSums
+)
