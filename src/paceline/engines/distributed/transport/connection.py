@@ -58,10 +58,10 @@ class Arrival(NamedTuple):
 class Connection:
     """Connection to one other process.
 
-    Messages are sent over the control socket, tensors over the data socket: numbered buckets, for which the receiver has
-    posted memory, and the tensors of a `StateMessage`. A tensor is read straight into its memory, after its size has
-    been compared with that memory. A message is delivered when everything sent before it has arrived; only those in
-    `OVERTAKING` do not wait. Memory that is sent must not change until the other side has answered.
+    Messages are sent over the control socket. Tensors are sent over the data socket: numbered buckets, for which the
+    receiver has posted memory, and the tensors of a `StateMessage`. A tensor is read straight into its memory, after its
+    size has been compared with that memory. A message is delivered when everything sent before it has arrived; only
+    those in `OVERTAKING` do not wait. Memory that is sent must not change until the other side has answered.
 
     Any thread may send. All callbacks come from the thread of the loop.
 
@@ -73,8 +73,8 @@ class Connection:
 
     Attributes:
         address: host and port of the other process, for messages.
-        answers_heartbeats: whether the thread of the loop answers heartbeats; else they are delivered, and this side asks
-            for heartbeats only while it sends, so that it counts as lost when nothing answers.
+        answers_heartbeats: whether the thread of the loop answers heartbeats; else they are delivered, and this side
+            asks for heartbeats only while it sends, so that it counts as lost when nothing answers.
     """
 
     def __init__(self, loop: SocketLoop, control: socket, data: socket, heartbeat_timeout_s: float) -> None:
@@ -85,7 +85,6 @@ class Connection:
         self._idle_checks = 0  # in a row
         self._send_lock = threading.Lock()  # keeps the order of messages and tensors
         self._tensors_sent = 0
-        self._deliver_lock = threading.RLock()  # held while a message is delivered
         self._arrived: deque[Arrival] = deque()
         self._tensors_arrived = 0
         self._buffers: list[memoryview] = []
@@ -154,11 +153,14 @@ class Connection:
                 then until everything sent before it had arrived.
             on_end: is called once with the reason, after the last message.
         """
-        with self._deliver_lock:
+
+        def start() -> None:
             self._listener = on_message, on_end
             while not self._inbox.empty():
                 self._deliver(self._inbox.get())
-        self._control.resume()
+            self._control.resume()
+
+        self._loop.call(start)
 
     def close(self) -> None:
         """Close the connection now; both sides are notified."""
@@ -187,7 +189,7 @@ class Connection:
 
     def on_message(self, content: memoryview, tensors: int) -> None:
         """Deliver a message, or keep it until its tensors have arrived."""
-        message = messages.decode(content)
+        message: Message = messages.decode(content)
         if isinstance(message, StateMessage):
             message = self._with_tensors(message)
         arrival = Arrival(message, tensors, time.monotonic())
@@ -259,15 +261,14 @@ class Connection:
 
     def _deliver(self, arrived: Arrival | str) -> None:
         """Deliver a message, or the reason of the end."""
-        with self._deliver_lock:
-            if self._answer_heartbeat(arrived):
-                return
-            if self._listener is None:
-                self._inbox.put(arrived)
-            elif isinstance(arrived, str):
-                self._listener[1](arrived)
-            else:
-                self._listener[0](arrived.message, arrived.at_s, time.monotonic() - arrived.at_s)
+        if self._answer_heartbeat(arrived):
+            return
+        if self._listener is None:
+            self._inbox.put(arrived)
+        elif isinstance(arrived, str):
+            self._listener[1](arrived)
+        else:
+            self._listener[0](arrived.message, arrived.at_s, time.monotonic() - arrived.at_s)
 
     def _answer_heartbeat(self, arrived: Arrival | str) -> bool:
         """Answer a heartbeat; return whether it, or the answer to one, need not be delivered."""
@@ -385,7 +386,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 def _memory(tensor: Tensor) -> memoryview:
     """Return the bytes of a contiguous tensor on the CPU, without a copy."""
-    return memoryview(as_bytes(tensor).numpy())
+    return memoryview(as_bytes(tensor).numpy())  # type: ignore[arg-type]  # numpy arrays are buffers
 
 
 def _framed(number: int, tensor: Tensor) -> list[memoryview]:

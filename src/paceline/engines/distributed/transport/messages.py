@@ -19,7 +19,7 @@ class StateMessage(MessageStruct, frozen=True, kw_only=True):
         tensors: tensors by name; in the encoded message, their dtype and shape.
     """
 
-    tensors: dict[str, Any] = {}
+    tensors: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 # --- joining: see `rendezvous.handshake` ------------------------------------------------------------------

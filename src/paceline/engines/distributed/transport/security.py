@@ -138,7 +138,8 @@ def run_blocking(steps: Steps[T], sock: socket, deadline_s: float) -> T:
         try:
             event = next(steps)
         except StopIteration as end:
-            return end.value
+            result: T = end.value
+            return result
         with selectors.DefaultSelector() as selector:
             selector.register(sock, event)
             if not selector.select(max(0.0, deadline_s - time.monotonic())):
