@@ -3,7 +3,7 @@
 - `move`: push and publish of parameters that nothing steps, one worker, against gloo's send and recv.
 - `overlap`: ResNet-18 on 32 x 32 images over a link of 1 Gbit/s between two network namespaces, one worker: gradients
   that leave in pieces during the backward pass against gradients that leave as a whole after it. Needs root.
-- `slices`: three workers and rank 0, each in a network namespace with a link of 200 Mbit/s, 4 MB of parameters that
+- `shards`: three workers and rank 0, each in a network namespace with a link of 200 Mbit/s, 4 MB of parameters that
   nothing steps: one server, which all have to reach over its link, against two. Needs root.
 - `premium`: four workers that sleep for their compute time, BSP, against DDP.
 - `payout`: the same with one worker at half speed, protocols that do not wait for it.
@@ -33,7 +33,7 @@ from distributed_ranks import ANSWER
 RANKS = Path(__file__).with_name("distributed_ranks.py")
 MOVED = {"4 MB": (1_000_000, 150), "47 MB": (11_700_000, 40)}  # parameters, updates
 OVERLAP_LINK = "1gbit"
-SLICES_LINK, SLICES_RANKS, SLICES_BAR = "200mbit", 4, 0.6
+SHARDS_LINK, SHARDS_RANKS, SHARDS_BAR = "200mbit", 4, 0.6
 MOVE_BAR, PREMIUM_BAR, JOIN_BAR_S = 1.25, 1.10, 5.0
 PAYOUT_BARS = {"k_sync(k=3)": 1.4, "k_batch_async(k=4)": 1.6}
 WARM_UP = 5
@@ -97,31 +97,31 @@ def overlap(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def slices(args: argparse.Namespace) -> dict[str, Any]:
+def shards(args: argparse.Namespace) -> dict[str, Any]:
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
     hosts = import_module("hosts").hosts
     measured: dict[int, list[float]] = {1: [], 2: []}
-    with hosts(SLICES_RANKS) as made:
-        for host in range(SLICES_RANKS):
-            made.shape(host, SLICES_LINK)
+    with hosts(SHARDS_RANKS) as made:
+        for host in range(SHARDS_RANKS):
+            made.shape(host, SHARDS_LINK)
         for _ in range(args.rounds):
             for count in measured:
                 settings = {
                     "parameters": 1_000_000,
                     "tensors": 8,
                     "updates": 6,
-                    "torchrun": {"address": made.address(0), "slices": count},
+                    "torchrun": {"address": made.address(0), "shards": count},
                 }
-                job = Job("move_ours", SLICES_RANKS, settings, made.names, made.address(0))
+                job = Job("move_ours", SHARDS_RANKS, settings, made.names, made.address(0))
                 measured[count].append(job.answers()[0])
     one, two = measured[1], measured[2]
     return {
-        "bar": f"at most {SLICES_BAR} x the time per update with one server",
-        "link": SLICES_LINK,
-        "one_slice_s": spread(one),
-        "two_slices_s": spread(two),
+        "bar": f"at most {SHARDS_BAR} x the time per update with one server",
+        "link": SHARDS_LINK,
+        "one_shard_s": spread(one),
+        "two_shards_s": spread(two),
         "ratio": ratios(two, one),
-        "meets_bar": ratios(two, one)["median"] <= SLICES_BAR,
+        "meets_bar": ratios(two, one)["median"] <= SHARDS_BAR,
     }
 
 
@@ -218,7 +218,7 @@ def join(args: argparse.Namespace) -> dict[str, Any]:
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "move": move,
     "overlap": overlap,
-    "slices": slices,
+    "shards": shards,
     "premium": premium,
     "payout": payout,
     "kill": kill,

@@ -186,7 +186,7 @@ def test_a_host_that_is_cut_off_for_good_is_given_up_by_both_sides():
     settings = {"protocol": "bsp", "stop": "seconds=12", "worker_timeout_s": 1000.0}
     with hosts(2) as made:
         cut = Cut(made, place=1, after=(1, 3))
-        torchrun = {"slowness": slow, "silence_s": 2.0}
+        torchrun = {"slowness": slow, "heartbeat_timeout_s": 2.0}
         with ranks_on_hosts(made, [0, 0, 1], tiny_job(), torchrun, [cut], **settings) as job:
             job.start_all()
             while not made.is_cut(1):
@@ -206,7 +206,7 @@ def test_a_host_that_is_cut_off_for_good_is_given_up_by_both_sides():
 @pytest.mark.slow
 @pytest.mark.parametrize("elastic", [False, True])
 def test_two_ranks_without_a_server_that_rank_0_reaches_and_that_do_not_reach_each_other_are_named(elastic):
-    torchrun = {"elastic": elastic, "slowness": pl.Cluster(4, timing=STEADY), "silence_s": 2.0}
+    torchrun = {"elastic": elastic, "slowness": pl.Cluster(4, timing=STEADY), "heartbeat_timeout_s": 2.0}
     with hosts(4) as made:
         parting = Parting(made, 1, 2, after=(3, 5))
         with ranks_on_hosts(made, range(4), tiny_job(), torchrun, [parting], **SUMS) as job:

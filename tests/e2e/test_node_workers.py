@@ -26,10 +26,10 @@ def simulated(job, n, updates):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("slices", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_bsp_of_two_hosts_is_bsp_of_two_workers(slices):
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_bsp_of_two_hosts_is_bsp_of_two_workers(shards):
     job = tiny_job(batch_size=7)
-    torchrun = {**NODE, "slices": slices}
+    torchrun = {**NODE, "shards": shards}
     ends = run(4, job, torchrun, nodes=2, protocol="bsp", stop="updates=15")  # one beside rank 0, two elsewhere
     expected = flat(simulated(job, 2, 15))
     for end in ends:

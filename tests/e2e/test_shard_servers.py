@@ -1,4 +1,4 @@
-"""Several servers, each with a slice, in processes of their own: together they are one."""
+"""Several servers, each with a shard, in processes of their own: together they are one."""
 
 import os
 import signal
@@ -33,9 +33,9 @@ def flat(parameters):
 
 
 @pytest.mark.slow
-def test_bsp_on_three_slices_is_bsp_of_the_simulation_and_every_rank_has_its_model():
+def test_bsp_on_three_shards_is_bsp_of_the_simulation_and_every_rank_has_its_model():
     job = tiny_job(model=batch_norm_net, clip_norm=0.5)
-    ends = run(4, job, {"slices": 3}, protocol="bsp", stop="updates=20", measure_steps=True)
+    ends = run(4, job, {"shards": 3}, protocol="bsp", stop="updates=20", measure_steps=True)
     simulated = pl.train(job, protocol="bsp", cluster=pl.Cluster(3), stop="updates=20", seed=1, measure_steps=True)
     for end in ends:
         assert largest_relative_difference(flat(end.parameters), flat(simulated.model.state_dict())) < EXACT
@@ -75,7 +75,7 @@ def replayed(job, n, protocol, updates, events):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slices", [2, 4])
+@pytest.mark.parametrize("shards", [2, 4])
 @pytest.mark.parametrize(
     ("protocol", "changes"),
     [
@@ -88,18 +88,18 @@ def replayed(job, n, protocol, updates, events):
     ],
     ids=str,
 )
-def test_slices_reach_the_parameters_of_one_server_on_the_same_arrivals(protocol, changes, slices, events):
+def test_shards_reach_the_parameters_of_one_server_on_the_same_arrivals(protocol, changes, shards, events):
     job, n, updates = tiny_job(model=batch_norm_net, **changes), 3, 40
-    [end, *_] = run(n + 1, job, {"slices": slices}, protocol=protocol, stop=f"updates={updates}")
+    [end, *_] = run(n + 1, job, {"shards": shards}, protocol=protocol, stop=f"updates={updates}")
     expected = replayed(job, n, protocol, updates, events)
     assert largest_relative_difference(flat(end.parameters), expected) < EXACT
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slices", [2, 3])
-def test_a_gradient_in_pieces_to_several_servers_is_that_of_its_minibatch_wherever_it_is_interrupted(slices):
+@pytest.mark.parametrize("shards", [2, 3])
+def test_a_gradient_in_pieces_to_several_servers_is_that_of_its_minibatch_wherever_it_is_interrupted(shards):
     job = large_job()
-    [end, *_] = run(3, job, {"slices": slices}, protocol="k_sync(k=1)", stop="updates=25")
+    [end, *_] = run(3, job, {"shards": shards}, protocol="k_sync(k=1)", stop="updates=25")
     arrivals = [record for record in end.of(GradientArrived) if record.used]
     expected = sgd_over(arrivals, job, 2)
     assert end.of(WorkInterrupted)
@@ -107,9 +107,9 @@ def test_a_gradient_in_pieces_to_several_servers_is_that_of_its_minibatch_wherev
 
 
 @pytest.mark.slow
-def test_slices_send_rounded_numbers_too():
+def test_shards_send_rounded_numbers_too():
     job = single_job()
-    [end, *_] = run(3, job, {"wire": "bf16", "slices": 3}, protocol="bsp", stop="updates=20")
+    [end, *_] = run(3, job, {"wire": "bf16", "shards": 3}, protocol="bsp", stop="updates=20")
     rounded = plain_loop_with_rounding(job, seed=1, n=2)
     assert largest_relative_difference(flat(end.parameters), rounded.double()) < 1e-5
 
@@ -119,12 +119,12 @@ def test_slices_send_rounded_numbers_too():
 
 @pytest.mark.slow
 def test_the_death_of_a_server_ends_the_run_of_everybody():
-    with ranks(3, tiny_job(), {"slices": 2}, protocol="asp", stop=FOREVER) as job:
+    with ranks(3, tiny_job(), {"shards": 2}, protocol="asp", stop=FOREVER) as job:
         job.start_all()
         job.await_training()
-        job.processes["slice 1"].kill()
+        job.processes["shard 1"].kill()
         for rank in range(3):
-            with pytest.raises(pl.RunError, match="the server of slice 1, beside rank 1, is gone"):
+            with pytest.raises(pl.RunError, match="the server of shard 1, beside rank 1, is gone"):
                 job.end(rank)
 
 
@@ -152,43 +152,43 @@ def stand_still():
 @pytest.mark.parametrize(("how", "protocol"), [(stand_still, "bsp"), (hang, "asp"), (stand_still, "k_async(k=2)")])
 def test_a_server_that_falls_silent_ends_the_run_of_everybody(how, protocol):
     settings = {"protocol": protocol, "stop": FOREVER, "worker_timeout_s": 1.0}
-    with ranks(3, tiny_job(), {"slices": 2}, **settings) as job:
-        job.start(1, slice=1, prepare=partial(fall_silent, how, version=5))
-        job.start_all_but_slices()
+    with ranks(3, tiny_job(), {"shards": 2}, **settings) as job:
+        job.start(1, shard=1, prepare=partial(fall_silent, how, version=5))
+        job.start_all_but_shards()
         for rank in range(3):
-            with pytest.raises(pl.RunError, match="the server of slice 1, beside rank 1, is gone: silent for 1 s"):
+            with pytest.raises(pl.RunError, match="the server of shard 1, beside rank 1, is gone: silent for 1 s"):
                 job.end(rank)
 
 
 @pytest.mark.slow
 def test_of_servers_that_wait_for_each_other_the_one_that_is_silent_is_named():
     settings = {"protocol": "bsp", "stop": FOREVER, "worker_timeout_s": 1.0}
-    with ranks(4, tiny_job(clip_norm=0.5), {"slices": 3}, **settings) as job:
-        job.start(1, slice=1)
-        job.start(2, slice=2, prepare=partial(fall_silent, hang, version=5))
-        job.start_all_but_slices()
-        with pytest.raises(pl.RunError, match="the server of slice 2, beside rank 2, is gone"):
+    with ranks(4, tiny_job(clip_norm=0.5), {"shards": 3}, **settings) as job:
+        job.start(1, shard=1)
+        job.start(2, shard=2, prepare=partial(fall_silent, hang, version=5))
+        job.start_all_but_shards()
+        with pytest.raises(pl.RunError, match="the server of shard 2, beside rank 2, is gone"):
             job.end(0)
 
 
 @pytest.mark.slow
 def test_a_server_that_falls_silent_at_the_end_of_the_run_is_not_waited_for():
     settings = {"protocol": "bsp", "stop": "updates=5", "worker_timeout_s": 1.0}
-    with ranks(3, tiny_job(), {"slices": 2}, **settings) as job:
-        job.start(1, slice=1, prepare=partial(fall_silent, hang, version=5))
-        job.start_all_but_slices()
-        with pytest.raises(pl.RunError, match="the server of slice 1, beside rank 1, is gone"):
+    with ranks(3, tiny_job(), {"shards": 2}, **settings) as job:
+        job.start(1, shard=1, prepare=partial(fall_silent, hang, version=5))
+        job.start_all_but_shards()
+        with pytest.raises(pl.RunError, match="the server of shard 1, beside rank 1, is gone"):
             job.end(0)
 
 
 @pytest.mark.slow
 def test_a_server_that_is_started_twice_is_told_to_go():
-    with ranks(3, tiny_job(), {"slices": 2}, protocol="asp", stop=FOREVER) as job:
+    with ranks(3, tiny_job(), {"shards": 2}, protocol="asp", stop=FOREVER) as job:
         job.start_all()
         job.await_training()
-        job.start(1, slice=1)
+        job.start(1, shard=1)
         with pytest.raises(SystemExit, match="0"):
-            job.end("slice 1 again")
+            job.end("shard 1 again")
         os.kill(job.processes[0].pid, signal.SIGTERM)
         assert job.end(0).stopped_by == "interrupted"
 
@@ -196,9 +196,9 @@ def test_a_server_that_is_started_twice_is_told_to_go():
 @pytest.mark.slow
 def test_a_server_that_fails_tells_why():
     job = tiny_job(optimizer=Failing)
-    with ranks(3, job, {"slices": 2}, protocol="bsp", stop="updates=30") as started:
+    with ranks(3, job, {"shards": 2}, protocol="bsp", stop="updates=30") as started:
         started.start_all()
-        with pytest.raises(pl.RunError, match="the server of slice 1 failed: RuntimeError: no more; its own log"):
+        with pytest.raises(pl.RunError, match="the server of shard 1 failed: RuntimeError: no more; its own log"):
             started.end(0)
 
 
@@ -209,8 +209,8 @@ class Failing(torch.optim.SGD):
 
     def step(self):
         self.steps += 1
-        is_slice = "SLICE" in os.environ
-        if is_slice and self.steps == 5:
+        is_shard = "SHARD" in os.environ
+        if is_shard and self.steps == 5:
             raise RuntimeError("no more")
         super().step()
 

@@ -81,7 +81,7 @@ def test_after_the_death_of_rank_0_torchrun_starts_the_job_again_and_it_goes_on(
     assert resumed["version"] == 20
 
 
-WITHOUT_A_SLICE = """
+WITHOUT_A_SHARD = """
 import os, psutil
 import paceline as pl
 from tiny_jobs import tiny_job, dataset
@@ -99,7 +99,7 @@ def is_slice(process):
         return False
 
 if __name__ == "__main__":
-    result = pl.train(tiny_job(eval_data=dataset()), protocol="bsp", cluster=pl.Torchrun(slices=2), stop="updates=40",
+    result = pl.train(tiny_job(eval_data=dataset()), protocol="bsp", cluster=pl.Torchrun(shards=2), stop="updates=40",
                       out="run", checkpoint_every="updates=10", callbacks=[Kill()], worker_timeout_s=3.0)
     total = sum(float(each.double().sum()) for each in result.model.parameters())
     print(f"{os.environ['RANK']} {result.reason} {total:.12f}", flush=True)
@@ -116,11 +116,11 @@ def started_in(folder):
 
 
 @pytest.mark.parametrize("fault", ["kill", "suspend"])
-def test_after_the_death_or_silence_of_a_slice_torchrun_starts_the_job_again_and_it_goes_on(fault, tmp_path):
-    (tmp_path / "script.py").write_text(WITHOUT_A_SLICE.replace("FAULT", fault))
+def test_after_the_death_or_silence_of_a_shard_torchrun_starts_the_job_again_and_it_goes_on(fault, tmp_path):
+    (tmp_path / "script.py").write_text(WITHOUT_A_SHARD.replace("FAULT", fault))
     done = torchrun(tmp_path, "--nproc-per-node", "3", "--max-restarts", "1", "script.py")
     assert done.returncode == 0, done.stderr
-    assert "the server of slice 1, beside rank 1, is gone" in done.stderr
+    assert "the server of shard 1, beside rank 1, is gone" in done.stderr
     told = sorted(line.split(" ", 1) for line in done.stdout.splitlines())
     assert [rank for rank, _ in told] == ["0", "1", "2"]
     assert len({said for _, said in told}) == 1
@@ -130,14 +130,14 @@ def test_after_the_death_or_silence_of_a_slice_torchrun_starts_the_job_again_and
     assert started_in(tmp_path) == []
 
 
-SLICES_OF_NODES = """
+SHARDS_OF_NODES = """
 import os
 import paceline as pl
 from tiny_jobs import dataset, tiny_job
 
 if __name__ == "__main__":
     job = tiny_job(batch_size=7, clip_norm=0.5, eval_data=dataset(20))
-    cluster = pl.Torchrun(workers="node", slices=SLICES)
+    cluster = pl.Torchrun(workers="node", shards=SHARDS)
     result = pl.train(job, protocol="bsp", cluster=cluster, stop="updates=15", seed=1, out="run")
     numbers = [each.double().flatten().tolist() for each in result.model.parameters()]
     with open(f"rank-{os.environ['RANK']}.json", "w") as file:
@@ -145,10 +145,10 @@ if __name__ == "__main__":
 """
 
 
-def trained_on_two_hosts(folder, slices):
+def trained_on_two_hosts(folder, shards):
     """Return the parameters that each of four ranks, two on each of two "hosts", has at the end."""
     folder.mkdir()
-    (folder / "script.py").write_text(SLICES_OF_NODES.replace("SLICES", str(slices)))
+    (folder / "script.py").write_text(SHARDS_OF_NODES.replace("SHARDS", str(shards)))
     where = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     with ThreadPoolExecutor() as pool:
         done = list(pool.map(lambda host: torchrun(folder, *where, "--node-rank", str(host), "script.py"), range(2)))
@@ -157,11 +157,11 @@ def trained_on_two_hosts(folder, slices):
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(4)]
 
 
-def test_hosts_that_are_workers_reach_with_slices_the_parameters_that_they_reach_without(tmp_path):
-    whole, sliced = (trained_on_two_hosts(tmp_path / str(slices), slices) for slices in (1, 2))
+def test_hosts_that_are_workers_reach_with_shards_the_parameters_that_they_reach_without(tmp_path):
+    whole, sharded = (trained_on_two_hosts(tmp_path / str(shards), shards) for shards in (1, 2))
     job = tiny_job(batch_size=7, clip_norm=0.5)
     simulated = pl.train(job, protocol="bsp", cluster=pl.Cluster(2), stop="updates=15", seed=1)
-    for parameters in (*whole, *sliced):
+    for parameters in (*whole, *sharded):
         assert parameters == pytest.approx(whole[0], rel=1e-12)
     assert whole[0] == pytest.approx(parameters_of(simulated.model).tolist(), rel=1e-12)
     arrived = [event for event in read_events(tmp_path / "2/run" / EVENTS) if event["event"] == "gradient_arrived"]

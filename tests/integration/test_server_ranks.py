@@ -102,13 +102,13 @@ def test_a_killed_worker_is_lost_at_once_and_one_that_comes_back_does_its_share(
     assert counts_of(end, train) == [epochs] * samples
 
 
-@pytest.mark.parametrize("slices", [1, 2])
-def test_every_sample_is_applied_exactly_once_an_epoch_though_workers_are_killed_and_come_back(slices):
+@pytest.mark.parametrize("shards", [1, 2])
+def test_every_sample_is_applied_exactly_once_an_epoch_though_workers_are_killed_and_come_back(shards):
     samples, n, epochs = 4 * BATCH * 5, 4, 3
-    train = counting_job(samples) if slices == 1 else halves_job(samples)
+    train = counting_job(samples) if shards == 1 else halves_job(samples)
     slow = pl.Cluster(n, timing=pl.Exponential(0.02))
     faults = [pl.Fault(worker, draw) for worker, draw in enumerate([2, 3, 4, 2])]
-    torchrun = {"slowness": slow, "faults": faults, "slices": slices}
+    torchrun = {"slowness": slow, "faults": faults, "shards": shards}
     with ranks(n + 1, train, torchrun, protocol="k_async(k=2)", stop=f"epochs={epochs}") as job:
         job.start_all()
         for rank in (1, 4, 2, 3):
@@ -258,10 +258,10 @@ def test_rank_0_that_fails_at_an_update_sends_its_error_and_its_run_is_resumed(t
         ({"seed": 2, "job": tiny_job(batch_size=4)}, r"seed 1, now 2; .*batch_size 8, now 4"),
         ({"protocol": "asp"}, "protocol bsp, now asp"),
         ({"torchrun": {"wire": "bf16"}}, "wire float32, now bf16"),
-        ({"torchrun": {"slices": 2}}, "slices 1, now 2"),
+        ({"torchrun": {"shards": 2}}, "shards 1, now 2"),
         ({"job": tiny_job(model=batch_norm_net)}, r"model .*1.weight not set.*"),
     ],
-    ids=["seed and job", "protocol", "wire", "slices", "model"],
+    ids=["seed and job", "protocol", "wire", "shards", "model"],
 )
 def test_ranks_that_do_not_agree_stop_with_the_difference(changes, said):
     with ranks(2, tiny_job(), protocol="bsp", stop="updates=5") as job:

@@ -19,11 +19,11 @@ from tiny_jobs import batch_norm_net, largest_relative_difference, tiny_job
 EXACT = 1e-12
 
 
-@pytest.mark.parametrize("slices", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_bsp_on_shards_is_bsp_of_the_simulation_and_every_rank_has_its_model(slices):
+@pytest.mark.parametrize("shards", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_bsp_on_shards_is_bsp_of_the_simulation_and_every_rank_has_its_model(shards):
     job = tiny_job(model=batch_norm_net, clip_norm=0.5)
     settings = {"protocol": "bsp", "stop": "updates=20", "measure_steps": True}
-    ends = run(4, job, {"slices": slices}, **settings)
+    ends = run(4, job, {"shards": shards}, **settings)
     simulated = pl.train(job, cluster=pl.Cluster(3), seed=1, **settings)
     for end in ends:
         assert largest_relative_difference(flat(end.parameters), flat(simulated.model.state_dict())) < EXACT
@@ -40,7 +40,7 @@ def test_bsp_on_shards_is_bsp_of_the_simulation_and_every_rank_has_its_model(sli
     ],
 )
 def test_protocols_run_on_shards_and_every_rank_has_the_model(protocol):
-    ends = run(4, tiny_job(model=batch_norm_net), {"slices": 3}, protocol=protocol, stop="updates=40")
+    ends = run(4, tiny_job(model=batch_norm_net), {"shards": 3}, protocol=protocol, stop="updates=40")
     assert all(torch.equal(flat(end.parameters), flat(ends[0].parameters)) for end in ends)
     assert {end.stopped_by for end in ends} == {"updates"}
 
@@ -80,7 +80,7 @@ def test_a_worker_that_is_killed_between_two_parts_of_a_gradient_is_lost_with_it
     monkeypatch.setattr(ShardChannel, "send_remaining", send_remaining)
     monkeypatch.setattr(ShardChannel, "use", use)
     monkeypatch.setattr(RemoteWorker, method, note)
-    with ranks(3, train, {"slices": 2}, protocol="bsp", stop=f"epochs={epochs}") as job:
+    with ranks(3, train, {"shards": 2}, protocol="bsp", stop=f"epochs={epochs}") as job:
         job.start_workers()
         end = job.serve()
     assert came == [4]
@@ -92,17 +92,17 @@ def test_a_worker_that_is_killed_between_two_parts_of_a_gradient_is_lost_with_it
 
 
 def test_the_loss_of_a_server_ends_the_run_of_all_ranks():
-    with ranks(3, tiny_job(), {"slices": 2}, protocol="asp", stop=FOREVER) as job:
+    with ranks(3, tiny_job(), {"shards": 2}, protocol="asp", stop=FOREVER) as job:
         job.start_all()
         job.await_training()
         job.processes["shard 1"].kill()
         for rank in range(3):
-            with pytest.raises(pl.RunError, match="the server of slice 1, beside rank 1, is gone"):
+            with pytest.raises(pl.RunError, match="the server of shard 1, beside rank 1, is gone"):
                 job.end(rank)
 
 
 def test_a_server_that_is_started_twice_is_rejected():
-    with ranks(3, tiny_job(), {"slices": 2}, protocol="asp", stop=FOREVER) as job:
+    with ranks(3, tiny_job(), {"shards": 2}, protocol="asp", stop=FOREVER) as job:
         job.start_all()
         job.await_training()
         first = job.processes["shard 1"]
@@ -114,18 +114,18 @@ def test_a_server_that_is_started_twice_is_rejected():
 
 
 def test_a_server_that_does_not_come_is_missed():
-    with ranks(2, tiny_job(), {"slices": 2, "start_timeout_s": 0.5}, protocol="bsp", stop="updates=3") as job:
+    with ranks(2, tiny_job(), {"shards": 2, "start_timeout_s": 0.5}, protocol="bsp", stop="updates=3") as job:
         job.start(0)
         job.start(1)
-        with pytest.raises(pl.RunError, match=r"the server of slice 1 did not join within start_timeout_s=0.5"):
+        with pytest.raises(pl.RunError, match=r"the server of shard 1 did not join within start_timeout_s=0.5"):
             job.end(0)
 
 
-def test_more_slices_than_tensors_are_rejected_by_all_ranks():
-    with ranks(6, tiny_job(), {"slices": 5}, protocol="bsp", stop="updates=3") as job:
+def test_more_shards_than_tensors_are_rejected_by_all_ranks():
+    with ranks(6, tiny_job(), {"shards": 5}, protocol="bsp", stop="updates=3") as job:
         job.start_all()
         for name in (0, 1, "shard 1"):
-            with pytest.raises(pl.UsageError, match="slices=5, but the model has 4 tensors"):
+            with pytest.raises(pl.UsageError, match="shards=5, but the model has 4 tensors"):
                 job.end(name)
 
 
@@ -133,10 +133,10 @@ def test_more_slices_than_tensors_are_rejected_by_all_ranks():
     ("before", "after"),
     [pytest.param(2, 3, marks=pytest.mark.slow), (3, 1), pytest.param(1, 2, marks=pytest.mark.slow)],
 )
-def test_a_run_goes_on_from_its_checkpoint_with_other_slices(before, after, tmp_path):
+def test_a_run_goes_on_from_its_checkpoint_with_other_shards(before, after, tmp_path):
     job = tiny_job(model=batch_norm_net, clip_norm=0.5)
-    run(4, job, {"slices": before}, protocol="bsp", stop="updates=10", out=tmp_path / "run")
-    [end, *_] = run(4, job, {"slices": after}, protocol="bsp", stop="updates=20", resume=tmp_path / "run")
+    run(4, job, {"shards": before}, protocol="bsp", stop="updates=10", out=tmp_path / "run")
+    [end, *_] = run(4, job, {"shards": after}, protocol="bsp", stop="updates=20", resume=tmp_path / "run")
     simulated = pl.train(job, protocol="bsp", cluster=pl.Cluster(3), stop="updates=20", seed=1)
     assert largest_relative_difference(flat(end.parameters), flat(simulated.model.state_dict())) < 1e-9
     assert pl.replay(tmp_path / "run").is_same

@@ -40,7 +40,7 @@ class LostGroup:
 
 
 def rank(**changes):
-    settings = {"elastic": False, "silence_s": 5.0, "worker": 1, "start_timeout_s": 5.0, "n": 3}
+    settings = {"elastic": False, "heartbeat_timeout_s": 5.0, "worker": 1, "start_timeout_s": 5.0, "n": 3}
     cluster = SimpleNamespace(**{**settings, "has_gpu_each": lambda gpus: True, **changes})
     return SimpleNamespace(cluster=cluster, transport=None)
 

@@ -148,7 +148,7 @@ class Job:
 
     def start_shards(self):
         """Start the servers of all shards but the first."""
-        for shard in range(1, self._torchrun.get("slices", 1)):
+        for shard in range(1, self._torchrun.get("shards", 1)):
             self.start_shard(shard)
 
     def start_shard(self, shard, **changes):

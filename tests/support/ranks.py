@@ -61,8 +61,8 @@ class Job:
 
     def start(self, rank, **changes):
         """Start a rank, or start it once more, perhaps with something else than the others."""
-        environment = self._environment(rank, changes.pop("token", TOKEN), changes.pop("slice", None))
-        name = environment.get("SLICE", rank)
+        environment = self._environment(rank, changes.pop("token", TOKEN), changes.pop("shard", None))
+        name = environment.get("SHARD", rank)
         if name != rank and name in self.processes:
             name += " again"
         ours, theirs = self._context.Pipe(duplex=False)
@@ -81,11 +81,11 @@ class Job:
         self._ends[name] = ours
         return process
 
-    def start_slices(self):
-        """Start the servers of all slices but the first, each beside its rank, which does not start it here."""
-        slices = self._torchrun.get("slices", 1)
-        for number in range(1, slices):
-            self.start(number * self._world_size // slices, slice=number)
+    def start_shards(self):
+        """Start the servers of all shards but the first, each beside its rank, which does not start it here."""
+        shards = self._torchrun.get("shards", 1)
+        for number in range(1, shards):
+            self.start(number * self._world_size // shards, shard=number)
 
     def _environment(self, rank, token=TOKEN, number=None):
         environment = {
@@ -103,10 +103,10 @@ class Job:
             return environment
         with patch.dict(os.environ, environment):
             workers = pl.Torchrun(**self._torchrun).n
-        return {**environment, "PACELINE_SIDECAR": str(workers + number), "SLICE": f"slice {number}"}
+        return {**environment, "PACELINE_SIDECAR": str(workers + number), "SHARD": f"shard {number}"}
 
     def start_workers(self):
-        self.start_slices()
+        self.start_shards()
         for rank in range(1, self._world_size):
             self.start(rank)
 
@@ -117,10 +117,10 @@ class Job:
         return portable((result, result.history.records))
 
     def start_all(self):
-        self.start_slices()
-        self.start_all_but_slices()
+        self.start_shards()
+        self.start_all_but_shards()
 
-    def start_all_but_slices(self):
+    def start_all_but_shards(self):
         for rank in range(self._world_size):
             self.start(rank)
 

@@ -66,7 +66,7 @@ def _parse(text: str) -> Cluster | LocalCluster | Torchrun:
     if text.endswith(".toml"):
         return load_cluster(text)
     if re.match(r"\s*torchrun\s*(\(|$)", text):
-        return bind(parse_call(text, "torchrun(slices=2)"), {"torchrun": Torchrun})
+        return bind(parse_call(text, "torchrun(shards=2)"), {"torchrun": Torchrun})
     if text.startswith("local:"):
         return LocalCluster(_count(text.removeprefix("local:"), text))
     groups = [_group(part, text) for part in split_top(text, "+")]

@@ -55,16 +55,16 @@ class Torchrun:
             are sent unchanged. bf16 keeps 8 bits (relative error up to 2^-9) and the range of float32. float16 keeps
             11 bits (2^-12) and overflows beyond 65504: such a gradient is not finite and is dropped. Parts of a
             gradient are sent before the backward pass has ended, except with ``workers="node"`` and on CUDA.
-        slices: number of parameter servers, each with one shard of the parameters, from 1 to the number of processes.
-            The first one is at rank 0, the others at rank j * processes // slices. The resulting parameters are the
+        shards: number of parameter servers, each with one shard of the parameters, from 1 to the number of processes.
+            The first one is at rank 0, the others at rank j * processes // shards. The resulting parameters are the
             same up to rounding.
         bytes_per_s: bandwidth of the link of rank 0 in each direction, in bytes per second, > 0, for the estimate of
             its load; None to measure it with the first gradients.
         faults: scripted faults, to test how a run handles them.
         start_timeout_s: seconds within which every rank must join, > 0.
         elastic: whether workers without a server continue when some of them are lost, and new ones may join.
-        silence_s: seconds after which a host that does not respond (powered off, cable cut) counts as lost, >= 1. The
-            host of a process that hangs still responds.
+        heartbeat_timeout_s: seconds without any byte from a process, which also answers heartbeats, after which it
+            counts as lost, >= 1.
         debug: whether the run ends when user code changes the parameters, as in `LocalCluster`. Workers also compare
             every version with the server's. Without a server, each rank checks its own parameters.
         ranks: rank, number of ranks and address of rank 0; the default reads the variables of torchrun.
@@ -81,12 +81,12 @@ class Torchrun:
     slowness: Cluster | None = None
     threads: int | None = None
     wire: str = "float32"
-    slices: int = 1
+    shards: int = 1
     bytes_per_s: float | None = None
     faults: Sequence[Fault] = ()
     start_timeout_s: float = 300.0
     elastic: bool = False
-    silence_s: float = 60.0
+    heartbeat_timeout_s: float = 60.0
     debug: bool = False
     ranks: LaunchEnv = field(default_factory=_launch_env, repr=False, compare=False)
 
@@ -96,22 +96,22 @@ class Torchrun:
         if self.workers == "node":
             self.ranks.check_nodes()
         check_optional_range("[1, inf)", Integral, threads=self.threads)
-        check_range("[1, inf)", Integral, slices=self.slices)
-        if self.slices > self.ranks.world_size:
+        check_range("[1, inf)", Integral, shards=self.shards)
+        if self.shards > self.ranks.world_size:
             raise UsageError(
-                f"slices={self.slices}, but the job has {self.ranks.world_size} processes, each of which can host one "
+                f"shards={self.shards}, but the job has {self.ranks.world_size} processes, each of which can host one "
                 f"server: give at most {self.ranks.world_size}"
             )
-        if self.slices > 1 and self.debug:
+        if self.shards > 1 and self.debug:
             raise UsageError(
-                f"slices={self.slices} with debug=True, which supports one server only; omit slices while debugging, "
+                f"shards={self.shards} with debug=True, which supports one server only; omit shards while debugging, "
                 "the resulting parameters are the same"
             )
         check_optional_range("(0, inf)", bytes_per_s=self.bytes_per_s)
         if self.wire not in WIRES:
             raise UsageError(f"wire={self.wire!r}, expected {', '.join(WIRES[:-1])} or {WIRES[-1]}")
         check_range("(0, inf)", start_timeout_s=self.start_timeout_s)
-        check_range("[1, inf)", silence_s=self.silence_s)
+        check_range("[1, inf)", heartbeat_timeout_s=self.heartbeat_timeout_s)
         check_device(self.device)
         is_certain = self.worker_at_server is not None or self.workers == "node"
         check_faults(self.faults, self.n if is_certain else self.ranks.world_size)
@@ -119,7 +119,9 @@ class Torchrun:
 
     def __str__(self) -> str:
         # A run may be resumed on other hosts, and with other workers if they are elastic.
-        call = short_repr(self, without=("address", "start_timeout_s", "silence_s", "bytes_per_s", "slices", "debug"))
+        call = short_repr(
+            self, without=("address", "start_timeout_s", "heartbeat_timeout_s", "bytes_per_s", "shards", "debug")
+        )
         if self.elastic:
             return call
         return f"{call} with {counted(self.n, 'worker')}"
@@ -217,7 +219,7 @@ class Torchrun:
     @property
     def ranks_of_shards(self) -> list[int]:
         """Rank of the host process of each shard server; 0 for the first."""
-        return [j * self.ranks.world_size // self.slices for j in range(self.slices)]
+        return [j * self.ranks.world_size // self.shards for j in range(self.shards)]
 
     @property
     def shards_here(self) -> list[int]:
@@ -247,9 +249,9 @@ class Torchrun:
 
     def check_plan(self, plan: Plan) -> None:
         """Raise a UsageError for several shards without a server, and for slowness with unknown times."""
-        if self.slices > 1 and plan.allreduce is not None:
+        if self.shards > 1 and plan.allreduce is not None:
             raise UsageError(
-                f"slices={self.slices}: {plan} has no server whose parameters could be sharded; omit slices"
+                f"shards={self.shards}: {plan} has no server whose parameters could be sharded; omit shards"
             )
         check_no_censored_sleep(self.slowness)
 

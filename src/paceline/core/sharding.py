@@ -43,15 +43,15 @@ class ShardPeers:
         """Load the state of all servers into the other servers."""
 
 
-def shard_boundaries(sizes: Sequence[int], slices: int) -> list[int]:
+def shard_boundaries(sizes: Sequence[int], shards: int) -> list[int]:
     """Return the boundaries of shards of whole tensors whose largest shard is as small as possible.
 
     Args:
         sizes: sizes of the tensors, in order.
-        slices: number of shards, >= 1; each has at least one tensor.
+        shards: number of shards, >= 1; each has at least one tensor.
 
     Returns:
-        `slices` + 1 indices of tensors; shard j has the tensors from index j up to index j + 1.
+        `shards` + 1 indices of tensors; shard j has the tensors from index j up to index j + 1.
 
     Raises:
         UsageError: there are fewer tensors than shards.
@@ -59,20 +59,20 @@ def shard_boundaries(sizes: Sequence[int], slices: int) -> list[int]:
     >>> shard_boundaries([4, 1, 1, 1, 5], 2)
     [0, 3, 5]
     """
-    if slices > len(sizes):
+    if shards > len(sizes):
         raise UsageError(
-            f"slices={slices}, but the model has {len(sizes)} tensors to share out: give at most that many"
+            f"shards={shards}, but the model has {len(sizes)} tensors to share out: give at most that many"
         )
     low, high = max(sizes, default=0), sum(sizes)
     while low < high:
         middle = (low + high) // 2
-        if len(_filled(sizes, middle)) <= slices:
+        if len(_filled(sizes, middle)) <= shards:
             high = middle
         else:
             low = middle + 1
     starts = _filled(sizes, high)
     spare = [each for each in range(len(sizes)) if each not in starts]
-    return [*sorted(starts + spare[: slices - len(starts)]), len(sizes)]
+    return [*sorted(starts + spare[: shards - len(starts)]), len(sizes)]
 
 
 def _filled(sizes: Sequence[int], capacity: int) -> list[int]:

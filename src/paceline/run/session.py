@@ -65,10 +65,10 @@ class Session:
         if any(controller.reads != "times" for phase in config.plan.phases for controller in phase.controllers):
             warn_of_summed_loss(job, self.model)
         ranks = cluster.ranks_of_shards if isinstance(cluster, Torchrun) else [0]
-        self.slices = distributed.ShardClients(ranks)
+        self.shards = distributed.ShardClients(ranks)
         self.layout = FlatLayout(self.model, len(ranks), only=0)
         _check_memory(self.layout, self._sharing)
-        self.server = ParameterServer(job, self.model, self.layout, config.per_epoch, self.slices, cluster.n)
+        self.server = ParameterServer(job, self.model, self.layout, config.per_epoch, self.shards, cluster.n)
         if not isinstance(cluster, Torchrun) or cluster.is_server:
             warn_of_parameters_left_out(job, self.server.optimizer, self.model)
             self.server.watch_gradients()
@@ -129,7 +129,7 @@ class Session:
         if isinstance(cluster, LocalCluster):
             return LocalEngine(job, cluster, seed, self.server, self.layout)
         if isinstance(cluster, Torchrun):
-            return distributed.make_engine(rank_of(self.config, cluster), self.server, self.layout, self.slices)
+            return distributed.make_engine(rank_of(self.config, cluster), self.server, self.layout, self.shards)
         replica = Replica(job, seed, cluster.n, device=cluster.device)
         allreduce = self.config.plan.allreduce
         if allreduce is not None:
@@ -167,7 +167,7 @@ def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:
         "stop": str(config.stop),
         "rules": config.rules,
         **identity_of_replica(config.job, model),
-        "slices": config.cluster.slices,
+        "shards": config.cluster.shards,
         "versions": versions(),
         "code of": code_of([*vars(config.job).values(), *{type(layer) for layer in model.modules()}]),
     }

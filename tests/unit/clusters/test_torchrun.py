@@ -87,10 +87,10 @@ WRONG = [
     ({"faults": [pl.Fault(4, 1)]}, r"the cluster has workers 0 to 3"),
     ({"workers": "host"}, r"workers='host', expected process or node"),
     ({"workers": "node", "faults": [pl.Fault(1, 1)]}, r"the cluster has workers 0 to 0"),
-    ({"slices": 0}, r"slices=0 is not a whole number in \[1, inf\)"),
-    ({"slices": 2.0}, r"slices=2.0, expected a whole number"),
-    ({"slices": 5}, r"slices=5, but the job has 4 processes, each of which can host one server: give at most 4"),
-    ({"slices": 2, "debug": True}, r"slices=2 with debug=True, which supports one server only; omit slices"),
+    ({"shards": 0}, r"shards=0 is not a whole number in \[1, inf\)"),
+    ({"shards": 2.0}, r"shards=2.0, expected a whole number"),
+    ({"shards": 5}, r"shards=5, but the job has 4 processes, each of which can host one server: give at most 4"),
+    ({"shards": 2, "debug": True}, r"shards=2 with debug=True, which supports one server only; omit shards"),
 ]
 
 
@@ -111,7 +111,7 @@ UNFIT = [
         {"worker_at_server": False},
         r"worker_at_server=False: .* has no server, so every rank is a worker; omit worker_at_server",
     ),
-    ("dc_s3gd", {"slices": 2}, r"slices=2: .* has no server whose parameters could be sharded; omit slices"),
+    ("dc_s3gd", {"shards": 2}, r"shards=2: .* has no server whose parameters could be sharded; omit shards"),
     ("dc_s3gd", {"wire": "bf16"}, r"wire='bf16': .* sums in float32 only; omit wire"),
 ]
 
@@ -276,30 +276,30 @@ def test_a_header_of_an_unknown_kind_is_rejected():
             decode(numbers)
 
 
-@pytest.mark.parametrize(("slices", "hosts"), [(1, []), (2, [2]), (3, [1, 2]), (4, [1, 2, 3])])
-def test_shard_servers_are_distributed_over_the_ranks(started, slices, hosts):
+@pytest.mark.parametrize(("shards", "hosts"), [(1, []), (2, [2]), (3, [1, 2]), (4, [1, 2, 3])])
+def test_shard_servers_are_distributed_over_the_ranks(started, shards, hosts):
     by_rank = {}
     for rank in range(4):
         started(RANK=str(rank))
-        by_rank[rank] = pl.Torchrun(slices=slices).shards_here
+        by_rank[rank] = pl.Torchrun(shards=shards).shards_here
     assert [rank for rank, here in by_rank.items() for _ in here] == hosts
-    assert sorted(slice_ for here in by_rank.values() for slice_ in here) == list(range(1, slices))
+    assert sorted(shard for here in by_rank.values() for shard in here) == list(range(1, shards))
     started(RANK="2", PACELINE_SIDECAR="5")
-    cluster = pl.Torchrun(slices=slices)
-    assert (cluster.shard, cluster.shards_here) == (2, [])  # 3 workers, one that evaluates, and then the slices
+    cluster = pl.Torchrun(shards=shards)
+    assert (cluster.shard, cluster.shards_here) == (2, [])  # 3 workers, one that evaluates, and then the shards
 
 
 def test_shards_can_be_given_as_text_and_do_not_change_the_run(started):
     started()
-    cluster = parse_cluster("torchrun(slices=2)")
-    assert cluster.slices == 2
+    cluster = parse_cluster("torchrun(shards=2)")
+    assert cluster.shards == 2
     assert str(cluster) == str(pl.Torchrun())
 
 
 def test_protocols_without_a_server_refuse_shards(started):
     started()
-    with pytest.raises(pl.UsageError, match=r"slices=2: all_reduce has no server whose parameters could be sharded"):
-        pl.Torchrun(slices=2).check_plan(as_plan(pl.all_reduce()))
+    with pytest.raises(pl.UsageError, match=r"shards=2: all_reduce has no server whose parameters could be sharded"):
+        pl.Torchrun(shards=2).check_plan(as_plan(pl.all_reduce()))
 
 
 OPTIONS = {"job": "digits", "protocol": "bsp", "cluster": "torchrun", "stop": "updates=3", "seed": None}

@@ -1,4 +1,4 @@
-"""Servers of slices against one server of the whole, the same gradients for both."""
+"""Servers of shards against one server of the whole, the same gradients for both."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +25,7 @@ from paceline.server.parameter_server import ParameterServer
 from paceline.worker.torch_utils import build_model
 from tiny_jobs import batch_norm_net, small_net, tiny_job
 
-ROUNDING = 1e-11  # of float64, through a few updates: a sum is that of its slices, and vector units round otherwise
+ROUNDING = 1e-11  # of float64, through a few updates: a sum is that of its shards, and vector units round otherwise
 MODELS = [small_net, batch_norm_net, Odd]
 
 
@@ -34,34 +34,34 @@ MODELS = [small_net, batch_norm_net, Odd]
 
 @given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=8), data=st.data())
 def test_the_largest_shard_has_the_minimum_size(sizes, data):
-    slices = data.draw(st.integers(1, len(sizes)))
+    shards = data.draw(st.integers(1, len(sizes)))
 
     def largest(cut):
         return max(sum(sizes[start:end]) for start, end in pairwise(cut))
 
-    cut = shard_boundaries(sizes, slices)
+    cut = shard_boundaries(sizes, shards)
     assert cut == sorted(set(cut))
-    assert (cut[0], cut[-1], len(cut)) == (0, len(sizes), slices + 1)
-    every = ([0, *between, len(sizes)] for between in combinations(range(1, len(sizes)), slices - 1))
+    assert (cut[0], cut[-1], len(cut)) == (0, len(sizes), shards + 1)
+    every = ([0, *between, len(sizes)] for between in combinations(range(1, len(sizes)), shards - 1))
     assert largest(cut) == min(map(largest, every))
 
 
 def test_more_shards_than_tensors_are_refused():
-    with pytest.raises(pl.UsageError, match="slices=5, but the model has 4 tensors to share out: give at most that"):
+    with pytest.raises(pl.UsageError, match="shards=5, but the model has 4 tensors to share out: give at most that"):
         FlatLayout(small_net(), shards=5)
 
 
-@pytest.mark.parametrize("slices", [1, 2, 3, 6])
+@pytest.mark.parametrize("shards", [1, 2, 3, 6])
 @pytest.mark.parametrize("model", [batch_norm_net, Odd])
-def test_a_shard_alone_equals_its_part_of_the_full_vector(model, slices):
+def test_a_shard_alone_equals_its_part_of_the_full_vector(model, shards):
     made = model()
-    whole = FlatLayout(made, slices)
+    whole = FlatLayout(made, shards)
     vectors = whole.allocate()
     for number, view in enumerate([*vectors.parameters, *vectors.buffers], start=1):
         view.fill_(number)
     parameters, buffers = [], []
     for place, layout in zip(
-        whole.shard_ranges, (FlatLayout(made, slices, only) for only in range(slices)), strict=True
+        whole.shard_ranges, (FlatLayout(made, shards, only) for only in range(shards)), strict=True
     ):
         part = FlatBuffers(layout, vectors.memory[place])
         parameters += part.parameters
@@ -91,18 +91,18 @@ class Neighbour(ShardPeers):
 
 
 class Together:
-    """The servers of all slices, which do everything at the same time."""
+    """The servers of all shards, which do everything at the same time."""
 
-    def __init__(self, job, slices, seed=0):
-        self.whole = FlatLayout(build_model(job, seed), slices)
-        barrier, shares = threading.Barrier(slices), [None] * slices
+    def __init__(self, job, shards, seed=0):
+        self.whole = FlatLayout(build_model(job, seed), shards)
+        barrier, shares = threading.Barrier(shards), [None] * shards
         self.servers = []
-        for number in range(slices):
+        for number in range(shards):
             model = build_model(job, seed)
-            layout = FlatLayout(model, slices, only=number)
+            layout = FlatLayout(model, shards, only=number)
             neighbour = Neighbour(number, barrier, shares)
             self.servers.append(ParameterServer(job, model, layout, 10, neighbour))
-        self.layouts = [FlatLayout(build_model(job, seed), slices, only) for only in range(slices)]
+        self.layouts = [FlatLayout(build_model(job, seed), shards, only) for only in range(shards)]
 
     def part(self, vectors, number):
         return FlatBuffers(self.layouts[number], vectors.memory[self.whole.shard_ranges[number]].clone())
@@ -143,7 +143,7 @@ updates = st.fixed_dictionaries(
 
 
 def train(together, plan, compensators, first_seed=0):
-    """Make updates as an engine would and return what the server of each slice has answered."""
+    """Make updates as an engine would and return what the server of each shard has answered."""
     seed, answers = first_seed, []
     for version, update in enumerate(plan, start=1):
         accepted = []
@@ -212,13 +212,13 @@ def numbers(told):
     scheduled=st.booleans(),
     no_decay_on=st.sampled_from([(), pl.BATCH_NORMS, (nn.Linear,)]),
     plan=st.lists(updates, min_size=1, max_size=4),
-    slices=st.integers(2, 4),
+    shards=st.integers(2, 4),
 )
 def test_all_shards_together_equal_one_server(
-    model, optimizer, clip_norm, compensators, scheduled, no_decay_on, plan, slices
+    model, optimizer, clip_norm, compensators, scheduled, no_decay_on, plan, shards
 ):
     job = make_job(model, optimizer, clip_norm, scheduled, no_decay_on)
-    one, many = Together(job, 1), Together(job, slices)
+    one, many = Together(job, 1), Together(job, shards)
     answers = zip(train(one, plan, compensators), train(many, plan, compensators), strict=True)
     for [expected], told in answers:
         assert all(each == told[0] for each in told)
@@ -232,13 +232,13 @@ def test_all_shards_together_equal_one_server(
     optimizer=st.sampled_from(list(OPTIMIZERS)),
     before=st.lists(updates, min_size=1, max_size=2),
     after=st.lists(updates, min_size=1, max_size=2),
-    slices=st.integers(1, 4),
+    shards=st.integers(1, 4),
     then=st.integers(1, 4),
 )
-def test_a_run_is_resumed_with_another_number_of_shards(optimizer, before, after, slices, then):
+def test_a_run_is_resumed_with_another_number_of_shards(optimizer, before, after, shards, then):
     job = make_job(Odd, optimizer, scheduled=True)
     compensators = (dc_asgd(lambda0=0.5, m=0.9),)
-    unbroken, first, second = Together(job, 1), Together(job, slices), Together(job, then, seed=1)
+    unbroken, first, second = Together(job, 1), Together(job, shards), Together(job, then, seed=1)
     for together in (unbroken, first):
         train(together, before, compensators)
         together.all(open_an_update(together))
@@ -283,9 +283,9 @@ def test_shards_have_the_optimizer_of_the_whole_model(factory):
     update = {"gradients": [gradient] * 2, "lr_scale": 1.0, "measure": False, "adds_at_once": False}
     plan = [{**update, "momentum_limit": inf, "weight_decay_scale": 1.0}] * 3
     tensors = []
-    for slices, makes in [(1, of_parameters), (1, factory), (3, factory)]:
+    for shards, makes in [(1, of_parameters), (1, factory), (3, factory)]:
         job = tiny_job(model=batch_norm_net, optimizer=makes, no_decay_on=pl.BATCH_NORMS)
-        together = Together(job, slices)
+        together = Together(job, shards)
         train(together, plan, ())
         tensors.append(together.tensors())
     for theirs in tensors[1:]:

@@ -17,7 +17,8 @@ CLUSTER = pl.Cluster(4)
         (lambda: pl.ssp(max_lead=4), "ssp has no argument 'max_lead'; did you mean 'lead'?"),
         (lambda: pl.bsp(k=4), "bsp has no argument 'k'; it takes no arguments"),
         (lambda: pl.bsp().until(update=4), "until has no argument 'update'; did you mean 'updates'?"),
-        (lambda: pl.Torchrun(shards=2), "Torchrun has no argument 'shards'; did you mean 'slices'?"),
+        (lambda: pl.Torchrun(slices=2), "Torchrun has no argument 'slices'; did you mean 'shards'?"),
+        (lambda: pl.Torchrun(silence_s=2), "no argument 'silence_s'; did you mean 'heartbeat_timeout_s'?"),
         (
             lambda: pl.train(tiny_job(), "bsp", CLUSTER),
             "but 3 were given; type protocol=..., cluster=... and stop=...",

@@ -33,7 +33,7 @@ class HostProcess:
 
     def transport(self, cluster: Torchrun) -> Transport:
         """Return the transport to the other ranks."""
-        return GlooTransport(cluster.silence_s)
+        return GlooTransport(cluster.heartbeat_timeout_s)
 
     def start_sidecar(self, worker: int) -> SidecarProcess:
         """Start a process of the same script, which is the worker of this number."""

@@ -64,7 +64,7 @@ class NodeFollower:
         uses_nccl = cluster.has_gpu_each(torch.cuda.device_count())
         self._group = NodeGroup(cluster.rank_in_node, cluster.node_size, lambda: False, uses_nccl=uses_nccl)
         device = device_of(cluster.device, cluster.ranks.local_rank)
-        settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "shards": cluster.slices}
+        settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "shards": cluster.shards}
         self._replica = Replica(rank.job, rank.seed, cluster.n, group=self._group, **settings)
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()

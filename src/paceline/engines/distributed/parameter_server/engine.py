@@ -100,7 +100,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._rank.process.set_num_threads(max(1, cores() // self._cluster.ranks.local_world_size))
         rendezvous = listen_as_rank_0(self._cluster, self._rank.transport)
         buffers: list[WireBuffer | None] = [WireBuffer(self._wire, gradient) for gradient in self._gradients]
-        buffers += [None] * self._cluster.slices  # for the evaluator, and for the servers of the other shards
+        buffers += [None] * self._cluster.shards  # for the evaluator, and for the servers of the other shards
         handler = QueueHandler(self._peer_events)
         self._acceptor = Acceptor(rendezvous, self._cluster.ranks.token, self._job_spec, buffers, handler)
         if self._cluster.has_worker_at_server:
@@ -115,7 +115,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
     def _missing(self) -> str:
         """Return the processes that have not joined; none after a signal, which ends the run."""
         if self._shards.missing:
-            return f"the server of slice {', '.join(map(str, self._shards.missing))}"
+            return f"the server of shard {', '.join(map(str, self._shards.missing))}"
         if self.signals.caught:
             return ""
         ready = [worker.worker for worker in self._peers.values() if worker.is_ready]
@@ -154,7 +154,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         late = self._unread_peers()
         for peer in late:
             peer.connection.send(end)
-        final = flat_copy(self._server.model, self._cluster.slices).memory
+        final = flat_copy(self._server.model, self._cluster.shards).memory
         for worker in self._peers.values():
             worker.connection.send(end.with_parameters(), [final])
         self._shards.send(end)
@@ -294,7 +294,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
                 worker.not_admitted_by.discard(number)
                 self._admit(worker)
             case messages.PeerDisconnected(peer_id, reason) if peer_id in self._peers:
-                self._disconnect(self._peers[peer_id], f"the server of slice {number} has lost it: {reason}")
+                self._disconnect(self._peers[peer_id], f"the server of shard {number} has lost it: {reason}")
             case message:
                 self._shards.on_message(number, message)
 
@@ -354,5 +354,5 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
 
 def _shard_nbytes(cluster: Torchrun, server: ParameterServer) -> list[int]:
     """Return the bytes of each shard on the wire."""
-    layouts = [FlatLayout(server.model, cluster.slices, only=number) for number in range(cluster.slices)]
+    layouts = [FlatLayout(server.model, cluster.shards, only=number) for number in range(cluster.shards)]
     return [WireFormat(cluster.wire, layout).nbytes for layout in layouts]

@@ -114,7 +114,7 @@ class LinkMonitor:
         link = "server link" if self._shards == 1 else f"busiest link of {self._shards} servers"
         return (
             f"{link} about {share:.0%} busy{' (workers will wait)' if share > 1 else ''}, "
-            f"slices={wanted} {'recommended' if self.is_bottleneck else 'is enough'} (now {self._shards}): "
+            f"shards={wanted} {'recommended' if self.is_bottleneck else 'is enough'} (now {self._shards}): "
             f"{counted(self._n, 'worker')}, {self._nbytes / 1e6:.3g} MB per gradient in each direction, "
             f"{compute_s:.3g} s to compute one, "
             f"{bytes_per_s / 1e6:.3g} MB/s {'given' if self._given else 'measured'}"

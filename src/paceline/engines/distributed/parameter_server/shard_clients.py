@@ -52,7 +52,7 @@ class ShardClients(ShardPeers):
     def on_join(self, number: int, peer: AcceptedPeer) -> None:
         """Add the server of a shard; a second server for the same shard has to end."""
         if number in self._connections:
-            peer.connection.send(messages.End("", f"slice {number} already has a server"))
+            peer.connection.send(messages.End("", f"shard {number} already has a server"))
             return
         peer.connection.send(messages.ShardAssigned(number))
         self._connections[number] = peer.connection
@@ -113,7 +113,7 @@ class ShardClients(ShardPeers):
             case messages.Failed(text, is_usage):
                 if is_usage:
                     raise message.error
-                raise RunError(f"the server of slice {number} failed: {text}; its own log has the traceback")
+                raise RunError(f"the server of shard {number} failed: {text}; its own log has the traceback")
 
     def on_leave(self, number: int, reason: str) -> None:
         """Fail the run: no other process has the parameters of this shard.
@@ -123,7 +123,7 @@ class ShardClients(ShardPeers):
         """
         del self._connections[number]
         raise RunError(
-            f"the server of slice {number}, beside rank {self._ranks[number]}, is gone: {reason}; its parameters exist "
+            f"the server of shard {number}, beside rank {self._ranks[number]}, is gone: {reason}; its parameters exist "
             "nowhere else, so check the log of its host, start all ranks again, and continue with resume=, as torchrun "
             "does itself with --max-restarts and out="
         )

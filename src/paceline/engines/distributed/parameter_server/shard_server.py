@@ -58,8 +58,8 @@ def serve_shard(rank: Rank, model: nn.Module, job_spec: dict[str, Any]) -> messa
     rank.process.set_num_threads(max(1, cores() // cluster.ranks.local_world_size))
     number = cluster.shard
     assert number is not None
-    layout = FlatLayout(model, cluster.slices, only=number)
-    hello = messages.Hello(describe_process(f"the server of slice {number}", cluster), cluster.worker, job_spec)
+    layout = FlatLayout(model, cluster.shards, only=number)
+    hello = messages.Hello(describe_process(f"the server of shard {number}", cluster), cluster.worker, job_spec)
     with raising_run_error(), ignoring_ctrl_c():
         rank_0 = find_rank_0(cluster, rank.transport)
         with closing(ClientSession.connect(rank_0, cluster, hello)) as session:
@@ -171,7 +171,7 @@ class _ShardServer:
         except (ConnectionLost, RunError):
             raise
         except Exception as error:
-            LOG.exception("the server of this slice failed")
+            LOG.exception("the server of this shard failed")
             self._rank_0.send(messages.Failed.of(error))
 
     def _carry_out(self, message: Message) -> None:

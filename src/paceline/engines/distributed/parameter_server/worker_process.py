@@ -58,7 +58,7 @@ def serve(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
             rank_0 = find_rank_0(cluster, rank.transport)
             worker.leader.gather(rank_0, job_spec)
             sessions: list[ClientSession] = []
-            for shard in range(cluster.slices):
+            for shard in range(cluster.shards):
                 peer_id = sessions[0].peer_id if sessions else 0
                 name = describe_process(f"worker {cluster.worker}", cluster)
                 hello = messages.Hello(name, cluster.worker, job_spec, peer_id)
@@ -83,7 +83,7 @@ class WorkerProcess:
         device = device_of(cluster.device, cluster.ranks.local_rank)
         is_worker = self._worker < cluster.n
         self.leader = NodeLeader(cluster, rank.transport, self._is_cancelled, self._leave, self._on_group_lost)
-        settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "shards": cluster.slices}
+        settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "shards": cluster.shards}
         self._replica: Replica
         if self.leader.group.size > 1:
             self._replica = LeadingReplica(job, seed, cluster.n, leader=self.leader, **settings)

@@ -95,7 +95,7 @@ def join(endpoint: Endpoint, cluster: Torchrun) -> tuple[int, Connection]:
         store.set(_ready_key(peer_id), "ready")
         _check_end(store, cluster)  # if the run has not ended yet, the server's last poll finds this id
     except RuntimeError as error:
-        server = f"the server of slice {endpoint.shard}" if endpoint.shard else "rank 0"
+        server = f"the server of shard {endpoint.shard}" if endpoint.shard else "rank 0"
         raise ConnectionLost("{} does not answer at {}:{}".format(server, *endpoint.address)) from error
     return peer_id, endpoint.transport.connect(endpoint, _connection_key(peer_id), side=1)
 

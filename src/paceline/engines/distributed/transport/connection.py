@@ -59,8 +59,8 @@ class Connection:
     """Connection to one other process.
 
     Messages are sent over the control socket. Tensors are sent over the data socket: numbered buckets, for which the
-    receiver has posted memory, and the tensors of a `StateMessage`. A tensor is read straight into its memory, after its
-    size has been compared with that memory. A message is delivered when everything sent before it has arrived; only
+    receiver has posted memory, and the tensors of a `StateMessage`. A tensor is read straight into its memory, after
+    its size has been compared with that memory. A message is delivered when everything sent before it has arrived; only
     those in `OVERTAKING` do not wait. Memory that is sent must not change until the other side has answered.
 
     Any thread may send. All callbacks come from the thread of the loop.

@@ -70,5 +70,5 @@ def test_who_falls_silent_is_reported_once_with_how_long_was_waited():
     assert told.empty()
 
 
-def test_without_slices_nobody_asks():
+def test_without_shards_nobody_asks():
     HeartbeatMonitor({}, Servers(), SimpleQueue(), lambda: 1 / 0).stop()

@@ -19,14 +19,14 @@ BYTES = st.integers(1, 10**12)
 
 
 @given(n=st.integers(1, 300), nbytes=BYTES, compute_s=SECONDS, bytes_per_s=st.floats(1e6, 1e11))
-def test_the_recommended_slices_are_the_fewest_that_are_busy_for_half_of_the_time(n, nbytes, compute_s, bytes_per_s):
-    slices = recommended_shards(n, nbytes, compute_s, bytes_per_s)
-    # A slice moves its part of the bytes; the worker has them all when it has every slice's part, at the same time.
-    assert 1 <= slices <= n
-    if slices < n:
-        assert link_utilization(n, nbytes / slices, compute_s, bytes_per_s) <= BUSIEST * (1 + 1e-9)
-    if slices > 1:
-        assert link_utilization(n, nbytes / (slices - 1), compute_s, bytes_per_s) >= BUSIEST * (1 - 1e-9)
+def test_the_recommended_shards_are_the_fewest_that_are_busy_for_half_of_the_time(n, nbytes, compute_s, bytes_per_s):
+    shards = recommended_shards(n, nbytes, compute_s, bytes_per_s)
+    # A shard moves its part of the bytes; the worker has them all when it has every shard's part, at the same time.
+    assert 1 <= shards <= n
+    if shards < n:
+        assert link_utilization(n, nbytes / shards, compute_s, bytes_per_s) <= BUSIEST * (1 + 1e-9)
+    if shards > 1:
+        assert link_utilization(n, nbytes / (shards - 1), compute_s, bytes_per_s) >= BUSIEST * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("n", [1, 3, 9])
@@ -52,7 +52,7 @@ def test_it_is_told_once_when_most_workers_have_been_heard():
     assert said[:3] == [None] * 3
     share = link_utilization(4, 2_000_000, 0.2, 400e6)
     assert said[3] == (
-        f"server link about {share:.0%} busy, slices=1 is enough (now 1): 4 workers, "
+        f"server link about {share:.0%} busy, shards=1 is enough (now 1): 4 workers, "
         "2 MB per gradient in each direction, 0.2 s to compute one, 400 MB/s measured"
     )
     assert said[4] is None
@@ -93,30 +93,30 @@ def test_it_is_told_at_the_end_of_a_short_run():
     assert monitor.final_report() is None
 
 
-def test_a_link_that_is_too_slow_is_said_to_need_slices():
+def test_a_link_that_is_too_slow_is_said_to_need_shards():
     said = LinkMonitor(1, [8_000_000], 1e6).on_gradient(0, 1.0, 0.01)
     assert "47% busy" in said
     monitor = LinkMonitor(2, [8_000_000], 1e6)
     monitor.on_gradient(0, 1.0, 0.01)
     said = monitor.on_gradient(1, 1.0, 0.01)
     assert "94% busy" in said
-    assert "slices=2 recommended (now 1)" in said
+    assert "shards=2 recommended (now 1)" in said
     assert said.endswith("1 MB/s given")
 
 
 @pytest.mark.parametrize(
-    ("slices", "expected"),
+    ("shards", "expected"),
     [
-        ([5_000_000, 3_000_000], "slices=4 recommended (now 2)"),
-        ([2_000_000] * 4, "slices=4 is enough (now 4)"),
-        ([1_000_000] * 8, "slices=4 is enough (now 8)"),
+        ([5_000_000, 3_000_000], "shards=4 recommended (now 2)"),
+        ([2_000_000] * 4, "shards=4 is enough (now 4)"),
+        ([1_000_000] * 8, "shards=4 is enough (now 8)"),
     ],
 )
-def test_with_slices_the_largest_one_makes_the_busiest_link(slices, expected):
-    monitor = LinkMonitor(4, slices, 1e6)
+def test_with_shards_the_largest_one_makes_the_busiest_link(shards, expected):
+    monitor = LinkMonitor(4, shards, 1e6)
     *_, said = (monitor.on_gradient(worker, 12.0, 1.0) for worker in range(3))
-    share = link_utilization(4, max(slices), 12.0, 1e6)
-    assert said.startswith(f"busiest link of {len(slices)} servers about {share:.0%} busy, {expected}: ")
+    share = link_utilization(4, max(shards), 12.0, 1e6)
+    assert said.startswith(f"busiest link of {len(shards)} servers about {share:.0%} busy, {expected}: ")
     assert "4 workers, 8 MB per gradient in each direction" in said
 
 
