@@ -21,6 +21,7 @@ from paceline.cli.search_cost import search_cost
 from paceline.cli.search_switch import search
 from paceline.cli.terminal import fitted
 from paceline.cli.theory import theory
+from paceline.cli.token import token
 from paceline.cli.train import train
 from paceline.errors import PacelineError, PacelineWarning, UsageError
 from paceline.utils.user_code import HEAD, place_of, report_of
@@ -42,7 +43,7 @@ app = typer.Typer(pretty_exceptions_enable=False)
 data_app = typer.Typer(help="Download data sets for the jobs mnist, cifar10 and cifar100.", no_args_is_help=True)
 data_app.command()(fetch)
 RUNS = (train, compare, knee, search, search_cost, theory, report, trace, replay, advise)
-for command in (*RUNS, protocols, doctor, docs):
+for command in (*RUNS, protocols, doctor, token, docs):
     app.command()(command)
 app.add_typer(data_app, name="data")
 

@@ -16,6 +16,7 @@ from paceline.core.records import Record
 from paceline.errors import UsageError
 from paceline.recording.callback import Callback
 from paceline.recording.run_folder import RUN, FolderGoneError, SavedRun
+from paceline.recording.schema import upgrade_cluster
 from paceline.utils.files import ContentError, read_json, replace_file
 
 COMMAND = "command.json"
@@ -106,6 +107,8 @@ def _read(folder: Path) -> dict[str, Any]:
     except (OSError, ContentError) as error:
         raise UsageError(f"cannot read {path}: {error}; give all options again") from error
     _check(path, options)
+    if options.get("cluster") is not None:
+        options["cluster"] = upgrade_cluster(options["cluster"])
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -10,13 +10,12 @@ from paceline.utils.wording import counted
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TOKEN = "PACELINE_TOKEN"
+NEW_TOKEN = f"make a token on one host, export {TOKEN}=$(paceline token), and set the same value on every other host"
 NODE, NODES = "GROUP_RANK", "GROUP_WORLD_SIZE"
 SIDECAR = "PACELINE_SIDECAR"  # number of the worker that runs in a process started by rank 0
 COMMAND = "torchrun --nproc-per-node 4 train.py, or -m paceline train ... in place of train.py"
 TO_JOIN = "to join a run, set the WORLD_SIZE of the other processes and the RANK of a process that has ended"
-BY_HAND = (
-    f"start every process with torchrun, for example {COMMAND}; or set {', '.join(NEEDED)} and {TOKEN} for each process"
-)
+BY_HAND = f"start every process with torchrun, for example {COMMAND}; or set {', '.join(NEEDED)} for each process"
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,8 @@ class LaunchEnv:
         has_agent: whether torchrun listens there; else rank 0 does.
         restarts: number of restarts of the job by torchrun so far, >= 0.
         max_restarts: largest number of restarts, >= 0.
-        token: secret that the processes of the job share.
+        run_id: id of the run under torchrun; empty without torchrun.
+        token: secret that the processes of the job share; empty if not set.
         sidecar: number of the worker in this process, if rank 0 started it; else None.
     """
 
@@ -48,6 +48,7 @@ class LaunchEnv:
     has_agent: bool
     restarts: int
     max_restarts: int
+    run_id: str
     token: str
     sidecar: int | None
 
@@ -79,6 +80,7 @@ class LaunchEnv:
             has_agent=environment.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
             restarts=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0, None, default=0),
             max_restarts=_number(environment, "TORCHELASTIC_MAX_RESTARTS", 0, None, default=0),
+            run_id=environment.get("TORCHELASTIC_RUN_ID", ""),
             token=_token(environment),
             sidecar=int(sidecar) if sidecar else None,
         )
@@ -139,14 +141,12 @@ def _number_or_none(environment: Mapping[str, str], name: str, least: int, most:
 
 
 def _token(environment: Mapping[str, str]) -> str:
-    """Return the secret of the job; the run id of torchrun is safe on one machine only."""
-    token = environment.get(TOKEN)
-    if token:
-        return token
-    run = environment.get("TORCHELASTIC_RUN_ID")
-    if run is None:
-        raise UsageError(f"{TOKEN} is not set, and torchrun did not start this process: {BY_HAND}")
-    return f"run {run}"
+    token = environment.get(TOKEN, "")
+    try:
+        token.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{TOKEN} is not UTF-8 text: {NEW_TOKEN}") from None
+    return token
 
 
 def _is(names: Sequence[str]) -> str:

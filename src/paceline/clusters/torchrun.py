@@ -8,13 +8,14 @@ import signal
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, field, replace
 from numbers import Integral
+from pathlib import Path
 
 from paceline.clusters.devices import check_device, cores
 from paceline.clusters.faults import Fault, check_faults
-from paceline.clusters.launch_env import TOKEN, LaunchEnv
+from paceline.clusters.launch_env import NEW_TOKEN, LaunchEnv
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster, check_no_censored_sleep
-from paceline.errors import UsageError
+from paceline.errors import UsageError, describe_read_error
 from paceline.protocols.protocol import Plan
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.spec_parser import short_repr
@@ -23,6 +24,17 @@ from paceline.utils.wording import counted
 
 WIRES = ("float32", "bf16", "float16")
 WORKERS = ("process", "node")
+TLS_FILES = ("tls_cert", "tls_key", "tls_ca")
+NOT_OF_THE_RUN = (
+    "address",
+    "start_timeout_s",
+    "heartbeat_timeout_s",
+    "bytes_per_s",
+    "shards",
+    "debug",
+    "encrypt",
+    *TLS_FILES,
+)
 
 
 def _launch_env() -> LaunchEnv:
@@ -65,6 +77,12 @@ class Torchrun:
         elastic: whether workers without a server continue when some of them are lost, and new ones may join.
         heartbeat_timeout_s: seconds without any byte from a process, which also answers heartbeats, after which it
             counts as lost, >= 1.
+        encrypt: whether connections use TLS 1.3. Without it both sides still prove that they have the token, but every
+            process on the network path can read and change parameters and gradients.
+        tls_cert: PEM file with a certificate of this host, for TLS with certificates of an organisation instead of the
+            token; None for the token.
+        tls_key: PEM file with the private key of `tls_cert`, without a passphrase.
+        tls_ca: PEM file with the certificate authority whose certificates are accepted.
         debug: whether the run ends when user code changes the parameters, as in `LocalCluster`. Workers also compare
             every version with the server's. Without a server, each rank checks its own parameters.
         ranks: rank, number of ranks and address of rank 0; the default reads the variables of torchrun.
@@ -87,6 +105,10 @@ class Torchrun:
     start_timeout_s: float = 300.0
     elastic: bool = False
     heartbeat_timeout_s: float = 60.0
+    encrypt: bool = True
+    tls_cert: str | Path | None = None
+    tls_key: str | Path | None = None
+    tls_ca: str | Path | None = None
     debug: bool = False
     ranks: LaunchEnv = field(default_factory=_launch_env, repr=False, compare=False)
 
@@ -115,13 +137,12 @@ class Torchrun:
         check_device(self.device)
         is_certain = self.worker_at_server is not None or self.workers == "node"
         check_faults(self.faults, self.n if is_certain else self.ranks.world_size)
+        self._check_tls()
         self._check_address()
 
     def __str__(self) -> str:
         # A run may be resumed on other hosts, and with other workers if they are elastic.
-        call = short_repr(
-            self, without=("address", "start_timeout_s", "heartbeat_timeout_s", "bytes_per_s", "shards", "debug")
-        )
+        call = short_repr(self, without=NOT_OF_THE_RUN)
         if self.elastic:
             return call
         return f"{call} with {counted(self.n, 'worker')}"
@@ -258,17 +279,35 @@ class Torchrun:
     def _check_address(self) -> None:
         if not isinstance(self.address, str) or not self.host or "/" in self.address:
             raise UsageError(f"address={self.address!r}: expected host or host:port, as 10.0.0.1 or 10.0.0.1:29511")
+        has_secret = bool(self.ranks.token) or self.tls_cert is not None
         if not is_loopback(self.host):
-            if self.ranks.token.startswith("run "):
-                raise UsageError(
-                    f"address={self.address!r} is reachable from other machines: set {TOKEN} to the same secret on "
-                    "every host, so that no other process can join"
-                )
+            if not has_secret:
+                raise UsageError(f"address={self.address!r} is reachable from other machines: {NEW_TOKEN}")
         elif self.ranks.local_world_size < self.ranks.world_size and not is_loopback(self.ranks.master[0]):
             raise UsageError(
                 f"the ranks are on several hosts, which cannot reach {self.address}: give the address of the host of "
-                f"rank 0, for example pl.Torchrun(address='{self.ranks.master[0]}'), and set {TOKEN}"
+                f"rank 0, for example pl.Torchrun(address='{self.ranks.master[0]}')"
+                + ("" if has_secret else f"; {NEW_TOKEN}")
             )
+
+    def _check_tls(self) -> None:
+        """Check that the files for TLS are given together and can be read."""
+        files = {name: getattr(self, name) for name in TLS_FILES if getattr(self, name) is not None}
+        missing = [name for name in TLS_FILES if name not in files]
+        if files and missing:
+            raise UsageError(
+                f"{' and '.join(files)} without {' and '.join(missing)}: give {', '.join(TLS_FILES)} together, or omit "
+                "all three to authenticate by the token"
+            )
+        if files and not self.encrypt:
+            raise UsageError(f"encrypt=False with {', '.join(TLS_FILES)}, which need TLS: omit encrypt, or the three")
+        for name, path in files.items():
+            try:
+                Path(path).read_bytes()
+            except OSError as error:
+                raise UsageError(
+                    f"{name}={str(path)!r} cannot be read ({describe_read_error(error)}): give a PEM file of this host"
+                ) from None
 
 
 def without_torchrun(cluster: Cluster | LocalCluster | Torchrun, what: str) -> Cluster | LocalCluster:

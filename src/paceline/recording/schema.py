@@ -1,4 +1,4 @@
-"""Schema of run folders, and translation of `run.json` as version 0.1 wrote it.
+"""Schema of run folders, and translation of `run.json` and of saved options as version 0.1 wrote them.
 
 Schema 1 (version 0.1) has no entry "schema". It describes controllers and compensators by calls in text. It has names
 of classes and modules that version 0.2 has renamed, and its log has reasons that version 0.2 words differently. This is
@@ -22,6 +22,7 @@ _RENAMED = {
     "paceline.jobs.training.": "paceline.jobs.lr_options.",
     "paceline.metrics.": "paceline.jobs.metrics.",
 }
+_RENAMED_OPTIONS = {"silence": "heartbeat_timeout_s", "silence_s": "heartbeat_timeout_s", "slices": "shards"}
 _REWORDED = {
     "K_0, as long as no loss is known": "K_0, until the first loss is known",
     "no k promises a gain, all workers": "no k has a positive gain, all workers",
@@ -49,6 +50,17 @@ def upgrade(content: Mapping[str, Any]) -> dict[str, Any]:
         return dict(content)
     plan = [_phase(phase) for phase in content.get("plan", ())]
     return {**content, "schema": SCHEMA, "plan": plan, "identity": _renamed(content.get("identity", {}))}
+
+
+def upgrade_cluster(text: str) -> str:
+    """Return the text of a cluster, as typed for an earlier version, with the current names of its options.
+
+    >>> upgrade_cluster("torchrun(slices=2, silence_s=20)")
+    'torchrun(shards=2, heartbeat_timeout_s=20)'
+    """
+    if not re.match(r"\s*torchrun\b", text):
+        return text
+    return re.sub(r"\b\w+(?=\s*=)", lambda option: _RENAMED_OPTIONS.get(option[0], option[0]), text)
 
 
 def _phase(phase: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,25 +1,14 @@
 """What torchrun's variables and the arguments of `pl.Torchrun` may be, and what is said of those that may not."""
 
+import json
 import sys
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.cli import main
 from paceline.cli.saved_options import SavedOptions
 from paceline.clusters.parser import parse_cluster
-from paceline.core.events import Accept, Apply
-from paceline.engines.distributed.transport.task_messages import (
-    KINDS,
-    ApplyUpdate,
-    RemoteTask,
-    RemoteTaskDone,
-    decode,
-    encode,
-)
 from paceline.protocols.protocol import as_plan
 
 FOUR = {
@@ -60,11 +49,16 @@ BAD = [
     ({"RANK": "4"}, r"RANK='4', expected a whole number >= 0 and <= 3: .* to join a run, set .* RANK of a process"),
     ({"WORLD_SIZE": "0"}, r"WORLD_SIZE='0', expected a whole number >= 1"),
     ({"MASTER_PORT": "http"}, r"MASTER_PORT='http', expected a whole number >= 1 and <= 65535"),
-    ({"TORCHELASTIC_RUN_ID": None}, r"PACELINE_TOKEN is not set, and torchrun did not start this process"),
+    ({"PACELINE_TOKEN": "\udcff" * 40}, r"PACELINE_TOKEN is not UTF-8 text: .*=\$\(paceline token\)"),
     (
         {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"},
-        r"the ranks are on several hosts, which cannot reach 127.0.0.1: .* pl.Torchrun\(address='10.0.0.1'\)",
+        r"the ranks are on several hosts, which cannot reach 127.0.0.1: .* pl.Torchrun\(.*\); make a token on one host",
     ),
+    (
+        {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "PACELINE_TOKEN": "secret"},
+        r"which cannot reach 127.0.0.1: give the address .* pl.Torchrun\(address='10.0.0.1'\)$",
+    ),
+    ({"LOCAL_WORLD_SIZE": None, "MASTER_ADDR": "10.0.0.1"}, r"the ranks are on several hosts"),
 ]
 
 
@@ -76,7 +70,8 @@ def test_missing_or_invalid_variables_are_refused(started, changes, message):
 
 
 WRONG = [
-    ({"address": "10.0.0.1"}, r"is reachable from other machines: set PACELINE_TOKEN"),
+    ({"address": "10.0.0.1"}, r"is reachable from other machines: make a token on one host, export PACELINE_TOKEN=\$"),
+    ({"address": "0.0.0.0"}, r"address='0.0.0.0' is reachable from other machines"),
     ({"address": "tcp://x"}, r"address='tcp://x': expected host or host:port"),
     ({"address": ""}, r"address='': expected host or host:port"),
     ({"threads": 0}, r"threads=0 is not a whole number in \[1, inf\)"),
@@ -87,6 +82,9 @@ WRONG = [
     ({"faults": [pl.Fault(4, 1)]}, r"the cluster has workers 0 to 3"),
     ({"workers": "host"}, r"workers='host', expected process or node"),
     ({"workers": "node", "faults": [pl.Fault(1, 1)]}, r"the cluster has workers 0 to 0"),
+    ({"heartbeat_timeout_s": 0.5}, r"heartbeat_timeout_s=0.5 is not a number in \[1, inf\)"),
+    ({"encrypt": "no"}, r"encrypt='no', expected true or false"),
+    ({"tls_cert": 3}, r"tls_cert=3, expected"),
     ({"shards": 0}, r"shards=0 is not a whole number in \[1, inf\)"),
     ({"shards": 2.0}, r"shards=2.0, expected a whole number"),
     ({"shards": 5}, r"shards=5, but the job has 4 processes, each of which can host one server: give at most 4"),
@@ -99,6 +97,78 @@ def test_invalid_arguments_are_refused(started, arguments, message):
     started()
     with pytest.raises(pl.UsageError, match=message):
         pl.Torchrun(**arguments)
+
+
+ONE_HOST = [
+    {"TORCHELASTIC_RUN_ID": None},
+    {"LOCAL_WORLD_SIZE": None, "TORCHELASTIC_RUN_ID": None},
+    {"MASTER_ADDR": "localhost", "LOCAL_WORLD_SIZE": "2"},
+    {"MASTER_ADDR": "this-host"},
+]
+
+
+@pytest.mark.parametrize("changes", ONE_HOST)
+def test_ranks_on_one_host_need_no_token(started, changes):
+    started(**changes)
+    assert (pl.Torchrun().ranks.token, pl.Torchrun(address="localhost:4711").port) == ("", 4711)
+
+
+def test_the_token_and_the_run_id_are_those_of_the_environment(started):
+    started(PACELINE_TOKEN="a secret", TORCHELASTIC_RUN_ID="7")
+    assert (pl.Torchrun().ranks.token, pl.Torchrun().ranks.run_id) == ("a secret", "7")
+    started(TORCHELASTIC_RUN_ID=None)
+    assert (pl.Torchrun().ranks.token, pl.Torchrun().ranks.run_id) == ("", "")
+
+
+@pytest.fixture
+def tls(tmp_path):
+    """Options with the files of an organisation's certificates."""
+    options = {}
+    for name in ("tls_cert", "tls_key", "tls_ca"):
+        (tmp_path / f"{name}.pem").write_text(name)
+        options[name] = str(tmp_path / f"{name}.pem")
+    return options
+
+
+def test_certificates_serve_instead_of_a_token(started, tls):
+    started(MASTER_ADDR="10.0.0.1", LOCAL_WORLD_SIZE="2")
+    assert pl.Torchrun(address="10.0.0.1", **tls).tls_key == tls["tls_key"]
+    with pytest.raises(pl.UsageError, match=r"pl.Torchrun\(address='10.0.0.1'\)$"):
+        pl.Torchrun(**tls)
+
+
+@pytest.mark.parametrize(
+    ("without", "message"),
+    [
+        (["tls_ca"], "tls_cert and tls_key without tls_ca: give tls_cert, tls_key, tls_ca together, or omit all three"),
+        (["tls_cert", "tls_ca"], "tls_key without tls_cert and tls_ca: give"),
+        (["tls_key"], "tls_cert and tls_ca without tls_key: give"),
+    ],
+)
+def test_a_missing_option_for_certificates_is_named(started, tls, without, message):
+    started()
+    with pytest.raises(pl.UsageError, match=message):
+        pl.Torchrun(**{name: path for name, path in tls.items() if name not in without})
+
+
+@pytest.mark.parametrize("name", ["tls_cert", "tls_key", "tls_ca"])
+def test_a_file_of_certificates_that_cannot_be_read_is_named(started, tls, name, tmp_path):
+    started()
+    with pytest.raises(
+        pl.UsageError, match=rf"{name}='/no/file' cannot be read \(No such file or directory\): give a PEM"
+    ):
+        pl.Torchrun(**{**tls, name: "/no/file"})
+    with pytest.raises(pl.UsageError, match=rf"{name}=.* cannot be read \(Is a directory\)"):
+        pl.Torchrun(**{**tls, name: tmp_path})
+
+
+def test_certificates_need_encryption(started, tls):
+    started()
+    assert not pl.Torchrun(encrypt=False).encrypt
+    with pytest.raises(
+        pl.UsageError, match="encrypt=False with tls_cert, tls_key, tls_ca, which need TLS: omit encrypt"
+    ):
+        pl.Torchrun(encrypt=False, **tls)
 
 
 UNFIT = [
@@ -240,42 +310,6 @@ def test_several_runs_are_refused(started, make):
         make(pl.jobs.digits(), cluster="torchrun", **more)
 
 
-WHOLE = st.integers(0, 2**53)
-PLACE = st.one_of(st.none(), st.tuples(WHOLE, st.one_of(st.none(), WHOLE), st.one_of(st.none(), WHOLE)))
-
-
-@given(WHOLE, WHOLE, st.booleans(), st.floats(0, 1e9), PLACE)
-def test_tasks_are_decoded_unchanged(draw, version, sends_version, run_s, minibatch):
-    work = RemoteTask(draw, version, sends_version, run_s, *(minibatch or (None, None, None)))
-    again = decode(encode(work))
-    assert again == work
-    assert (again.minibatch is None) == (minibatch is None)
-    assert [type(each) for each in again] == [type(each) for each in work]
-
-
-@given(st.lists(st.floats(), min_size=4, max_size=4), WHOLE, st.booleans())
-def test_measurements_are_decoded_unchanged(numbers, samples, finite):
-    loss, squared_norm, variance, compute_s = numbers
-    finished = RemoteTaskDone(3, 0, 0.1, loss, samples, squared_norm, variance, finite, compute_s)
-    np.testing.assert_equal(tuple(decode(encode(finished))), tuple(finished))
-
-
-def test_a_shard_server_receives_all_numbers_of_an_update():
-    told = {field: number for number, field in enumerate(Apply._fields, start=2)}
-    update = Apply(**{**told, "gradients": (Accept(0, 0, 0, 1),) * 3, "reason": "", "measure": True})
-    again = decode(encode(ApplyUpdate.of(update, rebinds=True)))
-    assert again.rebinds
-    assert again.update == update
-
-
-def test_a_header_of_an_unknown_kind_is_rejected():
-    for kind in (-1.0, float(len(KINDS)), 0.5, float("nan")):
-        numbers = encode(RemoteTask(1, 1, True, 0.0, None, None, None))
-        numbers[0] = kind
-        with pytest.raises(ValueError, match="header of unknown kind"):
-            decode(numbers)
-
-
 @pytest.mark.parametrize(("shards", "hosts"), [(1, []), (2, [2]), (3, [1, 2]), (4, [1, 2, 3])])
 def test_shard_servers_are_distributed_over_the_ranks(started, shards, hosts):
     by_rank = {}
@@ -294,6 +328,25 @@ def test_shards_can_be_given_as_text_and_do_not_change_the_run(started):
     cluster = parse_cluster("torchrun(shards=2)")
     assert cluster.shards == 2
     assert str(cluster) == str(pl.Torchrun())
+
+
+def test_options_that_differ_between_hosts_or_change_no_result_are_not_part_of_the_run(started, tls):
+    started(PACELINE_TOKEN="secret")
+    files = ", ".join(f"{name}={path}" for name, path in tls.items())
+    cluster = parse_cluster(f"torchrun(address=10.0.0.1, heartbeat_timeout=5, start_timeout=9, {files})")
+    assert (cluster.heartbeat_timeout_s, cluster.tls_cert) == (5, tls["tls_cert"])
+    assert str(cluster) == str(parse_cluster("torchrun(encrypt=false)")) == str(pl.Torchrun())
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("slices", "shards"), ("silence_s", "heartbeat_timeout_s"), ("silence", "heartbeat_timeout_s")]
+)
+def test_an_old_name_of_an_option_is_refused_with_the_new_one(started, old, new):
+    started()
+    with pytest.raises(pl.UsageError, match=f"torchrun has no knob '{old}'; did you mean '{new}'"):
+        parse_cluster(f"torchrun({old}=2)")
+    with pytest.raises(TypeError, match=f"Torchrun has no argument '{old}'; did you mean '{new}'"):
+        pl.Torchrun(**{old: 2})
 
 
 def test_protocols_without_a_server_refuse_shards(started):
@@ -321,3 +374,17 @@ def test_other_ranks_read_the_folder_if_it_exists(started, tmp_path):
     (tmp_path / "command.json").write_text('{"seed": 7}')
     started(RANK="1")
     assert SavedOptions(OPTIONS).completed(tmp_path)["seed"] == 7
+
+
+def test_old_names_in_the_saved_options_of_a_run_are_read(started, tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    typed = {"cluster": "torchrun(silence_s=20, slices=2, wire=bf16)", "protocol": "asp + staleness_lr(C=0.01)"}
+    (tmp_path / "command.json").write_text(json.dumps(typed))
+    started()
+    completed = SavedOptions({**OPTIONS, "cluster": None, "protocol": None}).completed(tmp_path)
+    assert (completed["cluster"], completed["protocol"]) == (
+        "torchrun(heartbeat_timeout_s=20, shards=2, wire=bf16)",
+        typed["protocol"],
+    )
+    cluster = parse_cluster(completed["cluster"])
+    assert (cluster.heartbeat_timeout_s, cluster.shards) == (20, 2)

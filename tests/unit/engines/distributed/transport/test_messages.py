@@ -1,0 +1,52 @@
+"""Messages on the wire: what is encoded is decoded unchanged, and nothing else is a message."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.events import Accept, Apply, Minibatch
+from paceline.engines.distributed.transport.messages import decode, encode
+from paceline.engines.distributed.transport.task_messages import ApplyUpdate, RemoteTask, RemoteTaskDone
+from paceline.worker.replica import GradientStats
+
+WHOLE = st.integers(0, 2**53)
+SAMPLES = st.one_of(st.none(), st.builds(Minibatch, WHOLE, st.one_of(st.none(), WHOLE), st.one_of(st.none(), WHOLE)))
+
+
+def sent(message):
+    """Return a message as the other process receives it."""
+    return decode(encode(message)[0])
+
+
+@given(WHOLE, WHOLE, st.booleans(), st.floats(0, 1e9), SAMPLES, st.one_of(st.none(), WHOLE))
+def test_tasks_are_decoded_unchanged(draw, version, sends_version, run_s, minibatch, checksum):
+    task = RemoteTask(draw, version, sends_version, run_s, minibatch, checksum)
+    again = sent(task)
+    assert again == task
+    assert [type(value) for value in (again.run_s, again.minibatch)] == [float, type(minibatch)]
+
+
+@given(st.lists(st.floats(), min_size=4, max_size=4), WHOLE, st.booleans())
+def test_measurements_are_decoded_unchanged(numbers, samples, finite):
+    loss, squared_norm, variance, compute_s = numbers
+    done = RemoteTaskDone(3, 0.1, GradientStats(loss, samples, squared_norm, variance, finite, compute_s))
+    again = sent(done)
+    assert (again.draw, again.busy_s) == (3, 0.1)
+    np.testing.assert_equal(tuple(again.stats), tuple(done.stats))
+
+
+def test_a_shard_server_receives_all_numbers_of_an_update():
+    fields = {field: number for number, field in enumerate(Apply._fields, start=2)}
+    update = Apply(**{**fields, "gradients": (Accept(0, 0, 0, 1),) * 3, "reason": "", "measure": True})
+    again = sent(ApplyUpdate(update, rebinds=True))
+    assert again.rebinds
+    assert again.update == update
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x00", b"\x91\xa6Absent", b"\x92\xaaCancelTask\xa1x", b"\xc1" * 40, b"\x91" * 9999]
+)
+def test_other_bytes_are_no_message(content):
+    with pytest.raises(ValueError, match=r"."):
+        decode(content)
