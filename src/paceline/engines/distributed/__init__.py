@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
+from typing import Any
 
 import torch
 from torch import nn
@@ -75,7 +77,7 @@ def serve_rank(rank: Rank, train: Callable[[], tuple[nn.Module, End]]) -> tuple[
     """
     while True:
         try:
-            result = _serve_shard_or_worker(rank) if rank.plan.allreduce is None else train()
+            result = _serve(rank) if rank.plan.allreduce is None else train()
         except RunFinished:
             if not rank.process.has_served:
                 raise
@@ -85,10 +87,14 @@ def serve_rank(rank: Rank, train: Callable[[], tuple[nn.Module, End]]) -> tuple[
             return result
 
 
-def _serve_shard_or_worker(rank: Rank) -> tuple[nn.Module, End]:
+def _serve(rank: Rank) -> tuple[nn.Module, End]:
+    with closing(rank):
+        model = build_model(rank.job, rank.seed)
+        return _serve_shard_or_worker(rank, model, rank.make_job_spec(model))
+
+
+def _serve_shard_or_worker(rank: Rank, model: nn.Module, job_spec: dict[str, Any]) -> tuple[nn.Module, End]:
     cluster = rank.cluster
-    model = build_model(rank.job, rank.seed)
-    job_spec = rank.make_job_spec(model)
     if cluster.shard is not None:
         return model, serve_shard(rank, model, job_spec)
     sidecars = [rank.process.start_sidecar(cluster.n + shard) for shard in cluster.shards_here]

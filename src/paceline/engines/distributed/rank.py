@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import nn
 
 from paceline.clusters.torchrun import Torchrun
+from paceline.engines.distributed.rendezvous.job_security import JobSecurity
 from paceline.engines.distributed.rendezvous.sidecar import SidecarProcess
-from paceline.engines.distributed.transport.transport import GlooTransport, Transport
+from paceline.engines.distributed.transport.transport import Transport
 from paceline.engines.signals import leaving_on_sigterm
 from paceline.jobs.job import Job
 from paceline.protocols.protocol import Plan
@@ -31,9 +33,9 @@ class HostProcess:
     has_served = False
     fault_actions: Mapping[str, Callable[[], None]] = FAULT_ACTIONS
 
-    def transport(self, cluster: Torchrun) -> Transport:
+    def transport(self, cluster: Torchrun, security: JobSecurity) -> Transport:
         """Return the transport to the other ranks."""
-        return GlooTransport(cluster.heartbeat_timeout_s)
+        return Transport(security, version("paceline"), cluster.heartbeat_timeout_s)
 
     def start_sidecar(self, worker: int) -> SidecarProcess:
         """Start a process of the same script, which is the worker of this number."""
@@ -74,6 +76,16 @@ class Rank:
     process: HostProcess = THIS_PROCESS
 
     @cached_property
+    def security(self) -> JobSecurity:
+        """Handshake of connections to the other ranks."""
+        return JobSecurity(self.cluster)
+
+    @cached_property
     def transport(self) -> Transport:
         """Transport to the other ranks."""
-        return self.process.transport(self.cluster)
+        return self.process.transport(self.cluster, self.security)
+
+    def close(self) -> None:
+        """Release what connects this process to the other ranks; all connections have been closed."""
+        self.transport.close()
+        self.security.close()

@@ -6,7 +6,8 @@ import logging
 import selectors
 import threading
 import time
-from math import inf
+
+from msgspec.structs import replace
 
 from paceline.clusters.devices import cores
 from paceline.clusters.torchrun import Torchrun
@@ -27,7 +28,6 @@ from paceline.core.events import (
     RestartWorker,
 )
 from paceline.engines.base import Observer, will_be_compensated
-from paceline.engines.distributed.parameter_server.heartbeat import HeartbeatMonitor
 from paceline.engines.distributed.parameter_server.link_utilization import LinkMonitor
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker
@@ -88,7 +88,6 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._peer_events: EventQueue[PeerEvent] = EventQueue()
         shards.events = self._peer_events
         self._acceptor: Acceptor | None = None
-        self._heartbeat_monitor: HeartbeatMonitor | None = None
         self._peers: dict[int, RemoteWorker] = {}  # by peer id
         self._joined = 0  # number of workers so far
         self._evaluator: RemoteWorker | None = None
@@ -98,11 +97,10 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
 
     def _start_workers(self) -> None:
         self._rank.process.set_num_threads(max(1, cores() // self._cluster.ranks.local_world_size))
-        rendezvous = listen_as_rank_0(self._cluster, self._rank.transport)
         buffers: list[WireBuffer | None] = [WireBuffer(self._wire, gradient) for gradient in self._gradients]
         buffers += [None] * self._cluster.shards  # for the evaluator, and for the servers of the other shards
         handler = QueueHandler(self._peer_events)
-        self._acceptor = Acceptor(rendezvous, self._cluster.ranks.token, self._job_spec, buffers, handler)
+        self._acceptor = listen_as_rank_0(self._cluster, self._rank.transport, self._job_spec, buffers, handler)
         if self._cluster.has_worker_at_server:
             self._sidecars.append(self._rank.process.start_sidecar(0))
         if self._needs_evaluator:
@@ -129,8 +127,6 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
             sidecar.check()
 
     def _close(self, error: BaseException | None) -> None:
-        if self._heartbeat_monitor is not None:
-            self._heartbeat_monitor.stop()
         for sidecar in self._sidecars[self._cluster.has_worker_at_server :]:
             sidecar.kill()  # the evaluator, whose result is no longer needed
         if self._acceptor is not None:
@@ -139,13 +135,13 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
             timer.cancel()
             timer.join()
         if self._acceptor is None or self._acceptor.close():
+            self._rank.close()
             self._peer_events.close()
         for sidecar in self._sidecars:
             sidecar.stop()
         self._peers.clear()
         self._workers.clear()
-        # Without references to connections and store their ports become free.
-        self._evaluator = self._acceptor = self._heartbeat_monitor = None
+        self._evaluator = self._acceptor = None
         self._selector.close()
 
     def _send_end(self, acceptor: Acceptor, end: messages.End) -> None:
@@ -156,9 +152,9 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
             peer.connection.send(end)
         final = flat_copy(self._server.model, self._cluster.shards).memory
         for worker in self._peers.values():
-            worker.connection.send(end.with_parameters(), [final])
+            worker.connection.send(end.with_parameters(final))
         self._shards.send(end)
-        peer_ids = [*self._peers, *self._shards.connections, *(peer.peer_id for peer in late)]
+        peer_ids = [*self._peers, *self._shards.peer_ids, *(peer.peer_id for peer in late)]
         acceptor.join(peer_ids, GRACE_S + len(peer_ids) * final.nbytes / MIN_BYTES_PER_S)
 
     def _unread_peers(self) -> list[AcceptedPeer]:
@@ -170,19 +166,11 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
 
     def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> EndRun:
         """Run to the end and return the last command, which is sent to the workers too."""
-        assert self._acceptor is not None
-        self._heartbeat_monitor = HeartbeatMonitor(
-            self._shards.connections, self._acceptor, self._peer_events, lambda: self._timeout_s(coordinator)
-        )
         last = super().run(coordinator, observe, first)
         self._log_link(self._link_monitor.final_report())
         self._server.gather_shards()
         self._end = successful_end(last, self.now)
         return last
-
-    def _timeout_s(self, coordinator: Coordinator) -> float:
-        timeout_s = coordinator.worker_timeout_s
-        return timeout_s if timeout_s < inf else self._cluster.start_timeout_s
 
     # --- commands -----------------------------------------------------------------------------------------
 
@@ -213,16 +201,16 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._published.publish_storage(version)
 
     def _send(self, worker: RemoteWorker, command: Compute) -> None:
-        minibatch = command.minibatch or (None, None, None)
         sends_version = worker.newest_sent != command.version
-        task = task_messages.RemoteTask(command.draw, command.version, sends_version, self._elapsed_s(), *minibatch)
+        task = task_messages.RemoteTask(
+            command.draw, command.version, sends_version, self._elapsed_s(), command.minibatch
+        )
         if self._cluster.debug:
-            task = task._replace(checksum=checksum(self._published.packed(command.version)))
+            task = replace(task, checksum=checksum(self._published.packed(command.version)))
         worker.newest_sent = command.version
         worker.sent_s = time.monotonic()
         self._shards.send(task_messages.AssignTask(worker.peer_id, command.draw, command.version, sends_version))
-        buckets = [(0, self._published.packed(command.version))] if sends_version else None
-        worker.connection.send(task, buckets=buckets, will_be_answered=True)
+        worker.connection.send(task, [(0, self._published.packed(command.version))] if sends_version else [])
 
     def _cancel_task(self, worker: RemoteWorker, command: Interrupt) -> None:
         worker.connection.send(task_messages.CancelTask(command.draw))
@@ -236,7 +224,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         version = self._versions.acquire(command.version)
         self._shards.send(task_messages.AssignEvaluation(self._evaluator.peer_id, command.version))
         task = task_messages.RemoteEvaluateTask(command.version)
-        self._evaluator.connection.send(task, buckets=[(0, version.memory)], will_be_answered=True)
+        self._evaluator.connection.send(task, [(0, version.memory)])
 
     # --- events -------------------------------------------------------------------------------------------
 
@@ -264,6 +252,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         if peer.worker > self._cluster.n:
             self._shards.on_join(peer.worker - self._cluster.n, peer)
             return
+        self._shards.send_addresses([peer])
         for previous in [each for each in self._peers.values() if each.worker == peer.worker]:
             self._disconnect(previous, "replaced by another process")  # its host may be gone
         worker = self._peers[peer.peer_id] = RemoteWorker(peer, self._shards.numbers)
@@ -289,6 +278,9 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
             case task_messages.GradientReceived(peer_id, draw) if peer_id in self._peers:
                 worker = self._peers[peer_id]
                 self._deliver(worker, worker.on_part_received(number, draw))
+            case messages.ShardListens(port):
+                self._shards.on_listening(number, port)
+                self._shards.send_addresses(self._peers.values())
             case messages.PeerAdmitted(peer_id) if peer_id in self._peers:
                 worker = self._peers[peer_id]
                 worker.not_admitted_by.discard(number)
@@ -325,8 +317,8 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         pull_s = max(0.0, at_s - worker.sent_s - done.busy_s)
         if self._shards.numbers:
             push_s = max(push_s, time.monotonic() - at_s)  # the part of another shard may have come last
-        self._log_link(self._link_monitor.on_gradient(worker.worker, done.compute_s, pull_s + push_s))
-        self._on_gradient(worker.worker, done.draw, done.measured, pull_s=pull_s, push_s=push_s)
+        self._log_link(self._link_monitor.on_gradient(worker.worker, done.stats.compute_s, pull_s + push_s))
+        self._on_gradient(worker.worker, done.draw, done.stats, pull_s=pull_s, push_s=push_s)
 
     def _log_link(self, report: str | None) -> None:
         if report is not None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
-
 from torch import Tensor
 
-from paceline.engines.distributed.transport.buckets import BucketSender, to_bitmask
+from paceline.engines.distributed.transport.buckets import BucketSender
 from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.task_messages import GradientStarted, RemoteTaskCancelled, RemoteTaskDone
 from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
@@ -36,9 +34,6 @@ class ShardChannel:
         self._version = WireBuffer(wire, version)
         self._gradient = WireBuffer(wire, gradient)
         self._buckets = BucketSender(wire.buckets, wire.parameters, self._send_bucket)
-        # gloo's send blocks while a slow link accepts more data, which would delay the backward pass.
-        self._sender = ThreadPoolExecutor(max_workers=1)
-        self._sent: list[Future[None]] = []
         self._draw = 0
         self._busy_s = 0.0
 
@@ -47,19 +42,14 @@ class ShardChannel:
         self.connection = connection
         connection.post_buckets([self._version.memory])
 
-    def recv_version(self) -> None:
-        """Wait for the part of a version that follows a message."""
-        self.connection.recv_buckets([0])
+    def unpack_version(self) -> None:
+        """Convert the part of a version that has been received."""
         self._version.unpack()
 
     def packed_version(self) -> Tensor:
         """Return the part of the version as it is now, in the wire format."""
         self._version.pack()
         return self._version.memory
-
-    def close(self) -> None:
-        """Wait for the sending thread; the connection is closed by then."""
-        self._sender.shutdown()
 
     def begin(self, draw: int) -> None:
         """Start a new gradient."""
@@ -73,9 +63,9 @@ class ShardChannel:
 
     def pack_remaining(self) -> None:
         """Pack the buckets that have not been sent."""
-        self._await_sender()
-        self._remaining, self._resent = self._buckets.remaining()
-        for number in [*self._remaining, *self._resent]:
+        remaining, outdated = self._buckets.remaining()
+        self._remaining = [*remaining, *sorted(outdated)]
+        for number in self._remaining:
             self._gradient.pack(number)
 
     def overflows(self, squared_norm: float) -> bool:
@@ -84,28 +74,18 @@ class ShardChannel:
 
     def send_remaining(self, done: RemoteTaskDone) -> None:
         """Send the packed buckets with the scalars of the gradient."""
-        ours = self._gradient.buckets
-        done = done._replace(resent=to_bitmask(self._resent))
-        buckets = [(number, ours[number]) for number in self._remaining]
-        resent = [ours[number] for number in sorted(self._resent)]
-        self.connection.send(done, resent, buckets=buckets, will_be_answered=True)
+        self.connection.send(done, [(number, self._gradient.buckets[number]) for number in self._remaining])
 
     def cancel(self) -> None:
         """Report that the rest of this gradient will not come."""
-        self._await_sender()
-        self.connection.send(RemoteTaskCancelled(self._draw, to_bitmask(self._buckets.sent)), will_be_answered=True)
+        self.connection.send(RemoteTaskCancelled(self._draw))
 
     def _send_bucket(self, number: int) -> None:
         """Send a bucket of a gradient that is not complete yet."""
         if not self._buckets.sent:
             self.connection.send(GradientStarted(self._draw, self._busy_s))
         self._gradient.pack(number)
-        self._sent.append(self._sender.submit(self.connection.send_bucket, number, self._gradient.buckets[number]))
-
-    def _await_sender(self) -> None:
-        for each in self._sent:
-            each.result()
-        self._sent.clear()
+        self.connection.send_bucket(number, self._gradient.buckets[number])
 
 
 def shard_channels(replica: Replica, dtype: str, version: FlatBuffers, gradient: FlatBuffers) -> list[ShardChannel]:

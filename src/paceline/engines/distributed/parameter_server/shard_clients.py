@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from paceline.checkpoint.codec import decode, encode
 from paceline.coordinator.coordinator import Coordinator
@@ -12,9 +12,17 @@ from paceline.core.events import Apply, Arrival
 from paceline.core.sharding import ShardPeers
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerEvent, PeerLost, PeerMessage
 from paceline.engines.distributed.transport import messages, task_messages
-from paceline.engines.distributed.transport.connection import Connection, Message
+from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.event_queue import EventQueue
+from paceline.engines.distributed.transport.messages import Message
+from paceline.engines.distributed.transport.transport import Address
 from paceline.errors import RunError
+
+
+class HasConnection(Protocol):
+    """Process at the other side of a connection."""
+
+    connection: Connection
 
 
 class ShardClients(ShardPeers):
@@ -36,14 +44,15 @@ class ShardClients(ShardPeers):
         self.numbers = range(1, len(ranks))
         self._ranks = ranks
         self._connections: dict[int, Connection] = {}  # by shard
+        self._addresses: dict[int, Address] = {}  # by shard, of those that listen
         self._numbers: dict[int, int] = {}  # shard, by peer id
         self._busy: set[int] = set()  # shards that have not made the newest update yet
         self._loaded: Mapping[str, Any] | None = None
 
     @property
     def missing(self) -> list[int]:
-        """Shards whose server has not joined."""
-        return [number for number in self.numbers if number not in self._connections]
+        """Shards whose server does not listen yet."""
+        return [number for number in self.numbers if number not in self._addresses]
 
     def number_of(self, peer_id: int) -> int | None:
         """Return the shard of the server with this peer id, None for another process."""
@@ -58,11 +67,21 @@ class ShardClients(ShardPeers):
         self._connections[number] = peer.connection
         self._numbers[peer.peer_id] = number
 
+    def on_listening(self, number: int, port: int) -> None:
+        """Record that the server of a shard listens on this port of its host."""
+        self._addresses[number] = self._connections[number].peer_host, port
+
+    def send_addresses(self, workers: Iterable[HasConnection]) -> None:
+        """Send the addresses of all servers to workers, once all servers listen."""
+        if self.numbers and not self.missing:
+            addresses = messages.ShardAddresses([self._addresses[number] for number in self.numbers])
+            for worker in workers:
+                worker.connection.send(addresses)
+
     @property
-    def connections(self) -> dict[int, Connection]:
-        """Connections to the servers, by peer id."""
-        peers = self._numbers.items()
-        return {peer_id: self._connections[number] for peer_id, number in peers if number in self._connections}
+    def peer_ids(self) -> list[int]:
+        """Ids of the servers that are connected."""
+        return [peer_id for peer_id, number in self._numbers.items() if number in self._connections]
 
     # --- commands -----------------------------------------------------------------------------------------
 
@@ -71,9 +90,9 @@ class ShardClients(ShardPeers):
         tensors: dict[str, Any] = {}
         state = json.dumps(encode(dict(self._loaded), tensors)) if self._loaded is not None else ""
         self._loaded = None
-        self.send(messages.InitShard(state, tensors, version))
+        self.send(messages.InitShard(state, version, tensors=tensors))
 
-    def send(self, message: task_messages.ShardCommand | Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message to all servers."""
         for connection in self._connections.values():
             connection.send(message)
@@ -87,9 +106,9 @@ class ShardClients(ShardPeers):
         """
         for number in list(self._busy):
             self.on_message(number, self._await(number, lambda message: isinstance(message, task_messages.UpdateDone)))
-        command = task_messages.ApplyUpdate.of(update, rebinds)
+        command = task_messages.ApplyUpdate(update, rebinds)
         for number, connection in self._connections.items():
-            connection.send(command, will_be_answered=True)
+            connection.send(command)
             self._busy.add(number)
 
     def compensate(self, arrival: Arrival, coordinator: Coordinator, version: int) -> None:
@@ -135,7 +154,7 @@ class ShardClients(ShardPeers):
             for number in self.numbers
         ]
         totals = [sum(each) for each in zip(shares, *(each.values for each in theirs), strict=True)]
-        self.send(task_messages.partial_sums(totals))
+        self.send(task_messages.PartialSums(totals))
         return totals
 
     def states(self) -> list[dict[str, Any]]:

@@ -25,11 +25,12 @@ from paceline.engines.distributed.rendezvous.acceptor import (
     PeerMessage,
     QueueHandler,
 )
-from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous, find_rank_0
-from paceline.engines.distributed.rendezvous.session import ClientSession, describe_process, raising_run_error
+from paceline.engines.distributed.rendezvous.rendezvous import join_rank_0
+from paceline.engines.distributed.rendezvous.session import describe_process, raising_run_error
 from paceline.engines.distributed.transport import messages, task_messages
-from paceline.engines.distributed.transport.connection import Connection, ConnectionLost, Message
+from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
 from paceline.engines.distributed.transport.event_queue import EventQueue
+from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
 from paceline.engines.signals import ignoring_ctrl_c
 from paceline.errors import RunError
@@ -60,27 +61,27 @@ def serve_shard(rank: Rank, model: nn.Module, job_spec: dict[str, Any]) -> messa
     assert number is not None
     layout = FlatLayout(model, cluster.shards, only=number)
     hello = messages.Hello(describe_process(f"the server of shard {number}", cluster), cluster.worker, job_spec)
-    with raising_run_error(), ignoring_ctrl_c():
-        rank_0 = find_rank_0(cluster, rank.transport)
-        with closing(ClientSession.connect(rank_0, cluster, hello)) as session:
-            if isinstance(end := session.connection.recv(), messages.End):
-                return end  # the shard has a server: its rank was restarted, and has started this one too
-            events: EventQueue[PeerEvent] = EventQueue()
-            peers = _RankZero(session.connection, events)
-            server = ParameterServer(rank.job, model, layout, rank.per_epoch, peers, cluster.n)
-            server.watch_gradients()
-            wire = WireFormat(cluster.wire, layout)
-            buffers = [WireBuffer(wire, layout.allocate()) for _ in range(cluster.n)]
-            rendezvous = Rendezvous(rank_0._replace(shard=number))
-            acceptor = Acceptor(rendezvous, cluster.ranks.token, job_spec, [*buffers, None], QueueHandler(events))
-            session.listen(peers.on_message, peers.on_error)
-            try:
-                published = PublishedVersions(server, layout, wire)
-                gradients = [buffer.vectors for buffer in buffers]
-                named = {repr(each): each for phase in rank.plan.phases for each in phase.compensators}
-                return _ShardServer(server, published, gradients, named, session.connection, acceptor).run(events)
-            finally:
-                acceptor.close()
+    with raising_run_error(), ignoring_ctrl_c(), closing(join_rank_0(cluster, rank.transport, hello)) as session:
+        if isinstance(end := session.connection.recv(), messages.End):
+            return end  # the shard has a server: its rank was restarted, and has started this one too
+        events: EventQueue[PeerEvent] = EventQueue()
+        peers = _RankZero(session.connection, events)
+        server = ParameterServer(rank.job, model, layout, rank.per_epoch, peers, cluster.n)
+        server.watch_gradients()
+        wire = WireFormat(cluster.wire, layout)
+        buffers = [WireBuffer(wire, layout.allocate()) for _ in range(cluster.n)]
+        host = session.connection.local_host
+        acceptor = Acceptor(rank.transport, host, 0, job_spec, [*buffers, None], QueueHandler(events))
+        session.connection.answers_heartbeats = False  # its main thread answers, so that one that hangs is detected
+        session.listen(peers.on_message, peers.on_error)
+        session.connection.send(messages.ShardListens(acceptor.address[1]))
+        try:
+            published = PublishedVersions(server, layout, wire)
+            gradients = [buffer.vectors for buffer in buffers]
+            named = {repr(each): each for phase in rank.plan.phases for each in phase.compensators}
+            return _ShardServer(server, published, gradients, named, session.connection, acceptor).run(events)
+        finally:
+            acceptor.close()
 
 
 class _RankZero(ShardPeers):
@@ -91,17 +92,15 @@ class _RankZero(ShardPeers):
         self._events = events
 
     def on_message(self, message: Message) -> None:
-        if isinstance(message, task_messages.ApplyUpdate):
-            self._connection.release_sent()  # rank 0 has received the answer to the previous update
         self._events.put(PeerMessage(RANK_0, message, time.monotonic(), 0.0))
 
     def on_error(self, error: Exception) -> None:
         self._events.put(PeerLost(RANK_0, str(error)))
 
     def summed(self, shares: Sequence[float]) -> list[float]:
-        self._connection.send(task_messages.partial_sums(shares))
+        self._connection.send(task_messages.PartialSums(list(shares)))
         while _is_heartbeat(event := self._events.get_first(_is_answer_or_end)):
-            self._connection.send(task_messages.Heartbeat())
+            self._connection.send(task_messages.HeartbeatAnswer())
         if not isinstance(event, PeerMessage) or not isinstance(event.message, task_messages.PartialSums):
             raise ConnectionLost("it has ended the run")
         return event.message.values
@@ -146,7 +145,7 @@ class _ShardServer:
                 case PeerMessage(peer_id, messages.End() as end) if peer_id == RANK_0:
                     return end
                 case PeerMessage(peer_id, task_messages.Heartbeat()) if peer_id == RANK_0:
-                    self._rank_0.send(task_messages.Heartbeat())
+                    self._rank_0.send(task_messages.HeartbeatAnswer())
                 case PeerMessage(peer_id, message) if peer_id == RANK_0:
                     self._try(message)
                 case PeerLost(peer_id, reason) if peer_id == RANK_0:
@@ -178,7 +177,7 @@ class _ShardServer:
         match message:
             case task_messages.AssignTask(peer_id, draw, version, sends_version):
                 self._server.flush()  # the worker's next gradient overwrites the previous one
-                task = task_messages.RemoteTask(draw, version, sends_version, 0.0, None, None, None)
+                task = task_messages.RemoteTask(draw, version, sends_version, 0.0)
                 self._send(peer_id, task, self._published.packed(version) if sends_version else None)
             case task_messages.AssignEvaluation(peer_id, version):
                 self._send(peer_id, task_messages.RemoteEvaluateTask(version), self._published[version].memory)
@@ -196,7 +195,7 @@ class _ShardServer:
                 self._send_state(part)
             case messages.DisconnectPeer(peer_id):
                 self._disconnect(peer_id)
-            case messages.InitShard(state, tensors, version):
+            case messages.InitShard(state, version, tensors=tensors):
                 if state:
                     self._server.load_state_dict(decode(json.loads(state), tensors))
                 self._publish(version)
@@ -207,8 +206,9 @@ class _ShardServer:
         if command.rebinds:
             self._published.rebind()
         self._server.apply(command.update)
-        self._publish(command.version)
-        self._rank_0.send(task_messages.UpdateDone(command.version), will_be_answered=True)
+        version = command.update.version
+        self._publish(version)
+        self._rank_0.send(task_messages.UpdateDone(version))
 
     def _publish(self, version: int) -> None:
         """Publish a version and keep it until rank 0 releases it."""
@@ -220,14 +220,13 @@ class _ShardServer:
     ) -> None:
         peer = self._peers.get(peer_id)
         if peer is not None:
-            buckets = [(0, part)] if part is not None else None
-            peer.connection.send(message, buckets=buckets, will_be_answered=True)
+            peer.connection.send(message, [(0, part)] if part is not None else [])
 
     def _send_state(self, part: str) -> None:
         state = self._server.shard_state()
         tensors: dict[str, Any] = {}  # copies, so that the next update need not wait
         text = json.dumps(encode(state if part == "state" else state["model"], tensors))
-        self._rank_0.send(messages.ShardState(text, tensors, part))
+        self._rank_0.send(messages.ShardState(text, part, tensors=tensors))
 
     def _disconnect(self, peer_id: int) -> None:
         peer = self._peers.pop(peer_id, None)

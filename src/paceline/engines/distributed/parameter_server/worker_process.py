@@ -6,24 +6,29 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from paceline.engines.distributed.node_worker.leader import LeadingReplica, NodeLeader
 from paceline.engines.distributed.node_worker.node_group import NodeGroupLost
 from paceline.engines.distributed.parameter_server.shard_channel import ShardChannel, shard_channels
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
-from paceline.engines.distributed.rendezvous.rendezvous import find_rank_0
+from paceline.engines.distributed.rendezvous.rendezvous import join_rank_0
 from paceline.engines.distributed.rendezvous.session import (
     ClientSession,
     FinalState,
     describe_process,
+    final_state,
     raising_run_error,
 )
 from paceline.engines.distributed.transport import messages, task_messages
-from paceline.engines.distributed.transport.connection import ConnectionLost, Message
+from paceline.engines.distributed.transport.connection import ConnectionLost
+from paceline.engines.distributed.transport.messages import Message
 from paceline.errors import RunError, UsageError
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.user_code import note_place
@@ -55,14 +60,9 @@ def serve(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
     worker = WorkerProcess(rank)
     try:
         with raising_run_error(), ExitStack() as open_sessions:
-            rank_0 = find_rank_0(cluster, rank.transport)
-            worker.leader.gather(rank_0, job_spec)
+            worker.leader.gather(job_spec)
             sessions: list[ClientSession] = []
-            for shard in range(cluster.shards):
-                peer_id = sessions[0].peer_id if sessions else 0
-                name = describe_process(f"worker {cluster.worker}", cluster)
-                hello = messages.Hello(name, cluster.worker, job_spec, peer_id)
-                session = ClientSession.connect(rank_0._replace(shard=shard), cluster, hello)
+            for session in _join_servers(rank, job_spec):
                 sessions.append(open_sessions.enter_context(closing(session)))
             final = worker.run(sessions)
             worker.leader.finish(final)
@@ -70,6 +70,25 @@ def serve(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
     finally:
         worker.leader.close()
         worker.close()
+
+
+def _join_servers(rank: Rank, job_spec: dict[str, Any]) -> Iterator[ClientSession]:
+    """Yield the session with rank 0, and then with each shard server when all of them listen."""
+    cluster, transport = rank.cluster, rank.transport
+    hello = messages.Hello(describe_process(f"worker {cluster.worker}", cluster), cluster.worker, job_spec)
+    rank_0 = join_rank_0(cluster, transport, hello)
+    yield rank_0
+    if cluster.shards == 1:
+        return
+    match rank_0.connection.recv(cluster.start_timeout_s):
+        case messages.ShardAddresses(addresses):
+            for shard, address in enumerate(addresses, start=1):
+                known = replace(hello, peer_id=rank_0.peer_id)
+                yield ClientSession.connect(transport, address, known, f"the server of shard {shard}")
+        case messages.End() as end:
+            raise RunFinished(end)
+        case message:
+            raise ConnectionLost(f"it has sent {type(message).__name__} before the addresses of the shard servers")
 
 
 class WorkerProcess:
@@ -110,7 +129,6 @@ class WorkerProcess:
         self._cancelled = 0  # newest draw that was cancelled
         self._wake_up = threading.Event()  # ends a sleep
         self._received: dict[ShardChannel, Task] = {}  # parts of the next task, until all have arrived
-        self._lock = threading.Lock()
 
     def run(self, sessions: list[ClientSession]) -> FinalState:
         """Carry out all requests until the end of the run.
@@ -145,8 +163,6 @@ class WorkerProcess:
     def close(self) -> None:
         """Wait for the threads; the connections are closed by then."""
         self._replica.close()
-        for channel in self._channels:
-            channel.close()
 
     def _carry_out(self, request: Request) -> None:
         match request:
@@ -154,7 +170,7 @@ class WorkerProcess:
                 self._compute(task, received_s)
             case task_messages.RemoteEvaluateTask(version), _:
                 metrics = self._replica.evaluate(self._version)
-                self._session.connection.send(messages.EvaluationResult(version, metrics), will_be_answered=True)
+                self._session.connection.send(messages.EvaluationResult(version, metrics))
             case messages.Leave(reason):
                 LOG.warning("worker %d leaves the run: %s", self._worker, reason)
                 self.leader.shut_down(messages.Shutdown(self._leaving_status))
@@ -190,7 +206,7 @@ class WorkerProcess:
             channel.pack_remaining()
         overflows = any(channel.overflows(stats.squared_norm) for channel in self._channels)
         stats = stats._replace(finite=stats.finite and not overflows)
-        done = task_messages.RemoteTaskDone(self._draw, 0, self._busy_s, *stats)
+        done = task_messages.RemoteTaskDone(self._draw, self._busy_s, stats)
         for channel in self._channels:
             channel.send_remaining(done)
 
@@ -219,7 +235,7 @@ class WorkerProcess:
             self._wake_up.clear()
         self._check()
 
-    # --- callbacks, from other threads --------------------------------------------------------------------
+    # --- callbacks, from the thread of the sockets --------------------------------------------------------------------
 
     def _on_message(self, message: Message) -> None:
         match message:
@@ -228,25 +244,25 @@ class WorkerProcess:
             case task_messages.CancelTask(draw):
                 self._cancel(draw)
             case messages.End() as end:
-                if end.has_parameters:
-                    self._requests.put(self._session.recv_final_state(end, self._replica.layout))
+                if end.tensors:
+                    self._requests.put(final_state(end, self._replica.layout))
                     self._cancel(ALL_DRAWS)
                 else:
                     self._requests.put(RunFinished(end))
 
     def _on_task(self, channel: ShardChannel, task: Message) -> None:
-        """Receive one shard's part of a task; the part that arrives last starts the task."""
+        """Handle one shard's part of a task; the part that arrives last starts the task."""
         assert isinstance(task, Task)
-        channel.connection.release_sent()
         if isinstance(task, task_messages.RemoteEvaluateTask) or task.sends_version:
-            channel.recv_version()
-        with self._lock:
-            self._received[channel] = task
-            if len(self._received) < len(self._channels):
-                return
-            received, self._received = self._received, {}
+            channel.unpack_version()
+        self._received[channel] = task
+        if len(self._received) < len(self._channels):
+            return
+        received, self._received = self._received, {}
         complete = received[self._channels[0]]  # only rank 0 fills in all fields
-        assert all(each[:1] == complete[:1] for each in received.values()), received  # no server is ahead of another
+        assert all(each.version == complete.version for each in received.values()), (
+            received
+        )  # no server is ahead of another
         self._requests.put((complete, time.monotonic()))
 
     def _on_error(self, error: Exception) -> None:

@@ -1,33 +1,23 @@
-"""Connection acceptor: authenticates each peer and runs one receive loop per connection."""
+"""Connection acceptor: admits the processes that connect to a server, and passes on their messages."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from paceline.engines.distributed.rendezvous.handshake import JoinRejected, authenticate_peer, sign_end
-from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous
+from paceline.engines.distributed.rendezvous.handshake import why_rejected
 from paceline.engines.distributed.transport import messages, task_messages
-from paceline.engines.distributed.transport.buckets import from_bitmask
-from paceline.engines.distributed.transport.connection import Connection, ConnectionLost, Message
+from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.event_queue import EventQueue
+from paceline.engines.distributed.transport.messages import Message
+from paceline.engines.distributed.transport.transport import Transport
 from paceline.engines.distributed.transport.wire_format import WireBuffer
 from paceline.errors import RunError
-from paceline.utils.rank_logger import RankLogger
-
-LOG = RankLogger(__name__)
 
 GRACE_S = 5.0  # for other processes to end
-ANSWERS = (
-    task_messages.RemoteTaskDone
-    | task_messages.RemoteTaskCancelled
-    | task_messages.UpdateDone
-    | messages.EvaluationResult
-    | messages.StepReport
-)
 
 
 class AcceptedPeer(NamedTuple):
@@ -51,7 +41,7 @@ class AcceptedPeer(NamedTuple):
 
 
 class PeerHandler(Protocol):
-    """Receiver of an acceptor's callbacks, which come from the thread of the peer."""
+    """Receiver of an acceptor's callbacks, which come from the thread of the sockets."""
 
     def on_join(self, peer: AcceptedPeer) -> None:
         """Handle a new peer."""
@@ -61,7 +51,7 @@ class PeerHandler(Protocol):
 
         Args:
             peer: sender.
-            message: message without its tensors, which have been received.
+            message: message; all that was sent before it has been received.
             at_s: arrival on this host's monotonic clock; for a gradient whose buckets were sent early, the moment at
                 which the worker had completed it.
             contents_s: seconds from then until all tensors of the message had arrived.
@@ -74,7 +64,7 @@ class PeerHandler(Protocol):
         """Handle a process of this job that may not take part."""
 
     def fail(self, error: Exception) -> None:
-        """Handle an error in a receive loop, which has ended."""
+        """Handle an error in another callback."""
 
 
 class PeerJoined(NamedTuple):
@@ -150,190 +140,183 @@ class QueueHandler:
 
 
 class Acceptor:
-    """Server side of all connections: admits peers and calls a handler with their messages.
+    """Server side of all connections: admits processes and calls a handler with their messages.
+
+    All callbacks come from the thread of the sockets and must not block.
 
     Args:
-        rendezvous: source of new peers.
-        token: token of the job.
+        transport: transport of this process.
+        host: address to listen on.
+        port: port to listen on; 0 for a free one.
         job_spec: settings that must be equal on all processes.
         buffers: by number of the process, memory for a worker's gradients; None for other processes.
         handler: receiver of the callbacks.
 
     Attributes:
-        endpoint: endpoint of this server.
+        address: host and port on which this server listens.
+
+    Raises:
+        UsageError: the address is not this host's, or its port is in use.
     """
 
     def __init__(
         self,
-        rendezvous: Rendezvous,
-        token: str,
+        transport: Transport,
+        host: str,
+        port: int,
         job_spec: dict[str, Any],
         buffers: Sequence[WireBuffer | None],
         handler: PeerHandler,
     ) -> None:
-        self.endpoint = rendezvous.endpoint
-        self._rendezvous = rendezvous
-        self._token = token
         self._job_spec = job_spec
         self._buffers = buffers
         self._handler = handler
-        self._stopping = threading.Event()
-        self._admission = threading.Lock()
-        self._undecided: set[int] = set()  # peers that were neither admitted nor rejected yet
+        self._leaders: dict[int, int] = {}  # ports, by worker
+        self._changed = threading.Condition()
+        self._connections: dict[int, _ServedConnection] = {}  # that are open, by peer id
+        self._peer_ids = itertools.count(1)
         self._end: messages.End | None = None  # for processes that come after the run
-        self._active: set[int] = set()  # peers that have sent something since the last check
-        self._connections: dict[int, Connection] = {}
-        self._threads: dict[int, threading.Thread] = {0: threading.Thread(target=self._watch, daemon=True)}
-        self._threads[0].start()
-
-    def was_active(self, peer_id: int) -> bool:
-        """Return whether a peer has sent something since the previous call for it."""
-        was_active = peer_id in self._active
-        self._active.discard(peer_id)
-        return was_active
+        self._listener = transport.listen(host, port, self._on_connection, handler.on_reject)
+        self.address = self._listener.address
 
     def disconnect(self, peer_id: int, timeout_s: float = 0.0) -> None:
-        """Close the connection to a peer, which ends its receive loop.
+        """Close the connection to a process.
 
         Args:
-            peer_id: id of the peer.
-            timeout_s: seconds to wait for the end of the loop; 0 in a callback, which the loop itself makes.
+            peer_id: id of the process.
+            timeout_s: seconds to wait until its last callback has returned; 0 in a callback.
         """
-        connection = self._connections.get(peer_id)
-        if connection is not None:
-            connection.close()
-        if timeout_s:
-            self.join([peer_id], timeout_s)
+        with self._changed:
+            served = self._connections.get(peer_id)
+        if served is not None:
+            served.connection.close()
+            if timeout_s:
+                self.join([peer_id], timeout_s)
 
-    def join(self, peer_ids: list[int], timeout_s: float) -> None:
-        """Wait until these peers have closed their connections, for some time."""
-        deadline_s = time.monotonic() + timeout_s
-        for peer_id in peer_ids:
-            if (thread := self._threads.get(peer_id)) is not None:
-                thread.join(max(0.0, deadline_s - time.monotonic()))
+    def join(self, peer_ids: Iterable[int], timeout_s: float) -> bool:
+        """Wait until these processes have closed their connections; return whether they have before the timeout."""
+        waited_for = set(peer_ids)
+        with self._changed:
+            return self._changed.wait_for(lambda: not waited_for & self._connections.keys(), timeout_s)
 
     def announce_end(self, end: messages.End) -> None:
-        """Send the end of the run to new peers from now on, instead of admitting them."""
-        with self._admission:
+        """Send the end of the run to new processes from now on, instead of admitting them."""
+        with self._changed:
             self._end = end
-        with suppress(RuntimeError):  # the store may be gone
-            self._rendezvous.publish_end(sign_end(end, self._token))
 
     def close(self) -> bool:
-        """Stop to admit peers and close all connections; return whether no thread is left."""
-        self._stopping.set()
-        self._threads[0].join(GRACE_S)
-        if self._end is not None:
-            self.join(list(self._undecided), GRACE_S)
-        for peer_id in list(self._connections):
-            self.disconnect(peer_id, GRACE_S)
-        self.join(list(self._threads), GRACE_S)
-        return not any(thread.is_alive() for thread in list(self._threads.values()))
+        """Stop to listen and close all connections; return whether all callbacks have returned."""
+        self._listener.close()
+        with self._changed:
+            late = [peer_id for peer_id, served in self._connections.items() if served.is_undecided]
+            is_announced = self._end is not None
+        if is_announced:
+            self.join(late, GRACE_S)
+        with self._changed:
+            peer_ids = list(self._connections)
+        for peer_id in peer_ids:
+            self.disconnect(peer_id)
+        return self.join(peer_ids, GRACE_S)
 
-    def _watch(self) -> None:
-        while not self._stopping.wait(self._rendezvous.poll_s):
-            self._accept_new_peers()
-        self._accept_new_peers()
+    # --- callbacks, in the thread of the sockets ----------------------------------------------------------
 
-    def _accept_new_peers(self) -> None:
-        for peer_id in self._rendezvous.new_peers():
-            self._undecided.add(peer_id)
-            thread = threading.Thread(target=self._serve, args=(peer_id,), daemon=True)
-            self._threads[peer_id] = thread
-            thread.start()
+    def _on_connection(self, connection: Connection) -> None:
+        served = _ServedConnection(self, connection, next(self._peer_ids), self._handler)
+        with self._changed:
+            self._connections[served.peer_id] = served
+        connection.listen(served.on_message, served.on_end)
 
-    def _serve(self, peer_id: int) -> None:
-        """Serve a peer until its connection ends, and release everything that belongs to it."""
+    def admit(self, peer_id: int, hello: messages.Hello, connection: Connection) -> AcceptedPeer | None:
+        """Admit a process, send it the end of the run, or reject it; return it if it takes part."""
+        if reason := why_rejected(hello, self._job_spec, len(self._buffers)):
+            connection.send(messages.Rejected(reason))
+            self._handler.on_reject(reason)
+            return None
+        with self._changed:  # so that a process is either in the handler's queue or receives the end here
+            if self._end is not None:
+                connection.send(self._end)
+                return None
+            if (buffer := self._buffers[hello.worker]) is not None:
+                connection.post_buckets(buffer.buckets)
+            peer = AcceptedPeer(
+                peer_id, hello.worker, connection, hello.name, hello.has_own_gpu, hello.peer_id or peer_id
+            )
+            connection.send(messages.Accepted(peer_id))
+            self._handler.on_join(peer)
+            return peer
+
+    def answer_about_leader(self, message: Message, connection: Connection) -> bool:
+        """Record or return the port of a node's leader; return whether the message was about one."""
+        match message:
+            case messages.LeaderListens(worker, port):
+                self._leaders[worker] = port
+            case messages.FindLeader(worker):
+                connection.send(messages.LeaderPort(self._leaders.get(worker)))
+            case _:
+                return False
+        return True
+
+    def buffer_of(self, peer: AcceptedPeer) -> WireBuffer | None:
+        """Return the memory for the gradients of a process."""
+        return self._buffers[peer.worker]
+
+    def remove(self, peer_id: int) -> None:
+        """Forget a connection that has ended."""
+        with self._changed:
+            del self._connections[peer_id]
+            self._changed.notify_all()
+
+
+class _ServedConnection:
+    """Connection at the acceptor, from its first message to its end."""
+
+    def __init__(self, acceptor: Acceptor, connection: Connection, peer_id: int, handler: PeerHandler) -> None:
+        self.connection = connection
+        self.peer_id = peer_id
+        self.is_undecided = True  # whether the process may still be admitted, or has received the end of the run
+        self._acceptor = acceptor
+        self._handler = handler
+        self._peer: AcceptedPeer | None = None
+        self._task_s: float | None = None  # arrival of the task at the worker, if it has sent a first bucket
+
+    def on_message(self, message: Message, at_s: float, contents_s: float) -> None:
         try:
-            with suppress(ConnectionLost):  # the peer has gone
-                connection = self._connections[peer_id] = self._rendezvous.accept(peer_id)
-                self._authenticate(peer_id, connection)
-        finally:
-            self._undecided.discard(peer_id)
-            self._connections.pop(peer_id, None)
-            del self._threads[peer_id]
-
-    def _authenticate(self, peer_id: int, connection: Connection) -> None:
-        try:
-            hello = authenticate_peer(connection, self._token, self._job_spec, len(self._buffers))
-        except JoinRejected as rejected:
-            self._report_rejection(connection, rejected)
-        except (ConnectionLost, ValueError):
-            connection.close()
-        else:
-            rank_0_id = hello.peer_id or peer_id
-            self._run(AcceptedPeer(peer_id, hello.worker, connection, hello.name, hello.has_own_gpu, rank_0_id))
-
-    def _report_rejection(self, connection: Connection, rejected: JoinRejected) -> None:
-        """Report a peer that may not take part, after it has received the reason and gone."""
-        with suppress(ConnectionLost):
-            connection.recv()
-        if rejected.has_token:
-            self._handler.on_reject(str(rejected))
-        else:
-            LOG.warning("rejected a connection: %s", rejected)
-
-    def _run(self, peer: AcceptedPeer) -> None:
-        """Admit a peer and receive its messages until the connection ends."""
-        try:
-            buffer = self._buffers[peer.worker]
-            if buffer is not None:
-                peer.connection.post_buckets(buffer.buckets)
-            if self._admit(peer):
-                self._receive(peer, buffer)
-        except ConnectionLost as error:
-            self._handler.on_leave(peer, str(error))
-        except Exception as error:  # no thread receives from this peer any more, so the run may not wait for it
+            if self._peer is not None:
+                self._on_peer_message(self._peer, message, at_s, contents_s)
+            elif isinstance(message, messages.Hello):
+                self._peer = self._acceptor.admit(self.peer_id, message, self.connection)
+                self.is_undecided = self._peer is None
+            elif self._acceptor.answer_about_leader(message, self.connection):
+                self.is_undecided = False
+            else:
+                self.connection.close()
+        except Exception as error:  # the process may wait for an answer, so the run may not wait for it
             self._handler.fail(error)
 
-    def _admit(self, peer: AcceptedPeer) -> bool:
-        """Admit a peer, or send it the end of the run; return whether it takes part."""
-        with self._admission:
-            end = self._end
-            if end is None:
-                peer.connection.send(messages.Accepted())
-                self._handler.on_join(peer)
-                self._undecided.discard(peer.peer_id)
-                return True
-        peer.connection.send(end)
-        with suppress(ConnectionLost):
-            peer.connection.recv()  # until the peer has gone
-        return False
+    def on_end(self, reason: str) -> None:
+        try:
+            if self._peer is not None:
+                self._handler.on_leave(self._peer, reason)
+        except Exception as error:
+            self._handler.fail(error)
+        finally:
+            self._acceptor.remove(self.peer_id)
 
-    def _receive(self, peer: AcceptedPeer, buffer: WireBuffer | None) -> None:
-        task_s = None  # arrival of the task at the worker, if it has sent a first bucket
-        while True:
-            message = peer.connection.recv()
-            at_s = time.monotonic()
-            self._active.add(peer.peer_id)
-            match message:
-                case task_messages.Heartbeat():
-                    continue
-                case task_messages.GradientStarted(_, busy_s):
-                    task_s = at_s - busy_s
-                    continue
-                case task_messages.RemoteTaskDone() if task_s is not None:
-                    at_s = task_s + message.busy_s  # the header itself has waited behind buckets
-            if isinstance(message, ANSWERS):
-                if buffer is not None:
-                    _receive_buckets(peer.connection, buffer, message)
-                peer.connection.release_sent()
-                task_s = None
-            self._handler.on_message(peer, message, at_s, time.monotonic() - at_s)
-
-
-def _receive_buckets(connection: Connection, buffer: WireBuffer, message: Message) -> None:
-    """Wait for the buckets of the gradient to which a message belongs."""
-    match message:
-        case task_messages.RemoteTaskDone():
-            connection.recv_buckets(range(len(buffer.buckets)))
-            for number in range(len(buffer.buckets)):
-                buffer.unpack(number)
-            for number in from_bitmask(message.resent):
-                connection.recv_into(buffer.buckets[number])
-                buffer.unpack(number)
-        case task_messages.RemoteTaskCancelled():
-            connection.recv_early_buckets(from_bitmask(message.sent))
+    def _on_peer_message(self, peer: AcceptedPeer, message: Message, at_s: float, contents_s: float) -> None:
+        match message:
+            case task_messages.GradientStarted(_, busy_s):
+                self._task_s = at_s - busy_s
+                return
+            case task_messages.RemoteTaskDone(_, busy_s):
+                if self._task_s is not None:  # the message itself has waited behind buckets
+                    contents_s += at_s - (self._task_s + busy_s)
+                    at_s = self._task_s + busy_s
+                if (buffer := self._acceptor.buffer_of(peer)) is not None:
+                    buffer.unpack()
+                self._task_s = None
+            case task_messages.RemoteTaskCancelled():
+                self._task_s = None
+        self._handler.on_message(peer, message, at_s, contents_s)
 
 
 def await_peers(missing: Callable[[], str], wait: Callable[[], None], timeout_s: float) -> None:

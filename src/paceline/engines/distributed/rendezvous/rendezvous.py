@@ -1,128 +1,97 @@
-"""Rendezvous of a job's processes at rank 0 and at the shard servers, in the TCP store of rank 0."""
+"""Rendezvous of a job's processes: where rank 0 listens, and how all others find it."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import timedelta
-from typing import Any
+from math import inf
+from typing import Any, TypeVar
 
+from paceline.clusters.launch_env import TOKEN
 from paceline.clusters.torchrun import Torchrun
-from paceline.engines.distributed.rendezvous.handshake import check_signed_end
-from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
-from paceline.engines.distributed.transport.transport import Endpoint, Transport
-from paceline.errors import RunError
+from paceline.engines.distributed.rendezvous.acceptor import Acceptor, PeerHandler
+from paceline.engines.distributed.rendezvous.session import ClientSession
+from paceline.engines.distributed.transport.connection import ConnectionLost
+from paceline.engines.distributed.transport.messages import Hello
+from paceline.engines.distributed.transport.security import AuthenticationFailed
+from paceline.engines.distributed.transport.transport import Address, Transport
+from paceline.engines.distributed.transport.wire_format import WireBuffer
+from paceline.errors import RunError, UsageError
+from paceline.utils.rank_logger import RankLogger
 
-PEER_COUNT = "peers"
-OPEN = "open"  # set when a server polls for peers
-ENDED = "ended"  # set when the run has ended, to its `SignedEnd`
+T = TypeVar("T")
+LOG = RankLogger(__name__)
 ADDRESS = "paceline/address"  # of rank 0, in the store of torchrun's agents, who may count restarts differently
+OTHER_SERVER_S = 5.0  # for the address or the token of an earlier run to be replaced
 
 
-class Rendezvous:
-    """Server side of the rendezvous: finds the processes that want to join.
-
-    Args:
-        endpoint: endpoint of this server.
-        store: connection to the store; None opens a new one.
-
-    Attributes:
-        endpoint: as given.
-        poll_s: interval in seconds between two searches for new processes.
-    """
-
-    def __init__(self, endpoint: Endpoint, store: Any = None) -> None:
-        self.endpoint = endpoint
-        self.poll_s = endpoint.transport.poll_s
-        self._store = store or endpoint.client()
-        self._last_peer_id = 0
-        self._announced: list[int] = []  # ids that were drawn by processes which are not ready yet
-        self._store.set(OPEN, "open")
-
-    def accept(self, peer_id: int) -> Connection:
-        """Return the connection to a process that wants to join.
-
-        Raises:
-            ConnectionLost: the process has gone.
-        """
-        return self.endpoint.transport.connect(self.endpoint, _connection_key(peer_id), side=0)
-
-    def publish_end(self, signed_end: str) -> None:
-        """Publish the end of the run to processes that come from now on."""
-        self._store.set(ENDED, signed_end)
-
-    def new_peers(self) -> list[int]:
-        """Return the ids of the processes that have come since the last call."""
-        count = self._store.add(PEER_COUNT, 0)
-        self._announced += range(self._last_peer_id + 1, count + 1)
-        self._last_peer_id = count
-        ready = [peer_id for peer_id in self._announced if self._store.check([_ready_key(peer_id)])]
-        self._announced = [peer_id for peer_id in self._announced if peer_id not in ready]
-        return ready
-
-
-def listen_as_rank_0(cluster: Torchrun, transport: Transport) -> Rendezvous:
-    """Return the rendezvous of rank 0, on the address that the user has given, where every rank finds it.
+def listen_as_rank_0(
+    cluster: Torchrun,
+    transport: Transport,
+    job_spec: dict[str, Any],
+    buffers: Sequence[WireBuffer | None],
+    handler: PeerHandler,
+) -> Acceptor:
+    """Return the acceptor of rank 0, on the address that the user has given, where every rank finds it.
 
     Raises:
         UsageError: the address is not this host's, or its port is in use.
     """
     ranks = cluster.ranks
-    name = ranks.master[0] if cluster.host == "0.0.0.0" else None
     port = cluster.port or (0 if ranks.has_agent else ranks.master[1])
-    rendezvous = Rendezvous(*transport.listen(cluster.host, port, name))
+    acceptor = Acceptor(transport, cluster.host, port, job_spec, buffers, handler)
     if ranks.has_agent:
-        transport.store(ranks.master).set(ADDRESS, "{}:{}".format(*rendezvous.endpoint.address))
-    return rendezvous
+        host = ranks.master[0] if cluster.host == "0.0.0.0" else cluster.host
+        transport.agent_store(ranks.master).set(ADDRESS, f"{host}:{acceptor.address[1]}")
+    return acceptor
 
 
-def join(endpoint: Endpoint, cluster: Torchrun) -> tuple[int, Connection]:
-    """Connect to the server at an endpoint; return the id of this process there, and the connection.
+def find_rank_0(cluster: Torchrun, transport: Transport, join: Callable[[Address], T]) -> T:
+    """Call a function with the address of rank 0, until it connects.
 
     Args:
-        endpoint: endpoint of the server.
-        cluster: launch settings, with the time to wait for a server that starts later than its store.
+        cluster: launch settings of this process, with the time to wait for rank 0.
+        transport: transport to rank 0.
+        join: function that connects, as `Transport.connect` or a part of `ClientSession.connect`.
 
     Raises:
-        ConnectionLost: the server does not answer.
-        RunFinished: the run has ended.
-    """
-    try:
-        store = endpoint.client()
-        store.wait([OPEN], timedelta(seconds=cluster.start_timeout_s))
-        _check_end(store, cluster)
-        peer_id = int(store.add(PEER_COUNT, 1))
-        store.set(_ready_key(peer_id), "ready")
-        _check_end(store, cluster)  # if the run has not ended yet, the server's last poll finds this id
-    except RuntimeError as error:
-        server = f"the server of shard {endpoint.shard}" if endpoint.shard else "rank 0"
-        raise ConnectionLost("{} does not answer at {}:{}".format(server, *endpoint.address)) from error
-    return peer_id, endpoint.transport.connect(endpoint, _connection_key(peer_id), side=1)
-
-
-def _check_end(store: Any, cluster: Torchrun) -> None:
-    if store.check([ENDED]):
-        check_signed_end(store.get(ENDED).decode(), cluster.ranks.token)
-
-
-def find_rank_0(cluster: Torchrun, transport: Transport) -> Endpoint:
-    """Wait for rank 0 and return its endpoint.
-
-    Raises:
+        UsageError: the process at that address does not belong to this job.
         RunError: rank 0 cannot be reached within the start timeout.
     """
     deadline_s = time.monotonic() + cluster.start_timeout_s
+    refused_s = inf  # first time that a process of another job has answered
     while True:
         address = _address(cluster, transport)
-        if address is not None and (endpoint := transport.reach(address)):
-            return endpoint
+        try:
+            if address is not None:
+                return join(address)
+        except AuthenticationFailed as error:
+            if refused_s == inf:
+                LOG.warning("rank 0 is not there yet: %s", error)
+            refused_s = min(refused_s, time.monotonic())
+            if time.monotonic() > refused_s + OTHER_SERVER_S:
+                raise UsageError(f"{error}; {_advice(cluster)}") from error
+        except ConnectionLost as error:
+            LOG.debug("rank 0 is not there yet: %s", error)
         if time.monotonic() > deadline_s:
-            where = "{}:{}".format(*address) if address else "{}:{}".format(*cluster.ranks.master)
+            where = "{}:{}".format(*(address or cluster.ranks.master))
             raise RunError(
                 f"rank 0 could not be reached at {where} within start_timeout_s={cluster.start_timeout_s:g}; "
                 "if it runs on another host, give its address, as pl.Torchrun(address=...)"
             )
         time.sleep(transport.poll_s)
+
+
+def join_rank_0(cluster: Torchrun, transport: Transport, hello: Hello) -> ClientSession:
+    """Join rank 0 when it listens; raise what `find_rank_0` and `ClientSession.connect` raise."""
+    return find_rank_0(cluster, transport, lambda address: ClientSession.connect(transport, address, hello))
+
+
+def _advice(cluster: Torchrun) -> str:
+    if cluster.tls_cert is not None:
+        return "give every rank certificates of the same authority as tls_cert, tls_key and tls_ca"
+    return f"set {TOKEN} to the same value on every host, and encrypt to the same value for every rank"
 
 
 def is_restart(cluster: Torchrun, transport: Transport, what: str) -> bool:
@@ -138,32 +107,24 @@ def is_restart(cluster: Torchrun, transport: Transport, what: str) -> bool:
     """
     if not cluster.ranks.has_agent:
         return cluster.ranks.restarts > 0
-    times = int(transport.store(cluster.ranks.master).add(f"paceline/begun/{what}", 1))
+    times = int(transport.agent_store(cluster.ranks.master).add(f"paceline/begun/{what}", 1))
     return cluster.ranks.restarts > 0 or times > 1
 
 
-def _address(cluster: Torchrun, transport: Transport) -> tuple[str, int] | None:
-    """Return the address on which rank 0 listens, None if it is not known yet."""
+def _address(cluster: Torchrun, transport: Transport) -> Address | None:
+    """Return the address at which rank 0 is to be found, None if it is not known yet.
+
+    Nothing depends on what torchrun's store holds but where this process connects to: the handshake proves who answers.
+    """
     ranks = cluster.ranks
     host, port = ranks.master
     if cluster.port is not None:
         return (cluster.host if cluster.host != "0.0.0.0" else host), cluster.port
     if not ranks.has_agent:
         return host, port
-    if not transport.reach(ranks.master):
-        return None
-    with suppress(RuntimeError):
-        store = transport.store(ranks.master)
+    with suppress(RuntimeError, ValueError):
+        store = transport.agent_store(ranks.master)
         if store.check([ADDRESS]):
             host, _, text = store.get(ADDRESS).decode().rpartition(":")
             return host, int(text)
     return None
-
-
-def _ready_key(peer_id: int) -> str:
-    return f"ready/{peer_id}"
-
-
-def _connection_key(peer_id: int) -> str:
-    """Return the store key of the connection between a server and a peer."""
-    return f"connection/{peer_id}"

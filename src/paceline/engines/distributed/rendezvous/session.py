@@ -1,4 +1,4 @@
-"""Client session: the authenticated connection of a process to a server, and the thread that receives from it."""
+"""Client session: the connection of a process to a server that has admitted it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import EndRun, Outcome
-from paceline.engines.distributed.rendezvous.handshake import authenticate_self
-from paceline.engines.distributed.rendezvous.rendezvous import join
+from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.transport import messages
-from paceline.engines.distributed.transport.connection import Connection, ConnectionLost, Message
-from paceline.engines.distributed.transport.transport import Endpoint
+from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
+from paceline.engines.distributed.transport.messages import Message
+from paceline.engines.distributed.transport.transport import Address, Transport
 from paceline.errors import RunError, UsageError, describe_error
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 
 LEAVE_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 30.0  # of a server to a process that joins
 
 
 class FinalState(NamedTuple):
@@ -35,10 +36,10 @@ class FinalState(NamedTuple):
 
 
 class ClientSession:
-    """Connection to a server from the handshake to the end of the run.
+    """Connection to a server from the admission of this process to the end of the run.
 
     Args:
-        connection: connection on which this process is authenticated.
+        connection: connection over which this process was admitted.
         peer_id: id of this process at the server.
         server: name of the server in messages.
 
@@ -51,46 +52,63 @@ class ClientSession:
         self.connection = connection
         self.peer_id = peer_id
         self._server = server
-        self._listener: threading.Thread | None = None
+        self._is_listening = False
+        self._is_over = False  # whether the server has announced the end
+        self._has_ended = threading.Event()
 
     @classmethod
-    def connect(cls, endpoint: Endpoint, cluster: Torchrun, hello: messages.Hello, server: str = "rank 0") -> Self:
-        """Join the server at an endpoint.
+    def connect(
+        cls, transport: Transport, address: Address, hello: messages.Hello, server: str = "rank 0"
+    ) -> ClientSession:
+        """Join the server at an address.
 
         Raises:
             UsageError: the server rejects this process.
             ConnectionLost: the server does not answer.
             RunFinished: the run has ended.
         """
-        peer_id, connection = join(endpoint, cluster)
+        connection = transport.connect(address)
         try:
-            authenticate_self(connection, cluster.ranks.token, hello)
+            connection.send(hello)
+            match connection.recv(ANSWER_TIMEOUT_S):
+                case messages.Accepted(peer_id):
+                    return cls(connection, peer_id, server)
+                case messages.Rejected(reason):
+                    raise UsageError(reason)
+                case messages.End() as end:
+                    raise RunFinished(end)
+                case message:
+                    raise ConnectionLost(f"{server} has sent {type(message).__name__} to a process that joins")
         except BaseException:
             connection.close()
             raise
-        return cls(connection, peer_id, server)
 
     def listen(self, on_message: Callable[[Message], None], on_error: Callable[[Exception], None]) -> None:
-        """Start the thread that receives until the run ends.
+        """Call handlers in the thread of the sockets until the run ends.
 
         Args:
             on_message: callback for each message.
-            on_error: callback for the error that ends the thread; a lost connection is a RunError.
+            on_error: callback for the first error of the other callback; a lost connection is a RunError.
         """
 
-        def receive() -> None:
+        def handle(message: Message, at_s: float, contents_s: float) -> None:
+            if self._is_over:
+                return
+            self._is_over = isinstance(message, messages.End | messages.Shutdown)
             try:
-                with raising_run_error(self._server):
-                    while True:
-                        message = self.connection.recv()
-                        on_message(message)
-                        if isinstance(message, messages.End | messages.Shutdown):
-                            return
+                on_message(message)
             except Exception as error:
+                self._is_over = True
                 on_error(error)
 
-        self._listener = threading.Thread(target=receive, daemon=True)
-        self._listener.start()
+        def end(reason: str) -> None:
+            if not self._is_over:
+                self._is_over = True
+                on_error(RunError(f"{self._server} is gone: {reason}"))
+            self._has_ended.set()
+
+        self._is_listening = True
+        self.connection.listen(handle, end)
 
     def leave(self, reason: str) -> None:
         """Report that this process ends, and wait until the server closes the connection."""
@@ -100,23 +118,31 @@ class ClientSession:
         """Report an error of this process, and wait until the server closes the connection."""
         self.finish(messages.Failed.of(error))
 
-    def finish(self, message: messages.ControlMessage) -> None:
+    def finish(self, message: Message) -> None:
         """Send a last message, and wait until the server closes the connection."""
-        if self._listener is not None and self._listener.is_alive():
+        if self._is_listening and not self._is_over:
             self.connection.send(message)
-            self._listener.join(LEAVE_TIMEOUT_S)
-
-    def recv_final_state(self, end: messages.End, layout: FlatLayout) -> FinalState:
-        """Receive the parameters that follow the end of the run."""
-        parameters = layout.allocate()
-        self.connection.recv_into(parameters.memory)
-        return FinalState(parameters, end)
+            self._has_ended.wait(LEAVE_TIMEOUT_S)
 
     def close(self) -> None:
-        """Close the connection and wait for the thread."""
+        """Close the connection, and wait until the last callback has returned."""
         self.connection.close()
-        if self._listener is not None:
-            self._listener.join()
+        if self._is_listening:
+            self._has_ended.wait(LEAVE_TIMEOUT_S)
+
+
+def final_state(end: messages.End, layout: FlatLayout) -> FinalState:
+    """Return the end of the run with the final parameters.
+
+    Raises:
+        ConnectionLost: rank 0 has sent another number of bytes.
+    """
+    parameters = layout.allocate()
+    sent = end.tensors["final"]
+    if sent.shape != parameters.memory.shape:
+        raise ConnectionLost(f"{sent.numel()} bytes of final parameters, but {parameters.memory.numel()} were expected")
+    parameters.memory.copy_(sent)
+    return FinalState(parameters, end)
 
 
 @contextmanager

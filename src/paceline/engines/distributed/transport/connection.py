@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from math import prod
 from socket import socket
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -73,12 +73,16 @@ class Connection:
 
     Attributes:
         address: host and port of the other process, for messages.
+        peer_host: address of the host of the other process.
+        local_host: address of this host towards the other process.
         answers_heartbeats: whether the thread of the loop answers heartbeats; else they are delivered, and this side
             asks for heartbeats only while it sends, so that it counts as lost when nothing answers.
     """
 
     def __init__(self, loop: SocketLoop, control: socket, data: socket, heartbeat_timeout_s: float) -> None:
-        self.address = _peer_of(control)
+        self.local_host, _ = _name(control.getsockname)
+        self.peer_host, port = _name(control.getpeername)
+        self.address = f"{self.peer_host}:{port}"
         self.answers_heartbeats = True
         self._loop = loop
         self._heartbeat_timeout_s = heartbeat_timeout_s
@@ -400,10 +404,10 @@ def _allocate(dtype: str, shape: list[int]) -> Tensor:
     return torch.zeros(shape, dtype=getattr(torch, dtype))
 
 
-def _peer_of(sock: socket) -> str:
-    """Return the address of the other side; sockets within one process have none."""
+def _name(read: Callable[[], Any]) -> tuple[str, int]:
+    """Return host and port of a socket; those of a process to itself count as loopback."""
     try:
-        name = sock.getpeername()
-    except OSError:
-        return "a connection that has ended"
-    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "this process"
+        name = read()
+    except OSError:  # the connection has ended
+        return "", 0
+    return name[:2] if isinstance(name, tuple) else ("127.0.0.1", 0)

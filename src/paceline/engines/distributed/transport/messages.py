@@ -34,7 +34,6 @@ class Hello(MessageStruct, frozen=True):
         job_spec: settings that must be equal on all processes.
         peer_id: id of this process at rank 0, for servers of other shards; 0 when rank 0 is the receiver.
         has_own_gpu: whether the process has a GPU that no other process uses.
-        port: port on which the process listens; 0 for none.
     """
 
     name: str
@@ -42,11 +41,12 @@ class Hello(MessageStruct, frozen=True):
     job_spec: dict[str, Any]
     peer_id: int = 0
     has_own_gpu: bool = False
-    port: int = 0
 
 
 class Accepted(MessageStruct, frozen=True):
-    """The process may take part."""
+    """The process may take part; `peer_id` is its id at the server."""
+
+    peer_id: int
 
 
 class Rejected(MessageStruct, frozen=True):
@@ -131,6 +131,12 @@ class EvaluationResult(MessageStruct, frozen=True):
 
     version: int
     metrics: dict[str, float]
+
+
+class ShardListens(MessageStruct, frozen=True):
+    """The server of a shard listens on this port of its host."""
+
+    port: int
 
 
 class ShardAddresses(MessageStruct, frozen=True):
@@ -367,6 +373,7 @@ ControlMessage = (
     | End
     | Shutdown
     | EvaluationResult
+    | ShardListens
     | ShardAddresses
     | LeaderListens
     | FindLeader
