@@ -61,9 +61,7 @@ def serve(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
     try:
         with raising_run_error(), ExitStack() as open_sessions:
             worker.leader.gather(job_spec)
-            sessions: list[ClientSession] = []
-            for session in _join_servers(rank, job_spec):
-                sessions.append(open_sessions.enter_context(closing(session)))
+            sessions = [open_sessions.enter_context(closing(each)) for each in _join_servers(rank, job_spec)]
             final = worker.run(sessions)
             worker.leader.finish(final)
             return final
