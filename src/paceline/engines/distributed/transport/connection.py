@@ -73,12 +73,14 @@ class Connection:
 
     Attributes:
         address: host and port of the other process, for messages.
+        local_host: address of this host, as the other process reaches it.
         answers_heartbeats: whether the thread of the loop answers heartbeats; else they are delivered, and this side
             asks for heartbeats only while it sends, so that it counts as lost when nothing answers.
     """
 
     def __init__(self, loop: SocketLoop, control: socket, data: socket, heartbeat_timeout_s: float) -> None:
         self.address = _peer_of(control)
+        self.local_host = _host_of(control)
         self.answers_heartbeats = True
         self._loop = loop
         self._heartbeat_timeout_s = heartbeat_timeout_s
@@ -407,3 +409,9 @@ def _peer_of(sock: socket) -> str:
     except OSError:
         return "a connection that has ended"
     return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "this process"
+
+
+def _host_of(sock: socket) -> str:
+    """Return the address of this host on a connection; sockets within one process have none."""
+    name = sock.getsockname()
+    return str(name[0]) if isinstance(name, tuple) else ""

@@ -301,6 +301,18 @@ class Progress(MessageStruct, frozen=True):
     is_summing: bool
 
 
+class CheckLinks(MessageStruct, frozen=True):
+    """The receiver checks that it can still connect to all members of the group.
+
+    Attributes:
+        generation: number of the group.
+        number: number of the check in the group.
+    """
+
+    generation: int
+    number: int
+
+
 class StepReport(MessageStruct, frozen=True):
     """Scalars of a worker's gradient in one iteration.
 
@@ -385,6 +397,7 @@ ControlMessage = (
     | GroupBroken
     | ProgressRequest
     | Progress
+    | CheckLinks
     | StepReport
     | StepSummary
     | MetricsMeasured
