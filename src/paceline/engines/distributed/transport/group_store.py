@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.gloo import dist
-from paceline.engines.distributed.transport.messages import StoreKey
+from paceline.engines.distributed.transport.sum_messages import StoreKey
 
 
 class GroupStore(dist.Store):  # type: ignore[misc]  # torch does not export its type
@@ -22,7 +22,7 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch does not export its
         send: sends a key to the other members; it must not block.
     """
 
-    def __init__(self, generation: int, send: Callable[[StoreKey], None]) -> None:
+    def __init__(self, generation: int, send: Callable[[StoreKey], object]) -> None:
         super().__init__()
         self._generation = generation
         self._send = send

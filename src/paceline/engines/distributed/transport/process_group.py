@@ -97,9 +97,7 @@ class AbortableGroup:
         """
         self._store = store
         self._check()
-        self._gloo = transport.group(
-            store, self._rank, self._size, host, timeout_s=timeout_s, threads=self._threads
-        )
+        self._gloo = transport.group(store, self._rank, self._size, host, timeout_s=timeout_s, threads=self._threads)
         if self.is_aborted:
             self.abort()
         self._check()
