@@ -12,7 +12,6 @@ import restarted_script
 from paceline.core.records import RunResumed, UpdateMade
 from paceline.engines.distributed.rendezvous.rendezvous import is_restart
 from paceline.engines.distributed.transport.gloo import dist
-from paceline.engines.distributed.transport.transport import GlooTransport
 from paceline.recording.run_folder import MODEL, SavedRun
 from restarted_script import EPOCHS, SAMPLES
 from tiny_counting import counting_job, times_applied
@@ -71,13 +70,12 @@ def test_rank_0_is_killed_and_every_sample_is_applied_exactly_once(tmp_path):
 
 def test_a_job_that_torchrun_starts_again_without_counting_is_recognised(monkeypatch):
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # that of torchrun's agent
-    transport = GlooTransport(60.0)
     variables = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     variables |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True", "PACELINE_TOKEN": "secret"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert not is_restart(pl.Torchrun(), transport, "/runs/one")
-    assert not is_restart(pl.Torchrun(), transport, "/runs/other")
-    assert is_restart(pl.Torchrun(), transport, "/runs/one")
+    assert not is_restart(pl.Torchrun(), "/runs/one")
+    assert not is_restart(pl.Torchrun(), "/runs/other")
+    assert is_restart(pl.Torchrun(), "/runs/one")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert is_restart(pl.Torchrun(), transport, "/runs/third")
+    assert is_restart(pl.Torchrun(), "/runs/third")

@@ -77,10 +77,10 @@ class MemoryTransport(Transport):
         group = super().group(store, rank, size, "127.0.0.1", timeout_s=timeout_s, threads=threads)
         self._groups.append((group, [peer for peer in range(size) if peer != rank]))
         if self._is_closed:
-            self.close()
+            self.kill()
         return group
 
-    def close(self):
+    def kill(self):
         """End all that this rank has opened, as the end of its process does."""
         self._is_closed = True
         for listener in self._listeners:

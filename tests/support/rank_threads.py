@@ -72,7 +72,7 @@ class ThreadProcess(HostProcess):
     def set_num_threads(self, count):
         pass
 
-    def transport(self, cluster):
+    def transport(self, cluster, security):
         return self._own_transport
 
     def start_sidecar(self, worker):
@@ -87,7 +87,7 @@ class ThreadProcess(HostProcess):
     def kill(self):
         """Let all its connections end now; its thread ends when it notices."""
         self.end_start()
-        self._own_transport.close()
+        self._own_transport.kill()
         self._over.set()
 
     def die(self):

@@ -168,8 +168,7 @@ def _is_restarted(config: RunConfig, out: Path) -> bool:
     cluster = config.cluster
     if not isinstance(cluster, Torchrun):
         return False
-    transport = config.process.transport(cluster)
-    return is_restart(cluster, transport, str(out.resolve())) and (out / RUN).exists()
+    return is_restart(cluster, str(out.resolve())) and (out / RUN).exists()
 
 
 def serve_run(config: RunConfig) -> Result:

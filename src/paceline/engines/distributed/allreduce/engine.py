@@ -33,8 +33,9 @@ from paceline.engines.distributed.allreduce.membership import MembershipServer
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
-from paceline.engines.distributed.transport.messages import End, StepSummary
+from paceline.engines.distributed.transport.messages import End
 from paceline.engines.distributed.transport.process_group import CompletionTimer
+from paceline.engines.distributed.transport.sum_messages import StepSummary
 from paceline.engines.wall_clock import WallClockEngine
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.worker.allreduce import AllReduceAlgorithm
@@ -64,6 +65,7 @@ class AllReduceEngine(WallClockEngine):
 
     def __init__(self, rank: Rank, allreduce: AllReduceConfig, replica: Replica, algorithm: AllReduceAlgorithm) -> None:
         super().__init__()
+        self._rank = rank
         self._cluster = cluster = rank.cluster
         self._process = rank.process
         job_spec = rank.make_job_spec(algorithm.server.model)
@@ -324,6 +326,7 @@ class AllReduceEngine(WallClockEngine):
     def _close(self, error: BaseException | None) -> None:
         self._process.set_num_threads(self._threads)
         self._membership.close(failed_end(error) if error else self.end, error)
+        self._rank.close()
         self._replica.close()
 
     @property

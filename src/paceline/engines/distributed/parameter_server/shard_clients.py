@@ -22,7 +22,9 @@ from paceline.errors import RunError
 class HasConnection(Protocol):
     """Process at the other side of a connection."""
 
-    connection: Connection
+    @property
+    def connection(self) -> Connection:
+        """Connection to the process."""
 
 
 class ShardClients(ShardPeers):

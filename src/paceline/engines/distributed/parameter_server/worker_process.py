@@ -164,7 +164,7 @@ class WorkerProcess:
 
     def _carry_out(self, request: Request) -> None:
         match request:
-            case task_messages.RemoteTask() as task, received_s:
+            case task_messages.RemoteTask() as task, float(received_s):
                 self._compute(task, received_s)
             case task_messages.RemoteEvaluateTask(version), _:
                 metrics = self._replica.evaluate(self._version)

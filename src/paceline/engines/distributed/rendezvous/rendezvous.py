@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from math import inf
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from paceline.clusters.torchrun import Torchrun
 from paceline.engines.distributed.rendezvous.acceptor import Acceptor, PeerHandler
 from paceline.engines.distributed.rendezvous.session import ClientSession
 from paceline.engines.distributed.transport.connection import ConnectionLost
+from paceline.engines.distributed.transport.gloo import dist
 from paceline.engines.distributed.transport.messages import Hello
 from paceline.engines.distributed.transport.security import AuthenticationFailed
 from paceline.engines.distributed.transport.transport import Address, Transport
@@ -23,6 +25,7 @@ from paceline.utils.rank_logger import RankLogger
 T = TypeVar("T")
 LOG = RankLogger(__name__)
 ADDRESS = "paceline/address"  # of rank 0, in the store of torchrun's agents, who may count restarts differently
+AGENT_STORE_TIMEOUT = timedelta(seconds=20)
 OTHER_SERVER_S = 5.0  # for the address or the token of an earlier run to be replaced
 
 
@@ -43,7 +46,7 @@ def listen_as_rank_0(
     acceptor = Acceptor(transport, cluster.host, port, job_spec, buffers, handler)
     if ranks.has_agent:
         host = ranks.master[0] if cluster.host == "0.0.0.0" else cluster.host
-        transport.agent_store(ranks.master).set(ADDRESS, f"{host}:{acceptor.address[1]}")
+        _agent_store(ranks.master).set(ADDRESS, f"{host}:{acceptor.address[1]}")
     return acceptor
 
 
@@ -62,7 +65,7 @@ def find_rank_0(cluster: Torchrun, transport: Transport, join: Callable[[Address
     deadline_s = time.monotonic() + cluster.start_timeout_s
     refused_s = inf  # first time that a process of another job has answered
     while True:
-        address = _address(cluster, transport)
+        address = _address(cluster)
         try:
             if address is not None:
                 return join(address)
@@ -94,7 +97,7 @@ def _advice(cluster: Torchrun) -> str:
     return f"set {TOKEN} to the same value on every host, and encrypt to the same value for every rank"
 
 
-def is_restart(cluster: Torchrun, transport: Transport, what: str) -> bool:
+def is_restart(cluster: Torchrun, what: str) -> bool:
     """Record that rank 0 begins a run, and return whether this job of torchrun had begun it before.
 
     torchrun counts only restarts after failures. The store of its agents also outlives a restart after a node has
@@ -102,16 +105,15 @@ def is_restart(cluster: Torchrun, transport: Transport, what: str) -> bool:
 
     Args:
         cluster: launch settings of this process.
-        transport: transport to the store of torchrun's agents.
         what: name of the run.
     """
     if not cluster.ranks.has_agent:
         return cluster.ranks.restarts > 0
-    times = int(transport.agent_store(cluster.ranks.master).add(f"paceline/begun/{what}", 1))
+    times = int(_agent_store(cluster.ranks.master).add(f"paceline/begun/{what}", 1))
     return cluster.ranks.restarts > 0 or times > 1
 
 
-def _address(cluster: Torchrun, transport: Transport) -> Address | None:
+def _address(cluster: Torchrun) -> Address | None:
     """Return the address at which rank 0 is to be found, None if it is not known yet.
 
     Nothing depends on what torchrun's store holds but where this process connects to: the handshake proves who answers.
@@ -123,8 +125,17 @@ def _address(cluster: Torchrun, transport: Transport) -> Address | None:
     if not ranks.has_agent:
         return host, port
     with suppress(RuntimeError, ValueError):
-        store = transport.agent_store(ranks.master)
+        store = _agent_store(ranks.master)
         if store.check([ADDRESS]):
             host, _, text = store.get(ADDRESS).decode().rpartition(":")
             return host, int(text)
     return None
+
+
+def _agent_store(address: Address) -> Any:
+    """Return a client of the store of torchrun's agents at an address.
+
+    Raises:
+        RuntimeError: no store answers there.
+    """
+    return dist.TCPStore(*address, None, False, AGENT_STORE_TIMEOUT, wait_for_workers=False)

@@ -245,7 +245,7 @@ class Connection:
             self.send(Heartbeat())
         self._loop.call_later(self._heartbeat_timeout_s / HEARTBEAT_CHECKS, self._check_heartbeat)
 
-    def _with_tensors(self, message: StateMessage) -> StateMessage:
+    def _with_tensors(self, message: StateMessage) -> Message:
         """Return the message with memory for its tensors, which are received next.
 
         Raises:
@@ -257,7 +257,8 @@ class Connection:
             raise ValueError(f"invalid tensors: {error}") from error
         self._state_buffers.extend(_memory(tensor) for tensor in tensors.values() if tensor.numel())
         self._data.resume()
-        return msgspec.structs.replace(message, tensors=tensors)
+        complete: Message = msgspec.structs.replace(message, tensors=tensors)  # type: ignore[assignment]
+        return complete
 
     def _deliver_complete(self) -> None:
         while self._arrived and self._arrived[0].tensors <= self._tensors_arrived:

@@ -9,13 +9,12 @@ import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from functools import cached_property
 from math import ceil
 from typing import Any
 
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
-from paceline.engines.distributed.transport.gloo import CONNECT_TIMEOUT_S, dist, gloo_group
+from paceline.engines.distributed.transport.gloo import CONNECT_TIMEOUT_S, gloo_group
 from paceline.engines.distributed.transport.listener import HANDSHAKE_S, AcceptedSockets, Listener
 from paceline.engines.distributed.transport.security import (
     PREAMBLE_BYTES,
@@ -31,7 +30,6 @@ from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
 Address = tuple[str, int]
-AGENT_STORE_TIMEOUT = timedelta(seconds=20)
 BUFFER_BYTES = 1 << 22
 BACKLOG = 1024
 
@@ -116,14 +114,6 @@ class Transport:
                 reason = getattr(error, "strerror", None) or str(error)
                 raise ConnectionLost("{}:{} does not answer ({})".format(*address, reason)) from error
             raise
-
-    def agent_store(self, address: Address) -> Any:
-        """Return a client of the store of torchrun's agents at an address.
-
-        Raises:
-            RuntimeError: no store answers there.
-        """
-        return dist.TCPStore(*address, None, False, AGENT_STORE_TIMEOUT, wait_for_workers=False)
 
     def group(
         self, store: Any, rank: int, size: int, host: str, *, timeout_s: float = CONNECT_TIMEOUT_S, threads: int = 1
