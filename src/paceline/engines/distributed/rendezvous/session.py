@@ -53,8 +53,8 @@ class ClientSession:
         self.peer_id = peer_id
         self._server = server
         self._is_listening = False
-        self._is_over = False  # whether the server has announced the end
-        self._has_ended = threading.Event()
+        self._is_over = threading.Event()  # set when the server has announced the end, or is gone
+        self._is_closed = threading.Event()
 
     @classmethod
     def connect(
@@ -92,20 +92,21 @@ class ClientSession:
         """
 
         def handle(message: Message, at_s: float, contents_s: float) -> None:
-            if self._is_over:
+            if self._is_over.is_set():
                 return
-            self._is_over = isinstance(message, messages.End | messages.Shutdown)
             try:
                 on_message(message)
             except Exception as error:
-                self._is_over = True
+                self._is_over.set()
                 on_error(error)
+            if isinstance(message, messages.End | messages.Shutdown):
+                self._is_over.set()
 
         def end(reason: str) -> None:
-            if not self._is_over:
-                self._is_over = True
+            if not self._is_over.is_set():
                 on_error(RunError(f"{self._server} is gone: {reason}"))
-            self._has_ended.set()
+            self._is_over.set()
+            self._is_closed.set()
 
         self._is_listening = True
         self.connection.listen(handle, end)
@@ -119,16 +120,16 @@ class ClientSession:
         self.finish(messages.Failed.of(error))
 
     def finish(self, message: Message) -> None:
-        """Send a last message, and wait until the server closes the connection."""
-        if self._is_listening and not self._is_over:
+        """Send a last message, and wait until the server has ended the run or closes the connection."""
+        if self._is_listening and not self._is_over.is_set():
             self.connection.send(message)
-            self._has_ended.wait(LEAVE_TIMEOUT_S)
+            self._is_over.wait(LEAVE_TIMEOUT_S)
 
     def close(self) -> None:
         """Close the connection, and wait until the last callback has returned."""
         self.connection.close()
         if self._is_listening:
-            self._has_ended.wait(LEAVE_TIMEOUT_S)
+            self._is_closed.wait(LEAVE_TIMEOUT_S)
 
 
 def final_state(end: messages.End, layout: FlatLayout) -> FinalState:
