@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hmac
 import json
-import time
-from datetime import timedelta
 from math import inf
 from typing import Any
 
@@ -14,15 +11,15 @@ from torch import Tensor, nn
 
 from paceline.checkpoint.codec import decode, encode
 from paceline.engines.distributed.transport.connection import ConnectionLost, as_bytes
-from paceline.engines.distributed.transport.gloo import dist, raising_connection_lost, shorten
+from paceline.engines.distributed.transport.gloo import dist, shorten
+from paceline.engines.distributed.transport.group_store import GroupStore
 from paceline.engines.distributed.transport.messages import describe
 from paceline.engines.distributed.transport.process_group import AbortableGroup, PendingCollective
-from paceline.engines.distributed.transport.transport import Endpoint
+from paceline.engines.distributed.transport.transport import Transport
 from paceline.errors import UsageError
 from paceline.server.flat_buffers import FlatBuffers
 
 CHUNK_BYTES = 1 << 24  # of a vector in one operation
-POLL_S = 0.02
 THREADS = 2  # of gloo
 GLOO_WAITS = 5  # times its timeout, for a connection
 SUMMABLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64} | {
@@ -61,27 +58,31 @@ class ElasticGroup:
         key: secret of the group; each member proves to each other one that it has it.
         rank: rank of this process in the group, from 0.
         size: number of processes.
+        store: store in which the members find each other.
         uses_nccl: whether the vectors are on GPUs, a different one for each process, so that NCCL sums them.
 
     Attributes:
         is_waiting: whether this process waits for others in an operation.
     """
 
-    def __init__(self, key: str, rank: int, size: int, *, uses_nccl: bool = False) -> None:
+    def __init__(self, key: str, rank: int, size: int, store: GroupStore, *, uses_nccl: bool = False) -> None:
         self._key = key
         self._rank = rank
         self._size = size
+        self._store = store
         self._uses_nccl = uses_nccl
         self._peers = [peer for peer in range(size) if peer != rank]
         self._group = AbortableGroup(rank, size, THREADS)
+        self._tried: Any = None  # group of the last `check_links`
         self.is_waiting = False
 
-    def connect(self, endpoint: Endpoint, timeout_s: float = inf) -> None:
+    def connect(self, transport: Transport, host: str, timeout_s: float | None = None) -> None:
         """Wait until all members have come, and connect.
 
         Args:
-            endpoint: endpoint of the store in which they meet.
-            timeout_s: seconds to wait for the other members.
+            transport: transport of this process.
+            host: address of this host, which the other members can reach.
+            timeout_s: seconds to wait for the other members; None for no limit.
 
         Raises:
             MissingPeers: a member did not come.
@@ -90,41 +91,47 @@ class ElasticGroup:
         """
         if not self._peers:
             return
-        with raising_connection_lost():
-            store = dist.PrefixStore(f"group/{self._digest('place').hex()}", endpoint.client())
-            self._await_peers(store, timeout_s, endpoint.transport.poll_s)
-        keepalive_timeout_s = endpoint.transport.keepalive_timeout_s
+        missing = self._await_members("ready", timeout_s)
+        if missing:
+            raise MissingPeers(missing)
         try:
-            self._group.connect(store, endpoint, keepalive_timeout_s / GLOO_WAITS)
+            self._group.connect(transport, self._store, host, self._key, transport.heartbeat_timeout_s / GLOO_WAITS)
             if self._uses_nccl:
-                self._group.connect_gpus(dist.PrefixStore("nccl", store))
+                self._group.connect_gpus()
         except RuntimeError as error:
             raise Unreachable(shorten(str(error))) from error
         self._check()
-        self._authenticate_peers(timedelta(seconds=2 * keepalive_timeout_s))  # others may still be connecting
 
-    def _await_peers(self, store: Any, timeout_s: float, poll_s: float) -> None:
-        """Wait until all members connect, which may be long after this process."""
-        store.set(_ready_key(self._rank), "ready")
-        deadline_s = time.monotonic() + timeout_s
-        while not store.check([_ready_key(peer) for peer in self._peers]):
-            self._check()
-            if time.monotonic() > deadline_s:
-                raise MissingPeers([peer for peer in self._peers if not store.check([_ready_key(peer)])])
-            time.sleep(min(POLL_S, poll_s))
+    def check_links(self, transport: Transport, host: str, number: int) -> None:
+        """Check that this process can still connect to all members, while a sum takes long.
 
-    def _authenticate_peers(self, timeout: timedelta) -> None:
-        """Prove to all members that this process has the key, and check their proofs: the store is readable by all."""
-        ours, expected = (torch.zeros(self._size, 32, dtype=torch.uint8) for _ in range(2))
-        for peer in range(self._size):
-            ours[peer] = torch.frombuffer(bytearray(self._digest(f"{self._rank} to {peer}")), dtype=torch.uint8)
-            expected[peer] = torch.frombuffer(bytearray(self._digest(f"{peer} to {self._rank}")), dtype=torch.uint8)
-        if not torch.equal(self._group.all_to_all(ours, timeout), expected):
-            self.abort()
-            raise ConnectionLost("a process in the group does not have its key")
+        A sum over a slow link and one over a link that was cut look the same. So all members connect once more, at the
+        same time. A member that does not begin to connect proves nothing.
 
-    def _digest(self, text: str) -> bytes:
-        return hmac.digest(self._key.encode(), text.encode(), "sha256")
+        Args:
+            transport: transport of this process.
+            host: address of this host, which the other members can reach.
+            number: number of this check in the group.
+
+        Raises:
+            Unreachable: this process cannot connect to a member.
+            ConnectionLost: the group was aborted.
+        """
+        prefix = f"check {number}"
+        if self._await_members(prefix, transport.heartbeat_timeout_s):
+            return
+        store = dist.PrefixStore(prefix, self._store)
+        timeout_s = transport.heartbeat_timeout_s / GLOO_WAITS
+        try:  # other members may still be connecting to this one: the connections stay until the next check
+            self._tried = transport.group(store, self._rank, self._size, host, timeout_s=timeout_s)
+        except RuntimeError as error:
+            raise Unreachable(shorten(str(error))) from error
+
+    def _await_members(self, what: str, timeout_s: float | None) -> list[int]:
+        """Wait until all members connect, which may be long after this process; return those that do not."""
+        keys = {f"{what}/{rank}": rank for rank in range(self._size)}
+        self._store.set(f"{what}/{self._rank}", b"")
+        return [keys[key] for key in self._store.await_keys(list(keys), timeout_s)]
 
     def _check(self) -> None:
         if self._group.is_aborted:
@@ -187,11 +194,13 @@ class ElasticGroup:
         return content.numpy().tobytes().decode()
 
     def abort(self) -> None:
-        """End all waiting in the group, here and at the other members. Thread-safe."""
+        """End all waiting in the group, here now, and at the other members a moment later. Thread-safe."""
+        self._store.abort()
         self._group.abort()
 
     def abort_locally(self) -> None:
         """End all waiting in this process; the other members do not notice. Thread-safe."""
+        self._store.abort()
         self._group.abort_locally()
 
     def complete(self) -> None:
@@ -201,14 +210,11 @@ class ElasticGroup:
     def close(self) -> None:
         """Destroy the group; the vectors of its sums may not be in use any more."""
         self._group.close()
+        self._tried = None
 
     def _broadcast(self, *tensors: Tensor) -> None:
         if self._peers:
             self.wait([self._group.broadcast(each) for each in tensors])
-
-
-def _ready_key(rank: int) -> str:
-    return f"ready/{rank}"
 
 
 def _summable_view(flat: Tensor) -> Tensor:

@@ -33,8 +33,9 @@ from paceline.engines.distributed.allreduce.membership import MembershipServer
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
-from paceline.engines.distributed.transport.messages import End, StepSummary
+from paceline.engines.distributed.transport.messages import End
 from paceline.engines.distributed.transport.process_group import CompletionTimer
+from paceline.engines.distributed.transport.sum_messages import StepSummary
 from paceline.engines.wall_clock import WallClockEngine
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.worker.allreduce import AllReduceAlgorithm

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from paceline.core.events import Apply, Arrival, Compensation, Compute
 from paceline.engines.distributed.rank import Rank
-from paceline.engines.distributed.transport.messages import StepReport, StepSummary
 from paceline.engines.distributed.transport.process_group import CompletionTimer
+from paceline.engines.distributed.transport.sum_messages import StepReport, StepSummary
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.utils.user_code import note_place
 from paceline.worker.allreduce import AllReduceAlgorithm, Contribution

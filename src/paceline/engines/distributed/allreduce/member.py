@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,11 +14,27 @@ from paceline.engines.distributed.allreduce.base import GroupMembership
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, MembershipChanged, Unreachable
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
-from paceline.engines.distributed.rendezvous.rendezvous import find_rank_0
+from paceline.engines.distributed.rendezvous.rendezvous import join_rank_0
 from paceline.engines.distributed.rendezvous.session import ClientSession, describe_process, raising_run_error
-from paceline.engines.distributed.transport import messages
-from paceline.engines.distributed.transport.connection import ConnectionLost, Message
+from paceline.engines.distributed.transport import messages, sum_messages
+from paceline.engines.distributed.transport.connection import ConnectionLost
+from paceline.engines.distributed.transport.group_store import GroupStore
+from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.process_group import PendingCollective
+
+
+class AnnouncedGroup(NamedTuple):
+    """Group that rank 0 has announced.
+
+    Attributes:
+        generation: number of the group.
+        group: the group, to which this process connects in its main thread.
+        store: its store, into which keys are put as they arrive.
+    """
+
+    generation: int
+    group: ElasticGroup
+    store: GroupStore
 
 
 class MembershipClient(GroupMembership):
@@ -34,51 +50,48 @@ class MembershipClient(GroupMembership):
         self._rank = rank
         self._job_spec = job_spec
         self._messages: queue.SimpleQueue[
-            messages.StepSummary | messages.FormGroup | messages.MetricsMeasured | Exception
+            sum_messages.StepSummary | sum_messages.MetricsMeasured | AnnouncedGroup | Exception
         ] = queue.SimpleQueue()
-        self._form: messages.FormGroup | None = None
+        self._announced: AnnouncedGroup | None = None  # group that this process has not joined yet
+        self._newest: AnnouncedGroup | None = None  # group that rank 0 has announced last
         self._session: ClientSession | None = None
-        self._newest: float = 0  # newest generation that rank 0 has formed; inf when there will be no other
 
     def open(self) -> None:
         """Join rank 0."""
         cluster = self._rank.cluster
-        self._rank_0 = find_rank_0(cluster, self._rank.transport)
         has_own_gpu = cluster.has_gpu_each(torch.cuda.device_count())
         name = describe_process(f"worker {cluster.worker}", cluster)
         hello = messages.Hello(name, cluster.worker, self._job_spec, has_own_gpu=has_own_gpu)
         with raising_run_error():
-            self._session = ClientSession.connect(self._rank_0, cluster, hello)
+            self._session = join_rank_0(cluster, self._rank.transport, hello)
         self._session.listen(self._on_message, self._on_error)
 
     def form(self, make_state: object, timeout_s: float) -> dict[str, Any]:
         """Join the next group, and return the state from which it starts."""
         while True:
-            form = self._newest_form()
+            announced = self._newest_announced()
             self._steps = 0
-            self.generation = form.generation
-            if self.group is not None:
-                self.group.abort()
-                self.group.close()
+            self.generation = announced.generation
+            previous, self.group = self.group, announced.group
+            if previous is not None:
+                previous.abort()
+                previous.close()
             try:
-                group = self.group = ElasticGroup(form.key, form.rank, form.size, uses_nccl=form.uses_nccl)
-                if self._newest != form.generation:  # `_abort_group` may have missed this group
-                    continue
-                group.connect(self._rank_0)
-                return group.broadcast_state(None)
+                self.group.connect(self._rank.transport, self._host)
+                return self.group.broadcast_state(None)
             except ConnectionLost as error:
                 self._report_broken(error)
 
-    def report(self, report: messages.StepReport) -> None:
+    def report(self, report: sum_messages.StepReport) -> None:
         """Send the report of this rank."""
-        self._send(report, will_be_answered=True)
+        self._send(report)
         self._steps += 1
 
-    def summary(self, timeout_s: float) -> messages.StepSummary:
+    def summary(self, timeout_s: float) -> sum_messages.StepSummary:
         """Wait for the reports of all ranks."""
         while True:
             message = self._next_message()
-            if isinstance(message, messages.StepSummary) and message.generation == self.generation:
+            if isinstance(message, sum_messages.StepSummary) and message.generation == self.generation:
                 return message
 
     def wait(self, pending: list[PendingCollective], timeout_s: float) -> None:
@@ -91,12 +104,12 @@ class MembershipClient(GroupMembership):
         """Wait for the metrics that rank 0 has measured."""
         while True:
             message = self._next_message()
-            if isinstance(message, messages.MetricsMeasured) and message.generation == self.generation:
+            if isinstance(message, sum_messages.MetricsMeasured) and message.generation == self.generation:
                 return message.metrics
 
     def is_over(self) -> bool:
         """Wait until rank 0 has ended the run too, or forms a new group to continue."""
-        self._form = self._newest_form()
+        self._announced = self._newest_announced()
         return False
 
     def leave(self, reason: str) -> None:
@@ -121,60 +134,85 @@ class MembershipClient(GroupMembership):
             yield
         except ConnectionLost as error:
             self._report_broken(error)
-            self._form = self._newest_form()
+            self._announced = self._newest_announced()
             raise MembershipChanged from error
 
     def _report_broken(self, error: ConnectionLost) -> None:
-        self._send(messages.GroupBroken(self.generation, str(error), isinstance(error, Unreachable)))
+        self._send(sum_messages.GroupBroken(self.generation, str(error), isinstance(error, Unreachable)))
 
-    def _send(self, message: messages.ControlMessage, *, will_be_answered: bool = False) -> None:
+    def _send(self, message: Message) -> None:
         assert self._session is not None
-        self._session.connection.send(message, will_be_answered=will_be_answered)
+        self._session.connection.send(message)
 
-    def _newest_form(self) -> messages.FormGroup:
+    @property
+    def _host(self) -> str:
+        assert self._session is not None
+        return self._session.connection.local_host
+
+    def _newest_announced(self) -> AnnouncedGroup:
         """Wait for a group to join; of several that came while this process was busy, the last one."""
-        while self._form is None or not self._messages.empty():
+        while self._announced is None or not self._messages.empty():
             with suppress(MembershipChanged):
                 self._next_message()
-        form, self._form = self._form, None
-        return form
+        announced, self._announced = self._announced, None
+        return announced
 
-    def _next_message(self) -> messages.StepSummary | messages.MetricsMeasured:
+    def _next_message(self) -> sum_messages.StepSummary | sum_messages.MetricsMeasured:
         message = self._messages.get()
         if isinstance(message, Exception):
             raise message
-        if isinstance(message, messages.FormGroup):
-            self._form = message
+        if isinstance(message, AnnouncedGroup):
+            self._announced = message
             raise MembershipChanged
         return message
 
+    # --- in the thread of the sockets ---------------------------------------------------------------------
+
     def _on_message(self, message: Message) -> None:
         match message:
-            case messages.StepSummary():
-                assert self._session is not None
-                self._session.connection.release_sent()
+            case sum_messages.StepSummary() | sum_messages.MetricsMeasured():
                 self._messages.put(message)
-            case messages.MetricsMeasured():
-                self._messages.put(message)
-            case messages.FormGroup(generation):
-                self._abort_group(generation)
-                self._messages.put(message)
-            case messages.ProgressRequest():
+            case sum_messages.FormGroup():
+                self._announce(message)
+            case sum_messages.StoreKey():
+                if self._newest is not None:
+                    self._newest.store.put(message)
+            case sum_messages.ProgressRequest():
                 is_summing = self.group is not None and self.group.is_waiting
-                self._send(messages.Progress(self.generation, self._steps, is_summing))
+                self._send(sum_messages.Progress(self.generation, self._steps, is_summing))
+            case sum_messages.CheckLinks():
+                threading.Thread(target=self._check_links, args=(message, self._newest), daemon=True).start()
             case messages.End() as end:
                 if end.has_failed:
-                    self._abort_group(inf)
-                elif self.group is not None:
-                    self.group.complete()
+                    self._abort_newest()
+                elif self._newest is not None:
+                    self._newest.group.complete()
                 self._messages.put(RunFinished(end))
 
     def _on_error(self, error: Exception) -> None:
-        self._abort_group(inf)
+        self._abort_newest()
         self._messages.put(error)
 
-    def _abort_group(self, newest: float) -> None:
+    def _announce(self, form: sum_messages.FormGroup) -> None:
+        """Let this process join a group, whose keys may arrive before it does."""
+        self._abort_newest()
+        store = GroupStore(form.generation, self._send)
+        group = ElasticGroup(form.key, form.rank, form.size, store, uses_nccl=form.uses_nccl)
+        self._newest = AnnouncedGroup(form.generation, group, store)
+        self._messages.put(self._newest)
+
+    def _abort_newest(self) -> None:
         """Abort the group, which is out of date, so that no member waits for this process in it."""
-        self._newest = newest
-        if self.group is not None:
-            self.group.abort()
+        if self._newest is not None:
+            self._newest.group.abort()
+
+    # --- in a thread of its own ---------------------------------------------------------------------------
+
+    def _check_links(self, message: sum_messages.CheckLinks, announced: AnnouncedGroup | None) -> None:
+        if announced is None or announced.generation != message.generation:
+            return
+        with suppress(ConnectionLost):  # the group was aborted
+            try:
+                announced.group.check_links(self._rank.transport, self._host, message.number)
+            except Unreachable as error:
+                self._send(sum_messages.GroupBroken(message.generation, str(error), is_unreachable=True))

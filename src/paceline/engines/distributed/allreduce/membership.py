@@ -19,11 +19,15 @@ from paceline.engines.distributed.allreduce.elastic_group import (
     MissingPeers,
     Unreachable,
 )
+from paceline.engines.distributed.allreduce.members import Members
+from paceline.engines.distributed.allreduce.progress_monitor import ProgressMonitor, waits_s
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, AcceptedPeer, Acceptor, await_peers
 from paceline.engines.distributed.rendezvous.rendezvous import listen_as_rank_0
-from paceline.engines.distributed.transport import messages
-from paceline.engines.distributed.transport.connection import ConnectionLost, Message
+from paceline.engines.distributed.transport import messages, sum_messages
+from paceline.engines.distributed.transport.connection import ConnectionLost
+from paceline.engines.distributed.transport.group_store import GroupStore
+from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.process_group import PendingCollective
 from paceline.engines.signals import is_sigterm_held
 from paceline.errors import RunError, UsageError
@@ -45,7 +49,7 @@ class MembershipServer(GroupMembership):
     """Membership of the groups in which all ranks sum.
 
     A summary is completed in the thread that receives the last report, so that no rank waits for this process's
-    computation. Its methods `on_join` to `fail` are the callbacks of the acceptor, from the thread of each rank.
+    computation. The methods `on_join` to `fail` are the callbacks of the acceptor, in the thread of the sockets.
 
     Args:
         rank: settings of this process.
@@ -60,12 +64,14 @@ class MembershipServer(GroupMembership):
         self._job_spec = job_spec
         self._clock = clock
         self._lock = threading.Condition()
-        self._results: queue.SimpleQueue[messages.StepSummary | _GroupChanged] = queue.SimpleQueue()
-        self._members: dict[int, AcceptedPeer] = {}
+        self._results: queue.SimpleQueue[sum_messages.StepSummary | _GroupChanged] = queue.SimpleQueue()
+        self._members = Members()
         self._joining: dict[int, AcceptedPeer] = {}
         self._lost: dict[int, str] = {}
-        self._reports: dict[int, messages.StepReport] = {}
-        self._progress: dict[int, bool] = {}  # members that have answered, and whether each has progressed
+        self._reports: dict[int, sum_messages.StepReport] = {}
+        self._progress = ProgressMonitor(self._send_all)
+        self._link_checks = 0
+        self._store: GroupStore | None = None  # of the current group
         self._broken: dict[int, bool] = {}  # members that can no longer sum, and whether each was never connected
         self._reason = ""  # of the first of them
         self._failure: Exception | None = None
@@ -75,8 +81,7 @@ class MembershipServer(GroupMembership):
     def open(self) -> None:
         """Wait until all ranks have joined."""
         cluster = self._cluster
-        rendezvous = listen_as_rank_0(cluster, self._rank.transport)
-        self._acceptor = Acceptor(rendezvous, cluster.ranks.token, self._job_spec, [None] * cluster.n, self)
+        self._acceptor = listen_as_rank_0(cluster, self._rank.transport, self._job_spec, [None] * cluster.n, self)
         await_peers(self._missing, self._wait_for_join, cluster.start_timeout_s)
 
     def _missing(self) -> str:
@@ -95,51 +100,56 @@ class MembershipServer(GroupMembership):
     def form(self, make_state: MakeState, timeout_s: float) -> dict[str, Any]:
         """Form a group of all ranks and broadcast the state from which it starts, until a group stays complete."""
         events: list[Event] = []
-        assert self._acceptor is not None
         while True:
             events += self._next_generation()
             group, workers = self._announce_group()
             try:
-                group.connect(self._acceptor.endpoint, timeout_s)
+                group.connect(self._rank.transport, self._members.host, timeout_s)
                 return group.broadcast_state(make_state(events))
             except MissingPeers as error:
                 self._expel([workers[rank] for rank in error.ranks], timeout_s)
             except ConnectionLost as error:
                 self._on_broken(0, str(error), is_unreachable=isinstance(error, Unreachable))
 
-    def report(self, report: messages.StepReport) -> None:
+    def report(self, report: sum_messages.StepReport) -> None:
         """Add the report of rank 0."""
         with self._lock:
             self._steps += 1
             self._add_report(0, report)
 
-    def summary(self, timeout_s: float) -> messages.StepSummary:
+    def summary(self, timeout_s: float) -> sum_messages.StepSummary:
         """Wait for the reports of all ranks; expel ranks that are silent longer than the timeout."""
-        while True:
+        for wait_s in self._waits_s(timeout_s):
             try:
-                result = self._results.get(timeout=timeout_s)
+                result = self._results.get(timeout=wait_s)
             except queue.Empty:
-                self._expel_idle(timeout_s)
                 continue
             if result.generation != self.generation:
                 continue
-            if isinstance(result, messages.StepSummary):
+            if isinstance(result, sum_messages.StepSummary):
                 return result
             raise MembershipChanged(result.reason)
+        raise AssertionError("rank 0 waits without limit")
 
     def wait(self, pending: list[PendingCollective], timeout_s: float) -> None:
         """Wait for sums; after each timeout, expel the ranks that do not take part."""
         assert self.group is not None
         with self._raising_membership_changed():
-            while not self.group.wait(pending, timeout_s):
-                self._expel_idle(timeout_s)
+            for wait_s in self._waits_s(timeout_s):
+                if self.group.wait(pending, wait_s):
+                    return
                 if self._broken:
                     raise MembershipChanged(self._reason)
+
+    def _waits_s(self, timeout_s: float) -> Iterator[float]:
+        """Yield how long to wait for all ranks; in between, expel idle ranks, and check the links of the others."""
+        link_timeout_s = self._rank.transport.heartbeat_timeout_s
+        return waits_s({lambda: self._expel_idle(timeout_s): timeout_s, self._check_links: link_timeout_s})
 
     def metrics(self, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Measure, and send the metrics to all ranks."""
         measured = measure()
-        self._send_all(messages.MetricsMeasured(self.generation, measured))
+        self._send_all(sum_messages.MetricsMeasured(self.generation, measured))
         return measured
 
     def is_over(self) -> bool:
@@ -187,14 +197,16 @@ class MembershipServer(GroupMembership):
         worker = peer.worker
         with self._lock:
             match message:
-                case messages.StepReport(generation):
+                case sum_messages.StepReport(generation):
                     if generation == self.generation and worker in self._members:
                         self._add_report(worker, message)
-                case messages.Progress(generation, steps, is_summing):
-                    if generation == self.generation:
-                        self._progress[worker] = steps >= self._steps or is_summing
-                        self._lock.notify_all()
-                case messages.GroupBroken(generation, reason, is_unreachable):
+                case sum_messages.StoreKey(generation):
+                    if generation == self.generation and worker in self._members and self._store is not None:
+                        self._store.put(message)
+                        self._send_all(message, worker)
+                case sum_messages.Progress():
+                    self._progress.on_progress(worker, message)
+                case sum_messages.GroupBroken(generation, reason, is_unreachable):
                     if generation == self.generation:
                         self._on_broken(worker, reason, is_unreachable=is_unreachable)
         match message:
@@ -261,24 +273,22 @@ class MembershipServer(GroupMembership):
 
     def _disconnect(self, peer: AcceptedPeer, reason: str) -> None:
         """Disconnect a rank, which waits for that."""
-        assert self._acceptor is not None
         self.on_leave(peer, reason)
-        self._acceptor.disconnect(peer.peer_id)
+        peer.connection.close()
 
-    def _add_report(self, worker: int, report: messages.StepReport) -> None:
+    def _add_report(self, worker: int, report: sum_messages.StepReport) -> None:
         self._reports[worker] = report
         if self._lost or len(self._reports) <= len(self._members):
             return
         reports = {each: self._reports[each] for each in sorted(self._reports)}
         self._reports = {}
-        summary = messages.StepSummary(self.generation, self._clock(), bool(self._joining), reports)
-        self._send_all(summary, will_be_answered=True)
+        summary = sum_messages.StepSummary(self.generation, self._clock(), bool(self._joining), reports)
+        self._send_all(summary)
         self._results.put(summary)
 
-    def _send_all(self, message: messages.ControlMessage, *, will_be_answered: bool = False) -> None:
+    def _send_all(self, message: Message, sender: int = 0) -> set[int]:
         with self._lock:
-            for member in self._members.values():
-                member.connection.send(message, will_be_answered=will_be_answered)
+            return self._members.send(message, sender)
 
     def _next_generation(self) -> list[Event]:
         """Start the next generation; return the losses and arrivals since the last one, none for the first."""
@@ -307,10 +317,11 @@ class MembershipServer(GroupMembership):
             workers = [0, *sorted(self._members)]
             members = [self._members[worker] for worker in workers[1:]]
             uses_nccl = self._cluster.has_gpu_each(torch.cuda.device_count()) and all(m.has_own_gpu for m in members)
-            key = secrets.token_hex(32)  # a process that finds the store but has no token cannot join the group
+            key = secrets.token_hex(32)  # a stranger that finds the sockets of gloo cannot join the group
+            store = self._store = GroupStore(self.generation, self._send_all)
+            previous, self.group = self.group, ElasticGroup(key, 0, len(workers), store, uses_nccl=uses_nccl)
             for rank, member in enumerate(members, start=1):
-                member.connection.send(messages.FormGroup(self.generation, key, rank, len(workers), uses_nccl))
-            previous, self.group = self.group, ElasticGroup(key, 0, len(workers), uses_nccl=uses_nccl)
+                member.connection.send(sum_messages.FormGroup(self.generation, key, rank, len(workers), uses_nccl))
         if previous is not None:
             previous.abort()
             previous.close()
@@ -327,12 +338,19 @@ class MembershipServer(GroupMembership):
 
     def _expel_idle(self, timeout_s: float) -> None:
         """Expel the ranks for which all others wait, unless they wait for the network themselves."""
-        with self._lock:
-            self._progress.clear()
-            self._send_all(messages.ProgressRequest(self.generation))
-            self._lock.wait_for(lambda: self._progress.keys() >= self._members.keys(), GRACE_S)
-            idle = [worker for worker in self._members if not self._progress.get(worker, False)]
-        self._expel(idle, timeout_s)
+        self._expel(self._progress.idle(self.generation, self._steps), timeout_s)
+
+    def _check_links(self) -> None:
+        """Let all members connect once more: a link between two of them that was cut stops a sum without an error."""
+        assert self.group is not None
+        self._link_checks += 1
+        self._send_all(sum_messages.CheckLinks(self.generation, self._link_checks))
+        try:
+            self.group.check_links(self._rank.transport, self._members.host, self._link_checks)
+        except Unreachable as error:
+            self._on_broken(0, str(error), is_unreachable=True)
+        except ConnectionLost:
+            pass  # the group was aborted: the caller notices
 
     def _expel(self, workers: list[int], timeout_s: float) -> None:
         for worker in workers:

@@ -5,25 +5,29 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import torch
 
-from paceline.engines.distributed.node_worker.leader import LOOPBACK, leader_key
-from paceline.engines.distributed.node_worker.node_group import NodeGroup, NodeGroupLost
+from paceline.engines.distributed.node_worker.leader import leader_port
+from paceline.engines.distributed.node_worker.node_group import LOOPBACK, NodeGroup, NodeGroupLost
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.rendezvous import find_rank_0
 from paceline.engines.distributed.rendezvous.session import (
     ClientSession,
     FinalState,
     describe_process,
+    final_state,
     raising_run_error,
 )
 from paceline.engines.distributed.transport import messages
-from paceline.engines.distributed.transport.connection import ConnectionLost, Message
+from paceline.engines.distributed.transport.connection import ConnectionLost
+from paceline.engines.distributed.transport.group_store import GroupStore
+from paceline.engines.distributed.transport.messages import Message
+from paceline.engines.distributed.transport.sum_messages import StoreKey
 from paceline.engines.distributed.transport.task_messages import RemoteTask
-from paceline.engines.distributed.transport.transport import Endpoint
+from paceline.engines.distributed.transport.transport import Address
 from paceline.errors import RunError
 from paceline.utils.user_code import note_place
 from paceline.worker.parameter_guard import check_version
@@ -43,6 +47,7 @@ def follow(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
     Raises:
         UsageError: the leader rejects this process, or the job cannot work.
         RunError: the leader is gone, or the run has failed.
+        RunFinished: the run ended before this process took part.
         SystemExit: all processes of this worker were asked to end.
     """
     rank.process.set_num_threads(rank.cluster.worker_threads)
@@ -78,19 +83,18 @@ class NodeFollower:
         Raises:
             UsageError: the leader rejects this process.
             RunError: the leader cannot be reached.
+            RunFinished: the run has ended.
         """
         timeout_s = self._cluster.start_timeout_s
         deadline_s = time.monotonic() + timeout_s
-        hello = messages.Hello(describe_process(self._name, self._cluster), self._cluster.rank_in_node, job_spec)
-        store = find_rank_0(self._cluster, self._transport).client()
-        while time.monotonic() < deadline_s:
-            address = _leader_address(store, leader_key(self._cluster.worker))
-            if address is not None and (endpoint := self._transport.reach(address)):
-                try:
-                    return self._join(endpoint, hello)
-                except ConnectionLost:  # the address is that of an earlier leader
-                    pass
-            time.sleep(self._transport.poll_s)
+        connection = find_rank_0(self._cluster, self._transport, self._transport.connect)
+        with raising_run_error(), closing(connection) as rank_0:
+            while time.monotonic() < deadline_s:
+                port = leader_port(rank_0, self._cluster.worker, timeout_s)
+                if port is not None:
+                    with suppress(ConnectionLost):  # the port may be that of an earlier leader
+                        return self._join((LOOPBACK, port), job_spec)
+                time.sleep(self._transport.poll_s)
         raise RunError(f"{self.leader_name} could not be reached within start_timeout_s={timeout_s:g}: check its log")
 
     def close(self) -> None:
@@ -98,17 +102,21 @@ class NodeFollower:
         self._replica.close()
         self._group.close()
 
-    def _join(self, endpoint: Endpoint, hello: messages.Hello) -> ClientSession:
-        session = self._session = ClientSession.connect(endpoint, self._cluster, hello, self.leader_name)
+    def _join(self, leader: Address, job_spec: dict[str, Any]) -> ClientSession:
+        hello = messages.Hello(describe_process(self._name, self._cluster), self._cluster.rank_in_node, job_spec)
+        session = ClientSession.connect(self._transport, leader, hello, self.leader_name)
         message = session.connection.recv()
         if not isinstance(message, messages.FormNodeGroup):
+            session.close()
             raise ConnectionLost(f"expected FormNodeGroup, received {type(message).__name__}")
-        self._group.connect(endpoint, message.key)
+        self._session = session
+        self._store = GroupStore(0, session.connection.send)
+        session.listen(self._on_message, self._on_error)
+        self._group.connect(self._transport, self._store, message.key)
         return session
 
     def run(self) -> FinalState:
         """Compute this process's share of all minibatches until the end of the run."""
-        self._session.listen(self._on_message, self._on_error)
         with self._process.leaving_on_sigterm(self._request_leave):
             while True:
                 match self._requests.get():
@@ -136,10 +144,12 @@ class NodeFollower:
 
     def _on_message(self, message: Message) -> None:
         match message:
+            case StoreKey():
+                self._store.put(message)
             case RemoteTask():
                 self._requests.put(message)
             case messages.End() as end:
-                self._requests.put(self._session.recv_final_state(end, self._replica.layout))
+                self._requests.put(final_state(end, self._replica.layout))
             case messages.Shutdown(status):
                 self._requests.put(SystemExit(status))
 
@@ -150,8 +160,3 @@ class NodeFollower:
     def _request_leave(self) -> None:
         # In a thread of its own: the main thread may hold the lock of the connection.
         threading.Thread(target=self._session.connection.send, args=(messages.Leave("SIGTERM"),), daemon=True).start()
-
-
-def _leader_address(store: Any, key: str) -> tuple[str, int] | None:
-    """Return the address on which the leader listens, None if it is not published yet."""
-    return (LOOPBACK, int(store.get(key))) if store.check([key]) else None

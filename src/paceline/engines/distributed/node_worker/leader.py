@@ -5,20 +5,26 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Minibatch
-from paceline.engines.distributed.node_worker.node_group import NodeGroup
+from paceline.engines.distributed.node_worker.node_group import LOOPBACK, NodeGroup
 from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, AcceptedPeer, Acceptor, await_peers
-from paceline.engines.distributed.rendezvous.rendezvous import Rendezvous
+from paceline.engines.distributed.rendezvous.handshake import RunFinished
+from paceline.engines.distributed.rendezvous.rendezvous import find_rank_0
 from paceline.engines.distributed.rendezvous.session import FinalState
 from paceline.engines.distributed.transport import messages
-from paceline.engines.distributed.transport.connection import Message
+from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
+from paceline.engines.distributed.transport.group_store import GroupStore
+from paceline.engines.distributed.transport.messages import Message
+from paceline.engines.distributed.transport.sum_messages import StoreKey
 from paceline.engines.distributed.transport.task_messages import RemoteTask
-from paceline.engines.distributed.transport.transport import Endpoint, Transport
+from paceline.engines.distributed.transport.transport import Transport
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
 from paceline.server.flat_buffers import FlatBuffers
@@ -27,14 +33,13 @@ from paceline.worker.parameter_guard import checksum
 from paceline.worker.replica import GradientStats, Replica
 
 LOG = RankLogger(__name__)
-LOOPBACK = "127.0.0.1"
-LOSS_REPORT_S = 1.0  # until the acceptor's thread has reported why a process is gone
+LOSS_REPORT_S = 1.0  # until the acceptor has reported why a process is gone
 
 
 class NodeLeader:
     """Connections of a node's leader to the other processes of the node; none if it has no others.
 
-    Its methods `on_join` to `fail` are the callbacks of the acceptor, from the thread of each process.
+    The methods `on_join` to `fail` are the callbacks of the acceptor, in the thread of the sockets.
 
     Args:
         cluster: launch settings of this process.
@@ -63,6 +68,7 @@ class NodeLeader:
         self._is_loss_known = threading.Event()
         self._lock = threading.Condition()
         self._peers: dict[int, AcceptedPeer] = {}  # by local rank
+        self._store = GroupStore(0, self._relay)
         self._error: Exception | None = None  # while the processes join
         self._acceptor: Acceptor | None = None
         self._has_gathered = False
@@ -71,24 +77,31 @@ class NodeLeader:
         uses_nccl = cluster.has_gpu_each(torch.cuda.device_count())
         self.group = NodeGroup(cluster.rank_in_node, cluster.node_size, is_cancelled, uses_nccl=uses_nccl)
 
-    def gather(self, rank_0: Endpoint, job_spec: dict[str, Any]) -> None:
-        """Publish the address of this process at rank 0, and wait until all processes of the node have joined.
+    def gather(self, job_spec: dict[str, Any]) -> None:
+        """Publish the port of this process at rank 0, and wait until all processes of the node have joined.
 
         Raises:
             UsageError: a process has another job.
             RunError: a process did not join.
+            RunFinished: the run has ended.
         """
         if self.group.size == 1:
             return
-        rendezvous = Rendezvous(*self._transport.listen(LOOPBACK))
-        self._acceptor = Acceptor(rendezvous, self._cluster.ranks.token, job_spec, [None] * self.group.size, self)
-        endpoint = rendezvous.endpoint
-        rank_0.client().set(leader_key(self._cluster.worker), str(endpoint.address[1]))
+        self._acceptor = Acceptor(self._transport, LOOPBACK, 0, job_spec, [None] * self.group.size, self)
+        self._publish(self._acceptor.address[1])
         await_peers(self._missing, self._wait, self._cluster.start_timeout_s)
-        key = secrets.token_hex(32)  # a process that finds the store but has no token cannot join the group
-        for peer in self._peers.values():
-            peer.connection.send(messages.FormNodeGroup(key))
-        self.group.connect(endpoint, key)
+        key = secrets.token_hex(32)  # a stranger that finds the sockets of gloo cannot join the group
+        with self._lock:  # before the keys of the others
+            for peer in self._peers.values():
+                peer.connection.send(messages.FormNodeGroup(key))
+        self.group.connect(self._transport, self._store, key)
+
+    def _publish(self, port: int) -> None:
+        """Publish a port at rank 0, on a connection of its own; the answer shows that the message has arrived."""
+        worker = self._cluster.worker
+        with closing(find_rank_0(self._cluster, self._transport, self._transport.connect)) as connection:
+            connection.send(messages.LeaderListens(worker, port))
+            leader_port(connection, worker, self._cluster.start_timeout_s)
 
     def _missing(self) -> str:
         with self._lock:
@@ -112,8 +125,11 @@ class NodeLeader:
             self._lock.notify_all()
 
     def on_message(self, peer: AcceptedPeer, message: Message, at_s: float, contents_s: float) -> None:
-        """Handle the last message of a process."""
+        """Handle a key of the group, or the last message of a process."""
         match message:
+            case StoreKey():
+                self._store.put(message)
+                self._relay(message, peer.worker)
             case messages.Leave(reason):
                 self._leave(reason)
             case messages.Failed():
@@ -140,6 +156,13 @@ class NodeLeader:
                 return
         LOG.warning("rejected a process: %s", error)
 
+    def _relay(self, key: StoreKey, sender: int = 0) -> None:
+        """Send a key of the group's store to all processes but the one that has set it."""
+        with self._lock:
+            for local_rank, peer in self._peers.items():
+                if local_rank != sender:
+                    peer.connection.send(key)
+
     def _lose(self, loss: messages.Leave | messages.Failed) -> None:
         if not self._is_over:
             self._is_over = True
@@ -161,12 +184,11 @@ class NodeLeader:
 
     def forward(self, draw: int, minibatch: Minibatch | None, version: FlatBuffers) -> None:
         """Let the other processes compute their shares of a minibatch at a version."""
-        task = RemoteTask(draw, 0, not self._has_sent_version, 0.0, *(minibatch or (None, None, None)))
+        task = RemoteTask(draw, 0, not self._has_sent_version, 0.0, minibatch)
         if self._cluster.debug:
-            task = task._replace(checksum=checksum(version.memory))
+            task = replace(task, checksum=checksum(version.memory))
         for peer in self._peers.values():
-            peer.connection.release_sent()  # all processes have completed or cancelled the previous task
-            peer.connection.send(task, will_be_answered=True)
+            peer.connection.send(task)
         if self._peers and not self._has_sent_version:
             self.group.broadcast(version)
         self._has_sent_version = True
@@ -184,7 +206,7 @@ class NodeLeader:
         """Send the final state to the other processes, and wait until they have gone."""
         self._is_over = True
         for peer in self._peers.values():
-            peer.connection.send(final.end, [final.parameters.memory])
+            peer.connection.send(final.end.with_parameters(final.parameters.memory))
         self._join()
 
     def close(self) -> None:
@@ -222,6 +244,23 @@ class LeadingReplica(Replica):
         return super().gradient(worker, draw, minibatch, version, gradient)
 
 
-def leader_key(worker: int) -> str:
-    """Return the key of the store of rank 0 under which a worker's leader publishes its port."""
-    return f"paceline/leader/{worker}"
+def leader_port(rank_0: Connection, worker: int, timeout_s: float) -> int | None:
+    """Return the port on which the leader of a worker's node listens; None if it is not published yet.
+
+    Args:
+        rank_0: connection to rank 0 over which this process has not joined.
+        worker: number of the worker.
+        timeout_s: longest wait for the answer in seconds.
+
+    Raises:
+        ConnectionLost: rank 0 has ended, or does not answer.
+        RunFinished: the run has ended.
+    """
+    rank_0.send(messages.FindLeader(worker))
+    match rank_0.recv(timeout_s):
+        case messages.LeaderPort(port):
+            return port
+        case messages.End() as end:
+            raise RunFinished(end)
+        case message:
+            raise ConnectionLost(f"it has sent {type(message).__name__} to a question for a port")

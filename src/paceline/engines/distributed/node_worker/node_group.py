@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from paceline.engines.distributed.transport.connection import ConnectionLost
-from paceline.engines.distributed.transport.gloo import dist
+from paceline.engines.distributed.transport.group_store import GroupStore
 from paceline.engines.distributed.transport.process_group import AbortableGroup
-from paceline.engines.distributed.transport.transport import Endpoint
+from paceline.engines.distributed.transport.transport import Transport
 from paceline.errors import RunError
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.replica import GradientGroup, Interrupted, PartialGradient
+
+LOOPBACK = "127.0.0.1"
 
 
 class NodeGroupLost(RunError):  # noqa: N818  # like ConnectionLost
@@ -44,21 +46,21 @@ class NodeGroup(GradientGroup):
         self._group = AbortableGroup(local_rank, size)
         self._sums = torch.zeros(5, dtype=torch.float64)
 
-    def connect(self, endpoint: Endpoint, key: str) -> None:
+    def connect(self, transport: Transport, store: GroupStore, key: str) -> None:
         """Connect all processes of the node.
 
         Args:
-            endpoint: endpoint of the store in which they meet.
+            transport: transport of this process.
+            store: store of the group.
             key: secret of the group.
 
         Raises:
             NodeGroupLost: a process did not connect.
         """
         with self._raising_group_lost():
-            store = endpoint.client()
-            self._group.connect(dist.PrefixStore(key, store), endpoint)
+            self._group.connect(transport, store, LOOPBACK, key)
             if self._uses_nccl:
-                self._group.connect_gpus(dist.PrefixStore(f"{key}/nccl", store))
+                self._group.connect_gpus()
 
     def check(self) -> None:
         """Cancel the task in all processes if it was cancelled in one.

@@ -48,14 +48,14 @@ class JobSecurity:
         return _security(self._token(), cluster.ranks.run_id, encrypt=cluster.encrypt)
 
     def close(self) -> None:
-        """Remove the token that this process has written."""
+        """Remove the token that this process has written.
+
+        Raises:
+            UsageError: its folder is not private to this user any more.
+        """
         token, self._own_token = self._own_token, ""
-        if not token:
-            return
-        try:
+        if token:
             remove_token(self._cluster.ranks, token)
-        except UsageError as error:  # the run itself has ended well
-            LOG.warning("the token of this job was not removed: %s", error)
 
     def _token(self) -> str:
         ranks = self._cluster.ranks

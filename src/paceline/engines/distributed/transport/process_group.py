@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import threading
 import time
 from contextlib import suppress
@@ -9,6 +10,7 @@ from datetime import timedelta
 from math import inf
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from paceline.engines.distributed.transport.connection import ConnectionLost
@@ -20,11 +22,14 @@ from paceline.engines.distributed.transport.gloo import (
     post_probe,
     raising_connection_lost,
 )
-from paceline.engines.distributed.transport.transport import Endpoint
+from paceline.engines.distributed.transport.group_store import GroupStore
+from paceline.engines.distributed.transport.transport import Transport
 
 GPU_POLL_S = 0.0005
 ABORT_POLL_S = 0.05  # longest time until a waiting thread notices that the group was aborted
 PROBE_INTERVAL_S = 5.0  # between checks that all processes are still connected
+PROOF_BYTES = 32
+PROOF_TIMEOUTS = 10  # other processes may still be connecting
 CLOSE_TIMEOUT_S = 1.0  # a gloo thread that has not ended by then never will
 
 
@@ -64,6 +69,7 @@ class AbortableGroup:
         self._size = size
         self._threads = threads
         self._peers = [peer for peer in range(size) if peer != rank]
+        self._store: GroupStore | None = None
         self._gloo: Any = None
         self._nccl: Any = None
         self._closing = threading.Lock()
@@ -71,33 +77,50 @@ class AbortableGroup:
         self.is_aborted = False
         self.is_complete = False
 
-    def connect(self, store: Any, endpoint: Endpoint, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Connect all processes of the group.
+    def connect(
+        self, transport: Transport, store: GroupStore, host: str, key: str, timeout_s: float = CONNECT_TIMEOUT_S
+    ) -> None:
+        """Connect all processes of the group, and check that each of them has the key.
+
+        gloo does not authenticate its sockets: a stranger that finds one could take the place of a process.
 
         Args:
-            store: store in which only the processes of the group meet.
-            endpoint: endpoint of the server of that store.
+            transport: transport of this process.
+            store: store of the group.
+            host: address of this host, which the other processes can reach.
+            key: secret of the group.
             timeout_s: longest wait for each action of another process, in seconds.
 
         Raises:
             RuntimeError: a process did not connect.
-            ConnectionLost: this process has aborted the group meanwhile.
+            ConnectionLost: a process has left or does not have the key, or this process has aborted the group.
         """
+        self._store = store
         self._check()
-        self._gloo = endpoint.transport.group(
-            store, self._rank, self._size, endpoint.device, timeout_s=timeout_s, threads=self._threads
-        )
+        self._gloo = transport.group(store, self._rank, self._size, host, timeout_s=timeout_s, threads=self._threads)
         if self.is_aborted:
             self.abort()
         self._check()
+        self._authenticate_peers(key, timedelta(seconds=PROOF_TIMEOUTS * timeout_s))
 
-    def connect_gpus(self, store: Any) -> None:
+    def connect_gpus(self) -> None:
         """Use NCCL for tensors on GPUs, of which each process has a different one.
 
         Raises:
             RuntimeError: NCCL cannot connect.
         """
+        store = dist.PrefixStore("nccl", self._store)
         self._nccl = dist.ProcessGroupNCCL(store, self._rank, self._size, dist.ProcessGroupNCCL.Options())
+
+    def _authenticate_peers(self, key: str, timeout: timedelta) -> None:
+        """Prove to all processes that this one has the key, and check their proofs."""
+        ours, expected = (torch.zeros(self._size, PROOF_BYTES, dtype=torch.uint8) for _ in range(2))
+        for peer in range(self._size):
+            ours[peer] = _proof(key, self._rank, peer)
+            expected[peer] = _proof(key, peer, self._rank)
+        if not torch.equal(self.all_to_all(ours, timeout), expected):
+            self.abort()
+            raise ConnectionLost("a process in the group does not have its key")
 
     def all_reduce(self, tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> PendingCollective:
         """Start to replace the tensors of all processes by their sum, or by the result of another operation.
@@ -153,10 +176,15 @@ class AbortableGroup:
     def abort_locally(self) -> None:
         """End all waiting in this process; the peers do not notice. Thread-safe."""
         self.is_aborted = True
+        if self._store is not None:
+            self._store.abort()
 
     def abort(self) -> None:
-        """End all waiting here and at the peers now. Thread-safe."""
-        self.is_aborted = True
+        """End all waiting here now, and at the peers a moment later. Thread-safe; does not block."""
+        self.abort_locally()
+        threading.Thread(target=self._disconnect, daemon=True).start()
+
+    def _disconnect(self) -> None:
         with self._closing:
             if self._nccl is not None:
                 with suppress(RuntimeError):
@@ -167,6 +195,8 @@ class AbortableGroup:
 
     def close(self) -> None:
         """Destroy the group; the tensors of its operations may not be in use any more."""
+        if self.is_aborted:
+            self._disconnect()
         with self._closing:
             groups = [self._nccl, self._gloo]
             self._nccl = self._gloo = None
@@ -197,6 +227,11 @@ class AbortableGroup:
         with raising_connection_lost():
             for peer in [] if self.is_complete else self._peers:
                 post_probe(self._gloo, peer)
+
+
+def _proof(key: str, sender: int, receiver: int) -> Tensor:
+    digest = hmac.digest(key.encode(), f"{sender} to {receiver}".encode(), "sha256")
+    return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
 
 
 def _poll(pending: PendingCollective, for_s: float) -> None:

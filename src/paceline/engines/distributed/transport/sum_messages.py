@@ -1,0 +1,156 @@
+"""Messages about sums: the groups that form for them, and the reports of an iteration."""
+
+from __future__ import annotations
+
+from math import nan
+
+from paceline.engines.distributed.transport.task_messages import MessageStruct
+
+
+class StoreKey(MessageStruct, frozen=True):
+    """Key and value with which the processes of a group for sums find each other; relayed to all of them.
+
+    Attributes:
+        generation: number of the group; 0 for the group of a node.
+        key: key in the store of the group.
+        value: its value.
+    """
+
+    generation: int
+    key: str
+    value: bytes
+
+
+class FormGroup(MessageStruct, frozen=True):
+    """The receiver takes its rank in a new group.
+
+    Attributes:
+        generation: number of the group, counted from 1.
+        key: secret of the group.
+        rank: rank of the receiver in the group.
+        size: processes in the group.
+        uses_nccl: whether NCCL sums; else gloo does.
+    """
+
+    generation: int
+    key: str
+    rank: int
+    size: int
+    uses_nccl: bool
+
+
+class GroupBroken(MessageStruct, frozen=True):
+    """The sender can no longer sum in its group.
+
+    Attributes:
+        generation: number of the group.
+        reason: error of the sender.
+        is_unreachable: whether two members could never connect.
+    """
+
+    generation: int
+    reason: str
+    is_unreachable: bool
+
+
+class ProgressRequest(MessageStruct, frozen=True):
+    """The receiver reports how far it is in the group of this generation."""
+
+    generation: int
+
+
+class Progress(MessageStruct, frozen=True):
+    """Answer to `ProgressRequest`.
+
+    Attributes:
+        generation: number of the sender's group.
+        steps: reports and sums that the sender has begun in this group.
+        is_summing: whether the sender waits for a sum.
+    """
+
+    generation: int
+    steps: int
+    is_summing: bool
+
+
+class CheckLinks(MessageStruct, frozen=True):
+    """The receiver checks that it can still connect to all members of the group.
+
+    Attributes:
+        generation: number of the group.
+        number: number of the check in the group.
+    """
+
+    generation: int
+    number: int
+
+
+class StepReport(MessageStruct, frozen=True):
+    """Scalars of a worker's gradient in one iteration.
+
+    Attributes:
+        generation: number of the group.
+        draw: number of the worker's task; 0 if it had none.
+        loss: loss of the minibatch; this and the next fields as in `Arrival`.
+        samples: samples of the minibatch.
+        squared_norm: squared norm of the gradient.
+        variance: variance of the gradient.
+        finite: whether the gradient is finite.
+        factor: factor of the correction, nan for none.
+        compute_s: seconds for the gradient and for the operations on vectors.
+        waited_s: seconds that the worker waited for the previous sum after it had its own gradient.
+        interruption: why the worker ends the run; empty if it does not.
+    """
+
+    generation: int = 0
+    draw: int = 0
+    loss: float = nan
+    samples: int = 0
+    squared_norm: float = nan
+    variance: float = nan
+    finite: bool = False
+    factor: float = nan
+    compute_s: float = 0.0
+    waited_s: float = 0.0
+    interruption: str = ""
+
+
+class StepSummary(MessageStruct, frozen=True):
+    """Reports of all workers in one iteration.
+
+    Attributes:
+        generation: number of the group.
+        now: seconds since the run began, at rank 0, when the last report arrived.
+        reforms: whether a new group forms after this iteration.
+        reports: report of each worker, by its number.
+
+    >>> from paceline.engines.distributed.transport.messages import decode, encode
+    >>> summary = StepSummary(1, 0.25, False, {0: StepReport(1), 2: StepReport(1, 7, 0.5, 8)})
+    >>> decode(encode(summary)[0]).reports[2].samples
+    8
+    """
+
+    generation: int
+    now: float
+    reforms: bool
+    reports: dict[int, StepReport]
+
+
+class MetricsMeasured(MessageStruct, frozen=True):
+    """Metrics that rank 0 has measured in the group of this generation."""
+
+    generation: int
+    metrics: dict[str, float]
+
+
+SumMessage = (
+    StoreKey
+    | FormGroup
+    | GroupBroken
+    | ProgressRequest
+    | Progress
+    | CheckLinks
+    | StepReport
+    | StepSummary
+    | MetricsMeasured
+)
