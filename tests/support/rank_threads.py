@@ -72,7 +72,7 @@ class ThreadProcess(HostProcess):
     def set_num_threads(self, count):
         pass
 
-    def transport(self, cluster):
+    def transport(self, cluster, security):
         return self._own_transport
 
     def start_sidecar(self, worker):

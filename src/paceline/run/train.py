@@ -35,7 +35,7 @@ from paceline.run.checkpointer import Checkpointer, CheckpointPolicy
 from paceline.run.config import RunConfig
 from paceline.run.resume import Resumption
 from paceline.run.run_log import RunLog
-from paceline.run.session import Session, serve
+from paceline.run.session import Session, rank_of, serve
 from paceline.utils.argument_types import checked_types
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.representation import Representation
@@ -168,7 +168,7 @@ def _is_restarted(config: RunConfig, out: Path) -> bool:
     cluster = config.cluster
     if not isinstance(cluster, Torchrun):
         return False
-    transport = config.process.transport(cluster)
+    transport = rank_of(config, cluster).transport
     return is_restart(cluster, transport, str(out.resolve())) and (out / RUN).exists()
 
 

@@ -87,8 +87,7 @@ class NodeLeader:
         """
         if self.group.size == 1:
             return
-        self._acceptor = Acceptor(self._transport, LOOPBACK, 0, job_spec, [None] * self.group.size, self)
-        self._publish(self._acceptor.address[1])
+        self._listen(job_spec)
         await_peers(self._missing, self._wait, self._cluster.start_timeout_s)
         key = secrets.token_hex(32)  # a stranger that finds the sockets of gloo cannot join the group
         with self._lock:  # before the keys of the others
@@ -96,12 +95,16 @@ class NodeLeader:
                 peer.connection.send(messages.FormNodeGroup(key))
         self.group.connect(self._transport, self._store, key)
 
-    def _publish(self, port: int) -> None:
-        """Publish a port at rank 0, on a connection of its own; the answer shows that the message has arrived."""
+    def _listen(self, job_spec: dict[str, Any]) -> None:
+        """Listen on a free port, and publish it at rank 0 on a connection of its own.
+
+        The connection is made first, because it proves the token with which this process listens.
+        """
         worker = self._cluster.worker
-        with closing(find_rank_0(self._cluster, self._transport, self._transport.connect)) as connection:
-            connection.send(messages.LeaderListens(worker, port))
-            leader_port(connection, worker, self._cluster.start_timeout_s)
+        with closing(find_rank_0(self._cluster, self._transport, self._transport.connect)) as rank_0:
+            self._acceptor = Acceptor(self._transport, LOOPBACK, 0, job_spec, [None] * self.group.size, self)
+            rank_0.send(messages.LeaderListens(worker, self._acceptor.address[1]))
+            leader_port(rank_0, worker, self._cluster.start_timeout_s)  # the answer shows that the port has arrived
 
     def _missing(self) -> str:
         with self._lock:
