@@ -9,7 +9,7 @@
 # Rank 0 is the first task. --no-kill keeps the job running when a node fails. --requeue restarts the job when rank 0's
 # node fails.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-PACELINE_TOKEN=$(openssl rand -hex 16)
+PACELINE_TOKEN=$(paceline token)
 export MASTER_ADDR PACELINE_TOKEN MASTER_PORT=29500
 
 where="--out runs/digits"

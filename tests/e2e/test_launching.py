@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from hosts import hosts, need_hosts
+from paceline.clusters.job_token import make_token
 from paceline.core.records import RunEnded, RunResumed, UpdateMade, WorkerJoined, WorkerLost
 from paceline.recording.run_folder import SavedRun
 from paths import ROOT, environment
@@ -51,12 +52,13 @@ def commands(title, *changes):
 def start(tmp_path):
     """Start commands on hosts; nothing of them is left afterwards."""
     need_hosts()
-    started = []
+    started, token = [], make_token()
 
     def begin(made, command, host):
         in_namespace = ["ip", "netns", "exec", made.names[host], "bash", "-c", command]
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started.append(subprocess.Popen(in_namespace, cwd=tmp_path, env=environment_with(), **options))
+        variables = {**environment_with(), "PACELINE_TOKEN": token}
+        started.append(subprocess.Popen(in_namespace, cwd=tmp_path, env=variables, **options))
         return started[-1]
 
     yield begin

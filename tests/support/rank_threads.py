@@ -23,7 +23,7 @@ from paceline.run.train import run_session, serve_run
 from ranks import launchers, portable
 
 LIMIT_S = 20
-TOKEN = "a secret of the tests"
+TOKEN = "a secret of the tests that is hard to guess"
 
 
 class Killed(BaseException):

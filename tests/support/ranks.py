@@ -21,7 +21,7 @@ from paceline.engines.distributed import HostProcess
 
 PRELOAD = ["paceline.engines.local.worker_process", "paceline.run.train"]
 LIMIT_S = 60
-TOKEN = "a secret of the tests"
+TOKEN = "a secret of the tests that is hard to guess"
 
 
 def free_port():

@@ -81,7 +81,7 @@ class Torchrun:
             process on the network path can read and change parameters and gradients.
         tls_cert: PEM file with a certificate of this host, for TLS with certificates of an organisation instead of the
             token; None for the token.
-        tls_key: PEM file with the private key of `tls_cert`, without a passphrase.
+        tls_key: PEM file with the private key of that certificate, without a passphrase.
         tls_ca: PEM file with the certificate authority whose certificates are accepted.
         debug: whether the run ends when user code changes the parameters, as in `LocalCluster`. Workers also compare
             every version with the server's. Without a server, each rank checks its own parameters.

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import psutil
 
+from paceline.clusters.job_token import MIN_BITS, estimate_bits
+from paceline.clusters.launch_env import TOKEN
 from paceline.diagnostics.check import Check, Status
 
 LOOPBACK = "127.0.0.1"
-SHORT_TOKEN = 16
 DEADLINE_S = 3.0
 
 
@@ -78,10 +79,11 @@ def check_token() -> Check:
 
 def judge_token(environment: Mapping[str, str]) -> Check:
     """Judge the environment variable PACELINE_TOKEN."""
-    token = environment.get("PACELINE_TOKEN")
-    make = "export PACELINE_TOKEN=$(openssl rand -hex 32), with the same value on every host"
-    if token is None:
-        return Check("token", Status.OK, f"PACELINE_TOKEN is not set; several hosts: {make}")
-    if len(token) < SHORT_TOKEN:
-        return Check("token", Status.WARNING, f"PACELINE_TOKEN has {len(token)} characters: easy to guess", make)
-    return Check("token", Status.OK, f"PACELINE_TOKEN has {len(token)} characters; traffic is not encrypted")
+    token = environment.get(TOKEN, "")
+    make = f"export {TOKEN}=$(paceline token), with the same value on every host"
+    bits = estimate_bits(token)
+    if not token:
+        return Check("token", Status.OK, f"{TOKEN} is not set, as needed on one host only; several hosts: {make}")
+    if bits < MIN_BITS:
+        return Check("token", Status.WARNING, f"{TOKEN} has about {bits:.0f} bits: easy to guess", make)
+    return Check("token", Status.OK, f"{TOKEN} has about {bits:.0f} bits")

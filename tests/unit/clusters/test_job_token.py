@@ -21,6 +21,7 @@ def test_a_new_token_is_strong_and_needs_no_quotes_in_a_shell():
         ("", 0),
         ("abcdef", 24),
         ("ABCDEF01", 32),
+        ("aBcDeF", 34),
         ("2718281828459045", 53),
         ("ghijklmn", 38),
         ("Ghijklmn", 46),

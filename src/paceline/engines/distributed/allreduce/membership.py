@@ -273,9 +273,8 @@ class MembershipServer(GroupMembership):
 
     def _disconnect(self, peer: AcceptedPeer, reason: str) -> None:
         """Disconnect a rank, which waits for that."""
-        assert self._acceptor is not None
         self.on_leave(peer, reason)
-        self._acceptor.disconnect(peer.peer_id)
+        peer.connection.close()
 
     def _add_report(self, worker: int, report: sum_messages.StepReport) -> None:
         self._reports[worker] = report

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from paceline.engines.distributed.node_worker.leader import leader_port
 from paceline.engines.distributed.node_worker.node_group import LOOPBACK, NodeGroup, NodeGroupLost
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.rendezvous import find_rank_0
@@ -21,7 +22,7 @@ from paceline.engines.distributed.rendezvous.session import (
     raising_run_error,
 )
 from paceline.engines.distributed.transport import messages
-from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
+from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.group_store import GroupStore
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.sum_messages import StoreKey
@@ -46,6 +47,7 @@ def follow(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
     Raises:
         UsageError: the leader rejects this process, or the job cannot work.
         RunError: the leader is gone, or the run has failed.
+        RunFinished: the run ended before this process took part.
         SystemExit: all processes of this worker were asked to end.
     """
     rank.process.set_num_threads(rank.cluster.worker_threads)
@@ -81,15 +83,14 @@ class NodeFollower:
         Raises:
             UsageError: the leader rejects this process.
             RunError: the leader cannot be reached.
+            RunFinished: the run has ended.
         """
         timeout_s = self._cluster.start_timeout_s
         deadline_s = time.monotonic() + timeout_s
-        with (
-            raising_run_error(),
-            closing(find_rank_0(self._cluster, self._transport, self._transport.connect)) as rank_0,
-        ):
+        connection = find_rank_0(self._cluster, self._transport, self._transport.connect)
+        with raising_run_error(), closing(connection) as rank_0:
             while time.monotonic() < deadline_s:
-                port = self._leader_port(rank_0, timeout_s)
+                port = leader_port(rank_0, self._cluster.worker, timeout_s)
                 if port is not None:
                     with suppress(ConnectionLost):  # the port may be that of an earlier leader
                         return self._join((LOOPBACK, port), job_spec)
@@ -100,12 +101,6 @@ class NodeFollower:
         """Close the group."""
         self._replica.close()
         self._group.close()
-
-    def _leader_port(self, rank_0: Connection, timeout_s: float) -> int | None:
-        """Return the port on which the leader listens, None if it is not published yet."""
-        rank_0.send(messages.FindLeader(self._cluster.worker))
-        answer = rank_0.recv(timeout_s)
-        return answer.port if isinstance(answer, messages.LeaderPort) else None
 
     def _join(self, leader: Address, job_spec: dict[str, Any]) -> ClientSession:
         hello = messages.Hello(describe_process(self._name, self._cluster), self._cluster.rank_in_node, job_spec)

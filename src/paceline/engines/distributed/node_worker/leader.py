@@ -15,9 +15,11 @@ from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Minibatch
 from paceline.engines.distributed.node_worker.node_group import LOOPBACK, NodeGroup
 from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, AcceptedPeer, Acceptor, await_peers
+from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.rendezvous.rendezvous import find_rank_0
 from paceline.engines.distributed.rendezvous.session import FinalState
 from paceline.engines.distributed.transport import messages
+from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
 from paceline.engines.distributed.transport.group_store import GroupStore
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.sum_messages import StoreKey
@@ -80,23 +82,29 @@ class NodeLeader:
 
         Raises:
             UsageError: a process has another job.
-            RunError: rank 0 cannot be reached, or a process did not join.
-            ConnectionLost: rank 0 does not answer.
+            RunError: a process did not join.
+            RunFinished: the run has ended.
         """
         if self.group.size == 1:
             return
-        cluster, transport = self._cluster, self._transport
-        with closing(find_rank_0(cluster, transport, transport.connect)) as rank_0:
-            self._acceptor = Acceptor(transport, LOOPBACK, 0, job_spec, [None] * self.group.size, self)
-            rank_0.send(messages.LeaderListens(cluster.worker, self._acceptor.address[1]))
-            rank_0.send(messages.FindLeader(cluster.worker))
-            rank_0.recv(cluster.start_timeout_s)  # the answer shows that the first message has arrived
-        await_peers(self._missing, self._wait, cluster.start_timeout_s)
-        key = secrets.token_hex(32)  # a process that finds the sockets of gloo cannot join the group
+        self._listen(job_spec)
+        await_peers(self._missing, self._wait, self._cluster.start_timeout_s)
+        key = secrets.token_hex(32)  # a stranger that finds the sockets of gloo cannot join the group
         with self._lock:  # before the keys of the others
             for peer in self._peers.values():
                 peer.connection.send(messages.FormNodeGroup(key))
-        self.group.connect(transport, self._store, key)
+        self.group.connect(self._transport, self._store, key)
+
+    def _listen(self, job_spec: dict[str, Any]) -> None:
+        """Listen on a free port, and publish it at rank 0 on a connection of its own.
+
+        The connection is made first, because it proves the token with which this process listens.
+        """
+        worker = self._cluster.worker
+        with closing(find_rank_0(self._cluster, self._transport, self._transport.connect)) as rank_0:
+            self._acceptor = Acceptor(self._transport, LOOPBACK, 0, job_spec, [None] * self.group.size, self)
+            rank_0.send(messages.LeaderListens(worker, self._acceptor.address[1]))
+            leader_port(rank_0, worker, self._cluster.start_timeout_s)  # the answer shows that the port has arrived
 
     def _missing(self) -> str:
         with self._lock:
@@ -237,3 +245,25 @@ class LeadingReplica(Replica):
         """Compute the gradient of a minibatch at a version, together with the other processes."""
         self._leader.forward(draw, minibatch, version)
         return super().gradient(worker, draw, minibatch, version, gradient)
+
+
+def leader_port(rank_0: Connection, worker: int, timeout_s: float) -> int | None:
+    """Return the port on which the leader of a worker's node listens; None if it is not published yet.
+
+    Args:
+        rank_0: connection to rank 0 over which this process has not joined.
+        worker: number of the worker.
+        timeout_s: longest wait for the answer in seconds.
+
+    Raises:
+        ConnectionLost: rank 0 has ended, or does not answer.
+        RunFinished: the run has ended.
+    """
+    rank_0.send(messages.FindLeader(worker))
+    match rank_0.recv(timeout_s):
+        case messages.LeaderPort(port):
+            return port
+        case messages.End() as end:
+            raise RunFinished(end)
+        case message:
+            raise ConnectionLost(f"it has sent {type(message).__name__} to a question for a port")

@@ -251,7 +251,7 @@ class Acceptor:
             case messages.LeaderListens(worker, port):
                 self._leaders[worker] = port
             case messages.FindLeader(worker):
-                connection.send(messages.LeaderPort(self._leaders.get(worker)))
+                connection.send(self._end or messages.LeaderPort(self._leaders.get(worker)))
             case _:
                 return False
         return True

@@ -48,14 +48,14 @@ class JobSecurity:
         return _security(self._token(), cluster.ranks.run_id, encrypt=cluster.encrypt)
 
     def close(self) -> None:
-        """Remove the token that this process has written.
-
-        Raises:
-            UsageError: its folder is not private to this user any more.
-        """
+        """Remove the token that this process has written."""
         token, self._own_token = self._own_token, ""
-        if token:
+        if not token:
+            return
+        try:
             remove_token(self._cluster.ranks, token)
+        except UsageError as error:  # the run itself has ended well
+            LOG.warning("the token of this job was not removed: %s", error)
 
     def _token(self) -> str:
         ranks = self._cluster.ranks

@@ -96,6 +96,15 @@ def test_rank_0_keeps_its_token_for_all_its_connections_and_removes_no_other_one
     assert token_path(cluster(0).ranks).read_text() == newer
 
 
+def test_a_token_that_cannot_be_removed_is_reported_and_fails_no_run(caplog):
+    rank_0 = JobSecurity(cluster(0))
+    rank_0()
+    token_path(cluster(0).ranks).parent.chmod(0o755)
+    rank_0.close()
+    assert "the token of this job was not removed: " in caplog.text
+    assert "has mode 755, expected 700" in caplog.text
+
+
 @pytest.mark.parametrize(
     "other", [{"MASTER_PORT": "29501"}, {"TORCHELASTIC_RUN_ID": "b"}, {"TORCHELASTIC_RESTART_COUNT": "1"}]
 )
