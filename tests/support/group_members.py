@@ -1,29 +1,29 @@
 """Members of a group of ranks without processes: connections, and the membership server of rank 0."""
 
-import threading
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 from paceline.engines.distributed.allreduce.membership import MembershipServer
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer
 from paceline.engines.distributed.transport.connection import ConnectionLost
+from sum_groups import transport
 
 
 class Wire:
-    """Connection that records what is sent, and from which the given messages are received, and then none."""
+    """Connection that records what is sent, and on which the given messages arrive, and then none."""
+
+    local_host = "127.0.0.1"
 
     def __init__(self, *coming):
         self.sent = []
-        self._coming = iter(coming)
+        self._coming = coming
 
-    def send(self, message, **_):
+    def send(self, message):
         self.sent.append(message)
 
-    def recv(self):
-        return next(self._coming, None) or threading.Event().wait()
-
-    def release_sent(self):
-        pass
+    def listen(self, on_message, on_end):
+        for message in self._coming:
+            on_message(message, 0.0, 0.0)
 
     def close(self):
         pass
@@ -42,7 +42,7 @@ class LostGroup:
 def rank(**changes):
     settings = {"elastic": False, "heartbeat_timeout_s": 5.0, "worker": 1, "start_timeout_s": 5.0, "n": 3}
     cluster = SimpleNamespace(**{**settings, "has_gpu_each": lambda gpus: True, **changes})
-    return SimpleNamespace(cluster=cluster, transport=None)
+    return SimpleNamespace(cluster=cluster, transport=transport(cluster.heartbeat_timeout_s))
 
 
 def server_with(*members, **changes):

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 import torch
@@ -16,14 +16,12 @@ from paceline.core.records import WorkerLost
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, MembershipChanged, MissingPeers
 from paceline.engines.distributed.transport import process_group as process_group_module
 from paceline.engines.distributed.transport.connection import ConnectionLost
-from paceline.engines.distributed.transport.gloo import dist
-from paceline.engines.distributed.transport.messages import (
-    GroupBroken,
-)
 from paceline.engines.distributed.transport.process_group import AbortableGroup, PendingCollective
+from paceline.engines.distributed.transport.sum_messages import GroupBroken
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from rank_threads import run
 from ranks import ranks
+from sum_groups import HOST, stores, transport
 from this_process import in_thread, torn
 from tiny_jobs import dataset, tiny_job
 
@@ -31,36 +29,36 @@ LATE_S = 0.9
 SIZE = 1_000_000  # numbers
 
 
-def found(store):
-    """Return the key of a group in a store that lists all its keys."""
-    while not (here := [key for key in store.list_keys() if key.endswith("/ready/0")]):
-        time.sleep(0.01)
-    return here[0].removeprefix("/").removesuffix("/ready/0")
+@pytest.fixture
+def connecting():
+    with closing(transport()) as made:
+        yield made
 
 
-def test_a_process_that_finds_the_group_in_the_store_but_does_not_have_its_key_cannot_join(rendezvous):
-    thread, raised = in_thread(lambda: ElasticGroup("a secret", 0, 2).connect(rendezvous.endpoint))
-    store = dist.PrefixStore(found(rendezvous.endpoint.client()), rendezvous.endpoint.client())
-    store.set("ready/1", "ready")
-    stranger = rendezvous.endpoint.transport.group(store, 1, 2, rendezvous.endpoint.device)
+def test_a_process_that_finds_the_sockets_of_gloo_but_does_not_have_the_key_cannot_join(connecting):
+    ours, theirs = stores(2)
+    thread, raised = in_thread(lambda: ElasticGroup("a secret", 0, 2, ours).connect(connecting, HOST))
+    theirs.set("ready/1", b"")
+    stranger = connecting.group(theirs, 1, 2, HOST)
     received = torch.zeros(2, 32, dtype=torch.uint8)
     stranger.alltoall_base(received, torch.zeros_like(received), [], [])
     thread.join(10)
     assert [str(error) for error in raised] == ["a process in the group does not have its key"]
 
 
-def test_processes_with_different_keys_do_not_meet(rendezvous):
-    thread, _ = in_thread(lambda: ElasticGroup("a secret", 1, 2).connect(rendezvous.endpoint, timeout_s=0.5))
+def test_members_that_do_not_come_are_named(connecting):
+    ours, theirs, _ = stores(3)
+    theirs.set("ready/1", b"")
     with pytest.raises(MissingPeers) as absent:
-        ElasticGroup("a guess", 0, 2).connect(rendezvous.endpoint, timeout_s=0.5)
-    assert absent.value.ranks == [1]
-    thread.join()
+        ElasticGroup("a secret", 0, 3, ours).connect(connecting, HOST, timeout_s=0.05)
+    assert absent.value.ranks == [2]
 
 
-def test_a_group_can_be_aborted_while_others_are_awaited(rendezvous):
-    group = ElasticGroup("a secret", 0, 3)
-    thread, raised = in_thread(lambda: group.connect(rendezvous.endpoint))
-    found(rendezvous.endpoint.client())
+def test_a_group_can_be_aborted_while_others_are_awaited(connecting):
+    ours, theirs, _ = stores(3)
+    group = ElasticGroup("a secret", 0, 3, ours)
+    thread, raised = in_thread(lambda: group.connect(connecting, HOST))
+    theirs.get("ready/0")
     group.abort()
     thread.join(1.0)
     assert [str(error) for error in raised] == ["the group was aborted"]
@@ -75,11 +73,11 @@ def some_vectors(memory=None):
 
 
 @pytest.fixture
-def two_groups(rendezvous):
+def two_groups(connecting):
     """Return the two members of a group."""
-    groups = [ElasticGroup("a secret", place, 2) for place in range(2)]
-    other, _ = in_thread(lambda: groups[1].connect(rendezvous.endpoint))
-    groups[0].connect(rendezvous.endpoint)
+    groups = [ElasticGroup("a secret", place, 2, store) for place, store in enumerate(stores(2))]
+    other, _ = in_thread(lambda: groups[1].connect(connecting, HOST))
+    groups[0].connect(connecting, HOST)
     other.join()
     yield groups
     for group in groups:

@@ -1,6 +1,6 @@
 """Forming a group: what goes wrong beside the vectors."""
 
-from types import SimpleNamespace
+from contextlib import closing
 
 import pytest
 import torch
@@ -13,14 +13,10 @@ from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, M
 from paceline.engines.distributed.allreduce.member import MembershipClient
 from paceline.engines.distributed.rendezvous.acceptor import Acceptor
 from paceline.engines.distributed.rendezvous.session import ClientSession, failed_end
-from paceline.engines.distributed.transport.messages import (
-    FormGroup,
-    GroupBroken,
-    Leave,
-    StepReport,
-    StepSummary,
-)
+from paceline.engines.distributed.transport.messages import Hello, Leave
+from paceline.engines.distributed.transport.sum_messages import FormGroup, GroupBroken, StepReport
 from ranks import ranks
+from sum_groups import transport
 from this_process import in_thread, what_is_open
 from tiny_jobs import tiny_job
 
@@ -47,7 +43,7 @@ def test_a_rank_that_leaves_while_a_group_is_announced_does_not_disturb_the_othe
     server = server_with(*members)
     send = wires[0].send
 
-    def send_while_the_other_one_leaves(message, **_):
+    def send_while_the_other_one_leaves(message):
         thread, _ = in_thread(lambda: server.on_leave(members[1], "gone"))
         thread.join(0.1)
         send(message)
@@ -107,37 +103,33 @@ def fail(*_):
     raise TypeError("unexpected")
 
 
-def test_an_error_of_the_receiving_thread_is_raised_in_the_main_thread():
-    wire = Wire(StepSummary(0, 0.0, False, {}))
-    wire.release_sent = fail
+def test_an_error_in_a_callback_is_raised_in_the_main_thread(monkeypatch):
+    monkeypatch.setattr(MembershipClient, "_announce", fail)
     with pytest.raises(TypeError, match="unexpected"):
-        client_on(wire).summary(1.0)
+        client_on(Wire(FormGroup(2, "a secret", 1, 2, False))).summary(1.0)
 
 
 @pytest.mark.parametrize("message", [StepReport(1), Leave("SIGTERM")])
-def test_an_error_in_a_callback_of_the_acceptor_ends_the_run(message, rendezvous, monkeypatch):
+def test_an_error_in_a_callback_of_the_acceptor_ends_the_run(message, monkeypatch):
     server = server_with()
-    monkeypatch.setattr(server, "on_message", fail)
-    acceptor = Acceptor(rendezvous, "a secret", {}, [None, None], server)
     server.generation = 1
-    acceptor._run(peer(1, Wire(message)))
-    thread, raised = in_thread(lambda: server.summary(1.0))
-    thread.join(5.0)
-    assert [type(error) for error in raised] == [MembershipChanged]
-    with pytest.raises(TypeError, match="unexpected"):
-        server.form(lambda events: {}, 1.0)
-    acceptor.close()
+    with closing(transport()) as ours, closing(Acceptor(ours, "", 0, {}, [None, None], server)) as acceptor:
+        session = ClientSession.connect(ours, acceptor.address, Hello("worker 1", 1, {}))
+        monkeypatch.setattr(server, "on_message", fail)
+        session.connection.send(message)
+        with pytest.raises(MembershipChanged):
+            server.summary(5.0)
+        with pytest.raises(TypeError, match="unexpected"):
+            server.form(lambda events: {}, 1.0)
 
 
 def test_rank_0_that_cannot_open_leaves_nothing_behind(monkeypatch):
-    class NoAcceptor:
-        def __init__(self, *_):
-            raise RuntimeError("no thread to be had")
+    def no_acceptor(*_):
+        raise RuntimeError("no thread to be had")
 
-    monkeypatch.setattr(membership_module, "Acceptor", NoAcceptor)
-    monkeypatch.setattr(membership_module, "listen_as_rank_0", lambda cluster, transport: None)
+    monkeypatch.setattr(membership_module, "listen_as_rank_0", no_acceptor)
     before = what_is_open()
-    server = server_with(ranks=SimpleNamespace(token="a secret"))
+    server = server_with()
     with pytest.raises(RuntimeError, match="no thread"):
         server.open()
     server.close(failed_end(RuntimeError()))

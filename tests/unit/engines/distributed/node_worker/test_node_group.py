@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from unittest.mock import patch
 
 import pytest
@@ -14,11 +15,12 @@ from torch.utils.data import IterableDataset
 import paceline as pl
 from paceline.core.events import Minibatch
 from paceline.engines.distributed.node_worker.node_group import NodeGroup, NodeGroupLost
-from paceline.engines.distributed.transport.transport import GlooTransport
+from paceline.engines.distributed.transport.transport import Transport
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.gradient_variance import variance
 from paceline.worker.replica import Interrupted, PartialGradient, Replica
 from paceline.worker.torch_utils import build_model
+from sum_groups import stores, transport
 from tiny_jobs import batch_norm_net, dataset, tiny_job
 
 EXACT = 1e-12
@@ -117,14 +119,14 @@ def test_each_process_drops_out_by_itself():
 
 def together(size, act, unwanted=()):
     """Return what each of a team does, in threads of this process."""
-    endpoint, _store = GlooTransport(60.0).listen("127.0.0.1")
+    connecting, of_team = transport(), stores(size)
 
     def take_part(place):
         team = NodeGroup(place, size, lambda: place in unwanted)
-        team.connect(endpoint, "a key")
+        team.connect(connecting, of_team[place], "a key")
         return act(team)
 
-    with ThreadPoolExecutor(size) as pool:
+    with closing(connecting), ThreadPoolExecutor(size) as pool:
         return list(pool.map(take_part, range(size)))
 
 
@@ -207,8 +209,8 @@ def test_a_slow_process_is_awaited():
     def connecting(*what, **settings):
         return connect(*what, **{**settings, "timeout_s": 1.0})
 
-    connect = GlooTransport.group
-    with patch.object(GlooTransport, "group", connecting):
+    connect = Transport.group
+    with patch.object(Transport, "group", connecting):
         assert together(2, act) == [None, None]
 
 
@@ -222,3 +224,14 @@ def test_a_wait_for_a_group_that_is_lost_raises():
     begun_s = time.monotonic()
     assert together(3, act) == [NodeGroupLost] * 3
     assert time.monotonic() - begun_s < 5.0
+
+
+def test_a_process_that_finds_the_sockets_of_the_group_but_does_not_have_its_key_is_refused():
+    connecting, of_team = transport(), stores(2)
+    key = {0: "a key", 1: "a guess"}
+
+    def take_part(place):
+        return outcome(lambda: NodeGroup(place, 2, lambda: False).connect(connecting, of_team[place], key[place]))
+
+    with closing(connecting), ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(take_part, range(2))) == [NodeGroupLost] * 2
