@@ -5,7 +5,7 @@ import threading
 
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
 from paceline.engines.distributed.transport.gloo import CONNECT_TIMEOUT_S, disconnect_pair
-from paceline.engines.distributed.transport.security import TokenSecurity
+from paceline.engines.distributed.transport.security import AuthenticationFailed, TokenSecurity
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.errors import UsageError
@@ -39,6 +39,9 @@ class MemoryTransport(Transport):
         network: network that all ranks share.
         on_use: is called when a process is reached, and before this one listens.
         heartbeat_timeout_s: as in `Transport`.
+
+    Attributes:
+        token: secret that the other side must have too.
     """
 
     poll_s = 0.002
@@ -46,6 +49,7 @@ class MemoryTransport(Transport):
     def __init__(self, network, on_use=lambda: None, heartbeat_timeout_s=5.0):
         super().__init__(lambda: TokenSecurity("tests"), "tests", heartbeat_timeout_s)
         self.network = network
+        self.token = ""
         self._on_use = on_use
         self._lock = threading.Lock()
         self._listeners = []
@@ -69,6 +73,8 @@ class MemoryTransport(Transport):
             listener = self.network.listeners.get(address)
             if listener is None:
                 raise ConnectionLost("{}:{} does not answer".format(*address))
+            if listener.transport.token != self.token:
+                raise AuthenticationFailed("{}:{} is not of this job".format(*address))
             control, data = socket.socketpair(), socket.socketpair()
             listener.transport._accept(listener, control[0], data[0])
         return self._keep(self._connection(control[1], data[1]))

@@ -73,6 +73,7 @@ class ThreadProcess(HostProcess):
         pass
 
     def transport(self, cluster, security):
+        self._own_transport.token = cluster.ranks.token
         return self._own_transport
 
     def start_sidecar(self, worker):
