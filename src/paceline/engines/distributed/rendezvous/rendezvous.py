@@ -64,6 +64,7 @@ def find_rank_0(cluster: Torchrun, transport: Transport, join: Callable[[Address
     """
     deadline_s = time.monotonic() + cluster.start_timeout_s
     refused_s = inf  # first time that a process of another job has answered
+    reason = "its address is not known yet"
     while True:
         address = _address(cluster)
         try:
@@ -73,14 +74,16 @@ def find_rank_0(cluster: Torchrun, transport: Transport, join: Callable[[Address
             if refused_s == inf:
                 LOG.warning("rank 0 is not there yet: %s", error)
             refused_s = min(refused_s, time.monotonic())
+            reason = str(error)
             if time.monotonic() > refused_s + OTHER_SERVER_S:
                 raise UsageError(f"{error}; {_advice(cluster)}") from error
         except ConnectionLost as error:
+            reason = str(error)
             LOG.debug("rank 0 is not there yet: %s", error)
         if time.monotonic() > deadline_s:
             where = "{}:{}".format(*(address or cluster.ranks.master))
             raise RunError(
-                f"rank 0 could not be reached at {where} within start_timeout_s={cluster.start_timeout_s:g}; "
+                f"rank 0 could not be reached at {where} within start_timeout_s={cluster.start_timeout_s:g}: {reason}; "
                 "if it runs on another host, give its address, as pl.Torchrun(address=...)"
             )
         time.sleep(transport.poll_s)
