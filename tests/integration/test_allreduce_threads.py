@@ -13,6 +13,7 @@ from paceline.core.records import (
     WorkerJoined,
     WorkerLost,
 )
+from paceline.engines.distributed.rendezvous import rendezvous
 from rank_threads import ranks, run
 from ranks import flat
 from selections import each_value_once
@@ -151,11 +152,12 @@ def test_a_run_is_resumed_with_fewer_ranks_if_it_is_elastic(tmp_path):
     assert torch.equal(flat(ends[0].parameters), flat(ends[1].parameters))
 
 
-def test_ranks_that_do_not_agree_or_have_another_token():
+def test_ranks_that_do_not_agree_or_have_another_token(monkeypatch):
+    monkeypatch.setattr(rendezvous, "OTHER_SERVER_S", 0.05)
     with ranks(2, tiny_job(), protocol="dc_s3gd", stop="updates=5") as job:
         job.start(0)
         job.start(1, token="a guess")
-        with pytest.raises(pl.UsageError, match="rank 0 has another token"):
+        with pytest.raises(pl.UsageError, match="is not of this job; set PACELINE_TOKEN"):
             job.end(1)
         job.start(1, protocol="dc_s3gd(lambda0=0.3)")
         for rank in range(2):

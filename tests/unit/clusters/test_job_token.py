@@ -42,7 +42,7 @@ def test_random_tokens_of_128_bits_give_no_warning():
             assert describe_weakness(token) == ""
 
 
-@pytest.mark.parametrize("token", ["secret", "a" * 100, secrets.token_hex(15), "1234567890" * 3])
+@pytest.mark.parametrize("token", ["secret", "a" * 100, "fdd46210917fcb0fe00782f76ecada", "1234567890" * 3])
 def test_a_short_token_is_reported_without_being_shown(token):
     text = describe_weakness(token)
     assert "expected at least 128: paceline token makes one" in text
