@@ -3,9 +3,11 @@
 import pytest
 
 import paceline as pl
+from end_when import FOREVER, EndWhen
 from paceline.core.records import WorkerLost
 from rank_threads import ranks, run
 from ranks import flat
+from this_process import in_thread
 from tiny_jobs import largest_relative_difference, tiny_job
 
 EXACT = 1e-12
@@ -24,28 +26,33 @@ def test_a_host_computes_the_gradient_of_one_worker(world_size, nodes, shards):
 
 @pytest.mark.parametrize("killed", [2, 3], ids=["leader", "follower"])
 def test_a_process_that_dies_takes_its_group_with_it_and_the_group_comes_back(killed):
-    slow = {**NODE, "slowness": pl.Cluster(2, timing=pl.Deterministic(0.01))}
-    with ranks(4, tiny_job(), slow, nodes=2, protocol="bsp", stop="updates=400") as job:
-        job.start_all()
-        job.await_training()
-        job.processes[killed].kill()
-        job.join(killed)
-        with pytest.raises(pl.RunError, match=r"a process of its host is gone|the first process of worker 1 is gone"):
-            job.end(5 - killed)
-        job.start(2)
-        job.start(3)
-        end = job.end(0)
+    is_back = EndWhen(lambda seen: seen.joined and seen.used_since[1] > 3)
+    with ranks(4, tiny_job(), NODE, nodes=2, protocol="bsp", stop=FOREVER, callbacks=[is_back]) as job:
+
+        def kill_and_start_again():
+            job.await_training()
+            job.processes[killed].kill()
+            with pytest.raises(pl.RunError, match=r"a process of its host is gone|first process of worker 1 is gone"):
+                job.end(5 - killed)
+            job.start(2)
+            job.start(3)
+
+        job.start_workers()
+        acting, raised = in_thread(kill_and_start_again)
+        end = job.serve()
+        acting.join()
+        assert raised == []
         for rank in (1, 2, 3):
-            assert job.end(rank).stopped_by == "updates"
+            assert job.end(rank).reason == end.reason
     assert [record.worker for record in end.of(WorkerLost)] == [1]
     assert end.of(pl.UpdateMade)[-1].k == 2  # the new group takes part
 
 
 def test_a_follower_names_the_leader_that_does_not_come():
-    with ranks(3, tiny_job(), NODE, protocol="bsp", stop="updates=5") as job:
+    with ranks(3, tiny_job(), {**NODE, "start_timeout_s": 0.5}, protocol="bsp", stop="updates=5") as job:
         job.start(0)
         job.started(0)
-        job.start(2, torchrun={"start_timeout_s": 0.2})
+        job.start(2)
         with pytest.raises(pl.RunError, match=r"first process of worker 0 could not be reached within start_timeout"):
             job.end(2)
 

@@ -39,9 +39,10 @@ def test_a_port_is_found_when_the_leader_has_published_it_and_again_after_its_re
 def test_a_process_that_comes_after_the_run_receives_its_end(rank_0):
     acceptor, _, connect = rank_0
     acceptor.announce_end(End("stopped", "5 updates made"))
-    with closing(connect()) as leader, pytest.raises(RunFinished, match="5 updates made"):
+    with closing(connect()) as leader:
         leader.send(LeaderListens(1, 5000))
-        leader_port(leader, 1, ANSWER_S)
+        with pytest.raises(RunFinished, match="5 updates made"):
+            leader_port(leader, 1, ANSWER_S)
 
 
 def test_the_end_of_rank_0_ends_the_search(rank_0):
