@@ -1,5 +1,6 @@
 """A network in memory for ranks that are threads of one process: socket pairs instead of TCP and TLS."""
 
+import itertools
 import socket
 import threading
 
@@ -17,6 +18,7 @@ class MemoryNetwork:
     def __init__(self):
         self.lock = threading.Lock()
         self.listeners = {}
+        self.free_ports = itertools.count(50_000)
 
 
 class MemoryListener:
@@ -60,7 +62,7 @@ class MemoryTransport(Transport):
     def listen(self, host, port, on_connection, on_reject):
         self._on_use()
         with self.network.lock:
-            address = host, port or 50_000 + len(self.network.listeners)
+            address = host, port or next(self.network.free_ports)
             if address in self.network.listeners:
                 raise UsageError(f"cannot listen on {host}:{port} (Address already in use)")
             listener = self.network.listeners[address] = MemoryListener(self, address, on_connection)

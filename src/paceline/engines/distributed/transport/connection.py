@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import struct
 import threading
 import time
 from collections import deque
@@ -18,15 +17,12 @@ from torch import Tensor
 
 from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.messages import Message, StateMessage
+from paceline.engines.distributed.transport.readers import MESSAGE, STATE, TENSOR, MessageReader, TensorReader
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
 from paceline.engines.distributed.transport.stream import Stream
 from paceline.engines.distributed.transport.task_messages import CancelTask, Heartbeat, HeartbeatAnswer
 
 OVERTAKING = (CancelTask, Heartbeat, HeartbeatAnswer)
-MESSAGE = struct.Struct("!IQ")  # bytes of the message; tensors that were sent before it
-TENSOR = struct.Struct("!IQ")  # number of the bucket, or STATE; bytes that follow
-STATE = 0xFFFFFFFF  # tensor of a `StateMessage`
-MAX_MESSAGE_BYTES = 1 << 26
 MAX_STATE_BYTES = 1 << 40
 MAX_WAITING = 1024  # messages that wait for tensors, or for `recv`; a faster sender has to wait
 HEARTBEAT_CHECKS = 12  # per timeout; a pause of this process counts as one check
@@ -41,7 +37,7 @@ class ConnectionLost(Exception):  # noqa: N818  # every connection ends with the
     """The connection has ended, or invalid data arrived over it."""
 
 
-class Arrival(NamedTuple):
+class ArrivedMessage(NamedTuple):
     """Message that has arrived.
 
     Attributes:
@@ -89,16 +85,16 @@ class Connection:
         self._idle_checks = 0  # in a row
         self._send_lock = threading.Lock()  # keeps the order of messages and tensors
         self._tensors_sent = 0
-        self._arrived: deque[Arrival] = deque()
+        self._arrived: deque[ArrivedMessage] = deque()
         self._tensors_arrived = 0
         self._buffers: list[memoryview] = []
         self._state_buffers: deque[memoryview] = deque()
-        self._inbox: queue.SimpleQueue[Arrival | str] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ArrivedMessage | str] = queue.SimpleQueue()
         self._listener: tuple[OnMessage, OnEnd] | None = None
         self._end_reason = ""
         self._open_streams = 2
-        self._control = Stream(loop, control, _MessageReader(self))
-        self._data = Stream(loop, data, _TensorReader(self))
+        self._control = Stream(loop, control, MessageReader(self))
+        self._data = Stream(loop, data, TensorReader(self))
         loop.call(self._start)
 
     # --- sending ------------------------------------------------------------------------------------------
@@ -196,7 +192,7 @@ class Connection:
         message: Message = messages.decode(content)
         if isinstance(message, StateMessage):
             message = self._with_tensors(message)
-        arrival = Arrival(message, tensors, time.monotonic())
+        arrival = ArrivedMessage(message, tensors, time.monotonic())
         if isinstance(message, OVERTAKING):
             self._deliver(arrival)
         else:
@@ -264,7 +260,7 @@ class Connection:
         while self._arrived and self._arrived[0].tensors <= self._tensors_arrived:
             self._deliver(self._arrived.popleft())
 
-    def _deliver(self, arrived: Arrival | str) -> None:
+    def _deliver(self, arrived: ArrivedMessage | str) -> None:
         """Deliver a message, or the reason of the end."""
         if self._answer_heartbeat(arrived):
             return
@@ -275,113 +271,13 @@ class Connection:
         else:
             self._listener[0](arrived.message, arrived.at_s, time.monotonic() - arrived.at_s)
 
-    def _answer_heartbeat(self, arrived: Arrival | str) -> bool:
+    def _answer_heartbeat(self, arrived: ArrivedMessage | str) -> bool:
         """Answer a heartbeat; return whether it, or the answer to one, need not be delivered."""
-        message = arrived.message if isinstance(arrived, Arrival) else None
+        message = arrived.message if isinstance(arrived, ArrivedMessage) else None
         if isinstance(message, Heartbeat) and self.answers_heartbeats:
             self.send(HeartbeatAnswer())
             return True
         return isinstance(message, HeartbeatAnswer)
-
-
-class _MessageReader:
-    """Reader of messages, several of which may arrive together."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._memory = memoryview(bytearray(1 << 16))
-        self._start = self._stop = 0  # of what is not delivered yet
-
-    def next_buffer(self) -> memoryview | None:
-        if self._connection.is_full():
-            return None
-        return self._memory[self._stop :]
-
-    def on_bytes(self, count: int) -> None:
-        self._connection.on_bytes()
-        self._stop += count
-        try:
-            while (needed := self._deliver_one()) == 0:
-                pass
-        except ValueError as error:
-            self._connection.end(f"invalid message: {error}")
-            return
-        self._make_room(needed)
-
-    def on_end(self, reason: str) -> None:
-        self._connection.on_stream_end(reason)
-
-    def _deliver_one(self) -> int:
-        """Deliver a message and return 0; if it is not complete, return its bytes."""
-        received = self._memory[self._start : self._stop]
-        if len(received) < MESSAGE.size:
-            return MESSAGE.size
-        nbytes, tensors = MESSAGE.unpack_from(received)
-        if not 0 < nbytes <= MAX_MESSAGE_BYTES:
-            raise ValueError(f"{nbytes} bytes")
-        whole = MESSAGE.size + int(nbytes)
-        if len(received) < whole:
-            return whole
-        self._start += whole
-        self._connection.on_message(received[MESSAGE.size : whole], tensors)
-        return 0
-
-    def _make_room(self, needed: int) -> None:
-        """Move an incomplete message to the beginning of memory that has room for it."""
-        rest = bytes(self._memory[self._start : self._stop])
-        if needed > len(self._memory):
-            self._memory = memoryview(bytearray(needed))
-        self._memory[: len(rest)] = rest
-        self._start, self._stop = 0, len(rest)
-
-
-class _TensorReader:
-    """Reader of tensors, each into its memory."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._frame = memoryview(bytearray(TENSOR.size))
-        self._unread = self._frame
-        self._is_frame = True  # else a tensor is read
-        self._announced: tuple[int, int] | None = None  # number and bytes of a tensor whose memory is not known yet
-
-    def next_buffer(self) -> memoryview | None:
-        if self._announced is not None:
-            try:
-                self._find_memory(*self._announced)
-            except ValueError as error:
-                self._connection.end(f"invalid tensor: {error}")
-        return self._unread or None
-
-    def on_bytes(self, count: int) -> None:
-        self._connection.on_bytes()
-        self._unread = self._unread[count:]
-        if self._unread:
-            return
-        if self._is_frame:
-            self._announced = TENSOR.unpack(self._frame)
-        else:
-            self._finish()
-
-    def on_end(self, reason: str) -> None:
-        self._connection.on_stream_end(reason)
-
-    def _finish(self) -> None:
-        self._unread = self._frame
-        self._is_frame = True
-        self._connection.on_tensor()
-
-    def _find_memory(self, number: int, nbytes: int) -> None:
-        memory = self._connection.memory_of(number)
-        if memory is None:
-            return
-        if len(memory) != nbytes:
-            raise ValueError(f"{nbytes} bytes, but {len(memory)} were expected")
-        self._announced = None
-        self._unread = memory
-        self._is_frame = False
-        if not nbytes:
-            self._finish()
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
