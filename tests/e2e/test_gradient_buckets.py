@@ -7,6 +7,7 @@ from end_when import EndWhen
 from paceline.core.records import GradientArrived
 from paceline.engines.distributed.transport.buckets import BUCKET_BYTES
 from paceline.engines.distributed.transport.connection import Connection
+from paceline.engines.distributed.transport.messages import decode
 from paceline.engines.distributed.transport.task_messages import GradientStarted, RemoteTaskCancelled
 from paceline.worker.replica import Replica
 from pausing_job import large_job, sgd_over
@@ -18,13 +19,13 @@ from tiny_jobs import tiny_job
 def heard(monkeypatch):
     """Return the messages that rank 0, this process, receives."""
     messages = []
-    receive = Connection.recv
+    handle = Connection.on_message
 
-    def noted(self):
-        messages.append(receive(self))
-        return messages[-1]
+    def noted(self, content, tensors):
+        messages.append(decode(bytes(content)))
+        handle(self, content, tensors)
 
-    monkeypatch.setattr(Connection, "recv", noted)
+    monkeypatch.setattr(Connection, "on_message", noted)
     return messages
 
 
@@ -32,7 +33,10 @@ def heard(monkeypatch):
 @pytest.mark.parametrize(("protocol", "n"), [pytest.param("bsp", 1, marks=pytest.mark.slow), ("k_sync(k=1)", 2)])
 def test_every_gradient_is_that_of_its_minibatch(protocol, n, heard):
     def is_enough(seen):
-        is_interrupted = any(isinstance(message, RemoteTaskCancelled) and message.sent for message in heard)
+        sent_early = {message.draw for message in heard if isinstance(message, GradientStarted)}
+        is_interrupted = any(
+            isinstance(message, RemoteTaskCancelled) and message.draw in sent_early for message in heard
+        )
         return seen.updates >= 12 and (n == 1 or is_interrupted)
 
     job = large_job()
