@@ -102,30 +102,29 @@ class ElasticGroup:
             raise Unreachable(shorten(str(error))) from error
         self._check()
 
-    def check_links(self, transport: Transport, host: str, number: int) -> None:
-        """Check that this process can still connect to all members, while a sum takes long.
+    def check_links(self, transport: Transport, host: str, number: int) -> str:
+        """Return why this process can no longer connect to a member, while a sum takes long; empty if it can.
 
         A sum over a slow link and one over a link that was cut look the same. So all members connect once more, at the
-        same time. A member that does not begin to connect proves nothing.
+        same time. A member that does not begin to connect proves nothing, and neither does a group that was aborted.
 
         Args:
             transport: transport of this process.
             host: address of this host, which the other members can reach.
             number: number of this check in the group.
-
-        Raises:
-            Unreachable: this process cannot connect to a member.
-            ConnectionLost: the group was aborted.
         """
         prefix = f"check {number}"
-        if self._await_members(prefix, transport.heartbeat_timeout_s):
-            return
         store = dist.PrefixStore(prefix, self._store)
         timeout_s = transport.heartbeat_timeout_s / GLOO_WAITS
-        try:  # other members may still be connecting to this one: the connections stay until the next check
-            self._tried = transport.group(store, self._rank, self._size, host, timeout_s=timeout_s)
+        try:
+            if not self._await_members(prefix, transport.heartbeat_timeout_s):
+                # Other members may still be connecting to this one: the connections stay until the next check.
+                self._tried = transport.group(store, self._rank, self._size, host, timeout_s=timeout_s)
+        except ConnectionLost:
+            return ""
         except RuntimeError as error:
-            raise Unreachable(shorten(str(error))) from error
+            return shorten(str(error))
+        return ""
 
     def _await_members(self, what: str, timeout_s: float | None) -> list[int]:
         """Wait until all members connect, which may be long after this process; return those that do not."""

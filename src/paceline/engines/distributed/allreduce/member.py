@@ -211,8 +211,6 @@ class MembershipClient(GroupMembership):
     def _check_links(self, message: sum_messages.CheckLinks, announced: AnnouncedGroup | None) -> None:
         if announced is None or announced.generation != message.generation:
             return
-        with suppress(ConnectionLost):  # the group was aborted
-            try:
-                announced.group.check_links(self._rank.transport, self._host, message.number)
-            except Unreachable as error:
-                self._send(sum_messages.GroupBroken(message.generation, str(error), is_unreachable=True))
+        reason = announced.group.check_links(self._rank.transport, self._host, message.number)
+        if reason:
+            self._send(sum_messages.GroupBroken(message.generation, reason, is_unreachable=True))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
+
+from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer
+from paceline.engines.distributed.transport.group_store import GroupStore
 from paceline.engines.distributed.transport.messages import Message
+from paceline.engines.distributed.transport.sum_messages import FormGroup
 
 LOOPBACK = ("127.0.0.1", "::1")
 
@@ -23,3 +28,22 @@ class Members(dict[int, AcceptedPeer]):
         """Address of this host at which the members reach it; another one than loopback, if there is one."""
         hosts = {member.connection.local_host for member in self.values()}
         return min(hosts, key=lambda host: (host in LOOPBACK, host), default="")
+
+    @property
+    def have_own_gpus(self) -> bool:
+        """Whether each member has a GPU that no other process uses."""
+        return all(member.has_own_gpu for member in self.values())
+
+    def announce(self, generation: int, store: GroupStore, uses_nccl: bool) -> ElasticGroup:
+        """Announce a new group to all members, and return it; their ranks are in the order of their numbers.
+
+        Args:
+            generation: number of the group.
+            store: store of the group at rank 0.
+            uses_nccl: whether NCCL sums; else gloo does.
+        """
+        key = secrets.token_hex(32)  # a stranger that finds the sockets of gloo cannot join the group
+        size = 1 + len(self)
+        for rank, worker in enumerate(sorted(self), start=1):
+            self[worker].connection.send(FormGroup(generation, key, rank, size, uses_nccl))
+        return ElasticGroup(key, 0, size, store, uses_nccl=uses_nccl)

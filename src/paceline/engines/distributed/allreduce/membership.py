@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch
 
 from paceline.core.events import Event, Joined, Lost
 from paceline.engines.distributed.allreduce.base import GroupMembership, MakeState
+from paceline.engines.distributed.allreduce.breakage import Breakage
 from paceline.engines.distributed.allreduce.elastic_group import (
     ElasticGroup,
     MembershipChanged,
@@ -72,23 +72,22 @@ class MembershipServer(GroupMembership):
         self._progress = ProgressMonitor(self._send_all)
         self._link_checks = 0
         self._store: GroupStore | None = None  # of the current group
-        self._broken: dict[int, bool] = {}  # members that can no longer sum, and whether each was never connected
-        self._reason = ""  # of the first of them
+        self._host = ""  # address of this host for its members
+        self._breakage = Breakage()
         self._failure: Exception | None = None
         self._end: messages.End | None = None
         self._acceptor: Acceptor | None = None
 
     def open(self) -> None:
         """Wait until all ranks have joined."""
-        cluster = self._cluster
-        self._acceptor = listen_as_rank_0(cluster, self._rank.transport, self._job_spec, [None] * cluster.n, self)
-        await_peers(self._missing, self._wait_for_join, cluster.start_timeout_s)
+        buffers = [None] * self._cluster.n
+        self._acceptor = listen_as_rank_0(self._cluster, self._rank.transport, self._job_spec, buffers, self)
+        await_peers(self._missing, self._wait_for_join, self._cluster.start_timeout_s)
 
     def _missing(self) -> str:
         with self._lock:
             missing = [str(worker) for worker in range(1, self._cluster.n) if worker not in self._joining]
-            if missing:
-                self._check()
+            self._check()
         return f"worker {', '.join(missing)}" if missing else ""
 
     def _wait_for_join(self) -> None:
@@ -104,7 +103,7 @@ class MembershipServer(GroupMembership):
             events += self._next_generation()
             group, workers = self._announce_group()
             try:
-                group.connect(self._rank.transport, self._members.host, timeout_s)
+                group.connect(self._rank.transport, self._host, timeout_s)
                 return group.broadcast_state(make_state(events))
             except MissingPeers as error:
                 self._expel([workers[rank] for rank in error.ranks], timeout_s)
@@ -119,17 +118,16 @@ class MembershipServer(GroupMembership):
 
     def summary(self, timeout_s: float) -> sum_messages.StepSummary:
         """Wait for the reports of all ranks; expel ranks that are silent longer than the timeout."""
-        for wait_s in self._waits_s(timeout_s):
+        waits_s = self._waits_s(timeout_s)
+        while True:
             try:
-                result = self._results.get(timeout=wait_s)
+                result = self._results.get(timeout=next(waits_s))
             except queue.Empty:
                 continue
-            if result.generation != self.generation:
-                continue
-            if isinstance(result, sum_messages.StepSummary):
-                return result
-            raise MembershipChanged(result.reason)
-        raise AssertionError("rank 0 waits without limit")
+            if result.generation == self.generation:
+                if isinstance(result, sum_messages.StepSummary):
+                    return result
+                raise MembershipChanged(result.reason)
 
     def wait(self, pending: list[PendingCollective], timeout_s: float) -> None:
         """Wait for sums; after each timeout, expel the ranks that do not take part."""
@@ -138,8 +136,8 @@ class MembershipServer(GroupMembership):
             for wait_s in self._waits_s(timeout_s):
                 if self.group.wait(pending, wait_s):
                     return
-                if self._broken:
-                    raise MembershipChanged(self._reason)
+                if self._breakage.is_known:
+                    raise MembershipChanged(self._breakage.reason)
 
     def _waits_s(self, timeout_s: float) -> Iterator[float]:
         """Yield how long to wait for all ranks; in between, expel idle ranks, and check the links of the others."""
@@ -227,9 +225,7 @@ class MembershipServer(GroupMembership):
                     del peers[peer.worker]
                     if peers is self._members:
                         self._lost[peer.worker] = f"{known.name}: {reason}"
-                        self._results.put(_GroupChanged(self.generation, reason))
-                        if self.group is not None:
-                            self.group.abort()
+                        self._end_generation(reason)
             self._lock.notify_all()
 
     def on_reject(self, reason: str) -> None:
@@ -243,10 +239,13 @@ class MembershipServer(GroupMembership):
         """End the run with this error."""
         with self._lock:
             self._failure = self._failure or error
-            self._results.put(_GroupChanged(self.generation, str(error)))
-            if self.group is not None:
-                self.group.abort()
+            self._end_generation(str(error))
             self._lock.notify_all()
+
+    def _end_generation(self, reason: str) -> None:
+        self._results.put(_GroupChanged(self.generation, reason))
+        if self.group is not None:
+            self.group.abort()
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -258,21 +257,18 @@ class MembershipServer(GroupMembership):
             yield
         except ConnectionLost as error:
             with self._lock:
-                self._reason = self._reason or f"worker 0: {error}"
+                self._breakage.add_reason(0, str(error))
             raise MembershipChanged(str(error)) from error
 
     def _on_broken(self, worker: int, reason: str, *, is_unreachable: bool) -> None:
         with self._lock:
-            if worker or is_unreachable:
-                self._broken[worker] = is_unreachable
-            self._reason = self._reason or f"worker {worker}: {reason}"
+            self._breakage.add(worker, reason, is_unreachable=is_unreachable)
             if self.group is not None:
                 self.group.abort_locally()  # an abort would make other members report the group as broken too
-            self._results.put(_GroupChanged(self.generation, self._reason))
+            self._results.put(_GroupChanged(self.generation, self._breakage.reason))
             self._lock.notify_all()
 
     def _disconnect(self, peer: AcceptedPeer, reason: str) -> None:
-        """Disconnect a rank, which waits for that."""
         self.on_leave(peer, reason)
         peer.connection.close()
 
@@ -305,8 +301,7 @@ class MembershipServer(GroupMembership):
             self._joining.clear()
             self._lost.clear()
             self._reports.clear()
-            self._broken.clear()
-            self._reason = ""
+            self._breakage = Breakage()
             self._steps = 0
             self.generation += 1
         return events
@@ -315,13 +310,10 @@ class MembershipServer(GroupMembership):
         """Announce a new group to all members; return it, and the worker of each rank in it."""
         with self._lock:
             workers = [0, *sorted(self._members)]
-            members = [self._members[worker] for worker in workers[1:]]
-            uses_nccl = self._cluster.has_gpu_each(torch.cuda.device_count()) and all(m.has_own_gpu for m in members)
-            key = secrets.token_hex(32)  # a stranger that finds the sockets of gloo cannot join the group
-            store = self._store = GroupStore(self.generation, self._send_all)
-            previous, self.group = self.group, ElasticGroup(key, 0, len(workers), store, uses_nccl=uses_nccl)
-            for rank, member in enumerate(members, start=1):
-                member.connection.send(sum_messages.FormGroup(self.generation, key, rank, len(workers), uses_nccl))
+            uses_nccl = self._cluster.has_gpu_each(torch.cuda.device_count()) and self._members.have_own_gpus
+            self._store = GroupStore(self.generation, self._send_all)
+            self._host = self._members.host
+            previous, self.group = self.group, self._members.announce(self.generation, self._store, uses_nccl)
         if previous is not None:
             previous.abort()
             previous.close()
@@ -333,8 +325,8 @@ class MembershipServer(GroupMembership):
             return
         with self._lock:
             is_known = self._lock.wait_for(lambda: self._lost or self._joining or self._failure, GRACE_S)
-            if not is_known and (not self._cluster.elastic or any(self._broken.values())):
-                raise RunError(_describe_unreachable(self._broken, self._members, self._reason))
+            if not is_known and (not self._cluster.elastic or self._breakage.is_unreachable):
+                raise RunError(self._breakage.describe(self._members))
 
     def _expel_idle(self, timeout_s: float) -> None:
         """Expel the ranks for which all others wait, unless they wait for the network themselves."""
@@ -345,27 +337,12 @@ class MembershipServer(GroupMembership):
         assert self.group is not None
         self._link_checks += 1
         self._send_all(sum_messages.CheckLinks(self.generation, self._link_checks))
-        try:
-            self.group.check_links(self._rank.transport, self._members.host, self._link_checks)
-        except Unreachable as error:
-            self._on_broken(0, str(error), is_unreachable=True)
-        except ConnectionLost:
-            pass  # the group was aborted: the caller notices
+        if reason := self.group.check_links(self._rank.transport, self._host, self._link_checks):
+            self._on_broken(0, reason, is_unreachable=True)
 
     def _expel(self, workers: list[int], timeout_s: float) -> None:
         for worker in workers:
             with self._lock:
                 member = self._members.get(worker)
             if member is not None:
-                self.on_leave(member, f"silent for {timeout_s:g} s")
-                member.connection.close()
-
-
-def _describe_unreachable(broken: dict[int, bool], members: dict[int, AcceptedPeer], reason: str) -> str:
-    unreachable = [worker for worker, is_unreachable in broken.items() if is_unreachable]
-    names = [members[worker].name if worker else "worker 0" for worker in sorted(unreachable or broken)]
-    who = " and ".join(names) if len(names) == 2 else ", ".join(names) or "workers"
-    return (
-        f"{who} do not reach each other, though they are running ({reason}): repair the link between their "
-        "hosts, or start them elsewhere; torchrun --max-restarts 3 continues from the last checkpoint in out="
-    )
+                self._disconnect(member, f"silent for {timeout_s:g} s")
