@@ -13,9 +13,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-from paceline.engines.local import engine
-from worker_threads import ThreadLauncher
-
 # A busy machine is no failure, and what was not changed fails today if it failed yesterday: `make explore` tries new
 # examples.
 settings.register_profile("paceline", deadline=None, derandomize=True)
@@ -88,7 +85,9 @@ def processor_s():
 def _worker_threads(request, monkeypatch):
     """Run the workers of a local cluster as threads, unless a marker of the test allows processes."""
     if not WITH_PROCESSES & {marker.name for marker in request.node.iter_markers()}:
-        monkeypatch.setattr(engine, "Launcher", ThreadLauncher)
+        from worker_threads import ThreadLauncher  # not earlier: a measurement of coverage has begun by now
+
+        monkeypatch.setattr("paceline.engines.local.engine.Launcher", ThreadLauncher)
 
 
 @pytest.hookimpl(tryfirst=True)
