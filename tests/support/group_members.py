@@ -1,4 +1,4 @@
-"""Members of a group of ranks without processes: connections, and the membership server of rank 0."""
+"""Group of ranks without processes: connections, and the membership server of rank 0."""
 
 import threading
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from paceline.engines.distributed.transport.connection import ConnectionLost
 
 
 class Wire:
-    """Connection that records what is sent, and from which the given messages are received, and then none."""
+    """Connection that records the messages sent, and receives the given messages and then none."""
 
     def __init__(self, *coming):
         self.sent = []
@@ -30,7 +30,7 @@ class Wire:
 
 
 class LostGroup:
-    """Group in which no sum can be started."""
+    """Group that cannot start a sum."""
 
     def begin_sum(self, vectors):
         raise ConnectionLost("cut off")
