@@ -1,4 +1,7 @@
-"""The worker processes of the local engine as threads of this process, with the same messages and shared memory."""
+"""The worker processes of the local engine as threads of this process, with the same messages and shared memory.
+
+Threads share the random generators of torch, NumPy and Python. A test of a job that uses them needs processes.
+"""
 
 import os
 import socket
