@@ -36,7 +36,7 @@ CLUSTERS: dict[str, pl.Cluster] = {
 
 
 class Recorded(NamedTuple):
-    """One run: its job, and what it was recorded under."""
+    """Recorded run: its job, cluster and protocol."""
 
     job: str
     cluster: str
@@ -61,8 +61,8 @@ RUNS = [
 
 def main() -> None:
     parser = options(__doc__ or "", rounds=3)
-    parser.add_argument("--updates", type=int, default=200, help="of a recorded run")
-    parser.add_argument("--bound", type=int, default=5, help="times as many gradients end a run that is not there")
+    parser.add_argument("--updates", type=int, default=200, help="updates of a recorded run")
+    parser.add_argument("--bound", type=int, default=5, help="limit on gradients, x recorded ones")
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
 
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def compare(run: Recorded, *, updates: int, bound: int, seeds: int) -> dict[str, Any]:
-    """Record a run, predict from it, and train what was predicted."""
+    """Record a run, predict the others from it, and train them."""
     warnings.simplefilter("ignore")
     job, cluster = JOBS[run.job](), CLUSTERS[run.cluster]
     with tempfile.TemporaryDirectory() as folder:
@@ -127,7 +127,7 @@ def rank_correlation(one: list[float], other: list[float]) -> float:
 
 
 def time_to(target: float, job: pl.Job, protocol: str, cluster: pl.Cluster, most: int, seed: int) -> float:
-    """Return seconds until the loss on the probe is there; inf if it is not."""
+    """Return the seconds until the probe reaches the target loss; inf if it never does."""
     every = "updates=10" if protocol == "asp" else "updates=2"
     stop = pl.Stop(eval_loss=target, gradients=most)
     result = pl.train(job, protocol=protocol, cluster=cluster, stop=stop, evaluate_every=every, seed=seed)
@@ -139,7 +139,7 @@ def shown(seconds: float) -> float | None:
 
 
 def probed(job: pl.Job) -> pl.Job:
-    """Return a job that is evaluated on the samples that it is trained on."""
+    """Return the job with its training samples as evaluation data."""
     return replace(job, eval_data=job.data)
 
 

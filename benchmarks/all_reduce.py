@@ -1,11 +1,11 @@
-"""Workers without a server against DistributedDataParallel and bare gloo, two ranks with a shaped link between them.
+"""Serverless protocols against DistributedDataParallel and bare gloo: two ranks with a shaped link between them.
 
-- `overlap`: ranks that sleep for most of their compute time; seconds of an iteration against those of computing and
-  summing, each measured alone, too.
+- `overlap`: ranks that sleep for most of their compute time. Compares the seconds of an iteration with those of
+  computing alone and of summing alone.
 - `ddp`: ResNet-18, iterations/s against DDP.
-- `unshaped`: the same without a limit on the link: what an iteration costs besides computing; and the final losses,
+- `unshaped`: the same without a limit on the link: overhead of an iteration beyond computing, and the final losses,
   which do not depend on the link.
-- `memory`: of a rank, beyond its model and optimizer.
+- `memory`: memory of a rank beyond its model and optimizer.
 
 The link joins two network namespaces, which needs root.
 """
@@ -28,8 +28,8 @@ from common import options, ratios, report, rounded, spread
 from shaped_link import ShapedLink
 
 RANKS = Path(__file__).with_name("all_reduce_ranks.py")
-LAYERS = {"250 k": (1, 500), "1 M": (4, 500)}  # by parameters; and so wide
-MBIT_PER_S = {"20 ms": 425.0, "80 ms": 104.5, "150 ms": 55.5}  # a layer, by the seconds of a sum of it
+LAYERS = {"250 k": (1, 500), "1 M": (4, 500)}  # by number of parameters: number of layers and their width
+MBIT_PER_S = {"20 ms": 425.0, "80 ms": 104.5, "150 ms": 55.5}  # link rate at which the sum of a layer takes this long
 LARGE_LAYERS = (50, 1000)
 OVERLAP_BAR, BLOCKING_BAR, DDP_BAR, MEMORY_BAR = 1.10, 0.95, 0.9, 5.0
 WARM_UP = 2
@@ -39,16 +39,16 @@ Step = tuple[str, dict[str, Any]]
 
 def main() -> None:
     parser = options(__doc__ or "")
-    parser.add_argument("--compute-s", type=float, default=0.1, help="slept, in overlap")
-    parser.add_argument("--iterations", type=int, default=10, help="timed, of each training in overlap")
-    parser.add_argument("--batch-size", type=int, default=32, help="of ResNet-18, a rank")
-    parser.add_argument("--lr", type=float, default=0.02, help="of ResNet-18")
-    parser.add_argument("--mbit-per-s", type=float, nargs="+", default=[200.0, 400.0], help="of the link in ddp")
-    parser.add_argument("--timed", type=int, default=8, help="iterations of each training in ddp")
-    parser.add_argument("--updates", type=int, default=25, help="of each training in unshaped")
+    parser.add_argument("--compute-s", type=float, default=0.1, help="seconds of sleep per gradient in overlap")
+    parser.add_argument("--iterations", type=int, default=10, help="timed iterations of each training in overlap")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples per rank for ResNet-18")
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of ResNet-18")
+    parser.add_argument("--mbit-per-s", type=float, nargs="+", default=[200.0, 400.0], help="rates of the link in ddp")
+    parser.add_argument("--timed", type=int, default=8, help="timed iterations of each training in ddp")
+    parser.add_argument("--updates", type=int, default=25, help="updates of each training in unshaped")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # and leave no namespace behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # runs the clean-up of the namespaces
     name = "all_reduce" if args.parts == list(PARTS) else "_".join(["all_reduce", *args.parts])
     report(name, args, {part: PARTS[part](args) for part in args.parts})
 
@@ -112,7 +112,7 @@ def unshaped(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _train_both(args: argparse.Namespace, seed: int, mbit_per_s: float | None, timed: int) -> list[dict[str, Any]]:
-    """Return the answers of a sum alone, computing alone, DDP and ours; the two trainings take turns to be first."""
+    """Return the answers of a sum alone, computing alone, DDP and ours; the two trainings alternate in order."""
     settings = {"batch_size": args.batch_size, "lr": args.lr, "seed": seed, "mbit_per_s": mbit_per_s}
     settings |= {"warm_up": WARM_UP, "iterations": timed, "probes": True}
     few = {**settings, "iterations": 4}
@@ -147,7 +147,7 @@ def _beyond(took_s: list[float], compute_s: list[float]) -> dict[str, Any]:
 
 
 def _final_loss(theirs: list[float], ours: list[float]) -> dict[str, Any]:
-    """Compare losses on a fixed probe; the seeds give both the same first parameters."""
+    """Compare losses on a fixed probe; equal seeds give both the same initial parameters."""
     noise = stdev(theirs + ours) if len(ours) > 1 else 0.0
     return {
         "bar": "mean at most that of DDP and the range of its seeds",
@@ -193,12 +193,12 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 
 
 def run(steps: list[Step], ranks: int = 2) -> list[dict[str, Any]]:
-    """Return what rank 0 answers to the steps, which fresh ranks take one after the other."""
+    """Run the steps one after another in new ranks, and return the answers of rank 0."""
     return run_all(steps, ranks)[0]
 
 
 def run_all(steps: list[Step], ranks: int = 2) -> list[list[dict[str, Any]]]:
-    """Return what every rank answers."""
+    """Return the answers of all ranks."""
     with ShapedLink() as link:
         processes = [_start(link, rank, ranks, steps) for rank in range(ranks)]
         try:

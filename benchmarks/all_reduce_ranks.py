@@ -1,4 +1,4 @@
-"""One rank of a job that `all_reduce.py` measures: ours, DistributedDataParallel's, or bare gloo's.
+"""One rank of a job that `all_reduce.py` measures: paceline, DistributedDataParallel or bare gloo.
 
 Called with steps as JSON, each the name of a contender and its settings; prints the answers to all of them as JSON.
 """
@@ -33,7 +33,7 @@ from shaped_link import DEVICE, shape
 ANSWER = "answer: "
 FIRST_PORT = 29500
 PROBE = 256  # samples
-LARGE_BYTES = 1 << 20  # of tensors that are counted
+LARGE_BYTES = 1 << 20  # smallest tensor that is counted
 Answer = dict[str, Any]
 
 
@@ -48,22 +48,22 @@ def main() -> None:
     print(ANSWER + json.dumps(answers), flush=True)
 
 
-# --- what is trained -------------------------------------------------------------------------------------------------
+# --- workload --------------------------------------------------------------------------------------------------------
 
 
 class Workload(NamedTuple):
-    """What every contender trains, and how."""
+    """Model, data and settings that every contender trains with."""
 
     make_model: Callable[[], nn.Module]
     data: TensorDataset
     batch_size: int
     loss: Callable[[Tensor, Tensor], Tensor]
     lr: float
-    compute_s: float  # that is slept
+    compute_s: float  # seconds of sleep per gradient
 
 
 def layers(settings: Answer) -> Workload:
-    """Return linear layers that one sample goes through: nearly all of the time is slept."""
+    """Return linear layers for a batch of one sample: nearly all of the time is sleep."""
     count, width = settings["layers"]
     generator = torch.Generator().manual_seed(0)
     data = TensorDataset(*torch.randn(2, 64, width, generator=generator))
@@ -114,7 +114,7 @@ def probe_loss(model: nn.Module, workload: Workload) -> float:
 
 @contextmanager
 def gloo(settings: Answer) -> Iterator[int]:
-    """Form a group of both ranks over the link as asked for, and yield the rank."""
+    """Form a group of both ranks over the link of the given rate, and yield the rank."""
     if "mbit_per_s" in settings:
         shape(settings["mbit_per_s"])
     dist.init_process_group("gloo")
@@ -125,7 +125,7 @@ def gloo(settings: Answer) -> Iterator[int]:
 
 
 def sum_alone(settings: Answer) -> Answer:
-    """Sum a vector again and again, and nothing else."""
+    """Measure repeated sums of one vector."""
     vector = torch.zeros(parameters_of(settings))
     with gloo(settings):
         ends_s = []
@@ -136,7 +136,7 @@ def sum_alone(settings: Answer) -> Answer:
 
 
 def compute_alone(settings: Answer) -> Answer:
-    """Train on both ranks at the same time, each for itself."""
+    """Train on both ranks at the same time without communication."""
     workload = make_workload(settings)
     model = workload.make_model()
     with gloo({}) as rank:
@@ -145,7 +145,7 @@ def compute_alone(settings: Answer) -> Answer:
 
 
 def train_ddp(settings: Answer) -> Answer:
-    """Train as DDP does by default."""
+    """Train with DDP and its default settings."""
     workload = make_workload(settings)
     model = workload.make_model()
     with gloo(settings) as rank:
@@ -154,7 +154,7 @@ def train_ddp(settings: Answer) -> Answer:
 
 
 def train_by_hand(model: nn.Module, workload: Workload, rank: int, settings: Answer) -> list[float]:
-    """Return when each iteration ended."""
+    """Train with a plain loop, and return the end of each iteration."""
     optimizer = make_optimizer(model.parameters(), workload.lr)
     inputs, targets = workload.data.tensors
     order = torch.Generator().manual_seed(2 * settings.get("seed", 0) + rank)
@@ -170,7 +170,7 @@ def train_by_hand(model: nn.Module, workload: Workload, rank: int, settings: Ans
 
 
 def train_ours(settings: Answer) -> Answer:
-    """Train without a server; report the times, and the waiting time that rank 0 measured."""
+    """Train without a server; return the times, and the waiting time that rank 0 measured."""
     if "mbit_per_s" in settings:
         shape(settings["mbit_per_s"])
     workload = make_workload(settings)
@@ -203,7 +203,7 @@ def train_ours(settings: Answer) -> Answer:
 
 
 class Notes(Callback):
-    """Notes when updates are made, and what memory they take."""
+    """Callback that records the time and the memory of updates."""
 
     def __init__(self, settings: Answer) -> None:
         self.ends_s: list[float] = []
@@ -223,7 +223,7 @@ class Notes(Callback):
 
 
 def mean_s(ends_s: list[float], settings: Answer) -> float:
-    """Return the seconds of an iteration after the first ones."""
+    """Return the mean seconds of an iteration after the warm-up."""
     first = settings["warm_up"] - 1
     return float((ends_s[-1] - ends_s[first]) / (len(ends_s) - 1 - first))
 
@@ -236,20 +236,20 @@ def parameters_of(settings: Answer) -> int:
 
 
 def hold_model(settings: Answer) -> Answer:
-    """Hold a model and its optimizer's momentum, and no gradient."""
+    """Measure the memory of a model with its optimizer's momentum and without gradients."""
     model = make_workload(settings).make_model()
     momenta = [torch.ones_like(parameter) for parameter in model.parameters()]
     return {"peak_bytes": peak_bytes(), "parameters_bytes": sum(each.nbytes for each in momenta)}
 
 
 def train_and_measure(settings: Answer) -> Answer:
-    """Train; report the peak memory before, during and after the set-up."""
+    """Train, and return the peak memory before, during and after the set-up."""
     answer = train_ours(settings)
     return {**answer.get("memory", {}), "peak_after_bytes": peak_bytes()}
 
 
 def peak_bytes() -> int:
-    """Return the largest resident memory of this process so far, or since it was forgotten."""
+    """Return the largest resident memory of this process since its start or the last reset."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -264,7 +264,7 @@ def tensors_bytes() -> int:
     """Return the memory of all large tensors that the garbage collector tracks, each counted once."""
     storages = {}
     for each in gc.get_objects():
-        if issubclass(type(each), Tensor):  # isinstance would ask objects that then warn
+        if issubclass(type(each), Tensor):  # isinstance would make some objects warn
             storage = each.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(size for size in storages.values() if size >= LARGE_BYTES)

@@ -1,4 +1,4 @@
-"""What all benchmarks share: options, the machine, medians with their spread, and where results are kept."""
+"""Shared parts of the benchmarks: options, description of the machine, medians with their spread, result files."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def options(description: str, *, rounds: int = 5) -> argparse.ArgumentParser:
-    """Return a parser with the options that every benchmark has."""
+    """Return a parser with the options of all benchmarks."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"rounds, alternating (default {rounds})")
-    parser.add_argument("--save", action="store_true", help="keep the result in benchmarks/results/")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"number of alternating rounds (default {rounds})")
+    parser.add_argument("--save", action="store_true", help="save the result in benchmarks/results/")
     return parser
 
 
@@ -42,7 +42,7 @@ def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> dict[s
 
 
 class Stopwatch:
-    """Adds up the time that a program spends inside of some methods.
+    """Sum of the time that a program spends in some methods.
 
     Attributes:
         s: seconds so far.
@@ -52,7 +52,7 @@ class Stopwatch:
         self.s = 0.0
 
     def time(self, kind: type[Any], name: str, clock: Callable[[], float] = perf_counter) -> None:
-        """Watch a method of a class from now on."""
+        """Add the time of a method of a class from now on."""
         inner = getattr(kind, name)
 
         def timed(*args: Any, **options: Any) -> Any:
@@ -71,13 +71,13 @@ def rounded(value: float) -> float:
 
 
 def report(name: str, args: argparse.Namespace, results: Mapping[str, Any], *peers: str) -> None:
-    """Print a result as JSON, and keep it if asked to.
+    """Print a result as JSON, and save it with `--save`.
 
     Args:
-        name: of the benchmark.
-        args: its options, which are its configuration.
-        results: what was measured, with the bars.
-        peers: packages to name the versions of, besides torch.
+        name: name of the benchmark.
+        args: options, saved as the configuration.
+        results: measurements with their bars.
+        peers: packages whose versions are saved, in addition to torch.
     """
     config = {option: str(value) if isinstance(value, Path) else value for option, value in vars(args).items()}
     del config["save"]
@@ -92,7 +92,7 @@ def report(name: str, args: argparse.Namespace, results: Mapping[str, Any], *pee
 
 
 def machine() -> dict[str, Any]:
-    """Return what this machine is."""
+    """Return a description of this machine."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),

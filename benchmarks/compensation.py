@@ -1,4 +1,4 @@
-"""What compensating a stale gradient costs, against adding one vector of that size to another."""
+"""Cost of compensating a stale gradient, against adding one vector of that size to another."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ BAR = 3.0
 def main() -> None:
     parser = options(__doc__ or "", rounds=11)
     parser.add_argument("--parameters", type=int, default=11_700_000)
-    parser.add_argument("--repeats", type=int, default=5, help="timed together in a round")
+    parser.add_argument("--repeats", type=int, default=5, help="repetitions timed together in a round")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
-    # Small, so that a gradient that is corrected again and again stays a number.
+    # Small, so that a gradient stays finite after many corrections.
     gradient, now, then, total = (1e-3 * torch.randn(args.parameters) for _ in range(4))
     squared_norm = float(gradient.norm()) ** 2
     seconds: dict[str, list[float]] = {}
     for i in range(args.rounds + 1):
         for name, compensators in cases().items():
             memory: dict[str, list[Tensor]] = {}
-            compensate(compensators, gradient, now, then, squared_norm, memory)  # which makes its memory
+            compensate(compensators, gradient, now, then, squared_norm, memory)  # allocates its memory
             act = partial(compensate, compensators, gradient, now, then, squared_norm, memory)
             ours, addition = timed(act, args.repeats), timed(partial(total.add_, now), args.repeats)
             if i > 0:
@@ -70,7 +70,7 @@ def compensate(
 
 
 def timed(work: Callable[[], object], repeats: int) -> float:
-    """Return seconds of one piece of work, the mean over some."""
+    """Return the mean seconds of one call."""
     begun = perf_counter()
     for _ in range(repeats):
         work()

@@ -1,8 +1,7 @@
-"""What choosing k costs: the decisions of DBW and the measuring of steps, in the wall time of a run.
+"""Cost of choosing k: share of DBW's decisions and of measuring steps in the wall time of a run.
 
-The MNIST run of `virtual_engine.py` under `dbw()`. The share is the time that the run spends inside of the controllers,
-which is all of their decisions, and inside of the step meter: a difference of two runs spreads by 10 % on a shared
-machine.
+The MNIST run of `virtual_engine.py` under `dbw()`. The share is the time of the run in the controllers and in the step
+meter. A difference of two runs would vary by 10 % on a shared machine.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def main() -> None:
     watch = Stopwatch()
     for kind, name in ((DBW, "decide"), (IdleWorkers, "decide"), (StepMeter, "before"), (StepMeter, "after")):
         watch.time(kind, name)
-    run(job, args)  # a round to warm up
+    run(job, args)  # warm-up round
     wall_s, shares = [], []
     for _ in range(args.rounds):
         watch.s = 0.0

@@ -1,7 +1,7 @@
 """Events per second of the timing simulation, and of the coordinator alone. An event is an arrival.
 
-Measured in processor seconds of this process, which does nothing in parallel: other processes on the machine
-then disturb only through caches and clock rates.
+Times are processor seconds of this process, which has one thread: other processes on the machine affect them only
+through caches and clock rates.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def updates_for(name: str, n: int, events: int) -> int:
-    """Return the updates that consume about this many arrivals."""
+    """Return the number of updates that use about this many arrivals."""
     return events if name == "asp" else max(1, events // n)
 
 
@@ -83,7 +83,7 @@ def arrivals(name: str, n: int, events: int) -> list[Event]:
 
 
 def replay(name: str, n: int, recorded: list[Event], events: int) -> float:
-    """Hand recorded events to a new coordinator: no heap, no draws, no engine that carries the commands out."""
+    """Pass recorded events to a new coordinator, without a heap, draws or an engine for its commands."""
     coordinator = make_coordinator(name, n, events)
     coordinator.begin()
     begun = process_time()

@@ -1,8 +1,8 @@
 """DBW on real processes against every static k: seconds to the same loss, seed by seed.
 
 Softmax regression on the digits, on worker processes that sleep for a shifted-exponential time before each gradient.
-The target is the loss on all training samples, evaluated by a process of its own. Static k have the learning rate in
-proportion to k, as in the paper, and, beside that and without a bar, DBW's own.
+The target is the loss on all training samples, evaluated in another process. Static k run with a learning rate
+proportional to k, as in the paper. They also run with DBW's own learning rate, without a bar.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Rule = Literal["constant", "proportional"]
 
 def main() -> None:
     parser = options(__doc__ or "")
-    parser.add_argument("--n", type=int, default=4, help="worker processes")
+    parser.add_argument("--n", type=int, default=4, help="number of worker processes")
     parser.add_argument("--shift-s", type=float, default=0.03)
-    parser.add_argument("--mean-s", type=float, default=0.07, help="of the exponential part")
+    parser.add_argument("--mean-s", type=float, default=0.07, help="mean of the exponential part of a compute time")
     parser.add_argument("--loss", type=float, default=0.5)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def seconds(protocol: str, lr_rule: Rule, seed: int, args: argparse.Namespace) -> float:
-    """Return when the version was made that reached the loss."""
+    """Return the time of the version that reached the target loss."""
     digits = pl.jobs.digits()
     sleeps = pl.Cluster(args.n, pl.ShiftedExponential(shift_s=args.shift_s, mean_s=args.mean_s))
     result = pl.train(

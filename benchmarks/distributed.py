@@ -1,14 +1,14 @@
-"""The distributed engine against DistributedDataParallel and bare gloo, every rank a fresh process on loopback.
+"""The distributed engine against DistributedDataParallel and bare gloo, each rank a new process on loopback.
 
-- `move`: push and publish of parameters that nothing steps, one worker, against gloo's send and recv.
-- `overlap`: ResNet-18 on 32 x 32 images over a link of 1 Gbit/s between two network namespaces, one worker: gradients
-  that leave in pieces during the backward pass against gradients that leave as a whole after it. Needs root.
-- `shards`: three workers and rank 0, each in a network namespace with a link of 200 Mbit/s, 4 MB of parameters that
-  nothing steps: one server, which all have to reach over its link, against two. Needs root.
+- `move`: push and publish of parameters without an optimizer step, one worker, against gloo's send and recv.
+- `overlap`: ResNet-18 on 32 x 32 images over a link of 1 Gbit/s between two network namespaces, one worker. Compares
+  gradients sent in buckets during the backward pass with gradients sent as a whole after it. Needs root.
+- `shards`: three workers and rank 0, each in a network namespace with a link of 200 Mbit/s, 4 MB of parameters without
+  an optimizer step. Compares one shard server with two. Needs root.
 - `premium`: four workers that sleep for their compute time, BSP, against DDP.
 - `payout`: the same with one worker at half speed, protocols that do not wait for it.
 - `kill`: one of the workers is killed.
-- `join`: a killed worker's process is started again while the others go on.
+- `join`: a killed worker's process is started again while the others continue.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
     parser = options(__doc__ or "")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--compute-s", type=float, default=0.1)
-    parser.add_argument("--updates", type=int, default=40, help="of each training")
+    parser.add_argument("--updates", type=int, default=40, help="updates of each training")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     args = parser.parse_args()
     name = "distributed" if args.parts == list(PARTS) else "_".join(["distributed", *args.parts])
@@ -244,7 +244,7 @@ def train_ddp(
 
 
 def rate(updates: list[tuple[float, int, int]]) -> float:
-    """Return minibatches applied per second, after the first updates."""
+    """Return the minibatches applied per second after the warm-up."""
     timed = updates[WARM_UP:]
     return sum(k for _, _, k in timed[1:]) / (timed[-1][0] - timed[0][0])
 
@@ -258,10 +258,10 @@ class Job:
     """The processes of a job, with the variables that torchrun would set.
 
     Args:
-        contender: what each of them does.
-        world_size: how many there are.
-        settings: of the contender.
-        namespaces: of the network, one a rank; None for that of this process.
+        contender: name of the contender that each process runs.
+        world_size: number of processes, >= 1.
+        settings: settings of the contender.
+        namespaces: network namespace of each rank; None for that of this process.
         master: address of rank 0.
     """
 
@@ -286,14 +286,14 @@ class Job:
         self._processes = [self._start(rank) for rank in range(world_size)]
 
     def start_again(self, rank: int) -> float:
-        """Start a rank once more when it has ended; return the monotonic time of it."""
+        """Start a rank again after it has ended; return the monotonic time of the start."""
         self._processes[rank].wait(LIMIT_S)
         begun_s = time.monotonic()
         self._processes.append(self._start(rank, IS_BACK="1"))
         return begun_s
 
     def answers(self) -> list[Any]:
-        """Return what every rank says that says something, when all have ended."""
+        """Wait until all ranks have ended, and return the answers of those that gave one."""
         try:
             said = [process.communicate(timeout=LIMIT_S)[0] for process in self._processes]
         finally:

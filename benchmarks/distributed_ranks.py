@@ -1,4 +1,4 @@
-"""One rank of a job that `distributed.py` measures: ours, DistributedDataParallel's, or bare gloo's.
+"""One rank of a job that `distributed.py` measures: paceline, DistributedDataParallel or bare gloo.
 
 Called with the name of a contender and its settings as JSON; every rank prints its answer as JSON.
 """
@@ -39,11 +39,11 @@ def main() -> None:
     print(ANSWER + json.dumps(CONTENDERS[contender](settings)), flush=True)
 
 
-# --- moving parameters, and nothing else -----------------------------------------------------------------------------
+# --- moving parameters -----------------------------------------------------------------------------------------------
 
 
 class Idle(nn.Module):
-    """Nearly all parameters are in one vector, or in several, that no loss depends on."""
+    """Model with nearly all parameters in one or several vectors that the loss does not depend on."""
 
     def __init__(self, parameters: int, tensors: int = 1) -> None:
         super().__init__()
@@ -57,14 +57,14 @@ def touch_one_parameter(model: nn.Module, batch: object) -> Tensor:
 
 
 def step_one_parameter(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return an optimizer of the used one alone: what is left of an update is to move the others."""
+    """Return an optimizer of the used parameter alone: an update only moves the others."""
     return torch.optim.SGD(list(parameters)[-1:], lr=LR)
 
 
 def move_ours(settings: dict[str, Any]) -> float:
-    """Return the seconds from an update to the next, in a worker's process those of its replica for a gradient.
+    """Return the seconds between two updates; on a worker, the seconds of its replica for a gradient.
 
-    The difference is publish, push, and whatever the engine and the server do besides.
+    The difference is the time of publish, push, and the rest of the engine and the server.
     """
     watch = Stopwatch()
     watch.time(Replica, "gradient")
@@ -85,7 +85,7 @@ def move_ours(settings: dict[str, Any]) -> float:
 
 
 def move_by_gloo(settings: dict[str, Any]) -> float:
-    """Return the seconds of sending a vector and receiving another one of its size."""
+    """Return the seconds to send a vector and to receive one of the same size."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     updates: int = settings["updates"]
@@ -106,7 +106,7 @@ def move_by_gloo(settings: dict[str, Any]) -> float:
 
 
 def warm_up(updates: int) -> int:
-    """Return how many updates come before the timed ones."""
+    """Return the number of updates before the timed ones."""
     return max(5, updates // 10)
 
 
@@ -114,7 +114,7 @@ def warm_up(updates: int) -> int:
 
 
 def train_resnet(settings: dict[str, Any]) -> float:
-    """Return the seconds from an update to the next, in a worker's process those of its replica for a gradient."""
+    """Return the seconds between two updates; on a worker, the seconds of its replica for a gradient."""
     if not settings["in_pieces"]:
         patch("paceline.engines.distributed.transport.wire_format.make_buckets", as_a_whole).start()
     watch = Stopwatch()
@@ -144,7 +144,7 @@ def as_a_whole(gradient_nbytes: int, nbytes: int, bucket_nbytes: int = 0) -> lis
 
 
 def make_model() -> nn.Module:
-    """Return four layers with a million parameters together."""
+    """Return four layers with a million parameters in total."""
     return nn.Sequential(*[nn.Linear(500, 500, bias=False) for _ in range(4)])
 
 
@@ -154,7 +154,7 @@ def make_data() -> TensorDataset:
 
 
 class Clock(Callback):
-    """Notes when something happens, on the clock that all processes of this machine share."""
+    """Callback that records times on the clock that all processes of this machine share."""
 
     def __init__(self) -> None:
         self.updates: list[tuple[float, int, int]] = []  # at_s, version, k
@@ -164,7 +164,7 @@ class Clock(Callback):
         self._joined: int | None = None
 
     def on_record(self, record: Record) -> None:
-        """Note the moment."""
+        """Record the time."""
         at_s = time.monotonic()
         match record:
             case UpdateMade():
@@ -197,7 +197,7 @@ def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def train_ddp(settings: dict[str, Any]) -> dict[str, Any]:
-    """Train as DDP does, and report how the run ends when one of its ranks is killed."""
+    """Train with DDP, and report how the run ends when one of its ranks is killed."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)

@@ -1,13 +1,14 @@
-"""The decision time of the duration estimator, against problem (17) as CVXPY and Clarabel solve it.
+"""Decision time of the duration estimator, against problem (17) solved by CVXPY and Clarabel.
 
-A decision is: take in all samples that arrived during an update, then estimate T_k for all k. The samples are those
-of Push & Wait with exponential round trips of mean 1 s. Two ways to choose the quorums, of the history as well:
+A decision adds all samples that arrived during an update, then estimates T_k for all k. The samples are those of
+Push & Wait with exponential round trips of mean 1 s. The quorums, also those of the history, are chosen in two ways:
 
-- rate: the k with the largest k / T_k by the estimates themselves, as B-DBW would: few rows (h, .) have many samples.
-- random: each k drawn uniformly: all rows have few samples, and many constraints are active.
+- rate: the k with the largest k / T_k by the estimates themselves, as in B-DBW: few rows (h, .) have many samples.
+- random: k drawn uniformly: all rows have few samples, and many constraints are active.
 
-The peer solves the same problem (17) at the end of each round, in two ways: written down anew, as the paper suggests,
-or once and for all with parameters, of which CVXPY only recomputes what they change. Keeping its sums is not counted.
+The peer solves the same problem (17) at the end of each round in two ways. Either the problem is built anew, as the
+paper suggests, or it is built once with parameters, and CVXPY recomputes only what depends on them. The time to update
+its sums is not counted.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Floats = NDArray[np.float64]
 def main() -> None:
     parser = options(__doc__ or "")
     parser.add_argument("--history", type=int, default=500, help="updates before the first round")
-    parser.add_argument("--decisions", type=int, default=20, help="of ours in a round, whose mean counts")
+    parser.add_argument("--decisions", type=int, default=20, help="decisions of paceline per round")
     args = parser.parse_args()
 
     runs = {(choice, n): Run(n, choice) for choice in CHOICES for n in (*BARS, ALONE)}
@@ -65,7 +66,7 @@ def main() -> None:
 
 
 class PushAndWait:
-    """Updates of Push & Wait: who is late finishes, and starts on the newest version then."""
+    """Updates of Push & Wait: a late worker finishes its gradient, then starts at the newest version."""
 
     def __init__(self, n: int, seed: int = 0) -> None:
         self.n = n
@@ -77,7 +78,7 @@ class PushAndWait:
         heapify(self._at_work)
 
     def update(self, k: int) -> list[Sample]:
-        """Wait for k gradients of the newest version; return (version, h, i, t) of all that arrived meanwhile."""
+        """Wait for k gradients of the newest version; return (version, h, i, t) of all that arrived in the meantime."""
         newest, idle, samples = len(self._begun_s) - 1, 0, []
         while idle < k:
             now_s, version = self._at_work[0]
@@ -96,7 +97,7 @@ class PushAndWait:
 
 
 class Run:
-    """One history of updates, with ours and the peer on it."""
+    """History of updates, with the estimator and the peer."""
 
     def __init__(self, n: int, choice: str) -> None:
         self.n = n
@@ -110,7 +111,7 @@ class Run:
         self._problem = Problem(n)
 
     def advance(self, updates: int) -> float:
-        """Make some updates and return the mean time that ours took for the decision after each."""
+        """Make some updates, and return the mean time of the decision after each."""
         took_s = 0.0
         for _ in range(updates):
             samples = self._cluster.update(self._k)
@@ -132,7 +133,7 @@ class Run:
             return int(np.argmax(np.arange(1, self.n + 1) / times)) + 1
 
     def solve_with_peer(self) -> dict[str, float]:
-        """Return how long the peer takes; raises AssertionError if it finds another optimum."""
+        """Return the time of the peer; raise AssertionError if it finds another optimum."""
         means = np.divide(self._sum, self._count, out=np.zeros_like(self._sum), where=self._count > 0)
         took_s = {}
         for name, solve in {"anew": Problem.solve_anew, "parameters": Problem.solve}.items():
@@ -145,7 +146,7 @@ class Run:
 
 
 class Problem:
-    """Problem (17) in the words of CVXPY; only what it depends on is a parameter."""
+    """Problem (17) in CVXPY; its inputs are parameters."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -160,7 +161,7 @@ class Problem:
         return x, cp.Problem(cp.Minimize(cp.sum_squares(cp.multiply(roots, x) - targets)), constraints)
 
     def solve_anew(self, count: Floats, means: Floats) -> Floats:
-        """Return the diagonal of the solution of a problem that is written down here."""
+        """Return the diagonal of the solution of a newly built problem."""
         roots = np.sqrt(count)
         x, problem = self._written(roots, roots * means)
         problem.solve(solver=cp.CLARABEL)

@@ -1,4 +1,4 @@
-"""BSP on n workers against a plain loop over the same minibatches: the parameters have to be the same ones."""
+"""BSP on n workers against a plain loop over the same minibatches: the parameters must be equal."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def make_model() -> nn.Module:
 
 
 def plain_loop(job: pl.Job, n: int, updates: int, seed: int) -> nn.Module:
-    """Train in one process: an update is one large batch, the minibatches of all workers."""
+    """Train in one process: an update is one large batch of the minibatches of all workers."""
     loader = MinibatchLoader(job, seed, n)
     model = build_model(job, seed)
     optimizer = job.optimizer(model.parameters())

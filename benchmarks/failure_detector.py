@@ -1,12 +1,13 @@
-"""False alarms of the timeout on silent workers, and how long one that stops is waited for.
+"""False alarms of the timeout on silent workers, and its delay for a worker that stops.
 
-Round trips of healthy workers are drawn one after the other. One that takes as long as the timeout derived from those
-before is a false alarm; it is observed then, as the late return of a lost worker is. Many short streams show the rule
-while little is known, a few long ones what it settles at. The rule before is 20 x the longest round trip. Times are so
-long that the 10 s of both rules do not matter. Of heterogeneous workers the last one is 20 x slower than the others.
+Round trips of healthy workers are drawn one after another. A round trip that takes as long as the timeout derived from
+the earlier ones is a false alarm. It is observed all the same, as the late return of a lost worker is. Many short
+streams show the rule with few observations, a few long ones show its limit. The earlier rule is 20 x the longest round
+trip. Times are so long that the minimum of 10 s of both rules does not matter. Of heterogeneous workers the last one is
+20 x slower than the others.
 
-The bar: of log-normal round trips with sigma = 1 at most one false alarm in a million gradients, from the first one on,
-and a worker that stops is found after at most 300 x the median round trip once 50 were seen.
+The bar for log-normal round trips with sigma = 1: at most one false alarm in a million gradients, counted from the
+first one. A worker that stops is detected after at most 300 x the median round trip once 50 were observed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ DISTRIBUTIONS: dict[str, Draw] = {  # with median 1
 
 
 class LongestTimeout:
-    """The rule before: 20 x the longest round trip of all."""
+    """Earlier rule: 20 x the longest round trip."""
 
     def __init__(self) -> None:
         self._longest_s = 0.0
@@ -57,7 +58,7 @@ RULES: dict[str, Callable[[], Any]] = {"medians": RoundTripTimeout, "longest": L
 
 def main() -> None:
     parser = options(__doc__ or "", rounds=1)
-    parser.add_argument("--gradients", type=int, default=1_000_000, help="of each law, in short and in long streams")
+    parser.add_argument("--gradients", type=int, default=1_000_000, help="gradients per law and kind of stream")
     args = parser.parse_args()
 
     rows = {}
@@ -65,7 +66,7 @@ def main() -> None:
         for workers in ("alike", "one slow"):
             rows[f"{name}, workers {workers}"] = measure(draw, workers == "one slow", args.gradients, seed)
     ours = rows["log-normal, sigma 1, workers alike"]["medians"]
-    longest = max(row["medians"]["found after, medians"]["max"] for row in rows.values())  # once 50 were seen
+    longest = max(row["medians"]["found after, medians"]["max"] for row in rows.values())  # once 50 were observed
     report(
         "failure_detector",
         args,
@@ -102,12 +103,12 @@ def measure(draw: Draw, has_slow_one: bool, gradients: int, seed: int) -> dict[s
 
 
 def observed_median_s(stream: list[float]) -> float:
-    """Return the larger one of the median of all latest round trips and that of the first worker."""
+    """Return the larger of two medians: of all latest round trips, and of those of the first worker."""
     return max(float(np.median(stream[-101:])), float(np.median(stream[::WORKERS][-21:])))
 
 
 def count(timeout: Any, round_trips_s: list[float]) -> int:
-    """Return how many of these round trips would have been given up."""
+    """Return the number of round trips that reach the timeout."""
     alarms = 0
     for number, round_trip_s in enumerate(round_trips_s):
         worker = number % WORKERS

@@ -1,9 +1,9 @@
 """Very many workers in simulation: seconds and memory at n = 100,000, and arrivals/s against SimPy at n = 1,000.
 
-Measured in processor seconds of one thread. Times are exponential(1) everywhere; SimPy's are drawn in bulk beforehand.
-All count the staleness of every gradient. SimPy's model is written as its documentation writes such things: workers
-and server are processes, gradients go through a store, interrupts are SimPy's own. `simpy_lean`, for comparison, is
-about as fast as SimPy can be: workers call a function in place of the server, so that an arrival is one event.
+Times are processor seconds of one thread. All compute times are exponential(1); SimPy's are drawn in bulk beforehand.
+All models count the staleness of every gradient. The SimPy model follows SimPy's documentation: workers and server are
+processes, gradients go through a store, interrupts are SimPy's own. `simpy_lean` is a lower bound on the cost of SimPy:
+workers call a function in place of the server, so an arrival is one event.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ BAR = 50
 SECONDS_BAR, GIB_BAR = 60, 2.0
 FLEET, PEERS = 100_000, 1_000
 NAMES = ("k_sync", "backup", "k_batch_sync", "k_async", "k_batch_async", "asp")
-AGAINST_SIMPY = {"k_sync": 1_000, "k_async": 1_000, "asp": 500_000}  # updates of ours
-SHARE_OF_SIMPY = 10  # its run is shorter by this, so that a round takes seconds
+AGAINST_SIMPY = {"k_sync": 1_000, "k_async": 1_000, "asp": 500_000}  # updates of paceline
+SHARE_OF_SIMPY = 10  # factor by which its run is shorter, so that a round takes seconds
 
 
 def main() -> None:
     parser = options(__doc__ or "")
-    parser.add_argument("--updates", type=int, default=1_000, help="of each protocol at n = 100,000, K = n / 2")
+    parser.add_argument("--updates", type=int, default=1_000, help="updates of each protocol at n = 100,000, K = n / 2")
     parser.add_argument("--asp-updates", type=int, default=10_000_000)
-    parser.add_argument("--case", choices=NAMES, help="run this one alone in this process; what the others are run by")
+    parser.add_argument("--case", choices=NAMES, help="case to run alone, in this process")
     args = parser.parse_args()
     if args.case:
         print(json.dumps(large(args.case, args.asp_updates if args.case == "asp" else args.updates)))
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def in_a_process(name: str, updates: int, asp_updates: int) -> dict[str, Any]:
-    """Return the result of a case in a process of its own, whose memory is the case's."""
+    """Run a case in a new process, and return its result with its memory."""
     sizes = ["--updates", str(updates), "--asp-updates", str(asp_updates)]
     command = [sys.executable, str(Path(__file__)), "--case", name, *sizes]
     result: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -144,7 +144,7 @@ def by_events(chosen: Protocol, cluster: pl.Cluster, updates: int, seed: int) ->
 
 
 def agreement(chosen: Protocol, cluster: pl.Cluster, updates: int) -> float:
-    """Return by what factor the seconds per update of the two models differ, to show that they are one."""
+    """Return the ratio of the seconds per update of the two models, which checks that they agree."""
     model = Model(chosen, cluster.n, updates, seed=0)
     model.run()
     return float(model.env.now) / pl.simulate(chosen, cluster, updates=updates).time_s
@@ -154,7 +154,7 @@ Steps = Generator[simpy.Event, Any, None]
 
 
 class Model:
-    """K-sync, K-async and ASP in SimPy: workers, and a server that takes gradients out of a store and replies."""
+    """K-sync, K-async and ASP in SimPy: workers, and a server that reads gradients from a store and replies."""
 
     def __init__(self, chosen: Protocol, n: int, updates: int, seed: int) -> None:
         assert isinstance(chosen.quorum, int)
@@ -212,7 +212,7 @@ class Model:
             yield from self._hand_in(version)
 
     def _arrive(self, version: int) -> bool:
-        """Take in a gradient, and return whether the update is still open."""
+        """Add a gradient, and return whether the update is still open."""
         self.arrivals += 1
         self.staleness[self.version - version] += 1
         self._held += 1
@@ -232,10 +232,10 @@ class Model:
 
 
 class LeanModel(Model):
-    """The same without a process and a store for the server: a worker calls it, which spares three events of four."""
+    """The same model without process and store of the server: a worker calls it, which saves three of four events."""
 
     def _begin_service(self) -> None:
-        """Nothing to begin."""
+        """Do nothing: there is no server process."""
 
     def _hand_in(self, version: int) -> Steps:
         if self._arrive(version) and self._waits:

@@ -1,9 +1,9 @@
-"""What a data set that takes as long as its gradient costs, prepared in line and in background processes.
+"""Cost of a data set whose minibatch takes as long as its gradient, prepared in line and in background processes.
 
-The same run is made with samples that cost nothing and with samples that take time. A minibatch takes as long as a
-gradient, as measured first: once by waiting, as a data set on a disk or in a network does, and once by computing, as
-decoding and augmenting do, for which the background processes need cores of their own. Both runs begin after a run to
-warm up; what starting the processes takes is given beside, since a real run has it once.
+The same run is made with samples that take no time and with samples that take time. A minibatch takes as long as a
+gradient, which is measured first. It takes this time once by waiting, as with a data set on a disk or in a network, and
+once by computing, as with decoding and augmentation, for which the background processes need their own cores. Both runs
+follow a warm-up run. The time to start the processes is reported separately, since a run starts them once.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SAMPLES = 2048
 
 
 class Costly(Dataset[tuple[Tensor, int]]):
-    """Random pictures.
+    """Random images with an artificial loading time.
 
     Args:
-        batch_s: seconds that a minibatch takes.
-        kind: "waits" or "computes".
+        batch_s: seconds per minibatch.
+        kind: how the time passes, "waits" or "computes".
     """
 
     def __init__(self, batch_s: float, kind: str) -> None:
@@ -46,11 +46,11 @@ class Costly(Dataset[tuple[Tensor, int]]):
         return SAMPLES
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        """Return a sample, at once."""
+        """Return a sample without delay."""
         return self._inputs[number], number % 10
 
     def minibatch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a batch after its time."""
+        """Return a batch after its loading time."""
         if self._kind == "waits":
             time.sleep(self._batch_s)
         until_s = time.process_time() + self._batch_s
@@ -60,7 +60,7 @@ class Costly(Dataset[tuple[Tensor, int]]):
 
 
 def network() -> nn.Module:
-    """Return a network whose gradient takes some ten milliseconds."""
+    """Return a network whose gradient takes about ten milliseconds."""
     layers: list[nn.Module] = []
     for _ in range(4):
         layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
@@ -70,7 +70,7 @@ def network() -> nn.Module:
 def main() -> None:
     parser = options(__doc__ or "", rounds=7)
     parser.add_argument("--updates", type=int, default=60)
-    parser.add_argument("--n", type=int, default=4, help="simulated workers (default 4)")
+    parser.add_argument("--n", type=int, default=4, help="number of simulated workers (default 4)")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--loader-workers", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
@@ -80,7 +80,7 @@ def main() -> None:
 
     torch.set_num_threads(args.threads)
     free = Costly(0.0, "waits")
-    run(args, free)  # a round to warm up
+    run(args, free)  # warm-up round
     gradient_s = run(args, free) / (args.updates * args.n)
     results = {kind: compared(args, free, Costly(gradient_s, kind)) for kind in args.kinds}
     report(
@@ -118,13 +118,13 @@ def compared(args: argparse.Namespace, free: Costly, costly: Costly) -> dict[str
 
 
 class Since(pl.Callback):
-    """Notes when the first update was made, by which all processes have started."""
+    """Callback that records the time of the first update, when all processes have started."""
 
     def __init__(self) -> None:
         self.begun_s = 0.0
 
     def on_update(self, update: Any) -> None:
-        """Note the time of the first one."""
+        """Record the time of the first update."""
         self.begun_s = self.begun_s or perf_counter()
 
 

@@ -1,16 +1,16 @@
-"""Updates per second when the workers compute nothing: paceline's local engine and three peers on one machine.
+"""Updates per second without computation in the workers: paceline's local engine and three peers on one machine.
 
-Four workers, synchronous SGD, one flat float32 vector of parameters. What is left is what a framework costs:
-moving gradients and parameters, adding, stepping, waking each other up.
+Four workers, synchronous SGD, one flat float32 vector of parameters. The time that remains is the overhead of a
+framework: moving gradients and parameters, adding, the optimizer step, and waking processes.
 
 - `paceline`: BSP with four worker processes.
 - `ray`: the synchronous parameter server of Ray's documentation ("Parameter Server" among its examples).
 - `ray_wait`: the same, collecting the K gradients with `ray.wait` one by one, as its asynchronous form does.
-- `ray_numpy`: the synchronous form with the weights sent as a NumPy array, which Ray hands over without copying.
+- `ray_numpy`: the synchronous form with the weights sent as a NumPy array, which Ray passes without copying.
 - `gloo_server`: a server process and isend/irecv over torch.distributed, every receive posted beforehand.
-- `all_reduce`: no server; every process has the gradients summed by gloo and takes the step for itself.
+- `all_reduce`: no server; gloo sums the gradients, and each process takes the optimizer step itself.
 
-Each measurement is a fresh program, so that none inherits threads or memory from another.
+Each measurement is a new program, so that none inherits threads or memory from another.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ANSWER = "updates per second: "
 def main() -> None:
     parser = options(__doc__ or "")
     parser.add_argument("--parameters", type=int, default=11_700_000)
-    parser.add_argument("--threads", type=int, default=1, help="of torch, in every process (default 1)")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of each process (default 1)")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the numbers of timed updates")
     parser.add_argument("--contenders", nargs="+", choices=list(UPDATES), default=list(UPDATES))
     parser.add_argument("--only", choices=list(UPDATES), help=argparse.SUPPRESS)
@@ -81,12 +81,12 @@ def in_fresh_program(name: str, args: argparse.Namespace) -> float:
 
 
 def warm_up(updates: int) -> int:
-    """Return how many updates come before the timed ones."""
+    """Return the number of updates before the timed ones."""
     return max(3, updates // 5)
 
 
 def written(parameters: int, value: float) -> Tensor:
-    """Return a vector whose pages have all been written: untouched ones would all be the same page of zeros."""
+    """Return a vector with all pages written: pages never written would all share one page of zeros."""
     return torch.empty(parameters).fill_(value)
 
 
@@ -94,7 +94,7 @@ def written(parameters: int, value: float) -> Tensor:
 
 
 class Idle(nn.Module):
-    """Nearly all parameters are in one vector that no loss depends on."""
+    """Model with nearly all parameters in one vector that the loss does not depend on."""
 
     def __init__(self, parameters: int) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class RayServer:
 
 
 class RayWorker:
-    """Takes the weights and sends a gradient that is there already; the example's copy into a model is left out."""
+    """Worker that receives the weights and sends a prepared gradient; the example's copy into a model is left out."""
 
     def __init__(self, parameters: int, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -225,15 +225,15 @@ def _gloo_process(
 
 
 def serve_or_work(rank: int, parameters: int, updates: int) -> float:
-    """Rank 0 is the server, the others are workers."""
+    """Run the server on rank 0 and a worker on each other rank."""
     return gloo_server(parameters, updates) if rank == 0 else gloo_worker(parameters, updates)
 
 
 def gloo_server(parameters: int, updates: int) -> float:
-    """Receive into one buffer a worker, add each as it is waited for, step, send the parameters themselves."""
+    """Receive into one buffer per worker, add the gradients in order, step, and send the parameters without a copy."""
     workers = range(1, WORKERS + 1)
     weight = nn.Parameter(written(parameters, 0.0))
-    optimizer = torch.optim.SGD([weight], lr=LR / WORKERS)  # the mean costs nothing here
+    optimizer = torch.optim.SGD([weight], lr=LR / WORKERS)  # the mean costs no time here
     buffers = [written(parameters, 0.0) for _ in workers]
     weight.grad = written(parameters, 0.0)
     vector = weight.detach()
@@ -269,7 +269,7 @@ def send(vector: Tensor, receiver: int) -> dist.Work:
 
 
 def started(work: dist.Work | None) -> dist.Work:
-    assert work is not None  # it is where this process is no member of the group
+    assert work is not None  # None if this process is no member of the group
     return work
 
 

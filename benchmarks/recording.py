@@ -1,10 +1,10 @@
-"""What writing a run down costs: log, progress line and checkpoints together, in time and in memory.
+"""Cost of recording a run: log, progress line and checkpoints together, in time and in memory.
 
-Time: the MNIST run of `virtual_engine.py`; checkpoints are those of the default habit, at the beginning, at the end and
-every 60 s. The share is what the run spends inside of log, progress line and checkpoints, with the processor time of
-the thread that writes, of its wall time: a difference of two runs spreads by 10 % on a shared machine. The ratio to
-the same run that is not written down, in alternating rounds, stands beside it. Memory: a long run of a small model,
-whose resident memory is measured as it goes on.
+Time: the MNIST run of `virtual_engine.py`, with the default checkpoints: at the beginning, at the end and every 60 s.
+The share is the time in log, progress line and checkpoints, with the processor time of the writing thread, divided by
+the wall time. A difference of two runs would vary by 10 % on a shared machine. The ratio to the same run without
+recording, in alternating rounds, is reported beside it. Memory: a long run of a small model, whose resident memory is
+measured during the run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
     job = make_job(args.folder, args.batch_size)
     plain_s, written_s, shares = [], [], []
     spent = inside_of_recording()
-    run(job, args, None)  # a round to warm up
+    run(job, args, None)  # warm-up round
     for _ in range(args.rounds):
         plain_s.append(run(job, args, None))
         with tempfile.TemporaryDirectory() as folder:
@@ -85,7 +85,7 @@ def run(job: pl.Job, args: argparse.Namespace, folder: Path | None) -> float:
         cluster=pl.Cluster(args.n, pl.Exponential(mean_s=1.0)),
         stop=stop,
         seed=SEED,
-        progress=False,  # the line is drawn to nowhere
+        progress=False,  # the line is discarded
     )
     begun = perf_counter()
     if folder is None:
@@ -97,7 +97,7 @@ def run(job: pl.Job, args: argparse.Namespace, folder: Path | None) -> float:
 
 
 def inside_of_recording() -> Stopwatch:
-    """Return what adds up the wall time of the run's own thread, and the processor time of the one that writes."""
+    """Return stopwatches for the wall time of the run's thread and the processor time of the writing thread."""
     watch = Stopwatch()
     own: list[tuple[type[Any], str]] = [
         (RunFolder, "__init__"),
@@ -115,7 +115,7 @@ def inside_of_recording() -> Stopwatch:
 
 
 class Memory(pl.Callback):
-    """Measures the resident memory at every tenth of a run."""
+    """Callback that measures the resident memory at every tenth of a run."""
 
     def __init__(self, updates: int) -> None:
         self.mib: list[float] = []
@@ -157,7 +157,7 @@ def resident_memory_mib(updates: int) -> list[float]:
 
 
 def terminal() -> Console:
-    """Return a console that draws as on a terminal, to nowhere."""
+    """Return a console that draws as on a terminal and discards its output."""
     return Console(file=io.StringIO(), force_terminal=True, width=80)
 
 

@@ -1,7 +1,7 @@
-"""The report of a long run of many workers: how long it takes to write, how large it is, how soon it is painted.
+"""Report of a long run of many workers: seconds to write it, its size, and seconds to its first paint.
 
-The run is simulated without gradients and written down as any run is: BSP, with exponential times. What a browser
-needs until the first paint is taken from a headless Chromium, which must be installed.
+The run is simulated without gradients and recorded as any run: BSP, with exponential times. The time to the first paint
+is measured in a headless Chromium, which must be installed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 class Measured(TimingEngine):
-    """Simulates the timing, with compute times and losses as if gradients were computed."""
+    """Timing simulation with compute times and losses as if gradients were computed."""
 
     def _arrival(self, worker: int, draw: int) -> Arrival:
         compute_s = self.now - self._started_s[worker]
@@ -72,7 +72,7 @@ class Measured(TimingEngine):
 
 
 def write_run(path: Path, workers: int, updates: int) -> None:
-    """Simulate BSP and write it down."""
+    """Simulate BSP and record the run."""
     cluster = pl.Cluster(workers, pl.Exponential(mean_s=1.0))
     plan = as_plan(pl.bsp()).checked(workers, total=None, per_epoch=None)
     coordinator = Coordinator(plan, workers=workers, stop=pl.Stop(updates=updates))
@@ -86,7 +86,7 @@ def write_run(path: Path, workers: int, updates: int) -> None:
 
 
 def open_page(page: Path) -> tuple[float, float]:
-    """Open a page in a browser that was never used, and return the seconds to the first paint and to the end."""
+    """Open a page in a new browser, and return the seconds to the first paint and to the end."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -1,9 +1,9 @@
-"""The same arrivals in three engines: what the local and the distributed one have seen, once more in the virtual one.
+"""The same arrivals in three engines: events of the local and of the distributed engine, replayed in the virtual one.
 
-Every protocol of the catalogue's test table runs on real processes; its events then go through another coordinator and
-the virtual engine, which computes every gradient itself. All decisions have to be the same, and the parameters too, up
-to rounding. With bf16 on the wire they are compared to those of a virtual engine that rounds alike, and of one that
-does not round.
+Every protocol of the catalogue's test table runs on real processes. Its events then go through another coordinator and
+the virtual engine, which computes every gradient itself. All decisions must be equal, and the parameters must be equal
+up to rounding. With bf16 on the wire they are compared with those of a virtual engine that rounds in the same way, and
+of one that does not round.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
         follow(json.loads(sys.argv[2]))
         return
     parser = options(__doc__ or "", rounds=1)
-    parser.add_argument("--updates", type=int, default=40, help="of each run")
+    parser.add_argument("--updates", type=int, default=40, help="updates of each run")
     parser.add_argument("--protocols", nargs="+", default=PROTOCOLS)
     args = parser.parse_args()
     results = {}
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def summary(rows: Sequence[dict[str, Any]], args: argparse.Namespace, bars: dict[str, float]) -> dict[str, Any]:
-    """Return the worst of all protocols, and whether it is good enough."""
+    """Return the worst result of all protocols, and whether it meets the bar."""
     worst = {kind: max(row[kind] for row in rows) for kind in rows[0] if kind not in ("decisions", "same")}
     return {
         "bar": {"decisions": "all the same", "largest_relative_difference": bars},
@@ -84,7 +84,7 @@ def summary(rows: Sequence[dict[str, Any]], args: argparse.Namespace, bars: dict
 
 
 class Seen(NamedTuple):
-    """What an engine has been told, what it was told to do, and the model that it has made."""
+    """Events and commands of an engine, and the trained model."""
 
     events: list[Event]
     commands: list[Command]
@@ -92,7 +92,7 @@ class Seen(NamedTuple):
 
 
 class Again(VirtualEngine):
-    """Hands in events that another engine has seen, with its measurements, and computes the gradients itself."""
+    """Engine that replays the events of another engine, with its measurements, and computes the gradients itself."""
 
     def __init__(self, setting: RunConfig, session: Session, events: Sequence[Event], *, rounds: bool) -> None:
         replica = Replica(setting.job, setting.seed, WORKERS)
@@ -111,10 +111,10 @@ class Again(VirtualEngine):
         return event
 
     def set_timer(self, command: SetTimer) -> None:
-        """A timer is among the events."""
+        """Do nothing: expired timers are among the events."""
 
     def report_step(self, command: Apply, step: Step | None) -> None:
-        """So is a step that was measured."""
+        """Do nothing: measured steps are among the events."""
 
     def _compute_gradient(self, worker: int, draw: int, minibatch: Minibatch | None, version: int) -> GradientStats:
         if not self._rounds:
@@ -128,13 +128,13 @@ class Again(VirtualEngine):
 
 
 def round_(vectors: FlatBuffers) -> None:
-    """Round parameters of float32 as they are when they travel as bf16."""
+    """Round float32 parameters as on a wire with bf16."""
     for flat in vectors.flat_parameters:
         flat.copy_(flat.bfloat16())
 
 
 def compare(real: RunConfig) -> dict[str, Any]:
-    """Run a setting, and its events once more in the virtual engine."""
+    """Run a setting, and replay its events in the virtual engine."""
     seen = watch(real)
     bf16 = isinstance(real.cluster, pl.Torchrun) and real.cluster.wire == "bf16"
     row: dict[str, Any] = {"decisions": len(seen.commands), "same": True}
@@ -198,8 +198,8 @@ def make_model(dtype: torch.dtype) -> nn.Module:
 
 
 def distributed(args: argparse.Namespace, wire: str) -> list[dict[str, Any]]:
-    """Compare runs of which this process is rank 0, and others that it starts are the workers."""
-    ports = free_ports(len(args.protocols))  # one each, so that no rank connects to the server of another run
+    """Compare runs with this process as rank 0 and started processes as workers."""
+    ports = free_ports(len(args.protocols))  # one port per run, so that no rank connects to the server of another run
     settings = {"wire": wire, "ports": ports, "updates": args.updates, "protocols": args.protocols}
     with ranks(settings):
         return [
@@ -209,7 +209,7 @@ def distributed(args: argparse.Namespace, wire: str) -> list[dict[str, Any]]:
 
 
 def follow(settings: dict[str, Any]) -> None:
-    """Be a worker in one run after another."""
+    """Run a worker in one run after another."""
     args = argparse.Namespace(updates=settings["updates"])
     for protocol, port in zip(settings["protocols"], settings["ports"], strict=True):
         ours = setting(protocol, torchrun(settings["wire"], port), args)
@@ -222,7 +222,7 @@ def torchrun(wire: str, port: int) -> pl.Torchrun:
 
 @contextmanager
 def ranks(settings: dict[str, Any]) -> Iterator[None]:
-    """Let this process be rank 0, and start the others."""
+    """Make this process rank 0, and start the others."""
     command = [sys.executable, __file__, RANK, json.dumps(settings)]
     with ExitStack() as stack:
         processes = [subprocess.Popen(command, env={**os.environ, **variables(rank)}) for rank in range(1, WORKERS + 1)]

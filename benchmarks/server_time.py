@@ -1,4 +1,4 @@
-"""The server's time for an update against the time of nothing but the additions, from the same shared memory."""
+"""Server's time for an update against the time of the additions alone, from the same shared memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> None:
     parser = options(__doc__ or "", rounds=15)
     parser.add_argument("--parameters", type=int, default=11_700_000)
     parser.add_argument("--k", type=int, default=4)
-    parser.add_argument("--updates", type=int, default=10, help="timed together in a round")
+    parser.add_argument("--updates", type=int, default=10, help="updates timed together in a round")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
 
@@ -32,7 +32,7 @@ def main() -> None:
     model = Flat(args.parameters)
     layout = FlatLayout(model)
     server = ParameterServer(make_job(model), model, layout, per_epoch=None)
-    slots = 2 * args.k + 4  # as the local engine has
+    slots = 2 * args.k + 4  # as in the local engine
     memory = SharedMemory(layout, workers=args.k, slots=slots)
     gradients = [memory.gradient(layout, worker) for worker in range(args.k)]
     for gradient in gradients:
@@ -46,7 +46,7 @@ def main() -> None:
     for i in range(args.rounds + 1):
         measured = time_server(server, gradients, versions, first=i * args.updates, updates=args.updates)
         added_s = time_additions(total, [each.flat_parameters[0] for each in gradients], args.updates)
-        if i > 0:  # the first touches every page
+        if i > 0:  # the first update writes every page
             ours.add(measured)
             additions_s.append(added_s)
     memory.close()
@@ -75,7 +75,7 @@ class Flat(nn.Module):
 
 
 class Stages:
-    """Seconds per update of each stage, one value a round."""
+    """Seconds per update of each stage, one value per round."""
 
     def __init__(self) -> None:
         self.accumulate_s: list[float] = []

@@ -1,4 +1,4 @@
-"""Two hosts on this machine, network namespaces with a link of a given rate between them; needs root."""
+"""Two hosts on this machine: network namespaces with a link of a given rate between them. Needs root."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import subprocess
 from types import TracebackType
 from typing import Self
 
-MTU_BYTES = 9000  # jumbo frames, as clusters have them: fewer packets, whose handling takes the time of these cores
-BURST_KB = 64  # of the token bucket: so much of a transfer is not held up
-CONGESTION_CONTROL = "reno"  # which every system has, and which makes no pauses of its own, as bbr does
+MTU_BYTES = 9000  # jumbo frames, as in clusters: fewer packets need less processor time
+BURST_KB = 64  # size of the token bucket: this much of a transfer is not delayed
+CONGESTION_CONTROL = "reno"  # available on every system; unlike bbr it does not pause
 DEVICE = "eth0"
 
 
 class ShapedLink:
-    """Namespaces "a" and "b", of which nothing is left afterwards."""
+    """Network namespaces "a" and "b", removed at the end of the context."""
 
     addresses = ("10.0.0.1", "10.0.0.2")
 
@@ -22,7 +22,7 @@ class ShapedLink:
         self._names = [f"paceline-{os.getpid()}-{end}" for end in "ab"]
 
     def __enter__(self) -> Self:
-        """Make them."""
+        """Create the namespaces."""
         try:
             self._make()
         except BaseException:
@@ -33,12 +33,12 @@ class ShapedLink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        """Remove them."""
+        """Remove the namespaces."""
         for name in self._names:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
     def inside(self, place: int) -> list[str]:
-        """Return what a command has to begin with to run at one end."""
+        """Return the beginning of a command that runs at one end."""
         return ["ip", "netns", "exec", self._names[place]]
 
     def _make(self) -> None:
@@ -55,7 +55,7 @@ class ShapedLink:
 
 
 def shape(mbit_per_s: float | None) -> None:
-    """Let what leaves the namespace of this process have no more than this rate, or any rate."""
+    """Limit the outgoing rate of the namespace of this process, or remove the limit."""
     subprocess.run(["tc", "qdisc", "delete", "dev", DEVICE, "root"], check=False, capture_output=True)
     if mbit_per_s is not None:
         bucket = ["rate", f"{mbit_per_s:g}mbit", "burst", f"{BURST_KB}kb", "latency", "500ms"]

@@ -1,4 +1,4 @@
-"""What paceline adds to the start of a program that imports torch, and how fast `paceline --help` answers."""
+"""Start-up time that paceline adds to a program that imports torch, and time of `paceline --help`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How often the detector flags workers that are all alike, and how soon it finds one that becomes slow.
+"""Straggler detector: its false alarms among identical workers, and its delay for a worker that becomes slow.
 
-Eight workers whose steps take 1 + 0.2 N(0, 1) seconds, at least 0.05; every worker delivers once in a round.
+Eight workers with steps of 1 + 0.2 N(0, 1) seconds, at least 0.05; each worker delivers one gradient per round.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def share_flagged(rng: Generator) -> float:
-    """Return how many of the workers of 1,000 windows are flagged though all are alike."""
+    """Return the share of identical workers that are flagged in 1,000 windows."""
     detector, flagged = POLICY.begin(WORKERS).detector, 0
     for _ in range(WINDOWS):
         for _ in range(POLICY.window):
@@ -44,7 +44,7 @@ def share_flagged(rng: Generator) -> float:
 
 
 def share_found(rng: Generator) -> float:
-    """Return in how many trials a worker is found that becomes slow between two windows, 10 to 30 windows in."""
+    """Return the share of trials in which a worker is found that becomes slow after 10 to 30 windows."""
     return sum(is_found(rng) for _ in range(TRIALS)) / TRIALS
 
 

@@ -1,8 +1,8 @@
-"""What a switch of protocols costs on the local engine: its own time against that of an update, and what is lost.
+"""Cost of a protocol switch on the local engine: its time against that of an update, and the dropped gradients.
 
 Four worker processes, 11.7 M parameters, real gradients; the plan goes from BSP to ASP and back several times. The time
-of an event is that of the coordinator's answer and of carrying it out, until every worker that may start has been given
-work. That of a switch is compared with the time from one update of BSP to the next, and with the same of these.
+of an event runs until its commands are carried out and every worker that may start has a task. The time of a switch is
+compared with the time between two updates of BSP, and with the time of the event of such an update.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SYNCHRONOUS = "every live worker has contributed"
 
 @dataclass
 class Answer:
-    """What was done about an event, and how long it took."""
+    """Commands of an event, and the time that they took."""
 
     took_s: float
     updates: int
@@ -42,7 +42,7 @@ class Answer:
 
 
 class Answers:
-    """Times every event of a run, from being handed to the coordinator until its commands are carried out."""
+    """Timer of all events of a run, from the coordinator until the commands are carried out."""
 
     def __init__(self) -> None:
         self.all: list[Answer] = []
@@ -68,7 +68,7 @@ class Answers:
 
 def main() -> None:
     parser = options(__doc__ or "")
-    parser.add_argument("--switches", type=int, default=6, help="of each kind in a round (default 6)")
+    parser.add_argument("--switches", type=int, default=6, help="switches of each kind per round (default 6)")
     args = parser.parse_args()
     answers = Answers()
     to_asp, to_bsp, extra, lost, too_old, restarted = [], [], [], 0, 0, 0
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def plan(switches: int) -> str:
-    """Return BSP for 4 updates and ASP for 16, again and again."""
+    """Return a plan that alternates 4 updates of BSP and 16 of ASP."""
     parts = [f"{name}@updates={20 * i + end}" for i in range(switches) for name, end in (("bsp", 4), ("asp", 20))]
     return " >> ".join([*parts, "bsp"])
 
@@ -114,7 +114,7 @@ def stop(args: argparse.Namespace) -> str:
 
 
 def seconds_per_update(history: pl.History) -> float:
-    """Return the median time from one synchronous update to the next, in which nothing was switched."""
+    """Return the median time between two synchronous updates without a switch."""
     updates = history.of(UpdateMade)
     switches_s = [record.now_s for record in history.of(DecisionMade) if record.kind == "protocol"]
     return median(
@@ -125,7 +125,7 @@ def seconds_per_update(history: pl.History) -> float:
 
 
 def dropped_by_design(history: pl.History) -> int:
-    """Return the gradients that were on their way when ASP became BSP, for which they are too old."""
+    """Return the gradients in flight at a switch from ASP to BSP, which are too old for BSP."""
     return sum(not record.used and record.reason == "too stale" for record in history.of(pl.GradientArrived))
 
 

@@ -1,11 +1,10 @@
 """Seconds per update by theory against simulation: 6 protocols x 4 laws x 4 numbers of workers, several K each.
 
-One long run each. After a warm-up its updates are cut into batches of equal length, and z is the distance of their
-mean from the theory in standard errors of that mean. Constant times have to be exact. Where theory has bounds only
-(K-async of other times than exponential and constant ones, and K-batch-sync, whose bounds are at most 1 % apart) the
-mean must not be beyond them by more than the bar. The
-same runs give the staleness, of which the mean is known for every law. Each case has a seed of its own: with the same
-uniforms for all of them their z would be one and the same.
+Each case is one long run. After a warm-up its updates are divided into batches of equal length, and z is the distance
+of their mean from the theory in standard errors of that mean. Constant times must be exact. Theory has only bounds for
+K-async with times that are neither exponential nor constant, and for K-batch-sync, whose bounds are at most 1 % apart.
+There the mean must not exceed the bounds by more than the bar. The same runs give the staleness, whose mean is known
+for every law. Each case has its own seed: with common random numbers all z would be nearly equal.
 
 Source: Dutta et al., "Slow and Stale Gradients Can Win the Race", AISTATS 2018, Sect. 4.
 """
@@ -31,7 +30,7 @@ DISTRIBUTIONS: tuple[pl.Distribution, ...] = (
     pl.Pareto(scale_s=1.0, shape=3.0),
     pl.Deterministic(value_s=1.0),
 )
-INFINITE_VARIANCE = pl.Pareto(scale_s=1.0, shape=2.0)  # of one time; of the K-th smallest of P > K it is finite
+INFINITE_VARIANCE = pl.Pareto(scale_s=1.0, shape=2.0)  # finite for the K-th smallest of P > K times
 WORKERS = (2, 8, 32, 128)
 BATCHES = 40
 LEAST_UPDATES = 1_200
@@ -42,7 +41,7 @@ EXACT = 1e-9
 
 def main() -> None:
     parser = options(__doc__ or "", rounds=1)
-    parser.add_argument("--gradients", type=int, default=40_000, help=f"of a run, in at least {LEAST_UPDATES} updates")
+    parser.add_argument("--gradients", type=int, default=40_000, help=f"gradients, at least {LEAST_UPDATES} updates")
     args = parser.parse_args()
 
     numbered = enumerate(case for _ in range(args.rounds) for case in cases())
@@ -64,7 +63,7 @@ def main() -> None:
 
 
 def cases() -> Iterator[tuple[pl.Protocol, pl.Distribution, int]]:
-    """Go through protocols, laws and workers; what would be synchronous or asynchronous by its K is left out."""
+    """Yield protocols, laws and workers, without the K at which a protocol equals BSP or ASP."""
     for n in WORKERS:
         least, *middle, most = sorted({1, ceil(n / 4), ceil(n / 2), n})
         for law in DISTRIBUTIONS:

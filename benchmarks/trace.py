@@ -1,7 +1,7 @@
-"""Seconds of real runs against those of simulations on their traces: the same protocol, to the same update.
+"""Seconds of real runs against simulations on their traces: the same protocol, up to the same update.
 
-Four worker processes train `digits`; one is always slower than the others, and each is much slower now and then. The
-round trips of the run are extracted and replayed, by draw, in the timing simulation.
+Four worker processes train `digits`; one is always slower than the others, and each is much slower for some periods.
+The round trips of the run are extracted and replayed, by draw, in the timing simulation.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def record(protocol: Protocol, updates: int, seed: int) -> tuple[pl.Trace, float]:
-    """Run real workers and return their trace, with the seconds until the last update."""
+    """Run real workers, and return their trace with the seconds until the last update."""
     result = pl.train(
         pl.jobs.digits(),
         protocol=protocol,
@@ -65,7 +65,7 @@ def record(protocol: Protocol, updates: int, seed: int) -> tuple[pl.Trace, float
 
 
 def stragglers() -> pl.Cluster:
-    """Return times of which worker 0 is slow, and everyone for a second now and then."""
+    """Return a slowness in which worker 0 is always slow and each worker is slow for some short periods."""
     return pl.Cluster(
         WORKERS,
         timing=pl.ShiftedExponential(shift_s=0.01, mean_s=0.01),

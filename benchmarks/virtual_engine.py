@@ -1,7 +1,7 @@
-"""The virtual engine against a bare loop that computes the same gradients: what does simulating cost?
+"""Cost of simulation: the virtual engine against a bare loop that computes the same gradients.
 
-K-sync with k of n workers. The bare loop knows beforehand which gradients will be accepted, draws the same
-minibatches and sums plain autograd gradients; nothing is simulated, recorded or moved into flat vectors.
+K-sync with k of n workers. The bare loop is given the accepted gradients beforehand, draws the same
+minibatches and sums plain autograd gradients. It simulates and records nothing, and uses no flat vectors.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
     protocol = pl.k_sync(k=args.k)
     stop = pl.Stop(updates=args.updates)
 
-    trained = pl.train(job, protocol=protocol, cluster=cluster, stop=stop, seed=SEED)  # a round to warm up
+    trained = pl.train(job, protocol=protocol, cluster=cluster, stop=stop, seed=SEED)  # warm-up round
     accepted = accepted_work(trained.history)
     bare = bare_loop(job, args.n, accepted)
     ours_s, bare_s = [], []
@@ -79,7 +79,7 @@ def mnist_run(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def make_job(folder: Path, batch_size: int) -> pl.Job:
-    """Return the MNIST job without evaluation data: only gradients are compared."""
+    """Return the MNIST job without evaluation data: only gradients are timed."""
     try:
         return replace(pl.jobs.mnist(batch_size=batch_size, folder=folder), eval_data=None)
     except UsageError:
@@ -97,7 +97,7 @@ def make_job(folder: Path, batch_size: int) -> pl.Job:
 
 
 def accepted_work(history: History) -> list[list[Work]]:
-    """Return the accepted gradients of every update, in the order of their arrival."""
+    """Return the accepted gradients of each update in the order of their arrival."""
     updates: list[list[Work]] = []
     held: list[Work] = []
     for record in history.records:

@@ -21,7 +21,7 @@ def probe(data: ImageDataset) -> ImageDataset:
 
 
 class One(Dataset[tuple[Tensor, Tensor]]):
-    """Data set whose only item is a batch, so that it is evaluated in one pass for any size of minibatches."""
+    """Data set whose only item is a batch, so that it is evaluated in one pass for any minibatch size."""
 
     def __init__(self, batch: tuple[Tensor, Tensor]) -> None:
         self._batch = batch

@@ -33,10 +33,10 @@ class Where:
 
 
 class Task(Protocol):
-    """Piece of work with one line in a store."""
+    """Piece of work with one result line in a store."""
 
     def asked(self) -> Line:
-        """Return everything that its result depends on."""
+        """Return all settings that its result depends on."""
 
     def carry_out(self, where: Where) -> Line:
         """Run the task and return its line."""

@@ -1,8 +1,10 @@
 """Settings of all tests, and what a test may cost."""
 
 import multiprocessing.forkserver
+import multiprocessing.process
 import os
 import signal
+import subprocess
 import time
 from contextlib import suppress
 
@@ -32,6 +34,26 @@ multiprocessing.forkserver.set_forkserver_preload = lambda modules: set_forkserv
 
 pytest.register_assert_rewrite("coordinator_harness")
 
+WITH_PROCESSES = {"processes", "slow", "docs"}  # markers of tests that may start processes of paceline
+started = []  # names of the processes that the running test has started
+start_process, start_command = multiprocessing.process.BaseProcess.start, subprocess.Popen.__init__
+
+
+def recorded_process(process):
+    started.append(process.name)
+    start_process(process)
+
+
+def recorded_command(popen, command, *arguments, **options):
+    words = [command] if isinstance(command, str | bytes | os.PathLike) else command
+    programs = [os.path.basename(os.fsdecode(word)) for word in words]
+    started.extend(each for each in programs if each.startswith(("python", "paceline", "torchrun")))
+    start_command(popen, command, *arguments, **options)
+
+
+multiprocessing.process.BaseProcess.start = recorded_process
+subprocess.Popen.__init__ = recorded_command
+
 MOST_WITH_PROCESSES = 20
 LONGEST_S = 15.0  # of a test with real processes, by the clock
 
@@ -59,6 +81,20 @@ def processor_s():
     return taken_s
 
 
+@pytest.fixture(autouse=True)
+def _worker_threads(request, monkeypatch):
+    """Run the workers of a local cluster as threads, unless a marker of the test allows processes."""
+    if not WITH_PROCESSES & {marker.name for marker in request.node.iter_markers()}:
+        from worker_threads import ThreadLauncher  # not earlier: a measurement of coverage has begun by now
+
+        monkeypatch.setattr("paceline.engines.local.engine.Launcher", ThreadLauncher)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    started.clear()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     markers = {marker.name for marker in item.iter_markers()}
@@ -66,8 +102,10 @@ def pytest_runtest_call(item):
     result = yield
     taken_s, passed_s = processor_s() - before_s, time.monotonic() - began_s
     is_busy = os.getloadavg()[0] > 2 * os.cpu_count()  # two threads of a core, each at half of its speed
+    if started and not markers & WITH_PROCESSES:
+        pytest.fail(f"it started {', '.join(started)}: use threads of tests/support/, or mark it processes")
     limit_s = float(item.config.getini("processor_limit_s")) * (1 + is_busy)
-    if not markers & {"slow", "docs", "processes"} and taken_s > limit_s:
+    if not markers & WITH_PROCESSES and taken_s > limit_s:
         pytest.fail(
             f"it took {taken_s:.1f} s of processor time, more than {limit_s:g} s: make it cheaper or mark it slow"
         )

@@ -1,4 +1,4 @@
-"""Draw the figures of which there are results into papers/dbw/figures: `python -m papers.dbw.draw`."""
+"""Draw the figures that have results into papers/dbw/figures: `python -m papers.dbw.draw`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIGURES = Path(__file__).parent / "figures"
 
 
 def main(results: Path = RESULTS, folder: Path = FIGURES) -> None:
-    mpl.rcParams["svg.hashsalt"] = "paceline"  # the same picture is the same file
+    mpl.rcParams["svg.hashsalt"] = "paceline"  # equal pictures give equal files
     folder.mkdir(exist_ok=True)
     drawings = {"1": estimates, "3": durations, "4": choices, "6": times, "9": slowdown}
     for figure, draw in drawings.items():
@@ -30,7 +30,7 @@ def main(results: Path = RESULTS, folder: Path = FIGURES) -> None:
 
 
 def estimates(lines: Sequence[Line]) -> Any:
-    """Draw Fig. 1 or 2: estimates as lines, truth dashed."""
+    """Draw Fig. 1 or 2: estimates as lines, true values dashed."""
     drawing, axes = plt.subplots(1, 3, figsize=(10, 2.8), layout="constrained")
     line = lines[0]
     pairs = (("squared_norm", "squared_norm"), ("variance", "variance"), ("gain", "decrease"))
@@ -44,7 +44,7 @@ def estimates(lines: Sequence[Line]) -> Any:
 
 
 def durations(lines: Sequence[Line]) -> Any:
-    """Draw Fig. 3: both estimates of E[T_kk] over the updates, and the truth."""
+    """Draw Fig. 3: both estimates of E[T_kk] over the updates, and the true value."""
     drawing, axes = plt.subplots(1, 2, figsize=(8, 2.8), layout="constrained", sharey=True)
     for axis, which in zip(axes, ("estimated", "naive"), strict=True):
         for k, (column, truth_s) in enumerate(
@@ -73,7 +73,7 @@ def choices(lines: Sequence[Line]) -> Any:
 
 
 def times(lines: Sequence[Line]) -> Any:
-    """Draw Fig. 6: the seconds to the target, a dot a seed."""
+    """Draw Fig. 6: the seconds to the target, one dot per seed."""
     cases = sorted({line["asked"]["case"] for line in lines})
     drawing, axes = plt.subplots(1, len(cases), figsize=(4 * len(cases), 3.4), layout="constrained", squeeze=False)
     for axis, case in zip(axes[0], cases, strict=True):
@@ -87,7 +87,7 @@ def times(lines: Sequence[Line]) -> Any:
 
 
 def slowdown(lines: Sequence[Line]) -> Any:
-    """Draw Fig. 9: k over the updates, a line a seed."""
+    """Draw Fig. 9: k over the updates, one line per seed."""
     drawing, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
     for i, (name, runs) in enumerate(series_of(lines).items()):
         for line in runs.values():

@@ -1,4 +1,4 @@
-"""Fig. 3: E[T_kk] as DBW estimates it, beside the mean of the samples of (k, k) alone, and the truth."""
+"""Fig. 3: E[T_kk] estimated by DBW and by the mean of the samples of (k, k) alone, and its true value."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from papers.tasks import Where
 Array = NDArray[Any]
 N = 5
 CLUSTER = pl.Cluster(N, pl.ShiftedExponential(shift_s=0.3, mean_s=0.7))
-SHARES = (0.3, 0.3, 0.05, 0.05, 0.3)  # of the updates that wait for k = 1 ... 5: 3 and 4 are seldom tried
+SHARES = (0.3, 0.3, 0.05, 0.05, 0.3)  # of updates that wait for k = 1 ... 5: 3 and 4 are rare
 UPDATES = 100
 
 
 class Both(UpdateTimeEstimator):
-    """DBW's estimator, which keeps the naive means beside."""
+    """DBW's estimator with the naive means."""
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
         self.samples: dict[tuple[int, int], list[float]] = defaultdict(list)
 
     def add(self, version: int, h: int, i: int, t_s: float) -> None:
-        """Take in a sample, for both."""
+        """Add a sample to both."""
         super().add(version, h, i, t_s)
         self.samples[h, i].append(t_s)
 
     def naive(self) -> list[float]:
-        """Return the mean of the samples of (k, k), nan where there are none."""
+        """Return the mean of the samples of (k, k), nan without samples."""
         return [float(np.mean(self.samples[k, k])) if self.samples[k, k] else float("nan") for k in range(1, N + 1)]
 
 
 @dataclass(frozen=True)
 class Watch(pl.Controller[UpdateTimes]):
-    """Waits for the k of a list, and keeps what the estimators say at every update.
+    """Controller that waits for given k and records both estimates at each update.
 
     Args:
-        ks: of the updates, in order.
-        said: gets a line of DBW's and of the naive estimates each update.
+        ks: quorums of the updates, in order.
+        said: list to which each update appends DBW's and the naive estimates.
     """
 
     ks: Sequence[int]
@@ -58,7 +58,7 @@ class Watch(pl.Controller[UpdateTimes]):
         return UpdateTimes(n, Both(n), late=True)
 
     def decide(self, state: UpdateTimes, observation: pl.Observation) -> tuple[UpdateTimes, Sequence[Action]]:
-        """Learn from every arrival, and take the next k when an update opens."""
+        """Add the samples of an arrival, and set the next k when an update opens."""
         if observation.trigger == "arrival":
             state.observe(observation)
         if observation.trigger != "open":
@@ -73,7 +73,7 @@ class Watch(pl.Controller[UpdateTimes]):
 
 @dataclass(frozen=True)
 class Durations:
-    """The figure, for one seed.
+    """Task of the figure for one seed.
 
     Args:
         truth_updates: number of updates of the long simulations that measure the true times, >= 1.
@@ -83,11 +83,11 @@ class Durations:
     truth_updates: int = 20_000
 
     def asked(self) -> Line:
-        """Return it as JSON can hold it."""
+        """Return the fields as plain JSON."""
         return {"figure": "3", "cluster": str(CLUSTER), "shares": list(SHARES), "updates": UPDATES, "seed": self.seed}
 
     def carry_out(self, where: Where) -> Line:
-        """Return both estimates after every update, the truth, and how far they are from it."""
+        """Return both estimates after each update, the true values, and the errors."""
         updates = where.updates or UPDATES
         ks = np.random.default_rng(self.seed).choice(np.arange(1, N + 1), p=SHARES, size=updates + 1).tolist()
         watch = Watch(ks)
@@ -115,6 +115,6 @@ def _error(said: Array, truth: Sequence[float], where: Array) -> float:
 
 
 def _disorder(said: Array) -> float:
-    """Return the share of updates at which some T_kk is said to be longer than that of a larger k."""
+    """Return the share of updates at which some estimated T_kk exceeds that of a larger k."""
     known = [row[~np.isnan(row)] for row in said]
     return float(np.mean([bool((np.diff(row) < -1e-9).any()) for row in known]).round(4))

@@ -16,7 +16,7 @@ from papers.tasks import Where, unbroken
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a figure; it says everything that its result depends on."""
+    """One run of a figure: all settings that its result depends on."""
 
     figure: str
     case: str
@@ -24,7 +24,7 @@ class Run:
     seed: int
 
     def asked(self) -> Line:
-        """Return it as JSON can hold it: two runs are the same one if this is."""
+        """Return the fields as plain JSON; equal runs have equal fields."""
         figure, case = self._parts()
         return {
             "figure": self.figure,
@@ -39,7 +39,7 @@ class Run:
         }
 
     def carry_out(self, where: Where) -> Line:
-        """Train, and return what is to be kept of it."""
+        """Train, and return the result line."""
         figure, case = self._parts()
         batch_size, lr = case.batch_size or figure.batch_size, self.series.lr or figure.lr
         stop = case.stop or figure.stop
@@ -61,7 +61,7 @@ class Run:
 
 
 def result_line(result: pl.Result) -> Line:
-    """Return what a figure needs of a run: its end, k and time of each update, and the curve of the probe."""
+    """Return the result line of a run: its end, k and time of each update, and the curve of the probe."""
     updates = result.history.of(UpdateMade)
     curve = result.history.of(VersionEvaluated)
     return {
@@ -82,7 +82,7 @@ REASONS = {"begin": "all workers", "best": "expects", "rose": "more than", "no g
 
 
 def reasons(history: pl.History) -> Line:
-    """Return how many updates waited for the k that they did for which of DBW's reasons, and for how long in all."""
+    """Return the number of updates and the total seconds by DBW's reason for their k."""
     spent: Line = {}
     decided, opened_s = "", 0.0
     for record in history:
@@ -98,6 +98,6 @@ def reasons(history: pl.History) -> Line:
 
 
 def runs(figure: str, seeds: int | None, only: str = "") -> Iterator[Run]:
-    """Yield the runs of a figure; the arguments are those of `seed_by_seed`."""
+    """Yield the runs of a figure; for the arguments see `seed_by_seed`."""
     for case, series, seed in seed_by_seed(FIGURES[figure].cases, seeds, only):
         yield Run(figure, case, series, seed)

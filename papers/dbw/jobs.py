@@ -1,4 +1,4 @@
-"""The paper's two jobs, with the fixed probe of training samples that all its losses are measured on."""
+"""The paper's two jobs, with the fixed probe of training samples on which its losses are measured."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from papers.probe import probe
 
 
 class ChannelsLast(nn.Module):
-    """A model that reads its images with the channels last in memory: the same numbers in two thirds of the time.
+    """Model whose input images have the channels last in memory: equal values in two thirds of the time.
 
     Args:
-        model: that they are given to.
+        model: wrapped model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -26,7 +26,7 @@ class ChannelsLast(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images ``[batch, C, H, W]`` to what the model makes of them."""
+        """Return the output of the model for images ``[batch, C, H, W]``."""
         out: Tensor = self.model(images.to(memory_format=torch.channels_last))
         return out
 
@@ -37,11 +37,11 @@ def make_job(name: str, batch_size: int, lr: float, lr_rule: str, folder: Path) 
     Args:
         name: "mnist" or "cifar10".
         lr_rule: "constant" or "proportional".
-        folder: with the data set.
+        folder: folder of the data set.
     """
     job = replace(_mnist(folder) if name == "mnist" else _cifar10(folder))
     changes = {"batch_size": batch_size, "lr_rule": lr_rule, "optimizer": partial(torch.optim.SGD, lr=lr)}
-    return replace(job, **changes)  # type: ignore[arg-type]  # of different types
+    return replace(job, **changes)  # type: ignore[arg-type]  # values of different types
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,7 @@
-"""Reproduce the figures of the DBW paper; a run that is kept in results/ already is not done again.
+"""Reproduce the figures of the DBW paper; runs saved in results/ are not repeated.
 
 python -m papers.dbw.run --folder data/mnist                       # all figures that fit a CPU
-python -m papers.dbw.run --figure 6 --only alpha=1/dbw             # a part of one
+python -m papers.dbw.run --figure 6 --only alpha=1/dbw             # some series of one figure
 python -m papers.dbw.run --figure 5 --folder data/cifar-10-batches-bin --device cuda
 """
 
@@ -23,7 +23,7 @@ ALL = ("1", "2", "3", "4", "5", "6", "8", "9", "10", "options")
 
 
 def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
-    """Return what there is to do for a figure."""
+    """Return the tasks of a figure."""
     if figure == "3":
         return [Durations(seed) for seed in range(seeds or 3)]
     if figure in TRACED:
@@ -33,7 +33,7 @@ def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
 
 
 def store(figure: str, folder: Path) -> Store:
-    """Return where the lines of a figure are."""
+    """Return the store of a figure."""
     return Store(folder / f"figure{figure}.jsonl")
 
 

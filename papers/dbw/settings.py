@@ -1,4 +1,4 @@
-"""The experiments of the DBW paper as data: one `Figure` each, its cases, and the series that a case compares."""
+"""Experiments of the DBW paper as data: one `Figure` each, with its cases and the series that a case compares."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Series:
     """One curve, bar or box of a figure.
 
     Args:
-        protocol: as typed on the command line.
+        protocol: text of the protocol, as on the command line.
         lr_rule: "constant" for the dynamic protocols, "proportional" for the paper's static ones.
-        lr: where it is not the figure's.
-        evaluate_every: updates from one measurement of the probe to the next.
+        lr: learning rate; None for the figure's.
+        evaluate_every: updates between two evaluations of the probe.
     """
 
     protocol: str
@@ -38,12 +38,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Case:
-    """One panel: a cluster, and what runs on it.
+    """Panel: a cluster and its series.
 
     Args:
-        seeds: of the bars of this panel; a series may run fewer if fewer are asked for.
-        stop: where it is not the figure's.
-        batch_size: where it is not the figure's.
+        seeds: number of seeds of this panel.
+        stop: stop rule; None for the figure's.
+        batch_size: samples per minibatch; None for the figure's.
     """
 
     cluster: pl.Cluster
@@ -55,11 +55,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of the paper that is made of training runs.
+    """Figure of the paper made of training runs.
 
     Args:
-        lr: of the dynamic protocols, and of a static one with k = n.
-        stop: target on the fixed probe, and a bound on the updates.
+        lr: learning rate of the dynamic protocols, and of a static one with k = n.
+        stop: target on the fixed probe, and a limit on the updates.
     """
 
     says: str
@@ -72,11 +72,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Traced:
-    """A figure that follows DBW's estimates, update by update.
+    """Figure of DBW's estimates, update by update.
 
     Args:
-        clusters: of its cases; the paper does not say which one it has.
-        updates: of the run.
+        clusters: clusters of its cases; the paper does not state its own.
+        updates: number of updates of the run.
     """
 
     says: str
@@ -97,19 +97,19 @@ def cluster(alpha: float) -> pl.Cluster:
 
 
 def dynamic(*protocols: str) -> list[Series]:
-    """Return protocols that all step with the figure's learning rate."""
+    """Return protocols with the figure's learning rate."""
     return [Series(protocol) for protocol in protocols]
 
 
 def static(*ks: int, base: str = "backup") -> list[Series]:
-    """Return static k with DBW's own learning rate, the baseline that the paper leaves out."""
+    """Return static k with DBW's learning rate, a baseline that the paper omits."""
     return dynamic(*(f"{base}(k={k})" for k in ks))
 
 
 def proportional(*ks: int) -> list[Series]:
     """Return static k with eta(k) = eta k / n, the paper's baseline.
 
-    They make twice as many updates as the dynamic ones, and are measured half as often.
+    They make twice as many updates as the dynamic ones, and are evaluated half as often.
     """
     return [Series(f"backup(k={k})", "proportional", evaluate_every=4 if k < N else 2) for k in ks]
 
@@ -126,10 +126,10 @@ OPTIONS = dynamic(
     "dbw(beta=2)",
 )
 
-# Fig. 7 is the paper's own trace, which was not published. A tail as heavy as its histogram's takes its place.
+# Fig. 7 uses the paper's own trace, which was not published. A law with an equally heavy tail replaces it.
 SPARK = pl.Cluster(N, pl.LogNormal(median_s=1.0, sigma=0.5))
 HALF_SLOWER = pl.Cluster(N, pl.Deterministic(1.0), slowdowns=[pl.Slowdown(at_s=24, factor=5, workers=0.5)])
-CPU_BOUND = 1500  # updates after which a run that does not reach its target ends
+CPU_BOUND = 1500  # limit on the updates of a run that does not reach its target
 
 TRACED: Mapping[str, Traced] = {
     "1": Traced(

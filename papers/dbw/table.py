@@ -1,4 +1,4 @@
-"""Write results/tables.md: every series that was measured, with its spread, beside DBW of the same seeds."""
+"""Write results/tables.md: every measured series with its spread, and DBW with the same seeds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main(folder: Path = RESULTS) -> None:
 
 
 def tables(folder: Path) -> Iterator[str]:
-    """Yield the lines of a page with a table for each case."""
+    """Yield the lines of a page with one table per case."""
     for figure, about in FIGURES.items():
         lines = Store(folder / f"figure{figure}.jsonl").lines()
         for case in about.cases:
@@ -28,7 +28,7 @@ def tables(folder: Path) -> Iterator[str]:
 
 
 def table(by_series: Mapping[str, Runs]) -> Iterator[str]:
-    """Yield a row a series, the fastest first."""
+    """Yield one row per series, the fastest first."""
     dbw = [name for name in by_series if name.startswith("dbw")]
     reference = by_series[min(dbw, key=len)] if dbw else {}
     yield f"| series | seeds | reached | seconds: {SPREAD} | updates | mean k | its time / DBW's, paired: {SPREAD} |"
@@ -44,7 +44,7 @@ def table(by_series: Mapping[str, Runs]) -> Iterator[str]:
 
 
 def accuracies(by_series: Mapping[str, Runs]) -> Iterator[str]:
-    """Yield Fig. 5's rows: how long it took to 80 %, and how far 200 s went."""
+    """Yield the rows of Fig. 5: seconds to 80 %, and the accuracy after 200 s."""
     yield f"| series | seeds | seconds to an accuracy of 80 %: {SPREAD} | accuracy after 200 s: {SPREAD} |"
     yield "| --- | --- | --- | --- |"
     for name, runs in by_series.items():
@@ -55,7 +55,7 @@ def accuracies(by_series: Mapping[str, Runs]) -> Iterator[str]:
 
 
 def ratios(runs: Runs, reference: Runs) -> list[float]:
-    """Return how many times longer than the reference each run took, over the seeds that both have."""
+    """Return the time of each run in units of the reference, over the seeds that both have."""
     return [line["time_s"] / reference[seed]["time_s"] for seed, line in sorted(runs.items()) if seed in reference]
 
 

@@ -1,4 +1,4 @@
-"""Fig. 1 and 2: what DBW's estimator says before each update, beside the truth."""
+"""Fig. 1 and 2: DBW's estimates before each update, and the true values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from papers.tasks import Where, unbroken
 
 
 class Estimate(NamedTuple):
-    """What is expected of one update, before it: of the gradient, of its variance, and of the loss."""
+    """Estimates before an update: squared norm of the gradient, its variance, and the loss."""
 
     k: int
     squared_norm: float
@@ -38,7 +38,7 @@ class Estimate(NamedTuple):
 
 
 class Truth(NamedTuple):
-    """What a version is like on the probe."""
+    """True values of a version on the probe."""
 
     loss: float
     squared_norm: float
@@ -46,17 +46,17 @@ class Truth(NamedTuple):
 
 
 class Trajectory:
-    """Keeps the parameters of all versions of a run.
+    """Store of the parameters of all versions of a run.
 
     Attributes:
-        versions: each as one vector, from the first.
+        versions: parameters of each version as one vector, from the first.
     """
 
     def __init__(self) -> None:
         self.versions: list[Tensor] = []
 
     def sgd(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.SGD:
-        """Return an optimizer whose every step leaves a copy of the parameters here."""
+        """Return an optimizer that appends a copy of the parameters at each step."""
         parameters = list(parameters)
         self.versions = [_flat(parameters)]
         optimizer = torch.optim.SGD(parameters, lr=lr)
@@ -73,13 +73,13 @@ class Trace:
     seed: int
 
     def asked(self) -> Line:
-        """Return it as JSON can hold it."""
+        """Return the fields as plain JSON."""
         each = TRACED[self.figure]
         settings = {"batch_size": each.batch_size, "lr": each.lr, "D": each.D, "cluster": str(self.cluster)}
         return {"figure": self.figure, **settings, "updates": each.updates, "seed": self.seed}
 
     def carry_out(self, where: Where) -> Line:
-        """Train with DBW, and return estimates and truth of every update."""
+        """Train with DBW, and return the estimates and true values of every update."""
         figure, trajectory = TRACED[self.figure], Trajectory()
         job = make_job(figure.job, figure.batch_size, figure.lr, "constant", where.folder)
         job = replace(job, optimizer=partial(trajectory.sgd, lr=figure.lr), eval_data=None)
@@ -98,10 +98,10 @@ class Trace:
 
 
 def side_by_side(expected: Sequence[Estimate], truths: Sequence[Truth]) -> Line:
-    """Return what was expected of every update, what came true, and how well they go together.
+    """Return the estimates and true values of every update, and how well they agree.
 
     Args:
-        truths: of the versions before and after all updates.
+        truths: true values of the versions before and after all updates.
     """
     decrease = [before.loss - after.loss for before, after in pairwise(truths)]
     known = [i for i, each in enumerate(expected) if isfinite(each.gain)]
@@ -123,26 +123,26 @@ def side_by_side(expected: Sequence[Estimate], truths: Sequence[Truth]) -> Line:
 
 
 def _rank(gains: Sequence[float], decreases: Sequence[float]) -> float:
-    """Return Spearman's correlation; nan of fewer than two pairs."""
+    """Return Spearman's rank correlation; nan for fewer than two pairs."""
     if len(gains) < 2:
         return nan
     return round(float(spearmanr(gains, decreases).statistic), 4)
 
 
 def _error(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the median of |ours / theirs - 1|; nan of nothing."""
+    """Return the median of |ours / theirs - 1|; nan without values."""
     if not ours:
         return nan
     return round(float(np.median(np.abs(np.array(ours) / np.array(theirs) - 1))), 4)
 
 
 def estimates(history: History, D: int, lr: float, n: int) -> list[Estimate]:
-    """Return what an estimator says before every update of a run, from what the run has recorded.
+    """Return the estimates before every update of a run, computed from its records.
 
     Args:
-        D: updates that its means are over.
-        lr: the constant learning rate.
-        n: workers.
+        D: number of updates in its means.
+        lr: constant learning rate.
+        n: number of workers, >= 1.
     """
     estimator, found = GainEstimator(D), []
     for k, update in updates(history):
@@ -153,7 +153,7 @@ def estimates(history: History, D: int, lr: float, n: int) -> list[Estimate]:
 
 
 def updates(history: History) -> Iterator[tuple[int, GainInput]]:
-    """Yield k of every update, and the statistics of its gradients."""
+    """Yield k and the statistics of the gradients of each update."""
     used: list[GradientArrived] = []
     for record in history:
         match record:
@@ -167,12 +167,12 @@ def updates(history: History) -> Iterator[tuple[int, GainInput]]:
 
 
 def truth(job: pl.Job, weights: Tensor, device: str) -> Truth:
-    """Return loss, squared norm of its gradient, and variance of a minibatch gradient, of a version.
+    """Return the loss of a version, the squared norm of its gradient, and the variance of a minibatch gradient.
 
     The probe is cut into m minibatches. Their mean gradient g has a squared norm that is too large by variance / m.
 
     Args:
-        weights: all parameters as one vector.
+        weights: parameters of the version as one vector.
     """
     assert isinstance(job.data, ImageDataset)
     model = job.build_model(0).to(device)

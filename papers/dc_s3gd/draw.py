@@ -1,4 +1,4 @@
-"""Draw what there are results of into figures/: `python -m papers.dc_s3gd.draw`."""
+"""Draw the figures that have results into figures/: `python -m papers.dc_s3gd.draw`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from papers.series import Runs, series_of
 from papers.store import Line, Store
 
 DRAWINGS = Path(__file__).parent / "figures"
-CURVES = "table1"  # whose runs are drawn, too, as in Fig. 1
+CURVES = "table1"  # also drawn run by run, as in Fig. 1
 Panels = Mapping[str, Mapping[str, Runs]]
 
 
 def main(results: Path = RESULTS, folder: Path = DRAWINGS) -> None:
-    mpl.rcParams["svg.hashsalt"] = "paceline"  # the same picture is the same file
+    mpl.rcParams["svg.hashsalt"] = "paceline"  # equal pictures give equal files
     folder.mkdir(exist_ok=True)
     for name, figure in FIGURES.items():
         panels = {panel: runs_of(case, store(name, results).lines()) for panel, case in figure.cases.items()}
@@ -44,7 +44,7 @@ def _save(drawing: Any, path: Path) -> None:
 
 
 def accuracies(panels: Panels, figure: Figure) -> Any:
-    """Draw how the runs of each case ended, a dot a seed."""
+    """Draw the final accuracies of each case, one dot per seed."""
     drawing, axes = plt.subplots(figsize=(max(4.5, 1.1 * len(panels) + 2), 4.2), layout="constrained")
     names = list(next(iter(panels.values())))
     for i, name in enumerate(names):
@@ -60,7 +60,7 @@ def accuracies(panels: Panels, figure: Figure) -> Any:
 
 
 def curves(panels: Panels, figure: Figure) -> Any:
-    """Draw Fig. 1: the share of test data that is classified wrongly, of the first seed."""
+    """Draw Fig. 1: the test error of the first seed."""
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
     drawing, axes = plt.subplots(
@@ -84,7 +84,7 @@ def curves(panels: Panels, figure: Figure) -> Any:
 
 
 def iterations(lines: Sequence[Line], measured: Sequence[Line]) -> Any:
-    """Draw eq. (13) to (15) as lines, simulations of 16 workers as dots, and what was measured as crosses."""
+    """Draw eq. (13) to (15) as lines, simulations of 16 workers as dots, and measurements as crosses."""
     drawing, axes = plt.subplots(figsize=(5.5, 3.8), layout="constrained")
     ratios = np.array(ITERATIONS.all_reduce_s)
     for i, line in enumerate(lines):
@@ -107,7 +107,7 @@ def iterations(lines: Sequence[Line], measured: Sequence[Line]) -> Any:
 
 
 def stragglers(lines: Sequence[Line]) -> Any:
-    """Draw the seconds in which N gradients are used, against N, a panel a cluster."""
+    """Draw the seconds per N gradients against N, one panel per cluster."""
     drawing, axes = plt.subplots(2, 3, figsize=(9.5, 5), layout="constrained", sharex=True)
     for axis, cluster in zip(axes.flat, STRAGGLERS.clusters, strict=True):
         by_series = series_of([line for line in lines if line["asked"]["law"] == cluster])

@@ -30,19 +30,19 @@ HIDDEN, CLASSES = 64, 10
 
 
 def make_job(setup: Setup, folder: Path) -> pl.Job:
-    """Return the job of a set-up, of the data in a folder with the folders of the data sets."""
+    """Return the job of a set-up, with data from a folder with the folders of the data sets."""
     return as_in_the_paper(_JOBS[setup.job](folder), setup.lr, setup.minibatch, setup.schedule)
 
 
 def imagenet_job(row: Theirs, data: Dataset[Any], eval_data: Dataset[Any] | None = None) -> pl.Job:
-    """Return the job of a row of Table I, for workers on as many nodes.
+    """Return the job of a row of Table I, with one worker per node.
 
-    ImageNet-1k is not part of this project, and neither is a reader of it.
+    The project contains neither ImageNet-1k nor a reader for it.
 
     Args:
-        row: of the table.
-        data: pairs of a float image ``[3, 224, 224]`` and its class, one of 1,000.
-        eval_data: likewise.
+        row: row of the table.
+        data: training data, pairs of a float image ``[3, 224, 224]`` and its class, one of 1,000.
+        eval_data: evaluation data in the same form.
     """
     stem: dict[str, Any] = {} if row.model == "vgg16" else {"stem": "imagenet"}
     job = pl.Job(
@@ -60,11 +60,11 @@ def imagenet_job(row: Theirs, data: Dataset[Any], eval_data: Dataset[Any] | None
 
 
 def as_in_the_paper(job: pl.Job, lr: float, minibatch: int, schedule: pl.LinearSchedule) -> pl.Job:
-    """Return the job with SGD at N eta_sn, its schedule on learning rate and weight decay, and norms without decay.
+    """Return the job with SGD at N eta_sn, schedules for learning rate and weight decay, and no decay of norms.
 
     Args:
-        lr: eta_sn, for 256 samples.
-        minibatch: samples of a worker.
+        lr: eta_sn, learning rate for 256 samples.
+        minibatch: samples per worker.
     """
     rate = lr * minibatch / LR_BATCH
     return pl.jobs.scheduled(

@@ -1,7 +1,7 @@
-"""Do the experiments of DC-S3GD; a run that is kept in results/ already is not done again.
+"""Run the experiments of DC-S3GD; runs saved in results/ are not repeated.
 
-python -m papers.dc_s3gd.run --folder data                                  # everything that fits a CPU
-python -m papers.dc_s3gd.run --folder data --figure rates --only dc_s3gd    # a part of one
+python -m papers.dc_s3gd.run --folder data                                  # all figures that fit a CPU
+python -m papers.dc_s3gd.run --folder data --figure rates --only dc_s3gd    # some series of one figure
 python -m papers.dc_s3gd.run --folder data --figure table1 --only ^cifar10-resnet50 --device cuda
 """
 
@@ -21,14 +21,14 @@ SMALL = "^(mnist|cifar10)(,|/)"
 
 
 def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
-    """Return what there is to do for a figure."""
+    """Return the tasks of a figure."""
     if figure in TIMES:
         return list(times(figure, seeds))
     return list(runs(figure, seeds, only))
 
 
 def store(figure: str, folder: Path) -> Store:
-    """Return where the lines of a figure are; all training runs are in one file, because figures share them."""
+    """Return the store of a figure; all training runs are in one file, because figures share them."""
     return Store(folder / ("training.jsonl" if figure in FIGURES else f"{figure}.jsonl"))
 
 

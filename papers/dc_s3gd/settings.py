@@ -1,4 +1,4 @@
-"""The experiments of the paper as data: what its times are computed of, small training runs, and its own Table I."""
+"""Experiments of the paper as data: inputs of its times, small training runs, and its own Table I."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from paceline.clusters.timing.distributions import Empirical
 RESULTS = Path(__file__).parent / "results"
 MOMENTUM = 0.9
 WEIGHT_DECAY = 1e-4
-DECAY_FACTOR = 2.3  # k of Sect. IV-A, on the weight decay
-LR_BATCH = 256  # samples that a learning rate is given for
+DECAY_FACTOR = 2.3  # k of Sect. IV-A, factor on the weight decay
+LR_BATCH = 256  # samples to which a learning rate refers
 BLOCKING, OVERLAPPING, COMPENSATED = "all_reduce", "s3gd", "dc_s3gd"
 
 JobName = Literal["mnist", "cifar10", "cifar10-resnet20", "cifar10-resnet50", "cifar10-vgg16"]
@@ -30,16 +30,16 @@ SAMPLES: Mapping[JobName, int] = {
 
 @dataclass(frozen=True)
 class Setup:
-    """What is trained, with which batch, and for how long.
+    """Training set-up: job, batch size and length.
 
     Args:
-        job: by the name in `jobs`.
-        n: workers.
-        batch_size: of all of them together, in samples.
-        lr: eta_sn, of a single worker for minibatches of 256; eta = N eta_sn is in proportion to the whole batch.
-        epochs: of the whole run.
+        job: name of the job in `jobs`.
+        n: number of workers, >= 1.
+        batch_size: samples of all workers together.
+        lr: eta_sn, learning rate of a single worker for minibatches of 256; eta = N eta_sn grows with the whole batch.
+        epochs: epochs of the whole run.
         warm_up_until: share of the workload after which the warm-up ends; it would reach eta at half of it.
-        evaluations: on the test data, in the whole run.
+        evaluations: number of evaluations on the test data in the whole run.
     """
 
     job: JobName
@@ -52,25 +52,25 @@ class Setup:
 
     @property
     def minibatch(self) -> int:
-        """Samples of a worker."""
+        """Samples per worker."""
         size, rest = divmod(self.batch_size, self.n)
         assert not rest, f"{self.batch_size} samples are no {self.n} minibatches"
         return size
 
     @property
     def updates(self) -> int:
-        """As many as come nearest to the epochs."""
+        """Number of updates nearest to the epochs."""
         return round(self.epochs * SAMPLES[self.job] / self.batch_size)
 
     @property
     def schedule(self) -> pl.LinearSchedule:
-        """The paper's, of learning rate and weight decay."""
+        """The paper's schedule of learning rate and weight decay."""
         return pl.LinearSchedule("50%", pl.Duration("fraction", self.warm_up_until), weight_decay=DECAY_FACTOR)
 
 
 @dataclass(frozen=True)
 class Series:
-    """One column or curve: a protocol, as typed on the command line."""
+    """Column or curve: a protocol, as typed on the command line."""
 
     name: str
 
@@ -80,7 +80,7 @@ ALL = tuple(Series(protocol) for protocol in (BLOCKING, OVERLAPPING, COMPENSATED
 
 @dataclass(frozen=True)
 class Case:
-    """One panel: a set-up, and what runs on it."""
+    """Panel: a set-up and its series."""
 
     setup: Setup
     series: Sequence[Series] = ALL
@@ -89,7 +89,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure or table, with its panels by name; the name of a panel begins with its job."""
+    """Figure or table with its panels by name; the name of a panel begins with its job."""
 
     says: str
     cases: Mapping[str, Case]
@@ -105,11 +105,11 @@ RESNETS = {
 LARGE = replace(MNIST, epochs=10)
 HIGH_LR = 0.1
 RATES = (0.025, 0.05, 0.1, 0.2)
-LAMBDAS = (0.05, 0.5, 1.0)  # besides 0.2
+LAMBDAS = (0.05, 0.5, 1.0)  # in addition to 0.2
 
 
 def grid(setup: Setup, workers: Sequence[int], batch_sizes: Sequence[int]) -> dict[str, Case]:
-    """Return a case for each number of workers and size of the whole batch, with 64 samples a worker or more."""
+    """Return a case for each number of workers and batch size with at least 64 samples per worker."""
     return {
         f"{setup.job}, |B|={size}, N={n}": Case(replace(setup, n=n, batch_size=size))
         for size, n in product(batch_sizes, workers)
@@ -159,14 +159,14 @@ COMPUTE_S = 1.0
 
 @dataclass(frozen=True)
 class Iterations:
-    """Eq. (13) to (15): seconds of an iteration, against those of the all-reduce alone.
+    """Eq. (13) to (15): seconds of an iteration as a function of those of the all-reduce.
 
     Args:
-        workers: N, one or several.
-        all_reduce_s: in units of the seconds of a gradient.
-        protocols: of them those with a server push and pull through a link of each worker's own.
-        rounds: of a simulation, of N gradients each.
-        payload_bytes: ResNet-50's; only the ratio to the network's speed matters.
+        workers: values of N.
+        all_reduce_s: seconds of an all-reduce, in units of the seconds of a gradient.
+        protocols: protocols; with a server, each worker pushes and pulls through its own link.
+        rounds: rounds of a simulation, of N gradients each.
+        payload_bytes: size of ResNet-50's gradient; only its ratio to the network's speed matters.
     """
 
     workers: Sequence[int] = (4, 16, 64)
@@ -181,13 +181,13 @@ ITERATIONS = Iterations()
 
 @dataclass(frozen=True)
 class Stragglers:
-    """What workers whose times vary make of it, where communication takes no time.
+    """Seconds per N gradients with variable compute times and communication that takes no time.
 
     Args:
-        clusters: by what the seconds of a gradient are, for any N.
-        workers: N, one or several.
-        protocols: with {most} for three quarters of N.
-        rounds: of a simulation, of N gradients each.
+        clusters: clusters by the law of their compute times; each is used with all N.
+        workers: values of N.
+        protocols: protocols, with {most} for three quarters of N.
+        rounds: rounds of a simulation, of N gradients each.
     """
 
     clusters: Mapping[str, pl.Cluster]
@@ -220,14 +220,14 @@ STRAGGLERS = Stragglers(
 
 @dataclass(frozen=True)
 class Theirs:
-    """A row of Table I.
+    """Row of Table I.
 
     Args:
-        batch_size: of all nodes together, in samples.
-        accuracy: on the validation data, in percent.
-        images_per_s: of all nodes together.
-        lr: eta_sn, for 256 samples.
-        warm_up_epochs: of 90; they extended it to 20 on 64 and 128 nodes.
+        batch_size: samples of all nodes together.
+        accuracy: accuracy on the validation data, in percent.
+        images_per_s: images per second of all nodes together.
+        lr: eta_sn, learning rate for 256 samples.
+        warm_up_epochs: warm-up of the 90 epochs; extended to 20 on 64 and 128 nodes.
     """
 
     model: Literal["resnet50", "resnet101", "resnet152", "vgg16"]
@@ -246,7 +246,7 @@ class Theirs:
 
     @property
     def iteration_s(self) -> float:
-        """Seconds that an iteration took them."""
+        """Seconds of an iteration in the paper."""
         return self.batch_size / self.images_per_s
 
 

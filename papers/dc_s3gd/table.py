@@ -1,4 +1,4 @@
-"""Write results/tables.md: times beside the paper's equations, what stragglers cost, and accuracies."""
+"""Write results/tables.md: times compared with the paper's equations, cost of stragglers, and accuracies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def main(folder: Path = RESULTS) -> None:
 
 
 def tables(folder: Path) -> Iterator[str]:
-    """Yield the lines of a page with a table for everything of which there are results."""
+    """Yield the lines of a page with one table per set of results."""
     for name, figure in FIGURES.items():
         rows = list(accuracies(figure, store(name, folder).lines()))
         if rows:
@@ -60,7 +60,7 @@ def header(figure: Figure) -> list[str]:
 
 
 def accuracies(figure: Figure, lines: Sequence[Line]) -> Iterator[str]:
-    """Yield a row a case: accuracies on the test data after the last update, with their spread."""
+    """Yield one row per case: accuracies on the test data after the last update, with their spread."""
     for name, case in figure.cases.items():
         by_series = runs_of(case, lines)
         if not any(by_series.values()):
@@ -73,13 +73,13 @@ def accuracies(figure: Figure, lines: Sequence[Line]) -> Iterator[str]:
 
 
 def seeds_of(by_series: Mapping[str, Runs]) -> str:
-    """Return how many seeds each series has run with, if any."""
+    """Return the number of seeds of each series, as text."""
     numbers = sorted({len(runs) for runs in by_series.values() if runs})
     return " to ".join(map(str, {numbers[0]: None, numbers[-1]: None}))
 
 
 def gains(runs: Runs, others: Runs) -> list[float]:
-    """Return by how much the runs are more accurate, over the seeds that both have."""
+    """Return the gains in accuracy over the seeds that both have."""
     return [line["accuracy"] - others[seed]["accuracy"] for seed, line in sorted(runs.items()) if seed in others]
 
 
@@ -87,7 +87,7 @@ def gains(runs: Runs, others: Runs) -> list[float]:
 
 
 def iterations(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield a row a ratio: what the equations say / what was simulated, and what one link of a server comes to."""
+    """Yield one row per ratio: equation / simulation, and the time with one link for all of a server."""
     by_protocol = {line["asked"]["series"]: line for line in lines}
     names = [f"{name}: predicted / simulated, N=16" for name in by_protocol]
     names += [f"asp, one link for all, N={n}" for n in ITERATIONS.workers if "asp" in by_protocol]
@@ -113,7 +113,7 @@ def at_n(line: Line, what: str, n: int) -> list[float]:
 
 
 def measured(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield a row a measurement: seconds of an iteration of real ranks, with all repetitions."""
+    """Yield one row per measurement: seconds of an iteration of real ranks, with all repetitions."""
     yield f"| protocol | N | t_C, s | t_ARed, s | predicted, s | measured, s: {SPREAD} | ratio of the mean |"
     yield "|" + " --- |" * 7
     for line in lines:
@@ -126,7 +126,7 @@ def measured(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def stragglers(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield a row for each cluster and protocol: seconds for each N, and in units of all-reduce SGD."""
+    """Yield one row per cluster and protocol: seconds for each N, and in units of all-reduce SGD."""
     names = ["seconds of a gradient", "protocol", *(f"N={n}" for n in STRAGGLERS.workers)]
     names += [f"N={n}: / {BLOCKING}" for n in STRAGGLERS.workers]
     names += ["seeds", "largest deviation of a seed", "played literally", f"staleness, N={STRAGGLERS.workers[-1]}"]
@@ -155,7 +155,7 @@ def _waiting(runs: Runs, blocking: Runs) -> Iterator[str]:
 
 
 def theirs() -> Iterator[str]:
-    """Yield a row of Table I each, with what an iteration took them."""
+    """Yield the rows of Table I, with the paper's seconds of an iteration."""
     yield r"| model | \|B\| | nodes | accuracy, % | images/s | images of a node | s an iteration | images/s of a node |"
     yield "|" + " --- |" * 8
     for row in TABLE_I:

@@ -1,4 +1,4 @@
-"""What an iteration takes in simulated time, and what it takes by eq. (13) to (15) or when it is played literally."""
+"""Seconds of an iteration in simulated time, by eq. (13) to (15), and by a literal recursion."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PLAYED = 10_000  # rounds
 
 
 def predicted_s(protocol: str, compute_s: float, all_reduce_s: float, there_and_back_s: float) -> float:
-    """Return the seconds in which each of N workers that are alike has computed a gradient and received the result.
+    """Return the seconds in which each of N identical workers computes a gradient and receives the result.
 
     Args:
-        compute_s: t_C.
-        all_reduce_s: t_ARed.
-        there_and_back_s: t_W2PS, the worker's way to a parameter server and back.
+        compute_s: t_C, seconds of a gradient.
+        all_reduce_s: t_ARed, seconds of an all-reduce.
+        there_and_back_s: t_W2PS, seconds from the worker to a parameter server and back.
 
     >>> [predicted_s(protocol, 1.0, 0.5, 0.6) for protocol in ("all_reduce", "dc_s3gd", "asp")]
     [1.5, 1.0, 1.6]
@@ -43,12 +43,12 @@ def predicted_s(protocol: str, compute_s: float, all_reduce_s: float, there_and_
 
 @dataclass(frozen=True)
 class Iteration:
-    """One protocol, for every N and t_ARed."""
+    """Task: one protocol, for every N and t_ARed."""
 
     protocol: str
 
     def asked(self) -> Line:
-        """Return it as JSON can hold it."""
+        """Return the fields as plain JSON."""
         return {
             "figure": "iterations",
             "series": self.protocol,
@@ -60,7 +60,7 @@ class Iteration:
         }
 
     def carry_out(self, where: Where) -> Line:
-        """Return seconds an iteration for every N, and within it for every t_ARed."""
+        """Return the seconds of an iteration for every N, and within it for every t_ARed."""
         cells = [self._cell(n, each_s, where) for n, each_s in product(ITERATIONS.workers, ITERATIONS.all_reduce_s)]
         predicted, simulated, on_one_link = zip(*cells, strict=True)
         return {
@@ -91,10 +91,10 @@ class Iteration:
 
 
 def played_s(protocol: str, compute_s: Array) -> float:
-    """Return the seconds of an iteration where communication takes none, given those of each gradient, ``[rounds, n]``.
+    """Return the seconds of an iteration without communication time, given those of each gradient, ``[rounds, n]``.
 
-    With dc_s3gd a worker goes on at h_i = max(f_i, e), where f_i is when it has its gradient and e the end of the
-    iteration before, and the iteration ends when the last one goes on.
+    With dc_s3gd a worker continues at h_i = max(f_i, e), where f_i is the end of its gradient and e the end of the
+    previous iteration. The iteration ends when the last worker continues.
     """
     free_s, ended_s = np.zeros(compute_s.shape[1]), 0.0
     for row in compute_s:
@@ -107,14 +107,14 @@ def played_s(protocol: str, compute_s: Array) -> float:
 
 @dataclass(frozen=True)
 class Waiting:
-    """One protocol on one cluster, for every N."""
+    """Task: one protocol on one cluster, for every N."""
 
     cluster: str
     protocol: str
     seed: int
 
     def asked(self) -> Line:
-        """Return it as JSON can hold it."""
+        """Return the fields as plain JSON."""
         return {
             "figure": "stragglers",
             "law": self.cluster,
@@ -126,7 +126,7 @@ class Waiting:
         }
 
     def carry_out(self, where: Where) -> Line:
-        """Return the seconds in which N gradients are used, and how stale they are, for every N."""
+        """Return the seconds per N used gradients, and their staleness, for every N."""
         runs = [self._simulated(n, where) for n in STRAGGLERS.workers]
         return {
             "seconds": rounded(run.time_s * run.workers / run.totals.used for run in runs),
@@ -143,7 +143,7 @@ class Waiting:
         return pl.simulate(protocol, cluster, updates=updates, seed=self.seed)
 
     def _played_s(self, n: int) -> float:
-        """Return what is known without paceline, nan for nothing."""
+        """Return the seconds without paceline, nan if unknown."""
         cluster = STRAGGLERS.clusters[self.cluster]
         if cluster.slowdowns or self.protocol not in {BLOCKING, COMPENSATED}:
             return float("nan")

@@ -17,14 +17,14 @@ from papers.tasks import Where, unbroken
 
 @dataclass(frozen=True)
 class Run:
-    """One run; it says everything that its result depends on, and not which figures show it."""
+    """One run: all settings that its result depends on, without the figures that show it."""
 
     setup: Setup
     series: Series
     seed: int
 
     def asked(self) -> Line:
-        """Return it as JSON can hold it: two runs are the same one if this is."""
+        """Return the fields as plain JSON; equal runs have equal fields."""
         setup = self.setup
         return {
             "job": setup.job,
@@ -39,7 +39,7 @@ class Run:
         }
 
     def carry_out(self, where: Where) -> Line:
-        """Train, and return what is to be kept of it; virtual times are those of the other figures."""
+        """Train, and return the result line; virtual times are those of the other figures."""
         setup = self.setup
         workload = setup.updates * setup.n
         result = unbroken(
@@ -56,7 +56,7 @@ class Run:
 
 
 def result_line(result: pl.Result) -> Line:
-    """Return how a run ended, and its curves by updates."""
+    """Return the end of a run and its curves by updates."""
     history = result.history
     updates, curve = history.of(UpdateMade), history.of(VersionEvaluated)
     return {
@@ -70,14 +70,14 @@ def result_line(result: pl.Result) -> Line:
 
 
 def runs(figure: str, seeds: int | None, only: str = "") -> Iterator[Run]:
-    """Yield the runs of a figure; the arguments are those of `seed_by_seed`."""
+    """Yield the runs of a figure; for the arguments see `seed_by_seed`."""
     cases = FIGURES[figure].cases
     for name, series, seed in seed_by_seed(cases, seeds, only):
         yield Run(cases[name].setup, series, seed)
 
 
 def runs_of(case: Case, lines: Sequence[Line]) -> dict[str, dict[int, Line]]:
-    """Return the runs of a case by series and seed, whichever figure they were made for."""
+    """Return the runs of a case by series and seed, independent of their figure."""
     seeds = range(max((line["asked"]["seed"] for line in lines), default=-1) + 1)
     by_key = {key(line["asked"]): line for line in lines}
     return {

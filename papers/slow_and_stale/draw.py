@@ -1,4 +1,4 @@
-"""Draw the figures of which there are results into figures/: `python -m papers.slow_and_stale.draw`."""
+"""Draw the figures that have results into figures/: `python -m papers.slow_and_stale.draw`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DRAWINGS = Path(__file__).parent / "figures"
 
 
 def main(results: Path = RESULTS, folder: Path = DRAWINGS) -> None:
-    mpl.rcParams["svg.hashsalt"] = "paceline"  # the same picture is the same file
+    mpl.rcParams["svg.hashsalt"] = "paceline"  # equal pictures give equal files
     folder.mkdir(exist_ok=True)
     drawings = {"5": speed_up, "6": runtime, "7": bounds}
     for name, draw in drawings.items():
@@ -62,7 +62,7 @@ def speed_up(lines: Sequence[Line]) -> Any:
 
 
 def runtime(lines: Sequence[Line]) -> Any:
-    """Draw Fig. 6: simulations as dots, theory as lines, or as a band where it has bounds only."""
+    """Draw Fig. 6: simulations as dots, theory as lines, or as a band where it has only bounds."""
     laws = TIMES["6"].laws
     drawing, axes = plt.subplots(1, len(laws), figsize=(9, 3.4), layout="constrained")
     for axis, law in zip(axes, laws, strict=True):
@@ -90,7 +90,7 @@ def bounds(lines: Sequence[Line]) -> Any:
 
 
 def trained(panels: Mapping[str, Mapping[str, Runs]], figure: Figure) -> Any:
-    """Draw Fig. 8 to 12: the probe, a line a seed."""
+    """Draw Fig. 8 to 12: the loss of the probe, one line per seed."""
     drawing, axes = plt.subplots(
         1, len(panels), figsize=(max(6, 4.2 * len(panels)), 3.6), layout="constrained", squeeze=False
     )
@@ -110,7 +110,7 @@ def trained(panels: Mapping[str, Mapping[str, Runs]], figure: Figure) -> Any:
 
 
 def _shortest(by_series: Mapping[str, Runs], figure: Figure) -> float:
-    """Return how far most curves go."""
+    """Return the median length of the curves."""
     column = "time_s" if figure.against == "seconds" else "updates"
     return float(np.median([line[column] for runs in by_series.values() for line in runs.values()]))
 

@@ -18,19 +18,19 @@ from paceline.jobs.job import Batch, Metrics
 from papers.probe import One, probe
 from papers.slow_and_stale.settings import Case
 
-GREY = (0.2989, 0.5870, 0.114)  # of red, green, blue
+GREY = (0.2989, 0.5870, 0.114)  # weights of red, green, blue
 CLASSES = 10
 
 Scale = tuple[float, float]
 SCALES: dict[str, dict[str, Scale]] = {
-    # mean and standard deviation that pixels in [0, 1] are normalised by
+    # mean and standard deviation with which pixels in [0, 1] are normalised
     "mnist": {"0 to 1": (0.0, 1.0)},
     "cifar10": {"0 to 1": (0.0, 1.0), "0 to 255": (0.0, 1 / 255), "normalised": (0.4812, 0.2391)},
 }
 
 
 class Regularised:
-    """The loss of a minibatch: mean cross entropy + regulariser ||W||^2; the biases are free.
+    """Loss of a minibatch: mean cross entropy + regulariser ||W||^2, without the biases.
 
     Args:
         regulariser: the paper's lamda, >= 0.
@@ -40,7 +40,7 @@ class Regularised:
         self.regulariser = regulariser
 
     def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
-        """Return the loss, with the accuracy where the model is only evaluated."""
+        """Return the loss, and in evaluation also the accuracy."""
         inputs, target = batch
         logits, weights = model(inputs), next(model.parameters())
         loss = F.cross_entropy(logits, target) + self.regulariser * weights.square().sum()
@@ -54,7 +54,7 @@ def make_job(case: Case, lr: float, folder: Path) -> pl.Job:
 
     Args:
         lr: learning rate.
-        folder: with the folders of the data sets.
+        folder: folder with the folders of the data sets.
     """
     data = _data(case.data, folder)
     mean, std = SCALES[case.data][case.pixels]
@@ -72,7 +72,7 @@ def make_job(case: Case, lr: float, folder: Path) -> pl.Job:
 
 
 def grey(images: Tensor) -> Tensor:
-    """Return the grey images, uint8 ``[N, 1, H, W]``, of red, green and blue ones, uint8 ``[N, 3, H, W]``."""
+    """Return grey images, uint8 ``[N, 1, H, W]``, from colour images, uint8 ``[N, 3, H, W]``."""
     parts = [images[:, i].float() * share for i, share in enumerate(GREY)]
     return sum(parts[1:], parts[0]).round().clamp(0, 255).to(torch.uint8)[:, None]
 

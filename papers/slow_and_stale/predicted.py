@@ -1,4 +1,4 @@
-"""Fig. 5 to 7: seconds per update in theory and simulated, and bounds on the error against time."""
+"""Fig. 5 to 7: seconds per update in theory and in simulation, and bounds on the error over time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from papers.tasks import Where
 
 @dataclass(frozen=True)
 class Runtime:
-    """One protocol under one law, for every P and K of a figure."""
+    """Task: one protocol under one law, for every P and K of a figure."""
 
     figure: str
     law: str
@@ -25,7 +25,7 @@ class Runtime:
     seed: int
 
     def asked(self) -> Line:
-        """Return it as JSON can hold it."""
+        """Return the fields as plain JSON."""
         about = TIMES[self.figure]
         return {
             "figure": self.figure,
@@ -71,10 +71,10 @@ def runtimes(figure: str, seeds: int | None) -> Iterator[Runtime]:
 
 @dataclass(frozen=True)
 class ErrorBounds:
-    """Fig. 7, all of it."""
+    """Task of Fig. 7."""
 
     def asked(self) -> Line:
-        """Return it as JSON can hold it."""
+        """Return the fields as plain JSON."""
         return {
             "figure": "7",
             "series": [protocol.name for protocol in BOUNDS.protocols],
@@ -86,19 +86,19 @@ class ErrorBounds:
         }
 
     def carry_out(self, where: Where) -> Line:
-        """Return the bounds at each time, and when which protocol becomes the best."""
+        """Return the bounds at each time, and the times at which the best protocol changes."""
         at_s = np.linspace(0, BOUNDS.seconds, BOUNDS.points)
         tradeoff = pl.theory.tradeoff(BOUNDS.protocols, BOUNDS.cluster, BOUNDS.constants, BOUNDS.eta, at_s)
         return {
             "times_s": rounded(at_s),
             "errors": {name: rounded(errors) for name, errors in tradeoff.errors.items()},
             "seconds_per_update": {name: each.seconds_per_update for name, each in tradeoff.runtimes.items()},
-            "best": changes(at_s[1:], tradeoff.best[1:]),  # at the beginning all are equal
+            "best": changes(at_s[1:], tradeoff.best[1:]),  # all are equal at the start
         }
 
 
 def changes(times_s: Iterable[float], names: Iterable[str]) -> list[tuple[float, str]]:
-    """Return the names as they change, each with the first of its times.
+    """Return the name after each change, with the first of its times.
 
     >>> changes([1.0, 2.0, 3.0], ["asp", "asp", "bsp"])
     [(1.0, 'asp'), (3.0, 'bsp')]

@@ -1,7 +1,7 @@
-"""Reproduce Fig. 5 to 12 of "Slow and Stale Gradients"; a run that is kept in results/ already is not done again.
+"""Reproduce Fig. 5 to 12 of "Slow and Stale Gradients"; runs saved in results/ are not repeated.
 
 python -m papers.slow_and_stale.run --folder data --processes 2           # all figures
-python -m papers.slow_and_stale.run --folder data --figure 8 --only bsp   # a part of one
+python -m papers.slow_and_stale.run --folder data --figure 8 --only bsp   # some series of one figure
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ALL = ("5", "6", "7", "8", "9", "10", "11", "12")
 
 
 def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
-    """Return what there is to do for a figure."""
+    """Return the tasks of a figure."""
     if figure == "7":
         return [ErrorBounds()]
     if figure in TIMES:
@@ -29,7 +29,7 @@ def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
 
 
 def store(figure: str, folder: Path) -> Store:
-    """Return where the lines of a figure are; all training runs are in one file, because figures share them."""
+    """Return the store of a figure; all training runs are in one file, because figures share them."""
     return Store(folder / ("training.jsonl" if figure in FIGURES else f"figure{figure}.jsonl"))
 
 

@@ -1,4 +1,4 @@
-"""The experiments of the paper as data: what Fig. 5 to 7 are computed of, and the training runs of Fig. 8 to 12."""
+"""Experiments of the paper as data: inputs of Fig. 5 to 7, and training runs of Fig. 8 to 12."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESULTS = Path(__file__).parent / "results"
 P = 8  # workers, in all figures but Fig. 5 and 9
 K = 4
 
-# Lemma 3 has 1/mu for the mean of exp(mu). Pareto(2, 1) is taken to have shape 2: with shape 1 it has no mean.
+# In Lemma 3 exp(mu) has the mean 1/mu. Pareto(2, 1) is read as shape 2: with shape 1 it has no mean.
 DISTRIBUTIONS: Mapping[str, pl.Distribution] = {
     "exp(1)": pl.Exponential(mean_s=1.0),
     "1 + exp(1)": pl.ShiftedExponential(shift_s=1.0, mean_s=1.0),
@@ -23,14 +23,14 @@ DISTRIBUTIONS: Mapping[str, pl.Distribution] = {
 
 @dataclass(frozen=True)
 class Times:
-    """A figure of seconds per update, in theory and simulated.
+    """Figure of seconds per update in theory and in simulation.
 
     Args:
-        laws: of DISTRIBUTIONS, one panel or curve each.
-        protocols: by the names of their curves, with {k} for K.
-        workers: P, one or several.
-        ks: K, one or several.
-        updates: of a simulation; as many of P gradients, however many an update has, where `in_rounds`.
+        laws: names in DISTRIBUTIONS, one panel or curve each.
+        protocols: texts of the protocols by the names of their curves, with {k} for K.
+        workers: values of P.
+        ks: values of K.
+        updates: updates of a simulation; with `in_rounds`, this number of rounds of P gradients.
     """
 
     says: str
@@ -72,12 +72,12 @@ TIMES: Mapping[str, Times] = {
 
 @dataclass(frozen=True)
 class Bounds:
-    """Fig. 7: bounds on the error against time. The paper gives none of these numbers.
+    """Fig. 7: bounds on the error over time. The paper gives none of these numbers.
 
     Args:
-        constants: of the objective; gamma is that of asynchronous SGD.
-        eta: the same for all.
-        seconds: that the curves are drawn for.
+        constants: constants of the objective; gamma is that of asynchronous SGD.
+        eta: learning rate of all protocols.
+        seconds: length of the curves.
     """
 
     says: str
@@ -101,12 +101,12 @@ BOUNDS = Bounds(
 
 @dataclass(frozen=True)
 class Series:
-    """One curve.
+    """Curve: a protocol with its settings.
 
     Args:
-        protocol: as typed on the command line.
-        lr: where it is not that of its case.
-        seconds: where it runs longer or shorter than its case.
+        protocol: text of the protocol, as on the command line.
+        lr: learning rate; None for that of the case.
+        seconds: virtual seconds of the run; None for those of the case.
     """
 
     protocol: str
@@ -121,14 +121,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Case:
-    """One panel: a job, a cluster, and what runs on it.
+    """Panel: a job, a cluster and its series.
 
     Args:
-        pixels: what their values are, of the scales in `jobs`.
-        batch_size: the paper's m.
+        pixels: name of the scale of the pixels in `jobs`.
+        batch_size: the paper's m, samples per minibatch.
         regulariser: the paper's lamda.
-        seconds: virtual ones that every run takes.
-        evaluations: of the probe in that time; longer runs have more.
+        seconds: virtual seconds of each run.
+        evaluations: evaluations of the probe in that time; longer runs have more.
     """
 
     data: Literal["mnist", "cifar10"]
@@ -145,10 +145,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure that is made of training runs, with its panels by name; figures may share runs.
+    """Figure made of training runs, with its panels by name; figures may share runs.
 
     Args:
-        against: what its curves are drawn against.
+        against: quantity on the horizontal axis.
     """
 
     says: str
@@ -158,7 +158,7 @@ class Figure:
 
 
 def protocols(*texts: str) -> list[Series]:
-    """Return a series each."""
+    """Return one series per protocol."""
     return [Series(text) for text in texts]
 
 
@@ -167,7 +167,7 @@ MNIST = Case(
     "0 to 1",
     pl.Cluster(P, DISTRIBUTIONS["exp(1)"]),
     [
-        Series("bsp", seconds=6000),  # an update of it takes 22 times as long as one of ASP
+        Series("bsp", seconds=6000),  # its update takes 22 times as long as one of ASP
         *protocols(*(f"{name}(k={K})" for name in ("k_sync", "k_batch_sync", "k_async", "k_batch_async")), "asp"),
     ],
     batch_size=1,

@@ -1,4 +1,4 @@
-"""Write results/tables.md: runtimes beside their theory, and every series at some times with the order of them all."""
+"""Write results/tables.md: runtimes in simulation and theory, and all series at some times with their order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from papers.slow_and_stale.settings import FIGURES, RESULTS, TIMES, Figure
 from papers.slow_and_stale.training import lines_of
 from papers.store import Line
 
-# At which of the seconds, or updates, the curves of a figure are compared.
+# Seconds, or updates, at which the curves of a figure are compared.
 AT: Mapping[str, Sequence[float]] = {
     "8": (100, 200, 400, 600, 800, 1000, 1200, 1400),
     "9": (0.2, 0.5, 1, 2, 3, 3.8),
@@ -24,7 +24,7 @@ AT: Mapping[str, Sequence[float]] = {
     "11": (100, 200, 400, 600),
     "12": (100, 200, 400, 800, 1600, 2400),
 }
-LAST = 0.2  # share of a run whose mean stands for what it tends to
+LAST = 0.2  # last share of a run, whose mean estimates its limit
 
 
 def main(folder: Path = RESULTS) -> None:
@@ -32,7 +32,7 @@ def main(folder: Path = RESULTS) -> None:
 
 
 def tables(folder: Path) -> Iterator[str]:
-    """Yield the lines of a page with a table for each panel."""
+    """Yield the lines of a page with one table per panel."""
     for name, times in TIMES.items():
         lines = store(name, folder).lines()
         for law in times.laws:
@@ -49,7 +49,7 @@ def tables(folder: Path) -> Iterator[str]:
 
 
 def runtimes(by_series: Mapping[str, Runs]) -> Iterator[str]:
-    """Yield a row for each P or K: seconds per update, simulated and in theory; for Fig. 5 the speed-up's log, too."""
+    """Yield one row per P or K: seconds per update in simulation and theory; for Fig. 5 also log(speed-up)."""
     asked = next(iter(next(iter(by_series.values())).values()))["asked"]
     over, name = ("workers", "P") if len(asked["workers"]) > 1 else ("k", "K")
     columns = [name, *by_series, *(["log of the speed-up"] if "sync" in by_series else [])]
@@ -80,7 +80,7 @@ def _speed_up(by_series: Mapping[str, Runs], i: int) -> str:
 
 
 def curves(by_series: Mapping[str, Runs], figure: Figure, at: Sequence[float]) -> Iterator[str]:
-    """Yield a row for each series, and the order of all at each point."""
+    """Yield one row per series, and the order of all at each point."""
     unit = "s" if figure.against == "seconds" else "updates"
     columns = [figure.shows, "seeds", *(f"{x:g} {unit}" for x in at), "last fifth", "worst of the second half"]
     yield f"| {' | '.join(columns)} |"
@@ -96,7 +96,7 @@ def curves(by_series: Mapping[str, Runs], figure: Figure, at: Sequence[float]) -
 
 
 def around(line: Line, x: float, figure: Figure) -> float:
-    """Return the mean of what was measured within a tenth of a time, or of a number of updates; nan for nothing."""
+    """Return the mean of the values within 10 % of a time or a number of updates; nan without values."""
     where = np.array(line["probe_s" if figure.against == "seconds" else "probe_version"])
     found = np.array(line[f"probe_{figure.shows}"])[np.abs(where - x) <= x / 10]
     return float(found.mean()) if len(found) else nan
@@ -109,13 +109,13 @@ def tends_to(line: Line, figure: Figure) -> float:
 
 
 def worst(line: Line, figure: Figure) -> float:
-    """Return the worst of the second half of a run: what it may have come to if it ended at a bad moment."""
+    """Return the worst value of the second half of a run: its result if it ended at a bad moment."""
     values = line[f"probe_{figure.shows}"]
     return float((max if figure.shows == "loss" else min)(values[len(values) // 2 :]))
 
 
 def order(by_series: Mapping[str, Runs], x: float, figure: Figure) -> str:
-    """Return the series from the best to the worst, with "~" between neighbours on whose order the seeds disagree."""
+    """Return the series from best to worst, with "~" between neighbours on whose order the seeds disagree."""
     sign, surely = (1, "<") if figure.shows == "loss" else (-1, ">")
     values = {
         name: {seed: sign * around(line, x, figure) for seed, line in runs.items()} for name, runs in by_series.items()

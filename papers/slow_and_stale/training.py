@@ -19,14 +19,14 @@ from papers.tasks import Where, unbroken
 
 @dataclass(frozen=True)
 class Run:
-    """One run; it says everything that its result depends on, and not which figures show it."""
+    """One run: all settings that its result depends on, without the figures that show it."""
 
     case: Case
     series: Series
     seed: int
 
     def asked(self) -> Line:
-        """Return it as JSON can hold it: two runs are the same one if this is."""
+        """Return the fields as plain JSON; equal runs have equal fields."""
         case = self.case
         return {
             "data": case.data,
@@ -43,7 +43,7 @@ class Run:
         }
 
     def carry_out(self, where: Where) -> Line:
-        """Train, and return what is to be kept of it."""
+        """Train, and return the result line."""
         asked = self.asked()
         stop = pl.Stop(seconds=asked["seconds"])
         result = unbroken(
@@ -60,7 +60,7 @@ class Run:
 
 
 def result_line(history: pl.History) -> Line:
-    """Return the curves of the probe by time and by update, and what staleness did."""
+    """Return the curves of the probe by time and by update, and the staleness."""
     updates, curve = history.of(UpdateMade), history.of(VersionEvaluated)
     scales = [float(part.mean()) for part in np.array_split([update.step_scale for update in updates], 10) if len(part)]
     return {
@@ -79,14 +79,14 @@ def result_line(history: pl.History) -> Line:
 
 
 def runs(figure: str, seeds: int | None, only: str = "") -> Iterator[Run]:
-    """Yield the runs of a figure; the arguments are those of `seed_by_seed`."""
+    """Yield the runs of a figure; for the arguments see `seed_by_seed`."""
     cases = FIGURES[figure].cases
     for name, series, seed in seed_by_seed(cases, seeds, only):
         yield Run(cases[name], series, seed)
 
 
 def lines_of(case: Case, lines: Sequence[Line]) -> list[Line]:
-    """Return the lines that are runs of a case, whichever figure they were made for, in the order of its series."""
+    """Return the lines of the runs of a case, independent of their figure, in the order of its series."""
     seeds = range(max((line["asked"]["seed"] for line in lines), default=-1) + 1)
     by_key = {key(line["asked"]): line for line in lines}
     wanted = [key(Run(case, series, seed).asked()) for series in case.series for seed in seeds]

@@ -1,4 +1,4 @@
-"""Work out Table IV of the Sync-Switch paper from the runs that its authors published.
+"""Compute Table IV of the Sync-Switch paper from the runs that its authors published.
 
 python -m papers.sync_switch.costs FILE.csv        # writes results/table4.jsonl and results/table4.md
 """
@@ -21,13 +21,13 @@ LADDER = (0.5, 0.25, 0.125, 0.0625, 0.03125)
 STAND_INS = {0.125: 0.1, 0.0625: 0.05, 0.03125: 0.02}
 BEST_ALONE = (0.5, 0.125)
 OTHER_ORDERS = ("ASP", "ASP->BSP")
-MISNAMED = "b15-a85-run4"  # kept among the runs at 25 %
+MISNAMED = "b15-a85-run4"  # listed among the runs at 25 %
 QUANTITIES = ("cost", "amortised", "effective", "success")
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A row of Table IV as it is printed; the success is a share here."""
+    """Printed row of Table IV; the success is a share here."""
 
     setting: SearchSetting
     cost: float
@@ -66,18 +66,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def authors_search(file: Path, *, with_misnamed: bool = True) -> RecordedSearch:
-    """Return the search that the authors seem to have simulated."""
+    """Return the search that the authors probably simulated."""
     left_out = {"order": OTHER_ORDERS, **({} if with_misnamed else {"run": [MISNAMED]})}
     return recorded_search(read_recorded_runs(file, left_out), LADDER, STAND_INS, BEST_ALONE)
 
 
 def table_iv(search: RecordedSearch) -> list[SearchCost]:
-    """Return every row of the table, by counting all draws."""
+    """Return all rows of the table, by enumerating all draws."""
     return search_costs(search, [row.setting for row in TABLE_IV], Counting(take_all=True))
 
 
 def compared(file: Path) -> Iterator[Line]:
-    """Yield a line for each row: theirs, ours, and ours without the run that is named after another setting."""
+    """Yield one line per row: theirs, ours, and ours without the run named after another setting."""
     ours = table_iv(authors_search(file))
     without = table_iv(authors_search(file, with_misnamed=False))
     for printed, one, other in zip(TABLE_IV, ours, without, strict=True):
@@ -107,7 +107,7 @@ def table(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def off(line: Line, which: str, name: str) -> float:
-    """Return how far a number is off theirs: a share of it, or for the success a difference of shares."""
+    """Return the difference to a printed number: relative, or for the success a difference of shares."""
     theirs, ours = float(line["theirs"][name]), float(line[which][name])
     return abs(ours - theirs) / (1 if name == "success" else theirs)
 

@@ -1,4 +1,4 @@
-"""Draw the figures of which there are results into figures/: `python -m papers.sync_switch.draw`."""
+"""Draw the figures that have results into figures/: `python -m papers.sync_switch.draw`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from papers.sync_switch.settings import FIGURES, RESULTS, Figure
 from papers.sync_switch.training import lines_of
 
 DRAWINGS = Path(__file__).parent / "figures"
-CURVES = ("11",)  # of these the runs are drawn, of the others how they ended
+CURVES = ("11",)  # figures of whole runs; the others show the ends of runs
 
 
 def main(results: Path = RESULTS, folder: Path = DRAWINGS) -> None:
-    mpl.rcParams["svg.hashsalt"] = "paceline"  # the same picture is the same file
+    mpl.rcParams["svg.hashsalt"] = "paceline"  # equal pictures give equal files
     folder.mkdir(exist_ok=True)
     for name, figure in FIGURES.items():
         lines = store(name, results).lines()
@@ -36,7 +36,7 @@ def main(results: Path = RESULTS, folder: Path = DRAWINGS) -> None:
 
 
 def bars(panels: Mapping[str, Mapping[str, Runs]], figure: Figure) -> Any:
-    """Draw how the runs of each series ended, a dot a seed: accuracy above, time below."""
+    """Draw the ends of the runs of each series, one dot per seed: accuracy above, time below."""
     drawing, axes = plt.subplots(
         2, len(panels), figsize=(max(5, 3.6 * len(panels)), 5.2), layout="constrained", squeeze=False, sharex="col"
     )
@@ -55,7 +55,7 @@ def bars(panels: Mapping[str, Mapping[str, Runs]], figure: Figure) -> Any:
 
 
 def curves(panels: Mapping[str, Mapping[str, Runs]]) -> Any:
-    """Draw Fig. 11: training loss against workload and accuracy against time, of the first seed."""
+    """Draw Fig. 11 for the first seed: training loss against workload, accuracy against time."""
     drawing, axes = plt.subplots(len(panels), 2, figsize=(10, 3.6 * len(panels)), layout="constrained", squeeze=False)
     for (left, right), (panel, by_series) in zip(axes, panels.items(), strict=True):
         for i, (name, runs) in enumerate(by_series.items()):

@@ -1,4 +1,4 @@
-"""The jobs of the set-ups, with the paper's schedule and its rule for the learning rate (Sect. IV-C and VI-A)."""
+"""Jobs of the set-ups, with the paper's schedule and its rule for the learning rate (Sect. IV-C and VI-A)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def make_job(setup: Setup, lr: float, batch_size: int, workload: int, folder: Pa
     """Return the job of a set-up.
 
     Args:
-        lr: of a worker: an update of k gradients steps with k times as much.
-        batch_size: of a worker.
-        workload: gradients of the whole run, that the decay is measured in.
-        folder: with the folders of the data sets.
+        lr: learning rate per gradient; an update of k gradients uses k times this rate.
+        batch_size: samples per worker.
+        workload: gradients of the whole run, the unit of the decay.
+        folder: folder with the folders of the data sets.
     """
     job = _JOBS[setup.job](folder)
-    assert isinstance(job.optimizer, partial)  # of SGD
+    assert isinstance(job.optimizer, partial)  # momentum of SGD
     return pl.jobs.scheduled(
         replace(job, optimizer=partial(job.optimizer, lr=lr, momentum=MOMENTUM), batch_size=batch_size),
         lr_rule="proportional",

@@ -1,4 +1,4 @@
-"""How long a plan takes, without paceline: a closed form, and the literal play of it with drawn round trips."""
+"""Time of a plan without paceline: a closed form, and a literal simulation with drawn round trips."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def harmonic(n: int) -> float:
 
 @dataclass(frozen=True)
 class Workers:
-    """n workers with round trips of ``shift_s + mean_s Exp(1)``, some of them slow now and then.
+    """n workers with round trips of ``shift_s + mean_s Exp(1)``, some of them periodically slow.
 
     Args:
-        stragglers: by the ids of their workers, each in one of them; all others are never slow.
+        stragglers: periods of slow workers, with distinct worker ids; all others are never slow.
     """
 
     n: int
@@ -35,7 +35,7 @@ class Workers:
 
     @classmethod
     def of(cls, cluster: pl.Cluster) -> Workers:
-        """Return those of a cluster whose stragglers are all periodic, with ids."""
+        """Return the workers of a cluster whose stragglers are all periodic, with ids."""
         law = cluster.distribution_of(0)
         assert isinstance(law, pl.ShiftedExponential)
         stragglers = [each for each in cluster.slowdowns if isinstance(each, pl.Periodic)]
@@ -45,11 +45,11 @@ class Workers:
     # -- closed form
 
     def bsp_update_s(self) -> float:
-        """Return the seconds of an update of BSP, on average.
+        """Return the mean seconds of an update of BSP.
 
-        Without stragglers it is shift + mean H_n. With one straggler it is that for a share of the time, and the mean
-        of the largest of one slow round trip and n - 1 others for the rest: updates a second add up, and those that
-        cross from one into the other are not looked at.
+        Without stragglers it is shift + mean H_n. With one straggler it is that for a share of the time. For the rest
+        it is the mean of the largest of one slow round trip and n - 1 others. The rates of both parts are averaged,
+        and updates that cross from one part into the other are neglected.
         """
         normal_s = self.shift_s + self.mean_s * harmonic(self.n)
         if not self.stragglers:
@@ -68,7 +68,7 @@ class Workers:
         return 1 - np.exp(-np.maximum(t - self.shift_s, 0) / self.mean_s)
 
     def asp_s(self, gradients: int) -> float:
-        """Return the seconds of so many gradients under ASP that all workers begin together.
+        """Return the seconds of a number of gradients under ASP if all workers start together.
 
         A worker delivers t / m - (m^2 - s^2) / (2 m^2) gradients in t seconds of work, with the mean m and the
         standard deviation s of a round trip (renewal theory); a straggler has fewer seconds of work.
@@ -85,9 +85,9 @@ class Workers:
         return updates * self.bsp_update_s() + asp_s
 
     def ideal_s(self, workload: int, share: float) -> float:
-        """Return the seconds of a plan whose BSP does without every straggler for exactly as long as it is slow.
+        """Return the seconds of a plan whose BSP excludes each straggler exactly while it is slow.
 
-        It is what an elastic policy comes to that sees at once who becomes slow, and who has recovered.
+        This is the time of an elastic policy that detects each slow and each recovered worker at once.
         """
         if not self.stragglers:
             return self.plan_s(workload, share)
@@ -98,7 +98,7 @@ class Workers:
         pace = paces[self.n - 1 - np.sum(slow, axis=0)].mean()
         return share * workload / float(pace) + self.asp_s(round((1 - share) * workload))
 
-    # -- played literally
+    # -- simulated literally
 
     def played_s(self, workload: int, share: float, seed: int = 0, runs: int = RUNS) -> Array:
         """Return the seconds of a plan with this share of BSP in drawn runs, ``[runs]``."""
@@ -110,7 +110,7 @@ class Workers:
         left = workload - updates * self.n
         if left <= 0:
             return now_s
-        draws = round(1.3 * left / self.n) + 50  # more than any worker makes of them
+        draws = round(1.3 * left / self.n) + 50  # more than any worker computes
         ends_s = self._ends_s(now_s, self._draw(rng, runs, draws).cumsum(axis=2))
         return np.partition(ends_s.reshape(runs, -1), left - 1, axis=1)[:, left - 1]
 
@@ -119,7 +119,7 @@ class Workers:
         return self.shift_s + self.mean_s * rng.standard_exponential((runs, self.n, draws))
 
     def _ends_s(self, begun_s: Array, work_s: Array) -> Array:
-        """Return when work ends, ``[runs, n, draws]``, that was begun at a second, ``[runs]``."""
+        """Return the ends of the work, ``[runs, n, draws]``, that starts at given seconds, ``[runs]``."""
         ends_s = begun_s[:, None, None] + work_s
         for straggler in self.stragglers:
             done_s = done(begun_s[:, None], straggler)
@@ -129,7 +129,7 @@ class Workers:
 
 
 def done(t_s: Array | float, straggler: pl.Periodic) -> Array:
-    """Return the seconds of work that a straggler has done until t, had it always had work.
+    """Return the seconds of work that a straggler has done until t if it is never idle.
 
     >>> float(done(100.0, pl.Periodic(on_s=20, every_s=100, slowdown=5, workers=(0,))))
     84.0
@@ -140,7 +140,7 @@ def done(t_s: Array | float, straggler: pl.Periodic) -> Array:
 
 
 def when(work_s: Array | float, straggler: pl.Periodic) -> Array:
-    """Return the second at which a straggler has done so much work: the inverse of `done`.
+    """Return the second at which a straggler has done this much work: the inverse of `done`.
 
     >>> float(when(84.0, pl.Periodic(on_s=20, every_s=100, slowdown=5, workers=(0,))))
     100.0
@@ -153,8 +153,8 @@ def when(work_s: Array | float, straggler: pl.Periodic) -> Array:
 
 
 def theirs_s(measured: Measured, n: int, workload: int, share: float) -> float:
-    """Return the seconds of a plan at the pace that the authors measured for each of the two protocols.
+    """Return the seconds of a plan at the rates that the authors measured for the two protocols.
 
-    No round trips give both paces: BSP waits for the path of their framework, not for its slowest worker.
+    No law of round trips gives both rates: BSP is limited by their framework, not by its slowest worker.
     """
     return share * workload / n * measured.bsp_s + (1 - share) * workload * measured.asp_s

@@ -1,7 +1,7 @@
-"""Reproduce Fig. 5, 8, 10, 11 and 15 of Sync-Switch; a run that is kept in results/ already is not done again.
+"""Reproduce Fig. 5, 8, 10, 11 and 15 of Sync-Switch; runs saved in results/ are not repeated.
 
 python -m papers.sync_switch.run --folder data --processes 2                  # all figures, in the small version
-python -m papers.sync_switch.run --folder data --figure 5 --only "share/bsp"  # a part of one
+python -m papers.sync_switch.run --folder data --figure 5 --only "share/bsp"  # some series of one figure
 python -m papers.sync_switch.run --folder data --figure 10 --only "set-up 1" --device cuda
 """
 
@@ -18,12 +18,12 @@ from papers.tasks import Task
 
 
 def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
-    """Return what there is to do for a figure."""
+    """Return the tasks of a figure."""
     return list(runs(figure, seeds, only))
 
 
 def store(figure: str, folder: Path) -> Store:
-    """Return where the lines of a figure are; all runs are in one file, because figures share them."""
+    """Return the store of a figure; all runs are in one file, because figures share them."""
     return Store(folder / "training.jsonl")
 
 

@@ -1,4 +1,4 @@
-"""The experiments of the paper as data: its three set-ups, a small version of them, and what is compared on each."""
+"""Experiments of the paper as data: its three set-ups, a small version of them, and the series of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DECAY_AT = (0.5, 0.75)  # shares of the workload at which the learning rate fall
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds a step on the authors' cluster: mean, and standard deviation of the mean over 100 steps.
+    """Seconds per step on the authors' cluster: mean, and standard deviation of the mean over 100 steps.
 
     Source: logs published by the authors (github.com/cake-lab/Sync-Switch).
     """
@@ -29,16 +29,16 @@ class Measured:
 
 @dataclass(frozen=True)
 class Setup:
-    """What is trained, and on which cluster.
+    """Training set-up: job and cluster.
 
     Args:
-        job: by the name in `jobs`.
-        lr: of a worker; under BSP it is n times as much.
-        batch_size: of a worker.
-        workload: gradients.
-        evaluations: on the test data, in the whole run.
+        job: name of the job in `jobs`.
+        lr: learning rate per gradient; under BSP it is n times as large.
+        batch_size: samples per worker.
+        workload: gradients of the whole run.
+        evaluations: number of evaluations on the test data in the whole run.
         fixed: share of a round trip that does not grow with the batch size.
-        measured: what a step of it took the authors.
+        measured: seconds of a step that the authors measured.
     """
 
     job: Literal["mnist", "cifar10-resnet32", "cifar100-resnet50"]
@@ -51,7 +51,7 @@ class Setup:
     measured: Measured | None = None
 
     def cluster_for(self, batch_size: int) -> pl.Cluster:
-        """Return the cluster as fast as it is with minibatches of this size."""
+        """Return the cluster with its speed for minibatches of this size."""
         if batch_size == self.batch_size:
             return self.cluster
         return replace(self.cluster, speed=1 / (self.fixed + (1 - self.fixed) * batch_size / self.batch_size))
@@ -59,12 +59,12 @@ class Setup:
 
 @dataclass(frozen=True)
 class Series:
-    """One bar or curve.
+    """Bar or curve: a protocol with its settings.
 
     Args:
-        protocol: as typed on the command line.
-        lr: of a worker, where it is not the set-up's.
-        batch_size: of a worker, where it is not the set-up's; the samples of the whole run stay as many.
+        protocol: text of the protocol, as on the command line.
+        lr: learning rate per gradient; None for the set-up's.
+        batch_size: samples per worker; None for the set-up's. The samples of the whole run stay the same.
     """
 
     protocol: str
@@ -80,10 +80,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Case:
-    """One panel: a set-up with its stragglers, and what runs on it.
+    """Panel: a set-up with its stragglers and its series.
 
     Args:
-        reference: the series that accuracy, time and time to accuracy are compared with.
+        reference: series with which accuracy, time and time to accuracy are compared.
     """
 
     setup: Setup
@@ -94,19 +94,19 @@ class Case:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of the paper, or one of the questions that we asked besides, with its panels by name."""
+    """Figure of the paper, or an additional experiment, with its panels by name."""
 
     says: str
     cases: Mapping[str, Case]
 
 
 def protocols(*texts: str) -> list[Series]:
-    """Return a series each."""
+    """Return one series per protocol."""
     return [Series(text) for text in texts]
 
 
 def switch(percent: float, bsp: str = "bsp", asp: str = "asp") -> str:
-    """Return the plan that has so many percent of BSP.
+    """Return the plan with this percentage of BSP.
 
     >>> switch(6.25)
     'bsp@6.25% >> asp'
@@ -115,11 +115,11 @@ def switch(percent: float, bsp: str = "bsp", asp: str = "asp") -> str:
 
 
 def measured_cluster(n: int, measured: Measured) -> pl.Cluster:
-    """Return workers whose round trips under ASP take as long, and vary as much, as those of the authors' cluster.
+    """Return workers whose round trips under ASP have the mean and the variance of those on the authors' cluster.
 
     n workers make a step every ``asp_s``, so a round trip takes ``n asp_s``. The number of steps in a time t of a
     renewal process has the variance ``c^2 t / asp_s``, with c the coefficient of variation of a round trip, so the
-    mean of 100 steps varies by ``c / 10`` of itself.
+    mean of 100 steps has the relative standard deviation ``c / 10``.
     """
     variation = 10 * measured.asp_std_s / measured.asp_s
     return pl.Cluster(n, pl.Gamma(shape=round(variation**-2, 3), mean_s=round(n * measured.asp_s, 4)))
@@ -139,10 +139,10 @@ SMALL = Setup(
     batch_size=32,
     workload=8000,
 )
-LARGEST_LR = 0.025  # at 16 workers: what the figure "rates" found
+LARGEST_LR = 0.025  # at 16 workers: result of the figure "rates"
 SMALL_16 = replace(SMALL, cluster=replace(SMALL.cluster, n=16), lr=LARGEST_LR)
 ONE = (pl.Periodic(on_s=20, every_s=100, slowdown=5, workers=(0,)),)
-# Both are slow for a quarter of the time, as two that have nothing to do with each other are on average.
+# Both are slow together for a quarter of the time, as two independent workers are on average.
 TWO = (
     pl.Periodic(on_s=50, every_s=100, slowdown=5, workers=(0,)),
     pl.Periodic(on_s=50, every_s=100, slowdown=5, workers=(1,), at_s=25),
@@ -151,7 +151,7 @@ MILD = (pl.Slowdown(at_s=100, until_s=200, factor=2, workers=(0,)),)
 PERCENT = 25
 PLAN = switch(PERCENT)
 AWARE = [switch(PERCENT, "bsp + greedy"), switch(PERCENT, "bsp + elastic")]
-RATES = (0.00625, 0.0125, 0.025, 0.035, 0.05, 0.1)  # doublings, and one between that which trains and the next
+RATES = (0.00625, 0.0125, 0.025, 0.035, 0.05, 0.1)  # doublings, and one rate between the last that trains and the next
 
 # -- the paper's set-ups -------------------------------------------------------------------------------------------
 
@@ -166,15 +166,15 @@ SETUP_1 = Setup(
     lr=0.1,
     batch_size=128,
     workload=64_000,
-    fixed=0.083 / (0.083 + 1.16e-3 * 8 * 128),  # seconds of a BSP step, and more of them an image
+    fixed=0.083 / (0.083 + 1.16e-3 * 8 * 128),  # seconds of a BSP step, and additional seconds per image
     measured=MEASURED["1"],
 )
 SETUP_2 = replace(SETUP_1, job="cifar100-resnet50", cluster=measured_cluster(8, MEASURED["2"]), measured=MEASURED["2"])
 SETUP_3 = replace(SETUP_1, cluster=measured_cluster(16, MEASURED["3"]), measured=MEASURED["3"])
 SETUPS = {"set-up 1": (SETUP_1, 6.25), "set-up 2": (SETUP_2, 12.5), "set-up 3": (SETUP_3, 50.0)}
 
-# Their stragglers are 10 or 30 ms of network latency. The factors are those that BSP was slower by with such workers
-# all the time (1.06 and 2.75), and the times are in proportion to the phase of BSP, 666 s there and some 155 s here.
+# Their stragglers are 10 or 30 ms of network latency. The factors are the slowdowns of BSP with such workers
+# all the time (1.06 and 2.75), and the times are proportional to the phase of BSP, 666 s there and about 155 s here.
 MILD_1 = (pl.Slowdown(at_s=40, until_s=63, factor=1.06, workers=(0,)),)
 MODERATE_1 = tuple(
     pl.Periodic(on_s=23, every_s=39, slowdown=2.75, workers=(worker,), at_s=at_s) for worker, at_s in ((0, 0), (1, 12))
@@ -186,7 +186,7 @@ MOMENTUM_RULES = ("zero", "1/n", "i/n", "2^i/n")
 
 
 def momentum(percent: float) -> list[Series]:
-    """Return the plan with every rule for the momentum after the switch; without any it is kept."""
+    """Return the plan with each rule for the momentum after the switch; without a rule it is kept."""
     ruled = (switch(percent, asp=f'asp + momentum(rule="{rule}")') for rule in MOMENTUM_RULES)
     return protocols(switch(percent), *ruled)
 
@@ -198,7 +198,7 @@ def batches(setup: Setup, percent: float) -> list[Series]:
 
 
 def end_to_end(percent: float) -> list[Series]:
-    """Return what Fig. 10 compares."""
+    """Return the series of Fig. 10."""
     return protocols("bsp", "asp", switch(percent))
 
 

@@ -1,4 +1,4 @@
-"""Write results/tables.md: every series with its accuracy and times beside its reference, and what was predicted."""
+"""Write results/tables.md: every series with its accuracy and times, its reference, and the predictions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from papers.sync_switch.run import store
 from papers.sync_switch.settings import AWARE, FIGURES, PERCENT, RESULTS, SETUPS, Case, switch
 from papers.sync_switch.training import lines_of
 
-MARGIN = 0.01  # that the time to an accuracy leaves
+MARGIN = 0.01  # margin below the accuracy to reach
 ELASTIC = AWARE[1]
 SHARES = {"bsp": 1.0, "asp": 0.0, **{switch(percent): percent / 100 for percent in (3.125, 6.25, 12.5, 25, 50, 75)}}
 
@@ -36,7 +36,7 @@ def tables(folder: Path) -> Iterator[str]:
 
 
 def rows(by_series: Mapping[str, Runs], case: Case) -> Iterator[str]:
-    """Yield a row a series."""
+    """Yield one row per series."""
     reference = by_series.get(case.reference, {})
     target = fmean([line["accuracy"] for line in reference.values()]) if reference else nan
     yield (
@@ -60,13 +60,13 @@ def rows(by_series: Mapping[str, Runs], case: Case) -> Iterator[str]:
 
 
 def trouble(lines: Sequence[Line]) -> str:
-    """Return how many of the runs did not come to their end, in words; nothing if all did."""
+    """Return the number of runs that did not finish, in words; empty if all did."""
     ended = sum(line["stopped_by"] == "gradients" for line in lines)
     return "" if ended == len(lines) else f" ({len(lines) - ended} failed)"
 
 
 def predicted(name: str, case: Case) -> str:
-    """Return the seconds that the plan takes without paceline; of an elastic one, those of an ideal one."""
+    """Return the seconds of the plan without paceline; for an elastic plan those of an ideal one."""
     cluster, workload = case.setup.cluster, case.setup.workload
     is_known = isinstance(cluster.timing, pl.ShiftedExponential) and all(
         isinstance(each, pl.Periodic) for each in cluster.slowdowns
@@ -84,7 +84,7 @@ def ratios(runs: Runs, reference: Runs) -> list[float]:
 
 
 def reached(runs: Runs, target: float) -> str:
-    """Return the seconds to an accuracy, with the runs that did not reach it."""
+    """Return the seconds to an accuracy, and the number of runs that did not reach it."""
     times_s = [time_to(line, target) for line in runs.values()]
     missed = sum(isnan(time_s) for time_s in times_s)
     there = spread([time_s for time_s in times_s if not isnan(time_s)], 0)
@@ -92,13 +92,13 @@ def reached(runs: Runs, target: float) -> str:
 
 
 def time_to(line: Line, target: float) -> float:
-    """Return when an evaluation first found this accuracy, nan if none did."""
+    """Return the time of the first evaluation with this accuracy, nan if there is none."""
     curve = zip(line["test_s"], line["test_accuracy"], strict=True)
     return float(min((at_s for at_s, accuracy in curve if accuracy is not None and accuracy >= target), default=nan))
 
 
 def speed_ups() -> Iterator[str]:
-    """Yield a row a set-up: the paper's, what its own paces come to, and what workers that all wait for come to."""
+    """Yield one row per set-up: the paper's speed-up, that of its own rates, and that of workers that wait for all."""
     yield "| set-up | plan | theirs | at their paces | the slowest worker and a barrier alone |"
     yield "| --- | --- | --- | --- | --- |"
     for (name, (setup, percent)), theirs in zip(SETUPS.items(), ("5.13", "1.66", "1.87"), strict=True):

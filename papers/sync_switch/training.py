@@ -15,19 +15,19 @@ from papers.sync_switch.settings import FIGURES, Series, Setup
 from papers.tasks import Where, unbroken
 
 LOSSES = 100  # points of a curve of the training loss
-DECISIONS = {"protocol", "set_aside", "take_back"}  # that are kept
+DECISIONS = {"protocol", "set_aside", "take_back"}  # kinds of decisions that are kept
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run; it says everything that its result depends on, and not which figures show it."""
+    """One run: all settings that its result depends on, without the figures that show it."""
 
     setup: Setup
     series: Series
     seed: int
 
     def asked(self) -> Line:
-        """Return it as JSON can hold it: two runs are the same one if this is."""
+        """Return the fields as plain JSON; equal runs have equal fields."""
         setup, series = self.setup, self.series
         batch_size = series.batch_size or setup.batch_size
         return {
@@ -42,7 +42,7 @@ class Run:
         }
 
     def carry_out(self, where: Where) -> Line:
-        """Train, and return what is to be kept of it."""
+        """Train, and return the result line."""
         asked = self.asked()
         workload = asked["workload"]
         result = unbroken(
@@ -59,7 +59,7 @@ class Run:
 
 
 def result_line(result: pl.Result) -> Line:
-    """Return how a run ended, its curves by time and workload, and what was decided on the way."""
+    """Return the end of a run, its curves by time and workload, and its decisions."""
     history = result.history
     updates, curve = history.of(UpdateMade), history.of(VersionEvaluated)
     workloads = {update.version: update.workload for update in updates}
@@ -85,7 +85,7 @@ def result_line(result: pl.Result) -> Line:
 
 
 def decisions(history: pl.History) -> list[tuple[float, int, str, int | None]]:
-    """Return when, and after how many gradients, protocol or membership was changed, and which worker it was about."""
+    """Return the changes of protocol and membership: time, number of gradients, and worker."""
     found, workload = [], 0
     for record in history:
         match record:
@@ -97,14 +97,14 @@ def decisions(history: pl.History) -> list[tuple[float, int, str, int | None]]:
 
 
 def runs(figure: str, seeds: int | None, only: str = "") -> Iterator[Run]:
-    """Yield the runs of a figure; the arguments are those of `seed_by_seed`."""
+    """Yield the runs of a figure; for the arguments see `seed_by_seed`."""
     cases = FIGURES[figure].cases
     for name, series, seed in seed_by_seed(cases, seeds, only):
         yield Run(cases[name].setup, series, seed)
 
 
 def lines_of(setup: Setup, series: Sequence[Series], lines: Sequence[Line]) -> list[Line]:
-    """Return the lines that are runs of a set-up, whichever figure they were made for, in the order of the series."""
+    """Return the lines of the runs of a set-up, independent of their figure, in the order of the series."""
     seeds = range(max((line["asked"]["seed"] for line in lines), default=-1) + 1)
     by_key = {key(line["asked"]): line for line in lines}
     wanted = [key(Run(setup, each, seed).asked()) for each in series for seed in seeds]

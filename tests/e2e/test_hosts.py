@@ -189,7 +189,9 @@ def test_a_host_that_is_cut_off_for_good_is_given_up_by_both_sides():
         torchrun = {"slowness": slow, "heartbeat_timeout_s": 2.0}
         with ranks_on_hosts(made, [0, 0, 1], tiny_job(), torchrun, [cut], **settings) as job:
             job.start_all()
+            deadline_s = time.monotonic() + 30.0
             while not made.is_cut(1):
+                assert time.monotonic() < deadline_s, "the link was not cut"
                 time.sleep(0.05)
             begun_s = time.monotonic()
             with pytest.raises(pl.RunError, match=r"rank 0 is gone: .*timed out"):

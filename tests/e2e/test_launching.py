@@ -96,14 +96,14 @@ def environment_of(process):
     return psutil.Process(process).environ()
 
 
-def await_update(folder, version):
-    """Wait until a run has got that far."""
+def await_records(folder, kind, count):
+    """Wait until a run has logged so many records of a kind."""
     deadline_s = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline_s:
-        if (folder / "run.json").exists() and len(SavedRun(folder).history.of(UpdateMade)) >= version:
+        if (folder / "run.json").exists() and len(SavedRun(folder).history.of(kind)) >= count:
             return
         time.sleep(0.2)
-    raise TimeoutError(f"{folder} does not get to update {version}")
+    raise TimeoutError(f"{folder} has fewer than {count} records {kind.__name__} after {LIMIT_S} s")
 
 
 @pytest.mark.slow
@@ -137,9 +137,9 @@ def test_a_host_of_torchrun_dies_and_another_one_takes_its_place(start, tmp_path
     with hosts(2) as made:
         [(here, _), (there, _)] = commands("With torchrun, on two hosts", *longer)
         first, second = start(made, here, 0), start(made, there, 1)
-        await_update(tmp_path / "runs/torchrun", 20)
+        await_records(tmp_path / "runs/torchrun", UpdateMade, 20)
         kill(second)
-        time.sleep(2.0)
+        await_records(tmp_path / "runs/torchrun", WorkerLost, 2)
         outputs([first, start(made, there, 1)])
     history = SavedRun(tmp_path / "runs/torchrun").history
     assert history.of(RunResumed) == []  # no other process was restarted
@@ -154,7 +154,7 @@ def test_rank_0_of_two_hosts_dies_and_the_run_goes_on(number, start, tmp_path):
     changes.append(("--out", "--checkpoint-every updates=10 --out"))
     with hosts(2) as made:
         processes = [start(made, *each) for each in commands("With torchrun, on two hosts", *changes)]
-        await_update(tmp_path / "runs/torchrun", 40)
+        await_records(tmp_path / "runs/torchrun", UpdateMade, 40)
         os.kill(next(pid for pid in children(processes[0].pid) if environment_of(pid).get("RANK") == "0"), number)
         outputs(processes)
     history = SavedRun(tmp_path / "runs/torchrun").history

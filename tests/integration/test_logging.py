@@ -2,9 +2,7 @@
 
 import ast
 import logging
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,55 +11,65 @@ import pytest
 import paceline
 from paceline.cli import main
 from paceline.cli.log_handler import is_quiet, logging_to_terminal, progress_console, set_verbosity
+from paceline.core.records import WorkerJoined, WorkerLost
 from paceline.processes.child_process import ProcessSettings
 from paceline.recording.callbacks.progress_line import stderr_console
+from paceline.run.run_log import RunLog
 from paceline.utils.rank_logger import RankLogger
 from tiny_jobs import tiny_job
 
 SOURCE = Path(paceline.__file__).parent
-SCRIPT = """
-import logging
-from paceline.core.records import WorkerJoined, WorkerLost
-from paceline.run.run_log import RunLog
-
-CONFIGURE
-log = RunLog(is_simulated=False)
-log.on_record(WorkerLost(1.0, 1, "killed by SIGKILL"))
-log.on_record(WorkerJoined(2.0, 1))
-"""
 
 
-def lines_of_a_script(configure="", rank=None):
-    """Return what a script that loses worker 1 and gets it back writes to standard error."""
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)} | ({"RANK": rank} if rank else {})
-    code = SCRIPT.replace("CONFIGURE", configure)
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    return done.stderr.splitlines()
+@pytest.fixture
+def lines_of_a_script(monkeypatch, capsys):
+    """Return the lines on standard error of a script that configures logging, loses worker 1 and gets it back."""
+    loggers = logging.root, logging.getLogger("paceline")
+    levels = [logger.level for logger in loggers]
+
+    def lines(configure=lambda: None):
+        with monkeypatch.context() as patch:
+            for logger in loggers:
+                patch.setattr(logger, "handlers", [])
+            for logger, level in zip(loggers, (logging.WARNING, logging.NOTSET), strict=True):
+                logger.setLevel(level)
+            configure()
+            log = RunLog(is_simulated=False)
+            log.on_record(WorkerLost(1.0, 1, "killed by SIGKILL"))
+            log.on_record(WorkerJoined(2.0, 1))
+        return capsys.readouterr().err.splitlines()
+
+    yield lines
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
-def test_a_script_without_logging_sees_warnings():
+def test_a_script_without_logging_sees_warnings(lines_of_a_script):
     assert lines_of_a_script() == ["lost worker 1: killed by SIGKILL"]
 
 
-def test_a_script_under_torchrun_sees_the_rank():
-    assert lines_of_a_script(rank="3") == ["[rank 3] lost worker 1: killed by SIGKILL"]
+def test_a_script_under_torchrun_sees_the_rank(lines_of_a_script, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    assert lines_of_a_script() == ["[rank 3] lost worker 1: killed by SIGKILL"]
 
 
 @pytest.mark.parametrize(
     "configure",
     [
-        'logging.getLogger("paceline").setLevel(logging.CRITICAL)',
-        'logging.getLogger("paceline").addHandler(logging.NullHandler())',
+        lambda: logging.getLogger("paceline").setLevel(logging.CRITICAL),
+        lambda: logging.getLogger("paceline").addHandler(logging.NullHandler()),
     ],
+    ids=["level", "handler"],
 )
-def test_a_program_that_embeds_paceline_can_silence_it(configure):
+def test_a_program_that_embeds_paceline_can_silence_it(lines_of_a_script, configure):
     assert lines_of_a_script(configure) == []
 
 
-def test_a_program_that_embeds_paceline_chooses_level_and_format():
-    assert lines_of_a_script(
-        'logging.basicConfig(format="%(levelname)s %(name)s %(rank)s %(message)s", level="INFO")'
-    ) == [
+def test_a_program_that_embeds_paceline_chooses_level_and_format(lines_of_a_script):
+    def configure():
+        logging.basicConfig(format="%(levelname)s %(name)s %(rank)s %(message)s", level="INFO")
+
+    assert lines_of_a_script(configure) == [
         "WARNING paceline.run.run_log None lost worker 1: killed by SIGKILL",
         "INFO paceline.run.run_log None worker 1 joined",
     ]

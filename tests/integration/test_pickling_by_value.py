@@ -129,6 +129,7 @@ def train(job, **settings):
     return pl.train(job, **{"protocol": "bsp", "cluster": pl.LocalCluster(2), "stop": "updates=3", **settings})
 
 
+@pytest.mark.processes
 def test_a_script_without_a_main_guard_trains_and_runs_once(script, capfd):
     before = torch.get_default_dtype()
     try:
@@ -300,15 +301,16 @@ def model():
 
 job = tiny_job(model=model)
 if not __import__("os").environ.get("FIRST"):
-    pl.train(job, protocol="bsp", cluster="local:2", stop="updates=3")
+    pl.train(job, protocol="bsp", cluster="2*exp(mean=1)", stop="updates=3")
 """
     (tmp_path / "trains_on_import.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("FIRST", "yes")
-    job = __import__("trains_on_import").job
+    pickled = SharedPickle(__import__("trains_on_import").job)
     monkeypatch.delenv("FIRST")
+    monkeypatch.delitem(sys.modules, "trains_on_import")  # as in a worker process
     with pytest.raises(pl.UsageError, match=r"trains when it is imported, .* __name__ == '__main__':"):
-        train(job)
+        pickled.load()
 
 
 def test_the_command_refuses_to_resume_a_notebook_run_and_names_the_python_call(tmp_path, monkeypatch, capsys):

@@ -235,6 +235,7 @@ def test_a_public_module_is_the_module():
     assert paceline.jobs is import_module("paceline.jobs")
 
 
+@pytest.mark.processes
 def test_importing_paceline_is_cheap():
     code = "import sys, paceline; print(sorted({'torch', 'scipy', 'sklearn', 'numpy'} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""What the tests of all-reduce algorithms share: the algorithms and a short simulated run."""
+"""All-reduce algorithms under test, and a short simulated run."""
 
 import torch
 

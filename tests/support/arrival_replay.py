@@ -1,11 +1,11 @@
-"""An engine that hands in the events of another engine's run."""
+"""Engine that replays the events of another engine's run."""
 
 from paceline.core.events import Arrival
 from paceline.engines.virtual.parameter_server import VirtualEngine
 
 
 class ArrivalReplay(VirtualEngine):
-    """Hands in the events of another engine's run, computing the gradients itself."""
+    """Engine that replays the events of another engine's run and computes the gradients itself."""
 
     def __init__(self, *args, events):
         super().__init__(*args)
@@ -19,7 +19,7 @@ class ArrivalReplay(VirtualEngine):
         return event
 
     def report_step(self, command, step):
-        if step is not None:  # at its recorded time, which controllers reckon from
+        if step is not None:  # at its recorded time, which controllers use
             self._applied = next(self._recorded)._replace(step=step)
 
     def set_timer(self, command):

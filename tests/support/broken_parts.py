@@ -1,4 +1,4 @@
-"""Parts of jobs that fail, in a module that other processes import quickly."""
+"""Failing parts of jobs, in a module that other processes import quickly."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Every protocol of the catalogue, with the knobs that it begins with; k=3, lead=2, r=3."""
+"""Every protocol of the catalogue with its initial knobs, for k=3, lead=2, r=3."""
 
 from math import inf
 
@@ -43,7 +43,7 @@ TABLE = [
     ("adasync", adasync(base="k_batch_async", K_0=2), (2, inf, "arrival", "finish", inf)),
 ]
 
-# Without a server: the coordinator sees one gradient of each worker per update.
+# Without a server: the coordinator receives one gradient of each worker per update.
 WITHOUT_SERVER = [
     (name, protocol, ("all", 0, "update", "finish", inf))
     for name, protocol in [

@@ -1,4 +1,4 @@
-"""Runs on processes that die and come back, of the job whose parameters count."""
+"""Runs of the counting job on worker processes that are killed and restarted."""
 
 from random import Random
 
@@ -6,11 +6,11 @@ import paceline as pl
 from tiny_counting import BATCH, counting_job
 
 N = 4  # workers
-SAMPLES = 4 * BATCH * 5  # 20 minibatches an epoch: 5 a worker
+SAMPLES = 4 * BATCH * 5  # 20 minibatches per epoch, 5 per worker
 
 
 def deaths(seed, back_after_s=None):
-    """Return faults at random draws, each worker dying once or twice."""
+    """Return faults at random draws, one or two per worker."""
     random = Random(seed)
     draws = {worker: random.sample(range(1, 10), random.choice([1, 2])) for worker in range(N)}
     return [pl.Fault(worker, draw, back_after_s=back_after_s) for worker in draws for draw in draws[worker]]

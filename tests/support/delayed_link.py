@@ -1,4 +1,4 @@
-"""A wire that takes its time: copies Ethernet frames between two devices, each so many seconds later."""
+"""Delayed link: copies Ethernet frames between two devices, each after a number of seconds."""
 
 import selectors
 import socket
@@ -12,7 +12,7 @@ LONGEST_BYTES = 1 << 17
 
 
 def listen(device):
-    """Return a socket for whole frames, with what the kernel has yet to do to them: cut up, add up."""
+    """Return a socket for whole frames, before the kernel segments them and computes their checksums."""
     raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(EVERY_PROTOCOL))
     raw.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
     raw.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)

@@ -1,4 +1,4 @@
-"""A controller driven without a coordinator: the observations of updates with given times and losses."""
+"""Controller driven without a coordinator, by observations of updates with given times and losses."""
 
 import paceline as pl
 from paceline.core.events import Arrival, Step
@@ -7,7 +7,7 @@ from paceline.policies.learning_rate import LRScaling
 
 
 class Driven:
-    """Controller that observes, update by update, gradients that arrive after given times."""
+    """Driver of a controller: gradients of each update arrive after given times."""
 
     def __init__(self, controller, n, protocol=None):
         self.controller, self.n = controller, n
@@ -50,7 +50,7 @@ class Driven:
     def update(
         self, loss, times=None, squared_norm=1.0, mean_norm=0.9, rate=0.1, next_rate=None, variance=float("nan")
     ):
-        """Let k gradients arrive after these times, and make the update."""
+        """Observe k gradients that arrive after these times, and make the update."""
         k = self.k
         for worker, after_s in enumerate((times or range(1, self.n + 1))[:k]):
             self.now = self.opened_s + after_s

@@ -1,4 +1,4 @@
-"""Ends a run when what its test waits for has happened, of which no number of updates makes sure."""
+"""End of a run at a condition that no number of updates guarantees."""
 
 import signal
 from collections import Counter
@@ -10,17 +10,17 @@ FOREVER = "updates=1000000"
 
 
 class EndWhen(pl.Callback):
-    """Interrupts the run, as a signal from outside does.
+    """Callback that interrupts the run when a condition holds, as a signal does.
 
     Args:
-        is_enough: given this callback, which has counted everything.
+        is_enough: condition, a function of this callback with its counts.
 
     Attributes:
-        updates: made.
-        used: gradients used, by worker.
-        lost: workers, as often as they were.
-        joined: likewise.
-        used_since: as `used`, since the last worker was lost or has joined.
+        updates: number of updates made.
+        used: number of gradients used, by worker.
+        lost: lost workers, in order, with repetitions.
+        joined: workers that joined, in order, with repetitions.
+        used_since: as `used`, since the last worker was lost or joined.
     """
 
     def __init__(self, is_enough):

@@ -1,4 +1,4 @@
-"""Members of a group of ranks without processes: connections, and the membership server of rank 0."""
+"""Group of ranks without processes: connections, and the membership server of rank 0."""
 
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -10,7 +10,7 @@ from sum_groups import transport
 
 
 class Wire:
-    """Connection that records what is sent, and on which the given messages arrive, and then none."""
+    """Connection that records the messages sent, and receives the given messages and then none."""
 
     local_host = "127.0.0.1"
 
@@ -30,7 +30,7 @@ class Wire:
 
 
 class LostGroup:
-    """Group in which no sum can be started."""
+    """Group that cannot start a sum."""
 
     def begin_sum(self, vectors):
         raise ConnectionLost("cut off")

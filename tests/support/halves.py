@@ -1,4 +1,4 @@
-"""A counting job whose model has two tensors, so that it can have two shards."""
+"""Counting job whose model has two tensors, so that it can have two shards."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from tiny_counting import counting_job
 
 
 class Halves(nn.Module):
-    """Counts samples in two tensors, each of which is a shard."""
+    """Model that counts samples in two tensors, each of which is a shard."""
 
     def __init__(self, samples):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Hosts on this machine: network namespaces, each with a link to a switch, that can be slow, far away or cut."""
+"""Hosts on this machine: network namespaces, each with a link to a switch that can be slow, delayed or cut."""
 
 import itertools
 import os
@@ -19,13 +19,13 @@ _numbers = itertools.count()
 
 
 def ip(*words):
-    """Run `ip`, whose errors are those of the test."""
+    """Run `ip`; its errors fail the test."""
     subprocess.run(["ip", *map(str, words)], check=True, capture_output=True, text=True)
 
 
 @cache
 def why_there_are_none():
-    """Return why no hosts can be made here, empty if they can."""
+    """Return the reason why hosts cannot be made here; empty if they can."""
     if not shutil.which("ip") or not shutil.which("tc"):
         return "no ip and tc (iproute2) here"
     if os.geteuid() != 0:
@@ -44,9 +44,9 @@ def need_hosts():
 
 
 class Hosts:
-    """Namespaces with an `eth0` each, and one more with the switch that their links lead to.
+    """Namespaces with an `eth0` each, and one more with the switch of their links.
 
-    Nothing is made in the namespace of this process, and the names hold its number, so that names do not collide.
+    Nothing is made in the namespace of this process. The names contain its id, so that names do not collide.
     """
 
     def __init__(self, count):
@@ -84,7 +84,7 @@ class Hosts:
         ip("-n", self.switch, "link", "set", f"h{host}", "down")
 
     def part(self, one, other):
-        """Let nothing come from one host to the other, either way: each takes it for another host's address."""
+        """Block the traffic between two hosts: each maps the other's address to that of no host."""
         for here, there in ((one, other), (other, one)):
             words = ["replace", self.address(there), "lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"]
             ip("-n", self.names[here], "neigh", *words)
@@ -103,15 +103,15 @@ class Hosts:
         return ",UP" not in told.stdout
 
     def shape(self, host, rate):
-        """Let a link carry no more than this, as "20mbit", in each direction."""
+        """Limit the rate of a link in each direction, for example to "20mbit"."""
         for namespace, device in ((self.names[host], "eth0"), (self.switch, f"h{host}")):
             words = ["qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "64kb", "latency", "500ms"]
             subprocess.run(["tc", "-n", namespace, *words], check=True, capture_output=True, text=True)
 
     def delay(self, host, seconds):
-        """Let everything over a link take so much longer, in each direction.
+        """Delay all frames of a link in each direction.
 
-        The link is taken off the switch, and a process copies what comes at each end to the other, later.
+        The link is removed from the switch, and a process copies the frames of each end to the other.
         """
         far, near = f"h{host}", f"d{host}"
         ip("-n", self.switch, "link", "set", far, "nomaster", "promisc", "on")
@@ -129,7 +129,7 @@ class Hosts:
 
 @contextmanager
 def hosts(count):
-    """Yield so many hosts, of which nothing is left afterwards."""
+    """Yield a number of hosts, and remove them afterwards."""
     made = Hosts(count)
     try:
         made.make()
@@ -139,13 +139,13 @@ def hosts(count):
 
 
 class Cut(pl.Callback):
-    """Cuts the link of a host when a worker delivers a draw, and mends it later.
+    """Callback that cuts the link of a host when a worker delivers a draw, and restores it later.
 
     Args:
-        made: the hosts.
-        place: the host that is cut off.
+        made: hosts.
+        place: number of the host that is cut off.
         after: worker and draw.
-        back_after_s: None leaves it cut.
+        back_after_s: seconds until the link is restored; None for never.
     """
 
     def __init__(self, made, place, after, back_after_s=None):
@@ -164,12 +164,12 @@ class Cut(pl.Callback):
 
 
 class Parting(pl.Callback):
-    """Cuts what is between two hosts, and nothing else, when a worker delivers a draw.
+    """Callback that blocks the traffic between two hosts alone when a worker delivers a draw.
 
     Args:
-        made: the hosts.
-        one: host.
-        other: host.
+        made: hosts.
+        one: number of a host.
+        other: number of another host.
         after: worker and draw.
     """
 
@@ -187,9 +187,9 @@ class JobOnHosts(Job):
     """Ranks on hosts, rank 0 on the first one.
 
     Args:
-        made: the hosts.
-        places: the host of each rank.
-        callbacks: of rank 0.
+        made: hosts.
+        places: host of each rank.
+        callbacks: callbacks of rank 0.
     """
 
     def __init__(self, made, places, job, torchrun=None, callbacks=(), **settings):
@@ -217,7 +217,7 @@ class JobOnHosts(Job):
 
 @contextmanager
 def ranks_on_hosts(made, places, job, torchrun=None, callbacks=(), **settings):
-    """Yield ranks on hosts, none of them started; none of them is left afterwards."""
+    """Yield ranks on hosts, not yet started, and kill them afterwards."""
     started = JobOnHosts(made, places, job, torchrun, callbacks, **settings)
     try:
         yield started

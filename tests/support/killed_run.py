@@ -1,4 +1,4 @@
-"""A simulated run with everything that has a state, which can be told to kill itself at its n-th function call."""
+"""Simulated run with all parts that have a state; it can kill itself at its n-th function call."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def train(**options):
 
 
 class Calls(pl.Callback):
-    """Counts the function calls of a run from its first record on, and ends the process at one of them."""
+    """Callback that counts the function calls of a run from its first record, and ends the process at one of them."""
 
     def __init__(self, last=None):
         self.made = 0

@@ -1,4 +1,4 @@
-"""The rules of the coordinator once more, word by word and with no thought for speed; no timeouts, no controllers."""
+"""Naive coordinator: the rules of the design page without optimizations, timeouts and controllers."""
 
 from dataclasses import dataclass
 from math import inf
@@ -9,16 +9,16 @@ from paceline.core.events import Accept, Apply, Arrival, Compute, Drop, Interrup
 @dataclass
 class Worker:
     live: bool = False
-    version: int | None = None  # that it computes on, None when idle
+    version: int | None = None  # version of its task, None when idle
     draw: int = 0
-    since: int = 0  # sequence number of when it became idle or was given work
-    deliveries: int = 0  # since the phase began
-    contributed: bool = False  # to the open update
-    counts: bool = True  # False until the next update for one that joined
+    since: int = 0  # sequence number of its last change between idle and busy
+    deliveries: int = 0  # gradients since the phase began
+    contributed: bool = False  # whether it has contributed to the open update
+    counts: bool = True  # False until the next update for a worker that joined
 
 
 class NaiveCoordinator:
-    """phases: (protocol, version at which the phase ends)."""
+    """Coordinator of phases, pairs of a protocol and the version at which it ends."""
 
     def __init__(self, phases, n):
         self.phases = list(phases)
@@ -74,14 +74,14 @@ class NaiveCoordinator:
             worker.contributed = True
 
     def go_on(self):
-        """The quorum that counts is min(K, accepted so far + live workers that can still contribute)."""
+        """Make an update if min(K, accepted + live workers that can still contribute) gradients are accepted."""
         quorum = inf if self.protocol.quorum == "all" else self.protocol.quorum
         if self.held and (len(self.held) >= quorum or not self.able()):
             self.update()
         self.refill()
 
     def able(self):
-        """Those that can still contribute: for "all" it has to be their first gradient of this update."""
+        """Return the workers that can still contribute; for "all", those without a gradient in this update."""
         waits_for_all = self.protocol.quorum == "all"
         return [
             worker
@@ -102,7 +102,7 @@ class NaiveCoordinator:
         return self.fewest
 
     def refill(self):
-        """Workers are given work in the order of (time, sequence number)."""
+        """Give tasks to workers in the order of (time, sequence number)."""
         for worker in self.in_order(idle=True):
             if self.may_start(worker):
                 self.give(worker)
@@ -145,7 +145,7 @@ class NaiveCoordinator:
 
 
 def told(commands):
-    """Return what both coordinators have to tell alike: everything but scales and reasons."""
+    """Return the part of the commands that must be equal for both coordinators: all except scales and reasons."""
     kept = []
     for command in commands:
         match command:

@@ -14,7 +14,7 @@ SAMPLES = 96
 
 def augmented(number):
     rng = np.random.default_rng(number)
-    noise = torch.randn(5) + float(np.random.normal()) + random.random()  # as data sets do
+    noise = torch.randn(5) + float(np.random.normal()) + random.random()  # as augmentations do
     return torch.tensor(rng.normal(size=5)) + 0.1 * noise.double(), number % 3
 
 
@@ -32,7 +32,7 @@ class NoisyStream(IterableDataset):
 
 
 class Failing(Noisy):
-    """Fails at one sample."""
+    """Data set that fails at one sample."""
 
     def __getitem__(self, number):
         if number == 17:
@@ -41,7 +41,7 @@ class Failing(Noisy):
 
 
 class Deadly(Noisy):
-    """Ends its process at one sample."""
+    """Data set that ends its process at one sample."""
 
     def __getitem__(self, number):
         if number == 17:
@@ -50,7 +50,7 @@ class Deadly(Noisy):
 
 
 class Signed(Noisy):
-    """Notes in a folder which process, started by which one, reads samples."""
+    """Data set that records in a folder the processes that read samples, with their parents."""
 
     def __init__(self, folder):
         self._folder = folder

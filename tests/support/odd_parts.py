@@ -19,7 +19,7 @@ OPTIMIZERS = {
 
 
 class Odd(nn.Module):
-    """A frozen layer, a tied one, one that is never used, and two dtypes."""
+    """Model with a frozen, a tied and an unused layer and two dtypes."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A law, a controller and a compensator of one's own, typed with the public names alone."""
+"""User-defined law, controller and compensator, typed with public names alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job with 1.8 million parameters whose backward pass pauses when most gradients are known."""
+"""Job with 1.8 million parameters whose backward pass pauses when most gradients are known."""
 
 import random
 import time
@@ -21,19 +21,19 @@ class Pause(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        time.sleep(random.random() * LONGEST_S)  # keyed by worker and draw, as everything random is
+        time.sleep(random.random() * LONGEST_S)  # keyed by worker and draw, as all random numbers
         return gradient
 
 
 class Pausing(nn.Module):
-    """Nothing, which takes some time on the way back."""
+    """Identity whose backward pass takes some time."""
 
     def forward(self, x):
         return Pause.apply(x)
 
 
 def large_net():
-    """Return 1.8 million parameters, most of which are through when the backward pass takes its time."""
+    """Return a model of 1.8 million parameters; most of their gradients are known before the pause."""
     return nn.Sequential(
         *(nn.Linear(5, 300), nn.BatchNorm1d(300), nn.Tanh(), Pausing()),
         *(nn.Linear(300, 1600), nn.Tanh(), nn.Linear(1600, 800), nn.Tanh()),
@@ -47,7 +47,7 @@ def large_job():
 
 
 def sgd_over(arrivals, job, n):
-    """Return the parameters of plain SGD with one gradient after another, each computed anew."""
+    """Return the parameters of plain SGD, one gradient after another."""
     replica = Replica(job, 1, n)
     state, gradient = replica.layout.allocate(), replica.layout.allocate()
     for view, tensor in zip(

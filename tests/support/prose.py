@@ -1,4 +1,4 @@
-"""Prose of a Markdown page: its words, and its sentences without code, tables and formulas."""
+"""Prose of a Markdown page: words, and sentences without code, tables and formulas."""
 
 import re
 

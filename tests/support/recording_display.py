@@ -1,4 +1,4 @@
-"""What a comparison or a search shows and writes: a display that records its calls, and the state of event logs."""
+"""Display that records its calls, and state of event logs, for tests of comparisons and searches."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from paceline.recording.run_folder import EVENTS
 
 
 class RecordingDisplay:
-    """Display that records its calls, and sends Ctrl-C when so many runs have ended."""
+    """Display that records its calls, and sends Ctrl-C after a number of runs."""
 
     def __init__(self, interrupts_at=inf):
         self.interrupts_at = interrupts_at
@@ -31,7 +31,7 @@ class RecordingDisplay:
 
 
 def log_states(folder):
-    """Return the inode, the time and the content of each run's event log: equal if the run was not repeated."""
+    """Return inode, time and content of each run's event log; they are equal if the run was not repeated."""
     return {
         str(path.parent.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes())
         for path in folder.rglob(EVENTS)

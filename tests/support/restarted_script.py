@@ -1,4 +1,4 @@
-"""What a user runs under torchrun: a job that rank 0 does not survive the first time, at its n-th record."""
+"""User script under torchrun: a job whose rank 0 is killed at its n-th record in the first attempt."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ JOBS = {
 
 
 class Kill(pl.Callback):
-    """Ends this process at its n-th record, without a word."""
+    """Callback that kills this process at its n-th record."""
 
     def __init__(self, last):
         self._left = last

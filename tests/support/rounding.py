@@ -1,4 +1,4 @@
-"""Training with numbers rounded to bf16 where they are sent."""
+"""Training with numbers rounded to bf16 as on the wire."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ def single_job(**changes):
 
 
 def plain_loop_with_rounding(job, seed, n):
-    """Synchronous SGD on parameters and gradients rounded to bf16, with masters that are not."""
+    """Train with synchronous SGD on rounded parameters and gradients, with float32 master parameters."""
     master, replica = build_model(job, seed), build_model(job, seed)
     optimizer = job.optimizer(master.parameters())
     loader = MinibatchLoader(job, seed, n)

@@ -1,4 +1,4 @@
-"""Selection of parameter combinations: few by default, the whole product in the slow suite."""
+"""Selection of parameter combinations: few by default, all in the slow suite."""
 
 from itertools import product
 
@@ -8,7 +8,7 @@ import pytest
 def each_value_once(*columns):
     """Return the product of some lists for `parametrize`.
 
-    A combination is slow unless it is one of the fewest that have every value of every list.
+    A combination is marked slow unless it is in a smallest selection with every value of every list.
     """
     usual = {tuple(at % len(column) for column in columns) for at in range(max(map(len, columns)))}
     return [

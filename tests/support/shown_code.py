@@ -34,7 +34,7 @@ def shown_blocks(document):
 
 
 def new_folder(namespace):
-    """Give a page a folder of its own, in which its blocks run in their order."""
+    """Create the folder of a page, in which its blocks run in order."""
     namespace["__name__"] = "__main__"
     namespace["__folder__"] = tempfile.TemporaryDirectory()
 
@@ -75,7 +75,7 @@ def run_python(source, example):
 
 
 def run_command(command):
-    """Run a shell command and return what it prints; `paceline` alone runs in this process, which has torch already."""
+    """Run a shell command and return its output; `paceline` alone runs in this process, which has imported torch."""
     words = shlex.split(command.replace("\\\n", " "), comments=True)
     if words[0] == "paceline" and not {">", "|", "&&", "||", "&", ";"} & set(words):
         return run_paceline(words)
@@ -101,7 +101,7 @@ def run_paceline(words):
 
 
 def check(example, shown, printed, *, varies):
-    """Compare the output that a page shows with what was printed; where numbers vary, only the words count."""
+    """Compare the output on a page with the printed one; where numbers vary, only the words."""
     if not shown:
         return
     wanted, got = (NUMBER.sub("0", text) if varies else text for text in (shown, printed))

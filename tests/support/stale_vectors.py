@@ -1,4 +1,4 @@
-"""What the tests of compensation share."""
+"""Flat vectors for tests of compensation."""
 
 import torch
 
@@ -6,7 +6,7 @@ import paceline as pl
 from paceline.policies.compensation.base import BLOCK, StaleGradient
 from tiny_jobs import tiny_job
 
-SIZES = (BLOCK + 7, 3)  # of two flat vectors: more than a block, and less
+SIZES = (BLOCK + 7, 3)  # sizes of two flat vectors: more than a block, and less
 
 
 def vectors(seed, dtype=torch.float64):

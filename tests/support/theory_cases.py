@@ -1,4 +1,4 @@
-"""What the tests of expected update times share: a cluster size, quorums and the expected seconds."""
+"""Cluster size, quorums and expected seconds for tests of update times."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ def seconds(protocol, law, n=P):
 
 
 def z_of(protocol, law, n, gradients=10_000, batches=20):
-    """Return theory, mean and standard error of the seconds per update from means of batches after a warm-up."""
+    """Return theory, mean and standard error of the seconds per update, by batch means after a warm-up."""
     theory = expected(protocol, pl.Cluster(n, law))
     at_s = []
     coordinator = Coordinator(as_plan(protocol), workers=n, stop=pl.Stop(updates=gradients // theory.k))

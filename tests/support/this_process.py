@@ -1,4 +1,4 @@
-"""What tests look at and begin in their own process: threads, files, memory that cannot be read."""
+"""Threads, files and unreadable memory of the test's own process."""
 
 import gc
 import os
@@ -26,7 +26,7 @@ def wait_until(is_so):
 
 
 def in_thread(call):
-    """Call something in a thread; return the thread, and where what it raises comes to be."""
+    """Call a function in a thread; return the thread and the list of exceptions that it raises."""
     raised = []
 
     def run():
@@ -41,7 +41,7 @@ def in_thread(call):
 
 
 def torn(size):
-    """Return ones of which the kernel can read half: who sends them ends in their midst."""
+    """Return ones of which the kernel can read half: a process that sends them ends in the middle."""
     with tempfile.NamedTemporaryFile() as file:
         whole = torch.from_file(file.name, shared=True, size=size).fill_(1.0)
         os.truncate(file.name, whole.nbytes // 2)

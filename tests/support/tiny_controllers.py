@@ -5,7 +5,7 @@ from paceline.utils.rng import derived_seed
 
 
 class RandomWalk(pl.Controller):
-    """Moves the quorum up and down at random, from a seed, and closes an update that takes long."""
+    """Controller that changes the quorum at random, from a seed, and closes a long update."""
 
     def __init__(self, seed, n):
         self.seed = seed
@@ -31,7 +31,7 @@ class RandomWalk(pl.Controller):
 
 
 class Replacing(pl.Controller):
-    """Has a worker replaced when the update after a version is opened."""
+    """Controller that replaces a worker when the update after a version opens."""
 
     def __init__(self, worker, version):
         self.worker = worker

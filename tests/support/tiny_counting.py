@@ -1,4 +1,4 @@
-"""A job whose parameters count: how many times each sample was applied can be read from the model."""
+"""Counting job: its parameters show how many times each sample was applied."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ def mean_count(model, batch):
 
 
 def counting_job(samples, **settings):
-    """Return a job where every application of a sample moves its own parameter by -1.
+    """Return a job in which each application of a sample adds -1 to the parameter of the sample.
 
     The gradient of a sample is 1 / (k * BATCH) in an update of k gradients, and the learning rate is k * BATCH.
     """

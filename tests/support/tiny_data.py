@@ -6,7 +6,7 @@ import numpy as np
 
 
 def write_images(folder, samples):
-    """Write MNIST, CIFAR-10 and CIFAR-100 of so many samples; the content of an MNIST picture determines its label."""
+    """Write MNIST, CIFAR-10 and CIFAR-100 with few samples; an MNIST image determines its label."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, size=samples).astype(np.uint8)
     pixels = rng.integers(0, 256, size=(samples, 3072)).astype(np.uint8)

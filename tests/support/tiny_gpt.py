@@ -1,4 +1,4 @@
-"""A small GPT, with all that a job has as users write it: what BSP replaces, and the plain loop that it replaces."""
+"""Small GPT: a job with all its parts as users write them, and the plain loop that BSP replaces."""
 
 import math
 from functools import partial
@@ -22,11 +22,11 @@ CLIP_NORM = 0.5
 
 
 class Crops(Dataset):
-    """Random crops of one long text, with letters blotted out at random: an augmentation that draws for itself."""
+    """Random crops of one long text with random letters masked: an augmentation with its own draws."""
 
     def __init__(self, samples=256, seed=0, blots=0.05):
         rng = np.random.default_rng(seed)
-        follows = rng.dirichlet(np.full(LETTERS, 0.3), size=LETTERS)  # a Markov chain, which can be learnt
+        follows = rng.dirichlet(np.full(LETTERS, 0.3), size=LETTERS)  # a Markov chain, which a model can learn
         text = [0]
         for _ in range(4096):
             text.append(int(rng.choice(LETTERS, p=follows[text[-1]])))
@@ -47,7 +47,7 @@ class Block(nn.Module):
     def __init__(self, dropout):
         super().__init__()
         self.before_attention, self.before_network = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        # A bias of the keys shifts all attention alike: its gradient is rounding, of which AdamW makes full steps.
+        # A bias of the keys shifts all scores alike. Its gradient is a rounding error, of which AdamW makes full steps.
         self.queries_keys_values, self.joined = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH)
         self.network = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
         self.dropout = nn.Dropout(dropout)
@@ -79,7 +79,7 @@ def step(model, batch, autocast=False):
 
 
 def adamw(parameters):
-    """Decay matrices, and neither biases nor gains: the two groups of every GPT."""
+    """Return AdamW with two groups, as in every GPT: matrices with decay, biases and gains without."""
     parameters = list(parameters)
     groups = [
         {"params": [each for each in parameters if each.ndim >= 2], "weight_decay": 0.1},
@@ -116,7 +116,7 @@ def gpt_job(updates, *, autocast=False, samples=256, model=GPT):
 
 
 def plain_gpt(job, seed, updates):
-    """Train as one would without paceline, on the minibatches, dropout masks and crops of the workers' draws."""
+    """Train without paceline, on the minibatches, dropout masks and crops of the workers' draws."""
     model = build_model(job, seed)
     optimizer = adamw(model.parameters())
     scheduler = job.scheduler(optimizer)

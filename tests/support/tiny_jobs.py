@@ -56,7 +56,7 @@ def largest_relative_difference(ours, theirs):
 
 
 def plain_loop(job, seed, n, updates):
-    """Synchronous SGD written down plainly: the mean of n gradients, on the minibatches that n workers draw."""
+    """Train with a plain loop of synchronous SGD: the mean of n gradients, on the minibatches of n workers."""
     model = build_model(job, seed)
     optimizer = job.optimizer(model.parameters())
     loader = MinibatchLoader(job, seed, n)

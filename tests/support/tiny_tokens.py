@@ -1,4 +1,4 @@
-"""A small language model: sequences of unequal length, so that a mean over tokens is no mean over samples."""
+"""Small language model with sequences of unequal length: a mean over tokens differs from one over samples."""
 
 from math import exp
 
@@ -15,7 +15,7 @@ PADDING = -100
 
 
 def sequences(samples):
-    """Return inputs, and targets of which every sample has another number, one at least."""
+    """Return inputs, and targets of different lengths >= 1."""
     draw = torch.Generator().manual_seed(samples)
     inputs = torch.randint(VOCABULARY, (samples, LENGTH), generator=draw)
     targets = (inputs + 1) % VOCABULARY

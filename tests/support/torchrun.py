@@ -1,4 +1,4 @@
-"""The command torchrun, on this machine."""
+"""Command torchrun on this machine."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from paths import environment
 
 
 def torchrun(folder, *arguments):
-    """Run something under torchrun in a folder and return how it ended."""
+    """Run a command under torchrun in a folder, and return the completed process."""
     here = [] if "--nnodes" in arguments else ["--standalone"]
     command = [sys.executable, "-m", "torch.distributed.run", *here, "--monitor-interval", "0.1", *map(str, arguments)]
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""Rows of traces made by hand, and runs under them."""
+"""Hand-made rows of traces, and runs with them."""
 
 import paceline as pl
 from paceline.clusters.timing.trace import TraceRow
@@ -17,7 +17,7 @@ def row(worker=0, draw=1, start_s=0.0, total_s=1.0, censored=0):
 
 
 def rows_of(totals_s, worker=0, censored=()):
-    """Return one row after the other; those at the given places are censored."""
+    """Return consecutive rows; those at the given positions are censored."""
     starts_s = [sum(totals_s[:index]) for index in range(len(totals_s))]
     return [
         row(worker, index + 1, starts_s[index], total_s, int(index in censored))

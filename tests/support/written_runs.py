@@ -1,4 +1,4 @@
-"""Runs to report on: trained ones, and ones whose records are made up."""
+"""Runs for tests of the report: trained ones, and ones with invented records."""
 
 from pathlib import Path
 
@@ -84,7 +84,7 @@ def ended(now_s, live_s):
 
 
 def two_updates(loss=1.0, **changes):
-    """A whole run of two workers that make two updates of both their gradients."""
+    """Records of a whole run: two workers, two updates of two gradients each."""
     changes = {"loss": loss, **changes}
     return [
         begun(),

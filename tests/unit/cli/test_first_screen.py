@@ -1,7 +1,6 @@
 """What the program prints without a command, and what it chooses without options."""
 
 import json
-import subprocess
 import sys
 from importlib.metadata import version
 
@@ -10,7 +9,6 @@ import pytest
 from paceline.cli import main
 from paceline.cli.default_options import default_options
 from paceline.cli.main import app
-from paths import environment
 
 
 def run(monkeypatch, *words):
@@ -90,18 +88,12 @@ def test_what_cannot_be_chosen_is_asked_for_alone(monkeypatch, capsys, tmp_path,
     assert capsys.readouterr().err == f"paceline: {said}\n"
 
 
-def test_the_shell_completes_commands():
+def test_the_shell_completes_commands(monkeypatch, capsys):
     variables = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": "paceline pro", "COMP_CWORD": "1"}
-    program = "import sys; sys.argv[0] = 'paceline'; from paceline.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.stdout.split() == ["protocols"], done.stderr
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    run(monkeypatch)
+    assert capsys.readouterr().out.split() == ["protocols"]
 
 
 def test_the_result_of_a_replay_is_also_json(monkeypatch, capsys, tmp_path):

@@ -69,8 +69,8 @@ def test_a_table_breaks_no_word_and_uses_the_singular(monkeypatch):
     assert not ONE_OF_MANY.search(said)
 
 
-def test_an_error_breaks_no_word(tmp_path):
-    said, status = on_a_terminal(tmp_path, "theory", "--protocols", LONG_ERROR, "--cluster", "2*exp(mean=1)")
+def test_an_error_breaks_no_word(monkeypatch):
+    said, status = on_a_terminal_here(monkeypatch, "theory", "--protocols", LONG_ERROR, "--cluster", "2*exp(mean=1)")
     assert status == 2
     assert len(said.splitlines()) > 1
     assert all(len(line) <= 80 for line in said.splitlines())

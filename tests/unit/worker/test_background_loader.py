@@ -1,8 +1,8 @@
 """Minibatches that background processes prepare change the time of a run and nothing else."""
 
-import multiprocessing.forkserver
 from contextlib import closing, suppress
 from functools import partial
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 import paceline as pl
+from immediate_executor import ImmediateExecutor
 from noisy_data import Deadly, Failing, Noisy, NoisyStream, Signed
 from paceline.core.events import Minibatch
 from paceline.utils.rng import derived_seed
+from paceline.worker import background_loader
 from paceline.worker.background_loader import BackgroundLoader
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.minibatch_forecast import MinibatchForecast, UpcomingMinibatch
@@ -51,6 +53,14 @@ def _leaves_no_process():
     assert started() <= before
 
 
+@pytest.fixture(autouse=True)
+def _processes(request, monkeypatch):
+    """Prepare minibatches in this process, unless a marker of the test allows processes."""
+    if not {"processes", "slow"} & {marker.name for marker in request.node.iter_markers()}:
+        monkeypatch.setattr(background_loader, "ProcessPoolExecutor", ImmediateExecutor)
+        monkeypatch.setattr(background_loader, "init_child", lambda: None)
+
+
 CASES = {
     "bsp": ("bsp", {}),
     "interrupts": ("k_sync(k=2)", {}),
@@ -76,6 +86,7 @@ def test_a_resumed_run_is_bit_identical(changes, tmp_path):
     assert torch.equal(trained(job, "k_sync(k=2)", resume=tmp_path / "run"), whole)
 
 
+@pytest.mark.processes
 def test_local_workers_are_bit_identical():
     ours = trained(noisy_job(loader_workers=1), cluster=pl.LocalCluster(1))
     assert torch.equal(ours, trained(noisy_job(), n=1))
@@ -120,10 +131,7 @@ def test_a_local_worker_whose_data_set_fails_ends_with_its_processes(caplog):
 
 @pytest.mark.parametrize("error", [EOFError, ConnectionResetError])
 def test_a_fork_server_killed_while_a_process_starts_is_a_one_line_error(error, monkeypatch):
-    def killed(fds):
-        raise error
-
-    monkeypatch.setattr(multiprocessing.forkserver, "connect_to_new_process", killed)
+    monkeypatch.setattr(background_loader, "ProcessPoolExecutor", Mock(side_effect=error))
     told = r"^cannot start a background process that prepares minibatches: .*forkserver\) was killed[^\n]*$"
     loader = BackgroundLoader(noisy_job(loader_workers=1), seed=1, n=1)
     with closing(loader), pytest.raises(pl.RunError, match=told):
@@ -131,19 +139,20 @@ def test_a_fork_server_killed_while_a_process_starts_is_a_one_line_error(error, 
 
 
 def test_a_process_starts_again_while_the_old_fork_server_is_ending(monkeypatch):
-    connect, refusals = multiprocessing.forkserver.connect_to_new_process, [ConnectionRefusedError] * 2
+    refusals = [ConnectionRefusedError] * 2
 
-    def refused_twice(fds):
+    def refused_twice(*arguments, **options):
         if refusals:
             raise refusals.pop()
-        return connect(fds)
+        return ImmediateExecutor(*arguments, **options)
 
-    monkeypatch.setattr(multiprocessing.forkserver, "connect_to_new_process", refused_twice)
+    monkeypatch.setattr(background_loader, "ProcessPoolExecutor", refused_twice)
     with closing(BackgroundLoader(noisy_job(loader_workers=1), seed=1, n=1)) as loader:
         assert loader.batch(0, 1, None) is not None
     assert not refusals
 
 
+@pytest.mark.processes
 def test_a_killed_process_is_one_error():
     with pytest.raises(pl.RunError, match="job tiny: a background process that prepares minibatches ended"):
         trained(noisy_job(data=Deadly(), loader_workers=1, sampling="epoch", batch_size=4), updates=30)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -20,7 +20,7 @@ from paceline.server.flat_buffers import FlatBuffers
 from paceline.utils.user_code import at_place, failure_of, place_of
 from paceline.utils.wording import first_line
 from paceline.worker.replica import Interrupted, Replica
-from paceline.worker.task_runner import TaskRunner, device_of, pin
+from paceline.worker.task_runner import FAULT_ACTIONS, TaskRunner, device_of, pin
 
 
 @dataclass(frozen=True)
@@ -50,24 +50,47 @@ class ProcessArguments:
     connection: Connection
 
 
-def work(arguments: ProcessArguments) -> None:
+class ChildProcess:
+    """Process of the operating system in which a worker runs; tests replace it by a thread.
+
+    Attributes:
+        fault_actions: what a scripted fault does, by its kind.
+    """
+
+    fault_actions: Mapping[str, Callable[[], None]] = FAULT_ACTIONS
+
+    def init(self) -> None:
+        """Ignore Ctrl-C, and exit with the parent."""
+        init_child()
+
+    def apply(self, settings: ProcessSettings, threads: int) -> None:
+        """Apply the settings of the parent, and set the number of threads that torch uses."""
+        settings.apply()
+        torch.set_num_threads(threads)
+
+
+THIS_PROCESS = ChildProcess()
+
+
+def work(arguments: ProcessArguments, process: ChildProcess = THIS_PROCESS) -> None:
     """Compute gradients until the engine ends the process."""
-    _serve(arguments, lambda spec: _Worker(arguments, spec))
+    _serve(arguments, process, lambda spec: _Worker(arguments, spec, process.fault_actions))
 
 
-def evaluate(arguments: ProcessArguments) -> None:
+def evaluate(arguments: ProcessArguments, process: ChildProcess = THIS_PROCESS) -> None:
     """Evaluate versions until the engine ends the process."""
-    _serve(arguments, lambda spec: _Evaluator(arguments, spec))
+    _serve(arguments, process, lambda spec: _Evaluator(arguments, spec))
 
 
-def _serve(arguments: ProcessArguments, build: Callable[[WorkerSpec], _Worker | _Evaluator]) -> None:
-    init_child()
+def _serve(
+    arguments: ProcessArguments, process: ChildProcess, build: Callable[[WorkerSpec], _Worker | _Evaluator]
+) -> None:
+    process.init()
     connection = arguments.connection
     with ExitStack() as built:
         try:
             spec: WorkerSpec = arguments.spec.load()
-            spec.settings.apply()
-            torch.set_num_threads(spec.cluster.worker_threads)
+            process.apply(spec.settings, spec.cluster.worker_threads)
             server = built.enter_context(closing(build(spec)))
             connection.send(messages.WorkerReady())
             while (request := connection.recv()) is not None:
@@ -83,7 +106,9 @@ def _serve(arguments: ProcessArguments, build: Callable[[WorkerSpec], _Worker | 
 
 
 class _Worker:
-    def __init__(self, arguments: ProcessArguments, spec: WorkerSpec) -> None:
+    def __init__(
+        self, arguments: ProcessArguments, spec: WorkerSpec, fault_actions: Mapping[str, Callable[[], None]]
+    ) -> None:
         job, cluster, seed = spec.job, spec.cluster, spec.seed
         self._worker = arguments.worker
         self._memory = arguments.memory
@@ -94,7 +119,9 @@ class _Worker:
         self._gradient = self._memory.gradient(self._replica.layout, self._worker)
         self._versions: dict[int, FlatBuffers] = {}
         faults = tuple(cluster.faults)
-        self._task_runner = TaskRunner(self._replica, self._worker, cluster.slowness, seed, faults, self._sleep)
+        self._task_runner = TaskRunner(
+            self._replica, self._worker, cluster.slowness, seed, faults, self._sleep, fault_actions
+        )
         if cluster.device == "cuda":
             pin(self._gradient)
 
