@@ -194,15 +194,43 @@ def test_a_host_that_is_cut_off_for_good_is_given_up_by_both_sides():
                 assert time.monotonic() < deadline_s, "the link was not cut"
                 time.sleep(0.05)
             begun_s = time.monotonic()
-            with pytest.raises(pl.RunError, match=r"rank 0 is gone: .*timed out"):
+            with pytest.raises(pl.RunError, match="rank 0 is gone: silent for 2 s"):
                 job.end(2)
             assert time.monotonic() - begun_s < 8.0
             end = job.end(0)
     [(worker, reason)] = lost(end)
     assert worker == 1
-    assert "timed out" in reason
+    assert "silent for 2 s" in reason
     assert end.of(WorkerLost)[0].now_s < 8.0
     assert used_by(end, 0, end.of(WorkerLost)[0].now_s) > 3
+
+
+def _has_continued(seen):
+    return seen.lost and seen.used_since[1] > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_host_that_is_cut_off_from_sums_is_lost_by_its_silence(elastic):
+    torchrun = {"elastic": elastic, "slowness": pl.Cluster(3, timing=STEADY), "heartbeat_timeout_s": 2.0}
+    settings = {**SUMS, "worker_timeout_s": 1000.0, "stop": FOREVER}
+    with hosts(3) as made:
+        callbacks = [Cut(made, place=2, after=(2, 5)), EndWhen(_has_continued)]
+        with ranks_on_hosts(made, range(3), tiny_job(), torchrun, callbacks, **settings) as job:
+            job.start_all()
+            with pytest.raises(pl.RunError, match="rank 0 is gone: silent for 2 s"):
+                job.end(2)
+            if elastic:
+                end = job.end(0)
+                [(worker, reason)] = lost(end)
+                assert worker == 2
+                assert "silent for 2 s" in reason
+                assert [update.k for update in end.of(UpdateMade)][-1] == 2
+                assert job.end(1).reason == end.reason
+            else:
+                for rank in range(2):
+                    with pytest.raises(pl.RunError, match=r"a worker is gone: worker 2 .*: silent for 2 s; "):
+                        job.end(rank)
 
 
 @pytest.mark.slow

@@ -342,7 +342,5 @@ class MembershipServer(GroupMembership):
 
     def _expel(self, workers: list[int], timeout_s: float) -> None:
         for worker in workers:
-            with self._lock:
-                member = self._members.get(worker)
-            if member is not None:
+            if (member := self._members.get(worker)) is not None:
                 self._disconnect(member, f"silent for {timeout_s:g} s")

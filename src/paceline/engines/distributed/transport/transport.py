@@ -172,7 +172,8 @@ class Transport:
             sock.setsockopt(socket.SOL_SOCKET, buffer, BUFFER_BYTES)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, timeout_s // 4))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * timeout_s)
+            # Later than the heartbeats, which name the reason: OpenSSL reports this error as the end of the stream.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2000 * timeout_s)
 
     def _handshake(self, address: Address, security: Security, preamble: Preamble, deadline_s: float) -> socket.socket:
         """Return an authenticated socket on which the preamble has been sent."""
