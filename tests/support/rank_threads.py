@@ -40,9 +40,9 @@ class ThreadProcess(HostProcess):
         leave: what SIGTERM calls; None while the rank does not wait for work.
     """
 
-    def __init__(self, ranks, network):
+    def __init__(self, ranks):
         self._ranks = ranks
-        self._own_transport = MemoryTransport(network, self.on_use)
+        self._own_transport = ranks.make_transport(self.on_use)
         self._start_lock = None
         self.has_started = threading.Event()
         self._over = threading.Event()
@@ -143,6 +143,10 @@ class Job:
         self._all = []
         self.processes = {}  # the last one of each rank, by rank, or by worker for those beside a rank
 
+    def make_transport(self, on_use):
+        """Return the transport of one rank."""
+        return MemoryTransport(self._network, on_use)
+
     def start(self, rank, **changes):
         """Start a rank, or start it once more, perhaps with other settings."""
         return self._start(rank, self._environment(rank, changes.pop("token", TOKEN)), changes)
@@ -177,7 +181,7 @@ class Job:
 
     def serve(self):
         """Be rank 0 in this thread, and return its result."""
-        process = self.processes[0] = ThreadProcess(self, self._network)
+        process = self.processes[0] = ThreadProcess(self)
         self._all.append(process)
         try:
             return self._train(process, self._environment(0), {})
@@ -226,7 +230,7 @@ class Job:
                 assert not process.thread.is_alive(), "a rank does not end"
 
     def _start(self, name, environment, changes):
-        process = self.processes[name] = ThreadProcess(self, self._network)
+        process = self.processes[name] = ThreadProcess(self)
         self._all.append(process)
 
         def run():

@@ -43,7 +43,7 @@ class JobSecurity:
         """
         cluster = self._cluster
         if cluster.tls_cert is not None:
-            return _tls_of_files(*map(str, (cluster.tls_cert, cluster.tls_key, cluster.tls_ca)))
+            return _tls_of_files(*map(str, (cluster.tls_cert, cluster.tls_key, cluster.tls_ca)), cluster.ranks.run_id)
         self._warn()
         return _security(self._token(), cluster.ranks.run_id, encrypt=cluster.encrypt)
 
@@ -89,7 +89,7 @@ def _security(token: str, run_id: str, *, encrypt: bool) -> Security:
 
 
 @lru_cache(maxsize=4)
-def _tls_of_files(certificate: str, key: str, ca: str) -> Security:
+def _tls_of_files(certificate: str, key: str, ca: str, run_id: str) -> Security:
     """Return TLS with these files.
 
     Raises:
@@ -99,7 +99,7 @@ def _tls_of_files(certificate: str, key: str, ca: str) -> Security:
     try:
         identity = load_identity(certificate, key, ca)
         _check_key(identity, key)
-        return TLSSecurity(identity)
+        return TLSSecurity(identity, run_id)
     except OSError as error:  # also that of OpenSSL
         reason = error.reason if isinstance(error, ssl.SSLError) and error.reason else error.strerror or str(error)
         raise UsageError(

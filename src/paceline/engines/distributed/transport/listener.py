@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import resource
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
 from paceline.engines.distributed.transport.security import (
+    OTHER_RUN,
     PREAMBLE_BYTES,
     READ,
     AuthenticationFailed,
@@ -23,8 +26,10 @@ from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
 HANDSHAKE_S = 3.0
-MAX_CANDIDATES = 256  # sockets that are not authenticated; the oldest silent one is closed for a new one
+MAX_CANDIDATES = 128  # sockets that do not belong to a connection yet; OpenSSL takes up to 60 KB for each
+FILES_PART = 8  # of the limit of open files, at most one in so many is such a socket
 RETRY_ACCEPT_S = 0.1
+LOG_AGAIN_S = 60.0
 MAX_LOGGED_HOSTS = 1000
 
 
@@ -46,6 +51,11 @@ class Candidate:
         self.steps: Steps[Preamble] | None = None
         self.preamble: Preamble | None = None
 
+    @property
+    def progress(self) -> int:
+        """Progress of the handshake: 0 nothing received, 1 something, 2 complete."""
+        return (self.steps is not None) + (self.preamble is not None)
+
 
 class AcceptedSockets(NamedTuple):
     """Both sockets of a connection, authenticated."""
@@ -58,7 +68,8 @@ class Listener:
     """Listening socket of a server.
 
     A socket whose other side is silent costs a file descriptor until its deadline; OpenSSL begins with its first bytes.
-    Nothing is parsed before the handshake is complete.
+    Nothing is parsed before the handshake is complete. A full listener closes a socket for each new one: first the
+    silent ones, and last those with a complete handshake, and among these one of the host that has most.
 
     Args:
         loop: thread that reads and writes.
@@ -86,11 +97,12 @@ class Listener:
         self._loop = loop
         self._sock = sock
         self._security = security
-        self._version = version
+        self._own = Preamble.of(version, security.run_id)
         self._on_sockets = on_sockets
         self._on_reject = on_reject
         self._candidates: dict[Candidate, None] = {}  # oldest first
         self._logged: set[str] = set()
+        self._next_log_s = 0.0  # of an error of accept
         self._is_closed = False
         sock.setblocking(False)
         loop.call(self._start)
@@ -116,20 +128,27 @@ class Listener:
         """Accept one socket; other sockets are read before the next one."""
         try:
             sock, address = self._sock.accept()
-        except BlockingIOError:
+        except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:  # no file descriptor is left, for example
-            LOG.warning("a connection could not be accepted (%s); the server tries again", error.strerror)
-            self._drop_one()
-            self._loop.watch(self._sock, 0, self._accept)
-            self._loop.call_later(RETRY_ACCEPT_S, self._resume)
+            self._pause_accept(error)
             return
-        if len(self._candidates) >= MAX_CANDIDATES:
+        while len(self._candidates) >= _max_candidates():
             self._drop_one()
         sock.setblocking(False)
         candidate = Candidate(sock, str(address[0]))
         self._candidates[candidate] = None
         self._wait(candidate, READ)
+
+    def _pause_accept(self, error: OSError) -> None:
+        """Make room, and try again soon; the connections of the run go on meanwhile."""
+        if self._next_log_s <= time.monotonic():
+            self._next_log_s = time.monotonic() + LOG_AGAIN_S
+            LOG.warning("a connection could not be accepted (%s); the server tries again", error.strerror)
+        if self._candidates:
+            self._drop_one()
+        self._loop.watch(self._sock, 0, self._accept)
+        self._loop.call_later(RETRY_ACCEPT_S, self._resume)
 
     def _resume(self) -> None:
         if not self._is_closed:
@@ -140,19 +159,20 @@ class Listener:
 
     def _advance(self, candidate: Candidate) -> None:
         """Carry out the next steps of a handshake."""
-        if candidate.steps is None:
-            self._wait(candidate, 0)
-            candidate.sock = self._security.wrap(candidate.sock, is_server=True)
-            candidate.steps = self._handshake(candidate.sock)
+        if candidate not in self._candidates:  # closed since the selector returned
+            return
         try:
+            if candidate.steps is None:
+                self._wait(candidate, 0)
+                candidate.sock = self._security.wrap(candidate.sock, is_server=True)
+                candidate.steps = self._handshake(candidate.sock)
             event = next(candidate.steps)
         except StopIteration as end:
             self._wait(candidate, 0)
             candidate.preamble = end.value
             self._pair(candidate, end.value)
         except (OSError, AuthenticationFailed) as error:
-            self._log_rejection(candidate.host, error)
-            self._drop(candidate)
+            self._reject(candidate, error)
         else:
             self._wait(candidate, event)
 
@@ -163,14 +183,17 @@ class Listener:
 
     def _pair(self, candidate: Candidate, preamble: Preamble) -> None:
         """Complete a connection if its other socket has been authenticated before."""
-        ours = preamble._replace(version=self._version)
-        if preamble.version != self._version:
+        ours = preamble._replace(version=self._own.version, run=self._own.run)
+        if preamble != ours:
             with suppress(OSError):
                 candidate.sock.send(ours.encode())
+            if preamble.version == ours.version:
+                self._reject(candidate, OTHER_RUN)
+                return
             self._drop(candidate)
             if preamble.is_control:
                 self._on_reject(
-                    f"a process at {candidate.host} runs paceline {preamble.version}, this one {self._version}: "
+                    f"a process at {candidate.host} runs paceline {preamble.version}, this one {ours.version}: "
                     "install the same version on every host"
                 )
             return
@@ -191,26 +214,34 @@ class Listener:
         """Close the sockets whose deadline has passed, from time to time."""
         if self._is_closed:
             return
+        self._loop.call_later(HANDSHAKE_S / 4, self._drop_late)
         now_s = time.monotonic()
         for candidate in [each for each in self._candidates if each.deadline_s < now_s]:
-            self._drop(candidate)
-        self._loop.call_later(HANDSHAKE_S / 4, self._drop_late)
+            self._reject(candidate, f"no complete handshake within {HANDSHAKE_S:g} s")
 
     def _drop_one(self) -> None:
-        """Close the oldest silent socket, or the oldest one if none is silent."""
-        silent = (each for each in self._candidates if each.steps is None)
-        oldest = next(silent, None) or next(iter(self._candidates), None)
-        if oldest is not None:
-            self._drop(oldest)
+        """Close the socket with the least progress, of the host with the most sockets; the oldest of these."""
+        sockets = Counter(each.host for each in self._candidates)
+        least = min(self._candidates, key=lambda each: (each.progress, -sockets[each.host]))
+        self._reject(least, "too many connections without authentication")
+
+    def _reject(self, candidate: Candidate, reason: object) -> None:
+        """Close a socket, and log the first rejection of each host as a warning."""
+        is_first = candidate.host not in self._logged and len(self._logged) < MAX_LOGGED_HOSTS
+        if is_first:
+            self._logged.add(candidate.host)
+        level = logging.WARNING if is_first else logging.DEBUG
+        LOG.log(level, "rejected a connection from %s: %s", candidate.host, reason)
+        self._drop(candidate)
 
     def _drop(self, candidate: Candidate) -> None:
         del self._candidates[candidate]
-        self._wait(candidate, 0)
-        candidate.sock.close()
+        if candidate.sock.fileno() >= 0:  # OpenSSL closes a socket whose other side has closed it early
+            self._wait(candidate, 0)
+            candidate.sock.close()
 
-    def _log_rejection(self, host: str, error: Exception) -> None:
-        """Log the first rejection of each host as a warning."""
-        level = logging.DEBUG if host in self._logged else logging.WARNING
-        if len(self._logged) < MAX_LOGGED_HOSTS:
-            self._logged.add(host)
-        LOG.log(level, "rejected a connection from %s: %s", host, error)
+
+def _max_candidates() -> int:
+    """Return how many sockets may be open that do not belong to a connection yet."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(MAX_CANDIDATES, max(2, files // FILES_PART)) if files > 0 else MAX_CANDIDATES

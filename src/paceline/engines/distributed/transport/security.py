@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import secrets
 import selectors
@@ -9,17 +10,21 @@ import ssl
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator
+from functools import lru_cache
 from socket import socket
 from typing import NamedTuple, TypeVar
 
 from paceline.engines.distributed.transport.connection import ConnectionLost
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-VERSION_BYTES = 32
-PREAMBLE_BYTES = VERSION_BYTES + 16 + 1
+SCRYPT = {"n": 1 << 15, "r": 8, "p": 1, "maxmem": 1 << 26}  # 32 MB, about 0.1 s
+VERSION_BYTES, RUN_BYTES = 64, 16
+PREAMBLE_BYTES = VERSION_BYTES + RUN_BYTES + 16 + 1
 NONCE_BYTES = PROOF_BYTES = 32
 T = TypeVar("T")
 Steps = Generator[int, None, T]  # yields the event of the socket to wait for
+PURPOSE_PLAIN = b"paceline plain 1"
+OTHER_RUN = "it belongs to another run of torchrun"
 NO_TOKEN = "it does not have the token of this job"
 
 
@@ -27,14 +32,28 @@ class AuthenticationFailed(ConnectionLost):
     """The other side has not proved that it belongs to the job."""
 
 
+@lru_cache(maxsize=8)
+def derive_key(token: str, run_id: str, purpose: bytes) -> bytes:
+    """Return a key of 32 bytes, from which the token can be guessed only slowly.
+
+    Args:
+        token: secret of the job.
+        run_id: id of the run under torchrun, so that two runs with one token do not meet; empty without one.
+        purpose: use of the key; each use has a key of its own.
+    """
+    return hashlib.scrypt(token.encode(), salt=purpose + b"\0" + run_id.encode(), dklen=32, **SCRYPT)
+
+
 class Security(ABC):
     """Authentication of both sides of a new socket.
 
     Attributes:
         description: what protects the connection, for logs.
+        run_id: id of the run under torchrun, which must be equal on both sides; empty without one.
     """
 
     description: str
+    run_id: str = ""
 
     def wrap(self, sock: socket, *, is_server: bool) -> socket:
         """Return the socket to use instead of this one, before any byte is read."""
@@ -63,7 +82,7 @@ class TokenSecurity(Security):
     description = "without encryption"
 
     def __init__(self, token: str, run_id: str = "") -> None:
-        self._key = hmac.digest(token.encode(), b"paceline plain 1\0" + run_id.encode(), "sha256")
+        self._key = derive_key(token, run_id, PURPOSE_PLAIN)
 
     def authenticate(self, sock: socket, *, is_server: bool) -> Steps[None]:
         """Exchange random numbers, and then proofs, in which each side names itself."""
@@ -85,28 +104,37 @@ class Preamble(NamedTuple):
     """First bytes of the client on each socket after the handshake, and of the server on the control socket.
 
     Attributes:
-        version: version of paceline.
+        version: version of paceline, of which `VERSION_BYTES` are sent.
+        run: digest of the run id.
         nonce: random number that is the same on both sockets of a connection.
         is_control: whether the socket carries messages; else tensors.
     """
 
     version: str
+    run: bytes
     nonce: bytes
     is_control: bool
+
+    @classmethod
+    def of(cls, version: str, run_id: str, nonce: bytes = bytes(16), *, is_control: bool = True) -> Preamble:
+        """Return the preamble of a process."""
+        run = hashlib.blake2b(run_id.encode(), digest_size=RUN_BYTES).digest()
+        return cls(version[:VERSION_BYTES], run, nonce, is_control)
 
     def encode(self) -> bytes:
         """Return the bytes to send.
 
-        >>> Preamble.decode(Preamble("0.2.0", bytes(16), True).encode()).version
+        >>> Preamble.decode(Preamble.of("0.2.0", "run 7").encode()).version
         '0.2.0'
         """
-        return self.version.encode().ljust(VERSION_BYTES)[:VERSION_BYTES] + self.nonce + bytes([self.is_control])
+        return self.version.encode().ljust(VERSION_BYTES) + self.run + self.nonce + bytes([self.is_control])
 
     @classmethod
     def decode(cls, content: bytes) -> Preamble:
         """Return the preamble of such bytes."""
         version = content[:VERSION_BYTES].decode(errors="replace").strip()
-        return cls(version, content[VERSION_BYTES:-1], bool(content[-1]))
+        run, nonce = content[VERSION_BYTES:][:RUN_BYTES], content[VERSION_BYTES + RUN_BYTES : -1]
+        return cls(version, run, nonce, bool(content[-1]))
 
 
 def recv_exactly(sock: socket, nbytes: int) -> Steps[bytes]:
@@ -134,7 +162,7 @@ def run_blocking(steps: Steps[T], sock: socket, deadline_s: float) -> T:
     Raises:
         ConnectionLost: the deadline has passed.
     """
-    while True:
+    while time.monotonic() < deadline_s:
         try:
             event = next(steps)
         except StopIteration as end:
@@ -142,5 +170,5 @@ def run_blocking(steps: Steps[T], sock: socket, deadline_s: float) -> T:
             return result
         with selectors.DefaultSelector() as selector:
             selector.register(sock, event)
-            if not selector.select(max(0.0, deadline_s - time.monotonic())):
-                raise ConnectionLost("the other process does not answer")
+            selector.select(max(0.0, deadline_s - time.monotonic()))
+    raise ConnectionLost("the other process does not answer")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import ssl
 import tempfile
@@ -19,10 +18,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from paceline.engines.distributed.transport.security import READ, WRITE, AuthenticationFailed, Security, Steps
+from paceline.engines.distributed.transport.security import (
+    READ,
+    WRITE,
+    AuthenticationFailed,
+    Security,
+    Steps,
+    derive_key,
+)
 
 PURPOSE = b"paceline connection 1"
-SCRYPT = {"n": 1 << 15, "r": 8, "p": 1, "maxmem": 1 << 26}  # 32 MB, about 0.1 s
 FIRST_DAY, LAST_DAY = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "paceline")])
 
@@ -51,8 +56,7 @@ def derive_identity(token: str, run_id: str = "") -> Identity:
     >>> derive_identity("a secret") == derive_identity("a secret", run_id="7")
     False
     """
-    seed = hashlib.scrypt(token.encode(), salt=PURPOSE + b"\0" + run_id.encode(), dklen=32, **SCRYPT)
-    key = Ed25519PrivateKey.from_private_bytes(seed)
+    key = Ed25519PrivateKey.from_private_bytes(derive_key(token, run_id, PURPOSE))
     certificate = (
         x509.CertificateBuilder()
         .subject_name(NAME)
@@ -82,6 +86,7 @@ class TLSSecurity(Security):
 
     Args:
         identity: key, certificate and accepted certificates of this process.
+        run_id: id of the run under torchrun; empty without one.
 
     Raises:
         ssl.SSLError: the key or a certificate is invalid, or they do not belong to each other.
@@ -89,7 +94,8 @@ class TLSSecurity(Security):
 
     description = "TLS 1.3"
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, run_id: str = "") -> None:
+        self.run_id = run_id
         self._client = _context(identity, ssl.PROTOCOL_TLS_CLIENT)
         self._server = _context(identity, ssl.PROTOCOL_TLS_SERVER)
         self._server.num_tickets = 0  # a session is never resumed

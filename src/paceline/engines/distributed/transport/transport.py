@@ -17,6 +17,7 @@ from paceline.engines.distributed.transport.connection import Connection, Connec
 from paceline.engines.distributed.transport.gloo import CONNECT_TIMEOUT_S, gloo_group
 from paceline.engines.distributed.transport.listener import HANDSHAKE_S, AcceptedSockets, Listener
 from paceline.engines.distributed.transport.security import (
+    OTHER_RUN,
     PREAMBLE_BYTES,
     AuthenticationFailed,
     Preamble,
@@ -96,13 +97,15 @@ class Transport:
         """
         security = self._security()
         deadline_s = time.monotonic() + HANDSHAKE_S
-        preamble = Preamble(self._version, secrets.token_bytes(16), is_control=True)
+        preamble = Preamble.of(self._version, security.run_id, secrets.token_bytes(16))
         control = data = None
         try:
             control = self._handshake(address, security, preamble, deadline_s)
             data = self._handshake(address, security, preamble._replace(is_control=False), deadline_s)
             answer = Preamble.decode(run_blocking(recv_exactly(control, PREAMBLE_BYTES), control, deadline_s))
-            self._check_version(address, answer.version)
+            self._check_version(address, preamble.version, answer.version)
+            if answer != preamble:
+                raise AuthenticationFailed(OTHER_RUN)
             return self._connection(control, data)
         except BaseException as error:
             for sock in (control, data):
@@ -158,7 +161,10 @@ class Transport:
         Raises:
             OSError: no process listens there.
         """
-        sock = socket.create_connection(address, timeout=timeout_s)
+        try:
+            sock = socket.create_connection(address, timeout=timeout_s)
+        except (ValueError, OverflowError) as error:  # an address from torchrun's store, which any process may change
+            raise OSError(f"no valid address: {error}") from error
         self._tune(sock)
         return sock
 
@@ -188,11 +194,11 @@ class Transport:
             raise
         return sock
 
-    def _check_version(self, address: Address, version: str) -> None:
-        if version != self._version:
+    def _check_version(self, address: Address, ours: str, theirs: str) -> None:
+        if theirs != ours:
             raise UsageError(
                 "the process at {}:{} runs paceline {}, this one {}: install the same version on every host".format(
-                    *address, version, self._version
+                    *address, theirs, ours
                 )
             )
 
