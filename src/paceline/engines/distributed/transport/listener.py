@@ -236,7 +236,7 @@ class Listener:
 
     def _drop(self, candidate: Candidate) -> None:
         del self._candidates[candidate]
-        if candidate.sock.fileno() >= 0:  # OpenSSL closes a socket whose other side has closed it early
+        if candidate.sock.fileno() >= 0:  # ssl closes a socket that is reset while it is wrapped
             self._wait(candidate, 0)
             candidate.sock.close()
 

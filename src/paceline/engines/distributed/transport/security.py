@@ -7,11 +7,13 @@ import hmac
 import secrets
 import selectors
 import ssl
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator
+from contextlib import suppress
 from functools import lru_cache
-from socket import socket
+from socket import SHUT_RDWR, socket
 from typing import NamedTuple, TypeVar
 
 from paceline.engines.distributed.transport.connection import ConnectionLost
@@ -56,7 +58,11 @@ class Security(ABC):
     run_id: str = ""
 
     def wrap(self, sock: socket, *, is_server: bool) -> socket:
-        """Return the socket to use instead of this one, before any byte is read."""
+        """Return the socket to use instead of this one, before any byte is read.
+
+        Raises:
+            OSError: the socket has ended.
+        """
         return sock
 
     @abstractmethod
@@ -162,6 +168,22 @@ def run_blocking(steps: Steps[T], sock: socket, deadline_s: float) -> T:
     Raises:
         ConnectionLost: the deadline has passed.
     """
+    # OpenSSL returns from no step while an attacker sends it empty messages faster than it skips them.
+    timer = threading.Timer(max(0.0, deadline_s - time.monotonic()), _shut_down, [sock])
+    timer.start()
+    try:
+        return _run(steps, sock, deadline_s)
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _shut_down(sock: socket) -> None:
+    with suppress(OSError):
+        socket.shutdown(sock, SHUT_RDWR)  # below TLS
+
+
+def _run(steps: Steps[T], sock: socket, deadline_s: float) -> T:
     while time.monotonic() < deadline_s:
         try:
             event = next(steps)

@@ -102,6 +102,7 @@ class TLSSecurity(Security):
 
     def wrap(self, sock: socket, *, is_server: bool) -> socket:
         """Return the encrypted socket."""
+        sock.getpeername()  # raises if the other side has reset the connection; wrap_socket would leak the socket
         context = self._server if is_server else self._client
         return context.wrap_socket(sock, server_side=is_server, do_handshake_on_connect=False)
 

@@ -104,7 +104,7 @@ class Transport:
             data = self._handshake(address, security, preamble._replace(is_control=False), deadline_s)
             answer = Preamble.decode(run_blocking(recv_exactly(control, PREAMBLE_BYTES), control, deadline_s))
             self._check_version(address, preamble.version, answer.version)
-            if answer != preamble:
+            if answer.run != preamble.run:
                 raise AuthenticationFailed(OTHER_RUN)
             return self._connection(control, data)
         except BaseException as error:
