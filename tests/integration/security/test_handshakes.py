@@ -104,7 +104,7 @@ def test_another_token_and_another_run_are_refused_by_both_sides(encrypt, other,
 AUTHORITY = Authority()
 
 
-def tls_of(AUTHORITY, run_id=""):
+def tls_of(authority, run_id=""):
     return TLSSecurity(Identity(*authority.issue("host"), authority.certificate), run_id)
 
 
