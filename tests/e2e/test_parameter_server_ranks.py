@@ -156,20 +156,20 @@ def test_a_worker_that_comes_back_as_the_run_ends_leaves_with_status_0(protocol,
     def come_back_first(self, *arguments):
         acceptor = self._acceptor
         if is_admitted:  # before rank 0 sends the end of the run
-            come_back(acceptor)
-            wait_until(lambda: not acceptor._undecided)
-            end_run(self, *arguments)
+            before = admitted(acceptor)
+            job.start(1)
+            wait_until(lambda: admitted(acceptor) - before)
         else:
             announce = acceptor.announce_end
-            monkeypatch.setattr(acceptor, "announce_end", lambda end: (announce(end), come_back(None)))
-            end_run(self, *arguments)
+            monkeypatch.setattr(acceptor, "announce_end", lambda end: (announce(end), come_too_late()))
+        end_run(self, *arguments)
 
-    def come_back(acceptor):
+    def admitted(acceptor):
+        return {peer_id for peer_id, served in list(acceptor._connections.items()) if not served.is_undecided}
+
+    def come_too_late():
         job.start(1)
-        if acceptor is not None:
-            wait_until(lambda: len(acceptor._threads) > 2)
-        else:
-            wait_until(lambda: "the run has ended already" in job.said(1))
+        wait_until(lambda: "the run has ended already" in job.said(1))
 
     monkeypatch.setattr(part, name, come_back_first)
     torchrun = {"elastic": True} if protocol == "all_reduce" else None

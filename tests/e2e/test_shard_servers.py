@@ -151,8 +151,8 @@ def stand_still():
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "protocol"), [(stand_still, "bsp"), (hang, "asp"), (stand_still, "k_async(k=2)")])
 def test_a_server_that_falls_silent_ends_the_run_of_everybody(how, protocol):
-    settings = {"protocol": protocol, "stop": FOREVER, "worker_timeout_s": 1.0}
-    with ranks(3, tiny_job(), {"shards": 2}, **settings) as job:
+    settings = {"protocol": protocol, "stop": FOREVER}
+    with ranks(3, tiny_job(), {"shards": 2, "heartbeat_timeout_s": 1.0}, **settings) as job:
         job.start(1, shard=1, prepare=partial(fall_silent, how, version=5))
         job.start_all_but_shards()
         for rank in range(3):
@@ -162,8 +162,8 @@ def test_a_server_that_falls_silent_ends_the_run_of_everybody(how, protocol):
 
 @pytest.mark.slow
 def test_of_servers_that_wait_for_each_other_the_one_that_is_silent_is_named():
-    settings = {"protocol": "bsp", "stop": FOREVER, "worker_timeout_s": 1.0}
-    with ranks(4, tiny_job(clip_norm=0.5), {"shards": 3}, **settings) as job:
+    settings = {"protocol": "bsp", "stop": FOREVER}
+    with ranks(4, tiny_job(clip_norm=0.5), {"shards": 3, "heartbeat_timeout_s": 1.0}, **settings) as job:
         job.start(1, shard=1)
         job.start(2, shard=2, prepare=partial(fall_silent, hang, version=5))
         job.start_all_but_shards()
@@ -173,8 +173,8 @@ def test_of_servers_that_wait_for_each_other_the_one_that_is_silent_is_named():
 
 @pytest.mark.slow
 def test_a_server_that_falls_silent_at_the_end_of_the_run_is_not_waited_for():
-    settings = {"protocol": "bsp", "stop": "updates=5", "worker_timeout_s": 1.0}
-    with ranks(3, tiny_job(), {"shards": 2}, **settings) as job:
+    settings = {"protocol": "bsp", "stop": "updates=5"}
+    with ranks(3, tiny_job(), {"shards": 2, "heartbeat_timeout_s": 1.0}, **settings) as job:
         job.start(1, shard=1, prepare=partial(fall_silent, hang, version=5))
         job.start_all_but_shards()
         with pytest.raises(pl.RunError, match="the server of shard 1, beside rank 1, is gone"):
