@@ -27,6 +27,7 @@ def call(monkeypatch, *arguments):
     return end.value.code
 
 
+@pytest.mark.processes
 def test_the_pages_are_built_and_opened_or_only_named(pages, tmp_path, monkeypatch, capsys):
     opened = []
     monkeypatch.setattr(module.webbrowser, "open", lambda place: opened.append(place) or True)
@@ -59,6 +60,7 @@ def test_without_a_browser_the_place_is_named(pages, tmp_path, monkeypatch, caps
     assert "open the file above" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_missing_pages_and_packages_and_a_failed_build_are_one_line(pages, tmp_path, monkeypatch, capsys):
     (pages / "conf.py").write_text("raise RuntimeError('broken')\n")
     assert call(monkeypatch, "--no-open", "--out", tmp_path / "site") == 1
