@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from math import inf
 from typing import Any, TypeVar
@@ -63,10 +62,11 @@ def find_rank_0(cluster: Torchrun, transport: Transport, join: Callable[[Address
         RunError: rank 0 cannot be reached within the start timeout.
     """
     deadline_s = time.monotonic() + cluster.start_timeout_s
-    refused_s = inf  # first time that a process of another job has answered
+    refused_s = inf  # since when a process of another job answers
     reason = "its address is not known yet"
+    lookup = _AddressLookup(cluster)
     while True:
-        address = _address(cluster)
+        address = lookup.address()
         try:
             if address is not None:
                 return join(address)
@@ -78,13 +78,13 @@ def find_rank_0(cluster: Torchrun, transport: Transport, join: Callable[[Address
             if time.monotonic() > refused_s + OTHER_SERVER_S:
                 raise UsageError(f"{error}; {_advice(cluster)}") from error
         except ConnectionLost as error:
-            reason = str(error)
+            reason, refused_s = str(error), inf  # that process is gone
             LOG.debug("rank 0 is not there yet: %s", error)
         if time.monotonic() > deadline_s:
             where = "{}:{}".format(*(address or cluster.ranks.master))
             raise RunError(
                 f"rank 0 could not be reached at {where} within start_timeout_s={cluster.start_timeout_s:g}: {reason}; "
-                "if it runs on another host, give its address, as pl.Torchrun(address=...)"
+                f"if it runs on another host, give its address, as pl.Torchrun(address=...){_check_encrypt(cluster)}"
             )
         time.sleep(transport.poll_s)
 
@@ -98,6 +98,11 @@ def _advice(cluster: Torchrun) -> str:
     if cluster.tls_cert is not None:
         return "give every rank certificates of the same authority as tls_cert, tls_key and tls_ca"
     return f"set {TOKEN} to the same value on every host, and encrypt to the same value for every rank"
+
+
+def _check_encrypt(cluster: Torchrun) -> str:
+    """Return what else may be wrong: a server with TLS resets a connection without it, and cannot say why."""
+    return "" if cluster.encrypt else "; if rank 0 uses TLS, leave out encrypt=False here"
 
 
 def is_restart(cluster: Torchrun, what: str) -> bool:
@@ -116,23 +121,38 @@ def is_restart(cluster: Torchrun, what: str) -> bool:
     return cluster.ranks.restarts > 0 or times > 1
 
 
-def _address(cluster: Torchrun) -> Address | None:
-    """Return the address at which rank 0 is to be found, None if it is not known yet.
+class _AddressLookup:
+    """Lookup of the address at which rank 0 is to be found.
 
     Nothing depends on what torchrun's store holds but where this process connects to: the handshake proves who answers.
+    One client of the store serves all lookups, because the store looks up the host name of every new one.
+
+    Args:
+        cluster: launch settings of this process.
     """
-    ranks = cluster.ranks
-    host, port = ranks.master
-    if cluster.port is not None:
-        return (cluster.host if cluster.host != "0.0.0.0" else host), cluster.port
-    if not ranks.has_agent:
-        return host, port
-    with suppress(RuntimeError, ValueError):
-        store = _agent_store(ranks.master)
-        if store.check([ADDRESS]):
-            host, _, text = store.get(ADDRESS).decode().rpartition(":")
-            return host, int(text)
-    return None
+
+    def __init__(self, cluster: Torchrun) -> None:
+        self._cluster = cluster
+        self._store: Any = None
+
+    def address(self) -> Address | None:
+        """Return the address, None if it is not known yet."""
+        cluster, ranks = self._cluster, self._cluster.ranks
+        host, port = ranks.master
+        if cluster.port is not None:
+            return (cluster.host if cluster.host != "0.0.0.0" else host), cluster.port
+        if not ranks.has_agent:
+            return host, port
+        try:
+            self._store = self._store or _agent_store(ranks.master)
+            if self._store.check([ADDRESS]):
+                host, _, text = self._store.get(ADDRESS).decode().rpartition(":")
+                return host, int(text)
+        except RuntimeError:
+            self._store = None  # the agents are gone, or have restarted
+        except ValueError:
+            LOG.debug("the store of torchrun's agents holds no valid address of rank 0")
+        return None
 
 
 def _agent_store(address: Address) -> Any:

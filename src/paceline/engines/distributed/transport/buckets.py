@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.server.flat_buffers import ALIGNMENT_BYTES
 
 BUCKET_BYTES = 1 << 21
-MAX_BUCKETS = 48  # a set of them is an integer that float64 holds
+MAX_BUCKETS = 48
 
 
 class Bucket(NamedTuple):
@@ -62,20 +62,6 @@ def make_buckets(gradient_nbytes: int, nbytes: int, bucket_nbytes: int = BUCKET_
     ends = [words * i // count * ALIGNMENT_BYTES for i in range(count)] + [gradient_nbytes]
     buckets = [Bucket(ends[i], ends[i + 1]) for i in reversed(range(count))]
     return [*buckets, Bucket(gradient_nbytes, nbytes)] if nbytes > gradient_nbytes else buckets
-
-
-def to_bitmask(buckets: set[int]) -> int:
-    """Return a set of bucket numbers as an integer with one bit for each.
-
-    >>> to_bitmask({0, 3}), list(from_bitmask(9))
-    (9, [0, 3])
-    """
-    return sum(1 << each for each in buckets)
-
-
-def from_bitmask(mask: int) -> Iterator[int]:
-    """Yield the bucket numbers of a set."""
-    return (each for each in range(mask.bit_length()) if mask >> each & 1)
 
 
 class BucketSender:

@@ -116,6 +116,8 @@ class TLSSecurity(Security):
                 yield READ
             except ssl.SSLWantWriteError:
                 yield WRITE
+            except ssl.SSLEOFError:  # the other side ends, or is not ready for this connection
+                raise ConnectionResetError("the other process has closed the connection") from None
             except ssl.SSLError as error:
                 raise AuthenticationFailed(_explain(error)) from error
             else:

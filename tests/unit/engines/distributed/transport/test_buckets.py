@@ -14,9 +14,7 @@ from paceline.engines.distributed.transport.buckets import (
     MAX_BUCKETS,
     Bucket,
     BucketSender,
-    from_bitmask,
     make_buckets,
-    to_bitmask,
 )
 from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
 from paceline.server.flat_buffers import FlatLayout
@@ -34,11 +32,6 @@ def test_pieces_cover_every_byte_once(words, more, piece_nbytes):
     assert len(pieces) <= MAX_BUCKETS
     assert len(pieces) == 1 or gradient_nbytes in {piece.stop for piece in pieces}  # buffers are apart
     assert len({piece.start % 64 for piece in pieces}) == 1
-
-
-@given(st.sets(st.integers(0, MAX_BUCKETS - 1)))
-def test_a_set_of_pieces_is_a_number_that_a_header_holds(pieces):
-    assert set(from_bitmask(int(float(to_bitmask(pieces))))) == pieces
 
 
 @settings(deadline=None)
