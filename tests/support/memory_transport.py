@@ -113,7 +113,7 @@ class MemoryTransport(Transport):
         return connection
 
 
-def memory_connections():
-    """Return both sides of a connection in memory."""
+def memory_connections(heartbeat_timeout_s=5.0):
+    """Return both sides of a connection in memory, each with a thread of its own."""
     control, data = socket.socketpair(), socket.socketpair()
-    return [Connection(SocketLoop(), control[side], data[side], 5.0) for side in range(2)]
+    return [Connection(SocketLoop(), control[side], data[side], heartbeat_timeout_s) for side in range(2)]

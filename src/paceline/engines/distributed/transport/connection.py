@@ -21,7 +21,9 @@ from paceline.engines.distributed.transport.readers import MESSAGE, STATE, TENSO
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
 from paceline.engines.distributed.transport.stream import Stream
 from paceline.engines.distributed.transport.task_messages import CancelTask, Heartbeat, HeartbeatAnswer
+from paceline.utils.rank_logger import RankLogger
 
+LOG = RankLogger(__name__)
 OVERTAKING = (CancelTask, Heartbeat, HeartbeatAnswer)
 MAX_STATE_BYTES = 1 << 40
 MAX_WAITING = 1024  # messages that wait for tensors, or for `recv`; a faster sender has to wait
@@ -266,10 +268,15 @@ class Connection:
             return
         if self._listener is None:
             self._inbox.put(arrived)
-        elif isinstance(arrived, str):
-            self._listener[1](arrived)
-        else:
-            self._listener[0](arrived.message, arrived.at_s, time.monotonic() - arrived.at_s)
+            return
+        on_message, on_end = self._listener
+        try:
+            if isinstance(arrived, str):
+                on_end(arrived)
+            else:
+                on_message(arrived.message, arrived.at_s, time.monotonic() - arrived.at_s)
+        except Exception:  # the next message is delivered all the same
+            LOG.exception("error in a callback of the connection to %s", self.address)
 
     def _answer_heartbeat(self, arrived: ArrivedMessage | str) -> bool:
         """Answer a heartbeat; return whether it, or the answer to one, need not be delivered."""
