@@ -176,14 +176,16 @@ class Connection:
         self._control.end(reason)
         self._data.end(reason)
 
-    def on_stream_end(self, reason: str) -> None:
-        """Handle the end of one socket: the other one may still have something to read."""
+    def on_stream_end(self, reason: str, *, is_control: bool) -> None:
+        """Handle the end of one socket: the other one may still have something to read, unless no message waits."""
         self._end_reason = self._end_reason or reason
         self._open_streams -= 1
-        if self._open_streams:
-            self._loop.call_later(CLOSING_S, lambda: self.end(reason))
-        else:
+        if not self._open_streams:
             self._deliver(self._end_reason)
+        elif is_control and not self._arrived:
+            self.end(reason)
+        else:
+            self._loop.call_later(CLOSING_S, lambda: self.end(reason))
 
     def is_full(self) -> bool:
         """Return whether no further message is read for now."""

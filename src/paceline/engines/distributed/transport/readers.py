@@ -31,7 +31,7 @@ class ReadingConnection(Protocol):
     def on_tensor(self) -> None:
         """Handle that a tensor has arrived."""
 
-    def on_stream_end(self, reason: str) -> None:
+    def on_stream_end(self, reason: str, *, is_control: bool) -> None:
         """Handle the end of one socket."""
 
     def end(self, reason: str) -> None:
@@ -66,7 +66,7 @@ class MessageReader(StreamReader):
 
     def on_end(self, reason: str) -> None:
         """Report the end of the socket."""
-        self._connection.on_stream_end(reason)
+        self._connection.on_stream_end(reason, is_control=True)
 
     def _deliver_one(self) -> int:
         """Deliver a message and return 0; if it is not complete, return its bytes."""
@@ -124,7 +124,7 @@ class TensorReader(StreamReader):
 
     def on_end(self, reason: str) -> None:
         """Report the end of the socket."""
-        self._connection.on_stream_end(reason)
+        self._connection.on_stream_end(reason, is_control=False)
 
     def _finish(self) -> None:
         self._unread = self._frame
