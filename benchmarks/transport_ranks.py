@@ -105,7 +105,8 @@ class GlooLines:
         return gloo_lines.CancelTask(draw)
 
     def _open_store(self, *, is_server: bool = False) -> Any:
-        return dist.TCPStore(*self._address, None, is_server, timedelta(seconds=LIMIT_S), wait_for_workers=False)
+        host, port = self._address
+        return dist.TCPStore(host, port, None, is_server, timedelta(seconds=LIMIT_S), wait_for_workers=False)
 
 
 class OurLines:
@@ -115,7 +116,8 @@ class OurLines:
         identity = derive_identity("benchmark") if settings["kind"] == "tls" else None
         security: Security = TLSSecurity(identity) if identity else TokenSecurity("benchmark")
         self._transport = Transport(lambda: security, "benchmark", HEARTBEAT_TIMEOUT_S)
-        self._address = tuple(settings["server"])
+        host, port = settings["server"]
+        self._address: tuple[str, int] = host, port
 
     def accept(self, count: int) -> list[Connection]:
         connections: list[Connection] = []
@@ -232,6 +234,8 @@ def cut(gradient: Tensor) -> list[Tensor]:
 class Clock:
     """Wall and processor time of this process between two moments."""
 
+    wall_s = cpu_s = 0.0
+
     def start(self) -> None:
         self._begun = time.perf_counter(), time.process_time()
 
@@ -277,12 +281,13 @@ def interrupt(kind: Lines, lines: list[Line], settings: dict[str, Any]) -> dict[
     line.post_buckets(cut(torch.zeros(settings["nbytes"], dtype=torch.uint8)))
     kind.listen(line, on_message)
     time.sleep(0.2)
-    return {
+    trips = {
         "idle": [round_trip() for _ in range(10)],
         "same_way": while_moving(kind.task(1), [(0, version)]),
         "other_way": while_moving(kind.received(1), ()),
-        "end": [line.send(kind.received(0)) or 0.0],
     }
+    line.send(kind.received(0))
+    return trips
 
 
 def answer_interrupts(kind: Lines, lines: list[Line], settings: dict[str, Any]) -> None:
