@@ -15,7 +15,6 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import gloo_lines
@@ -38,7 +37,7 @@ INTERRUPT_AFTER_S, INTERRUPT_EVERY_S = 0.5, 0.3
 def main() -> None:
     torch.set_num_threads(1)
     settings = json.loads(sys.argv[2])
-    kind: Lines = {"gloo": GlooLines, "plain": OurLines, "tls": OurLines}[settings["kind"]](settings)
+    kind: Lines = GlooLines(settings) if settings["kind"] == "gloo" else OurLines(settings)
     is_server = os.environ["RANK"] == "0"
     act = CONTENDERS[sys.argv[1]][0 if is_server else 1]
     lines = kind.accept(int(os.environ["WORLD_SIZE"]) - 1) if is_server else [kind.connect()]
@@ -106,7 +105,7 @@ class GlooLines:
 
     def _open_store(self, *, is_server: bool = False) -> Any:
         host, port = self._address
-        return dist.TCPStore(host, port, None, is_server, timedelta(seconds=LIMIT_S), wait_for_workers=False)
+        return gloo_lines.dist.TCPStore(host, port, None, is_server, timedelta(seconds=LIMIT_S), wait_for_workers=False)
 
 
 class OurLines:
