@@ -166,7 +166,7 @@ def test_a_transfer_of_five_timeouts_is_not_taken_for_death():
 
 
 def test_a_fast_sender_of_messages_waits_for_a_slow_receiver():
-    with raw_peer() as (connection, control, _):
+    with raw_peer() as (_, control, _):
         control.setblocking(False)
         sent = message(ReleaseVersion(3)) * 100
         queued = 0
