@@ -71,7 +71,8 @@ def complete(control_cut, data_cut):
     pieces=st.lists(st.integers(1, 5_000), max_size=3),
 )
 def test_what_was_sent_before_the_end_is_delivered_wherever_it_ends(pair, control_cut, data_cut, pieces):
-    with raw_peer(PAIRS[pair]) as (connection, control, data):
+    with pytest.MonkeyPatch.context() as patch, raw_peer(PAIRS[pair]) as (connection, control, data):
+        patch.setattr("paceline.engines.distributed.transport.connection.CLOSING_S", 0.2)
         connection.post_buckets(buffers(SIZE, SIZE, 5))
         listening = Listening(connection)
         sent = b"".join(DATA)[:data_cut]
