@@ -263,6 +263,7 @@ class Job:
         settings: settings of the contender.
         namespaces: network namespace of each rank; None for that of this process.
         master: address of rank 0.
+        script: program of every rank.
     """
 
     def __init__(
@@ -272,8 +273,9 @@ class Job:
         settings: dict[str, Any],
         namespaces: list[str] | None = None,
         master: str = "127.0.0.1",
+        script: Path = RANKS,
     ) -> None:
-        self._command = [sys.executable, str(RANKS), contender, json.dumps(settings)]
+        self._command = [sys.executable, str(script), contender, json.dumps(settings)]
         self._namespaces = namespaces
         self._environment = {
             "WORLD_SIZE": str(world_size),

@@ -17,7 +17,15 @@ from torch import Tensor
 
 from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.messages import Message, StateMessage
-from paceline.engines.distributed.transport.readers import MESSAGE, STATE, TENSOR, MessageReader, TensorReader
+from paceline.engines.distributed.transport.readers import (
+    MESSAGE,
+    SMALL_BYTES,
+    STATE,
+    TENSOR,
+    MessageReader,
+    TensorReader,
+    split_small_buckets,
+)
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
 from paceline.engines.distributed.transport.stream import Stream
 from paceline.engines.distributed.transport.task_messages import CancelTask, Heartbeat, HeartbeatAnswer
@@ -44,11 +52,13 @@ class ArrivedMessage(NamedTuple):
 
     Attributes:
         message: the message.
+        buckets: small buckets that came with it, each with its frame.
         tensors: tensors that were sent before it, since the connection began.
         at_s: arrival on the monotonic clock.
     """
 
     message: Message
+    buckets: bytes
     tensors: int
     at_s: float
 
@@ -56,10 +66,11 @@ class ArrivedMessage(NamedTuple):
 class Connection:
     """Connection to one other process.
 
-    Messages are sent over the control socket. Tensors are sent over the data socket: numbered buckets, for which the
-    receiver has posted memory, and the tensors of a `StateMessage`. A tensor is read straight into its memory, after
-    its size has been compared with that memory. A message is delivered when everything sent before it has arrived; only
-    those in `OVERTAKING` do not wait. Memory that is sent must not change until the other side has answered.
+    Messages are sent over the control socket, with their buckets if these are small. Other tensors are sent over the
+    data socket: numbered buckets, for which the receiver has posted memory, and the tensors of a `StateMessage`. A
+    tensor is read straight into its memory, after its size has been compared with that memory. A message is delivered
+    when everything sent before it has arrived; only those in `OVERTAKING` do not wait. Memory that is sent must not
+    change until the other side has answered.
 
     Any thread may send. All callbacks come from the thread of the loop.
 
@@ -104,13 +115,16 @@ class Connection:
     def send(self, message: Message, buckets: Sequence[tuple[int, Tensor]] = ()) -> None:
         """Start to send a message and numbered buckets that belong to it; `on_end` reports a lost connection."""
         content, tensors = messages.encode(message)
-        state = [as_bytes(tensor) for tensor in tensors if tensor.numel()]
+        parts = [part for number, tensor in buckets for part in _framed(number, tensor)]
+        small = b"".join(parts) if sum(map(len, parts)) <= SMALL_BYTES else b""
+        if small:
+            parts = []
+        parts += [part for tensor in tensors if tensor.numel() for part in _framed(STATE, tensor)]
         with self._send_lock:
-            parts = [part for number, tensor in buckets for part in _framed(number, tensor)]
-            parts += [part for tensor in state for part in _framed(STATE, tensor)]
             self._tensors_sent += len(parts) // 2
             before = 0 if isinstance(message, OVERTAKING) else self._tensors_sent
-            self._control.send([memoryview(MESSAGE.pack(len(content), before) + content)])
+            header = MESSAGE.pack(len(content), len(small), before)
+            self._control.send([memoryview(header + content + small)])
             if parts:
                 self._data.send(parts)
 
@@ -129,6 +143,7 @@ class Connection:
         """
         self._buffers = [_memory(each) for each in buffers]
         self._data.resume()
+        self._loop.call(self._deliver_complete)
 
     def recv(self, timeout_s: float | None = None) -> Message:
         """Wait for a message; only before `listen`.
@@ -191,12 +206,12 @@ class Connection:
         """Return whether no further message is read for now."""
         return len(self._arrived) >= MAX_WAITING or self._inbox.qsize() >= MAX_WAITING
 
-    def on_message(self, content: memoryview, tensors: int) -> None:
-        """Deliver a message, or keep it until its tensors have arrived."""
+    def on_message(self, content: memoryview, buckets: memoryview, tensors: int) -> None:
+        """Deliver a message, or keep it until its tensors have arrived and its buckets have memory."""
         message: Message = messages.decode(content)
         if isinstance(message, StateMessage):
             message = self._with_tensors(message)
-        arrival = ArrivedMessage(message, tensors, time.monotonic())
+        arrival = ArrivedMessage(message, bytes(buckets), tensors, time.monotonic())
         if isinstance(message, OVERTAKING):
             self._deliver(arrival)
         else:
@@ -211,23 +226,24 @@ class Connection:
         if was_full:
             self._control.resume()
 
-    def memory_of(self, number: int) -> memoryview | None:
+    def memory_of(self, number: int, nbytes: int) -> memoryview | None:
         """Return the memory of the next tensor; None if it is not known yet.
 
         Raises:
-            ValueError: there is no such bucket.
+            ValueError: there is no such bucket, or it has another size.
         """
-        if number == STATE:
-            return self._state_buffers.popleft() if self._state_buffers else None
-        if not self._buffers:
-            return None
-        if number >= len(self._buffers):
-            raise ValueError(f"no bucket {number}")
-        return self._buffers[number]
+        if number != STATE:
+            return self._bucket(number, nbytes) if self._buffers else None
+        return _checked(self._state_buffers.popleft(), nbytes) if self._state_buffers else None
 
     def on_bytes(self) -> None:
         """Record that the other process is alive."""
         self._idle_checks = 0
+
+    def _bucket(self, number: int, nbytes: int) -> memoryview:
+        if number >= len(self._buffers):
+            raise ValueError(f"no bucket {number}")
+        return _checked(self._buffers[number], nbytes)
 
     def _start(self) -> None:
         self._control.resume()
@@ -262,7 +278,16 @@ class Connection:
 
     def _deliver_complete(self) -> None:
         while self._arrived and self._arrived[0].tensors <= self._tensors_arrived:
-            self._deliver(self._arrived.popleft())
+            if self._arrived[0].buckets and not self._buffers:
+                return
+            arrived = self._arrived.popleft()
+            try:
+                for number, content in split_small_buckets(arrived.buckets):
+                    self._bucket(number, len(content))[:] = content
+            except ValueError as error:
+                self.end(f"invalid bucket: {error}")
+                return
+            self._deliver(arrived)
 
     def _deliver(self, arrived: ArrivedMessage | str) -> None:
         """Deliver a message, or the reason of the end."""
@@ -302,6 +327,12 @@ def _memory(tensor: Tensor) -> memoryview:
 def _framed(number: int, tensor: Tensor) -> list[memoryview]:
     memory = _memory(tensor)
     return [memoryview(TENSOR.pack(number, len(memory))), memory]
+
+
+def _checked(memory: memoryview, nbytes: int) -> memoryview:
+    if len(memory) != nbytes:
+        raise ValueError(f"{nbytes} bytes, but {len(memory)} were expected")
+    return memory
 
 
 def _allocate(dtype: str, shape: list[int]) -> Tensor:

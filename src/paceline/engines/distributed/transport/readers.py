@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Protocol
 
 from paceline.engines.distributed.transport.stream import StreamReader
 
-MESSAGE = struct.Struct("!IQ")  # bytes of the message; tensors that were sent before it
+MESSAGE = struct.Struct("!IIQ")  # bytes of the message; bytes of small buckets after it; tensors sent before it
 TENSOR = struct.Struct("!IQ")  # number of the bucket, or STATE; bytes that follow
 STATE = 0xFFFFFFFF  # tensor of a `StateMessage`
+AHEAD_BYTES = 1 << 12
+SMALL_BYTES = 1 << 13  # of all buckets of a message, with their frames, that are sent with it
 MAX_MESSAGE_BYTES = 1 << 26
 
 
@@ -22,10 +25,10 @@ class ReadingConnection(Protocol):
     def on_bytes(self) -> None:
         """Record that the other process is alive."""
 
-    def on_message(self, content: memoryview, tensors: int) -> None:
-        """Handle a message and the number of tensors that were sent before it."""
+    def on_message(self, content: memoryview, buckets: memoryview, tensors: int) -> None:
+        """Handle a message, the small buckets that came with it, and the number of tensors that were sent before it."""
 
-    def memory_of(self, number: int) -> memoryview | None:
+    def memory_of(self, number: int, nbytes: int) -> memoryview | None:
         """Return the memory of the next tensor; None if it is not known yet."""
 
     def on_tensor(self) -> None:
@@ -73,18 +76,22 @@ class MessageReader(StreamReader):
         received = self._memory[self._start : self._stop]
         if len(received) < MESSAGE.size:
             return MESSAGE.size
-        nbytes, tensors = MESSAGE.unpack_from(received)
-        if not 0 < nbytes <= MAX_MESSAGE_BYTES:
-            raise ValueError(f"{nbytes} bytes")
-        whole = MESSAGE.size + int(nbytes)
+        nbytes, buckets_nbytes, tensors = MESSAGE.unpack_from(received)
+        if not 0 < nbytes <= MAX_MESSAGE_BYTES or buckets_nbytes > SMALL_BYTES:
+            raise ValueError(f"{nbytes} bytes and buckets of {buckets_nbytes}")
+        content = MESSAGE.size + int(nbytes)
+        whole = content + int(buckets_nbytes)
         if len(received) < whole:
             return whole
         self._start += whole
-        self._connection.on_message(received[MESSAGE.size : whole], tensors)
+        self._connection.on_message(received[MESSAGE.size : content], received[content:whole], tensors)
         return 0
 
     def _make_room(self, needed: int) -> None:
         """Move an incomplete message to the beginning of memory that has room for it."""
+        if self._start == self._stop and needed <= len(self._memory):
+            self._start = self._stop = 0
+            return
         rest = bytes(self._memory[self._start : self._stop])
         if needed > len(self._memory):
             self._memory = memoryview(bytearray(needed))
@@ -93,52 +100,89 @@ class MessageReader(StreamReader):
 
 
 class TensorReader(StreamReader):
-    """Reader of tensors, each into its memory."""
+    """Reader of tensors, each into its memory; only its first bytes are read together with its frame, and copied."""
 
     def __init__(self, connection: ReadingConnection) -> None:
         self._connection = connection
-        self._frame = memoryview(bytearray(TENSOR.size))
-        self._unread = self._frame
-        self._is_frame = True  # else a tensor is read
+        self._ahead = memoryview(bytearray(AHEAD_BYTES))
+        self._start = self._stop = 0  # of what is read ahead and not used yet
+        self._unread: memoryview | None = None  # memory of the tensor that is read
         self._announced: tuple[int, int] | None = None  # number and bytes of a tensor whose memory is not known yet
 
     def next_buffer(self) -> memoryview | None:
-        """Return the rest of the frame or of the tensor; None while its memory is not known."""
+        """Return the rest of a tensor, or memory to read ahead; None while the memory of a tensor is not known."""
         if self._announced is not None:
-            try:
-                self._find_memory(*self._announced)
-            except ValueError as error:
-                self._connection.end(f"invalid tensor: {error}")
-        return self._unread or None
+            self._use_ahead()
+        if self._announced is not None:
+            return None
+        return self._unread or self._ahead[self._stop :]
 
     def on_bytes(self, count: int) -> None:
-        """Find the memory of a tensor after its frame, and report the tensor when it is complete."""
+        """Record bytes of a tensor, or frames with the bytes of their tensors, and report complete tensors."""
         self._connection.on_bytes()
-        self._unread = self._unread[count:]
         if self._unread:
-            return
-        if self._is_frame:
-            self._announced = TENSOR.unpack(self._frame)
+            self._fill(count)
         else:
-            self._finish()
+            self._stop += count
+            self._use_ahead()
 
     def on_end(self, reason: str) -> None:
         """Report the end of the socket."""
         self._connection.on_stream_end(reason, is_control=False)
 
-    def _finish(self) -> None:
-        self._unread = self._frame
-        self._is_frame = True
-        self._connection.on_tensor()
+    def _use_ahead(self) -> None:
+        """Use all complete frames that were read ahead, and what there is of their tensors."""
+        try:
+            while self._find_memory():
+                pass
+        except ValueError as error:
+            self._connection.end(f"invalid tensor: {error}")
 
-    def _find_memory(self, number: int, nbytes: int) -> None:
-        memory = self._connection.memory_of(number)
+    def _find_memory(self) -> bool:
+        """Read a frame and the beginning of its tensor; return whether there may be another frame."""
+        if self._announced is None:
+            if self._stop - self._start < TENSOR.size:
+                rest = bytes(self._ahead[self._start : self._stop])
+                self._ahead[: len(rest)] = rest
+                self._start, self._stop = 0, len(rest)
+                return False
+            self._announced = TENSOR.unpack_from(self._ahead, self._start)
+            self._start += TENSOR.size
+        number, nbytes = self._announced
+        memory = self._connection.memory_of(number, nbytes)
         if memory is None:
-            return
-        if len(memory) != nbytes:
-            raise ValueError(f"{nbytes} bytes, but {len(memory)} were expected")
+            return False
         self._announced = None
+        count = min(nbytes, self._stop - self._start)
+        memory[:count] = self._ahead[self._start : self._start + count]
+        self._start += count
         self._unread = memory
-        self._is_frame = False
-        if not nbytes:
-            self._finish()
+        self._fill(count)
+        return True
+
+    def _fill(self, count: int) -> None:
+        """Record that so many bytes of the tensor have been read."""
+        assert self._unread is not None
+        self._unread = self._unread[count:]
+        if not self._unread:
+            self._unread = None
+            self._connection.on_tensor()
+
+
+def split_small_buckets(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the number and the bytes of each bucket that came with a message.
+
+    Raises:
+        ValueError: the last bucket is not complete.
+
+    >>> list(split_small_buckets(TENSOR.pack(7, 2) + b"ab" + TENSOR.pack(8, 0)))
+    [(7, b'ab'), (8, b'')]
+    """
+    start = 0
+    while start < len(content):
+        if start + TENSOR.size > len(content):
+            raise ValueError("incomplete frame")
+        number, nbytes = TENSOR.unpack_from(content, start)
+        start += TENSOR.size
+        yield number, content[start : start + nbytes]
+        start += nbytes

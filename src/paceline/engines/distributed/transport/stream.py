@@ -14,6 +14,7 @@ from paceline.engines.distributed.transport.socket_loop import SocketLoop
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 FIRST_BYTES = 1 << 17  # that the thread of the sender writes itself
+RECORD_BYTES = 1 << 14  # of TLS, which are encrypted together
 PIECE_BYTES = 1 << 20  # of one system call, or of one call of OpenSSL
 TURN_BYTES = 1 << 22  # that one socket reads or writes before the others have their turn
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -87,17 +88,20 @@ class Stream:
             return
         try:
             has_more = self._recv_some()
-            with self._lock:
-                has_more |= self._send_some(TURN_BYTES)
+            if self._unsent:
+                with self._lock:
+                    has_more |= self._send_some(TURN_BYTES)
         except OSError as error:
             self.end(error.strerror or str(error))
             return
         if has_more:
-            self._loop.call(self._on_ready)  # also for bytes inside OpenSSL, which the selector does not see
+            self._loop.call(self._on_ready)
         self._watch()
 
     def _recv_some(self) -> bool:
-        """Receive what has arrived; return whether there may be more.
+        """Receive what has arrived; return whether the turn of the others has come before everything was received.
+
+        OpenSSL keeps bytes that the selector does not report, but only if they did not fit into the buffer.
 
         Raises:
             OSError: the stream has ended.
@@ -116,6 +120,8 @@ class Stream:
                 raise OSError("the other process has closed the connection")
             left_bytes -= count
             self._reader.on_bytes(count)
+            if count < min(len(buffer), RECORD_BYTES):
+                return False
         return True
 
     def _send_some(self, most_bytes: int) -> bool:
@@ -126,20 +132,36 @@ class Stream:
         while self._unsent and not self._has_ended:
             if most_bytes <= 0:
                 return True
-            first = self._unsent[0]
             try:
-                count = self._sock.send(first[:PIECE_BYTES])
+                count = self._sock.send(self._next_piece())
             except WOULD_BLOCK:
                 return False
             except OSError:
                 self._unsent.clear()
                 return False
             most_bytes -= count
-            if count < len(first):
-                self._unsent[0] = first[count:]
-            else:
-                self._unsent.popleft()
+            self._remove(count)
         return False
+
+    def _next_piece(self) -> bytearray | memoryview:
+        """Return the bytes to send next: a piece of a large part, or small parts together."""
+        first = self._unsent[0]
+        if len(first) >= RECORD_BYTES or len(self._unsent) == 1:
+            return first[:PIECE_BYTES]
+        joined = bytearray()
+        for part in self._unsent:
+            joined += part[: RECORD_BYTES - len(joined)]
+            if len(joined) == RECORD_BYTES:
+                break
+        return joined
+
+    def _remove(self, count: int) -> None:
+        """Remove bytes that have been sent from the queue."""
+        while count >= len(self._unsent[0]):
+            count -= len(self._unsent.popleft())
+            if not self._unsent:
+                return
+        self._unsent[0] = self._unsent[0][count:]
 
     def _watch(self) -> None:
         if self._has_ended:

@@ -31,7 +31,7 @@ from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
 Address = tuple[str, int]
-BUFFER_BYTES = 1 << 22
+BUFFER_BYTES = 1 << 20  # of a socket, each way; the kernel doubles it. Larger ones do not fit into caches
 BACKLOG = 1024
 
 
