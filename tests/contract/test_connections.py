@@ -2,17 +2,15 @@
 
 import queue
 import threading
-from collections import deque
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 import torch
 
-from memory_transport import memory_connections
+from connected_sides import KINDS
 from paceline.engines.distributed.transport import connection as connection_module
 from paceline.engines.distributed.transport.connection import CLOSED, Connection, ConnectionLost
 from paceline.engines.distributed.transport.messages import End, EvaluationResult, Leave, RequestShardState, ShardState
-from paceline.engines.distributed.transport.security import TokenSecurity
 from paceline.engines.distributed.transport.task_messages import (
     CancelTask,
     Heartbeat,
@@ -21,8 +19,6 @@ from paceline.engines.distributed.transport.task_messages import (
     RemoteTaskDone,
     UpdateDone,
 )
-from paceline.engines.distributed.transport.tls import TLSSecurity, derive_identity
-from paceline.engines.distributed.transport.transport import Transport
 from paceline.worker.replica import GradientStats
 
 LIMIT_S = 20
@@ -33,49 +29,11 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
 DTYPES += [torch.complex64]
 
 
-def in_memory(timeout_s):
-    server, worker = memory_connections(timeout_s)
-    yield server, worker
-    for side in (server, worker):
-        side.close()
-        side._loop.close()
-
-
-def over_tcp(security):
-    def connected(timeout_s):
-        accepted = queue.SimpleQueue()
-        transports = [Transport(lambda: security, "1", timeout_s) for _ in range(2)]
-        listener = transports[0].listen("127.0.0.1", 0, accepted.put, lambda reason: None)
-        worker = transports[1].connect(listener.address)
-        server = accepted.get(timeout=LIMIT_S)
-        yield server, worker
-        listener.close()
-        for side, transport in zip((server, worker), transports, strict=True):
-            side.close()
-            transport.close()
-
-    return connected
-
-
-KINDS = {
-    "memory": in_memory,
-    "TCP": over_tcp(TokenSecurity("a secret of the tests")),
-    "TLS": over_tcp(TLSSecurity(derive_identity("a secret of the tests"))),
-}
-
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=list(KINDS))
 def connect(request):
     """Return a function that connects a server and a worker with a timeout for heartbeats."""
-    opened = []
-
-    def connected(timeout_s=60.0):
-        opened.append(KINDS[request.param](timeout_s))
-        return next(opened[-1])
-
-    yield connected
-    for each in opened:
-        deque(each, maxlen=0)
+    with ExitStack() as opened:
+        yield lambda timeout_s=60.0: opened.enter_context(KINDS[request.param](heartbeat_timeout_s=timeout_s))
 
 
 @pytest.fixture

@@ -4,10 +4,9 @@ import itertools
 import socket
 import threading
 
-from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
+from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.gloo import CONNECT_TIMEOUT_S, disconnect_pair
 from paceline.engines.distributed.transport.security import AuthenticationFailed, TokenSecurity
-from paceline.engines.distributed.transport.socket_loop import SocketLoop
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.errors import UsageError
 
@@ -111,9 +110,3 @@ class MemoryTransport(Transport):
         if self._is_closed:
             connection.close()
         return connection
-
-
-def memory_connections(heartbeat_timeout_s=5.0):
-    """Return both sides of a connection in memory, each with a thread of its own."""
-    control, data = socket.socketpair(), socket.socketpair()
-    return [Connection(SocketLoop(), control[side], data[side], heartbeat_timeout_s) for side in range(2)]
