@@ -21,9 +21,9 @@ def heard(monkeypatch):
     messages = []
     handle = Connection.on_message
 
-    def noted(self, content, tensors):
+    def noted(self, content, *others):
         messages.append(decode(bytes(content)))
-        handle(self, content, tensors)
+        handle(self, content, *others)
 
     monkeypatch.setattr(Connection, "on_message", noted)
     return messages
