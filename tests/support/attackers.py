@@ -35,6 +35,9 @@ def transport(security, version=VERSION):
     try:
         yield made
     finally:
+        is_idle = threading.Event()
+        made._loop.call(is_idle.set)  # a connection that the other side has may not be in the list yet
+        is_idle.wait(LIMIT_S)
         for connection in made.connections:
             connection.close()
         made.close()
@@ -185,7 +188,11 @@ class Relay:
 
     def _pair(self, selector):
         client, _ = self._sock.accept()
-        server = socket.create_connection(self._target)
+        try:
+            server = socket.create_connection(self._target)
+        except OSError:  # the server does not listen yet
+            client.close()
+            return
         for sock, other, side in ((client, server, 0), (server, client, 1)):
             self._others[sock] = (other, side)
             selector.register(sock, selectors.EVENT_READ)

@@ -13,7 +13,7 @@ from paceline.checkpoint.codec import decode, encode
 from paceline.engines.distributed.transport.connection import ConnectionLost, as_bytes
 from paceline.engines.distributed.transport.gloo import dist, shorten
 from paceline.engines.distributed.transport.group_store import GroupStore
-from paceline.engines.distributed.transport.messages import describe
+from paceline.engines.distributed.transport.messages import DTYPES, describe
 from paceline.engines.distributed.transport.process_group import AbortableGroup, PendingCollective
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.errors import UsageError
@@ -177,9 +177,7 @@ class ElasticGroup:
         described = {name: describe(each) for name, each in tensors.items()}
         value, described = json.loads(self._broadcast_text(json.dumps([value, described])))
         if state is None:
-            tensors = {
-                name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, (dtype, shape) in described.items()
-            }
+            tensors = {name: torch.empty(shape, dtype=DTYPES[dtype]) for name, (dtype, shape) in described.items()}
         self._broadcast(*(as_bytes(each) for each in tensors.values() if each.numel()))
         decoded: dict[str, Any] = decode(value, tensors)
         return decoded

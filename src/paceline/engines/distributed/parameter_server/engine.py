@@ -292,6 +292,10 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
 
     def _on_message(self, worker: RemoteWorker, event: PeerMessage) -> None:
         match event.message:
+            case task_messages.RemoteTaskDone(draw) | task_messages.RemoteTaskCancelled(draw) if not worker.has(draw):
+                self._disconnect(worker, f"it answered task {draw}, which it did not have")
+            case messages.EvaluationResult() if worker is not self._evaluator:
+                self._disconnect(worker, "it sent the result of an evaluation, but is not the evaluator")
             case task_messages.RemoteTaskDone() as done:
                 self._deliver(worker, worker.on_task_done(done, event))
             case task_messages.RemoteTaskCancelled():

@@ -57,6 +57,10 @@ class RemoteWorker(PoolWorker):
         self._received = dict.fromkeys(self.not_admitted_by, 0)  # draw of the newest part, by shard
         self._arriving: ArrivingGradient | None = None
 
+    def has(self, draw: int) -> bool:
+        """Return whether the worker computes this task."""
+        return self.working is not None and self.working.draw == draw
+
     def on_task_done(self, done: RemoteTaskDone, event: PeerMessage) -> ArrivingGradient | None:
         """Record the scalars and the part of rank 0; return the gradient if it is complete."""
         self._arriving = ArrivingGradient(done, event.at_s, event.contents_s)

@@ -221,6 +221,7 @@ class Acceptor:
     # --- callbacks, in the thread of the sockets ----------------------------------------------------------
 
     def _on_connection(self, connection: Connection) -> None:
+        connection.accepts_state = False
         served = _ServedConnection(self, connection, next(self._peer_ids), self._handler)
         with self._changed:
             self._connections[served.peer_id] = served

@@ -11,6 +11,7 @@ from paceline.utils.dict_diff import changes
 WORLD_SIZE = "WORLD_SIZE"  # key of a job_spec
 SAME_FOR_ALL = "give every rank the same command and code"
 MAX_DIFFERENCES = 10  # in a message
+MAX_DIFFERENCE_LENGTH = 1000  # characters
 
 
 class RunFinished(Exception):  # noqa: N818  # every run finishes
@@ -33,7 +34,10 @@ def why_rejected(hello: messages.Hello, job_spec: dict[str, Any], workers: int) 
         job_spec: settings that must be equal on all processes.
         workers: numbers that a process can have, from 0.
     """
-    found = _changes(job_spec, hello.job_spec)
+    try:
+        found = [each[:MAX_DIFFERENCE_LENGTH] for each in _changes(job_spec, hello.job_spec)]
+    except RecursionError:
+        found = ["too deeply nested settings"]
     if found:
         more = f" and {len(found) - MAX_DIFFERENCES} more" if len(found) > MAX_DIFFERENCES else ""
         advice = TO_JOIN if job_spec.get(WORLD_SIZE) != hello.job_spec.get(WORLD_SIZE) else SAME_FOR_ALL

@@ -34,6 +34,7 @@ from paceline.utils.rank_logger import RankLogger
 LOG = RankLogger(__name__)
 OVERTAKING = (CancelTask, Heartbeat, HeartbeatAnswer)
 MAX_STATE_BYTES = 1 << 40
+MAX_DIMENSIONS = 64
 MAX_WAITING = 1024  # messages that wait for tensors, or for `recv`; a faster sender has to wait
 HEARTBEAT_CHECKS = 12  # per timeout; a pause of this process counts as one check
 CLOSING_S = 1.0  # for the second socket to end after the first one
@@ -86,6 +87,7 @@ class Connection:
         local_host: address of this host towards the other process.
         answers_heartbeats: whether the thread of the loop answers heartbeats; else they are delivered, and this side
             asks for heartbeats only while it sends, so that it counts as lost when nothing answers.
+        accepts_state: whether the other process may send the tensors of a `StateMessage`.
     """
 
     def __init__(self, loop: SocketLoop, control: socket, data: socket, heartbeat_timeout_s: float) -> None:
@@ -93,6 +95,7 @@ class Connection:
         self.peer_host, port = _name(control.getpeername)
         self.address = f"{self.peer_host}:{port}"
         self.answers_heartbeats = True
+        self.accepts_state = True
         self._loop = loop
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._idle_checks = 0  # in a row
@@ -204,7 +207,8 @@ class Connection:
 
     def is_full(self) -> bool:
         """Return whether no further message is read for now."""
-        return len(self._arrived) >= MAX_WAITING or self._inbox.qsize() >= MAX_WAITING
+        waiting = len(self._arrived), self._inbox.qsize(), self._control.unsent
+        return max(waiting) >= MAX_WAITING  # so that a process that reads nothing fills no memory with answers
 
     def on_message(self, content: memoryview, buckets: memoryview, tensors: int) -> None:
         """Deliver a message, or keep it until its tensors have arrived and its buckets have memory."""
@@ -265,11 +269,13 @@ class Connection:
         """Return the message with memory for its tensors, which are received next.
 
         Raises:
-            ValueError: a tensor is not valid, or too large.
+            ValueError: a tensor is not valid, or too large, or the other process may not send any.
         """
+        if message.tensors and not self.accepts_state:
+            raise ValueError("tensors from a process that may not send a state")
         try:
             tensors = {name: _allocate(*described) for name, described in message.tensors.items()}
-        except (AttributeError, RuntimeError, TypeError) as error:
+        except (KeyError, OverflowError, RuntimeError, TypeError) as error:
             raise ValueError(f"invalid tensors: {error}") from error
         self._state_buffers.extend(_memory(tensor) for tensor in tensors.values() if tensor.numel())
         self._data.resume()
@@ -336,9 +342,10 @@ def _checked(memory: memoryview, nbytes: int) -> memoryview:
 
 
 def _allocate(dtype: str, shape: list[int]) -> Tensor:
-    if prod(shape) > MAX_STATE_BYTES or any(length < 0 for length in shape):
-        raise ValueError(f"tensor of shape {shape}")
-    return torch.zeros(shape, dtype=getattr(torch, dtype))
+    """Return a tensor, whose memory the operating system provides as bytes arrive."""
+    if len(shape) > MAX_DIMENSIONS or any(length < 0 for length in shape) or prod(shape) > MAX_STATE_BYTES:
+        raise ValueError(f"tensor of shape {shape[:MAX_DIMENSIONS]}")
+    return torch.empty(shape, dtype=messages.DTYPES[dtype])
 
 
 def _name(read: Callable[[], Any]) -> tuple[str, int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor
 
 from paceline.engines.distributed.transport.sum_messages import SumMessage
@@ -265,6 +267,13 @@ ControlMessage = (
 
 
 Message = ControlMessage | SumMessage | TaskMessage
+
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and not re.search("bits|q", str(dtype))
+}
 
 
 def describe(tensor: Any) -> tuple[str, list[int]]:

@@ -60,41 +60,45 @@ class MessageReader(StreamReader):
         self._connection.on_bytes()
         self._stop += count
         try:
-            while (needed := self._deliver_one()) == 0:
+            while self._deliver_one():
                 pass
         except ValueError as error:
             self._connection.end(f"invalid message: {error}")
             return
-        self._make_room(needed)
+        self._make_room()
 
     def on_end(self, reason: str) -> None:
         """Report the end of the socket."""
         self._connection.on_stream_end(reason, is_control=True)
 
-    def _deliver_one(self) -> int:
-        """Deliver a message and return 0; if it is not complete, return its bytes."""
+    def _deliver_one(self) -> bool:
+        """Deliver a message; return False if it is not complete."""
         received = self._memory[self._start : self._stop]
         if len(received) < MESSAGE.size:
-            return MESSAGE.size
+            return False
         nbytes, buckets_nbytes, tensors = MESSAGE.unpack_from(received)
         if not 0 < nbytes <= MAX_MESSAGE_BYTES or buckets_nbytes > SMALL_BYTES:
             raise ValueError(f"{nbytes} bytes and buckets of {buckets_nbytes}")
         content = MESSAGE.size + int(nbytes)
         whole = content + int(buckets_nbytes)
         if len(received) < whole:
-            return whole
+            return False
         self._start += whole
         self._connection.on_message(received[MESSAGE.size : content], received[content:whole], tensors)
-        return 0
+        return True
 
-    def _make_room(self, needed: int) -> None:
-        """Move an incomplete message to the beginning of memory that has room for it."""
-        if self._start == self._stop and needed <= len(self._memory):
+    def _make_room(self) -> None:
+        """Move an incomplete message to the beginning of the memory, or to twice as much if it fills all of it.
+
+        So the memory depends on the bytes that have arrived, and not on the size that the other side claims.
+        """
+        if self._start == self._stop:
             self._start = self._stop = 0
+        if self._start == 0 and self._stop < len(self._memory):
             return
         rest = bytes(self._memory[self._start : self._stop])
-        if needed > len(self._memory):
-            self._memory = memoryview(bytearray(needed))
+        if len(rest) == len(self._memory):
+            self._memory = memoryview(bytearray(2 * len(rest)))
         self._memory[: len(rest)] = rest
         self._start, self._stop = 0, len(rest)
 

@@ -57,6 +57,11 @@ class Stream:
         """Whether bytes are queued that the operating system has not taken yet."""
         return bool(self._unsent)
 
+    @property
+    def unsent(self) -> int:
+        """Number of parts that are queued."""
+        return len(self._unsent)
+
     def send(self, parts: Sequence[memoryview]) -> None:
         """Start to send bytes, which must not change until they have arrived; any thread may use this."""
         with self._lock:
