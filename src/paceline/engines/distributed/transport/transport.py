@@ -8,7 +8,6 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cached_property
 from math import ceil
 from typing import Any
@@ -210,6 +209,9 @@ def _raise_file_limit() -> None:
     """Allow this process as many open files as the operating system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with suppress(OSError, ValueError):
+        try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:  # some systems report a hard limit that they do not grant
+            LOG.info("the limit of open files stays at %d: %s", soft, error)
+        else:
             LOG.info("raised the limit of open files from %d to %d", soft, hard)
