@@ -155,6 +155,7 @@ class Relay:
     Attributes:
         address: address to give to the client.
         seen: bytes that have passed: of the clients, and of the server.
+        recorded: bytes of each client.
     """
 
     def __init__(self, target, change=None):
@@ -163,6 +164,7 @@ class Relay:
         self._sock = socket.create_server(("127.0.0.1", 0))
         self.address = self._sock.getsockname()
         self.seen = [bytearray(), bytearray()]
+        self.recorded = []
         self._others = {}
         self._wake, self._waked = socket.socketpair()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -193,15 +195,17 @@ class Relay:
         except OSError:  # the server does not listen yet
             client.close()
             return
+        self.recorded.append(bytearray())
         for sock, other, side in ((client, server, 0), (server, client, 1)):
-            self._others[sock] = (other, side)
+            self._others[sock] = (other, side, self.recorded[-1])
             selector.register(sock, selectors.EVENT_READ)
 
     def _pass_on(self, selector, sock):
-        other, side = self._others[sock]
+        other, side, recorded = self._others[sock]
         try:
             content = sock.recv(1 << 16)
             self.seen[side] += content
+            recorded += content if side == 0 else b""
             if content and side == 0 and self._change is not None:
                 content = self._change(content)
             other.sendall(content)

@@ -66,6 +66,7 @@ BYTES = {
     "many dimensions": state("uint8", [2**63 - 1] * 1000),
     "a function for a dtype": state("load", [1]),
     "a module for a dtype": state("_dynamo", [1]),
+    "a state": state("uint8", [10]),
     "negative lengths": state("uint8", [-1, -1]),
     "a message of rank 0": packed("Accepted", 7),
     "a task before the greeting": packed("RemoteTask", 1, 1, True, 0.0, None, None),

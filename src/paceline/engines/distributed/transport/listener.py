@@ -139,6 +139,9 @@ class Listener:
         candidate = Candidate(sock, str(address[0]))
         self._candidates[candidate] = None
         self._wait(candidate, READ)
+        with suppress(OSError):
+            sock.recv(1, socket.MSG_PEEK)
+            self._advance(candidate)  # now, so that it is not silent when the next socket is accepted
 
     def _pause_accept(self, error: OSError) -> None:
         """Make room, and try again soon; the connections of the run go on meanwhile."""
