@@ -28,7 +28,7 @@ from tcp_threads import ranks
 from this_process import wait_until
 from tiny_jobs import tiny_job
 
-NESTED = 300
+NESTED = 950
 HELLO = Hello("attacker", 0, {})
 
 
@@ -44,10 +44,10 @@ def nested(depth):
     return value
 
 
-def state(dtype, shape, name="End"):
+def state(dtype, shape):
     """Return an end of the run with a tensor."""
-    rest = ["completed", "", 0.0, False] if name == "End" else ["", 1]
-    return packed(name, *rest, {"final": [dtype, shape]}) + packed(name, {"final": [dtype, shape]}, *rest)
+    content = msgspec.msgpack.encode(End("completed", "", tensors={"final": [dtype, shape]}))
+    return MESSAGE.pack(len(content), 0, 0) + content
 
 
 BYTES = {
@@ -219,6 +219,17 @@ def test_buckets_that_do_not_fit_their_memory_end_the_connection(kind, hello, ca
 
     assert [worker for worker, _ in lost(attacked(attack))] == [hello[0].worker] * 2
     assert "Traceback" not in caplog.text
+
+
+def test_a_worker_sends_no_state(hello):
+    def attack(connect):
+        connection = connect()
+        connection.send(hello[0])
+        assert isinstance(connection.recv(LIMIT_S), Accepted)
+        send_raw(connection, state("uint8", [10]))
+        assert is_ended(connection)
+
+    assert "tensors from a process that may not send a state" in lost(attacked(attack))[-1][1]
 
 
 def test_messages_for_other_receivers_are_ignored(hello):
