@@ -28,7 +28,7 @@ from tcp_threads import ranks
 from this_process import wait_until
 from tiny_jobs import tiny_job
 
-NESTED = 950
+NESTED = 300
 HELLO = Hello("attacker", 0, {})
 
 
