@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -11,10 +12,14 @@ T = TypeVar("T")
 
 
 class EventQueue(Generic[T]):
-    """Queue with a file descriptor that is readable while the queue holds an event."""
+    """Queue with a file descriptor that is readable while the queue holds an event.
+
+    The pipe holds one byte then, however many events there are, so that `put` never blocks.
+    """
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
+        self._changed = threading.Condition()
         self._reader, self._writer = os.pipe()
 
     def fileno(self) -> int:
@@ -23,21 +28,29 @@ class EventQueue(Generic[T]):
 
     def put(self, item: T) -> None:
         """Add an event; thread-safe."""
-        self._items.append(item)
-        os.write(self._writer, b"x")
+        with self._changed:
+            self._items.append(item)
+            if len(self._items) == 1:
+                os.write(self._writer, b"x")
+            self._changed.notify()
 
     def get(self) -> T:
         """Remove and return the oldest event; wait for one if the queue is empty."""
-        os.read(self._reader, 1)
-        return self._items.popleft()
+        return self.get_first(lambda item: True)
 
     def get_first(self, is_wanted: Callable[[T], bool]) -> T:
         """Remove and return the first event that is wanted, or wait for it; all others stay in their order."""
-        others: list[T] = []
-        while not is_wanted(item := self.get()):
-            others.append(item)
-        self._items.extendleft(reversed(others))
-        os.write(self._writer, b"x" * len(others))
+        unwanted = 0  # events at the front that are not wanted
+        with self._changed:
+            while unwanted == len(self._items) or not is_wanted(self._items[unwanted]):
+                if unwanted == len(self._items):
+                    self._changed.wait()
+                else:
+                    unwanted += 1
+            item = self._items[unwanted]
+            del self._items[unwanted]
+            if not self._items:
+                os.read(self._reader, 1)
         return item
 
     @property
