@@ -45,6 +45,7 @@ def main() -> None:
     for line in lines:
         line.close()
     kind.close()
+    os._exit(0)  # gloo aborts a process whose threads still wait
 
 
 # --- connections of both kinds ---------------------------------------------------------------------------------------
