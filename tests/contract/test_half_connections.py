@@ -1,5 +1,6 @@
 """A connection whose other side is a raw socket: closed at any byte, garbage, silence, and a slow reader."""
 
+import queue
 import socket
 from contextlib import suppress
 from itertools import accumulate
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connected_sides import Listening, buffers, filled, raw_peer, tcp_pair
+from connected_sides import SOON_S, Listening, buffers, filled, raw_peer, tcp_pair
 from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.messages import InitShard
 from paceline.engines.distributed.transport.readers import MAX_MESSAGE_BYTES, MESSAGE, SMALL_BYTES, STATE, TENSOR
@@ -164,6 +165,28 @@ def test_a_transfer_of_five_timeouts_is_not_taken_for_death():
             control.sendall(message(HeartbeatAnswer()))
         assert listening.ends.empty()
         assert connection._data.is_sending
+
+
+def test_a_tensor_that_still_comes_after_the_end_of_the_control_socket_is_received():
+    """As over a slow link, when the other process has sent all and has ended."""
+    size = 400
+    with pytest.MonkeyPatch.context() as patch, raw_peer() as (connection, control, data):
+        patch.setattr("paceline.engines.distributed.transport.connection.CLOSING_S", 0.05)
+        connection.post_buckets(buffers(size))
+        listening = Listening(connection)
+        control.sendall(message(TASK, 1))
+        control.close()
+        checks = queue.SimpleQueue()
+        check = connection._end_if_silent
+        patch.setattr(connection, "_end_if_silent", lambda *arguments: (checks.put(None), check(*arguments)))
+        content = tensor(0, bytes(filled(size, 1).tolist()))
+        for start in range(0, len(content), 100):
+            data.sendall(content[start : start + 100])
+            if start:
+                checks.get(timeout=SOON_S)
+        data.close()
+        assert listening.end()
+        assert listening.rest() == [TASK]
 
 
 def test_a_fast_sender_of_messages_waits_for_a_slow_receiver():

@@ -37,7 +37,7 @@ MAX_STATE_BYTES = 1 << 40
 MAX_DIMENSIONS = 64
 MAX_WAITING = 1024  # messages that wait for tensors, or for `recv`; a faster sender has to wait
 HEARTBEAT_CHECKS = 12  # per timeout; a pause of this process counts as one check
-CLOSING_S = 1.0  # for the second socket to end after the first one
+CLOSING_S = 0.3  # without a byte on the second socket after the end of the first one
 CLOSED = "the connection was closed by this process"
 
 OnMessage = Callable[[Message, float, float], None]
@@ -99,6 +99,7 @@ class Connection:
         self._loop = loop
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._idle_checks = 0  # in a row
+        self._bytes_calls = 0  # number of times that bytes have come
         self._send_lock = threading.Lock()  # keeps the order of messages and tensors
         self._tensors_sent = 0
         self._arrived: deque[ArrivedMessage] = deque()
@@ -203,7 +204,14 @@ class Connection:
         elif is_control and not self._arrived:
             self.end(reason)
         else:
-            self._loop.call_later(CLOSING_S, lambda: self.end(reason))
+            self._loop.call_later(CLOSING_S, lambda: self._end_if_silent(reason, self._bytes_calls))
+
+    def _end_if_silent(self, reason: str, bytes_calls: int) -> None:
+        """End the connection unless bytes have come meanwhile, of a tensor for which a message waits."""
+        if bytes_calls == self._bytes_calls:
+            self.end(reason)
+        else:
+            self._loop.call_later(CLOSING_S, lambda: self._end_if_silent(reason, self._bytes_calls))
 
     def is_full(self) -> bool:
         """Return whether no further message is read for now."""
@@ -243,6 +251,7 @@ class Connection:
     def on_bytes(self) -> None:
         """Record that the other process is alive."""
         self._idle_checks = 0
+        self._bytes_calls += 1
 
     def _bucket(self, number: int, nbytes: int) -> memoryview:
         if number >= len(self._buffers):
