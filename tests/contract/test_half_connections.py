@@ -171,22 +171,24 @@ def test_a_tensor_that_still_comes_after_the_end_of_the_control_socket_is_receiv
     """As over a slow link, when the other process has sent all and has ended."""
     size = 400
     with pytest.MonkeyPatch.context() as patch, raw_peer() as (connection, control, data):
-        patch.setattr("paceline.engines.distributed.transport.connection.CLOSING_S", 0.05)
         connection.post_buckets(buffers(size))
         listening = Listening(connection)
+        listening.flush()
+        checks = queue.SimpleQueue()
+        patch.setattr(connection._loop, "call_later", lambda delay_s, check: checks.put(check))
         control.sendall(message(TASK, 1))
         control.close()
-        checks = queue.SimpleQueue()
-        check = connection._end_if_silent
-        patch.setattr(connection, "_end_if_silent", lambda *arguments: (checks.put(None), check(*arguments)))
+        check = checks.get(timeout=SOON_S)
         content = tensor(0, bytes(filled(size, 1).tolist()))
         for start in range(0, len(content), 100):
             data.sendall(content[start : start + 100])
-            if start:
-                checks.get(timeout=SOON_S)
-        data.close()
-        assert listening.end()
-        assert listening.rest() == [TASK]
+            listening.flush()
+            assert listening.ends.empty()
+            connection._loop.call(check)
+            check = checks.get(timeout=SOON_S)
+        assert listening.next() == [TASK]
+        connection._loop.call(check)  # without a byte since the one before
+        assert "closed" in listening.end()
 
 
 def test_a_fast_sender_of_messages_waits_for_a_slow_receiver():

@@ -204,14 +204,19 @@ class Connection:
         elif is_control and not self._arrived:
             self.end(reason)
         else:
-            self._loop.call_later(CLOSING_S, lambda: self._end_if_silent(reason, self._bytes_calls))
+            self._end_when_silent(reason)
 
-    def _end_if_silent(self, reason: str, bytes_calls: int) -> None:
-        """End the connection unless bytes have come meanwhile, of a tensor for which a message waits."""
-        if bytes_calls == self._bytes_calls:
-            self.end(reason)
-        else:
-            self._loop.call_later(CLOSING_S, lambda: self._end_if_silent(reason, self._bytes_calls))
+    def _end_when_silent(self, reason: str) -> None:
+        """End the connection when no byte has come for some time, of a tensor for which a message waits."""
+        before = self._bytes_calls
+
+        def check() -> None:
+            if self._bytes_calls == before:
+                self.end(reason)
+            else:
+                self._end_when_silent(reason)
+
+        self._loop.call_later(CLOSING_S, check)
 
     def is_full(self) -> bool:
         """Return whether no further message is read for now."""
