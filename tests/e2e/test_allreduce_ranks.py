@@ -107,6 +107,7 @@ def test_a_killed_rank_is_named_by_all_others_at_once():
         assert time.monotonic() - begun_s < 5.0
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_those_who_are_left_go_on_and_one_that_comes_later_takes_part():
     slow = pl.Cluster(3, timing=pl.Deterministic(0.02))

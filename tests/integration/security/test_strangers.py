@@ -64,6 +64,7 @@ def test_a_process_of_the_job_is_in_beside_200_strangers(protection, strangers, 
         wait_until(lambda: len(server.connections) == 1 + ATTEMPTS)
 
 
+@pytest.mark.slow
 def test_200_strangers_that_send_a_byte_a_second_are_closed(strangers, caplog):
     with serving(security(encrypt=True)) as server:
         strangers += [server.dial() for _ in range(STRANGERS)]

@@ -86,6 +86,7 @@ def test_a_resumed_run_is_bit_identical(changes, tmp_path):
     assert torch.equal(trained(job, "k_sync(k=2)", resume=tmp_path / "run"), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_local_workers_are_bit_identical():
     ours = trained(noisy_job(loader_workers=1), cluster=pl.LocalCluster(1))
