@@ -76,7 +76,10 @@ def test_a_socket_is_watched_for_other_events_or_not_at_all(loop):
     heard = queue.SimpleQueue()
     first, second = (lambda: heard.put((1, ours.recv(1)))), (lambda: heard.put((2, ours.recv(1))))
     for handler, events in ((first, EVENT_READ), (second, EVENT_READ), (second, 0)):
+        is_watched = threading.Event()
         loop.call(lambda handler=handler, events=events: loop.watch(ours, events, handler))
+        loop.call(is_watched.set)
+        assert is_watched.wait(LIMIT_S)
         theirs.send(b"x")
         if events:
             assert heard.get(timeout=LIMIT_S) == (1 if handler is first else 2, b"x")
