@@ -30,7 +30,7 @@ from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
 Address = tuple[str, int]
-BUFFER_BYTES = 1 << 20  # of a socket, each way; the kernel doubles it. Larger ones do not fit into caches
+BUFFER_BYTES = 1 << 20  # of a socket, each way; the kernel doubles it
 BACKLOG = 1024
 
 
