@@ -1,14 +1,14 @@
 """Settings of all tests, and what a test may cost."""
 
+import gc
+import logging
 import multiprocessing.forkserver
 import multiprocessing.process
 import os
 import signal
 import subprocess
 import time
-from contextlib import suppress
 
-import psutil
 import pytest
 import torch
 from hypothesis import settings
@@ -21,6 +21,11 @@ settings.load_profile("paceline")
 
 # The test processes already share the cores; more threads in each only wait for one another.
 torch.set_num_threads(1)
+
+# Pytest attaches its handlers to each logger that does not propagate, six times a test: torch has forty of them.
+for name in list(logging.root.manager.loggerDict):
+    if name.partition(".")[0] == "torch":
+        logging.getLogger(name).propagate = True
 
 # A shell that starts a command in the background lets it ignore SIGINT, which every process started by it inherits.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -64,6 +69,16 @@ def pytest_addoption(parser):
     )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """Exclude modules and tests, which live as long as this process, from garbage collection."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
+
+
 def pytest_collection_modifyitems(items):
     marked = [item for item in items if item.get_closest_marker("processes") and not item.get_closest_marker("slow")]
     if len(marked) > MOST_WITH_PROCESSES:
@@ -71,14 +86,9 @@ def pytest_collection_modifyitems(items):
 
 
 def processor_s():
-    """Return the processor time of this process and of the children that have ended, its own and the fork server's."""
+    """Return the processor time of this process and of its children that have ended."""
     times = os.times()
-    taken_s = times.user + times.system + times.children_user + times.children_system
-    server = multiprocessing.forkserver._forkserver._forkserver_pid
-    if server is not None:
-        with suppress(psutil.Error):
-            taken_s += sum(psutil.Process(server).cpu_times()[2:4])
-    return taken_s
+    return times.user + times.system + times.children_user + times.children_system
 
 
 @pytest.fixture(autouse=True)
