@@ -25,6 +25,8 @@ def __getattr__(name: str) -> object:
     try:
         return _load(name)
     except AttributeError as error:
+        if name.startswith("_"):  # of Python's or of a tool that inspects the module
+            raise
         from difflib import get_close_matches
 
         near = get_close_matches(name, __all__, n=1)
