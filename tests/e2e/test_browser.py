@@ -213,7 +213,8 @@ def test_a_band_tells_its_smallest_and_largest_value(open_page, folder, tmp_path
 def test_the_timeline_zooms_and_pans_and_comes_back(open_page, folder, tmp_path):
     page = open_page([folder / "switch"], tmp_path)
     canvas, view = page.locator("#timeline canvas"), page.locator("#view")
-    whole, drawn = view.inner_text(), picture(page, "timeline")
+    drawn = picture(page, "timeline")  # which waits until the chart has been drawn, and the view named
+    whole = view.inner_text()
     views = [whole]
 
     def changed():
