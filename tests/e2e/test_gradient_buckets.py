@@ -1,8 +1,10 @@
-"""Real ranks whose gradients leave during the backward pass: the same numbers, also where it is interrupted."""
+"""Ranks whose gradients leave during the backward pass: the same numbers, also where it is interrupted."""
 
 import pytest
 import torch
 
+import rank_threads
+import ranks
 from end_when import EndWhen
 from paceline.core.records import GradientArrived
 from paceline.engines.distributed.transport.buckets import BUCKET_BYTES
@@ -11,7 +13,6 @@ from paceline.engines.distributed.transport.messages import decode
 from paceline.engines.distributed.transport.task_messages import GradientStarted, RemoteTaskCancelled
 from paceline.worker.replica import Replica
 from pausing_job import large_job, sgd_over
-from ranks import run
 from tiny_jobs import tiny_job
 
 
@@ -29,9 +30,16 @@ def heard(monkeypatch):
     return messages
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(("protocol", "n"), [pytest.param("bsp", 1, marks=pytest.mark.slow), ("k_sync(k=1)", 2)])
-def test_every_gradient_is_that_of_its_minibatch(protocol, n, heard):
+@pytest.mark.parametrize(
+    ("protocol", "n", "run"),
+    [
+        ("k_sync(k=1)", 2, rank_threads.run),
+        pytest.param("k_sync(k=1)", 2, ranks.run, marks=pytest.mark.slow),
+        pytest.param("bsp", 1, ranks.run, marks=pytest.mark.slow),
+    ],
+    ids=["threads", "processes", "one worker"],
+)
+def test_every_gradient_is_that_of_its_minibatch(protocol, n, run, heard):
     def is_enough(seen):
         sent_early = {message.draw for message in heard if isinstance(message, GradientStarted)}
         is_interrupted = any(
@@ -50,6 +58,6 @@ def test_every_gradient_is_that_of_its_minibatch(protocol, n, heard):
 
 @pytest.mark.slow
 def test_a_short_gradient_goes_at_once(heard):
-    run(2, tiny_job(), protocol="bsp", stop="updates=5")
+    ranks.run(2, tiny_job(), protocol="bsp", stop="updates=5")
     assert not any(isinstance(message, GradientStarted) for message in heard)
     assert Replica(tiny_job(), 1, 1).layout.nbytes < BUCKET_BYTES

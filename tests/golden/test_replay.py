@@ -13,7 +13,7 @@ from selections import each_value_once
 from tiny_controllers import RandomWalk
 from tiny_jobs import dataset, tiny_job
 
-SLOWNESS = pl.Cluster(4, timing=[*[pl.Exponential(0.001)] * 3, pl.Exponential(0.02)])
+SLOWNESS = pl.Cluster(4, timing=[*[pl.Exponential(0.001)] * 3, pl.Exponential(0.01)])
 WALK = pl.k_async(k=2).controlled_by(RandomWalk(3, 4))
 DYING = [pl.Fault(1, 3, back_after_s=2.0), pl.Fault(2, 5), pl.Fault(3, 4, kind="not_finite"), pl.Fault(0, 6, "hang")]
 
@@ -24,7 +24,7 @@ def simulated(protocol="k_batch_async(k=3)", stop="updates=30", faults=(), **opt
     return pl.train(job, protocol=protocol, cluster=cluster, stop=stop, evaluate_every="updates=9", **options)
 
 
-def real(protocol="k_sync(k=3)", stop="updates=60", **options):
+def real(protocol="k_sync(k=3)", stop="updates=40", **options):
     cluster = pl.LocalCluster(4, slowness=SLOWNESS)
     return pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop=stop, **options)
 
@@ -73,7 +73,7 @@ ALOOF = "bsp + elastic(window=1, consecutive=1)@updates=40 >> asp"
 
 @pytest.mark.parametrize(
     "protocol",
-    ["bsp", "k_sync(k=3)", "k_batch_async(k=3)@updates=20 >> asp", "dbw", pytest.param(ALOOF, marks=pytest.mark.slow)],
+    ["bsp", "k_sync(k=3)", "k_batch_async(k=3)@updates=15 >> asp", "dbw", pytest.param(ALOOF, marks=pytest.mark.slow)],
 )
 def test_real(protocol, tmp_path):
     real(protocol, out=tmp_path / "run")
@@ -92,10 +92,10 @@ def test_resumed_run(tmp_path):
     real(stop="seconds=0.2,updates=30", resume=tmp_path / "run")
     real(resume=tmp_path / "run")
     found = pl.replay(tmp_path / "run")
-    assert (found.difference, found.updates) == ("", 60)
+    assert (found.difference, found.updates) == ("", 40)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_server_with_a_service_time(seed, tmp_path):
     busy = pl.Cluster(4, timing=pl.Exponential(1.0), server=pl.ServerTime(update_s=0.3, gradient_s=0.05))
     plan = "k_async(k=2)@seconds=6 >> asp"

@@ -40,16 +40,16 @@ def assert_is_simulation(ends, job, n, **settings):
 @pytest.mark.parametrize(("protocol", "n"), [("bsp", 1), ("asp", 1), ("bsp", 3), ("k_sync(k=3)", 3)])
 def test_ranks_reach_the_parameters_of_the_simulation(protocol, n):
     job = tiny_job(model=batch_norm_net)
-    settings = {"protocol": protocol, "stop": "updates=40"}
+    settings = {"protocol": protocol, "stop": "updates=15"}
     assert_is_simulation(run(n + 1, job, **settings), job, n, **settings)
 
 
 def test_a_schedule_and_parameters_without_decay_are_those_of_the_simulation():
-    schedule = pl.LinearSchedule(check_every="gradients=12", total="gradients=120")
+    schedule = pl.LinearSchedule(check_every="gradients=12", total="gradients=60")
     job = tiny_job(model=batch_norm_net, schedule=schedule, no_decay_on=pl.BATCH_NORMS)
-    ends = run(4, job, protocol="bsp", stop="updates=40")
-    assert_is_simulation(ends, job, 3, protocol="bsp", stop="updates=40")
-    assert [len(end.records) > 40 for end in ends] == [True, False, False, False]
+    ends = run(4, job, protocol="bsp", stop="updates=20")
+    assert_is_simulation(ends, job, 3, protocol="bsp", stop="updates=20")
+    assert [len(end.records) > 20 for end in ends] == [True, False, False, False]
 
 
 SIMPLER = {"bsp", "backup", "pull", "k_batch_sync", "k_async", "asp", "ringmaster", "b_dbw"}  # others have their parts
@@ -63,14 +63,14 @@ SIMPLER = {"bsp", "backup", "pull", "k_batch_sync", "k_async", "asp", "ringmaste
     ],
 )
 def test_every_protocol_runs_and_replays(protocol, tmp_path):
-    ends = run(4, tiny_job(), protocol=protocol, stop="updates=60", out=tmp_path / "run")
+    ends = run(4, tiny_job(), protocol=protocol, stop="updates=30", out=tmp_path / "run")
     assert [end.stopped_by for end in ends] == ["updates"] * 4
     assert pl.replay(tmp_path / "run").is_same
 
 
 @pytest.mark.parametrize("protocol", ["asp + dc_asgd(lambda0=0.04)", "k_async(k=2) + staleness_weight"])
 def test_stale_gradients_are_compensated(protocol):
-    [end, *_] = run(4, tiny_job(), protocol=protocol, stop="updates=60")
+    [end, *_] = run(4, tiny_job(), protocol=protocol, stop="updates=30")
     assert any(record.compensations for record in end.of(GradientArrived))
 
 
@@ -223,9 +223,9 @@ def test_workers_end_when_rank_0_is_killed(protocol):
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path):
     job = tiny_job(model=batch_norm_net)
-    run(4, job, protocol="bsp", stop="updates=15", out=tmp_path / "run")
-    [end, *_] = run(4, job, protocol="bsp", stop="updates=40", resume=tmp_path / "run")
-    assert_is_simulation([end], job, 3, protocol="bsp", stop="updates=40")
+    run(4, job, protocol="bsp", stop="updates=7", out=tmp_path / "run")
+    [end, *_] = run(4, job, protocol="bsp", stop="updates=15", resume=tmp_path / "run")
+    assert_is_simulation([end], job, 3, protocol="bsp", stop="updates=15")
     assert pl.replay(tmp_path / "run").is_same
 
 

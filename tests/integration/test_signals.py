@@ -80,8 +80,8 @@ def test_kill_9_of_the_parent_leaves_no_process(running):
     assert events[-1]["event"] != "run_ended"
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_and_saves_the_model(running, number):
     process, descendants, log = running
     if number == signal.SIGINT:

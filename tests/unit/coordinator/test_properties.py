@@ -135,7 +135,6 @@ def an_update_is_made_soon(checker):
     return False
 
 
-@settings(max_examples=150)
 @given(data=st.data(), n=workers, steps=happenings)
 def test_invariants_hold_and_updates_continue_under_any_plan(data, n, steps):
     plan, known = data.draw(plans(n))
@@ -148,6 +147,7 @@ def test_invariants_hold_and_updates_continue_under_any_plan(data, n, steps):
     assert checker.stopped or an_update_is_made_soon(checker)
 
 
+@settings(max_examples=60)
 @given(data=st.data(), n=workers, steps=happenings)
 def test_invariants_hold_and_updates_continue_under_any_controllers(data, n, steps):
     protocol = data.draw(protocols(n, "first"))
@@ -176,6 +176,7 @@ def test_invariants_hold_and_updates_continue_under_any_controllers(data, n, ste
     assert an_update_is_made_soon(checker)
 
 
+@settings(max_examples=40)
 @given(data=st.data(), n=workers, steps=happenings)
 def test_the_same_events_are_answered_by_the_same_commands(data, n, steps):
     plan, known = data.draw(plans(n))
@@ -186,7 +187,7 @@ def test_the_same_events_are_answered_by_the_same_commands(data, n, steps):
     assert one.commands == other.commands
 
 
-@settings(max_examples=125)
+@settings(max_examples=100)
 @given(data=st.data(), n=workers, steps=happenings)
 def test_the_coordinator_equals_the_naive_one_of_the_design_page(data, n, steps):
     plan, known = data.draw(plans(n, units=("updates",)))
