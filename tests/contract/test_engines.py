@@ -20,7 +20,7 @@ CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
 EXACT = 1e-12
 
 
-def trained(protocol, cluster=CLUSTER, updates=30, **changes):
+def trained(protocol, cluster=CLUSTER, updates=15, **changes):
     return pl.train(tiny_job(**changes), protocol=protocol, cluster=cluster, stop=pl.Stop(updates=updates), seed=3)
 
 
@@ -39,7 +39,7 @@ def decisions(result):
 )
 def test_bsp_is_a_plain_loop_over_the_same_minibatches(make_cluster, n):
     result = trained(pl.bsp(), make_cluster(n))
-    plain = plain_loop(tiny_job(), seed=3, n=n, updates=30)
+    plain = plain_loop(tiny_job(), seed=3, n=n, updates=15)
     assert largest_relative_difference(parameters_of(result.model), parameters_of(plain)) < EXACT
 
 
@@ -59,7 +59,7 @@ def test_one_gradient_of_any_staleness_is_asp(protocol):
 @pytest.mark.parametrize("protocol", [pl.bsp(), pl.asp(), pl.k_sync(k=1), pl.ringmaster(r=1, stops=True)], ids=str)
 def test_one_worker_is_sgd(protocol):
     result = trained(protocol, pl.Cluster(1))
-    plain = plain_loop(tiny_job(), seed=3, n=1, updates=30)
+    plain = plain_loop(tiny_job(), seed=3, n=1, updates=15)
     assert largest_relative_difference(parameters_of(result.model), parameters_of(plain)) < EXACT
 
 
@@ -67,7 +67,7 @@ def test_runs_are_determined_by_the_seed():
     first, again = trained(pl.k_async(k=2)), trained(pl.k_async(k=2))
     assert decisions(first) == decisions(again)
     assert torch.equal(parameters_of(first.model), parameters_of(again.model))
-    other = pl.train(tiny_job(), protocol=pl.k_async(k=2), cluster=CLUSTER, stop=pl.Stop(updates=30), seed=4)
+    other = pl.train(tiny_job(), protocol=pl.k_async(k=2), cluster=CLUSTER, stop=pl.Stop(updates=15), seed=4)
     assert decisions(other) != decisions(first)
 
 
@@ -94,7 +94,7 @@ def pieces(job, seed, n, protocol, updates):
     ids=str,
 )
 def test_two_engines_with_the_same_arrivals_produce_the_same_run(protocol):
-    job, n, seed, updates = tiny_job(model=batch_norm_net), 3, 5, 40
+    job, n, seed, updates = tiny_job(model=batch_norm_net), 3, 5, 20
     coordinator, local_server, layout = pieces(job, seed, n, protocol, updates)
     events, local_commands = [], []
 

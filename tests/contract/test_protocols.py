@@ -15,7 +15,7 @@ from paceline.protocols.protocol import as_plan
 
 ALL = [*TABLE, *WITHOUT_SERVER]
 N = 5
-UPDATES = 100
+UPDATES = 60
 
 DISTRIBUTIONS = {
     "all alike": lambda worker, draw: 1.0,

@@ -75,7 +75,7 @@ def test_empty_sections_are_omitted(tmp_path):
 
 def test_of_many_stragglers_the_slowest_are_named_and_the_others_counted(tmp_path):
     cluster = pl.Cluster(12, pl.Deterministic(1.0), speed=[1.0] * 7 + [1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6])
-    found = sentences(tmp_path, "asp", cluster=cluster, updates=400)
+    found = sentences(tmp_path, "asp", cluster=cluster, updates=250)
     assert [sentence.split(" x ")[0] for sentence in found] == [
         *(f"worker {worker} was {worker - 5}.0" for worker in (11, 10, 9, 8)),
         "1 more worker was a straggler",

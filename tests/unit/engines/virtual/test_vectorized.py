@@ -125,7 +125,7 @@ def a_fleet_does_what_the_coordinator_does(data):
         assert by_fleet(kind, *args) == expected
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_the_vectorized_simulation_equals_the_coordinator(data):
     a_fleet_does_what_the_coordinator_does(data)

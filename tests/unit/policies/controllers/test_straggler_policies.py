@@ -178,9 +178,14 @@ def test_detection_reports_stragglers_under_any_protocol_and_changes_nothing(pro
     assert watched.time_s == run(protocol, cluster, stop="gradients=160").time_s
 
 
-def test_greedy_is_asynchronous_while_there_is_a_straggler():
-    result = run("bsp + greedy@50% >> asp", slow_while([(1, 10, 30)]))
-    protocols = [r.reason for r in result.history.of(DecisionMade) if r.kind == "protocol"]
+@pytest.fixture(scope="module")
+def greedy():
+    """Run with greedy in its first half, and a straggler meanwhile."""
+    return run("bsp + greedy@50% >> asp", slow_while([(1, 10, 30)]))
+
+
+def test_greedy_is_asynchronous_while_there_is_a_straggler(greedy):
+    protocols = [r.reason for r in greedy.history.of(DecisionMade) if r.kind == "protocol"]
     assert protocols == [
         "bsp: the run begins",
         "asp: worker 1 fell behind",
@@ -189,10 +194,9 @@ def test_greedy_is_asynchronous_while_there_is_a_straggler():
     ]
 
 
-def test_greedy_completes_the_share_of_bsp():
-    result = run("bsp + greedy@50% >> asp", slow_while([(1, 10, 30)]))
-    *_, back, after = [r.now_s for r in result.history.of(DecisionMade) if r.kind == "protocol"]
-    updates = result.history.of(UpdateMade)
+def test_greedy_completes_the_share_of_bsp(greedy):
+    *_, back, after = [r.now_s for r in greedy.history.of(DecisionMade) if r.kind == "protocol"]
+    updates = greedy.history.of(UpdateMade)
     synchronous = [u.k for u in updates if u.reason == "every live worker has contributed"]
     assert 200 <= sum(synchronous) < 200 + 4
     assert any(u.k == 1 and u.now_s < back for u in updates)
@@ -206,7 +210,7 @@ def test_with_two_stragglers_that_overlap_greedy_switches_once():
 
 
 def test_elastic_excludes_stragglers_and_readmits_them_after_fast_probes():
-    result = run("bsp + elastic", slow_while([(1, 10, 60), (2, 10, 90)], n=8), stop="seconds=120")
+    result = run("bsp + elastic", slow_while([(1, 10, 30), (2, 10, 50)], n=8), stop="seconds=70")
     assert decided(result, "set_aside", "take_back") == [
         ("set_aside", 1),
         ("set_aside", 2),
@@ -216,8 +220,8 @@ def test_elastic_excludes_stragglers_and_readmits_them_after_fast_probes():
     by_k = {u.k for u in result.history.of(UpdateMade)}
     assert by_k == {6, 7, 8}
     back_s = {r.worker: r.now_s for r in result.history.of(DecisionMade) if r.kind == "take_back"}
-    assert 60 < back_s[1] < 70
-    assert 90 < back_s[2] < 100
+    assert 30 < back_s[1] < 40
+    assert 50 < back_s[2] < 60
 
 
 def test_batch_and_learning_rate_follow_the_remaining_workers():
@@ -271,7 +275,7 @@ def test_the_exclusion_with_the_highest_throughput_is_chosen(throughput, straggl
 
 def test_a_straggler_is_reported_as_persistent_once():
     for policy in ("stragglers", "greedy", "elastic"):
-        result = run(f"bsp + {policy}(persistent_s=20)", slow_while([(3, 5, 1000)], factor=3), stop="seconds=70")
+        result = run(f"bsp + {policy}(persistent_s=20)", slow_while([(3, 5, 1000)], factor=3), stop="seconds=52")
         [persistent] = [r for r in result.history.of(DecisionMade) if r.kind == "persistent"]
         assert persistent.worker == 3
         assert 25 < persistent.now_s < 50
