@@ -10,7 +10,6 @@ import subprocess
 import time
 
 import pytest
-import torch
 from hypothesis import settings
 
 # A busy machine is no failure, and what was not changed fails today if it failed yesterday: `make explore` tries new
@@ -18,14 +17,6 @@ from hypothesis import settings
 settings.register_profile("paceline", deadline=None, derandomize=True)
 settings.register_profile("exploring", deadline=None, max_examples=300)
 settings.load_profile("paceline")
-
-# The test processes already share the cores; more threads in each only wait for one another.
-torch.set_num_threads(1)
-
-# Pytest attaches its handlers to each logger that does not propagate, six times a test: torch has forty of them.
-for name in list(logging.root.manager.loggerDict):
-    if name.partition(".")[0] == "torch":
-        logging.getLogger(name).propagate = True
 
 # A shell that starts a command in the background lets it ignore SIGINT, which every process started by it inherits.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -79,7 +70,19 @@ def pytest_collection(session):
     return result
 
 
+def configure_torch():
+    """Configure torch for many test processes with many short tests."""
+    import torch  # not by the process that only distributes the tests
+
+    torch.set_num_threads(1)  # the test processes already share the cores; more threads only wait for one another
+    # Pytest attaches its handlers to each logger that does not propagate, six times a test: torch has forty of them.
+    for name in list(logging.root.manager.loggerDict):
+        if name.partition(".")[0] == "torch":
+            logging.getLogger(name).propagate = True
+
+
 def pytest_collection_modifyitems(items):
+    configure_torch()
     marked = [item for item in items if item.get_closest_marker("processes") and not item.get_closest_marker("slow")]
     if len(marked) > MOST_WITH_PROCESSES:
         raise pytest.UsageError(f"{len(marked)} tests are marked processes, at most {MOST_WITH_PROCESSES} may be")
