@@ -21,7 +21,7 @@ PROTOCOLS = ["bsp", "k_sync(k=2)"]
 
 
 def compare(out, protocols=PROTOCOLS, job=None, **changes):
-    options = {"cluster": CLUSTER, "stop": "updates=12", "seeds": 2, "processes": 1, **changes}
+    options = {"cluster": CLUSTER, "stop": "updates=6", "seeds": 2, "processes": 1, **changes}
     return pl.compare(job or tiny_job(), protocols=protocols, out=out, **options)
 
 
@@ -31,7 +31,7 @@ def test_every_run_equals_a_run_of_train(tmp_path, processes):
     assert [(row.protocol, list(row.runs)) for row in comparison.rows] == [("bsp", [0, 1]), ("k_sync(k=2)", [0, 1])]
     for row in comparison.rows:
         for seed, stats in row.runs.items():
-            alone = pl.train(tiny_job(), protocol=row.protocol, cluster=CLUSTER, stop="updates=12", seed=seed)
+            alone = pl.train(tiny_job(), protocol=row.protocol, cluster=CLUSTER, stop="updates=6", seed=seed)
             assert stats == count(alone.history)
     assert sorted(log_states(tmp_path / "all")) == [
         "bsp/seed-0",
@@ -91,7 +91,7 @@ def compared(tmp_path_factory):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"stop": "updates=13"}, "stop Stop(updates=12), now Stop(updates=13)"),
+        ({"stop": "updates=7"}, "stop Stop(updates=6), now Stop(updates=7)"),
         ({"seeds": 3}, "seeds [0, 1], now [0, 1, 2]"),
         (
             {"protocols": ["bsp", "asp"]},
@@ -175,10 +175,10 @@ def test_a_run_without_live_workers_counts_as_failed(tmp_path):
 
 def test_a_run_that_missed_its_target_does_not_count_as_failed(tmp_path):
     display = RecordingDisplay()
-    comparison = compare(tmp_path, stop="loss=0.0001,updates=12", display=display)
+    comparison = compare(tmp_path, stop="loss=0.0001,updates=6", display=display)
     assert comparison.failures == {}
-    assert {reason for _, reason in display.ended} == {"missed loss 0.0001: 12 updates made"}
-    assert "bsp, seeds 0 and 1 missed loss 0.0001: 12 updates made" in comparison.text()
+    assert {reason for _, reason in display.ended} == {"missed loss 0.0001: 6 updates made"}
+    assert "bsp, seeds 0 and 1 missed loss 0.0001: 6 updates made" in comparison.text()
     assert re.search(r"^bsp +missed +- ", comparison.text(), re.MULTILINE)
 
 

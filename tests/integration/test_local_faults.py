@@ -23,7 +23,7 @@ from tiny_controllers import Replacing
 from tiny_jobs import batch_norm_net, tiny_job
 
 
-def run(protocol, faults=(), n=3, updates=60, respawn=False, **settings):
+def run(protocol, faults=(), n=3, updates=30, respawn=False, **settings):
     cluster = pl.LocalCluster(n, faults=faults, respawn=respawn, slowness=settings.pop("slowness", None))
     job = settings.pop("job", tiny_job())
     return pl.train(job, protocol=protocol, cluster=cluster, stop=pl.Stop(updates=updates), seed=1, **settings)

@@ -55,7 +55,7 @@ MANY_DECADES = [
 ]
 
 
-def drawn_times_of_gradients(law, k, n, runs=20_000, seed=0):
+def drawn_times_of_gradients(law, k, n, runs=10_000, seed=0):
     """Return the time of the k-th gradient of each of some runs, drawn without paceline's simulation."""
     draw = np.random.default_rng(seed)
     ready_s = law.quantile(draw.random((runs, n)))
