@@ -22,7 +22,7 @@ EXACT = 1e-12
 @pytest.mark.parametrize("shards", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_bsp_on_shards_is_bsp_of_the_simulation_and_every_rank_has_its_model(shards):
     job = tiny_job(model=batch_norm_net, clip_norm=0.5)
-    settings = {"protocol": "bsp", "stop": "updates=20", "measure_steps": True}
+    settings = {"protocol": "bsp", "stop": "updates=12", "measure_steps": True}
     ends = run(4, job, {"shards": shards}, **settings)
     simulated = pl.train(job, cluster=pl.Cluster(3), seed=1, **settings)
     for end in ends:
@@ -40,7 +40,7 @@ def test_bsp_on_shards_is_bsp_of_the_simulation_and_every_rank_has_its_model(sha
     ],
 )
 def test_protocols_run_on_shards_and_every_rank_has_the_model(protocol):
-    ends = run(4, tiny_job(model=batch_norm_net), {"shards": 3}, protocol=protocol, stop="updates=40")
+    ends = run(4, tiny_job(model=batch_norm_net), {"shards": 3}, protocol=protocol, stop="updates=20")
     assert all(torch.equal(flat(end.parameters), flat(ends[0].parameters)) for end in ends)
     assert {end.stopped_by for end in ends} == {"updates"}
 
@@ -135,8 +135,8 @@ def test_more_shards_than_tensors_are_rejected_by_all_ranks():
 )
 def test_a_run_goes_on_from_its_checkpoint_with_other_shards(before, after, tmp_path):
     job = tiny_job(model=batch_norm_net, clip_norm=0.5)
-    run(4, job, {"shards": before}, protocol="bsp", stop="updates=10", out=tmp_path / "run")
-    [end, *_] = run(4, job, {"shards": after}, protocol="bsp", stop="updates=20", resume=tmp_path / "run")
-    simulated = pl.train(job, protocol="bsp", cluster=pl.Cluster(3), stop="updates=20", seed=1)
+    run(4, job, {"shards": before}, protocol="bsp", stop="updates=6", out=tmp_path / "run")
+    [end, *_] = run(4, job, {"shards": after}, protocol="bsp", stop="updates=12", resume=tmp_path / "run")
+    simulated = pl.train(job, protocol="bsp", cluster=pl.Cluster(3), stop="updates=12", seed=1)
     assert largest_relative_difference(flat(end.parameters), flat(simulated.model.state_dict())) < 1e-9
     assert pl.replay(tmp_path / "run").is_same

@@ -42,7 +42,7 @@ def test_the_other_workers_continue_after_a_worker_fails(protocol, kind):
         tiny_job(),
         protocol=protocol,
         cluster=pl.Cluster(4, pl.Deterministic(1.0), faults=[fault]),
-        stop="updates=40",
+        stop="updates=25",
         worker_timeout_s=10.0,
     )
     made = [record.k for record in run.history.of(pl.UpdateMade)]
@@ -57,7 +57,7 @@ def test_the_other_workers_continue_after_a_worker_fails(protocol, kind):
 @pytest.mark.parametrize(("protocol", "worker"), each_value_once(ALGORITHMS, [1, 3]))
 def test_a_worker_that_rejoins_restarts_from_the_average(protocol, worker):
     cluster = pl.Cluster(4, pl.Deterministic(1.0), faults=[pl.Fault(worker, 3, "die", back_after_s=7.5)])
-    run = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=30")
+    run = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=15")
     assert [record.k for record in run.history.of(pl.UpdateMade)][:14] == [4, 4, *[3] * 8, 4, 4, 4, 4]
     assert run.history.totals.dropped == 0
     assert run.stopped_by is pl.Outcome.UPDATES
