@@ -1,15 +1,23 @@
 """What a connection costs and leaves behind: memory of a slow side, threads, files; its end from any thread."""
 
+import threading
+from contextlib import contextmanager
+
 import psutil
 import pytest
 import torch
 
 from connected_sides import KINDS, Listening, filled, transport_sides
+from paceline.engines.distributed.transport.connection import MAX_WAITING
+from paceline.engines.distributed.transport.messages import Leave
 from paceline.engines.distributed.transport.task_messages import CancelTask, GradientStarted, RemoteTask
 from this_process import in_thread, what_is_open
 
 TASK = RemoteTask(1, 7, True, 0.5)
 LARGE = 3_000_000  # bytes of a bucket that no buffer of the operating system holds
+
+LONG = Leave("x" * 4000)
+FLOOD = 3 * MAX_WAITING  # more than the operating system holds, and the messages for which a side waits
 
 
 @pytest.fixture(params=list(KINDS))
@@ -29,6 +37,40 @@ def test_a_side_without_memory_reads_nothing_and_the_sender_copies_nothing(sides
     at_server.next()
     assert psutil.Process().memory_info().rss - before_bytes < 30_000_000
     assert worker._data.is_sending
+
+
+def test_two_sides_that_flood_each_other_on_both_sockets_do_not_stall():
+    """Both queues are full before either side reads: each must go on to read although it cannot send."""
+    with transport_sides("plain") as sides:
+        buffers_of_both = [[torch.zeros(LARGE, dtype=torch.uint8)] for _ in sides]
+        at_sides = [Listening(side) for side in sides]
+        for side, memory in zip(sides, buffers_of_both, strict=True):
+            side.post_buckets(memory)
+        with paused(*sides):
+            for side in sides:
+                side.send(TASK, [(0, filled(LARGE, 3))])
+                for draw in range(FLOOD):
+                    side.send(LONG)
+                side.send(CancelTask(2))
+            assert min(side._control.unsent for side in sides) > MAX_WAITING
+            assert all(side._data.is_sending for side in sides)
+        for at_side, [memory] in zip(at_sides, buffers_of_both, strict=True):
+            arrived = at_side.next(FLOOD + 2)
+            assert arrived.count(LONG) == FLOOD
+            assert {TASK, CancelTask(2), LONG} == {*arrived}
+            assert memory.eq(3).all()
+
+
+@contextmanager
+def paused(*sides):
+    """Stop the threads of both sides meanwhile."""
+    going_on = threading.Event()
+    for side in sides:
+        side._loop.call(lambda: going_on.wait(20.0))
+    try:
+        yield
+    finally:
+        going_on.set()
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -50,6 +50,11 @@ def state(dtype, shape):
     return MESSAGE.pack(len(content), 0, 0) + content
 
 
+def deep_greeting(depth):
+    content = b"\x94\xa5Hello\xa1a\x00\x81\xa4deep" + b"\x91" * depth + b"\xc0"
+    return MESSAGE.pack(len(content), 0, 0) + content
+
+
 BYTES = {
     "no message": MESSAGE.pack(10, 0, 0) + b"\xc1" * 10,
     "random bytes": b"\x00\x00\x00\x40" + bytes(range(256)),
@@ -61,6 +66,7 @@ BYTES = {
     "wrong types": packed("Hello", 1, "zero", []),
     "a nested value": packed("Hello", "attacker", 0, {"deep": nested(NESTED)}),
     "a deeply nested value": MESSAGE.pack(100_000, 0, 0) + b"\x91" * 100_000,
+    "a greeting with a deeply nested value": deep_greeting(20_000),
     "an absurd tensor": state("float32", [1 << 38]),
     "more than memory": state("uint8", [1 << 62, 4]),
     "many dimensions": state("uint8", [2**63 - 1] * 1000),

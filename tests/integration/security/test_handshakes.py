@@ -1,8 +1,10 @@
 """Handshakes that must fail: replayed, reflected, relayed, of another run, or with another certificate."""
 
+import queue
 import socket
 import ssl
 import threading
+import time
 from contextlib import suppress
 
 import pytest
@@ -231,23 +233,24 @@ def test_a_client_that_sends_without_end_delays_no_other(encrypt, first, kind):
         assert not sending.is_alive()  # the server has closed the socket
 
 
-def flood(sock, content):
+def flood(sock, content, pause_s=0.0):
     try:
         while True:
             sock.sendall(content)
+            time.sleep(pause_s)
     except OSError:
         pass
 
 
-def answering(content):
-    """Return the address of a server that sends this to each client without end."""
+def answering(content, pause_s=0.0):
+    """Return the address of a server that sends this to its client without end, with pauses."""
     listening = socket.create_server(("127.0.0.1", 0))
 
     def answer():
         with listening:
             sock, _ = listening.accept()
             with sock:
-                flood(sock, content)
+                flood(sock, content, pause_s)
 
     threading.Thread(target=answer, daemon=True).start()
     return listening.getsockname()
@@ -259,6 +262,37 @@ def test_a_server_that_sends_without_end_is_left(encrypt, kind, monkeypatch):
     monkeypatch.setattr(transport_module, "HANDSHAKE_S", 0.3)
     with transport(security(encrypt=encrypt)) as client, pytest.raises(ConnectionLost, match=r"127.0.0.1"):
         client.connect(answering(ENDLESS[kind]))
+
+
+@pytest.mark.parametrize("encrypt", [True, False], ids=["TLS", "plain"])
+def test_a_server_that_sends_a_few_bytes_now_and_then_is_left(encrypt, monkeypatch):
+    monkeypatch.setattr(transport_module, "HANDSHAKE_S", 0.1)
+    with transport(security(encrypt=encrypt)) as client, pytest.raises(ConnectionLost, match="does not answer"):
+        client.connect(answering(b"\x16\x03\x03\x40\x00", pause_s=0.01))  # a record of 16 KB begins
+
+
+class NeverReturning(TLSSecurity):
+    """TLS whose handshake returns only at its end, as while messages without content come faster than OpenSSL skips."""
+
+    def wrap(self, sock, *, is_server):
+        wrapped = super().wrap(sock, is_server=is_server)
+        wrapped.setblocking(True)
+        return wrapped
+
+
+def test_a_handshake_from_which_openssl_does_not_return_is_ended_from_another_thread(monkeypatch):
+    monkeypatch.setattr(transport_module, "HANDSHAKE_S", 0.1)
+    errors = queue.SimpleQueue()
+
+    def connect_to(address):
+        try:
+            client.connect(address)
+        except ConnectionLost as error:
+            errors.put(str(error))
+
+    with transport(NeverReturning(derive_identity(TOKEN))) as client, socket.create_server(("127.0.0.1", 0)) as silent:
+        threading.Thread(target=connect_to, args=[silent.getsockname()], daemon=True).start()
+        assert "does not answer" in errors.get(timeout=LIMIT_S)
 
 
 @pytest.mark.parametrize("address", [("127.0.0.1", 99999), ("127.0.0.1", -1), ("a\0b", 80), ("x" * 300, 80), ("", 1)])

@@ -88,6 +88,8 @@ class Connection:
         answers_heartbeats: whether the thread of the loop answers heartbeats; else they are delivered, and this side
             asks for heartbeats only while it sends, so that it counts as lost when nothing answers.
         accepts_state: whether the other process may send the tensors of a `StateMessage`.
+        waits_for_reader: whether no message is read while the other process leaves many messages unread, so that
+            answers fill no memory. At most one side may wait so, since two that do could wait for each other for ever.
     """
 
     def __init__(self, loop: SocketLoop, control: socket, data: socket, heartbeat_timeout_s: float) -> None:
@@ -96,6 +98,7 @@ class Connection:
         self.address = f"{self.peer_host}:{port}"
         self.answers_heartbeats = True
         self.accepts_state = True
+        self.waits_for_reader = False
         self._loop = loop
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._idle_checks = 0  # in a row
@@ -220,8 +223,8 @@ class Connection:
 
     def is_full(self) -> bool:
         """Return whether no further message is read for now."""
-        waiting = len(self._arrived), self._inbox.qsize(), self._control.unsent
-        return max(waiting) >= MAX_WAITING  # so that a process that reads nothing fills no memory with answers
+        unsent = self._control.unsent if self.waits_for_reader else 0
+        return max(len(self._arrived), self._inbox.qsize(), unsent) >= MAX_WAITING
 
     def on_message(self, content: memoryview, buckets: memoryview, tensors: int) -> None:
         """Deliver a message, or keep it until its tensors have arrived and its buckets have memory."""

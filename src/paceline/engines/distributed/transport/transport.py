@@ -78,7 +78,9 @@ class Transport:
         """
 
         def on_sockets(sockets: AcceptedSockets) -> None:
-            on_connection(self._connection(*sockets))
+            connection = self._connection(*sockets)
+            connection.waits_for_reader = True
+            on_connection(connection)
 
         _raise_file_limit()
         security = self._security()

@@ -44,6 +44,13 @@ def test_a_shard_server_receives_all_numbers_of_an_update():
     assert again.update == update
 
 
+def test_a_valid_greeting_with_a_deeply_nested_value_is_no_message():
+    begin, end = b"\x94\xa5Hello\xa1a\x00\x81\xa4deep", b"\xc0"
+    assert decode(begin + b"\x91" * 100 + end).name == "a"
+    with pytest.raises(ValueError, match="recursion"):
+        decode(begin + b"\x91" * 20_000 + end)
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"\x00", b"\x91\xa6Absent", b"\x92\xaaCancelTask\xa1x", b"\xc1" * 40, b"\x91" * 9999]
 )
