@@ -49,7 +49,7 @@ def test_two_sides_that_flood_each_other_on_both_sockets_do_not_stall():
         with paused(*sides):
             for side in sides:
                 side.send(TASK, [(0, filled(LARGE, 3))])
-                for draw in range(FLOOD):
+                for _ in range(FLOOD):
                     side.send(LONG)
                 side.send(CancelTask(2))
             assert min(side._control.unsent for side in sides) > MAX_WAITING
