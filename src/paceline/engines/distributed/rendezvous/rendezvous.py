@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import lru_cache
 from math import inf
 from typing import Any, TypeVar
 
@@ -39,13 +40,22 @@ def listen_as_rank_0(
 
     Raises:
         UsageError: the address is not this host's, or its port is in use.
+        RunError: the address cannot be published in torchrun's store.
     """
     ranks = cluster.ranks
     port = cluster.port or (0 if ranks.has_agent else ranks.master[1])
     acceptor = Acceptor(transport, cluster.host, port, job_spec, buffers, handler)
-    if ranks.has_agent:
+    if ranks.has_agent and cluster.port is None:
         host = ranks.master[0] if cluster.host == "0.0.0.0" else cluster.host
-        _agent_store(ranks.master).set(ADDRESS, f"{host}:{acceptor.address[1]}")
+        try:
+            _store_of_rank_0(ranks.master).set(ADDRESS, f"{host}:{acceptor.address[1]}")
+        except RuntimeError as error:
+            acceptor.close()
+            raise RunError(
+                "the address of rank 0 cannot be published in torchrun's store at {}:{} ({}): start the job again, or "
+                "give every rank a port, as pl.Torchrun(address='{}:29511')".format(*ranks.master, _line(error), host)
+            ) from None
+    _store_of_rank_0.cache_clear()  # which closes it
     return acceptor
 
 
@@ -109,16 +119,27 @@ def is_restart(cluster: Torchrun, what: str) -> bool:
     """Record that rank 0 begins a run, and return whether this job of torchrun had begun it before.
 
     torchrun counts only restarts after failures. The store of its agents also outlives a restart after a node has
-    joined or left.
+    joined or left. Any process that reaches the store can change the count, and with it only this answer.
 
     Args:
         cluster: launch settings of this process.
         what: name of the run.
     """
-    if not cluster.ranks.has_agent:
-        return cluster.ranks.restarts > 0
-    times = int(_agent_store(cluster.ranks.master).add(f"paceline/begun/{what}", 1))
-    return cluster.ranks.restarts > 0 or times > 1
+    ranks = cluster.ranks
+    if not ranks.has_agent:
+        return ranks.restarts > 0
+    times = 0
+    try:
+        times = int(_store_of_rank_0(ranks.master).add(f"paceline/begun/{what}", 1))
+    except RuntimeError as error:  # also where the store holds no number
+        _store_of_rank_0.cache_clear()
+        LOG.warning(
+            "torchrun's store at %s:%d does not count the starts of this run (%s): a restart is detected only after a "
+            "failure",
+            *ranks.master,
+            _line(error),
+        )
+    return ranks.restarts > 0 or times > 1
 
 
 class _AddressLookup:
@@ -162,3 +183,11 @@ def _agent_store(address: Address) -> Any:
         RuntimeError: no store answers there.
     """
     return dist.TCPStore(*address, None, False, AGENT_STORE_TIMEOUT, wait_for_workers=False)
+
+
+_store_of_rank_0 = lru_cache(maxsize=1)(_agent_store)  # one client, since each new one looks up the host name
+
+
+def _line(error: RuntimeError) -> str:
+    """Return the first line of an error of torch, without the stack of C++."""
+    return str(error).partition("\n")[0]

@@ -3,7 +3,9 @@
 import queue
 import socket
 import threading
+import weakref
 from contextlib import ExitStack, closing, contextmanager
+from datetime import timedelta
 
 import pytest
 from torch import distributed as dist
@@ -13,7 +15,7 @@ from paceline.clusters.launch_env import LaunchEnv
 from paceline.engines.distributed.rendezvous import rendezvous
 from paceline.engines.distributed.rendezvous.acceptor import PeerJoined, QueueHandler
 from paceline.engines.distributed.rendezvous.job_security import JobSecurity
-from paceline.engines.distributed.rendezvous.rendezvous import ADDRESS, join_rank_0, listen_as_rank_0
+from paceline.engines.distributed.rendezvous.rendezvous import ADDRESS, is_restart, join_rank_0, listen_as_rank_0
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.messages import Hello
 from paceline.engines.distributed.transport.transport import Transport
@@ -122,6 +124,41 @@ def test_where_an_agent_has_the_port_rank_0_takes_a_free_one_and_publishes_it(ag
         assert address[1] != agent_store.port
         assert agent_store.get(ADDRESS).decode() == f"127.0.0.1:{address[1]}"
         assert_joins(cluster(1, agent_store.port, has_agent=True), events)
+
+
+def test_rank_0_makes_one_client_of_the_store_and_closes_it(agent_store, monkeypatch):
+    made = []
+
+    class Client(dist.TCPStore):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(rendezvous.dist, "TCPStore", Client)
+    settings = cluster(0, agent_store.port, has_agent=True)
+    assert not is_restart(settings, "a run")
+    with rank_0(settings) as (address, _):
+        assert agent_store.get(ADDRESS).decode().endswith(f":{address[1]}")
+        assert [client() for client in made] == [None]
+
+
+def test_a_count_of_starts_that_a_stranger_has_overwritten_is_reported_and_ignored(agent_store, caplog):
+    settings = cluster(0, agent_store.port, has_agent=True)
+    agent_store.set("paceline/begun/a run", "no number")
+    assert not is_restart(settings, "a run")
+    [message] = caplog.messages
+    assert f"torchrun's store at 127.0.0.1:{agent_store.port} does not count the starts of this run" in message
+    assert "\n" not in message
+    with rank_0(settings) as (_, events):  # with a new client
+        assert_joins(cluster(1, agent_store.port, has_agent=True), events)
+
+
+def test_a_store_that_is_gone_is_one_line_for_rank_0(monkeypatch):
+    monkeypatch.setattr(rendezvous, "AGENT_STORE_TIMEOUT", timedelta(seconds=0.01))
+    settings = cluster(0, port := free_port(), has_agent=True)
+    with pytest.raises(pl.RunError, match=rf"torchrun's store at 127.0.0.1:{port} .*pl\.Torchrun\(address=") as raised:
+        rank_0(settings).__enter__()
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("old", ["127.0.0.1:{}", "no address", "127.0.0.1:port"])
