@@ -57,6 +57,7 @@ from .errors import RunError as RunError
 from .errors import UsageError as UsageError
 from .experiments.advise.advise import advise as advise
 from .experiments.advise.constants import estimate_constants as estimate_constants
+from .experiments.advise.recorded_ddp import advise_recording as advise_recording
 from .experiments.advise.result import Advice as Advice
 from .experiments.advise.result import Prediction as Prediction
 from .experiments.compare import compare as compare

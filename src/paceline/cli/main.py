@@ -16,6 +16,7 @@ from paceline.cli.flags import command_of, flags_of, in_flags
 from paceline.cli.log_handler import logging_to_terminal, set_verbosity
 from paceline.cli.lr_range_test import knee
 from paceline.cli.protocols import fetch, protocols
+from paceline.cli.record import record
 from paceline.cli.runs import advise, replay, report, trace
 from paceline.cli.search_cost import search_cost
 from paceline.cli.search_switch import search
@@ -45,6 +46,7 @@ data_app.command()(fetch)
 RUNS = (train, compare, knee, search, search_cost, theory, report, trace, replay, advise)
 for command in (*RUNS, protocols, doctor, token, docs):
     app.command()(command)
+app.command(context_settings={"allow_interspersed_args": False})(record)  # options after the command are its own
 app.add_typer(data_app, name="data")
 
 

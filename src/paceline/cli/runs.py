@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli.flags import RECORDING, in_flags
 from paceline.cli.options import Format, Output, Overwrite, check_out
-from paceline.errors import RunError
+from paceline.errors import RunError, UsageError
 from paceline.utils.wording import counted
+
+if TYPE_CHECKING:
+    from paceline.experiments.advise.recording_advice import RecordingAdvice
+    from paceline.experiments.advise.result import Advice
 
 
 def report(
@@ -63,7 +67,9 @@ def replay(
 
 
 def advise(
-    run: Annotated[Path, typer.Argument(help="Folder of a run with --measure-steps, or the CSV file of a trace.")],
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a run with --measure-steps, or of a recording, or CSV file of a trace.")
+    ],
     protocols: Annotated[
         str | None,
         typer.Option(help="Protocols to rank, for example 'bsp, k_sync(k=4), asp'. Default: all of the catalogue."),
@@ -71,13 +77,25 @@ def advise(
     cluster: Annotated[
         str | None, typer.Option(help="Source of other round-trip times: trace:FILE or '16*exp(mean=1)'.")
     ] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0, help="Price of one worker-hour, for the cost of waiting in a recording.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the simulations.")] = 0,
     output: Output = Format.TEXT,
 ) -> None:
     """Rank protocols and quorums K by the training time expected from a run's gradients and times."""
     from paceline import advise as rank
+    from paceline import advise_recording
+    from paceline.ddp_recording.recording import is_recording
     from paceline.utils.spec_parser import split_top
 
     wanted = [each.strip() for each in split_top(protocols, ",")] if protocols is not None else []
-    advice = rank(run, protocols=wanted, cluster=cluster, seed=seed)
+    if is_recording(run):
+        if cluster is not None:
+            raise UsageError("cluster= does not apply to a recording, which has its own times; omit it")
+        advice: Advice | RecordingAdvice = advise_recording(run, protocols=wanted, price=price, seed=seed)
+    elif price is not None:
+        raise UsageError("price= applies to the folder of a recording, which paceline record writes; omit it")
+    else:
+        advice = rank(run, protocols=wanted, cluster=cluster, seed=seed)
     print(json.dumps(advice.as_json(), allow_nan=False) if output is Format.JSON else in_flags(str(advice), RECORDING))

@@ -14,6 +14,8 @@ from paceline.clusters.timing.network import Network, ServerTime
 from paceline.clusters.timing.slowdowns import Periodic, Slowdown, Transient
 from paceline.clusters.timing.trace import Trace
 from paceline.clusters.torchrun import Torchrun
+from paceline.ddp_recording.as_trace import read_trace_of
+from paceline.ddp_recording.recording import is_recording
 from paceline.errors import UsageError, describe_read_error, did_you_mean
 from paceline.utils.files import ContentError, read_toml
 from paceline.utils.spec_parser import Call, bind, parse_call, split_top
@@ -44,7 +46,7 @@ def parse_cluster(text: str, censored: Literal["km"] | None = None) -> Cluster |
 
     Args:
         text: cluster text, for example ``16*exp(mean=1)``, ``local:4``, ``torchrun``, ``torchrun(address=10.0.0.1)``,
-            ``trace:FILE``, ``trace(file=FILE, by=time)`` or ``FILE.toml``.
+            ``trace:FILE``, ``trace(file=FILE, by=time)`` or ``FILE.toml``. FILE may be the folder of a DDP recording.
         censored: rule for the duration of censored work of a trace, as in `Trace`; None for none.
 
     Raises:
@@ -99,7 +101,14 @@ def _trace(text: str) -> Trace:
     call = (
         Call("trace", {"file": text.partition(":")[2].strip()}) if colon else parse_call(text, "trace(file=times.csv)")
     )
-    return bind(call, {"trace": Trace.from_csv})
+    return bind(call, {"trace": _read_trace})
+
+
+def _read_trace(file: str, *, by: Literal["draw", "time"] = "draw", censored: Literal["km"] | None = None) -> Trace:
+    """Read a trace from its CSV file, or from the folder of a DDP recording."""
+    if is_recording(file):
+        return replace(read_trace_of(file), by=by, censored=censored)
+    return Trace.from_csv(file, by=by, censored=censored)
 
 
 def _group(part: str, text: str) -> tuple[int, Distribution]:

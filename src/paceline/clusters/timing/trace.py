@@ -85,6 +85,7 @@ class Trace:
         censored: rule for the duration of censored work: "km" samples it from a Kaplan-Meier fit of the worker's round
             trips, given the observed time. None has no rule, and a run that needs such a duration is refused.
         has_server: whether the run had a server. With a server the trace has pulls and pushes, without one only sums.
+        sums_as_transfers: whether a protocol with a server may replay sums: half of a sum as a pull, half as a push.
         source: origin of the trace, for messages.
 
     Raises:
@@ -100,6 +101,7 @@ class Trace:
     by: Literal["draw", "time"] = "draw"
     censored: Literal["km"] | None = None
     has_server: bool = True
+    sums_as_transfers: bool = False
     source: str = field(default="a trace", compare=False)
 
     def __post_init__(self) -> None:

@@ -52,7 +52,8 @@ class TraceReplay:
         if row.censored:
             return 0.0, row.total_s * (1 + SLACK), 0.0
         if not self._trace.has_server:  # the time outside the parts was waiting for other workers
-            return 0.0, row.compute_s, 0.0
+            transfer_s = row.sum_s / 2 if self._trace.sums_as_transfers else 0.0
+            return transfer_s, row.compute_s, transfer_s
         return row.pull_s, row.compute_s, max(0.0, row.push_s + row.waited_s)
 
     def sum_s(self, worker: int, draw: int, start_s: float) -> float:

@@ -1,0 +1,50 @@
+"""`paceline record`: recording of an unmodified DistributedDataParallel script."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.ddp_recording.layout import SAMPLE_EVERY
+
+
+def record(
+    command: Annotated[list[str], typer.Argument(help="Command that starts the ranks, for example torchrun ... x.py.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the recording. Default: runs/record-1, -2, ...")] = None,
+    sample: Annotated[
+        int, typer.Option(min=0, help="Steps between two samples of the gradient's noise; 0 for none.")
+    ] = SAMPLE_EVERY,
+) -> None:
+    """Record where an unmodified DDP script waits: paceline record -- torchrun --nproc-per-node 4 train.py."""
+    from paceline.probe.launch import launch
+
+    folder = out or _free_folder()
+    status = launch(command, folder, sample)
+    print(_summary(folder), file=sys.stderr)
+    raise typer.Exit(status)
+
+
+def _free_folder() -> Path:
+    number = 1
+    while os.path.lexists(folder := Path("runs") / f"record-{number}"):
+        number += 1
+    return folder
+
+
+def _summary(folder: Path) -> str:
+    """Return what was recorded in one line, or why nothing can be read."""
+    from paceline.ddp_recording.recording import DDPRecording
+    from paceline.ddp_recording.waiting import time_shares
+    from paceline.errors import UsageError
+
+    try:
+        recording = DDPRecording(folder)
+    except UsageError as error:
+        return f"paceline: {error}"
+    share = time_shares(recording).waiting_share
+    found = f"{recording.steps} steps of {recording.ranks} ranks, {share:.1%} of the rank-time was waiting"
+    return f"paceline: {folder}: {found}; for details: paceline advise {folder}"

@@ -1,0 +1,1 @@
+"""Recordings of plain DistributedDataParallel runs: file format, reader, analysis."""

@@ -1,0 +1,223 @@
+"""Patches of torch that mark the parts of each DDP step; only times are read, and nothing is changed."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.probe.gradient_sampler import GradientSampler
+from paceline.probe.rank_files import RankFiles
+from paceline.probe.step_timer import StepTimer
+
+COLLECTIVES = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single"),
+    *(
+        "barrier",
+        "broadcast",
+        "broadcast_object_list",
+        "gather",
+        "gather_object",
+        "monitored_barrier",
+        "recv",
+        "reduce",
+    ),
+    *("reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send"),
+)
+STEP_WITH_FINAL_BUCKETS = 2  # DDP rebuilds its buckets after the first step
+
+Function = Callable[..., Any]
+
+
+def start_probe(attempt: Path, rank: int, sample_every: int) -> None:
+    """Patch torch in this rank.
+
+    Args:
+        attempt: folder of this start of the ranks.
+        rank: number of the rank.
+        sample_every: steps between two samples of the gradient; 0 for none.
+    """
+    files = RankFiles(attempt, rank, sample_every)
+    if dist.is_available():
+        _Probe(files, GradientSampler(sample_every)).patch()
+
+
+class _Probe:
+    """Hooks of one rank and what they remember between two calls."""
+
+    def __init__(self, files: RankFiles, sampler: GradientSampler) -> None:
+        self._files = files
+        self._sampler = sampler
+        self._timer = StepTimer(files.add_step)
+        self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        self._facts: list[dict[str, Any]] = []
+        self._sees_forward = False  # not the case where torch.compile compiles the DDP module itself
+        self._is_synced: bool | None = None  # of the last forward pass
+        self._is_in_backward = self._is_in_collective = False
+        self._awaits_graph = self._is_sampled = False
+        self._has_failed = False
+
+    def patch(self) -> None:
+        """Replace the functions that the marks need."""
+        _replace(DistributedDataParallel, "__init__", self._with_init)
+        _replace(DistributedDataParallel, "forward", self._with_forward)
+        _replace(DistributedDataParallel, "_sync_buffers", self._timed)
+        _replace(torch.autograd, "backward", self._with_backward)
+        _replace(torch.amp.GradScaler, "scale", self._with_scale)
+        for name in COLLECTIVES:
+            if hasattr(dist, name):
+                _replace(dist, name, self._timed)
+        _replace(dist.Work, "wait", self._timed)
+
+    def _with_init(self, original: Function) -> Function:
+        def init(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+            original(model, *args, **kwargs)
+            self._guard(self._add_model, model)
+
+        return init
+
+    def _with_forward(self, original: Function) -> Function:
+        def forward(model: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+                self._is_synced = bool(model.require_backward_grad_sync)
+                if not self._sees_forward:
+                    self._sees_forward = True
+                    self._guard(self._describe_inputs, inputs, kwargs)
+                self._timer.forward_began(perf_counter_ns())
+            return original(model, *inputs, **kwargs)
+
+        return forward
+
+    def _with_backward(self, original: Function) -> Function:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if self._is_in_backward or not self._models:  # reentrant checkpoints call it inside the graph
+                original(tensors, *args, **kwargs)
+                return
+            self._is_in_backward = True
+            is_synced, self._is_synced = self._will_sync(), None
+            try:
+                if is_synced:
+                    self._guard(self._await_graph, tensors)
+                self._timer.backward_began(perf_counter_ns())
+                original(tensors, *args, **kwargs)
+                self._timer.backward_ended(perf_counter_ns(), is_synced=is_synced)
+            finally:
+                self._is_in_backward = self._awaits_graph = False
+            if is_synced:
+                self._guard(self._end_step)
+
+        return backward
+
+    def _with_scale(self, original: Function) -> Function:
+        def scale(scaler: Any, outputs: Any) -> Any:
+            scaled = original(scaler, outputs)
+            if scaled is not outputs:
+                self._sampler.remember_scale(scaled, scaler._scale)
+            return scaled
+
+        return scale
+
+    def _timed(self, original: Function) -> Function:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._is_in_collective or torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            self._is_in_collective = True
+            begin_ns = perf_counter_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._is_in_collective = False
+                self._timer.collective_took(perf_counter_ns() - begin_ns)
+
+        return call
+
+    def _will_sync(self) -> bool:
+        if self._sees_forward:
+            return bool(self._is_synced)
+        return any(model.require_backward_grad_sync for model in self._models)
+
+    def _await_graph(self, tensors: Any) -> None:
+        """Put a hook on the root of the graph, which runs when the backward pass begins."""
+        root = next(
+            each for each in ([tensors] if isinstance(tensors, torch.Tensor) else tensors) if each.requires_grad
+        )
+        self._awaits_graph = True
+        self._is_sampled = self._sampler.begin(self._timer.step, root)
+        root.register_hook(self._on_root)
+
+    def _on_root(self, gradient: torch.Tensor) -> None:
+        """Queue the mark of the graph's end; DDP queues its wait for the sums later, so the mark comes first."""
+        if self._awaits_graph:
+            self._awaits_graph = False
+            torch.autograd.Variable._execution_engine.queue_callback(self._on_graph_done)
+
+    def _on_graph_done(self) -> None:
+        self._timer.graph_done(perf_counter_ns())
+        if self._is_sampled:
+            self._guard(self._sampler.graph_done)
+
+    def _end_step(self) -> None:
+        if self._is_sampled:
+            begin_ns = perf_counter_ns()
+            self._is_sampled = False
+            found = self._sampler.end()
+            if found is not None:
+                self._files.add_gradient(self._timer.step - 1, *found)
+            self._timer.skip(perf_counter_ns() - begin_ns)
+        if self._timer.step == STEP_WITH_FINAL_BUCKETS:
+            self._describe_models()
+
+    def _add_model(self, model: DistributedDataParallel) -> None:
+        self._models.add(model)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        self._sampler.watch(trained, model.gradient_as_bucket_view)
+        self._files.open()
+        self._describe_models()
+
+    def _describe_models(self) -> None:
+        models = [_facts_of(model) for model in self._models]
+        self._files.describe(
+            models=models, backend=dist.get_backend(), world_size=dist.get_world_size(), torch=torch.__version__
+        )
+
+    def _describe_inputs(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        sizes = (each.shape[0] for each in (*inputs, *kwargs.values()) if isinstance(each, torch.Tensor) and each.dim())
+        self._files.describe(batch_size=next(sizes, None))
+
+    def _guard(self, function: Function, *args: Any) -> None:
+        """Run a part of the probe whose failure may not reach the script."""
+        try:
+            function(*args)
+        except Exception as error:
+            if not self._has_failed:
+                self._has_failed = True
+                text = f"paceline: this rank is not fully recorded: {type(error).__name__}: {error}"
+                print(text, file=sys.stderr)
+
+
+def _facts_of(model: DistributedDataParallel) -> dict[str, Any]:
+    trained = [each for each in model.parameters() if each.requires_grad]
+    logged = model._get_ddp_logging_data()
+    sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
+    return {
+        "class": type(model.module).__name__,
+        "device": str(trained[0].device),
+        "tensors": len(trained),
+        "parameters": sum(each.numel() for each in trained),
+        "payload_bytes": sum(each.numel() * each.element_size() for each in trained),
+        "bucket_bytes": [int(each) for each in str(sizes).split(",") if each.strip().isdigit()],
+        "static_graph": bool(model.static_graph),
+    }
+
+
+def _replace(owner: Any, name: str, patched: Callable[[Function], Function]) -> None:
+    original = getattr(owner, name)
+    setattr(owner, name, wraps(original)(patched(original)))

@@ -1,0 +1,116 @@
+"""Advice from DDP recordings."""
+
+from math import inf, isnan
+
+import numpy as np
+import pytest
+
+import paceline as pl
+from ddp_recordings import write_recording
+from paceline.ddp_recording.recording import GradientSample
+from paceline.errors import UsageError
+from paceline.experiments.advise.recorded_noise import NoiseScale, noise_scale
+
+STEPS = 40
+PROTOCOLS = ["bsp", "k_sync(k=3)", "k_batch_async(k=4)"]
+
+
+def work_ms(slow=200.0):
+    work = np.full((4, STEPS), 100.0)
+    work[3] = slow
+    return work
+
+
+def gradients(ratio, squared_norm=1.0, ranks=4, samples=20):
+    """Return samples with V = ratio and N = squared_norm, the same in all steps."""
+    mean, local = squared_norm + ratio / ranks, squared_norm + ratio
+    return [[(50 * i, 2.0 - i / samples, local, mean) for i in range(samples)]] * ranks
+
+
+@pytest.fixture(scope="module")
+def advice(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rec")
+    write_recording(folder, work_ms(), sum_ms=6.0, hosts=list("aabb"), gradients=gradients(8.0))
+    return pl.advise_recording(folder, protocols=PROTOCOLS, price=3.0)
+
+
+def named(advice, protocol):
+    return next(each for each in advice.ranking if each.protocol == protocol)
+
+
+def test_waiting_is_given_in_per_cent_hours_and_money(advice):
+    assert advice.shares.waiting_share == pytest.approx(3 * 0.1 / (4 * 0.206))
+    assert advice.waiting_hours == pytest.approx(STEPS * 0.3 / 3600)
+    assert advice.waiting_cost == pytest.approx(STEPS * 0.9 / 3600)
+    assert "36.4% of the rank-time was waiting" in str(advice).replace("\n", " ")
+
+
+def test_seconds_per_update_are_those_of_the_recorded_times(advice):
+    update_s = {each.protocol: each.seconds_per_update for each in advice.ranking}
+    assert update_s["DDP as recorded"] == pytest.approx(0.206)
+    assert update_s["bsp"] == pytest.approx(0.206, rel=0.01)
+    assert update_s["k_sync(k=3)"] == pytest.approx(0.106, rel=0.01)
+    assert update_s["bsp without ranks 2, 3"] == pytest.approx(0.106, rel=0.01)  # their host
+
+
+def test_seconds_to_the_loss_follow_from_the_noise(advice):
+    ddp, k_sync = named(advice, "DDP as recorded"), named(advice, "k_sync(k=3)")
+    assert advice.noise.ratio == pytest.approx(8.0)
+    assert ddp.seconds == pytest.approx(STEPS * 0.206)
+    assert k_sync.seconds == pytest.approx(STEPS * 0.106 * (1 + 8 / 3) / (1 + 8 / 4), rel=0.01)
+    assert k_sync.low_s <= k_sync.seconds <= k_sync.high_s
+    assert [each.seconds for each in advice.ranking] == sorted(each.seconds for each in advice.ranking)
+
+
+def test_a_server_has_more_traffic_than_a_link_of_the_ring(advice):
+    assert named(advice, "DDP as recorded").link_bits_per_s == pytest.approx(8 * 1.5 * 4e6 / 0.206)
+    assert named(advice, "bsp").link_bits_per_s == pytest.approx(8 * 4 * 4e6 / 0.206, rel=0.02)
+
+
+def test_without_samples_protocols_are_ranked_by_seconds_per_update(tmp_path):
+    advice = pl.advise_recording(write_recording(tmp_path, work_ms()), protocols=["bsp", "k_sync(k=3)"])
+    assert advice.ranking[0].protocol == "k_sync(k=3)" or "without" in advice.ranking[0].protocol
+    assert all(isnan(each.seconds) for each in advice.ranking)
+    assert "give paceline record --sample 10" in str(advice).replace("\n", " ")
+    assert advice.as_json()["ranking"][0]["seconds"] is None
+
+
+def test_no_rank_is_dropped_without_a_straggler(tmp_path):
+    advice = pl.advise_recording(write_recording(tmp_path, work_ms(slow=100.0)), protocols=["bsp"])
+    assert [each.protocol for each in advice.ranking] != []
+    assert not any("without" in each.protocol for each in advice.ranking)
+    assert "No rank was slow" in str(advice)
+
+
+def test_the_rank_alone_is_dropped_where_all_are_on_its_host(tmp_path):
+    advice = pl.advise_recording(write_recording(tmp_path, work_ms()), protocols=["bsp"])
+    assert "bsp without rank 3" in {each.protocol for each in advice.ranking}
+
+
+def test_protocols_with_controllers_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="give constant knobs"):
+        pl.advise_recording(write_recording(tmp_path, work_ms()), protocols=["dbw"])
+
+
+def test_the_table_fits_into_80_columns(advice):
+    assert max(map(len, str(advice).splitlines())) <= 80
+
+
+def test_the_noise_is_that_of_the_gradients():
+    rng = np.random.default_rng(0)
+    gradient, d, ranks = np.full(1000, 0.1), 1000, 4
+    local = gradient + rng.normal(0, 0.2, (500, ranks, d))
+    samples = [
+        GradientSample(i, 1.0, float((each**2).sum(1).mean()), float((each.mean(0) ** 2).sum()))
+        for i, each in enumerate(local)
+    ]
+    noise = noise_scale(samples, ranks)
+    assert noise.variance == pytest.approx(0.04 * d, rel=0.02)
+    assert noise.squared_norm == pytest.approx(10.0, rel=0.02)
+
+
+def test_the_limits_of_little_and_much_noise():
+    assert NoiseScale(0.0, 1.0, 4).relative_updates(2, 0.0) == 1.0
+    assert NoiseScale(1.0, 0.0, 4).ratio == inf
+    assert NoiseScale(1.0, 0.0, 4).relative_updates(2, 0.0) == 2.0
+    assert NoiseScale(4.0, 1.0, 4).relative_updates(4, 3.0) == (3 + 1) / 2
