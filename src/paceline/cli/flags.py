@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-RECORDING = {"measure_steps": "--measure-steps", "out": "--out"}  # flags of train, for commands that read a run
+RECORDING = {"measure_steps": "--measure-steps", "out": "--out", "sample": "--sample"}  # of commands that record
 FUNCTIONS = {"search": "search_switch", "search_cost": "search_costs", "report": "write_report"}
 # Names of protocol arguments, durations and stop conditions too; options only at the start of a message.
 AMBIGUOUS = {"k", "updates", "seconds", "first", "then", "target"}

@@ -180,7 +180,7 @@ def is_recording(path: str | Path) -> bool:
 
 def _check_folder(path: Path) -> None:
     if not os.path.lexists(path):
-        raise UsageError(f"there is no folder {path}; expected one that `paceline record --out {path}` has written")
+        raise UsageError(f"there is no folder {path}; expected one that `paceline record` has written")
     if not is_recording(path):
         raise UsageError(f"{path} is not the folder of a recording; expected one that `paceline record` has written")
 

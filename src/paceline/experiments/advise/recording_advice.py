@@ -126,7 +126,7 @@ class RecordingAdvice(TableRepresentation):
         if self.noise is None:
             text = (
                 "Too few gradients were sampled to predict the time to a loss, so the table is sorted by seconds per "
-                "update. Record a longer run, or give paceline record --sample 10."
+                "update. Record a longer run, or with sample=10."
             )
         else:
             text = (

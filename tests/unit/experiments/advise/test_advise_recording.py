@@ -71,7 +71,7 @@ def test_without_samples_protocols_are_ranked_by_seconds_per_update(tmp_path):
     advice = pl.advise_recording(write_recording(tmp_path, work_ms()), protocols=["bsp", "k_sync(k=3)"])
     assert advice.ranking[0].protocol == "k_sync(k=3)" or "without" in advice.ranking[0].protocol
     assert all(isnan(each.seconds) for each in advice.ranking)
-    assert "give paceline record --sample 10" in str(advice).replace("\n", " ")
+    assert "or with sample=10" in str(advice).replace("\n", " ")
     assert advice.as_json()["ranking"][0]["seconds"] is None
 
 
