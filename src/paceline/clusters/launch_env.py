@@ -146,6 +146,8 @@ def _token(environment: Mapping[str, str]) -> str:
         token.encode()
     except UnicodeEncodeError:
         raise UsageError(f"{TOKEN} is not UTF-8 text: {NEW_TOKEN}") from None
+    if token != token.strip():
+        raise UsageError(f"{TOKEN} begins or ends with white space, which another host may not have: {NEW_TOKEN}")
     return token
 
 

@@ -24,6 +24,8 @@ from paceline.utils.wording import counted
 
 WIRES = ("float32", "bf16", "float16")
 WORKERS = ("process", "node")
+MOST_HEARTBEAT_TIMEOUT_S = 86_400  # a day; the operating system refuses its timers for more than some days
+NO_HOST = {*"/[]\0 \t\n"}  # characters in no host name or address
 TLS_FILES = ("tls_cert", "tls_key", "tls_ca")
 NOT_OF_THE_RUN = (
     "address",
@@ -76,7 +78,7 @@ class Torchrun:
         start_timeout_s: seconds within which every rank must join, > 0.
         elastic: whether workers without a server continue when some of them are lost, and new ones may join.
         heartbeat_timeout_s: seconds without any byte from a process, which also answers heartbeats, after which it
-            counts as lost, >= 1.
+            counts as lost, from 1 to 86400.
         encrypt: whether connections use TLS 1.3. Without it both sides still prove that they have the token, but every
             process on the network path can read and change parameters and gradients.
         tls_cert: PEM file with a certificate of this host, for TLS with certificates of an organisation instead of the
@@ -133,7 +135,7 @@ class Torchrun:
         if self.wire not in WIRES:
             raise UsageError(f"wire={self.wire!r}, expected {', '.join(WIRES[:-1])} or {WIRES[-1]}")
         check_range("(0, inf)", start_timeout_s=self.start_timeout_s)
-        check_range("[1, inf)", heartbeat_timeout_s=self.heartbeat_timeout_s)
+        check_range(f"[1, {MOST_HEARTBEAT_TIMEOUT_S}]", heartbeat_timeout_s=self.heartbeat_timeout_s)
         check_device(self.device)
         is_certain = self.worker_at_server is not None or self.workers == "node"
         check_faults(self.faults, self.n if is_certain else self.ranks.world_size)
@@ -277,8 +279,12 @@ class Torchrun:
         check_no_censored_sleep(self.slowness)
 
     def _check_address(self) -> None:
-        if not isinstance(self.address, str) or not self.host or "/" in self.address:
-            raise UsageError(f"address={self.address!r}: expected host or host:port, as 10.0.0.1 or 10.0.0.1:29511")
+        is_host = bool(self.host) and not NO_HOST & {*self.host}
+        if not is_host or (self.port is not None and not 1 <= self.port <= 65535):
+            raise UsageError(
+                f"address={self.address!r}: expected a host, or a host and a port from 1 to 65535, as 10.0.0.1, fd00::1 "
+                "or 10.0.0.1:29511"
+            )
         has_secret = bool(self.ranks.token) or self.tls_cert is not None
         if not is_loopback(self.host):
             if not has_secret:
@@ -304,9 +310,10 @@ class Torchrun:
         for name, path in files.items():
             try:
                 Path(path).read_bytes()
-            except OSError as error:
+            except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+                reason = describe_read_error(error) if isinstance(error, OSError) else error
                 raise UsageError(
-                    f"{name}={str(path)!r} cannot be read ({describe_read_error(error)}): give a PEM file of this host"
+                    f"{name}={str(path)!r} cannot be read ({reason}): give a PEM file of this host"
                 ) from None
 
 

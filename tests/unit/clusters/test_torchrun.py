@@ -1,6 +1,7 @@
 """What torchrun's variables and the arguments of `pl.Torchrun` may be, and what is said of those that may not."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -49,6 +50,10 @@ BAD = [
     ({"RANK": "4"}, r"RANK='4', expected a whole number >= 0 and <= 3: .* to join a run, set .* RANK of a process"),
     ({"WORLD_SIZE": "0"}, r"WORLD_SIZE='0', expected a whole number >= 1"),
     ({"MASTER_PORT": "http"}, r"MASTER_PORT='http', expected a whole number >= 1 and <= 65535"),
+    *[
+        ({"PACELINE_TOKEN": token}, r"PACELINE_TOKEN begins or ends with white space, .*=\$\(paceline token\)")
+        for token in (" ", "a token\n", " a token")
+    ],
     ({"PACELINE_TOKEN": "\udcff" * 40}, r"PACELINE_TOKEN is not UTF-8 text: .*=\$\(paceline token\)"),
     (
         {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"},
@@ -72,8 +77,13 @@ def test_missing_or_invalid_variables_are_refused(started, changes, message):
 WRONG = [
     ({"address": "10.0.0.1"}, r"is reachable from other machines: make a token on one host, export PACELINE_TOKEN=\$"),
     ({"address": "0.0.0.0"}, r"address='0.0.0.0' is reachable from other machines"),
-    ({"address": "tcp://x"}, r"address='tcp://x': expected host or host:port"),
-    ({"address": ""}, r"address='': expected host or host:port"),
+    *[
+        (
+            {"address": given},
+            rf"address={re.escape(repr(given))}: expected a host, or a host and a port from 1 to 65535",
+        )
+        for given in ("tcp://x", "", "10.0.0.1:0", "10.0.0.1:65536", "[::1]:29511", "a b", "10.0.0.1\n")
+    ],
     ({"threads": 0}, r"threads=0 is not a whole number in \[1, inf\)"),
     ({"start_timeout_s": 0}, r"start_timeout_s=0 is not a number in \(0, inf\)"),
     ({"worker_at_server": 1}, r"worker_at_server=1, expected true or false"),
@@ -82,7 +92,9 @@ WRONG = [
     ({"faults": [pl.Fault(4, 1)]}, r"the cluster has workers 0 to 3"),
     ({"workers": "host"}, r"workers='host', expected process or node"),
     ({"workers": "node", "faults": [pl.Fault(1, 1)]}, r"the cluster has workers 0 to 0"),
-    ({"heartbeat_timeout_s": 0.5}, r"heartbeat_timeout_s=0.5 is not a number in \[1, inf\)"),
+    ({"heartbeat_timeout_s": 0.5}, r"heartbeat_timeout_s=0.5 is not a number in \[1, 86400\]"),
+    ({"heartbeat_timeout_s": 1e12}, r"heartbeat_timeout_s=1000000000000.0 is not a number in \[1, 86400\]"),
+    ({name: "a\0b" for name in ("tls_cert", "tls_key", "tls_ca")}, r"tls_cert='a\\x00b' cannot be read .*null byte"),
     ({"encrypt": "no"}, r"encrypt='no', expected true or false"),
     ({"tls_cert": 3}, r"tls_cert=3, expected"),
     ({"shards": 0}, r"shards=0 is not a whole number in \[1, inf\)"),
