@@ -282,8 +282,8 @@ class Torchrun:
         is_host = bool(self.host) and not NO_HOST & {*self.host}
         if not is_host or (self.port is not None and not 1 <= self.port <= 65535):
             raise UsageError(
-                f"address={self.address!r}: expected a host, or a host and a port from 1 to 65535, as 10.0.0.1, fd00::1 "
-                "or 10.0.0.1:29511"
+                f"address={self.address!r}: expected a host, or a host and a port from 1 to 65535, as 10.0.0.1, "
+                "fd00::1 or 10.0.0.1:29511"
             )
         has_secret = bool(self.ranks.token) or self.tls_cert is not None
         if not is_loopback(self.host):

@@ -129,6 +129,9 @@ def test_other_certificates_are_refused_by_the_client_and_by_the_server(issuer, 
     with serving(tls_of(AUTHORITY)) as server:
         with server.dial() as sock:
             assert is_refused(stranger_context(invalid, tmp_path), sock)
+        with pytest.raises(ConnectionLost, match=r"^127.0.0.1:\d+ (is not of this job|does not answer)") as raised:
+            connect(server, TLSSecurity(invalid))
+        assert "protocol" not in str(raised.value)  # as OpenSSL calls this end
         assert not server.connections
     assert f"{REJECTED}its certificate is not that of this job" in caplog.text
 

@@ -32,6 +32,7 @@ LOG = RankLogger(__name__)
 Address = tuple[str, int]
 BUFFER_BYTES = 1 << 20  # of a socket, each way; the kernel doubles it
 BACKLOG = 1024
+REJECTED = "it has closed the connection, as it does when the certificate of this process is expired or not accepted"
 
 
 class Transport:
@@ -113,7 +114,8 @@ class Transport:
                 if sock is not None:
                     sock.close()
             if isinstance(error, AuthenticationFailed | ssl.SSLError):
-                raise AuthenticationFailed("{}:{} is not of this job: {}".format(*address, error)) from error
+                reason = REJECTED if isinstance(error, ssl.SSLEOFError) else error
+                raise AuthenticationFailed("{}:{} is not of this job: {}".format(*address, reason)) from error
             if isinstance(error, OSError | ConnectionLost):
                 reason = getattr(error, "strerror", None) or str(error)
                 raise ConnectionLost("{}:{} does not answer ({})".format(*address, reason)) from error
