@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import prod
-from socket import socket
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,7 +26,7 @@ from paceline.engines.distributed.transport.readers import (
     split_small_buckets,
 )
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
-from paceline.engines.distributed.transport.stream import Stream
+from paceline.engines.distributed.transport.stream import Stream, StreamSocket
 from paceline.engines.distributed.transport.task_messages import CancelTask, Heartbeat, HeartbeatAnswer
 from paceline.utils.rank_logger import RankLogger
 
@@ -92,7 +91,7 @@ class Connection:
             answers fill no memory. At most one side may wait so, since two that do could wait for each other for ever.
     """
 
-    def __init__(self, loop: SocketLoop, control: socket, data: socket, heartbeat_timeout_s: float) -> None:
+    def __init__(self, loop: SocketLoop, control: StreamSocket, data: StreamSocket, heartbeat_timeout_s: float) -> None:
         self.local_host, _ = _name(control.getsockname)
         self.peer_host, port = _name(control.getpeername)
         self.address = f"{self.peer_host}:{port}"

@@ -22,6 +22,7 @@ from paceline.engines.distributed.transport.security import (
     recv_exactly,
 )
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
+from paceline.engines.distributed.transport.stream import StreamSocket
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
@@ -45,7 +46,7 @@ class Candidate:
     """
 
     def __init__(self, sock: socket.socket, host: str) -> None:
-        self.sock = sock
+        self.sock: StreamSocket = sock
         self.host = host
         self.deadline_s = time.monotonic() + HANDSHAKE_S
         self.steps: Steps[Preamble] | None = None
@@ -60,8 +61,8 @@ class Candidate:
 class AcceptedSockets(NamedTuple):
     """Both sockets of a connection, authenticated."""
 
-    control: socket.socket
-    data: socket.socket
+    control: StreamSocket
+    data: StreamSocket
 
 
 class Listener:
@@ -166,7 +167,6 @@ class Listener:
             return
         try:
             if candidate.steps is None:
-                self._wait(candidate, 0)
                 candidate.sock = self._security.wrap(candidate.sock, is_server=True)
                 candidate.steps = self._handshake(candidate.sock)
             event = next(candidate.steps)
@@ -179,7 +179,7 @@ class Listener:
         else:
             self._wait(candidate, event)
 
-    def _handshake(self, sock: socket.socket) -> Steps[Preamble]:
+    def _handshake(self, sock: StreamSocket) -> Steps[Preamble]:
         yield from self._security.authenticate(sock, is_server=True)
         content = yield from recv_exactly(sock, PREAMBLE_BYTES)
         return Preamble.decode(content)
@@ -239,9 +239,8 @@ class Listener:
 
     def _drop(self, candidate: Candidate) -> None:
         del self._candidates[candidate]
-        if candidate.sock.fileno() >= 0:  # ssl closes a socket that is reset while it is wrapped
-            self._wait(candidate, 0)
-            candidate.sock.close()
+        self._wait(candidate, 0)
+        candidate.sock.close()
 
 
 def _max_candidates() -> int:

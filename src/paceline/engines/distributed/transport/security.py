@@ -6,19 +6,16 @@ import hashlib
 import hmac
 import secrets
 import selectors
-import ssl
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator
-from contextlib import suppress
 from functools import lru_cache
-from socket import SHUT_RDWR, socket
 from typing import NamedTuple, TypeVar
 
 from paceline.engines.distributed.transport.connection import ConnectionLost
+from paceline.engines.distributed.transport.stream import StreamSocket
 
-READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+READ = selectors.EVENT_READ
 SCRYPT = {"n": 1 << 15, "r": 8, "p": 1, "maxmem": 1 << 26}  # 32 MB, about 0.1 s
 VERSION_BYTES, RUN_BYTES = 64, 16
 PREAMBLE_BYTES = VERSION_BYTES + RUN_BYTES + 16 + 1
@@ -57,16 +54,12 @@ class Security(ABC):
     description: str
     run_id: str = ""
 
-    def wrap(self, sock: socket, *, is_server: bool) -> socket:
-        """Return the socket to use instead of this one, before any byte is read.
-
-        Raises:
-            OSError: the socket has ended.
-        """
+    def wrap(self, sock: StreamSocket, *, is_server: bool) -> StreamSocket:
+        """Return the socket to use instead of this one, before any byte is read."""
         return sock
 
     @abstractmethod
-    def authenticate(self, sock: socket, *, is_server: bool) -> Steps[None]:
+    def authenticate(self, sock: StreamSocket, *, is_server: bool) -> Steps[None]:
         """Authenticate the other side of a non-blocking socket.
 
         Raises:
@@ -90,7 +83,7 @@ class TokenSecurity(Security):
     def __init__(self, token: str, run_id: str = "") -> None:
         self._key = derive_key(token, run_id, PURPOSE_PLAIN)
 
-    def authenticate(self, sock: socket, *, is_server: bool) -> Steps[None]:
+    def authenticate(self, sock: StreamSocket, *, is_server: bool) -> Steps[None]:
         """Exchange random numbers, and then proofs, in which each side names itself."""
         ours = secrets.token_bytes(NONCE_BYTES)
         sock.send(ours)  # a new socket has room for it
@@ -143,7 +136,7 @@ class Preamble(NamedTuple):
         return cls(version, run, nonce, bool(content[-1]))
 
 
-def recv_exactly(sock: socket, nbytes: int) -> Steps[bytes]:
+def recv_exactly(sock: StreamSocket, nbytes: int) -> Steps[bytes]:
     """Receive this many bytes from a non-blocking socket.
 
     Raises:
@@ -153,7 +146,7 @@ def recv_exactly(sock: socket, nbytes: int) -> Steps[bytes]:
     while len(received) < nbytes:
         try:
             more = sock.recv(nbytes - len(received))
-        except (BlockingIOError, ssl.SSLWantReadError):
+        except BlockingIOError:
             yield READ
         else:
             if not more:
@@ -162,28 +155,12 @@ def recv_exactly(sock: socket, nbytes: int) -> Steps[bytes]:
     return received
 
 
-def run_blocking(steps: Steps[T], sock: socket, deadline_s: float) -> T:
+def run_blocking(steps: Steps[T], sock: StreamSocket, deadline_s: float) -> T:
     """Run the steps on a non-blocking socket, and wait between them until a deadline on the monotonic clock.
 
     Raises:
         ConnectionLost: the deadline has passed.
     """
-    # OpenSSL returns from no step while an attacker sends it empty messages faster than it skips them.
-    timer = threading.Timer(max(0.0, deadline_s - time.monotonic()), _shut_down, [sock])
-    timer.start()
-    try:
-        return _run(steps, sock, deadline_s)
-    finally:
-        timer.cancel()
-        timer.join()
-
-
-def _shut_down(sock: socket) -> None:
-    with suppress(OSError):
-        socket.shutdown(sock, SHUT_RDWR)  # below TLS
-
-
-def _run(steps: Steps[T], sock: socket, deadline_s: float) -> T:
     while time.monotonic() < deadline_s:
         try:
             event = next(steps)

@@ -11,10 +11,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
+
+
+class HasFileno(Protocol):
+    """Object for which a selector can wait."""
+
+    def fileno(self) -> int:
+        """Return the file descriptor."""
 
 
 class SocketLoop:
@@ -48,7 +56,7 @@ class SocketLoop:
         """Call a function in the thread after a delay; in the thread only."""
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._numbers), function))
 
-    def watch(self, sock: socket.socket, events: int, on_ready: Callable[[], None]) -> None:
+    def watch(self, sock: HasFileno, events: int, on_ready: Callable[[], None]) -> None:
         """Call a handler whenever a socket is ready for these events, 0 for none; in the thread only."""
         known = self._selector.get_map().get(sock)
         if known is None:

@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import selectors
-import socket
-import ssl
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 FIRST_BYTES = 1 << 17  # that the thread of the sender writes itself
-RECORD_BYTES = 1 << 14  # of TLS, which are encrypted together
-PIECE_BYTES = 1 << 20  # of one system call, or of one call of OpenSSL
+JOINED_BYTES = 1 << 14  # of small parts that are sent together
+PIECE_BYTES = 1 << 22  # of one system call
 TURN_BYTES = 1 << 22  # that one socket reads or writes before the others have their turn
-WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class StreamSocket(Protocol):
+    """Connected, non-blocking socket; the methods are those of `socket.socket`."""
+
+    def send(self, data: bytes | bytearray | memoryview, /) -> int:
+        """Send bytes, and return how many; after a `BlockingIOError` the next call begins with the same bytes."""
+
+    def recv(self, nbytes: int, /) -> bytes:
+        """Receive at most this many bytes."""
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """Receive bytes into memory, and return how many; fewer than it holds are all that the process has got."""
+
+    def fileno(self) -> int:
+        """Return the file descriptor; -1 after `close`."""
+
+    def getpeername(self) -> Any:
+        """Return the address of the other side."""
+
+    def getsockname(self) -> Any:
+        """Return the address of this side."""
+
+    def close(self) -> None:
+        """Close the socket."""
 
 
 class StreamReader(Protocol):
@@ -38,11 +60,11 @@ class Stream:
 
     Args:
         loop: thread that reads and writes.
-        sock: connected socket, with TLS or without, on which both sides are authenticated.
+        sock: socket on which both sides are authenticated.
         reader: receiver of what arrives.
     """
 
-    def __init__(self, loop: SocketLoop, sock: socket.socket, reader: StreamReader) -> None:
+    def __init__(self, loop: SocketLoop, sock: StreamSocket, reader: StreamReader) -> None:
         self._loop = loop
         self._sock = sock
         self._reader = reader
@@ -50,7 +72,6 @@ class Stream:
         self._lock = threading.Lock()  # OpenSSL allows one thread at a time
         self._watched = 0  # events
         self._has_ended = False
-        sock.setblocking(False)
 
     @property
     def is_sending(self) -> bool:
@@ -106,8 +127,6 @@ class Stream:
     def _recv_some(self) -> bool:
         """Receive what has arrived; return whether the turn of the others has come before everything was received.
 
-        OpenSSL keeps bytes that the selector does not report, but only if they did not fit into the buffer.
-
         Raises:
             OSError: the stream has ended.
         """
@@ -116,16 +135,17 @@ class Stream:
             buffer = None if self._has_ended else self._reader.next_buffer()
             if buffer is None:
                 return False
+            buffer = buffer[:PIECE_BYTES]
             try:
                 with self._lock:
-                    count = self._sock.recv_into(buffer[:PIECE_BYTES])
-            except WOULD_BLOCK:
+                    count = self._sock.recv_into(buffer)
+            except BlockingIOError:
                 return False
             if not count:
                 raise OSError("the other process has closed the connection")
             left_bytes -= count
             self._reader.on_bytes(count)
-            if count < min(len(buffer), RECORD_BYTES):
+            if count < len(buffer):
                 return False
         return True
 
@@ -139,7 +159,7 @@ class Stream:
                 return True
             try:
                 count = self._sock.send(self._next_piece())
-            except WOULD_BLOCK:
+            except BlockingIOError:
                 return False
             except OSError:
                 self._unsent.clear()
@@ -151,12 +171,12 @@ class Stream:
     def _next_piece(self) -> bytearray | memoryview:
         """Return the bytes to send next: a piece of a large part, or small parts together."""
         first = self._unsent[0]
-        if len(first) >= RECORD_BYTES or len(self._unsent) == 1:
+        if len(first) >= JOINED_BYTES or len(self._unsent) == 1:
             return first[:PIECE_BYTES]
         joined = bytearray()
         for part in self._unsent:
-            joined += part[: RECORD_BYTES - len(joined)]
-            if len(joined) == RECORD_BYTES:
+            joined += part[: JOINED_BYTES - len(joined)]
+            if len(joined) == JOINED_BYTES:
                 break
         return joined
 

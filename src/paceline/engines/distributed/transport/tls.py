@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from socket import socket
 from typing import NamedTuple
 
 from cryptography import x509
@@ -18,14 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from paceline.engines.distributed.transport.security import (
-    READ,
-    WRITE,
-    AuthenticationFailed,
-    Security,
-    Steps,
-    derive_key,
-)
+from paceline.engines.distributed.transport.security import Security, Steps, derive_key
+from paceline.engines.distributed.transport.stream import StreamSocket
+from paceline.engines.distributed.transport.tls_socket import TLSSocket
 
 PURPOSE = b"paceline connection 1"
 FIRST_DAY, LAST_DAY = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
@@ -100,28 +94,14 @@ class TLSSecurity(Security):
         self._server = _context(identity, ssl.PROTOCOL_TLS_SERVER)
         self._server.num_tickets = 0  # a session is never resumed
 
-    def wrap(self, sock: socket, *, is_server: bool) -> socket:
+    def wrap(self, sock: StreamSocket, *, is_server: bool) -> TLSSocket:
         """Return the encrypted socket."""
-        sock.getpeername()  # raises if the other side has reset the connection; wrap_socket would leak the socket
-        context = self._server if is_server else self._client
-        return context.wrap_socket(sock, server_side=is_server, do_handshake_on_connect=False)
+        return TLSSocket(sock, self._server if is_server else self._client, is_server=is_server)
 
-    def authenticate(self, sock: socket, *, is_server: bool) -> Steps[None]:
+    def authenticate(self, sock: StreamSocket, *, is_server: bool) -> Steps[None]:
         """Complete the handshake of TLS."""
-        assert isinstance(sock, ssl.SSLSocket)
-        while True:
-            try:
-                sock.do_handshake()
-            except ssl.SSLWantReadError:
-                yield READ
-            except ssl.SSLWantWriteError:
-                yield WRITE
-            except ssl.SSLEOFError:  # the other side ends, or is not ready for this connection
-                raise ConnectionResetError("the other process has closed the connection") from None
-            except ssl.SSLError as error:
-                raise AuthenticationFailed(_explain(error)) from error
-            else:
-                return
+        assert isinstance(sock, TLSSocket)
+        return sock.authenticate()
 
 
 def _context(identity: Identity, protocol: ssl._SSLMethod) -> ssl.SSLContext:
@@ -133,12 +113,6 @@ def _context(identity: Identity, protocol: ssl._SSLMethod) -> ssl.SSLContext:
     with _private_file(identity.key + b"\n" + identity.certificate) as path:
         context.load_cert_chain(path)
     return context
-
-
-def _explain(error: ssl.SSLError) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return "its certificate is not that of this job"
-    return (error.reason or str(error)).lower().replace("_", " ")
 
 
 @contextmanager

@@ -25,12 +25,13 @@ from paceline.engines.distributed.transport.security import (
     run_blocking,
 )
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
+from paceline.engines.distributed.transport.stream import StreamSocket
 from paceline.errors import UsageError
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
 Address = tuple[str, int]
-BUFFER_BYTES = 1 << 20  # of a socket, each way; the kernel doubles it
+BUFFER_BYTES = 1 << 22  # of a socket, each way; the kernel doubles it
 BACKLOG = 1024
 REJECTED = "it has closed the connection, as it does when the certificate of this process is expired or not accepted"
 
@@ -184,12 +185,12 @@ class Transport:
             # Later than the heartbeats, which name the reason: OpenSSL reports this error as the end of the stream.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2000 * timeout_s)
 
-    def _handshake(self, address: Address, security: Security, preamble: Preamble, deadline_s: float) -> socket.socket:
+    def _handshake(self, address: Address, security: Security, preamble: Preamble, deadline_s: float) -> StreamSocket:
         """Return an authenticated socket on which the preamble has been sent."""
-        sock = self._dial(address, max(0.001, deadline_s - time.monotonic()))
+        dialed = self._dial(address, max(0.001, deadline_s - time.monotonic()))
+        dialed.setblocking(False)
+        sock = security.wrap(dialed, is_server=False)
         try:
-            sock.setblocking(False)
-            sock = security.wrap(sock, is_server=False)
             run_blocking(security.authenticate(sock, is_server=False), sock, deadline_s)
             sock.send(preamble.encode())
         except BaseException:
@@ -205,7 +206,7 @@ class Transport:
                 )
             )
 
-    def _connection(self, control: socket.socket, data: socket.socket) -> Connection:
+    def _connection(self, control: StreamSocket, data: StreamSocket) -> Connection:
         return Connection(self._loop, control, data, self.heartbeat_timeout_s)
 
 
