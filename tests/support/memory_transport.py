@@ -77,8 +77,6 @@ class MemoryTransport(Transport):
             if listener.transport.token != self.token:
                 raise AuthenticationFailed("{}:{} is not of this job".format(*address))
             control, data = socket.socketpair(), socket.socketpair()
-            for sock in (*control, *data):
-                sock.setblocking(False)
             listener.transport._accept(listener, control[0], data[0])
         return self._keep(self._connection(control[1], data[1]))
 

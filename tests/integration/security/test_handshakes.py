@@ -1,6 +1,5 @@
 """Handshakes that must fail: replayed, reflected, relayed, of another run, or with another certificate."""
 
-import queue
 import socket
 import ssl
 import threading
@@ -272,44 +271,3 @@ def test_a_server_that_sends_a_few_bytes_now_and_then_is_left(encrypt, monkeypat
     monkeypatch.setattr(transport_module, "HANDSHAKE_S", 0.1)
     with transport(security(encrypt=encrypt)) as client, pytest.raises(ConnectionLost, match="does not answer"):
         client.connect(answering(b"\x16\x03\x03\x40\x00", pause_s=0.01))  # a record of 16 KB begins
-
-
-class NeverReturning(TLSSecurity):
-    """TLS whose handshake returns only at its end, as while messages without content come faster than OpenSSL skips."""
-
-    def wrap(self, sock, *, is_server):
-        wrapped = super().wrap(sock, is_server=is_server)
-        wrapped.setblocking(True)
-        return wrapped
-
-
-def test_a_handshake_from_which_openssl_does_not_return_is_ended_from_another_thread(monkeypatch):
-    monkeypatch.setattr(transport_module, "HANDSHAKE_S", 0.1)
-    errors = queue.SimpleQueue()
-
-    def connect_to(address):
-        try:
-            client.connect(address)
-        except ConnectionLost as error:
-            errors.put(str(error))
-
-    with transport(NeverReturning(derive_identity(TOKEN))) as client, socket.create_server(("127.0.0.1", 0)) as silent:
-        threading.Thread(target=connect_to, args=[silent.getsockname()], daemon=True).start()
-        assert "does not answer" in errors.get(timeout=LIMIT_S)
-
-
-@pytest.mark.parametrize("address", [("127.0.0.1", 99999), ("127.0.0.1", -1), ("a\0b", 80), ("x" * 300, 80), ("", 1)])
-def test_an_address_that_is_none_is_a_lost_connection(address):
-    with transport(security(encrypt=True)) as client, pytest.raises(ConnectionLost, match="does not answer"):
-        client.connect(address)
-
-
-def test_a_client_shows_nothing_of_the_job_before_the_server_is_authenticated():
-    """An impostor with a certificate of its own sees a ClientHello, and the alert that ends it."""
-    impostor = TLSSecurity(derive_identity("a guess"))
-    with serving(impostor) as server, relaying(server.address) as relay:
-        with pytest.raises(AuthenticationFailed, match=r"127.0.0.1"):
-            connect(server, security(encrypt=True), relay.address)
-        wait_until(lambda: len(relay.seen[0]) > 0)
-        assert derive_identity(TOKEN).certificate not in relay.seen[0]
-        assert not server.connections

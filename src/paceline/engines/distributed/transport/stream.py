@@ -18,7 +18,7 @@ TURN_BYTES = 1 << 22  # that one socket reads or writes before the others have t
 
 
 class StreamSocket(Protocol):
-    """Connected, non-blocking socket; the methods are those of `socket.socket`."""
+    """Connected socket; the methods are those of `socket.socket`."""
 
     def send(self, data: bytes | bytearray | memoryview, /) -> int:
         """Send bytes, and return how many; after a `BlockingIOError` the next call begins with the same bytes."""
@@ -31,6 +31,9 @@ class StreamSocket(Protocol):
 
     def fileno(self) -> int:
         """Return the file descriptor; -1 after `close`."""
+
+    def setblocking(self, is_blocking: bool, /) -> None:
+        """Set whether calls wait."""
 
     def getpeername(self) -> Any:
         """Return the address of the other side."""
@@ -72,6 +75,7 @@ class Stream:
         self._lock = threading.Lock()  # OpenSSL allows one thread at a time
         self._watched = 0  # events
         self._has_ended = False
+        sock.setblocking(False)
 
     @property
     def is_sending(self) -> bool:

@@ -42,11 +42,9 @@ class TLSSocket:
             AuthenticationFailed: the certificate of the other side is not accepted.
             OSError: the socket has ended.
         """
-        is_complete = False
-        while not is_complete:
-            is_complete = self._continue_handshake()
-            while not is_complete and not self._receive():
-                yield READ
+        while not self._continue_handshake():
+            yield READ  # also if more has arrived, so that the deadline is checked
+            self._receive()
         self._is_authenticated = True
 
     def send(self, data: bytes | bytearray | memoryview) -> int:
@@ -92,6 +90,10 @@ class TLSSocket:
         """Return the file descriptor; -1 after `close`."""
         return self._sock.fileno()
 
+    def setblocking(self, is_blocking: bool) -> None:
+        """Set whether calls wait."""
+        self._sock.setblocking(is_blocking)
+
     def getpeername(self) -> Any:
         """Return the address of the other side."""
         return self._sock.getpeername()
@@ -105,16 +107,19 @@ class TLSSocket:
         self._sock.close()
 
     def _continue_handshake(self) -> bool:
-        """Send the next message of the handshake, or the alert; return whether the handshake is complete."""
+        """Send the next message of the handshake, or an alert; return whether the handshake is complete."""
+        is_complete = False
         try:
             self._tls.do_handshake()
+            is_complete = True
         except ssl.SSLWantReadError:
-            return False
+            pass
         except ssl.SSLError as error:
+            with suppress(OSError):  # the other side may have closed the socket
+                self._sock.send(self._outgoing.read())
             raise AuthenticationFailed(_explain(error)) from error
-        finally:
-            self._sock.send(self._outgoing.read())  # a new socket has room for it
-        return True
+        self._sock.send(self._outgoing.read())  # a new socket has room for it
+        return is_complete
 
     def _encrypt(self, data: memoryview) -> int:
         """Encrypt these bytes, and return how many there are."""

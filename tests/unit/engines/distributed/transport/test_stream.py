@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
-from paceline.engines.distributed.transport.stream import FIRST_BYTES, RECORD_BYTES, Stream
+from paceline.engines.distributed.transport.stream import FIRST_BYTES, JOINED_BYTES, Stream
 from this_process import wait_until
 
 LIMIT_S = 20
@@ -73,7 +73,7 @@ def in_loop(loop, function):
 
 
 LIMITS = st.lists(st.integers(1, 40_000), min_size=1, max_size=4).flatmap(lambda found: st.permutations([*found, 0]))
-SIZES = st.lists(st.one_of(st.integers(0, 100), st.integers(0, 3 * RECORD_BYTES)), min_size=1, max_size=8)
+SIZES = st.lists(st.one_of(st.integers(0, 100), st.integers(0, 3 * JOINED_BYTES)), min_size=1, max_size=8)
 
 
 @settings(max_examples=20)

@@ -61,8 +61,8 @@ def test_the_certificate_never_expires_and_accepts_itself_only(identities):
 def test_one_token_is_tls_1_3_on_both_sides(identities):
     both = handshake(*[TLSSecurity(identities["a token", ""]) for _ in range(2)])
     for sock in both:
-        assert sock.version() == "TLSv1.3"
-        assert ssl.DER_cert_to_PEM_cert(sock.getpeercert(binary_form=True)).encode() == (
+        assert sock._tls.version() == "TLSv1.3"
+        assert ssl.DER_cert_to_PEM_cert(sock._tls.getpeercert(binary_form=True)).encode() == (
             identities["a token", ""].certificate
         )
         sock.close()
