@@ -47,11 +47,16 @@ def start_probe(attempt: Path, rank: int, sample_every: int) -> None:
     """
     files = RankFiles(attempt, rank, sample_every)
     if dist.is_available():
-        _Probe(files, GradientSampler(sample_every)).patch()
+        Probe(files, GradientSampler(sample_every)).install()
 
 
-class _Probe:
-    """Hooks of one rank and what they remember between two calls."""
+class Probe:
+    """Hooks of one rank and what they remember between two calls.
+
+    Args:
+        files: files of the rank.
+        sampler: sampler of its gradients.
+    """
 
     def __init__(self, files: RankFiles, sampler: GradientSampler) -> None:
         self._files = files
@@ -64,18 +69,29 @@ class _Probe:
         self._is_in_backward = self._is_in_collective = False
         self._awaits_graph = self._is_sampled = False
         self._has_failed = False
+        self._originals: list[tuple[Any, str, Function]] = []
 
-    def patch(self) -> None:
-        """Replace the functions that the marks need."""
-        _replace(DistributedDataParallel, "__init__", self._with_init)
-        _replace(DistributedDataParallel, "forward", self._with_forward)
-        _replace(DistributedDataParallel, "_sync_buffers", self._timed)
-        _replace(torch.autograd, "backward", self._with_backward)
-        _replace(torch.amp.GradScaler, "scale", self._with_scale)
+    def install(self) -> None:
+        """Replace the functions of torch that the marks need."""
+        self._replace(DistributedDataParallel, "__init__", self._with_init)
+        self._replace(DistributedDataParallel, "forward", self._with_forward)
+        self._replace(DistributedDataParallel, "_sync_buffers", self._timed)
+        self._replace(torch.autograd, "backward", self._with_backward)
+        self._replace(torch.amp.GradScaler, "scale", self._with_scale)
         for name in COLLECTIVES:
             if hasattr(dist, name):
-                _replace(dist, name, self._timed)
-        _replace(dist.Work, "wait", self._timed)
+                self._replace(dist, name, self._timed)
+        self._replace(dist.Work, "wait", self._timed)
+
+    def remove(self) -> None:
+        """Put the functions of torch back."""
+        while self._originals:
+            setattr(*self._originals.pop())
+
+    def _replace(self, owner: Any, name: str, patched: Callable[[Function], Function]) -> None:
+        original = getattr(owner, name)
+        self._originals.append((owner, name, original))
+        setattr(owner, name, wraps(original)(patched(original)))
 
     def _with_init(self, original: Function) -> Function:
         def init(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
@@ -216,8 +232,3 @@ def _facts_of(model: DistributedDataParallel) -> dict[str, Any]:
         "bucket_bytes": [int(each) for each in str(sizes).split(",") if each.strip().isdigit()],
         "static_graph": bool(model.static_graph),
     }
-
-
-def _replace(owner: Any, name: str, patched: Callable[[Function], Function]) -> None:
-    original = getattr(owner, name)
-    setattr(owner, name, wraps(original)(patched(original)))
