@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean, median, quantiles
+from statistics import mean, median
 from time import perf_counter
 from typing import Any
 
@@ -76,7 +76,7 @@ def overhead(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def interleaved(tensors: int, steps: int, folder: Path) -> dict[str, float]:
-    """Return the medians of steps with and without the probe, and what a sampled step adds."""
+    """Return what the probe adds to a step at the lowest decile, and what samples of the gradient add on average."""
     probe = Probe(RankFiles(folder, 0, SAMPLE_EVERY), GradientSampler(SAMPLE_EVERY))
     probe.install()
     model = DistributedDataParallel(nn.Sequential(*(nn.Linear(8, 8) for _ in range(tensors // 2))))
@@ -85,20 +85,22 @@ def interleaved(tensors: int, steps: int, folder: Path) -> dict[str, float]:
     for _ in range(WARM_UP):
         step(model, optimizer, x)
     probe.remove()
-    took_s: dict[str, list[float]] = {"plain": [], "recorded": [], "sampled": []}
+    plain_s: list[float] = []
+    recorded_s: list[float] = []
+    sampled_s: list[float] = []
     for index in range(steps):
-        took_s["plain"].append(step(model, optimizer, x))
+        is_sampled = (WARM_UP + index) % SAMPLE_EVERY == 0
+        plain_s.append(step(model, optimizer, x))
         probe.install()
-        kind = "recorded" if (WARM_UP + index) % SAMPLE_EVERY else "sampled"
-        took_s[kind].append(step(model, optimizer, x))
+        (sampled_s if is_sampled else recorded_s).append(step(model, optimizer, x))
         probe.remove()
-    recorded, plain = (quantiles(took_s[kind], n=10) for kind in ("recorded", "plain"))
-    samples_us = (median(took_s["sampled"]) - median(took_s["recorded"])) / SAMPLE_EVERY * US
+    deciles = [np.quantile(each, 0.1) for each in (plain_s, recorded_s, sampled_s)]
+    medians = [median(each) for each in (plain_s, recorded_s)]
     return {
-        "plain_step_us": median(took_s["plain"]) * US,
-        "added_us": (median(took_s["recorded"]) - median(took_s["plain"])) * US,
-        "added_us_at_low_decile": (recorded[0] - plain[0]) * US,
-        "added_us_by_samples": samples_us,
+        "plain_step_us": medians[0] * US,
+        "added_us": float(deciles[1] - deciles[0]) * US,
+        "added_us_at_the_median": (medians[1] - medians[0]) * US,
+        "added_us_by_samples": float(deciles[2] - deciles[1]) / SAMPLE_EVERY * US,
     }
 
 
@@ -152,7 +154,7 @@ def recorded(settings: dict[str, Any]) -> dict[str, float]:
 def true_excess_s(output: str) -> float:
     """Return by how much the slow rank's sleeps were longer than the mean of the others'."""
     answers = [line.partition(ANSWER)[2] for line in output.splitlines() if ANSWER in line]
-    taken_s = {rank: mean(steps_s[1:]) for rank, steps_s in map(json.loads, answers)}
+    taken_s: dict[int, float] = {rank: mean(steps_s[1:]) for rank, steps_s in map(json.loads, answers)}
     return taken_s.pop(SLOW_RANK) - median(taken_s.values())
 
 

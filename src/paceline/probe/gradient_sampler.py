@@ -23,7 +23,7 @@ class GradientSampler:
     def __init__(self, every: int) -> None:
         self._every = every
         self._parameters: list[Tensor] = []
-        self._is_view = False
+        self._uses_hooks = False
         self._loss: Tensor | None = None
         self._local: float | None = None
         self._squares: list[Tensor] = []
@@ -39,7 +39,7 @@ class GradientSampler:
             is_view: whether the gradients are views of DDP's buckets.
         """
         self._parameters += parameters
-        self._is_view |= is_view
+        self._uses_hooks |= is_view
 
     def remember_scale(self, scaled: object, scale: Tensor | None) -> None:
         """Remember a loss that a GradScaler has multiplied, and its factor."""
@@ -51,10 +51,15 @@ class GradientSampler:
         if not self._every or step % self._every or not self._parameters:
             return False
         self._loss, self._local = loss, None
-        if self._is_view:
+        if self._uses_hooks:
             self._squares = []
             self._hooks = [each.register_post_accumulate_grad_hook(self._note) for each in self._parameters]
         return True
+
+    def expect_nested(self) -> None:
+        """Use hooks from now on: with nested backward passes DDP may put the mean in place before the graph is done."""
+        if not self._uses_hooks:
+            self._uses_hooks, self._loss = True, None
 
     def graph_done(self) -> None:
         """Compute the norm of the local gradient."""

@@ -67,7 +67,7 @@ class Probe:
         self._sees_forward = False  # not the case where torch.compile compiles the DDP module itself
         self._is_synced: bool | None = None  # of the last forward pass
         self._is_in_backward = self._is_in_collective = False
-        self._awaits_graph = self._is_sampled = False
+        self._is_sampled = False
         self._has_failed = False
         self._originals: list[tuple[Any, str, Function]] = []
 
@@ -114,8 +114,8 @@ class Probe:
 
     def _with_backward(self, original: Function) -> Function:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            if self._is_in_backward or not self._models:  # reentrant checkpoints call it inside the graph
-                original(tensors, *args, **kwargs)
+            if self._is_in_backward or not self._models:
+                self._nested_backward(original, tensors, *args, **kwargs)
                 return
             self._is_in_backward = True
             is_synced, self._is_synced = self._will_sync(), None
@@ -126,11 +126,21 @@ class Probe:
                 original(tensors, *args, **kwargs)
                 self._timer.backward_ended(perf_counter_ns(), is_synced=is_synced)
             finally:
-                self._is_in_backward = self._awaits_graph = False
-            if is_synced:
+                self._is_in_backward = False
+            if is_synced and (self._is_sampled or self._timer.step == STEP_WITH_FINAL_BUCKETS):
                 self._guard(self._end_step)
 
         return backward
+
+    def _nested_backward(self, original: Function, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        """Run the backward pass of a reentrant checkpoint; DDP may wait for the sums at its end."""
+        done_ns: list[int] = []
+        if self._is_in_backward:
+            self._guard(self._sampler.expect_nested)
+            self._guard(_call_at_end_of_graph, tensors, lambda: done_ns.append(perf_counter_ns()))
+        original(tensors, *args, **kwargs)
+        if done_ns:
+            self._timer.sums_took(perf_counter_ns() - done_ns[-1])
 
     def _with_scale(self, original: Function) -> Function:
         def scale(scaler: Any, outputs: Any) -> Any:
@@ -161,19 +171,8 @@ class Probe:
         return any(model.require_backward_grad_sync for model in self._models)
 
     def _await_graph(self, tensors: Any) -> None:
-        """Put a hook on the root of the graph, which runs when the backward pass begins."""
-        root = next(
-            each for each in ([tensors] if isinstance(tensors, torch.Tensor) else tensors) if each.requires_grad
-        )
-        self._awaits_graph = True
-        self._is_sampled = self._sampler.begin(self._timer.step, root)
-        root.register_hook(self._on_root)
-
-    def _on_root(self, gradient: torch.Tensor) -> None:
-        """Queue the mark of the graph's end; DDP queues its wait for the sums later, so the mark comes first."""
-        if self._awaits_graph:
-            self._awaits_graph = False
-            torch.autograd.Variable._execution_engine.queue_callback(self._on_graph_done)
+        self._is_sampled = self._sampler.begin(self._timer.step, _root_of(tensors))
+        _call_at_end_of_graph(tensors, self._on_graph_done)
 
     def _on_graph_done(self) -> None:
         self._timer.graph_done(perf_counter_ns())
@@ -232,3 +231,25 @@ def _facts_of(model: DistributedDataParallel) -> dict[str, Any]:
         "bucket_bytes": [int(each) for each in str(sizes).split(",") if each.strip().isdigit()],
         "static_graph": bool(model.static_graph),
     }
+
+
+def _root_of(tensors: Any) -> torch.Tensor:
+    """Return the first tensor of a backward pass that has a graph."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    root: torch.Tensor = next(each for each in tensors if each.requires_grad)
+    return root
+
+
+def _call_at_end_of_graph(tensors: Any, mark: Callable[[], None]) -> None:
+    """Call a function when the next backward pass from these tensors has done its own graph.
+
+    A hook on the root queues it when the pass begins. DDP queues its wait for the sums later, so the mark comes first.
+    """
+    waiting = [mark]
+
+    def on_root(gradient: torch.Tensor) -> None:
+        if waiting:  # a second pass through a graph that was kept runs the hook again
+            torch.autograd.Variable._execution_engine.queue_callback(waiting.pop())
+
+    _root_of(tensors).register_hook(on_root)

@@ -38,7 +38,7 @@ class StepTimer:
         self._clear()
 
     def _clear(self) -> None:
-        self._data_ns = self._forward_ns = self._backward_ns = self._collectives_ns = 0
+        self._data_ns = self._forward_ns = self._backward_ns = self._collectives_ns = self._sync_ns = 0
 
     def forward_began(self, now_ns: int) -> None:
         """Mark a call of the model with gradients; only the first one before a backward pass ends the data part."""
@@ -75,7 +75,7 @@ class StepTimer:
             return
         if self._begin_ns is not None and self._is_done:
             parts_ns = (self._data_ns, self._forward_ns, self._backward_ns, self._collectives_ns)
-            self._emit((self.step, self._begin_ns, *parts_ns, now_ns - self._last_ns))
+            self._emit((self.step, self._begin_ns, *parts_ns, self._sync_ns + now_ns - self._last_ns))
         self._begin_ns = self._last_ns = now_ns
         self._clear()
         self.step += 1
@@ -83,6 +83,11 @@ class StepTimer:
     def collective_took(self, taken_ns: int) -> None:
         """Move the time of a collective that has just ended from the current part to the collectives."""
         self._collectives_ns += taken_ns
+        self._last_ns += taken_ns
+
+    def sums_took(self, taken_ns: int) -> None:
+        """Move the time of sums that ended inside of the graph to the wait for the sums."""
+        self._sync_ns += taken_ns
         self._last_ns += taken_ns
 
     def skip(self, taken_ns: int) -> None:

@@ -77,3 +77,12 @@ def test_time_of_the_probe_itself_is_left_out(timer, rows):
     timer.skip(10)
     step(timer, 60)
     assert rows == [(1, 45, 15, 10, 20, 0, 5)]
+
+
+def test_sums_that_end_inside_of_the_graph_are_waiting(timer, rows):
+    timer.forward_began(50)
+    timer.backward_began(60)
+    timer.sums_took(7)
+    timer.graph_done(80)
+    timer.backward_ended(85, is_synced=True)
+    assert rows == [(1, 35, 15, 10, 13, 0, 12)]

@@ -1,0 +1,131 @@
+"""`paceline record` on scripts as users have them: what is recorded, and that nothing else changes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from paceline.ddp_recording.layout import HOSTS
+from paceline.ddp_recording.recording import DDPRecording
+from paceline.ddp_recording.waiting import find_stragglers
+from paths import SUPPORT, environment
+
+pytestmark = pytest.mark.slow
+SCRIPT = SUPPORT / "recorded_script.py"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--monitor-interval", "0.1"]
+
+
+def command(folder, *words, **variables):
+    return subprocess.run(
+        [*map(str, words)],
+        cwd=folder,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+
+
+def train(folder, way, *record):
+    return command(folder, *record, *TORCHRUN, "--nproc-per-node", 2, SCRIPT, way)
+
+
+def record(folder, *options):
+    return [sys.executable, "-m", "paceline", "record", "--out", folder / "rec", *options, "--"]
+
+
+def sum_in(output):
+    return next(line for line in output.splitlines() if line.startswith("sum"))
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["batch_norm", "no_sync", "reentrant", "static_graph", "views", "compiled", "compiled_outside", "own_collectives"],
+)
+def test_the_slow_rank_is_named_and_training_is_the_same(way, tmp_path):
+    recorded = train(tmp_path, way, *record(tmp_path, "--sample", 5))
+    assert recorded.returncode == 0, recorded.stderr
+    assert "not fully recorded" not in recorded.stderr
+    recording = DDPRecording(tmp_path / "rec")
+    [straggler] = find_stragglers(recording)
+    assert (straggler.rank, straggler.part, straggler.is_persistent) == (1, "backward", True)
+    expected_s = 0.060 if way == "no_sync" else 0.030
+    assert straggler.excess_s == pytest.approx(expected_s, abs=0.004)
+    assert len(recording.gradient_samples) == (7 if way == "reentrant" else 8)
+    assert all(each.squared_norm < each.mean_square for each in recording.gradient_samples)
+    assert sum_in(recorded.stdout) == sum_in(train(tmp_path, way).stdout)
+
+
+@pytest.mark.parametrize("way", ["views", "scaled"])
+def test_samples_are_those_of_the_unscaled_local_and_mean_gradient(way, tmp_path):
+    for each, folder in ((way, tmp_path / "one"), ("plain", tmp_path / "other")):
+        folder.mkdir()
+        assert train(folder, each, *record(folder, "--sample", 5)).returncode == 0
+    one, other = (DDPRecording(tmp_path / name / "rec").gradient_samples for name in ("one", "other"))
+    for ours, plain in zip(one, other, strict=True):
+        assert ours == pytest.approx(plain, rel=1e-4)
+        assert 0 < ours.squared_norm < ours.mean_square
+
+
+def test_a_killed_run_is_read_up_to_its_last_rows(tmp_path):
+    done = train(tmp_path, "killed", *record(tmp_path))
+    assert done.returncode != 0
+    advice = command(tmp_path, sys.executable, "-m", "paceline", "advise", tmp_path / "rec")
+    assert advice.returncode in (0, 2)
+    assert "steps" in advice.stdout + advice.stderr
+
+
+def test_a_run_of_three_steps(tmp_path):
+    done = train(tmp_path, "three_steps", *record(tmp_path))
+    assert done.returncode == 0
+    assert "has 2 steps that all ranks recorded after the first one, expected at least 10" in done.stderr
+
+
+def test_a_script_without_ddp(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import torch\nprint('trained')\n")
+    done = command(tmp_path, *record(tmp_path), *TORCHRUN, "--nproc-per-node", 2, script)
+    assert done.returncode == 0
+    assert "ranks 0 and 1 made no DistributedDataParallel model" in done.stderr
+
+
+def test_a_command_without_ranks(tmp_path):
+    done = command(tmp_path, *record(tmp_path), sys.executable, "-c", "import torch; print('trained')")
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert "no rank has imported torch" in done.stderr
+    assert "RANK is set" in done.stderr
+
+
+def test_the_status_of_the_command_is_returned_and_noted(tmp_path):
+    done = command(tmp_path, *record(tmp_path), sys.executable, "-c", "raise SystemExit(7)")
+    assert done.returncode == 7
+    [about] = (tmp_path / "rec").glob(HOSTS)
+    assert json.loads(about.read_text())["exit_status"] == 7
+
+
+def test_a_command_that_does_not_exist(tmp_path):
+    done = command(tmp_path, *record(tmp_path), "torchrunn", "train.py")
+    assert done.returncode == 2
+    assert "there is no command 'torchrunn'" in done.stderr
+    assert not (tmp_path / "rec").exists()
+
+
+def test_a_folder_that_exists(tmp_path):
+    (tmp_path / "rec").mkdir()
+    (tmp_path / "rec" / "notes.txt").touch()
+    done = command(tmp_path, *record(tmp_path), sys.executable, "-c", "print('started')")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{tmp_path}/rec exists already; give another folder with --out" in done.stderr.replace("\n", " ")
+
+
+def test_a_sitecustomize_of_the_user_still_runs(tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("print('own sitecustomize')\n")
+    path = os.pathsep.join([str(tmp_path / "own"), environment()["PYTHONPATH"]])
+    program = ["-c", "import sitecustomize; print(sitecustomize.__file__)"]
+    done = command(tmp_path, *record(tmp_path), sys.executable, *program, PYTHONPATH=path, RANK="0")
+    lines = done.stdout.splitlines()
+    assert lines[-2:] == ["own sitecustomize", str(tmp_path / "own" / "sitecustomize.py")]
