@@ -32,7 +32,7 @@ from paceline.ddp_recording.layout import SAMPLE_EVERY
 from paceline.ddp_recording.recording import DDPRecording
 from paceline.ddp_recording.waiting import excess_s, slow_ranks
 from paceline.probe.gradient_sampler import GradientSampler
-from paceline.probe.patches import Probe
+from paceline.probe.patches import StepProbe
 from paceline.probe.rank_files import RankFiles
 
 OVERHEAD_BARS_US = {40: 40.0, 300: 80.0}  # by number of parameter tensors
@@ -77,7 +77,7 @@ def overhead(args: argparse.Namespace) -> dict[str, Any]:
 
 def interleaved(tensors: int, steps: int, folder: Path) -> dict[str, float]:
     """Return what the probe adds to a step at the lowest decile, and what samples of the gradient add on average."""
-    probe = Probe(RankFiles(folder, 0, SAMPLE_EVERY), GradientSampler(SAMPLE_EVERY))
+    probe = StepProbe(RankFiles(folder, 0, SAMPLE_EVERY), GradientSampler(SAMPLE_EVERY))
     probe.install()
     model = DistributedDataParallel(nn.Sequential(*(nn.Linear(8, 8) for _ in range(tensors // 2))))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

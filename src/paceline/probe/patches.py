@@ -47,10 +47,10 @@ def start_probe(attempt: Path, rank: int, sample_every: int) -> None:
     """
     files = RankFiles(attempt, rank, sample_every)
     if dist.is_available():
-        Probe(files, GradientSampler(sample_every)).install()
+        StepProbe(files, GradientSampler(sample_every)).install()
 
 
-class Probe:
+class StepProbe:
     """Hooks of one rank and what they remember between two calls.
 
     Args:
