@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs of one job, or their parent folders.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs of one job, or their parent folders, or a recording.")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="HTML file to write. Default: report.html, in the folder if only one is given.")
     ] = None,
@@ -33,18 +35,23 @@ def report(
 
 
 def trace(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or of a recording.")],
     out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("trace.csv"),
     overwrite: Overwrite = False,
 ) -> None:
     """Export the round-trip times of a run, to simulate them with --cluster trace:FILE."""
     from paceline.clusters.timing.trace import Trace
+    from paceline.ddp_recording.as_trace import read_trace_of
+    from paceline.ddp_recording.recording import is_recording
     from paceline.recording.run_folder import SavedRun
     from paceline.recording.validation import believed
 
     check_out(out, overwrite)
-    with believed(run):
-        recorded = Trace.of(SavedRun(run), source=str(run))
+    if is_recording(run):
+        recorded = read_trace_of(run)
+    else:
+        with believed(run):
+            recorded = Trace.of(SavedRun(run), source=str(run))
     recorded.to_csv(out)
     censored = f"{recorded.censored_rows} of them censored"
     print(f"{out}: {counted(len(recorded.rows), 'round trip')} of {counted(recorded.workers, 'worker')}, {censored}")

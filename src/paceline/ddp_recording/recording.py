@@ -89,6 +89,7 @@ class DDPRecording:
 
     Attributes:
         headers: header of each rank.
+        step_numbers: numbers of the steps that all ranks recorded.
         attempts: number of starts of the ranks; the one with the most steps is read.
 
     Raises:
@@ -106,10 +107,10 @@ class DDPRecording:
         ranks = max(read, key=lambda each: min((len(rank.rows) for rank in each), default=-1))
         self.headers = [rank.header for rank in ranks]
         _check_ranks(self.path, self.headers)
-        self._steps, self._columns = _aligned([rank.rows for rank in ranks])
-        if len(self._steps) < LEAST_STEPS:
+        self.step_numbers, self._columns = _aligned([rank.rows for rank in ranks])
+        if self.steps < LEAST_STEPS:
             raise UsageError(
-                f"{self.path} has {counted(len(self._steps), 'step')} that all ranks recorded after the first one, "
+                f"{self.path} has {counted(self.steps, 'step')} that all ranks recorded after the first one, "
                 f"expected at least {LEAST_STEPS}; record a longer run"
             )
         self._samples = [rank.samples for rank in ranks]
@@ -122,7 +123,7 @@ class DDPRecording:
     @property
     def steps(self) -> int:
         """Number of steps that all ranks recorded."""
-        return len(self._steps)
+        return len(self.step_numbers)
 
     @property
     def payload_bytes(self) -> int:

@@ -7,6 +7,10 @@ from statistics import median
 
 import numpy as np
 
+from paceline.ddp_recording.recording import DDPRecording
+from paceline.ddp_recording.waiting import find_stragglers, time_shares
+from paceline.experiments.advise.recording_advice import straggler_sentence
+from paceline.recording.recorded_ddp_run import RecordedDDPRun
 from paceline.report.run_data import FATES, RunData
 from paceline.report.worker_stats import QUANTILES, RoundTripStats, round_trips
 
@@ -24,6 +28,8 @@ def stragglers(run: RunData) -> list[str]:
     A straggler has a median round trip of at least twice the median over the workers, or contributed nothing while the
     others contributed. If most of its tasks were interrupted or unfinished, its median is a lower bound.
     """
+    if isinstance(run.run, RecordedDDPRun):
+        return _of_recording(run.run.recording)
     rows = round_trips(run)
     if run.workers < 2 or not any(rows):
         return []
@@ -45,6 +51,12 @@ def stragglers(run: RunData) -> list[str]:
     left_out = len(sentences) - MOST_NAMED
     more = f"{left_out} more worker{'s were stragglers' if left_out > 1 else ' was a straggler'}"
     return sentences[:MOST_NAMED] + ([more] if left_out > 0 else [])
+
+
+def _of_recording(recording: DDPRecording) -> list[str]:
+    """Return the waiting share of a DDP recording, and a sentence for each slow rank."""
+    found = [straggler_sentence(each).rstrip(".") for each in find_stragglers(recording)[:MOST_NAMED]]
+    return [f"{time_shares(recording).waiting_share:.1%} of the rank-time was waiting for slower ranks", *found]
 
 
 def _typical_s(rows: Sequence[RoundTripStats | None]) -> float:

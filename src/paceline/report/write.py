@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.ddp_recording.recording import is_recording
 from paceline.errors import UsageError
+from paceline.recording.recorded_ddp_run import RecordedDDPRun
 from paceline.recording.run_folder import REPORT, RUN, SavedRun, run_folders
 from paceline.recording.validation import believed
 from paceline.report.curves import groups
@@ -43,7 +45,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None, figures: Path
     """Write the report of runs of one job as one HTML file.
 
     Args:
-        folders: folders of runs, or their parent folders.
+        folders: folders of runs or of DDP recordings, or parent folders of runs.
         out: file to write; by default report.html, in the folder if only one is given, else in the working directory.
         figures: folder to write each figure to as PNG and SVG; None to write no figures.
 
@@ -71,7 +73,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None, figures: Path
 
 def read_runs(folders: Sequence[Path]) -> list[RunData]:
     """Read all runs in and below these folders."""
-    runs = [SavedRun(path) for folder in folders for path in _run_folders(folder)]
+    runs = [_open_run(path) for folder in folders for path in _run_folders(folder)]
     check_same_job(runs)
     found = []
     for run, label in zip(runs, _labels(runs), strict=True):
@@ -80,8 +82,12 @@ def read_runs(folders: Sequence[Path]) -> list[RunData]:
     return found
 
 
+def _open_run(path: Path) -> SavedRun:
+    return RecordedDDPRun(path) if is_recording(path) else SavedRun(path)
+
+
 def _run_folders(folder: Path) -> Iterator[Path]:
-    if os.path.lexists(folder / RUN) or not os.path.isdir(folder):
+    if os.path.lexists(folder / RUN) or not os.path.isdir(folder) or is_recording(folder):
         yield folder
         return
     below = run_folders(folder)
