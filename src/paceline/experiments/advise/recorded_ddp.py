@@ -40,7 +40,8 @@ def advise_recording(
 
     Args:
         recording: recording, or its folder, that ``paceline record`` has written.
-        protocols: protocols to rank; those of the papers with K = 1, 2, 4 ... n if none is given.
+        protocols: protocols to rank; those of the papers with K = 1, 2, 4 ... n, and one that waits for no
+            persistent straggler, if none is given.
         price: price of one worker-hour, >= 0; None to show no cost.
         seed: seed of the simulations, >= 0.
 
@@ -50,7 +51,7 @@ def advise_recording(
     check_range("[0, inf)", price=0.0 if price is None else price)
     read = recording if isinstance(recording, DDPRecording) else DDPRecording(recording)
     stragglers = find_stragglers(read)
-    names = list(protocols) or default_protocols(read.ranks)
+    names = list(protocols) or _protocols(read.ranks, stragglers)
     ranking = [_predict(read, name, (), seed) for name in names]
     dropped = _slow_node(read, stragglers)
     if dropped:
@@ -63,6 +64,12 @@ def advise_recording(
         noise=_noise(read),
         price=price,
     )
+
+
+def _protocols(n: int, stragglers: Sequence[StragglerFacts]) -> list[str]:
+    """Return the protocols of the papers, and the one that waits for no persistent straggler."""
+    slow = max(1, sum(each.is_persistent for each in stragglers))
+    return list(dict.fromkeys([*default_protocols(n), f"k_sync(k={max(1, n - slow)})"]))
 
 
 def _sort_key(prediction: DDPPrediction) -> float:
