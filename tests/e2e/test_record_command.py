@@ -17,6 +17,27 @@ SCRIPT = SUPPORT / "recorded_script.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--monitor-interval", "0.1"]
 
 
+WITHOUT_DDP = """
+import time, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(40):
+    time.sleep(0.04 if dist.get_rank() == 1 else 0.01)
+    optimizer.zero_grad()
+    model(torch.randn(4, 16)).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
 def command(folder, *words, **variables):
     return subprocess.run(
         [*map(str, words)],
@@ -89,7 +110,21 @@ def test_a_script_without_ddp(tmp_path):
     script.write_text("import torch\nprint('trained')\n")
     done = command(tmp_path, *record(tmp_path), *TORCHRUN, "--nproc-per-node", 2, script)
     assert done.returncode == 0
-    assert "ranks 0 and 1 made no DistributedDataParallel model" in done.stderr
+    assert "ranks 0 and 1 made no DistributedDataParallel model and no collectives" in done.stderr
+
+
+def test_a_script_with_fsdp_or_own_collectives_is_recorded_by_the_flight_recorder(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(WITHOUT_DDP)
+    done = command(tmp_path, *record(tmp_path), *TORCHRUN, "--nproc-per-node", 2, script)
+    assert done.returncode == 0, done.stderr
+    recording = DDPRecording(tmp_path / "rec")
+    assert recording.is_coarse
+    [straggler] = find_stragglers(recording)
+    assert (straggler.rank, straggler.part, straggler.is_persistent) == (1, "unknown", True)
+    assert straggler.excess_s == pytest.approx(0.030, abs=0.005)
+    advice = command(tmp_path, sys.executable, "-m", "paceline", "advise", tmp_path / "rec")
+    assert "They are coarser" in advice.stdout
 
 
 def test_a_command_without_ranks(tmp_path):

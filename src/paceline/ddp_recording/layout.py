@@ -27,6 +27,8 @@ PARTS = ("data", "forward", "backward")
 STEP_COLUMNS = ("step", "begin_ns", *(f"{part}_ns" for part in PARTS), "collectives_ns", "sync_ns")
 GRADIENT_COLUMNS = ("step", "loss", "local_squared_norm", "mean_squared_norm")
 
+COLLECTIVE_COLUMNS = ("step", "group", "sequence", "created_ns")  # without a DDP model; wall clock of the host
+
 FLUSH_ROWS = 256
 FLUSH_S = 5.0
 SAMPLE_EVERY = 50  # steps between two samples of the gradient
@@ -55,3 +57,8 @@ def steps_file(attempt: Path, rank: int) -> Path:
 def gradients_file(attempt: Path, rank: int) -> Path:
     """Return the sampled gradient norms and losses of a rank."""
     return attempt / f"rank-{rank}.gradients.csv"
+
+
+def collectives_file(attempt: Path, rank: int) -> Path:
+    """Return the collectives of a rank without a DDP model, from the flight recorder of torch."""
+    return attempt / f"rank-{rank}.collectives.csv"

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 from numpy.typing import NDArray
 
 from paceline.ddp_recording import layout
+from paceline.ddp_recording.collectives import steps_of
 from paceline.errors import UsageError, describe_read_error
 from paceline.utils import files
 from paceline.utils.wording import counted, join_words, listed
@@ -90,6 +91,7 @@ class DDPRecording:
     Attributes:
         headers: header of each rank.
         step_numbers: numbers of the steps that all ranks recorded.
+        is_coarse: whether the script has no DDP model, so that its times are those of all its collectives.
         attempts: number of starts of the ranks; the one with the most steps is read.
 
     Raises:
@@ -106,7 +108,8 @@ class DDPRecording:
         self.attempts = len(attempts)
         ranks = max(read, key=lambda each: min((len(rank.rows) for rank in each), default=-1))
         self.headers = [rank.header for rank in ranks]
-        _check_ranks(self.path, self.headers)
+        self.is_coarse = any(rank.is_coarse for rank in ranks)
+        _check_ranks(self.path, self.headers, self.is_coarse)
         self.step_numbers, self._columns = _aligned([rank.rows for rank in ranks])
         if self.steps < LEAST_STEPS:
             raise UsageError(
@@ -171,6 +174,7 @@ class _Rank(NamedTuple):
     header: RankHeader
     rows: Mapping[str, NDArray[Any]]
     samples: Mapping[int, Sequence[float]]
+    is_coarse: bool = False
 
 
 def is_recording(path: str | Path) -> bool:
@@ -196,7 +200,16 @@ def _without_ranks(path: Path) -> str:
 def _read_attempt(attempt: Path) -> list[_Rank]:
     paths = [path for path in attempt.glob("rank-*.json") if path.stem.removeprefix("rank-").isdecimal()]
     headers = sorted((_read_header(path) for path in paths), key=lambda header: header.rank)
-    return [_read_rank(attempt, header) for header in headers]
+    ranks = [_read_rank(attempt, header) for header in headers]
+    if any(header.models for header in headers) or not all(_has_collectives(attempt, header) for header in headers):
+        return ranks
+    began = [_read_rows(layout.collectives_file(attempt, each.rank), layout.COLLECTIVE_COLUMNS) for each in headers]
+    rows = steps_of(began, [header.host for header in headers])
+    return [rank._replace(rows=own, is_coarse=True) for rank, own in zip(ranks, rows, strict=True)]
+
+
+def _has_collectives(attempt: Path, header: RankHeader) -> bool:
+    return layout.collectives_file(attempt, header.rank).exists()
 
 
 def _read_rank(attempt: Path, header: RankHeader) -> _Rank:
@@ -239,7 +252,7 @@ def _read_rows(path: Path, columns: Sequence[str]) -> NDArray[np.float64]:
     return table.reshape(-1, len(columns)).T
 
 
-def _check_ranks(path: Path, headers: Sequence[RankHeader]) -> None:
+def _check_ranks(path: Path, headers: Sequence[RankHeader], is_coarse: bool) -> None:
     world_size = max(header.world_size for header in headers)
     there = [header.rank for header in headers]
     missing = sorted(set(range(world_size)) - set(there))
@@ -249,10 +262,10 @@ def _check_ranks(path: Path, headers: Sequence[RankHeader]) -> None:
             "`paceline record` wrote on the other hosts into this one"
         )
     without = [header.rank for header in headers if not header.models]
-    if without:
+    if without and not is_coarse:
         raise UsageError(
-            f"{path}: {listed('rank', without)} made no DistributedDataParallel model, so there are no steps to read; "
-            "record a script that trains with DistributedDataParallel"
+            f"{path}: {listed('rank', without)} made no DistributedDataParallel model and no collectives between steps "
+            "of an optimizer, so there are no steps to read; record a script that trains with DistributedDataParallel"
         )
     if len(headers) < 2:
         raise UsageError(f"{path} has a single rank, which waits for no other; record a run of two ranks or more")

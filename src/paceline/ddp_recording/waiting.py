@@ -48,7 +48,8 @@ class StragglerFacts(NamedTuple):
         host: name of its host.
         steps_share: share of the steps in which it was the slowest rank and slow, 0 to 1.
         excess_s: mean seconds above the median of the other ranks in these steps.
-        part: part of the step with the largest excess: "data", "forward" or "backward".
+        part: part of the step with the largest excess: "data", "forward" or "backward"; "unknown" for a script without
+            a DDP model.
         part_excess_s: mean excess of this part, in seconds.
         episodes: number of uninterrupted sequences of such steps.
         cost_s: mean seconds by which a step would be shorter without this rank, over all steps.
@@ -116,7 +117,7 @@ def _facts(recording: DDPRecording, rank: int, is_slow: NDArray[np.bool_]) -> St
         host=recording.headers[rank].host,
         steps_share=float(is_slow.mean()),
         excess_s=float(excess_s(recording.work_s)[rank, is_slow].mean()),
-        part=part,
+        part="unknown" if recording.is_coarse else part,
         part_excess_s=parts_s[part],
         episodes=_episodes(is_slow),
         cost_s=float(np.maximum(recording.work_s[rank] - without_s, 0).mean()),

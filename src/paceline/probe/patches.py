@@ -13,7 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from paceline.probe.collective_log import CollectiveLog
 from paceline.probe.gradient_sampler import GradientSampler
 from paceline.probe.rank_files import RankFiles
 from paceline.probe.step_timer import StepTimer
@@ -69,10 +71,14 @@ class StepProbe:
         self._is_in_backward = self._is_in_collective = False
         self._is_sampled = False
         self._has_failed = False
+        self._collectives = CollectiveLog(files.add_collectives)
         self._originals: list[tuple[Any, str, Function]] = []
 
     def install(self) -> None:
         """Replace the functions of torch that the marks need."""
+        self._collectives.enable()
+        self._step_hook = register_optimizer_step_post_hook(self._on_optimizer_step)
+        self._replace(dist, "destroy_process_group", self._with_destroy)
         self._replace(DistributedDataParallel, "__init__", self._with_init)
         self._replace(DistributedDataParallel, "forward", self._with_forward)
         self._replace(DistributedDataParallel, "_sync_buffers", self._timed)
@@ -85,6 +91,7 @@ class StepProbe:
 
     def remove(self) -> None:
         """Put the functions of torch back."""
+        self._step_hook.remove()
         while self._originals:
             setattr(*self._originals.pop())
 
@@ -92,6 +99,18 @@ class StepProbe:
         original = getattr(owner, name)
         self._originals.append((owner, name, original))
         setattr(owner, name, wraps(original)(patched(original)))
+
+    def _on_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._models and dist.is_initialized():
+            self._guard(self._collectives.step_ended)
+
+    def _with_destroy(self, original: Function) -> Function:
+        def destroy(*args: Any, **kwargs: Any) -> None:
+            if not self._models:
+                self._guard(self._collectives.read)
+            original(*args, **kwargs)
+
+        return destroy
 
     def _with_init(self, original: Function) -> Function:
         def init(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ class RankFiles:
         }
         self._steps: RowFile | None = None
         self._gradients: RowFile | None = None
+        self._collectives: RowFile | None = None
         attempt.mkdir(parents=True, exist_ok=True)
         if not self._path.exists():  # a worker process of a DataLoader has the same rank
             self._write_header()
@@ -70,6 +72,15 @@ class RankFiles:
         if self._gradients is not None:
             self._gradients.add((step, loss, local_squared_norm, mean_squared_norm))
             self._gradients.flush()
+
+    def add_collectives(self, rows: Iterable[Sequence[int]]) -> None:
+        """Add collectives of a script without DDP, which are written at once."""
+        if self._collectives is None:
+            path = layout.collectives_file(self._attempt, self._rank)
+            self._collectives = RowFile(path, layout.COLLECTIVE_COLUMNS)
+        for row in rows:
+            self._collectives.add(row)
+        self._collectives.flush()
 
     def flush(self) -> None:
         """Write the rows that are not in the files yet."""

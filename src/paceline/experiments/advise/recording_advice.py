@@ -20,6 +20,13 @@ NAMED = 4  # stragglers that get a sentence
 AT_PART = {"data": "outside forward and backward (data, optimizer)", "forward": "in forward", "backward": "in backward"}
 
 
+COARSE = (
+    "The script made no DDP model, so these times are those of all its collectives, from the flight recorder of torch. "
+    "They are coarser: collectives that overlap computing count as waiting, the part of a step and the load of links "
+    "are unknown, and clocks of hosts were compared."
+)
+
+
 class DDPPrediction(NamedTuple):
     """Predicted time of one protocol on the recorded ranks.
 
@@ -111,10 +118,12 @@ class RecordingAdvice(TableRepresentation):
         )
 
     def _grids(self) -> list[TextTable]:
-        columns = _TIMES if self.noise is None else len(_HEAD)
+        columns = _TIMES - self.recording.is_coarse if self.noise is None else len(_HEAD)
         return [TextTable(_HEAD[:columns], [_row(each)[:columns] for each in self.ranking])]
 
     def _notes(self) -> list[str]:
+        if self.recording.is_coarse:
+            return [*self._straggler_notes(), COARSE]
         return [*self._straggler_notes(), *self._noise_notes(), *self._link_notes()]
 
     def _straggler_notes(self) -> list[str]:
@@ -148,12 +157,12 @@ class RecordingAdvice(TableRepresentation):
 
 def straggler_sentence(straggler: StragglerFacts) -> str:
     """Return what is known of a slow rank as a sentence."""
-    where = AT_PART[straggler.part]
     kind = "persistent" if straggler.is_persistent else f"transient, {counted(straggler.episodes, 'episode')}"
+    where = AT_PART.get(straggler.part)
+    part = "" if where is None else f", {1e3 * straggler.part_excess_s:.3g} ms of it {where}"
     return (
         f"rank {straggler.rank} on {straggler.host} is slow in {straggler.steps_share:.1%} of the steps ({kind}): "
-        f"{1e3 * straggler.excess_s:.3g} ms more than the others, {1e3 * straggler.part_excess_s:.3g} ms of it "
-        f"{where}. "
+        f"{1e3 * straggler.excess_s:.3g} ms more than the others{part}. "
         f"Without it a step would take {1e3 * straggler.cost_s:.3g} ms less on average."
     )
 
