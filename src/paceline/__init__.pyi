@@ -108,3 +108,4 @@ from .run.simulate import Simulated as Simulated
 from .run.simulate import simulate as simulate
 from .run.train import Result as Result
 from .run.train import train as train
+from .user_loop.attach import attach as attach

@@ -37,6 +37,7 @@ FLOORS = [
     "checkpoint",
     "engines",
     "run",
+    "user_loop",
     "probe",
     "experiments",
     "report",

@@ -96,6 +96,15 @@ class ParameterServer:
         """Current learning rate of the optimizer's first parameter group, without scales."""
         return float(self.optimizer.param_groups[0]["lr"])
 
+    def set_learning_rates(self, rates: Sequence[float]) -> None:
+        """Set the learning rate of each parameter group, without scales.
+
+        Raises:
+            ValueError: there is another number of groups.
+        """
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
     @property
     def _max_learning_rate(self) -> float:
         """Largest learning rate of all parameter groups; that of the first may be 0 because the group is frozen."""

@@ -113,6 +113,8 @@ class Replica:
     Attributes:
         on_gradient_ready: called in the last backward pass with the index of each parameter after autograd has added
             to its gradient, mostly once; only if the gradient is written on the device of the model. None for no call.
+        learning_rates: learning rate of each parameter group for the step of the last gradient; empty where the server
+            sets them.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class Replica:
     ) -> None:
         self.batch_size = job.batch_size
         self.on_gradient_ready: Callable[[int], None] | None = None
+        self.learning_rates: tuple[float, ...] = ()
         self._job = job
         self._seed = seed
         self._device = torch.device(device)

@@ -90,6 +90,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._acceptor: Acceptor | None = None
         self._peers: dict[int, RemoteWorker] = {}  # by peer id
         self._joined = 0  # number of workers so far
+        self._newest_rates = 0  # draw whose learning rates are used
         self._evaluator: RemoteWorker | None = None
         self._sidecars: list[SidecarProcess] = []
         self._restart_timers: list[threading.Timer] = []  # while no worker is left
@@ -297,6 +298,9 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
             case messages.EvaluationResult() if worker is not self._evaluator:
                 self._disconnect(worker, "it sent the result of an evaluation, but is not the evaluator")
             case task_messages.RemoteTaskDone() as done:
+                if done.learning_rates and done.draw >= self._newest_rates:  # of the rank with the most steps
+                    self._newest_rates = done.draw
+                    self._server.set_learning_rates(done.learning_rates)
                 self._deliver(worker, worker.on_task_done(done, event))
             case task_messages.RemoteTaskCancelled():
                 self._on_idle(worker)

@@ -106,7 +106,7 @@ class WorkerProcess:
             self._replica = LeadingReplica(job, seed, cluster.n, leader=self.leader, **settings)
         else:
             check = self._check if is_worker else None
-            self._replica = Replica(job, seed, cluster.n, check=check, **settings)
+            self._replica = rank.process.replica(job, seed, cluster.n, check=check, **settings)
             self._replica.on_gradient_ready = self._on_accumulated
         faults = tuple(cluster.faults)
         actions = rank.process.fault_actions
@@ -204,7 +204,7 @@ class WorkerProcess:
             channel.pack_remaining()
         overflows = any(channel.overflows(stats.squared_norm) for channel in self._channels)
         stats = stats._replace(finite=stats.finite and not overflows)
-        done = task_messages.RemoteTaskDone(self._draw, self._busy_s, stats)
+        done = task_messages.RemoteTaskDone(self._draw, self._busy_s, stats, self._replica.learning_rates)
         for channel in self._channels:
             channel.send_remaining(done)
 

@@ -63,11 +63,13 @@ class RemoteTaskDone(MessageStruct, frozen=True):
         draw: number of the worker's task.
         busy_s: seconds from the arrival of the task to this message.
         stats: scalars of the gradient.
+        learning_rates: learning rate of each parameter group for its step; empty where the server sets them.
     """
 
     draw: int
     busy_s: float
     stats: GradientStats
+    learning_rates: tuple[float, ...] = ()
 
 
 class RemoteTaskCancelled(MessageStruct, frozen=True):

@@ -1,0 +1,176 @@
+"""`attach`: the user's own loop on the ranks of torchrun, with a server beside rank 0."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sized
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from paceline.catalogue.parser import parse_plan
+from paceline.clusters.launch_env import LaunchEnv, started_by_torchrun
+from paceline.clusters.torchrun import Torchrun
+from paceline.core.stop import Stop
+from paceline.errors import UsageError
+from paceline.run.config import RunConfig
+from paceline.user_loop.attached_run import AttachedRun
+from paceline.user_loop.description import ServerRun, describe, make_job, tensors_of
+from paceline.user_loop.loop_replica import Exchange, LoopHost
+from paceline.user_loop.server_process import ServerProcess
+from paceline.user_loop.single_run import SingleRun
+from paceline.utils.rank_logger import RankLogger
+from paceline.utils.validation import check_range
+
+LOG = RankLogger(__name__)
+TLS = ("encrypt", "tls_cert", "tls_key", "tls_ca")
+OF_THE_SERVER = ("address", "wire", *TLS, "start_timeout_s", "heartbeat_timeout_s")
+attached: list[AttachedRun] = []  # the run of this process
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader[Any],
+    *,
+    protocol: str,
+    stop: str | Stop | None = None,
+    clip_norm: float | None = None,
+    accumulate: int = 1,
+    cluster: Torchrun | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    **options: Any,
+) -> AttachedRun | SingleRun:
+    """Attach the loop of every rank to one run with a server.
+
+    Every rank that torchrun has started is a worker. Before each ``optimizer.step()`` its gradient is sent to the
+    server, a process beside rank 0, and the step itself finds no gradient; after it the parameters are those of the
+    version that the protocol gives this rank next. Without torchrun the loop trains alone.
+
+    Args:
+        model: model without DistributedDataParallel, equal on all ranks; that of rank 0 is the first version.
+        optimizer: optimizer of `torch.optim` before its first step; its learning rates follow those of this object, so
+            that schedulers work as before.
+        loader: DataLoader of map-style data, without a DistributedSampler. The server deals its minibatches of
+            ``batch_size * accumulate`` samples to the ranks, each once per epoch in a shuffled order. The samples after
+            the last whole minibatch are left out of an epoch, as with ``drop_last``.
+        protocol: protocol with a server as text, as "k_sync(k=3)".
+        stop: conditions that end the run, as "loss=0.2,epochs=10"; `AttachedRun.epochs` sets the epochs by default.
+        clip_norm: largest norm of the mean gradient, in place of ``clip_grad_norm_`` in the loop.
+        accumulate: calls of ``backward`` for each ``optimizer.step()``, >= 1; losses are divided by it in the loop.
+        cluster: how the processes reach each other, as ``pl.Torchrun(address=...)``.
+        seed: seed of the order of the data, >= 0.
+        out: folder in which rank 0 records the run.
+        options: other arguments of `pl.train`, as ``overwrite`` and ``checkpoint_every``.
+
+    Raises:
+        UsageError: the arguments cannot work.
+
+    Example:
+        >>> import paceline as pl
+        >>> data = torch.utils.data.TensorDataset(torch.ones(8, 2), torch.zeros(8, 1))
+        >>> model = nn.Linear(2, 1)
+        >>> optimizer, loader = torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data, batch_size=4)
+        >>> run = pl.attach(model, optimizer, loader, protocol="k_sync(k=3)")
+        >>> for epoch in run.epochs(2):
+        ...     for x, y in run.loader:
+        ...         optimizer.zero_grad()
+        ...         loss = nn.functional.mse_loss(model(x), y)
+        ...         loss.backward()
+        ...         optimizer.step()
+        >>> run.over
+        True
+    """
+    check_range("[1, inf)", accumulate=accumulate)
+    _check_model(model)
+    _check_loader(loader)
+    if parse_plan(protocol).allreduce is not None:
+        raise UsageError(
+            f"protocol={protocol!r} has no server, which attach needs: give a protocol with one, as k_sync(k=3), or "
+            "train a pl.Job with pl.train"
+        )
+    if not started_by_torchrun(os.environ):
+        LOG.warning("torchrun has not started this process: the loop trains alone, without a protocol")
+        return SingleRun(loader)
+    if attached and not attached[-1].over:
+        raise UsageError("this process has an attached run already: call its finish() before attach")
+    environment = LaunchEnv.from_environment(os.environ)
+    cluster = cluster or Torchrun()
+    _check_cluster(cluster)
+    batch_size = (loader.batch_size or 0) * accumulate
+    training = describe(model, optimizer, len(loader.dataset), batch_size, clip_norm)  # type: ignore[arg-type]
+    tensors = tensors_of(model)
+    exchange = Exchange()
+    job = make_job(training, tensors)
+
+    def config_of(stop: Stop) -> RunConfig:
+        own = replace(cluster, worker_at_server=False, ranks=_ranks(environment, environment.rank + 1))
+        return RunConfig(job, parse_plan(protocol), own, stop, seed, process=LoopHost(exchange))
+
+    def start_server(stop: Stop) -> ServerProcess | None:
+        if environment.rank:
+            return None
+        run = ServerRun(
+            training,
+            protocol,
+            ",".join(stop.conditions),
+            seed,
+            {**options, "out": None if out is None else str(Path(out).resolve())},
+            {name: getattr(cluster, name) for name in OF_THE_SERVER},
+            asdict(_ranks(environment, 0)),
+        )
+        return ServerProcess(run, tensors)
+
+    stop = Stop.parse(stop) if isinstance(stop, str) else stop
+    run = AttachedRun(model, optimizer, loader, accumulate, stop, exchange, config_of, start_server)
+    attached[:] = [run]
+    return run
+
+
+def _ranks(environment: LaunchEnv, rank: int) -> LaunchEnv:
+    """Return the launch settings of a process of the run: the server is its rank 0, beside rank 0 of torchrun."""
+    beside = environment.node == 0 or environment.local_world_size == environment.world_size
+    return replace(
+        environment,
+        rank=rank,
+        world_size=environment.world_size + 1,
+        local_world_size=environment.local_world_size + beside,
+    )
+
+
+def _check_model(model: nn.Module) -> None:
+    if isinstance(model, DistributedDataParallel):
+        raise UsageError("the model is a DistributedDataParallel: give the model itself, as attach(ddp.module, ...)")
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        raise UsageError(
+            "the model has DTensor parameters, as of FSDP or tensor parallelism, but a rank sends whole gradients: "
+            "attach a model that fits on each rank"
+        )
+
+
+def _check_loader(loader: DataLoader[Any]) -> None:
+    if isinstance(loader.dataset, IterableDataset) or not isinstance(loader.dataset, Sized):
+        raise UsageError(
+            "the loader is over an IterableDataset, whose samples have no numbers that the server could deal to the "
+            "ranks: give a map-style data set"
+        )
+    if isinstance(loader.sampler, DistributedSampler):
+        raise UsageError(
+            "the loader has a DistributedSampler, but the server deals the samples to the ranks: omit it, and give "
+            "shuffle=True"
+        )
+    if loader.batch_size is None:
+        raise UsageError("the loader has no batch_size, by which the server deals the samples: give one")
+
+
+def _check_cluster(cluster: Torchrun) -> None:
+    for name, expected in {"shards": 1, "workers": "process", "device": "cpu", "elastic": False}.items():
+        if getattr(cluster, name) != expected:
+            raise UsageError(f"cluster has {name}={getattr(cluster, name)!r}, which attach does not support: omit it")

@@ -1,0 +1,261 @@
+"""Attached run: one rank's loop between the batches that the server deals and the gradients that it sends."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, default_collate
+
+from paceline.core.stop import Stop
+from paceline.engines.distributed import RunFinished
+from paceline.errors import RunError, UsageError
+from paceline.jobs.job import trainable
+from paceline.run.config import RunConfig
+from paceline.run.session import serve
+from paceline.user_loop.loop_replica import Exchange, LoopAnswer, LoopEnd, LoopHost, LoopTask
+from paceline.user_loop.loss_reader import LossReader
+from paceline.user_loop.server_process import ServerProcess
+from paceline.utils.rank_logger import RankLogger
+
+LOG = RankLogger(__name__)
+LEAVE_S = 30.0
+
+
+class AttachedRun:
+    """Part of one rank in a run.
+
+    The run begins with the first batch, or with `epochs`.
+
+    Args:
+        model: model of the user.
+        optimizer: optimizer of the user, on which the hooks are registered.
+        loader: DataLoader of the user.
+        accumulate: batches of each step, >= 1.
+        stop: conditions that end the run, None for the number of epochs.
+        exchange: exchange with the thread of the worker.
+        config_of: returns the configuration of this rank, given the stop conditions.
+        start_server: starts the process of the server on rank 0.
+
+    Attributes:
+        loader: batches of this rank; each iteration is one epoch.
+        over: whether the run has ended; the model is the last version then.
+        stopped_by: condition that ended the run, empty before its end.
+        reason: reason for the end as a sentence, empty before it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: DataLoader[Any],
+        accumulate: int,
+        stop: Stop | None,
+        exchange: Exchange,
+        config_of: Callable[[Stop], RunConfig],
+        start_server: Callable[[Stop], ServerProcess | None],
+    ) -> None:
+        self.over = False
+        self.stopped_by = self.reason = ""
+        self.loader = LeasedLoader(self, loader, accumulate)
+        self._parameters, self._buffers = trainable(model), list(model.buffers())
+        self._optimizer = optimizer
+        self._stop = stop
+        self._exchange = exchange
+        self._config_of = config_of
+        self._start_server = start_server
+        self._server: ServerProcess | None = None
+        self._thread: threading.Thread | None = None
+        self._task: LoopTask | None = None
+        self._epoch = 0
+        self._losses = LossReader()
+        ours = weakref.ref(self)
+        optimizer.register_step_pre_hook(lambda _, args, kwargs: _live(ours)._before_step(args, kwargs))
+        optimizer.register_step_post_hook(lambda *_: _live(ours)._after_step())
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the numbers of the epochs, and finish the run after the last one.
+
+        Args:
+            count: number of epochs, >= 1; it ends the run unless `stop` was given.
+        """
+        self._stop = self._stop or Stop(epochs=count)
+        for epoch in range(count):
+            if self.over:
+                break
+            self._epoch = epoch
+            yield epoch
+        self.finish()
+
+    def finish(self) -> None:
+        """Take no further part in the run; the model is the last version if the run has ended."""
+        if self._thread is None:
+            self.over = True
+        elif not self.over:
+            self._leave()
+        self._losses.close()
+        if self._server is not None:
+            self._server.wait()
+            self._server = None
+
+    def __enter__(self) -> AttachedRun:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.finish()
+
+    def next_task(self) -> LoopTask | None:
+        """Return the task of this rank, None if it is of a later epoch or the run is over."""
+        if self._thread is None and not self.over:
+            self._start()
+        return self._task if self._task is not None and self._task.epoch <= self._epoch else None
+
+    # --- the thread of the worker -------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._stop is None:
+            raise UsageError("the run has no end: iterate over run.epochs(10), or give stop= to attach")
+        self._config = self._config_of(self._stop)
+        self._config.check()
+        self._server = self._start_server(self._stop)
+        self._thread = threading.Thread(target=self._serve, name="paceline-worker", daemon=True)
+        self._thread.start()
+        self._receive()
+
+    def _serve(self) -> None:
+        """Take part in the run, and pass its end or the error to the loop."""
+        result: LoopEnd | BaseException
+        try:
+            result = LoopEnd(*serve(self._config))
+        except RunFinished as finished:
+            result = LoopEnd(None, finished.end)
+        except BaseException as error:  # raised in the thread of the loop
+            result = error
+        self._exchange.to_loop.put(result)
+
+    def _leave(self) -> None:
+        assert isinstance(self._config.process, LoopHost)
+        assert self._thread is not None
+        LOG.warning("this rank leaves the run, which has not ended: the loop took no further batch")
+        self._config.process.leave()
+        self._exchange.to_worker.put(None)
+        self._thread.join(LEAVE_S)
+        self.over, self._task = True, None
+
+    # --- the thread of the loop ---------------------------------------------------------------------------
+
+    def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Hand in the gradient, so that the step finds none."""
+        if args[1:] or kwargs.get("closure") is not None:
+            raise RunError("optimizer.step(closure) computes within the step: compute first, then call step() alone")
+        if self.over:
+            reason = self.reason or "this rank has finished"
+            raise RunError(f"the run is over ({reason}): check run.over before optimizer.step()")
+        task = self._task
+        if task is None:
+            raise RunError("optimizer.step() without a batch of run.loader: iterate over run.loader")
+        self._write_gradient(task)
+        rates = tuple(float(group["lr"]) for group in self._optimizer.param_groups)
+        self._exchange.to_worker.put(LoopAnswer(self._losses.take(), rates))
+
+    def _after_step(self) -> None:
+        self._receive()
+
+    @torch.no_grad()
+    def _write_gradient(self, task: LoopTask) -> None:
+        stale, task.gradient.written = task.gradient.written, set()
+        for i, (parameter, view) in enumerate(zip(self._parameters, task.gradient.parameters, strict=True)):
+            if parameter.grad is not None:
+                if parameter.grad.is_sparse:
+                    raise RunError("the model makes sparse gradients, which the server does not add: use sparse=False")
+                view.copy_(parameter.grad)
+                task.gradient.written.add(i)
+                parameter.grad = None
+            elif i in stale:
+                view.zero_()
+        for theirs, ours in zip(task.model.buffers(), self._buffers, strict=True):
+            theirs.copy_(ours)
+
+    def _receive(self) -> None:
+        """Wait for the next version and its task, or for the end of the run."""
+        match self._exchange.to_loop.get():
+            case LoopTask() as task:
+                self._task = task
+                self._load(task.model)
+            case LoopEnd(model, end):
+                self._task, self.over = None, True
+                self.stopped_by, self.reason = end.outcome, end.reason
+                if end.has_failed:
+                    raise (UsageError if end.is_usage else RunError)(f"the server: {end.reason}")
+                if model is not None:
+                    self._load(model)
+            case BaseException() as error:
+                self._task, self.over = None, True
+                self.reason = str(error)
+                raise error
+
+    @torch.no_grad()
+    def _load(self, model: nn.Module) -> None:
+        """Copy a version into the model of the user."""
+        tensors = zip([*self._parameters, *self._buffers], [*trainable(model), *model.buffers()], strict=True)
+        for ours, theirs in tensors:
+            ours.copy_(theirs)
+
+
+class LeasedLoader:
+    """Batches that the server deals to this rank; each iteration is one epoch.
+
+    Args:
+        run: run of this rank.
+        loader: DataLoader of the user, whose data set and collate function are used.
+        accumulate: batches of each step, >= 1.
+    """
+
+    def __init__(self, run: AttachedRun, loader: DataLoader[Any], accumulate: int) -> None:
+        self._run = weakref.proxy(run)
+        self._loader = loader
+        self._accumulate = accumulate
+        if loader.num_workers:
+            LOG.warning("run.loader loads in this process: num_workers=%d has no effect", loader.num_workers)
+
+    def __len__(self) -> int:
+        """Return the number of batches that one rank alone would have in an epoch."""
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of an epoch.
+
+        Raises:
+            RunError: `optimizer.step()` was not called after the last batches.
+        """
+        while (task := self._run.next_task()) is not None:
+            for indices in np.array_split(task.indices, self._accumulate):
+                yield self._batch(indices.tolist())
+            if self._run.next_task() is task:
+                raise RunError(
+                    f"optimizer.step() was not called after {self._accumulate} of run.loader's batches: give attach "
+                    "accumulate= if a step takes more batches"
+                )
+
+    def _batch(self, indices: list[int]) -> Any:
+        data: Any = self._loader.dataset
+        samples = data.__getitems__(indices) if hasattr(data, "__getitems__") else [data[i] for i in indices]
+        collate: Callable[[Any], Any] = self._loader.collate_fn or default_collate
+        return collate(samples)
+
+
+def _live(run: weakref.ref[AttachedRun]) -> AttachedRun:
+    """Return the run of a hook.
+
+    Raises:
+        RunError: the run was dropped, but the optimizer still has its hooks.
+    """
+    alive = run()
+    if alive is None:
+        raise RunError("the run of this optimizer was dropped: keep what pl.attach returns until the training ends")
+    return alive

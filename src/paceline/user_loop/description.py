@@ -1,0 +1,215 @@
+"""Description of a user's training: what the server needs of it, without code and without data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import IO, Any
+
+import msgspec
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from paceline.errors import UsageError
+from paceline.jobs.job import Job
+
+
+class ParameterGroup(msgspec.Struct, frozen=True):
+    """Parameter group of an optimizer.
+
+    Attributes:
+        names: names of the parameters.
+        options: options of the optimizer for them, as the learning rate.
+    """
+
+    names: list[str]
+    options: dict[str, Any]
+
+
+class Description(msgspec.Struct, frozen=True):
+    """Training of a user, equal on all ranks.
+
+    Attributes:
+        modules: names of all modules, each before its children.
+        parameters: names of the trainable parameters, in the model's order.
+        buffers: names of the buffers, in the model's order.
+        optimizer: name of the optimizer's class in `torch.optim`.
+        groups: its parameter groups.
+        samples: samples of the training data, >= 1.
+        batch_size: samples in the minibatch of one step, >= 1.
+        clip_norm: largest norm of the mean gradient, None for no clipping.
+    """
+
+    modules: list[str]
+    parameters: list[str]
+    buffers: list[str]
+    optimizer: str
+    groups: list[ParameterGroup]
+    samples: int
+    batch_size: int
+    clip_norm: float | None
+
+
+class ServerRun(msgspec.Struct, frozen=True):
+    """What the process of the server receives.
+
+    Attributes:
+        training: description of the training.
+        protocol: protocol as text.
+        stop: stop conditions as text.
+        seed: seed of the run, >= 0.
+        options: other arguments of `pl.train`.
+        cluster: arguments of `Torchrun`.
+        ranks: launch settings of the server.
+    """
+
+    training: Description
+    protocol: str
+    stop: str
+    seed: int
+    options: dict[str, Any]
+    cluster: dict[str, Any]
+    ranks: dict[str, Any]
+
+
+def describe(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    samples: int,
+    batch_size: int,
+    clip_norm: float | None,
+) -> Description:
+    """Return the description of a training.
+
+    Raises:
+        UsageError: the optimizer cannot be made anew in another process, or holds parameters of another model.
+    """
+    kind = type(optimizer)
+    if getattr(torch.optim, kind.__name__, None) is not kind or kind is torch.optim.LBFGS:
+        reason = "evaluates the loss within a step" if kind is torch.optim.LBFGS else "is not of torch.optim"
+        raise UsageError(
+            f"the optimizer {kind.__name__} {reason}, but the server steps it from gradients alone, without your code: "
+            "give an optimizer of torch.optim other than LBFGS"
+        )
+    if optimizer.state:
+        raise UsageError(
+            f"the optimizer {kind.__name__} has state of earlier steps, which does not reach the server: attach before "
+            "the first step"
+        )
+    names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return Description(
+        modules=[name for name, _ in model.named_modules()],
+        parameters=list(names.values()),
+        buffers=[name for name, _ in model.named_buffers()],
+        optimizer=kind.__name__,
+        groups=[_describe_group(number, group, names) for number, group in enumerate(optimizer.param_groups)],
+        samples=samples,
+        batch_size=batch_size,
+        clip_norm=clip_norm,
+    )
+
+
+def _describe_group(number: int, group: dict[str, Any], names: dict[nn.Parameter, str]) -> ParameterGroup:
+    own = [parameter for parameter in group["params"] if parameter.requires_grad]
+    if any(parameter not in names for parameter in own):
+        raise UsageError(
+            f"parameter group {number} of the optimizer holds parameters that are not in the model: give the model "
+            "whose parameters the optimizer has"
+        )
+    options = {name: value for name, value in group.items() if name != "params"}
+    if isinstance(options.get("lr"), Tensor):
+        raise UsageError(f"parameter group {number} has a tensor as lr, expected a number: give lr=float(...)")
+    return ParameterGroup([names[parameter] for parameter in own], options)
+
+
+class ParameterBag(nn.Module):
+    """Parameters and buffers under the names of a user's model, without its code.
+
+    Args:
+        training: description of the training.
+        tensors: values by name.
+    """
+
+    def __init__(self, training: Description, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        for name in filter(None, training.modules):
+            parent, _, child = name.rpartition(".")
+            self.get_submodule(parent).add_module(child, nn.Module())
+        for name in training.parameters:
+            parent, _, child = name.rpartition(".")
+            self.get_submodule(parent).register_parameter(child, nn.Parameter(tensors[name]))
+        for name in training.buffers:
+            parent, _, child = name.rpartition(".")
+            self.get_submodule(parent).register_buffer(child, tensors[name])
+
+
+class SampleNumbers:
+    """Numbers of the samples, in place of the data, which stay with the ranks.
+
+    Args:
+        count: number of samples, >= 1.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self._count
+
+    def __getitem__(self, index: int) -> int:
+        """Return a number."""
+        return index
+
+
+def make_job(training: Description, tensors: dict[str, Tensor]) -> Job:
+    """Return the job of a described training, which the ranks compute in the user's loop."""
+    groups = [(group.names, group.options) for group in training.groups]
+    return Job(
+        name="attached",
+        model=ParameterBag(training, tensors),
+        optimizer=partial(make_optimizer, kind=training.optimizer, groups=groups),
+        data=SampleNumbers(training.samples),
+        batch_size=training.batch_size,
+        step=_computed_by_the_user,
+        sampling="epoch",
+        clip_norm=training.clip_norm,
+    )
+
+
+def make_optimizer(
+    named_parameters: Iterable[tuple[str, nn.Parameter]],
+    *,
+    kind: str,
+    groups: Sequence[tuple[Sequence[str], dict[str, Any]]],
+) -> torch.optim.Optimizer:
+    """Return an optimizer of `torch.optim` with these parameter groups."""
+    parameters = dict(named_parameters)
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, kind)(
+        [{**options, "params": [parameters[name] for name in names]} for names, options in groups]
+    )
+    return optimizer
+
+
+def _computed_by_the_user(model: nn.Module, batch: object) -> Tensor:
+    raise NotImplementedError("the loss is computed in the loop of the user")
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the trainable parameters and of the buffers on the CPU, by name."""
+    named = [pair for pair in model.named_parameters() if pair[1].requires_grad]
+    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in [*named, *model.named_buffers()]}
+
+
+def send_run(stream: IO[bytes], run: ServerRun, tensors: dict[str, Tensor]) -> None:
+    """Write a run and its first parameters, each with its length."""
+    for content in (msgspec.json.encode(run), save(tensors)):
+        stream.write(len(content).to_bytes(8, "big") + content)
+    stream.flush()
+
+
+def recv_run(stream: IO[bytes]) -> tuple[ServerRun, dict[str, Tensor]]:
+    """Read what `send_run` has written."""
+    description, tensors = (stream.read(int.from_bytes(stream.read(8), "big")) for _ in range(2))
+    return msgspec.json.decode(description, type=ServerRun), load(tensors)

@@ -1,0 +1,129 @@
+"""Replica of a rank whose gradients the user's own loop computes, in another thread."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from paceline.core.events import Minibatch
+from paceline.engines.distributed import End, HostProcess
+from paceline.jobs.job import Batch, Job
+from paceline.server.flat_buffers import FlatBuffers
+from paceline.worker.data_loader import MinibatchLoader
+from paceline.worker.replica import Interrupted, PartialGradient, Replica
+
+
+class LoopTask(NamedTuple):
+    """Task of the user's loop.
+
+    Attributes:
+        epoch: epoch of the minibatch, >= 0.
+        indices: samples of the minibatch.
+        model: parameters and buffers of the version; buffers are changed in place.
+        gradient: flat buffers for the gradient.
+    """
+
+    epoch: int
+    indices: NDArray[np.int64]
+    model: nn.Module
+    gradient: FlatBuffers
+
+
+class LoopAnswer(NamedTuple):
+    """Gradient of a task, which has been written.
+
+    Attributes:
+        loss: mean loss of the samples.
+        learning_rates: learning rate of each parameter group for the step of this gradient.
+    """
+
+    loss: float
+    learning_rates: tuple[float, ...]
+
+
+class LoopEnd(NamedTuple):
+    """End of the run.
+
+    Attributes:
+        model: final parameters and buffers, None if the run ended before this rank took part.
+        end: how the run ended.
+    """
+
+    model: nn.Module | None
+    end: End
+
+
+class Exchange:
+    """Exchange between the thread of the worker and the user's loop, of which one waits for the other.
+
+    Attributes:
+        to_loop: tasks, and then the end of the run or an error.
+        to_worker: answers; None if the loop has ended.
+    """
+
+    def __init__(self) -> None:
+        self.to_loop: queue.SimpleQueue[LoopTask | LoopEnd | BaseException] = queue.SimpleQueue()
+        self.to_worker: queue.SimpleQueue[LoopAnswer | None] = queue.SimpleQueue()
+
+
+class LoopReplica(Replica):
+    """Replica whose gradients come from the user's loop.
+
+    Args:
+        exchange: exchange with the loop.
+        job: described job.
+        seed: seed of the run, >= 0.
+        n: workers of the run, >= 1.
+        settings: other arguments of `Replica`.
+    """
+
+    def __init__(self, exchange: Exchange, job: Job, seed: int, n: int, **settings: Any) -> None:
+        super().__init__(job, seed, n, **settings)
+        self._exchange = exchange
+
+    def _load(self, worker: int, draw: int, minibatch: Minibatch | None) -> Batch:
+        assert minibatch is not None
+        assert minibatch.epoch is not None
+        assert isinstance(self._loader, MinibatchLoader)
+        return minibatch.epoch, self._loader.indices(worker, draw, minibatch)
+
+    def _forward_backward(self, batch: Batch, gradient: FlatBuffers, *, notifies: bool) -> PartialGradient:
+        epoch, indices = batch
+        self._exchange.to_loop.put(LoopTask(epoch, indices, self.model, gradient))
+        answer = self._exchange.to_worker.get()
+        if answer is None:
+            raise Interrupted
+        if self._check is not None:
+            self._check()
+        self.learning_rates = answer.learning_rates
+        return PartialGradient(answer.loss, len(indices), mean_square=0.0, microbatches=0)
+
+
+class LoopHost(HostProcess):
+    """Process in which the user's loop has the main thread and the worker another one.
+
+    Args:
+        exchange: exchange between both.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.leave: Callable[[], None] = lambda: None
+
+    def set_num_threads(self, count: int) -> None:
+        """Leave the number of threads to the user."""
+
+    def leaving_on_sigterm(self, leave: Callable[[], None]) -> AbstractContextManager[None]:
+        """Keep the function for the end of the loop; signals are the user's."""
+        self.leave = leave
+        return nullcontext()
+
+    def replica(self, job: Job, seed: int, n: int, **settings: Any) -> Replica:
+        """Return the replica that waits for the user's loop."""
+        return LoopReplica(self._exchange, job, seed, n, **settings)
