@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
 LEAVE_S = 30.0
+CHECK_SERVER_S = 1.0
 
 
 class AttachedRun:
@@ -93,21 +95,24 @@ class AttachedRun:
         self.finish()
 
     def finish(self) -> None:
-        """Take no further part in the run; the model is the last version if the run has ended."""
-        if self._thread is None:
-            self.over = True
-        elif not self.over:
-            self._leave()
-        self._losses.close()
+        """Take no further part in the run; the model is the last version if the run has ended.
+
+        Rank 0 waits until the run ends for the other ranks, because the server runs beside it.
+        """
+        self._leave()
         if self._server is not None:
             self._server.wait()
-            self._server = None
 
     def __enter__(self) -> AttachedRun:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.finish()
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.finish()
+            return
+        self._leave()
+        if self._server is not None:
+            self._server.stop()
 
     def next_task(self) -> LoopTask | None:
         """Return the task of this rank, None if it is of a later epoch or the run is over."""
@@ -139,12 +144,14 @@ class AttachedRun:
         self._exchange.to_loop.put(result)
 
     def _leave(self) -> None:
-        assert isinstance(self._config.process, LoopHost)
-        assert self._thread is not None
-        LOG.warning("this rank leaves the run, which has not ended: the loop took no further batch")
-        self._config.process.leave()
-        self._exchange.to_worker.put(None)
-        self._thread.join(LEAVE_S)
+        """Leave a run that has not ended."""
+        self._losses.close()
+        if self._thread is not None and not self.over:
+            assert isinstance(self._config.process, LoopHost)
+            LOG.warning("this rank leaves the run, which has not ended: the loop took no further batch")
+            self._config.process.leave()
+            self._exchange.to_worker.put(None)
+            self._thread.join(LEAVE_S)
         self.over, self._task = True, None
 
     # --- the thread of the loop ---------------------------------------------------------------------------
@@ -183,7 +190,7 @@ class AttachedRun:
 
     def _receive(self) -> None:
         """Wait for the next version and its task, or for the end of the run."""
-        match self._exchange.to_loop.get():
+        match self._get():
             case LoopTask() as task:
                 self._task = task
                 self._load(task.model)
@@ -198,6 +205,14 @@ class AttachedRun:
                 self._task, self.over = None, True
                 self.reason = str(error)
                 raise error
+
+    def _get(self) -> LoopTask | LoopEnd | BaseException:
+        while True:
+            try:
+                return self._exchange.to_loop.get(timeout=CHECK_SERVER_S)
+            except queue.Empty:
+                if self._server is not None:
+                    self._server.check()
 
     @torch.no_grad()
     def _load(self, model: nn.Module) -> None:

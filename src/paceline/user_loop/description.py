@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
+from paceline.jobs.sample_numbers import SampleNumbers
 
 
 class ParameterGroup(msgspec.Struct, frozen=True):
@@ -142,25 +143,6 @@ class ParameterBag(nn.Module):
         for name in training.buffers:
             parent, _, child = name.rpartition(".")
             self.get_submodule(parent).register_buffer(child, tensors[name])
-
-
-class SampleNumbers:
-    """Numbers of the samples, in place of the data, which stay with the ranks.
-
-    Args:
-        count: number of samples, >= 1.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return self._count
-
-    def __getitem__(self, index: int) -> int:
-        """Return a number."""
-        return index
 
 
 def make_job(training: Description, tensors: dict[str, Tensor]) -> Job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from math import nan
 from typing import Any
@@ -11,13 +12,14 @@ from torch import Tensor
 
 
 class LossReader:
-    """Reader of the losses of the user's loop, at `torch.autograd.backward`, which `Tensor.backward` calls.
+    """Reader of the losses of this thread, at `torch.autograd.backward`, which `Tensor.backward` calls.
 
     The values are read only when they are needed, so that a GPU is not waited for at each `backward`.
     """
 
     def __init__(self) -> None:
         self._losses: list[Tensor] = []
+        self._thread = threading.get_ident()
         self._backward = torch.autograd.backward
         torch.autograd.backward = self._read  # type: ignore[assignment]  # all arguments are passed on
 
@@ -32,6 +34,7 @@ class LossReader:
             torch.autograd.backward = self._backward
 
     def _read(self, tensors: Tensor | Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
-        given = [tensors] if isinstance(tensors, Tensor) else tensors
-        self._losses += [tensor.detach() for tensor in given if tensor.numel() == 1]
+        if threading.get_ident() == self._thread:
+            given = [tensors] if isinstance(tensors, Tensor) else tensors
+            self._losses += [tensor.detach() for tensor in given if tensor.numel() == 1]
         self._backward(tensors, *args, **kwargs)

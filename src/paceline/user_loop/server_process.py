@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.clusters.launch_env import LaunchEnv
 from paceline.clusters.torchrun import Torchrun
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, RunError
 from paceline.run.train import train
 from paceline.user_loop.description import ServerRun, make_job, recv_run, send_run
 
@@ -37,13 +37,33 @@ class ServerProcess:
         assert self._process.stdin is not None
         send_run(self._process.stdin, run, tensors)
 
+    def check(self) -> None:
+        """Raise a RunError if the process has failed."""
+        if self._process.poll():
+            raise RunError(
+                f"the server of the run ended with status {self._process.returncode}: see what it has written above"
+            )
+
     def wait(self) -> None:
-        """Wait until the process has ended, and kill it after a timeout."""
+        """Wait until the run has ended.
+
+        Raises:
+            RunError: the process has failed.
+        """
+        self._process.wait()
+        self._close()
+        self.check()
+
+    def stop(self) -> None:
+        """Interrupt the run, and kill the process after a timeout."""
+        self._close()
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def _close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
 

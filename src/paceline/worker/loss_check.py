@@ -11,6 +11,7 @@ from torch import nn
 
 from paceline.errors import PacelineWarning
 from paceline.jobs.job import Job
+from paceline.jobs.sample_numbers import SampleNumbers
 from paceline.worker.data_loader import fetch
 from paceline.worker.evaluation import evaluating
 from paceline.worker.seeding import seeded
@@ -22,9 +23,10 @@ TOLERANCE = 1e-3  # relative
 def warn_of_summed_loss(job: Job, model: nn.Module) -> None:
     """Warn if the loss of a minibatch is the sum, not the mean, of the losses of its halves.
 
-    Losses and gradients of minibatches of different sizes cannot be compared then. Iterable data are not checked.
+    Losses and gradients of minibatches of different sizes cannot be compared then. Data that are iterable, or that this
+    process does not have, are not checked.
     """
-    if job.is_iterable:
+    if job.is_iterable or isinstance(job.data, SampleNumbers):
         return
     size = min(job.batch_size, len(job.data))  # type: ignore[arg-type]  # map-style
     if size < 2:

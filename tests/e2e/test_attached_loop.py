@@ -1,0 +1,47 @@
+"""Loops of users that are attached, under torchrun: equality with DDP, epochs, dropped gradients, ends."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import paceline as pl
+from torchrun import torchrun
+
+SCRIPT = Path(__file__).parents[1] / "support/attached_script.py"
+SAMPLES = 96
+
+
+def answers(folder, ranks, **settings):
+    """Return what each rank has printed."""
+    done = torchrun(folder, "--nproc-per-node", ranks, SCRIPT, json.dumps(settings))
+    lines = [line.partition("ANSWER ")[2] for line in done.stdout.splitlines() if "ANSWER " in line]
+    assert len(lines) == ranks, done.stderr
+    return sorted((json.loads(line) for line in lines), key=lambda answer: answer["rank"])
+
+
+def check_equal_to_ddp(found):
+    assert all(answer["over"] for answer in found)
+    assert {answer["stopped_by"] for answer in found} == {"epochs"}
+    assert all(answer["difference"] < 1e-12 for answer in found), found
+    assert Counter(number for answer in found for number in answer["samples"]) == dict.fromkeys(range(SAMPLES), 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_bsp_is_ddp(optimizer, accumulate, tmp_path):
+    check_equal_to_ddp(answers(tmp_path, 3, optimizer=optimizer, accumulate=accumulate, compare=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "protocol", ["k_sync(k=2)", "k_async(k=2)", "k_batch_async(k=3)", "asp", "dbw", "ssp(bound=2)"]
+)
+def test_dropped_gradients_leave_epochs_whole(protocol, tmp_path):
+    found = answers(tmp_path, 3, optimizer="SGD", attach={"protocol": protocol, "out": "run"})
+    history = pl.History.load(tmp_path / "run")
+    assert sum(update.workload for update in history.updates[-1:]) >= 3 * SAMPLES // 8
+    assert all(answer["over"] for answer in found)
+    assert pl.replay(tmp_path / "run").identical

@@ -1,0 +1,157 @@
+"""Attached loops as threads of this process, which reach their server in memory."""
+
+import threading
+from dataclasses import replace
+
+from memory_transport import MemoryNetwork, MemoryTransport
+from paceline import Stop, Torchrun
+from paceline.catalogue.parser import parse_plan
+from paceline.clusters.launch_env import LaunchEnv
+from paceline.core.duration import Duration
+from paceline.engines.distributed import HostProcess
+from paceline.recording.run_folder import RunFolder
+from paceline.run.checkpointer import CheckpointPolicy
+from paceline.run.config import RunConfig
+from paceline.run.session import Session
+from paceline.run.train import run_session
+from paceline.user_loop.attached_run import AttachedRun
+from paceline.user_loop.description import describe, make_job, tensors_of
+from paceline.user_loop.loop_replica import Exchange, LoopHost
+from rank_threads import LIMIT_S, TOKEN
+
+START_TIMEOUT_S = 1.0
+
+
+class Server(HostProcess):
+    """Process of the server."""
+
+    def __init__(self, network):
+        self._network = network
+
+    def transport(self, cluster, security):
+        transport = MemoryTransport(self._network)
+        transport.token = cluster.ranks.token
+        return transport
+
+    def set_num_threads(self, count):
+        pass
+
+
+class Rank(LoopHost):
+    """Process of a rank; a scripted death ends its connections."""
+
+    def __init__(self, network, exchange):
+        super().__init__(exchange)
+        self._own_transport = MemoryTransport(network)
+
+    def transport(self, cluster, security):
+        self._own_transport.token = cluster.ranks.token
+        return self._own_transport
+
+
+class ServerThread:
+    """Server that is a thread here."""
+
+    def __init__(self, serve):
+        self.result = None
+        self._thread = threading.Thread(target=self._run, args=[serve], daemon=True)
+        self._thread.start()
+
+    def _run(self, serve):
+        try:
+            self.result = serve()
+        except BaseException as error:
+            self.result = error
+
+    def check(self):
+        if isinstance(self.result, BaseException):
+            raise self.result
+
+    def stop(self):
+        """Leave the end to the start timeout, after which a server without workers ends."""
+
+    def wait(self):
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive()
+
+
+class AttachedThreads:
+    """Ranks with a loop each.
+
+    Args:
+        count: number of ranks.
+        make_parts: returns model, optimizer and loader of a rank.
+        protocol: protocol as text.
+        settings: `accumulate`, `clip_norm`, `stop` and `out`.
+    """
+
+    def __init__(self, count, make_parts, protocol, **settings):
+        self._network = MemoryNetwork()
+        self._count = count
+        self._protocol = protocol
+        self._settings = settings
+        self.server = None
+        self.parts = [make_parts() for _ in range(count)]
+        self.answers = [None] * count
+
+    def run(self, loop):
+        """Call `loop(run, model, optimizer)` in the thread of each rank, and return what it returns or raises."""
+        threads = [threading.Thread(target=self._loop, args=[loop, rank], daemon=True) for rank in range(self._count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT_S)
+            assert not thread.is_alive(), f"a loop does not end: {self.answers}"
+        if self.server is not None:
+            self.server.wait()
+        return self.answers
+
+    def _loop(self, loop, rank):
+        model, optimizer, _ = self.parts[rank]
+        try:
+            with self._attach(rank) as run:
+                self.answers[rank] = loop(run, model, optimizer)
+        except BaseException as error:
+            self.answers[rank] = error
+
+    def _attach(self, rank):
+        model, optimizer, loader = self.parts[rank]
+        accumulate = self._settings.get("accumulate", 1)
+        batch_size = loader.batch_size * accumulate
+        training = describe(model, optimizer, len(loader.dataset), batch_size, self._settings.get("clip_norm"))
+        job, exchange = make_job(training, tensors_of(model)), Exchange()
+        plan = parse_plan(self._protocol)
+
+        def config_of(stop, number=rank + 1, process=None):
+            process = process or Rank(self._network, exchange)
+            return RunConfig(job, plan, self._cluster(number), stop, 1, process=process)
+
+        def start_server(stop):
+            if rank:
+                return None
+
+            def serve():
+                session = Session(config_of(stop, 0, Server(self._network)))
+                out = self._settings.get("out")
+                folder = RunFolder(out, session.configuration) if out else None
+                return run_session(session, folder, None, [], CheckpointPolicy(Duration.parse("seconds=60"), 3))
+
+            self.server = ServerThread(serve)
+            return self.server
+
+        stop = self._settings.get("stop")
+        stop = Stop.parse(stop) if stop else None
+        return AttachedRun(model, optimizer, loader, accumulate, stop, exchange, config_of, start_server)
+
+    def _cluster(self, rank):
+        ranks = LaunchEnv.from_environment(
+            {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(self._count + 1),
+                "LOCAL_WORLD_SIZE": str(self._count + 1),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": "29500",
+                "PACELINE_TOKEN": TOKEN,
+            }
+        )
+        return replace(Torchrun(ranks=ranks, start_timeout_s=START_TIMEOUT_S), worker_at_server=False)

@@ -1,0 +1,106 @@
+"""`pl.attach`: what it refuses, and a process that torchrun has not started."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+
+import paceline as pl
+
+TORCHRUN = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+DATA = TensorDataset(torch.zeros(8, 2))
+
+
+@pytest.fixture
+def torchrun(monkeypatch):
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+
+
+def attach(protocol="bsp", **changes):
+    model = changes.pop("model", None) or nn.Linear(2, 1)
+    optimizer = changes.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = changes.pop("loader", None) or DataLoader(DATA, batch_size=2)
+    return pl.attach(model, optimizer, loader, protocol=protocol, **changes)
+
+
+class Numbers(IterableDataset):
+    def __iter__(self):
+        return iter(range(8))
+
+
+class OwnOptimizer(torch.optim.SGD):
+    pass
+
+
+def stepped():
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def parallel():
+    module = DistributedDataParallel.__new__(DistributedDataParallel)  # one process has no group for the real one
+    nn.Module.__init__(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model": parallel(), "optimizer": OwnOptimizer([nn.Parameter(torch.ones(1))])}, "attach(ddp.module, ...)"),
+        ({"loader": DataLoader(Numbers(), batch_size=2)}, "give a map-style data set"),
+        (
+            {"loader": DataLoader(DATA, batch_size=2, sampler=DistributedSampler(DATA, 2, 0))},
+            "omit it, and give shuffle=True",
+        ),
+        ({"loader": DataLoader(DATA, batch_size=None)}, "the loader has no batch_size"),
+        ({"optimizer": torch.optim.LBFGS(nn.Linear(2, 1).parameters())}, "LBFGS evaluates the loss within a step"),
+        ({"optimizer": OwnOptimizer(nn.Linear(2, 1).parameters())}, "OwnOptimizer is not of torch.optim"),
+        ({"optimizer": torch.optim.SGD(nn.Linear(2, 1).parameters())}, "parameters that are not in the model"),
+        (stepped(), "attach before the first step"),
+        ({"protocol": "all_reduce"}, "has no server, which attach needs"),
+        ({"accumulate": 0}, "accumulate"),
+        ({"cluster_options": {"shards": 2}}, "cluster has shards=2, which attach does not support: omit it"),
+    ],
+)
+@pytest.mark.usefixtures("torchrun")
+def test_what_cannot_work_is_refused_with_what_to_type(changes, expected):
+    if "cluster_options" in changes:
+        changes = {"cluster": pl.Torchrun(**changes["cluster_options"])}
+    with pytest.raises(pl.UsageError) as refused:
+        attach(**changes)
+    assert expected in str(refused.value)
+
+
+@pytest.mark.usefixtures("torchrun")
+def test_a_second_run_of_a_process_is_refused_until_the_first_has_finished():
+    with attach(), pytest.raises(pl.UsageError, match=r"call its finish\(\) before attach"):
+        attach()
+    attach().finish()
+
+
+def test_without_torchrun_the_loop_trains_alone_and_says_so(caplog):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = model.weight.detach().clone()
+    with attach(model=model, optimizer=optimizer) as run:
+        steps = 0
+        for _ in run.epochs(2):
+            for (x,) in run.loader:
+                model(x + 1).sum().backward()
+                optimizer.step()
+                steps += 1
+    assert (steps, run.over) == (8, True)
+    assert not torch.equal(before, model.weight)
+    assert "torchrun has not started this process: the loop trains alone" in caplog.text

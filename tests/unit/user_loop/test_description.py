@@ -1,0 +1,81 @@
+"""Description of a user's training: names, order and values survive the way to the server."""
+
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.jobs.job import trainable
+from paceline.user_loop.description import (
+    ParameterBag,
+    ServerRun,
+    describe,
+    make_job,
+    recv_run,
+    send_run,
+    tensors_of,
+)
+
+
+class Network(nn.Module):
+    """Network whose modules are not registered in the order of their use, with a tied and a frozen parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)) for _ in range(2)])
+        self.last = nn.Linear(3, 2, bias=False)
+        self.tied = self.last
+        self.frozen = nn.Linear(2, 2)
+        self.frozen.requires_grad_(requires_grad=False)
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.int64))
+
+
+@pytest.fixture
+def model():
+    return Network()
+
+
+def description(model, kind=torch.optim.AdamW):
+    vectors = [each for each in trainable(model) if each.ndim < 2]
+    matrices = [each for each in trainable(model) if each.ndim == 2]
+    groups = [{"params": [*matrices, *model.frozen.parameters()]}, {"params": vectors, "weight_decay": 0.0}]
+    return describe(model, kind(groups, lr=0.25, betas=(0.8, 0.9)), samples=10, batch_size=2, clip_norm=1.5)
+
+
+def test_a_bag_has_the_trainable_parameters_and_the_buffers_in_the_model_s_order(model):
+    bag = ParameterBag(description(model), tensors_of(model))
+    for ours, theirs in [
+        (bag.named_parameters(), model.named_parameters()),
+        (bag.named_buffers(), model.named_buffers()),
+    ]:
+        expected = [(name, tensor) for name, tensor in theirs if not name.startswith("frozen")]
+        found = list(ours)
+        assert [name for name, _ in found] == [name for name, _ in expected]
+        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(found, expected, strict=True))
+
+
+def test_a_run_is_received_as_it_was_sent(model):
+    run = ServerRun(description(model), "bsp", "epochs=3", 7, {"out": None}, {"wire": "bfloat16"}, {"rank": 0})
+    stream = io.BytesIO()
+    send_run(stream, run, tensors_of(model))
+    stream.seek(0)
+    received, tensors = recv_run(stream)
+    assert received.training.groups[1].options["weight_decay"] == 0.0
+    assert (received.protocol, received.stop, received.seed, received.cluster) == ("bsp", "epochs=3", 7, run.cluster)
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in tensors_of(model).items())
+    job = make_job(received.training, tensors)
+    assert (job.batch_size, job.clip_norm, job.minibatches_per_epoch()) == (2, 1.5, 5)
+
+
+def test_the_server_s_optimizer_has_the_groups_of_the_user_s(model):
+    job = make_job(description(model), tensors_of(model))
+    bag = job.build_model(0)
+    optimizer = job.optimizer(bag.named_parameters())
+    first, second = optimizer.param_groups
+    assert type(optimizer) is torch.optim.AdamW
+    assert (first["lr"], tuple(first["betas"]), first["weight_decay"]) == (0.25, (0.8, 0.9), 0.01)
+    assert second["weight_decay"] == 0.0
+    assert {each.ndim for each in first["params"]} == {2}
+    assert {each.ndim for each in second["params"]} == {0, 1}
